@@ -1,0 +1,84 @@
+/*
+ * null-cuda.c: a libcuda.so.1 whose launch does nothing, for bench/hotpath.c.
+ *
+ * Every function the benchmark or librigel.so calls answers success at once, so what is timed is the call and what Rigel
+ * adds to it. Never used by anything else.
+ */
+#include "cuda_abi.h"
+
+#include <string.h>
+
+#define NOTHING(symbol, params) \
+    CUresult symbol params; \
+    CUresult symbol params \
+    { \
+        return CUDA_SUCCESS; \
+    }
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC visibility push(default)
+
+NOTHING(cuInit, (unsigned flags))
+NOTHING(cuLaunchKernel, (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                         unsigned smem, CUstream s, void **params, void **extra))
+NOTHING(cuCtxPushCurrent_v2, (CUcontext c))
+NOTHING(cuStreamSetAttribute, (CUstream s, int id, const void *value))
+NOTHING(cuThreadExchangeStreamCaptureMode, (int *mode))
+NOTHING(cuEventRecord, (CUevent e, CUstream s))
+NOTHING(cuEventQuery, (CUevent e))
+
+static char context, event;
+
+CUresult cuCtxGetCurrent(CUcontext *c);
+CUresult cuCtxGetCurrent(CUcontext *c)
+{
+    *c = (CUcontext)&context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxPopCurrent_v2(CUcontext *c);
+CUresult cuCtxPopCurrent_v2(CUcontext *c)
+{
+    return cuCtxGetCurrent(c);
+}
+
+CUresult cuStreamGetCtx(CUstream s, CUcontext *c);
+CUresult cuStreamGetCtx(CUstream s, CUcontext *c)
+{
+    return cuCtxGetCurrent(c);
+}
+
+CUresult cuCtxGetDevice(CUdevice *d);
+CUresult cuCtxGetDevice(CUdevice *d)
+{
+    *d = 0;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice d);
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice d)
+{
+    memset(uuid, 7, sizeof *uuid);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice d);
+CUresult cuDeviceGetName(char *name, int bytes, CUdevice d)
+{
+    strncpy(name, "null", (size_t)bytes);
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *e, unsigned flags);
+CUresult cuEventCreate(CUevent *e, unsigned flags)
+{
+    *e = (CUevent)&event;
+    return CUDA_SUCCESS;
+}

@@ -1,0 +1,108 @@
+/*
+ * client.c: how a process becomes a client, and how it stops being one.
+ *
+ * Attaching happens at the first successful cuInit, never in a constructor. Whatever goes wrong, the program runs on bare and
+ * one line on standard error says why and what to do.
+ *
+ * Leaving: at exit handlers registered after cuInit run before the driver's own (handlers run in reverse order), so ours is
+ * registered there. It turns every hook into a pass-through and makes no CUDA call; handles, events and streams are
+ * left to the driver. After fork the child is no client: it passes through and owns no slot.
+ */
+#include "client.h"
+#include "rigel.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static void say(const char *format, ...)
+{
+    char line[1024];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(line, sizeof line - 1, format, args);
+    va_end(args);
+    if (n < 0)
+        return;
+    if (n > (int)sizeof line - 2)
+        n = sizeof line - 2;
+    line[n++] = '\n';
+    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
+    (void)ignored;
+}
+
+static void after_fork_in_child(void)
+{
+    atomic_store(&rg.mode, RG_MODE_BARE);
+}
+
+void rigel_shutdown(void)
+{
+    if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
+        return;
+    rg_agent_stop();
+    rg_segment_clear_busy(rg.segment, rg.slot_index);
+    atomic_store(&rg.slot->exited_ns, rg_now_ns());
+    atomic_store(&rg.slot->state, RG_EXITED);
+}
+
+static void attach(void)
+{
+    const char *path = getenv("RIGEL_SEGMENT"), *class = getenv("RIGEL_CLASS"), *name = getenv("RIGEL_NAME");
+    const char *disable = getenv("RIGEL_DISABLE");
+    char why[512], fallback[32];
+    if (!path || !*path || (disable && *disable && strcmp(disable, "0") != 0))
+        return;
+    uint32_t mode = RG_MODE_BEST_EFFORT, number = RG_CLASS_BEST_EFFORT;
+    if (class && strcmp(class, "high") == 0) {
+        mode = RG_MODE_HIGH;
+        number = RG_CLASS_HIGH;
+    } else if (!class || strcmp(class, "best-effort") != 0) {
+        say("rigel: RIGEL_CLASS is \"%s\", expected \"high\" or \"best-effort\"; running without Rigel", class ? class : "");
+        return;
+    }
+    if (!name || !*name) {
+        snprintf(fallback, sizeof fallback, "pid-%d", (int)getpid());
+        name = fallback;
+    }
+    rg.segment = rg_segment_open(path, why, sizeof why);
+    if (!rg.segment) {
+        say("rigel: %s; running without Rigel (start the program with `rigel launch`, which makes the segment)", why);
+        return;
+    }
+    rg.slot_index = rg_segment_claim(rg.segment, name, number, rg_now_ns());
+    if (rg.slot_index < 0) {
+        say("rigel: all %d client slots of %s are taken; running without Rigel (end other clients first)", RG_MAX_CLIENTS,
+            path);
+        return;
+    }
+    rg.slot = &rg.segment->clients[rg.slot_index];
+    rg.set_priorities = atomic_load(&rg.segment->settings.policy) != RG_POLICY_NONE;
+    atomic_store(&rg.mode, mode);
+    if (!rg_agent_start()) {
+        atomic_store(&rg.mode, RG_MODE_BARE);
+        atomic_store(&rg.slot->state, RG_EXITED);
+        say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
+        return;
+    }
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+    atexit(rigel_shutdown);
+    at_quick_exit(rigel_shutdown);
+}
+
+void rg_client_attach(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, attach);
+}
+
+void rigel_report_request(uint64_t latency_ns)
+{
+    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
+        return;
+    rg_hist_add(&rg.slot->report_ns, latency_ns);
+    atomic_fetch_add_explicit(&rg.slot->reports, 1, memory_order_relaxed);
+}

@@ -1,0 +1,387 @@
+/*
+ * client.h: what the parts of librigel.so share inside a client process.
+ *
+ * Vocabulary
+ *   client        this process, once cuInit has succeeded and it holds a slot in the segment
+ *   work          a launch, graph launch, bulk copy or memset
+ *   track         what is known of one stream of one context: has it unfinished work, how much of it is uncounted
+ *   busy          (high class) some track of a device has unfinished work
+ *   batch         (best-effort class) launches covered by one recorded event
+ *   weight        what a launch counts for in flight: 1024ths of a launch, by its learned duration (policy.h)
+ *
+ * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
+ * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
+ * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ *
+ * Rules
+ *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
+ *   2. No function of Rigel calls a hooked name: the driver is reached only through rg_real.
+ *   3. While any stream is being captured nothing but the real function is called: an event recorded or queried then can
+ *      invalidate the capture.
+ *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit).
+ */
+#ifndef RIGEL_CLIENT_H
+#define RIGEL_CLIENT_H
+
+#include "cuda_abi.h"
+#include "policy.h"
+#include "segment.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#define RG_LIKELY(x) __builtin_expect(!!(x), 1)
+#define RG_UNLIKELY(x) __builtin_expect(!!(x), 0)
+
+/* ---- interpose.c: the real driver ---- */
+
+enum rg_hook {
+#define RG_WORK(symbol, ...) RG_HOOK_##symbol,
+#define RG_SPECIAL(symbol, ...) RG_HOOK_##symbol,
+#include "hooks.def"
+#undef RG_WORK
+#undef RG_SPECIAL
+    RG_HOOK_COUNT
+};
+
+/* Driver functions that Rigel calls but does not hook. */
+#define RG_PLAIN_FUNCTIONS(X) \
+    X(cuCtxGetCurrent, (CUcontext *)) \
+    X(cuCtxPushCurrent_v2, (CUcontext)) \
+    X(cuCtxPopCurrent_v2, (CUcontext *)) \
+    X(cuCtxGetDevice, (CUdevice *)) \
+    X(cuCtxGetStreamPriorityRange, (int *, int *)) \
+    X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
+    X(cuDeviceGetUuid, (CUuuid *, CUdevice)) \
+    X(cuDeviceGetName, (char *, int, CUdevice)) \
+    X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
+    X(cuStreamGetCtx, (CUstream, CUcontext *)) \
+    X(cuStreamGetPriority, (CUstream, int *)) \
+    X(cuStreamSetAttribute, (CUstream, int, const CUlaunchAttributeValue *)) \
+    X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *)) \
+    X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
+    X(cuEventCreate, (CUevent *, unsigned)) \
+    X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
+    X(cuFuncGetName, (const char **, CUfunction)) \
+    X(cuKernelGetName, (const char **, CUkernel)) \
+    X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
+    X(cuGraphNodeGetType, (CUgraphNode, int *)) \
+    X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
+    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
+
+typedef struct {
+    void *hooked[RG_HOOK_COUNT]; /* NULL where the driver has no such function */
+#define RG_PLAIN(symbol, params) CUresult (*symbol) params;
+    RG_PLAIN_FUNCTIONS(RG_PLAIN)
+#undef RG_PLAIN
+} rg_driver;
+extern rg_driver rg_real;
+
+/* RG_REAL(symbol): the driver's function behind a hook, typed as its wrapper. May be NULL before rg_real_ready. */
+#define RG_REAL(symbol) ((__typeof__(&symbol))rg_real.hooked[RG_HOOK_##symbol])
+
+/* Prototypes of all hooked functions: the names this library exports. */
+#pragma GCC visibility push(default)
+#define RG_WORK(symbol, kind, params, ...) CUresult symbol params;
+#define RG_SPECIAL(symbol, params, ...) CUresult symbol params;
+#include "hooks.def"
+#undef RG_WORK
+#undef RG_SPECIAL
+#pragma GCC visibility pop
+
+/* rg_real_ready: finds the driver (already loaded, or loads it) and fills rg_real. False if there is none. Idempotent. */
+bool rg_real_ready(void);
+
+/* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
+void *rg_replace(void *real);
+
+/* ---- client.c: the process as a client ---- */
+
+enum rg_mode {
+    RG_MODE_BARE = 0, /* no client, refused, forked, or at exit: pass straight through */
+    RG_MODE_HIGH = 1,
+    RG_MODE_BEST_EFFORT = 2,
+};
+
+/* rg_client_attach: called after each successful cuInit; attaches once. */
+void rg_client_attach(void);
+
+/* ---- track.c: streams, and when the GPU has finished ---- */
+
+/*
+ * State of a track's work: clean, dirty, or a token (rg_token) of whoever will know when the work so far is done; new work
+ * makes it dirty again, which the token's holder notices because its compare-and-swap fails. The low two bits tell a thread
+ * of the program that is waiting right now (RG_TOKEN_WAIT) from a recorded event (RG_TOKEN_EVENT).
+ */
+enum { RG_CLEAN = 0, RG_DIRTY = 1, RG_TOKEN_WAIT = 2, RG_TOKEN_EVENT = 3 };
+
+typedef struct {
+    _Alignas(64) _Atomic uintptr_t key; /* 0 free; what rg_track_key made of stream and context */
+    _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
+    _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
+    _Atomic uint32_t device;    /* index in the segment */
+    bool own_thread;            /* a per-thread default stream: other threads cannot name it */
+    CUstream stream;
+    CUcontext context;
+    CUdevice cu_device;
+    CUevent agent_event;        /* agent thread only */
+    uint64_t agent_token;       /* agent thread only */
+} rg_track;
+
+enum { RG_MAX_TRACKS = 254, RG_TRACK_INDEX = 1024 };
+
+/* rg_track_add: slow half of rg_track_of: enters a stream, sets its priority. NULL if it cannot be tracked. */
+rg_track *rg_track_add(CUstream stream, uintptr_t key);
+
+/* rg_track_forget: the stream is about to be destroyed. */
+void rg_track_forget(CUstream stream);
+
+/* rg_track_forget_context: this context (or, if NULL, every context of device `d`) has gone, with its streams and events. */
+void rg_track_forget_context(CUcontext context, CUdevice d);
+
+/* rg_stream_prioritise: gives a stream the priority of this client's class; `asked` is the one the program gave it. */
+void rg_stream_prioritise(CUstream stream, int asked);
+
+/* Waits. begin returns a token for what is unfinished now; end(ok) says that it is finished. 0 tokens are harmless. */
+uint64_t rg_wait_stream_begin(CUstream stream);
+void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok);
+uint64_t rg_wait_context_begin(CUcontext context);
+void rg_wait_context_end(CUcontext context, uint64_t token, bool ok);
+
+/* Events: what was recorded where, so that a finished event tells that a stream is. */
+void rg_event_recorded(CUevent event, CUstream stream);
+void rg_event_finished(CUevent event);
+void rg_event_forget(CUevent event);
+
+/* rg_token: a new token of the kind RG_TOKEN_WAIT or RG_TOKEN_EVENT, unique in this process. */
+uint64_t rg_token(uint64_t kind);
+
+/* rg_track_finished: the work covered by `token` is done. Clean if nothing came since. */
+void rg_track_finished(rg_track *track, uint64_t token);
+
+/* rg_idle_check: if no track of the device has unfinished work, the busy period is over. True if this call ended it. */
+bool rg_idle_check(uint32_t device);
+
+/* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
+void rg_busy_begin(uint32_t device);
+
+/* ---- gate.c ---- */
+
+enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
+
+/* rg_gate_wait: blocks the calling thread until a best-effort launch may go. `units` as in hooks.def. */
+void rg_gate_wait(rg_track *track, enum rg_kind kind, uintptr_t units, enum rg_verdict first);
+
+/* rg_batch_record: covers the track's unbatched launches with an event. */
+void rg_batch_record(rg_track *track);
+
+/* rg_batch_forget: the context has gone, and its events with it. */
+void rg_batch_forget(CUcontext context);
+
+/* rg_graph_note: remembers whether an executable graph holds communication kernels. */
+void rg_graph_note(CUgraphExec exec, CUgraph graph);
+
+/* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
+
+typedef struct {
+    _Atomic uint64_t key;         /* rg_duration_key; 0 free */
+    _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
+    _Atomic uint32_t seen;        /* launches, for the choice of samples */
+} rg_duration;
+enum { RG_DURATIONS = 4096, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
+extern rg_duration rg_durations[RG_DURATIONS];
+
+/* rg_shape: grid and block folded into one number. */
+static inline uint64_t rg_shape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz)
+{
+    uint64_t h = ((uint64_t)gx << 32 | gy) * 0x9e3779b97f4a7c15u;
+    h = (h ^ ((uint64_t)gz << 32 | bx)) * 0xc2b2ae3d27d4eb4fu;
+    return (h ^ ((uint64_t)by << 32 | bz) ^ h >> 29) * 0x165667b19e3779f9u;
+}
+
+/* rg_duration_of: the entry of a kernel of this function and shape; a table without chains, so the last one seen stays. */
+static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
+{
+    uint64_t key = (((uint64_t)function * 0x9e3779b97f4a7c15u) ^ shape) | 1;
+    rg_duration *d = &rg_durations[key >> 52];
+    if (atomic_load_explicit(&d->key, memory_order_relaxed) != key) {
+        atomic_store_explicit(&d->duration_ns, 0, memory_order_relaxed);
+        atomic_store_explicit(&d->seen, 0, memory_order_relaxed);
+        atomic_store_explicit(&d->key, key, memory_order_relaxed);
+    }
+    return d;
+}
+
+/* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
+int rg_sample_begin(rg_track *track, rg_duration *duration);
+/* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */
+void rg_sample_end(int sample, rg_track *track, bool ok);
+/* rg_samples_poll: takes in the samples that have finished. */
+void rg_samples_poll(void);
+/* rg_samples_forget: the context has gone, and its events with it. */
+void rg_samples_forget(CUcontext context);
+
+/* ---- agent.c ---- */
+
+bool rg_agent_start(void);
+void rg_agent_stop(void);
+
+/* rg_agent_lock: held by the agent while it uses streams; taken by whoever destroys one or begins a capture. */
+extern pthread_mutex_t rg_agent_lock;
+
+/* ---- the state of the client ---- */
+
+typedef struct {
+    _Atomic uint32_t mode;     /* enum rg_mode: the first thing every hook reads */
+    _Atomic uint32_t captures; /* streams being captured now */
+    _Atomic uint32_t contexts; /* distinct contexts seen: with one, a NULL stream needs no look-up of the current context */
+    _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
+    _Atomic uint32_t untracked; /* streams that did not fit the table were used */
+    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
+    _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    rg_segment *segment;
+    rg_client *slot;
+    int slot_index;
+    bool set_priorities;       /* policy other than none when the client attached */
+    _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
+    _Atomic uint32_t track_count;
+    rg_track tracks[RG_MAX_TRACKS];
+} rg_client_state;
+extern rg_client_state rg;
+
+/* Per-thread default stream: its address tells one thread's from another's. */
+extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
+
+/* rg_track_key: what a stream is known by. NULL and the legacy handle are one stream per context. */
+uintptr_t rg_track_key_slow(CUstream stream);
+static inline uintptr_t rg_track_key(CUstream stream)
+{
+    if (RG_LIKELY((uintptr_t)stream > 2))
+        return (uintptr_t)stream;
+    return rg_track_key_slow(stream);
+}
+
+static inline uint32_t rg_track_hash(uintptr_t key)
+{
+    return (uint32_t)((uint64_t)key * 0x9e3779b97f4a7c15u >> 54);
+}
+
+/* rg_track_find: the track with this key, or NULL. A few nanoseconds: one probe where nothing collides. */
+static inline rg_track *rg_track_find(uintptr_t key)
+{
+    for (uint32_t i = rg_track_hash(key), n = 0; n < 16; i = (i + 1) % RG_TRACK_INDEX, n++) {
+        uint8_t at = atomic_load_explicit(&rg.index[i], memory_order_acquire);
+        if (at == 0)
+            return NULL;
+        if (at != 255 && atomic_load_explicit(&rg.tracks[at - 1].key, memory_order_relaxed) == key)
+            return &rg.tracks[at - 1];
+    }
+    return NULL;
+}
+
+static inline rg_track *rg_track_of(CUstream stream)
+{
+    uintptr_t key = rg_track_key(stream);
+    rg_track *t = rg_track_find(key);
+    return RG_LIKELY(t != NULL) ? t : rg_track_add(stream, key);
+}
+
+/* rg_gate_view: the numbers the policy decides on, for a launch that has not waited yet. */
+static inline rg_policy_view rg_gate_view(const rg_track *t)
+{
+    rg_settings *s = &rg.segment->settings;
+    return (rg_policy_view){
+        .policy = atomic_load_explicit(&s->shutdown, memory_order_relaxed)
+                      ? RG_POLICY_NONE
+                      : atomic_load_explicit(&s->policy, memory_order_relaxed),
+        .best_effort = true,
+        .high_busy = atomic_load_explicit(&rg.segment->devices[t->device].high_busy, memory_order_relaxed) != 0,
+        .inflight = atomic_load_explicit(&rg.inflight, memory_order_relaxed),
+        .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
+        .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
+        .starvation_ns = 1,
+    };
+}
+
+/* What rg_work_begin hands to rg_work_end. */
+typedef struct {
+    rg_track *track; /* NULL: nothing more to do */
+    uint32_t weight;
+    int sample;
+} rg_work;
+
+/*
+ * rg_work_begin: called before work is queued, in a client, outside captures.
+ * High: marks the track, counts, and marks the device busy on the transition only.
+ * Best-effort: one policy decision on a handful of loads; waits in gate.c if it says so.
+ * The order in the high case pairs with rg_idle_check: the track is marked, then (the counter's atomic add is the full
+ * barrier) `busy` is read; the checker clears `busy`, then reads the tracks. One of the two sees the other.
+ */
+static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, uint64_t shape)
+{
+    rg_client *c = rg.slot;
+    rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
+    _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
+                                : kind == RG_GRAPH  ? &c->graph_launches
+                                : kind == RG_MEMSET ? &c->memsets
+                                                    : &c->copies;
+    rg_track *t = rg_track_of(stream);
+    if (RG_UNLIKELY(!t)) {
+        atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+        return work;
+    }
+    if (mode == RG_MODE_HIGH) {
+        if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)
+            atomic_store_explicit(&t->state, RG_DIRTY, memory_order_relaxed);
+        atomic_fetch_add_explicit(counter, 1, memory_order_seq_cst);
+        if (RG_UNLIKELY(!atomic_load_explicit(&rg.busy[t->device], memory_order_seq_cst)))
+            rg_busy_begin(t->device);
+        return work;
+    }
+    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+    rg_settings *s = &rg.segment->settings;
+    if (kind != RG_LAUNCH && kind != RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
+        return work;
+    rg_policy_view view = rg_gate_view(t);
+    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE))
+        return work;
+    enum rg_verdict v = rg_policy_decide(&view);
+    if (RG_UNLIKELY(v != RG_PASS))
+        rg_gate_wait(t, kind, units, v);
+    if (!view.inflight_limit && !view.corun_limit)
+        return work; /* nobody asks how much is in flight */
+    if (kind == RG_LAUNCH && shape) {
+        rg_duration *d = rg_duration_of(units, shape);
+        uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
+        atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
+        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || seen % RG_SAMPLE_EVERY == 0))
+            work.sample = rg_sample_begin(t, d);
+        work.weight = rg_policy_weight(atomic_load_explicit(&d->duration_ns, memory_order_relaxed),
+                                       atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);
+    }
+    atomic_fetch_add_explicit(&rg.inflight, work.weight, memory_order_relaxed);
+    work.track = t;
+    return work;
+}
+
+/* rg_work_end: called after work was queued (`ok`) or refused by the driver. Nothing to do for the high class. */
+static inline void rg_work_end(rg_work work, bool ok)
+{
+    rg_track *t = work.track;
+    if (!t)
+        return;
+    if (RG_UNLIKELY(work.sample >= 0))
+        rg_sample_end(work.sample, t, ok);
+    if (RG_UNLIKELY(!ok)) {
+        atomic_fetch_sub_explicit(&rg.inflight, work.weight, memory_order_relaxed);
+        return;
+    }
+    uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;
+    rg_policy_view view = rg_gate_view(t);
+    /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
+    if (unbatched >= rg_policy_batch(&view) || t->own_thread)
+        rg_batch_record(t);
+}
+
+#endif

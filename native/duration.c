@@ -1,0 +1,92 @@
+/*
+ * duration.c: learns how long a best-effort client's kernels take, by timing a few of them.
+ *
+ * A sample is a pair of timing events round one launch (0.78 us each to record, measured on an H200): the first
+ * RG_SAMPLE_FIRST launches of a kernel of one function, grid and block, then one in RG_SAMPLE_EVERY. What lies between
+ * the events also holds whatever delayed the kernel, so the estimate falls at once to a shorter sample and rises slowly.
+ * Samples are taken in by whoever polls the gate's batches; a sample is owned by whoever moved its state, so nothing locks.
+ *
+ * Must never: wait for an event, or be used during a capture.
+ */
+#include "client.h"
+
+rg_duration rg_durations[RG_DURATIONS];
+
+enum { SAMPLE_FREE = 0, SAMPLE_BUSY, SAMPLE_RECORDED };
+enum { SAMPLES = 16 };
+
+static struct {
+    _Atomic uint32_t state;
+    CUcontext context; /* that the events belong to */
+    CUevent start, stop;
+    rg_duration *duration;
+    uint64_t key;
+} samples[SAMPLES];
+
+int rg_sample_begin(rg_track *t, rg_duration *duration)
+{
+    /* Events need the track's context to be current; where it is not, somebody else will sample this kernel. */
+    CUcontext current = NULL;
+    if (rg_real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != t->context || !rg_real.cuEventElapsedTime)
+        return -1;
+    for (int i = 0; i < SAMPLES; i++) {
+        uint32_t free = SAMPLE_FREE;
+        if (atomic_load_explicit(&samples[i].state, memory_order_relaxed) != SAMPLE_FREE ||
+            (samples[i].stop && samples[i].context != current) ||
+            !atomic_compare_exchange_strong(&samples[i].state, &free, SAMPLE_BUSY))
+            continue;
+        if (!samples[i].start)
+            rg_real.cuEventCreate(&samples[i].start, CU_EVENT_DEFAULT);
+        if (!samples[i].stop)
+            rg_real.cuEventCreate(&samples[i].stop, CU_EVENT_DEFAULT);
+        samples[i].context = current;
+        samples[i].duration = duration;
+        samples[i].key = atomic_load(&duration->key);
+        if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
+            return i;
+        atomic_store(&samples[i].state, SAMPLE_FREE);
+        return -1;
+    }
+    return -1;
+}
+
+void rg_sample_end(int i, rg_track *t, bool ok)
+{
+    ok = ok && RG_REAL(cuEventRecord)(samples[i].stop, t->stream) == CUDA_SUCCESS;
+    atomic_store(&samples[i].state, ok ? SAMPLE_RECORDED : SAMPLE_FREE);
+}
+
+static void take_in(rg_duration *d, uint64_t key, float ms)
+{
+    if (atomic_load(&d->key) != key || !(ms >= 0 && ms < 4000))
+        return;
+    uint32_t sample = (uint32_t)(ms * 1e6f) + 1, old = atomic_load(&d->duration_ns);
+    atomic_store(&d->duration_ns, old == 0 || sample < old ? sample : old + (sample - old) / 16);
+}
+
+void rg_samples_poll(void)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        uint32_t recorded = SAMPLE_RECORDED;
+        if (atomic_load_explicit(&samples[i].state, memory_order_relaxed) != SAMPLE_RECORDED ||
+            !atomic_compare_exchange_strong(&samples[i].state, &recorded, SAMPLE_BUSY))
+            continue;
+        CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
+        float ms = 0;
+        if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
+            take_in(samples[i].duration, samples[i].key, ms);
+        atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
+    }
+}
+
+void rg_samples_forget(CUcontext context)
+{
+    for (int i = 0; i < SAMPLES; i++) {
+        uint32_t state = atomic_load(&samples[i].state);
+        if (samples[i].context != context || state == SAMPLE_BUSY ||
+            !atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY))
+            continue;
+        samples[i].start = samples[i].stop = NULL;
+        atomic_store(&samples[i].state, SAMPLE_FREE);
+    }
+}

@@ -1,0 +1,281 @@
+/*
+ * hooks.c: the functions that stand in front of the driver's, made from hooks.def.
+ *
+ * Each calls the driver's own function exactly once, in the caller's thread, with the caller's arguments, and returns its
+ * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
+ */
+#include "client.h"
+#include "rigel.h"
+
+static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
+{
+    return rg_real_ready() && rg_real.hooked[hook];
+}
+
+/* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
+ * CUDA_ERROR_NOT_INITIALIZED. */
+#define RG_CALL(symbol, args) \
+    (RG_LIKELY(rg_real.hooked[RG_HOOK_##symbol] != NULL) || late(RG_HOOK_##symbol) ? RG_REAL(symbol) args \
+                                                                                   : CUDA_ERROR_NOT_INITIALIZED)
+
+/* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
+static inline uint32_t mode_now(void)
+{
+    uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed);
+    if (RG_UNLIKELY(mode != RG_MODE_BARE && atomic_load_explicit(&rg.captures, memory_order_relaxed))) {
+        atomic_fetch_add_explicit(&rg.slot->passed, 1, memory_order_relaxed);
+        return RG_MODE_BARE;
+    }
+    return mode;
+}
+
+static inline bool is_high(void)
+{
+    return atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_HIGH &&
+           !atomic_load_explicit(&rg.captures, memory_order_relaxed);
+}
+
+#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
+    CUresult symbol params \
+    { \
+        uint32_t mode = mode_now(); \
+        if (mode == RG_MODE_BARE) \
+            return RG_CALL(symbol, args); \
+        CUstream stream_ = STREAM; \
+        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
+        uint64_t token_ = RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH ? rg_wait_stream_begin(stream_) : 0; \
+        CUresult result_ = RG_CALL(symbol, args); \
+        if (RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH) \
+            rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
+        rg_work_end(work_, result_ == CUDA_SUCCESS); \
+        return result_; \
+    }
+#define RG_SPECIAL(symbol, params, args)
+#include "hooks.def"
+#undef RG_WORK
+#undef RG_SPECIAL
+
+CUresult cuInit(unsigned flags)
+{
+    CUresult r = RG_CALL(cuInit, (flags));
+    if (r == CUDA_SUCCESS)
+        rg_client_attach();
+    return r;
+}
+
+/*
+ * Taking contexts, streams and events away. The agent may be using them: it holds rg_agent_lock while it does, and so does
+ * the call that removes them.
+ */
+#define RG_TAKE_AWAY(symbol, params, args, BEFORE, AFTER) \
+    CUresult symbol params \
+    { \
+        if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE) \
+            return RG_CALL(symbol, args); \
+        pthread_mutex_lock(&rg_agent_lock); \
+        BEFORE; \
+        CUresult result_ = RG_CALL(symbol, args); \
+        AFTER; \
+        pthread_mutex_unlock(&rg_agent_lock); \
+        return result_; \
+    }
+
+static bool primary_gone(CUdevice d)
+{
+    unsigned flags;
+    int active = 1;
+    return rg_real.cuDevicePrimaryCtxGetState && rg_real.cuDevicePrimaryCtxGetState(d, &flags, &active) == CUDA_SUCCESS &&
+           !active;
+}
+
+#define RG_IF_OK(action) \
+    if (result_ == CUDA_SUCCESS) \
+    action
+#define RG_IF_GONE(action) \
+    if (result_ == CUDA_SUCCESS && primary_gone(d)) \
+    action
+RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), , RG_IF_OK(rg_track_forget_context(c, -1)))
+RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), , RG_IF_OK(rg_track_forget_context(c, -1)))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), , RG_IF_OK(rg_track_forget_context(NULL, d)))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), , RG_IF_OK(rg_track_forget_context(NULL, d)))
+RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
+RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
+
+static void forget_event(CUevent e)
+{
+    if (is_high())
+        rg_event_forget(e);
+}
+
+CUresult cuEventDestroy(CUevent e)
+{
+    forget_event(e);
+    return RG_CALL(cuEventDestroy, (e));
+}
+
+CUresult cuEventDestroy_v2(CUevent e)
+{
+    forget_event(e);
+    return RG_CALL(cuEventDestroy_v2, (e));
+}
+
+CUresult cuStreamCreate(CUstream *s, unsigned flags)
+{
+    CUresult r = RG_CALL(cuStreamCreate, (s, flags));
+    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+        rg_stream_prioritise(*s, 0);
+    return r;
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
+{
+    CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
+    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+        rg_stream_prioritise(*s, priority);
+    return r;
+}
+
+/*
+ * Capture. From before the first capture begins until the last has ended, Rigel adds no call of its own. The stream is
+ * entered first, so that what is captured on it carries its priority.
+ */
+#define RG_BEGIN_CAPTURE(symbol, params, args, stream) \
+    CUresult symbol params \
+    { \
+        if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE) \
+            return RG_CALL(symbol, args); \
+        pthread_mutex_lock(&rg_agent_lock); \
+        if (!atomic_load(&rg.captures)) \
+            rg_track_of(stream); \
+        atomic_fetch_add(&rg.captures, 1); \
+        pthread_mutex_unlock(&rg_agent_lock); \
+        CUresult result_ = RG_CALL(symbol, args); \
+        if (result_ != CUDA_SUCCESS) \
+            atomic_fetch_sub(&rg.captures, 1); \
+        return result_; \
+    }
+RG_BEGIN_CAPTURE(cuStreamBeginCapture, (CUstream s), (s), s)
+RG_BEGIN_CAPTURE(cuStreamBeginCapture_ptsz, (CUstream s), (s), RG_PTDS(s))
+RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream s, int mode), (s, mode), s)
+RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream s, int mode), (s, mode), RG_PTDS(s))
+RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, RG_TOGRAPH, (s, g, d, e, n, mode), s)
+RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, RG_TOGRAPH, (s, g, d, e, n, mode), RG_PTDS(s))
+
+/* A capture that was never begun (an error of the program) leaves the count alone: it must not wrap. */
+static void capture_ended(void)
+{
+    uint32_t n = atomic_load(&rg.captures);
+    while (n && !atomic_compare_exchange_weak(&rg.captures, &n, n - 1))
+        continue;
+}
+
+#define RG_END_CAPTURE(symbol) \
+    CUresult symbol(CUstream s, CUgraph *g) \
+    { \
+        CUresult r = RG_CALL(symbol, (s, g)); \
+        /* Ended, or found invalidated; a stream that was not capturing answers INVALID_VALUE. */ \
+        if (r != CUDA_ERROR_INVALID_VALUE && r != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && \
+            r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) \
+            capture_ended(); \
+        return r; \
+    }
+RG_END_CAPTURE(cuStreamEndCapture)
+RG_END_CAPTURE(cuStreamEndCapture_ptsz)
+
+/* Waiting, and looking whether the GPU has finished: what the program learns, Rigel learns. */
+#define RG_WAIT_STREAM(symbol, stream) \
+    CUresult symbol(CUstream s) \
+    { \
+        if (!is_high()) \
+            return RG_CALL(symbol, (s)); \
+        uint64_t token = rg_wait_stream_begin(stream); \
+        CUresult r = RG_CALL(symbol, (s)); \
+        rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        return r; \
+    }
+RG_WAIT_STREAM(cuStreamSynchronize, s)
+RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
+RG_WAIT_STREAM(cuStreamQuery, s)
+RG_WAIT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
+
+CUresult cuCtxSynchronize(void)
+{
+    if (!is_high())
+        return RG_CALL(cuCtxSynchronize, ());
+    CUcontext current = NULL;
+    rg_real.cuCtxGetCurrent(&current);
+    uint64_t token = rg_wait_context_begin(current);
+    CUresult r = RG_CALL(cuCtxSynchronize, ());
+    rg_wait_context_end(current, token, r == CUDA_SUCCESS);
+    return r;
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext c)
+{
+    if (!is_high())
+        return RG_CALL(cuCtxSynchronize_v2, (c));
+    uint64_t token = rg_wait_context_begin(c);
+    CUresult r = RG_CALL(cuCtxSynchronize_v2, (c));
+    rg_wait_context_end(c, token, r == CUDA_SUCCESS);
+    return r;
+}
+
+#define RG_RECORD(symbol, params, args, stream) \
+    CUresult symbol params \
+    { \
+        CUresult r = RG_CALL(symbol, args); \
+        if (r == CUDA_SUCCESS && is_high()) \
+            rg_event_recorded(e, stream); \
+        return r; \
+    }
+RG_RECORD(cuEventRecord, (CUevent e, CUstream s), (e, s), s)
+RG_RECORD(cuEventRecord_ptsz, (CUevent e, CUstream s), (e, s), RG_PTDS(s))
+RG_RECORD(cuEventRecordWithFlags, (CUevent e, CUstream s, unsigned flags), (e, s, flags), s)
+RG_RECORD(cuEventRecordWithFlags_ptsz, (CUevent e, CUstream s, unsigned flags), (e, s, flags), RG_PTDS(s))
+
+#define RG_WAIT_EVENT(symbol) \
+    CUresult symbol(CUevent e) \
+    { \
+        CUresult r = RG_CALL(symbol, (e)); \
+        if (r == CUDA_SUCCESS && is_high()) \
+            rg_event_finished(e); \
+        return r; \
+    }
+RG_WAIT_EVENT(cuEventSynchronize)
+RG_WAIT_EVENT(cuEventQuery)
+
+/* Executable graphs. */
+#define RG_INSTANTIATE(symbol, params, args) \
+    CUresult symbol params \
+    { \
+        CUresult r = RG_CALL(symbol, args); \
+        if (r == CUDA_SUCCESS && mode_now() == RG_MODE_BEST_EFFORT) \
+            rg_graph_note(*x, g); \
+        return r; \
+    }
+RG_INSTANTIATE(cuGraphInstantiate, RG_INSTANTIATE5, (x, g, bad, log, n))
+RG_INSTANTIATE(cuGraphInstantiate_v2, RG_INSTANTIATE5, (x, g, bad, log, n))
+RG_INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *x, CUgraph g, unsigned long long flags), (x, g, flags))
+RG_INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *x, CUgraph g, void *params), (x, g, params))
+RG_INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *x, CUgraph g, void *params), (x, g, params))
+
+/* Look-ups. The driver decides which function it is; if that is a hooked one, its hook goes out instead. */
+CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags)
+{
+    CUresult r = RG_CALL(cuGetProcAddress, (name, fn, version, flags));
+    void *hook = r == CUDA_SUCCESS && fn ? rg_replace(*fn) : NULL;
+    if (hook)
+        *fn = hook;
+    return r;
+}
+
+CUresult cuGetProcAddress_v2(const char *name, void **fn, int version, uint64_t flags, int *status)
+{
+    CUresult r = RG_CALL(cuGetProcAddress_v2, (name, fn, version, flags, status));
+    void *hook = r == CUDA_SUCCESS && fn ? rg_replace(*fn) : NULL;
+    if (hook)
+        *fn = hook;
+    return r;
+}

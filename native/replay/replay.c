@@ -1,0 +1,798 @@
+/*
+ * replay.c: rigel-replay, a program that asks of the GPU what a recorded profile says another program asked: the same
+ * launches in the same order, with the same durations, SM footprint and host gaps, in a closed loop or at a rate.
+ *
+ * It is an ordinary CUDA client, on a real GPU and on the simulated one alike: it links no CUDA library, uses the
+ * driver API only, and knows Rigel by one optional symbol (rigel_report_request). One thread; nothing is shared.
+ *
+ * What it must keep to
+ *   1. A request's latency counts from its due time, whatever happened to the requests before it (open loop).
+ *   2. Percentiles are nearest-rank over every sample: the smallest sample that at least q% of all do not exceed.
+ *   3. Nothing is ever ended because it takes long. --idle-ms is only how often a wait at the end says that it waits.
+ *   4. SIGTERM and SIGINT end it after the request in progress; the report is printed all the same.
+ *   5. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error.
+ */
+#include "../cuda_abi.h"
+#include "arrivals.h"
+#include "profile.h"
+#include "shape.h"
+#include "spin_ptx.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define NS_PER_S 1000000000ull
+#define NS_PER_MS 1000000ull
+#define SPIN_NS 50000ull /* the end of every wait is spun: a sleep wakes up to 50 us late */
+#define AHEAD 16u        /* iterations a program that never waits may be ahead; the driver's queue ends sooner */
+
+/*
+ * What the GPU takes to start and end a grid is part of every recorded duration and is there again when it is replayed.
+ * An empty kernel's recorded duration on an H200 is about 1 us.
+ */
+#define EMPTY_KERNEL_NS 1000u
+
+/* ---- The driver, found at run time */
+
+#define DRIVER(X)                                                                                                     \
+    X(cuInit, "cuInit", (unsigned int flags))                                                                         \
+    X(cuGetErrorName, "cuGetErrorName", (CUresult error, const char **name))                                          \
+    X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                             \
+    X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int index))                                                     \
+    X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                                   \
+    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (CUuuid * uuid, CUdevice device))                                        \
+    X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t * bytes, CUdevice device))                                     \
+    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                     \
+    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                   \
+    X(cuCtxSetCurrent, "cuCtxSetCurrent", (CUcontext context))                                                        \
+    X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                                   \
+    X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))         \
+    X(cuFuncSetAttribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                      \
+    X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                      \
+    X(cuStreamQuery, "cuStreamQuery", (CUstream stream))                                                              \
+    X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                  \
+    X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned int flags))                                          \
+    X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                               \
+    X(cuEventQuery, "cuEventQuery", (CUevent event))                                                                  \
+    X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                      \
+    X(cuEventElapsedTime, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to))                                \
+    X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * memory, size_t bytes))                                              \
+    X(cuMemHostAlloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned int flags))                            \
+    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))   \
+    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *to, CUdeviceptr from, size_t bytes, CUstream stream))         \
+    X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))   \
+    X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))       \
+    X(cuLaunchKernel, "cuLaunchKernel",                                                                               \
+      (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,      \
+       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **params,         \
+       void **extra))
+
+#define DRIVER_POINTER(name, symbol, params) CUresult(*name) params;
+static struct {
+    DRIVER(DRIVER_POINTER)
+} cu;
+static bool simulated;
+
+__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("rigel-replay: ", stderr);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+}
+
+/* Fills `cu` from libcuda.so.1; false with the reason in `why`. */
+static bool load_driver(char *why, size_t why_bytes)
+{
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (!library) {
+        snprintf(why, why_bytes, "%s", dlerror());
+        return false;
+    }
+    simulated = dlsym(library, "rigel_sim_marker") != NULL;
+    /* A function pointer is copied as bytes: ISO C has no conversion from dlsym's pointer to it. */
+#define DRIVER_LOAD(name, symbol, params)                                   \
+    {                                                                       \
+        void *address = dlsym(library, symbol);                             \
+        if (!address) {                                                     \
+            snprintf(why, why_bytes, "libcuda.so.1 has no " symbol);        \
+            return false;                                                   \
+        }                                                                   \
+        memcpy(&cu.name, &address, sizeof(address));                        \
+    }
+    DRIVER(DRIVER_LOAD)
+    return true;
+}
+
+static const char *error_name(CUresult error)
+{
+    const char *name = NULL;
+    return cu.cuGetErrorName(error, &name) == CUDA_SUCCESS && name ? name : "unknown error";
+}
+
+/* Ends the program when a driver call failed: as a client it has nothing left to do then. */
+static void check(CUresult result, const char *call)
+{
+    if (result == CUDA_SUCCESS)
+        return;
+    say("%s: %s (%d)", call, error_name(result), (int)result);
+    exit(1);
+}
+#define CU(name, ...) check(cu.name(__VA_ARGS__), #name)
+
+/* ---- Time */
+
+static volatile sig_atomic_t stop_asked;
+
+static void on_stop_signal(int signal_number)
+{
+    (void)signal_number;
+    stop_asked = 1;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * NS_PER_S + (uint64_t)t.tv_nsec;
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Sleeps until shortly before, then spins. With `breakable`, returns early once a stop is asked for. */
+static void wait_until(uint64_t due_ns, bool breakable)
+{
+    uint64_t now;
+    while ((now = now_ns()) < due_ns && !(breakable && stop_asked)) {
+        if (due_ns - now <= SPIN_NS) {
+            pause_cpu();
+            continue;
+        }
+        uint64_t until = due_ns - SPIN_NS;
+        struct timespec t = {(time_t)(until / NS_PER_S), (long)(until % NS_PER_S)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+    }
+}
+
+/* ---- Options */
+
+typedef struct {
+    const char *profile, *arrivals;
+    uint64_t iterations; /* 0: no limit */
+    double duration_s;   /* 0: no limit */
+    double rate;         /* 0: closed loop, unless `arrivals` is a file */
+    uint64_t seed, warmup, idle_ms;
+    int device;
+    bool probe;
+} options;
+
+static const char usage[] =
+    "usage: rigel-replay --profile FILE [options]\n"
+    "Launches what a kernel profile (Orion's or Rigel's format) recorded, on the GPU or the simulated one.\n"
+    "\n"
+    "  --profile FILE        the kernel profile\n"
+    "  --iterations N        end after N requests or iterations\n"
+    "  --duration-s S        end after S seconds; with neither, run until SIGTERM\n"
+    "  --rate R              R requests a second, open loop; without, one after the other\n"
+    "  --arrivals KIND       uniform, poisson (default), or FILE: a JSON list of gaps in seconds, repeated\n"
+    "  --seed N              of the Poisson arrivals (default 1)\n"
+    "  --warmup N            requests or iterations before measuring (default 3)\n"
+    "  --device I            index of the GPU (default 0)\n"
+    "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
+    "  --probe               print the devices as a JSON array and exit\n"
+    "  --help\n"
+    "\n"
+    "One JSON line on standard output at the end: iterations, and latencies of requests from their due times.\n";
+
+__attribute__((noreturn, format(printf, 1, 2))) static void bad_arguments(const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    fputs("rigel-replay: ", stderr);
+    vfprintf(stderr, format, args);
+    fputs("\nrigel-replay: --help lists the options\n", stderr);
+    va_end(args);
+    exit(2);
+}
+
+static double number_option(const char *name, const char *text, double least, double most)
+{
+    char *end;
+    errno = 0;
+    double value = strtod(text, &end);
+    if (end == text || *end || errno || !(value >= least && value <= most))
+        bad_arguments("%s: expected a number from %g to %g, got \"%s\"", name, least, most, text);
+    return value;
+}
+
+static uint64_t integer_option(const char *name, const char *text, uint64_t least, uint64_t most)
+{
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value < least || value > most)
+        bad_arguments("%s: expected an integer from %" PRIu64 " to %" PRIu64 ", got \"%s\"", name, least, most, text);
+    return value;
+}
+
+static options read_options(int argc, char **argv)
+{
+    options o = {.seed = 1, .warmup = 3, .idle_ms = 500};
+    for (int i = 1; i < argc; i++) {
+        const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
+            fputs(usage, stdout);
+            exit(0);
+        }
+        if (strcmp(name, "--probe") == 0) {
+            o.probe = true;
+            continue;
+        }
+        static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
+                                                 "--seed",    "--warmup",     "--device",     "--idle-ms"};
+        bool known = false;
+        for (size_t k = 0; k < sizeof(with_value) / sizeof(with_value[0]); k++)
+            known |= strcmp(name, with_value[k]) == 0;
+        if (!known)
+            bad_arguments("unknown option \"%s\"", name);
+        if (!value)
+            bad_arguments("%s: expected a value", name);
+        i++;
+        if (strcmp(name, "--profile") == 0)
+            o.profile = value;
+        else if (strcmp(name, "--iterations") == 0)
+            o.iterations = integer_option(name, value, 1, UINT64_MAX);
+        else if (strcmp(name, "--duration-s") == 0)
+            o.duration_s = number_option(name, value, 1e-3, 1e7);
+        else if (strcmp(name, "--rate") == 0)
+            o.rate = number_option(name, value, 1e-6, 1e6);
+        else if (strcmp(name, "--arrivals") == 0)
+            o.arrivals = value;
+        else if (strcmp(name, "--seed") == 0)
+            o.seed = integer_option(name, value, 0, UINT64_MAX);
+        else if (strcmp(name, "--warmup") == 0)
+            o.warmup = integer_option(name, value, 0, UINT64_MAX);
+        else if (strcmp(name, "--device") == 0)
+            o.device = (int)integer_option(name, value, 0, 1023);
+        else
+            o.idle_ms = integer_option(name, value, 1, 3600000);
+    }
+    if (!o.probe && !o.profile)
+        bad_arguments("--profile: expected the file of a kernel profile");
+    return o;
+}
+
+/* The arrivals of the options; false for a closed loop. */
+static bool open_arrivals(const options *o, rg_arrivals *out)
+{
+    bool poisson = !o->arrivals || strcmp(o->arrivals, "poisson") == 0;
+    if (!poisson && strcmp(o->arrivals, "uniform") != 0) {
+        char error[RG_PROFILE_ERROR_BYTES];
+        if (rg_arrivals_read(o->arrivals, out, error, sizeof(error)) < 0)
+            bad_arguments("--arrivals: %s", error);
+        return true;
+    }
+    if (o->rate <= 0) {
+        if (o->arrivals)
+            bad_arguments("--arrivals %s: expected --rate with it", o->arrivals);
+        return false;
+    }
+    enum rg_arrivals_kind kind = poisson ? RG_ARRIVALS_POISSON : RG_ARRIVALS_UNIFORM;
+    rg_arrivals_init(out, kind, (uint64_t)(1e9 / o->rate + 0.5), o->seed);
+    return true;
+}
+
+/* ---- Output */
+
+static void print_json_string(const char *text)
+{
+    putchar('"');
+    for (; *text; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (c == '"' || c == '\\')
+            printf("\\%c", c);
+        else if (c < 32)
+            printf("\\u%04x", c);
+        else
+            putchar(c);
+    }
+    putchar('"');
+}
+
+static int device_attribute(CUdevice device, int attribute)
+{
+    int value = 0;
+    CU(cuDeviceGetAttribute, &value, attribute, device);
+    return value;
+}
+
+/* --probe: the devices as JSON; none is an answer, not a failure. */
+static int probe(void)
+{
+    char why[256];
+    int count = 0;
+    if (!load_driver(why, sizeof(why))) {
+        say("no CUDA driver: %s", why);
+    } else {
+        CUresult result = cu.cuInit(0);
+        if (result == CUDA_SUCCESS)
+            result = cu.cuDeviceGetCount(&count);
+        if (result != CUDA_SUCCESS)
+            say("no device: %s (%d)", error_name(result), (int)result);
+    }
+    putchar('[');
+    for (int i = 0; i < count; i++) {
+        CUdevice device;
+        char name[256] = "";
+        CUuuid uuid;
+        size_t memory_bytes = 0;
+        CU(cuDeviceGet, &device, i);
+        CU(cuDeviceGetName, name, sizeof(name), device);
+        CU(cuDeviceGetUuid, &uuid, device);
+        CU(cuDeviceTotalMem, &memory_bytes, device);
+        printf("%s{\"index\":%d,\"name\":", i ? "," : "", i);
+        print_json_string(name);
+        fputs(",\"uuid\":\"GPU-", stdout);
+        for (int b = 0; b < 16; b++)
+            printf("%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", (unsigned char)uuid.bytes[b]);
+        printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu}", simulated ? "true" : "false",
+               device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), memory_bytes);
+    }
+    puts("]");
+    return 0;
+}
+
+/* ---- The client */
+
+typedef struct {
+    uint64_t *ns;
+    size_t count, capacity;
+} samples;
+
+typedef struct {
+    rg_profile_op op;
+    rg_shape shape;
+    uint64_t chain; /* iterations of the spin kernel */
+} step;
+
+typedef struct {
+    const options *o;
+    rg_profile profile;
+    step *steps;
+    CUfunction spin;
+    CUstream streams[RG_PROFILE_MAX_STREAMS]; /* the first is the NULL stream, as PyTorch's default stream is */
+    CUdeviceptr memory, memory_to;
+    void *host;
+    uint64_t last_return_ns; /* of the launch before: host gaps count from it */
+    uint64_t launches, iterations;
+    bool measuring;
+    samples latencies;
+
+    CUevent ahead[AHEAD]; /* ends of iterations that are not known to be finished */
+    uint32_t ahead_first, ahead_count;
+    uint64_t last_finish_ns;
+
+    void (*report_request)(uint64_t latency_ns); /* librigel's, when the program runs under it */
+} client;
+
+static void keep_sample(samples *s, uint64_t ns)
+{
+    if (s->count == s->capacity) {
+        s->capacity = s->capacity ? s->capacity * 2 : 4096;
+        s->ns = realloc(s->ns, s->capacity * sizeof(*s->ns));
+        if (!s->ns) {
+            say("out of memory for %zu latencies", s->capacity);
+            exit(1);
+        }
+    }
+    s->ns[s->count++] = ns;
+}
+
+static int compare_ns(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Nearest rank, in sorted samples. */
+static uint64_t percentile_ns(const samples *s, uint64_t percent)
+{
+    size_t rank = (size_t)((s->count * percent + 99) / 100);
+    return s->ns[rank ? rank - 1 : 0];
+}
+
+static void launch_spin(client *c, const rg_shape *shape, uint64_t chain, CUstream stream)
+{
+    uint64_t block_ns = shape->block_ns;
+    void *params[] = {&chain, &block_ns};
+    CU(cuLaunchKernel, c->spin, shape->blocks, 1, 1, shape->block[0], shape->block[1], shape->block[2],
+       shape->shared_bytes, stream, params, NULL);
+}
+
+static void synchronize(client *c)
+{
+    for (uint32_t i = 0; i < c->profile.streams; i++)
+        CU(cuStreamSynchronize, c->streams[i]);
+}
+
+static void launch(client *c, const step *s)
+{
+    const rg_profile_op *op = &s->op;
+    CUstream stream = c->streams[op->stream];
+    size_t bytes = op->bytes ? (size_t)op->bytes : 1;
+    switch (op->kind) {
+    case RG_PROFILE_KERNEL:
+        launch_spin(c, &s->shape, s->chain, stream);
+        break;
+    case RG_PROFILE_MEMSET:
+        CU(cuMemsetD8Async, c->memory, 0, bytes, stream);
+        break;
+    case RG_PROFILE_COPY_H2D:
+        CU(cuMemcpyHtoDAsync, c->memory, c->host, bytes, stream);
+        break;
+    case RG_PROFILE_COPY_D2H:
+        CU(cuMemcpyDtoHAsync, c->host, c->memory, bytes, stream);
+        break;
+    case RG_PROFILE_COPY_D2D:
+        CU(cuMemcpyDtoDAsync, c->memory_to, c->memory, bytes, stream);
+        break;
+    case RG_PROFILE_SYNC:
+        synchronize(c);
+        break;
+    }
+}
+
+/* Launches one iteration with its host gaps. */
+static void launch_iteration(client *c)
+{
+    c->last_return_ns = now_ns();
+    for (uint32_t i = 0; i < c->profile.op_count; i++) {
+        const step *s = &c->steps[i];
+        if (s->op.gap_ns)
+            wait_until(c->last_return_ns + s->op.gap_ns, false);
+        launch(c, s);
+        c->last_return_ns = now_ns();
+    }
+    if (c->measuring)
+        c->launches += c->profile.launches;
+}
+
+/* One more iteration has finished; `latency_ns` is since its due time, or since the one before it. */
+static void count_iteration(client *c, uint64_t latency_ns)
+{
+    if (!c->measuring)
+        return;
+    c->iterations++;
+    if (c->report_request)
+        c->report_request(latency_ns);
+}
+
+/* A request: waited for, with its latency since `due_ns`. */
+static void serve_request(client *c, uint64_t due_ns)
+{
+    launch_iteration(c);
+    if (!c->profile.waits)
+        synchronize(c);
+    uint64_t end_ns = now_ns(), latency_ns = end_ns - due_ns;
+    c->last_finish_ns = end_ns;
+    if (c->measuring)
+        keep_sample(&c->latencies, latency_ns);
+    count_iteration(c, latency_ns);
+}
+
+/* Takes iterations off the front that are finished; with `wait`, waits for one first. */
+static void collect_ahead(client *c, bool wait)
+{
+    while (c->ahead_count) {
+        CUevent event = c->ahead[c->ahead_first];
+        if (wait) {
+            CU(cuEventSynchronize, event);
+            wait = false;
+        } else {
+            CUresult result = cu.cuEventQuery(event);
+            if (result == CUDA_ERROR_NOT_READY)
+                return;
+            check(result, "cuEventQuery");
+        }
+        uint64_t now = now_ns();
+        count_iteration(c, now - c->last_finish_ns);
+        c->last_finish_ns = now;
+        c->ahead_first = (c->ahead_first + 1) % AHEAD;
+        c->ahead_count--;
+    }
+}
+
+/* An iteration of a program that does not wait for it, as a training loop does not. */
+static void run_ahead(client *c)
+{
+    if (c->ahead_count == AHEAD)
+        collect_ahead(c, true);
+    launch_iteration(c);
+    uint32_t stream = c->profile.ops[c->profile.op_count - 1].stream;
+    CU(cuEventRecord, c->ahead[(c->ahead_first + c->ahead_count) % AHEAD], c->streams[stream]);
+    c->ahead_count++;
+    collect_ahead(c, false);
+}
+
+/* Waits for all work, however long it takes, and says so every --idle-ms. */
+static void drain(client *c)
+{
+    uint64_t start_ns = now_ns(), said_ns = start_ns;
+    for (uint32_t i = 0; i < c->profile.streams; i++) {
+        CUresult result;
+        while ((result = cu.cuStreamQuery(c->streams[i])) == CUDA_ERROR_NOT_READY) {
+            collect_ahead(c, false);
+            struct timespec nap = {0, NS_PER_MS / 2};
+            nanosleep(&nap, NULL);
+            uint64_t now = now_ns();
+            if (now - said_ns >= c->o->idle_ms * NS_PER_MS) {
+                said_ns = now;
+                say("waiting for the GPU to finish what was launched: %llu ms so far",
+                    (unsigned long long)(now - start_ns) / NS_PER_MS);
+            }
+        }
+        check(result, "cuStreamQuery");
+    }
+    collect_ahead(c, false);
+    synchronize(c); /* done already: tells whoever watches this client that it waited */
+}
+
+/* ---- Set-up */
+
+/* What a launch of this shape and chain takes: the least of several. */
+static double launch_ms(client *c, const rg_shape *shape, uint64_t chain, CUevent from, CUevent to)
+{
+    float least_ms = 1e9f;
+    for (int i = 0; i < 10; i++) {
+        float ms;
+        CU(cuEventRecord, from, NULL);
+        launch_spin(c, shape, chain, NULL);
+        CU(cuEventRecord, to, NULL);
+        CU(cuEventSynchronize, to);
+        CU(cuEventElapsedTime, &ms, from, to);
+        least_ms = ms < least_ms ? ms : least_ms;
+    }
+    return (double)least_ms;
+}
+
+/*
+ * The chain's length for each kernel. More warps on an SM share its issue slots, so ns per iteration is measured for
+ * several numbers of warps and interpolated. Each is the difference of two lengths, so that what a launch costs drops
+ * out, and the least of several, so that other programs on the GPU do not count.
+ */
+static void calibrate(client *c, const rg_shape_device *device)
+{
+    static const uint32_t warps[] = {1, 4, 8, 16, 32, 64};
+    enum { POINTS = sizeof(warps) / sizeof(warps[0]), CHAIN = 2000 };
+    double ns[POINTS];
+    uint32_t points = 0;
+    CUevent from, to;
+    CU(cuEventCreate, &from, CU_EVENT_DEFAULT);
+    CU(cuEventCreate, &to, CU_EVENT_DEFAULT);
+    for (uint32_t i = 0; i < POINTS && warps[i] * 32 <= device->threads_per_sm; i++, points++) {
+        uint32_t blocks_per_sm = warps[i] > 32 ? 2 : 1;
+        rg_shape shape = {.blocks = device->sms * blocks_per_sm, .block = {warps[i] * 32 / blocks_per_sm, 1, 1}};
+        if (i == 0)
+            launch_ms(c, &shape, 20 * CHAIN, from, to); /* raises the clocks */
+        double slope_ms = launch_ms(c, &shape, 2 * CHAIN, from, to) - launch_ms(c, &shape, CHAIN, from, to);
+        ns[i] = slope_ms * 1e6 / CHAIN;
+        if (!(ns[i] > 0.1)) {
+            say("calibration: %g ns an iteration with %u warps on an SM; expected at least 0.1", ns[i], warps[i]);
+            exit(1);
+        }
+    }
+    for (uint32_t i = 0; i < c->profile.op_count; i++) {
+        step *s = &c->steps[i];
+        if (s->op.kind != RG_PROFILE_KERNEL)
+            continue;
+        uint32_t at = 1;
+        while (at < points - 1 && warps[at] < s->shape.warps_per_sm)
+            at++;
+        double part = ((double)s->shape.warps_per_sm - warps[at - 1]) / (double)(warps[at] - warps[at - 1]);
+        double chain_ns = ns[at - 1] + (ns[at] - ns[at - 1]) * (part < 0 ? 0 : part > 1 ? 1 : part);
+        double busy_ns = s->shape.block_ns > EMPTY_KERNEL_NS ? (double)(s->shape.block_ns - EMPTY_KERNEL_NS) : 0;
+        s->chain = (uint64_t)(busy_ns / chain_ns + 0.5);
+    }
+}
+
+static void make_memory(client *c)
+{
+    uint64_t most = 0;
+    bool used = false, host = false, second = false;
+    for (uint32_t i = 0; i < c->profile.op_count; i++) {
+        const rg_profile_op *op = &c->profile.ops[i];
+        if (op->kind == RG_PROFILE_KERNEL || op->kind == RG_PROFILE_SYNC)
+            continue;
+        used = true;
+        host |= op->kind == RG_PROFILE_COPY_H2D || op->kind == RG_PROFILE_COPY_D2H;
+        second |= op->kind == RG_PROFILE_COPY_D2D;
+        most = op->bytes > most ? op->bytes : most;
+    }
+    size_t bytes = most ? (size_t)most : 1;
+    if (used)
+        CU(cuMemAlloc, &c->memory, bytes);
+    if (second)
+        CU(cuMemAlloc, &c->memory_to, bytes);
+    if (host)
+        CU(cuMemHostAlloc, &c->host, bytes, 0);
+}
+
+static rg_shape_device device_limits(CUdevice device)
+{
+    return (rg_shape_device){
+        .sms = (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT),
+        .threads_per_sm = (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_MULTIPROCESSOR),
+        .blocks_per_sm = (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR),
+        .registers_per_sm = (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_MULTIPROCESSOR),
+        .shared_bytes_per_sm =
+            (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR),
+        .shared_bytes_per_block =
+            (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN),
+        .reserved_shared_bytes =
+            (uint32_t)device_attribute(device, CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK),
+    };
+}
+
+static void set_up(client *c)
+{
+    char why[256];
+    if (!load_driver(why, sizeof(why))) {
+        say("no CUDA driver: %s", why);
+        exit(1);
+    }
+    CU(cuInit, 0);
+    int count = 0;
+    CU(cuDeviceGetCount, &count);
+    if (c->o->device >= count)
+        bad_arguments("--device: expected an index below %d, the number of devices, got %d", count, c->o->device);
+    CUdevice device;
+    CUcontext context;
+    CUmodule module;
+    CU(cuDeviceGet, &device, c->o->device);
+    CU(cuDevicePrimaryCtxRetain, &context, device);
+    CU(cuCtxSetCurrent, context);
+    CU(cuModuleLoadData, &module, rg_spin_ptx);
+    CU(cuModuleGetFunction, &c->spin, module, RG_SPIN_KERNEL);
+    for (uint32_t i = 1; i < c->profile.streams; i++)
+        CU(cuStreamCreate, &c->streams[i], CU_STREAM_NON_BLOCKING);
+    for (uint32_t i = 0; i < AHEAD; i++)
+        CU(cuEventCreate, &c->ahead[i], CU_EVENT_DISABLE_TIMING);
+    rg_shape_device limits = device_limits(device);
+    CU(cuFuncSetAttribute, c->spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+       (int)limits.shared_bytes_per_block);
+    /* One division of the L1 cache for all launches: changing it makes an SM run empty first. May be refused. */
+    (void)cu.cuFuncSetAttribute(c->spin, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
+    make_memory(c);
+    c->steps = calloc(c->profile.op_count, sizeof(*c->steps));
+    if (!c->steps) {
+        say("out of memory for %u operations", c->profile.op_count);
+        exit(1);
+    }
+    for (uint32_t i = 0; i < c->profile.op_count; i++) {
+        c->steps[i].op = c->profile.ops[i];
+        if (c->profile.ops[i].kind == RG_PROFILE_KERNEL)
+            rg_shape_plan(&c->profile.ops[i], &limits, &c->steps[i].shape);
+    }
+    if (!simulated)
+        calibrate(c, &limits);
+    /* Exported by librigel.so when it is preloaded. */
+    void *report = dlsym(RTLD_DEFAULT, "rigel_report_request");
+    memcpy(&c->report_request, &report, sizeof(report));
+}
+
+/* ---- Run */
+
+static void warm_up(client *c)
+{
+    for (uint64_t i = 0; i < c->o->warmup && !stop_asked; i++) {
+        launch_iteration(c);
+        synchronize(c);
+    }
+    synchronize(c);
+}
+
+static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t due_ns = start_ns;
+    for (uint64_t i = 0; c->o->iterations == 0 || i < c->o->iterations; i++) {
+        due_ns += rg_arrivals_next_gap_ns(arrivals);
+        if (due_ns >= end_ns)
+            break;
+        wait_until(due_ns, true);
+        if (stop_asked)
+            break;
+        serve_request(c, due_ns);
+    }
+}
+
+static void run_closed_loop(client *c, uint64_t end_ns)
+{
+    for (uint64_t i = 0; (c->o->iterations == 0 || i < c->o->iterations) && !stop_asked; i++) {
+        uint64_t now = now_ns();
+        if (now >= end_ns)
+            break;
+        if (c->profile.waits)
+            serve_request(c, now);
+        else
+            run_ahead(c);
+    }
+}
+
+static void print_milliseconds(const char *name, const samples *s, uint64_t percent)
+{
+    if (s->count)
+        printf(",\"%s\":%.6f", name, (double)percentile_ns(s, percent) / 1e6);
+    else
+        printf(",\"%s\":null", name);
+}
+
+static void print_report(client *c, uint64_t elapsed_ns)
+{
+    samples *s = &c->latencies;
+    if (s->count)
+        qsort(s->ns, s->count, sizeof(*s->ns), compare_ns);
+    double elapsed_s = (double)elapsed_ns / 1e9;
+    fputs("{\"profile\":", stdout);
+    print_json_string(c->o->profile);
+    printf(",\"iterations\":%" PRIu64 ",\"elapsed_s\":%.6f,\"iterations_per_s\":%.6f,\"launches\":%" PRIu64,
+           c->iterations, elapsed_s, elapsed_ns ? (double)c->iterations / elapsed_s : 0.0, c->launches);
+    printf(",\"requests\":{\"count\":%zu", s->count);
+    print_milliseconds("p50_ms", s, 50);
+    print_milliseconds("p95_ms", s, 95);
+    print_milliseconds("p99_ms", s, 99);
+    puts("}}");
+    fflush(stdout);
+}
+
+int main(int argc, char **argv)
+{
+    options o = read_options(argc, argv);
+    if (o.probe)
+        return probe();
+    static client c;
+    rg_arrivals arrivals = {0};
+    c.o = &o;
+    char error[RG_PROFILE_ERROR_BYTES];
+    if (rg_profile_read(o.profile, &c.profile, error, sizeof(error)) < 0) {
+        say("%s", error);
+        return 2;
+    }
+    bool open_loop = open_arrivals(&o, &arrivals);
+
+    struct sigaction action = {.sa_handler = on_stop_signal}; /* no SA_RESTART: a sleep between requests ends at once */
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    prctl(PR_SET_TIMERSLACK, 1ul); /* default 50 us: as long as many a host gap */
+
+    set_up(&c);
+    warm_up(&c);
+    c.measuring = true;
+    uint64_t start_ns = now_ns();
+    uint64_t end_ns = o.duration_s > 0 ? start_ns + (uint64_t)(o.duration_s * 1e9) : UINT64_MAX;
+    c.last_finish_ns = start_ns;
+    if (open_loop)
+        run_open_loop(&c, &arrivals, start_ns, end_ns);
+    else
+        run_closed_loop(&c, end_ns);
+    drain(&c);
+    print_report(&c, c.last_finish_ns - start_ns);
+    return 0;
+}

@@ -1,0 +1,54 @@
+/*
+ * rigel.h: the public C interface of librigel.so.
+ *
+ * Two users: programs that want to tell Rigel something (the first part; they find the functions by
+ * dlsym(RTLD_DEFAULT, ...), so that they also run without Rigel), and the control process, which loads the library and
+ * works on a segment (the second part). No function here ends the process or prints.
+ */
+#ifndef RIGEL_H
+#define RIGEL_H
+
+#include <stdint.h>
+
+#pragma GCC visibility push(default)
+
+/* ---- for programs under Rigel ---- */
+
+/*
+ * rigel_report_request: tells that one request (or training iteration) has finished after `latency_ns` nanoseconds, as the
+ * program itself measures it, e.g. from the time the request was due. Shown instead of the busy periods that Rigel sees.
+ * Any thread, any time; does nothing in a program that is no client.
+ */
+void rigel_report_request(uint64_t latency_ns);
+
+/*
+ * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
+ * the slot is free for others. Optional (it happens at exit by itself), may be called twice and from any thread.
+ */
+void rigel_shutdown(void);
+
+/* ---- for the control process ---- */
+
+/* rigel_version: the library's version, e.g. "0.1.0". Static storage. */
+const char *rigel_version(void);
+
+/*
+ * rigel_layout: the segment's layout as JSON:
+ *   {"version":1,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
+ *    "settings":{...},"devices":{...},"clients":{...}}
+ * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
+ */
+const char *rigel_layout(void);
+
+/* rigel_segment_create: makes a segment with default settings, mode 0600; the file must not exist. 0 or -errno. */
+int rigel_segment_create(const char *path);
+
+/* rigel_segment_check: NULL if clients could use the segment, else the reason, one line. Storage of the calling thread. */
+const char *rigel_segment_check(const char *path);
+
+/* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
+int rigel_segment_reap(const char *path);
+
+#pragma GCC visibility pop
+#endif

@@ -1,0 +1,259 @@
+/*
+ * segment.c: makes, maps, claims and repairs the segment (segment.h).
+ *
+ * Runs in clients and in the control process alike. Never on the launch path, except rg_now_ns and rg_device_wake.
+ * Never ends the process and never prints: whoever calls decides what to say.
+ */
+#include "segment.h"
+
+#include "policy.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+uint64_t rg_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
+ * zombie. The command name in field 2 may hold spaces and parentheses, so fields are counted from the last ')'. */
+static int process_start(uint32_t pid, uint32_t *ticks)
+{
+    char path[64], buf[1024];
+    snprintf(path, sizeof path, "/proc/%u/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        /* No /proc at all: fall back on the pid alone. */
+        *ticks = 0;
+        return access("/proc/self/stat", F_OK) != 0 && kill((pid_t)pid, 0) == 0;
+    }
+    ssize_t n = read(fd, buf, sizeof buf - 1);
+    close(fd);
+    if (n <= 0)
+        return 0;
+    buf[n] = 0;
+    char *p = strrchr(buf, ')');
+    if (!p || p[1] != ' ')
+        return 0;
+    char state = p[2];
+    int field = 3;
+    for (p += 2; *p && field < 22; p++)
+        field += *p == ' ';
+    *ticks = (uint32_t)strtoull(p, NULL, 10);
+    return state != 'Z' && state != 'X';
+}
+
+static uint64_t owner_word(uint32_t pid, uint32_t ticks)
+{
+    return (uint64_t)ticks << 32 | pid;
+}
+
+static int owner_alive(uint64_t owner)
+{
+    uint32_t ticks;
+    if (!owner || !process_start((uint32_t)owner, &ticks))
+        return 0;
+    return ticks == 0 || ticks == (uint32_t)(owner >> 32);
+}
+
+int rg_client_alive(const rg_client *client)
+{
+    return owner_alive(atomic_load(&client->owner));
+}
+
+int rg_segment_create(const char *path)
+{
+    /* Built under another name and then linked, so that nobody ever opens a half-made one. */
+    char tmp[PATH_MAX];
+    if (snprintf(tmp, sizeof tmp, "%s.%d.tmp", path, (int)getpid()) >= (int)sizeof tmp)
+        return -ENAMETOOLONG;
+    int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0)
+        return -errno;
+    int err = 0;
+    rg_segment *seg = MAP_FAILED;
+    if (fchmod(fd, 0600) != 0)
+        err = errno;
+    else if ((err = posix_fallocate(fd, 0, sizeof *seg)) == 0) {
+        seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        if (seg == MAP_FAILED)
+            err = errno;
+    }
+    close(fd);
+    if (!err) {
+        seg->header.version = RG_SEGMENT_VERSION;
+        seg->header.size_bytes = sizeof *seg;
+        seg->header.creator_pid = (uint32_t)getpid();
+        seg->header.created_ns = rg_now_ns();
+        seg->settings.policy = RG_POLICY_PRIORITY;
+        seg->settings.inflight = 8;
+        seg->settings.unit_us = 100;
+        seg->settings.starvation_us = 100000;
+        seg->settings.stale_ms = 1000;
+        seg->settings.spin_us = 100;
+        seg->settings.quiet_us = 250;
+        seg->settings.bulk_bytes = 65536;
+        seg->header.magic = RG_SEGMENT_MAGIC;
+        munmap(seg, sizeof *seg);
+        if (link(tmp, path) != 0)
+            err = errno;
+    }
+    unlink(tmp);
+    return -err;
+}
+
+rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes)
+{
+    why[0] = 0;
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) {
+        snprintf(why, why_bytes, "cannot open segment %s: %s", path, strerror(errno));
+        return NULL;
+    }
+    struct stat st;
+    rg_segment *seg = MAP_FAILED;
+    if (fstat(fd, &st) != 0)
+        snprintf(why, why_bytes, "cannot stat segment %s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode))
+        snprintf(why, why_bytes, "segment %s is not a regular file", path);
+    else if (st.st_uid != geteuid())
+        snprintf(why, why_bytes, "segment %s belongs to user %u, this process runs as %u", path, (unsigned)st.st_uid,
+                 (unsigned)geteuid());
+    else if (st.st_mode & 077)
+        snprintf(why, why_bytes, "segment %s is open to other users (mode %04o, expected 0600)", path,
+                 (unsigned)(st.st_mode & 07777));
+    else if ((uint64_t)st.st_size != sizeof *seg)
+        snprintf(why, why_bytes, "segment %s has %lld bytes, this library expects %zu: it was made by another version", path,
+                 (long long)st.st_size, sizeof *seg);
+    else if ((seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+        snprintf(why, why_bytes, "cannot map segment %s: %s", path, strerror(errno));
+    close(fd);
+    if (seg == MAP_FAILED)
+        return NULL;
+    if (seg->header.magic != RG_SEGMENT_MAGIC || seg->header.version != RG_SEGMENT_VERSION ||
+        seg->header.size_bytes != sizeof *seg) {
+        snprintf(why, why_bytes, "segment %s is not a version %u segment (magic %016llx, version %u, size %u)", path,
+                 RG_SEGMENT_VERSION, (unsigned long long)seg->header.magic, seg->header.version, seg->header.size_bytes);
+        munmap(seg, sizeof *seg);
+        return NULL;
+    }
+    return seg;
+}
+
+static void clear_client(rg_client *c)
+{
+    /* Everything between `state` and the end but the owner word, which is how the slot was taken. */
+#define RG_CLEAR_u32(name, n) atomic_store_explicit(&c->name, 0, memory_order_relaxed)
+#define RG_CLEAR_u64(name, n) atomic_store_explicit(&c->name, 0, memory_order_relaxed)
+#define RG_CLEAR_char(name, n) memset(c->name, 0, n)
+#define RG_CLEAR_hist(name, n) \
+    for (int i = 0; i < RG_HIST_BUCKETS; i++) \
+    atomic_store_explicit(&c->name.count[i], 0, memory_order_relaxed)
+#define RG_CLEAR(kind, name, n) RG_CLEAR_##kind(name, n);
+    uint64_t owner = atomic_load(&c->owner);
+    RG_CLIENT_FIELDS(RG_CLEAR)
+    atomic_store(&c->owner, owner);
+}
+
+int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns)
+{
+    uint32_t ticks = 0;
+    process_start((uint32_t)getpid(), &ticks);
+    uint64_t me = owner_word((uint32_t)getpid(), ticks);
+    rg_segment_reap(seg);
+    /* First never-used slots, then slots whose process is gone: what a finished client counted stays readable as long
+     * as there is room. A slot is only ever taken from an owner that no longer runs, by one compare-and-swap, so two
+     * claimers cannot share it and a claimer killed half-way leaves a slot that the next one may take. */
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+            rg_client *c = &seg->clients[i];
+            uint64_t old = atomic_load(&c->owner);
+            if (pass == 0 ? old != 0 : owner_alive(old))
+                continue;
+            if (!atomic_compare_exchange_strong(&c->owner, &old, me))
+                continue;
+            rg_segment_clear_busy(seg, i);
+            clear_client(c);
+            atomic_store(&c->state, RG_CLAIMING);
+            atomic_store(&c->pid, (uint32_t)getpid());
+            atomic_store(&c->class, class);
+            snprintf(c->name, sizeof c->name, "%s", name);
+            atomic_store(&c->attached_ns, now_ns);
+            atomic_store(&c->heartbeat_ns, now_ns);
+            atomic_store(&c->state, RG_LIVE);
+            return i;
+        }
+    }
+    atomic_fetch_add(&seg->header.refused, 1);
+    return -1;
+}
+
+int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name)
+{
+    uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
+    for (int i = 0; i < 16; i++)
+        key = (key ^ (unsigned char)uuid[i]) * 0x100000001b3u;
+    key |= 1;
+    for (int i = 0; i < RG_MAX_DEVICES; i++) {
+        rg_device *d = &seg->devices[i];
+        uint64_t old = 0;
+        if (!atomic_compare_exchange_strong(&d->key, &old, key) && old != key)
+            continue;
+        /* Everybody who uses the device writes the same bytes, so it does not matter who does, or who dies doing it. */
+        if (atomic_load(&d->state) != 2) {
+            memcpy(d->uuid, uuid, sizeof d->uuid);
+            snprintf(d->name, sizeof d->name, "%s", name);
+            atomic_store(&d->state, 2);
+        }
+        return i;
+    }
+    return -1;
+}
+
+void rg_device_wake(rg_device *dev)
+{
+    atomic_fetch_add(&dev->wake, 1);
+    if (atomic_load(&dev->waiters))
+        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void rg_segment_clear_busy(rg_segment *seg, int slot)
+{
+    uint64_t bit = 1ull << slot;
+    for (int i = 0; i < RG_MAX_DEVICES; i++) {
+        rg_device *d = &seg->devices[i];
+        if (atomic_load(&d->high_busy) & bit) {
+            atomic_fetch_and(&d->high_busy, ~bit);
+            rg_device_wake(d);
+        }
+    }
+}
+
+int rg_segment_reap(rg_segment *seg)
+{
+    int reaped = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_client *c = &seg->clients[i];
+        uint32_t state = atomic_load(&c->state);
+        if ((state == RG_LIVE || state == RG_CLAIMING) && !rg_client_alive(c) &&
+            atomic_compare_exchange_strong(&c->state, &state, RG_DEAD)) {
+            rg_segment_clear_busy(seg, i);
+            reaped++;
+        }
+    }
+    return reaped;
+}

@@ -1,0 +1,161 @@
+/*
+ * segment.h: the shared-memory file that is the only boundary between clients (librigel.so) and the control plane (Bun).
+ *
+ * One owner of the layout: the tables below. The C structures, the offsets asserted here and the description that
+ * TypeScript reads (rigel_layout) are all made from them.
+ *
+ * Rules:
+ *  1. Fixed size, fixed offsets, no pointers. A change of any row raises RG_SEGMENT_VERSION.
+ *  2. Each field says who writes it: [control] Rigel's command line; [client] the client that owns the slot; [any] every
+ *     client, by atomic operations only.
+ *  3. Every field is valid whatever instant its writer is killed at: one word each, no multi-word invariants. What a dead
+ *     client leaves (its bits in high_busy, its slot) is found by pid, start time and heartbeat and is cleared by others.
+ *  4. Times are CLOCK_MONOTONIC nanoseconds, which all processes of a machine share.
+ */
+#ifndef RIGEL_SEGMENT_H
+#define RIGEL_SEGMENT_H
+
+#include "histogram.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
+enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+
+enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
+enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
+
+/* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
+
+#define RG_HEADER_FIELDS(F) \
+    F(u64, magic, 1)       /* [control] RG_SEGMENT_MAGIC, stored last by the creator */ \
+    F(u32, version, 1)     /* [control] RG_SEGMENT_VERSION */ \
+    F(u32, size_bytes, 1)  /* [control] sizeof(rg_segment) */ \
+    F(u32, creator_pid, 1) /* [control] */ \
+    F(u32, refused, 1)     /* [any] clients that found no free slot */ \
+    F(u64, created_ns, 1)  /* [control] */
+
+#define RG_SETTINGS_FIELDS(F) \
+    F(u32, policy, 1)        /* [control] enum rg_policy */ \
+    F(u32, inflight, 1)      /* [control] launches a best-effort client may have unfinished at once; 0: no limit */ \
+    F(u32, unit_us, 1)       /* [control] a launch counts in flight for its learned duration over this; 0: for one */ \
+    F(u32, corun, 1)         /* [control] the same while a high client is busy; 0: best-effort launches wait */ \
+    F(u32, starvation_us, 1) /* [control] longest wait of a best-effort launch while high-priority work goes on */ \
+    F(u32, stale_ms, 1)      /* [control] a heartbeat older than this is a dead or stopped client */ \
+    F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
+    F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
+    F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
+    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */
+
+#define RG_DEVICE_FIELDS(F) \
+    F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
+    F(u64, high_busy, 1) /* [any] bit per client slot: that high client has work on this device */ \
+    F(u32, wake, 1)      /* [any] futex: raised whenever a high client becomes idle */ \
+    F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
+    F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
+    F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
+    F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */
+
+#define RG_CLIENT_FIELDS(F) \
+    F(u32, state, 1)           /* [any] enum rg_client_state */ \
+    F(u32, pid, 1)             /* [client] */ \
+    F(u64, owner, 1)           /* [any] taken by compare-and-swap: pid in the low half, start time of that process in the \
+                                  high half (low 32 bits of /proc/pid/stat field 22), so that a reused pid is not it */ \
+    F(u32, class, 1)           /* [client] enum rg_class */ \
+    F(u32, devices, 1)         /* [client] bit per device index it has a context on */ \
+    F(char, name, RG_NAME_BYTES) /* [client] RIGEL_NAME, cut to fit, NUL-terminated */ \
+    F(u64, attached_ns, 1)     /* [client] */ \
+    F(u64, first_launch_ns, 1) /* [client] 0 until then */ \
+    F(u64, exited_ns, 1)       /* [client] clean exit; 0 if it never came */ \
+    F(u64, heartbeat_ns, 1)    /* [client] agent thread, at least every 250 ms */ \
+    F(u64, launches, 1)        /* [client] kernels, this and the next three are the issue counter of the gate */ \
+    F(u64, graph_launches, 1)  /* [client] */ \
+    F(u64, copies, 1)          /* [client] */ \
+    F(u64, memsets, 1)         /* [client] */ \
+    F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
+    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy */ \
+    F(u64, gate_wait_ns, 1)    /* [client] */ \
+    F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
+    F(u64, inflight_wait_ns, 1) /* [client] */ \
+    F(u64, starved, 1)         /* [client] waits ended by the starvation bound */ \
+    F(u64, stale_cleared, 1)   /* [client] busy bits of dead or stopped clients that this one cleared */ \
+    F(u64, requests, 1)        /* [client] busy periods finished */ \
+    F(u64, agent_idle, 1)      /* [client] of those, ended by the agent rather than by the program's own wait */ \
+    F(u64, reports, 1)         /* [client] rigel_report_request calls */ \
+    F(hist, request_ns, 1)     /* [client] length of busy periods */ \
+    F(hist, wait_ns, 1)        /* [client] gate waits */ \
+    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */
+
+#define RG_TYPE_u32(name, n) _Atomic uint32_t name
+#define RG_TYPE_u64(name, n) _Atomic uint64_t name
+#define RG_TYPE_char(name, n) char name[n]
+#define RG_TYPE_hist(name, n) rg_histogram name
+#define RG_MEMBER(kind, name, n) RG_TYPE_##kind(name, n);
+
+typedef struct {
+    RG_HEADER_FIELDS(RG_MEMBER)
+} rg_header;
+typedef struct {
+    RG_SETTINGS_FIELDS(RG_MEMBER)
+} rg_settings;
+typedef struct {
+    _Alignas(64) RG_DEVICE_FIELDS(RG_MEMBER)
+} rg_device;
+typedef struct {
+    _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
+} rg_client;
+typedef struct {
+    _Alignas(64) rg_header header;
+    _Alignas(64) rg_settings settings;
+    _Alignas(64) rg_device devices[RG_MAX_DEVICES];
+    _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+} rg_segment;
+
+/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+_Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
+_Static_assert(sizeof(rg_device) == 192, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
+_Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
+_Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
+_Static_assert(sizeof(rg_client) == 49408, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3165312, "segment layout");
+_Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
+
+/*
+ * rg_segment_create: makes a segment file with default settings.
+ * The file must not exist. Mode 0600. Returns 0, or -errno with nothing left behind.
+ */
+int rg_segment_create(const char *path);
+
+/*
+ * rg_segment_open: maps an existing segment for reading and writing.
+ * Refuses (NULL, and the reason in `why`, one line without newline) a file that is missing, owned by somebody else,
+ * open to others, of another size or version. The mapping is never unmapped.
+ */
+rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes);
+
+/* rg_segment_claim: takes a free slot (or the oldest finished one) for this process. Slot index, or -1 when all are live. */
+int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns);
+
+/* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */
+int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name);
+
+/* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
+int rg_segment_reap(rg_segment *seg);
+
+/* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
+int rg_client_alive(const rg_client *client);
+
+/* rg_segment_clear_busy: takes client `slot` out of every device's high_busy and wakes whoever waits. */
+void rg_segment_clear_busy(rg_segment *seg, int slot);
+
+/* rg_device_wake: wakes every thread that sleeps on the device's gate; a system call only if there is one. */
+void rg_device_wake(rg_device *dev);
+
+/* rg_now_ns: CLOCK_MONOTONIC in nanoseconds (no system call: vDSO). */
+uint64_t rg_now_ns(void);
+
+#endif

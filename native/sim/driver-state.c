@@ -1,0 +1,390 @@
+/*
+ * driver-state.c: the file that the processes on one simulated GPU share, its lock, and waiting for the model.
+ *
+ * The lock is a robust mutex in the file. A process that is killed while it holds it leaves the model half changed; the
+ * next one to lock resets it: whatever was in flight, anybody's, counts as finished at that moment (rg_model_recover).
+ * Timing is wrong once, by at most the queue's length, and nobody crashes or hangs.
+ *
+ * A process that is killed while it does not hold the lock leaves contexts with memory and work. Those who wait, ask or
+ * start look at /proc now and then and remove them.
+ */
+#include "driver.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#define STATE_MAGIC 0x3130494d4953475full
+enum { MAX_PROCESSES = RG_MODEL_MAX_CONTEXTS };
+
+typedef struct {
+    _Atomic uint64_t magic; /* last word to be written when the file is made */
+    uint64_t size;
+    pthread_mutex_t lock; /* robust, between processes: everything below */
+    uint32_t devices;
+    uint32_t reserved;
+    _Atomic uint64_t reaped_ns; /* when somebody last looked for dead processes */
+    char uuid[SIM_MAX_DEVICES][16];
+    struct {
+        int32_t pid; /* 0: free */
+        uint32_t reserved;
+        uint64_t start_ticks; /* /proc/pid/stat field 22: tells a reused pid from the process */
+    } process[MAX_PROCESSES];
+    struct {
+        uint32_t id;    /* the model's context */
+        uint32_t owner; /* index in `process` + 1; 0: nobody's */
+    } context[SIM_MAX_DEVICES][RG_MODEL_MAX_CONTEXTS];
+    _Alignas(64) rg_model model[];
+} sim_state;
+
+static sim_state *state;
+static uint32_t self; /* this process's entry */
+
+static size_t state_bytes(uint32_t devices)
+{
+    return sizeof(sim_state) + devices * sizeof(rg_model);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* ---- Who is alive */
+
+/* Start time of a process; 0 if there is none, or only a zombie. Fields are counted from the last ')' of the name. */
+static uint64_t start_ticks(int32_t pid)
+{
+    char path[32], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return kill(pid, 0) && errno == ESRCH ? 0 : 1; /* without /proc the pid has to do */
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    char *field = strrchr(text, ')');
+    if (!field || field[1] != ' ' || field[2] == 'Z' || field[2] == 'X') return 0;
+    field += 2; /* field 3 */
+    for (int i = 3; i < 22 && field; i++) field = strchr(field + 1, ' ');
+    return field ? strtoull(field, NULL, 10) : 0;
+}
+
+static bool alive(int32_t pid, uint64_t ticks)
+{
+    return start_ticks(pid) == ticks;
+}
+
+static void remove_process(uint32_t index)
+{
+    for (uint32_t d = 0; d < state->devices; d++)
+        for (uint32_t i = 0; i < RG_MODEL_MAX_CONTEXTS; i++)
+            if (state->context[d][i].owner == index + 1) {
+                rg_model_remove_context(&state->model[d], state->context[d][i].id);
+                state->context[d][i].owner = 0;
+            }
+    state->process[index].pid = 0;
+}
+
+/* ---- Lock */
+
+static void lock_state(void)
+{
+    if (pthread_mutex_lock(&state->lock) != EOWNERDEAD) return;
+    /* The owner was killed half-way through a change. Make sense of what is there; time is not lost, work in flight is. */
+    for (uint32_t d = 0; d < state->devices; d++) rg_model_recover(&state->model[d]);
+    pthread_mutex_consistent(&state->lock);
+}
+
+void sim_unlock(void)
+{
+    pthread_mutex_unlock(&state->lock);
+}
+
+rg_model *sim_lock(int device)
+{
+    lock_state();
+    rg_model *m = &state->model[device];
+    rg_model_advance(m, now_ns()); /* after locking: time never goes back for the model */
+    return m;
+}
+
+void sim_reap(unsigned every_ms)
+{
+    uint64_t now = now_ns(), last = atomic_load(&state->reaped_ns);
+    if (now - last < every_ms * 1000000ull || !atomic_compare_exchange_strong(&state->reaped_ns, &last, now)) return;
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
+        lock_state();
+        int32_t pid = state->process[i].pid;
+        uint64_t ticks = state->process[i].start_ticks;
+        sim_unlock();
+        if (!pid || i == self || alive(pid, ticks)) continue;
+        lock_state();
+        if (state->process[i].pid == pid && state->process[i].start_ticks == ticks) {
+            for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], now_ns());
+            remove_process(i);
+        }
+        sim_unlock();
+    }
+}
+
+const rg_model_params *sim_params(int device)
+{
+    return &state->model[device].p;
+}
+
+void sim_uuid(int device, char out[16])
+{
+    memcpy(out, state->uuid[device], 16);
+}
+
+void sim_own_context(int device, uint32_t context, int own)
+{
+    uint32_t slot = context & 0xffff;
+    state->context[device][slot].id = context;
+    state->context[device][slot].owner = own ? self + 1 : 0;
+}
+
+/* ---- The file */
+
+static CUresult refuse(const char *path, const char *what, const char *remedy)
+{
+    fprintf(stderr, "rigel: simulated GPU: %s: %s; %s\n", path, what, remedy);
+    return CUDA_ERROR_OPERATING_SYSTEM;
+}
+
+/* Stable for a file's name and an index: FNV-1a, as a version 8 (free form) UUID. */
+static void make_uuid(const char *path, uint32_t device, char out[16])
+{
+    uint64_t h = 14695981039346656037ull;
+    for (uint32_t part = 0; part < 2; part++) {
+        for (const char *c = path; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211ull;
+        h = (h ^ (device + 1)) * 1099511628211ull;
+        memcpy(out + 8 * part, &h, 8);
+    }
+    out[6] = (char)((out[6] & 0x0f) | 0x80);
+    out[8] = (char)((out[8] & 0x3f) | 0x80);
+}
+
+static uint32_t environment_number(const char *name, uint32_t otherwise, uint32_t most)
+{
+    const char *text = getenv(name);
+    if (!text || !*text) return otherwise;
+    unsigned long n = strtoul(text, NULL, 10);
+    return n > most ? most : (uint32_t)n;
+}
+
+/* Makes the file's contents. The caller has the file to itself; `magic` comes last. */
+static CUresult fill_state(int fd, const char *path, sim_state **out)
+{
+    const char *preset = getenv("RIGEL_SIM_PRESET");
+    const rg_model_params *known = rg_model_preset(preset && *preset ? preset : "h200");
+    if (!known) return refuse(preset, "no such GPU", "RIGEL_SIM_PRESET is h200, a100 or l4");
+    uint32_t devices = environment_number("RIGEL_SIM_DEVICES", 1, SIM_MAX_DEVICES);
+    size_t size = state_bytes(devices);
+    /* Blocks are taken now: a full /dev/shm must be an error here, not SIGBUS in the middle of a launch. */
+    if (posix_fallocate(fd, 0, (off_t)size)) return refuse(path, "no room for it", "free some, or set RIGEL_SIM_STATE");
+    sim_state *s = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (s == MAP_FAILED) return refuse(path, strerror(errno), "set RIGEL_SIM_STATE");
+    pthread_mutexattr_t attr;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&s->lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+    rg_model_params params = *known;
+    params.shared = environment_number("RIGEL_SIM_MPS", 0, 1);
+    s->size = size;
+    s->devices = devices;
+    for (uint32_t d = 0; d < devices; d++) {
+        rg_model_init(&s->model[d], &params);
+        rg_model_advance(&s->model[d], now_ns());
+        make_uuid(path, d, s->uuid[d]);
+    }
+    atomic_store(&s->magic, STATE_MAGIC + sizeof(rg_model)); /* another layout of the model is another file */
+    *out = s;
+    return CUDA_SUCCESS;
+}
+
+/* The mapped file if it is whole, of this layout, and somebody uses it; else NULL: it has to be made anew. */
+static sim_state *use_state(int fd, off_t size)
+{
+    if (size < (off_t)sizeof(sim_state)) return NULL;
+    sim_state *s = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (s == MAP_FAILED) return NULL;
+    if (atomic_load(&s->magic) == STATE_MAGIC + sizeof(rg_model) && s->size == (uint64_t)size &&
+        size == (off_t)state_bytes(s->devices))
+        for (uint32_t i = 0; i < MAX_PROCESSES; i++)
+            if (s->process[i].pid && alive(s->process[i].pid, s->process[i].start_ticks)) return s;
+    munmap(s, (size_t)size);
+    return NULL;
+}
+
+static CUresult enter_process(const char *path)
+{
+    lock_state();
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++)
+        if (state->process[i].pid && !alive(state->process[i].pid, state->process[i].start_ticks)) remove_process(i);
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
+        if (state->process[i].pid) continue;
+        self = i;
+        state->process[i].start_ticks = start_ticks(getpid());
+        state->process[i].pid = getpid();
+        sim_unlock();
+        return CUDA_SUCCESS;
+    }
+    sim_unlock();
+    return refuse(path, "64 processes use it", "end some of them");
+}
+
+/* One try, with the file locked against others that start: 1 done, 0 try again (the file was replaced), -1 failed. */
+static int attach_once(const char *path, CUresult *result)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    struct stat opened, named;
+    if (fd < 0 || flock(fd, LOCK_EX) || fstat(fd, &opened)) {
+        *result = refuse(path, strerror(errno), "set RIGEL_SIM_STATE to a file that can be written");
+        if (fd >= 0) close(fd);
+        return -1;
+    }
+    int outcome = -1;
+    if (lstat(path, &named) || named.st_ino != opened.st_ino || named.st_dev != opened.st_dev) {
+        outcome = 0;
+    } else if (!S_ISREG(opened.st_mode) || opened.st_uid != geteuid() || (opened.st_mode & 077)) {
+        *result = refuse(path, "not a private file of this user", "remove it, or set RIGEL_SIM_STATE");
+    } else if (opened.st_size == 0) {
+        *result = fill_state(fd, path, &state);
+        if (*result != CUDA_SUCCESS && ftruncate(fd, 0)) unlink(path);
+        if (*result == CUDA_SUCCESS && (*result = enter_process(path)) == CUDA_SUCCESS) outcome = 1;
+    } else if ((state = use_state(fd, opened.st_size))) {
+        if ((*result = enter_process(path)) == CUDA_SUCCESS) outcome = 1;
+    } else if (unlink(path)) { /* nobody lives on it; who still has it mapped keeps the old file */
+        *result = refuse(path, strerror(errno), "remove it");
+    } else {
+        outcome = 0;
+    }
+    close(fd); /* and unlocks */
+    return outcome;
+}
+
+CUresult sim_attach(int *devices)
+{
+    char fallback[64];
+    const char *path = getenv("RIGEL_SIM_STATE");
+    CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
+    if (!path || !*path) {
+        snprintf(fallback, sizeof fallback, "/dev/shm/rigel-sim-%u", (unsigned)geteuid());
+        path = fallback;
+    }
+    int outcome = 0;
+    while (!outcome) outcome = attach_once(path, &result);
+    if (outcome < 0) return result;
+    *devices = (int)state->devices;
+    return CUDA_SUCCESS;
+}
+
+void sim_detach(void)
+{
+    lock_state();
+    for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], now_ns());
+    remove_process(self);
+    sim_unlock();
+}
+
+/* ---- Waiting */
+
+enum {
+    SPIN_NS = 20000,          /* a sleep ends up to about this late: the rest is spun */
+    NAP_NS = 50000,           /* once the spinning budget of a wait is used up */
+    SPIN_BUDGET_NS = 200000,  /* what one wait may spin in all */
+    LONGEST_SLEEP_NS = 10000000, /* a process may have died meanwhile */
+};
+
+static void sleep_until(uint64_t at)
+{
+    /* The default slack of 50 us would be most of a short kernel. It is the caller's thread: put it back. */
+    int slack = prctl(PR_GET_TIMERSLACK);
+    if (slack > 1) prctl(PR_SET_TIMERSLACK, 1);
+    struct timespec t = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+    if (slack > 1) prctl(PR_SET_TIMERSLACK, slack);
+}
+
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Sleeps, then spins, up to `at`. What it spins is taken off the budget. */
+static void wait_until(uint64_t at, uint64_t *budget)
+{
+    uint64_t now = now_ns();
+    if (at > now + LONGEST_SLEEP_NS) at = now + LONGEST_SLEEP_NS;
+    if (!*budget && at < now + NAP_NS) at = now + NAP_NS;
+    uint64_t margin = *budget ? SPIN_NS : 0;
+    if (at > now + margin) {
+        sleep_until(at - margin);
+        now = now_ns();
+    }
+    if (!*budget) return;
+    uint64_t from = now;
+    while (now < at) {
+        pause_cpu();
+        now = now_ns();
+    }
+    uint64_t spun = now - from + 200; /* asking the model costs something too */
+    *budget = spun < *budget ? *budget - spun : 0;
+}
+
+static bool is_done(const rg_model *m, sim_until u, uint64_t *at)
+{
+    bool done = u.kind == SIM_UNTIL_STREAM    ? rg_model_done(m, u.id, u.ticket)
+                : u.kind == SIM_UNTIL_CONTEXT ? rg_model_context_done(m, u.id, u.ticket)
+                                              : rg_model_event_done(m, u.id, NULL);
+    if (!done)
+        *at = u.kind == SIM_UNTIL_STREAM    ? rg_model_earliest(m, u.id, u.ticket)
+              : u.kind == SIM_UNTIL_CONTEXT ? rg_model_context_earliest(m, u.id, u.ticket)
+                                            : rg_model_event_earliest(m, u.id);
+    return done;
+}
+
+CUresult sim_wait(int device, sim_until until)
+{
+    for (uint64_t budget = SPIN_BUDGET_NS, at = 0;;) {
+        if (atomic_load(&sim.phase) != SIM_RUNNING) return CUDA_ERROR_DEINITIALIZED;
+        rg_model *m = sim_lock(device);
+        bool done = is_done(m, until, &at);
+        sim_unlock();
+        if (done) return CUDA_SUCCESS;
+        sim_reap(10);
+        wait_until(at, &budget);
+    }
+}
+
+CUresult sim_wait_for_room(int device, uint32_t stream)
+{
+    /* A sleep for each launch of a stream that stays full would cost more than the launches: wait for some room. */
+    enum { SOME = RG_MODEL_STREAM_DEPTH / 16 };
+    if (atomic_load(&sim.phase) != SIM_RUNNING) return CUDA_ERROR_DEINITIALIZED;
+    uint64_t budget = 0;
+    rg_model *m = sim_lock(device);
+    uint64_t at = rg_model_room_earliest(m, stream, SOME);
+    sim_unlock();
+    sim_reap(10);
+    wait_until(at, &budget);
+    return CUDA_SUCCESS;
+}

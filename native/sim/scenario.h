@@ -1,0 +1,68 @@
+/*
+ * scenario.h: what would happen if these programs shared a GPU, in virtual time.
+ *
+ * Replayed clients (profile.h), the model of a GPU (model.h) and the gate's decisions (policy.h) without processes,
+ * threads or clocks. Integers only and one order for what happens at one instant, so the same input gives the same
+ * numbers on every machine, to the last one. It must never read a clock or decide anything that policy.h decides.
+ *
+ * What it takes from the real gate (gate.c): a high client is busy from its first launch until its wait finds its work
+ * finished; launches of a best-effort client are counted until a batch of them is found finished, which is only looked
+ * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out.
+ */
+#ifndef RIGEL_SCENARIO_H
+#define RIGEL_SCENARIO_H
+
+#include "../policy.h"
+#include "../replay/arrivals.h"
+#include "../replay/profile.h"
+#include "model.h"
+
+enum { RG_SCENARIO_MAX_CLIENTS = 16 };
+
+typedef struct {
+    const rg_profile *profile;
+    bool best_effort;
+    bool open_loop;                 /* requests fall due by `arrivals`; else one follows the other */
+    enum rg_arrivals_kind arrivals; /* uniform or Poisson */
+    uint64_t mean_gap_ns, seed;
+    uint64_t iterations; /* end after so many; 0: no limit */
+} rg_scenario_client;
+
+typedef enum {
+    RG_SCENARIO_ALONE,      /* each client by itself, without Rigel */
+    RG_SCENARIO_UNGOVERNED, /* together, without Rigel */
+    RG_SCENARIO_GOVERNED,   /* together, with the policy and stream priorities */
+} rg_scenario_mode;
+
+typedef struct {
+    rg_model_params gpu; /* a preset, `shared` set for MPS */
+    uint64_t duration_ns;
+    uint32_t policy; /* enum rg_policy, and the settings of the same names in the segment */
+    uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
+    uint64_t launch_ns; /* what a launch call takes the program */
+    uint64_t record_ns; /* what recording the gate's event takes */
+    uint64_t wake_ns;   /* from waking a sleeping thread to its running */
+} rg_scenario_options;
+
+typedef struct {
+    uint64_t iterations; /* finished by the end of the duration (requests: that fell due in it) */
+    uint64_t launches;
+    uint64_t requests;               /* iterations that were waited for: those have latencies */
+    uint64_t p50_ns, p95_ns, p99_ns; /* from the due time; nearest rank; 0 without requests */
+    uint64_t gate_waits, gate_wait_ns, inflight_waits, inflight_wait_ns, starved;
+} rg_scenario_result;
+
+/*
+ * rg_scenario_defaults: the H200 preset under time slices, 10 s, the segment's default settings, and the costs measured
+ * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread.
+ */
+rg_scenario_options rg_scenario_defaults(void);
+
+/*
+ * rg_scenario_run: runs `count` clients and fills one result each. Returns 0, or -1 with one line in `error` (out of
+ * memory, a kernel that no SM can hold, too many clients).
+ */
+int rg_scenario_run(const rg_scenario_options *options, rg_scenario_mode mode, const rg_scenario_client *clients,
+                    uint32_t count, rg_scenario_result *results, char *error, size_t error_bytes);
+
+#endif

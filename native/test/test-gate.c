@@ -1,0 +1,583 @@
+/*
+ * test-gate.c: what a client does at the gate, and when a high client is busy, on the simulated GPU.
+ *
+ * The client's parts are linked into this program (so that sanitizers see them); the hooks are called by name, and reach the
+ * simulated libcuda.so.1. Each case is a process. "Another client" is a slot and a busy bit that the test sets itself, so
+ * nothing here depends on timing: a launch that must wait is seen waiting before it is let go.
+ */
+#include "client.h"
+#include "rigel.h"
+#include "testing.h"
+
+static const char *segment_path;
+static rg_segment *seg;
+static void *driver;
+enum { OTHER = 40 }; /* slot of the client that is not there */
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuCtxSetCurrent, (CUcontext)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+    X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
+    X(cuEventCreate, (CUevent *, unsigned)) \
+    X(cuStreamGetPriority, (CUstream, int *)) \
+    X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
+                          ".visible .entry ncclDevKernel_AllReduce(.param .u64 n)\n{ ret; }\n";
+static CUfunction spin, nccl;
+
+/* Becomes a client of the given class with a fresh segment and a context. */
+static void become(const char *class)
+{
+    segment_path = scratch("gate");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    char why[512];
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", class, 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_SIM_STATE", scratch("gate-sim"), 1);
+    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
+    seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
+    driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    CUcontext context;
+    CUmodule module;
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(segment_path);
+}
+
+static void launch(CUfunction f, CUstream s, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+static uint64_t busy_word(void)
+{
+    return atomic_load(&seg->devices[0].high_busy);
+}
+
+static void other_busy(bool yes)
+{
+    if (yes)
+        atomic_fetch_or(&seg->devices[0].high_busy, 1ull << OTHER);
+    else
+        rg_segment_clear_busy(seg, OTHER);
+}
+
+/* ---- best-effort ---- */
+
+static _Atomic int launched;
+static void *launch_one(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    atomic_store(&launched, 1);
+    return NULL;
+}
+
+static CUcontext current(void)
+{
+    CUcontext c = NULL;
+    CHECK_EQUAL(rg_real.cuCtxGetCurrent(&c), CUDA_SUCCESS);
+    return c;
+}
+
+static void waits_while_high_is_busy(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    other_busy(false);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CHECK(rg.slot->gate_wait_ns > 0);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK_EQUAL(seg->devices[0].waiters, 0);
+    done();
+}
+
+static void starvation_bound_lets_one_batch_out(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1000;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    other_busy(true);
+    for (int i = 0; i < 8; i++) /* the in-flight limit: one starvation period is enough for all */
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->starved, 1);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->starved, 2);
+    CHECK(busy_word() == 1ull << OTHER);
+    done();
+}
+
+static void stale_high_client_is_ignored(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    atomic_store(&seg->clients[OTHER].heartbeat_ns, 1);
+    other_busy(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->stale_cleared, 1);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+static void shutdown_setting_opens_the_gate(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    atomic_store(&seg->settings.shutdown, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+static void policy_none_measures_only(void)
+{
+    become("best-effort");
+    atomic_store(&seg->settings.policy, RG_POLICY_NONE);
+    other_busy(true);
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->launches, 100);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    CHECK_EQUAL(rg.inflight, 0);
+    done();
+}
+
+static void in_flight_is_limited(void)
+{
+    become("best-effort");
+    CUstream streams[3];
+    for (int i = 0; i < 3; i++)
+        CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 300; i++) {
+        launch(spin, streams[i % 3], 20000);
+        CHECK(rg.inflight < 9 * RG_POLICY_LAUNCH);
+    }
+    CHECK(rg.slot->inflight_waits > 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* A kernel that never ends until its own program launches more (a spin-wait across streams) must not lock the program up. */
+static void in_flight_wait_is_bounded(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 2000;
+    launch(spin, NULL, 1000000000); /* a second: far longer than the bound */
+    for (int i = 0; i < 8; i++)
+        launch(spin, NULL, 1000);
+    CHECK(rg.slot->launches == 9);
+    CHECK_EQUAL(rg.slot->inflight_waits, 1);
+    done();
+}
+
+static void small_copies_pass_bulk_copies_wait(void)
+{
+    become("best-effort");
+    CUdeviceptr p;
+    static char host[1 << 17];
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    seg->settings.starvation_us = 1000;
+    other_busy(true);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, 65535, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 0, 100, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, 65536, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CHECK_EQUAL(rg.slot->copies, 2);
+    CHECK_EQUAL(rg.slot->memsets, 1);
+    done();
+}
+
+static void communication_kernels_never_wait(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    for (int i = 0; i < 20; i++)
+        launch(nccl, NULL, 1000);
+    CHECK_EQUAL(rg.slot->passed, 20);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    done();
+}
+
+static CUgraphExec capture(CUstream s, CUfunction f, int kernels)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    for (int i = 0; i < kernels; i++)
+        launch(f, s, 1000);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    size_t nodes = 0;
+    CHECK_EQUAL(cu.cuGraphGetNodes(graph, NULL, &nodes), CUDA_SUCCESS);
+    CHECK_EQUAL(nodes, kernels);
+    return exec;
+}
+
+static void capture_passes_and_a_graph_is_one_unit(void)
+{
+    become("best-effort");
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 1000);
+    other_busy(true);
+    CUgraphExec exec = capture(s, spin, 50); /* nobody waits, and nothing of Rigel's gets into the graph */
+    CHECK_EQUAL(rg.slot->passed, 50);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(rg.captures, 0);
+    seg->settings.starvation_us = 1000;
+    CHECK_EQUAL(cuGraphLaunch(exec, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CHECK_EQUAL(rg.slot->graph_launches, 1);
+    CHECK_EQUAL(rg.inflight, 2 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CUgraphExec communicating = capture(s, nccl, 3);
+    CHECK_EQUAL(cuGraphLaunch(communicating, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
+static void *per_thread_work(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    uint64_t n = 1, ns = 2000;
+    void *params[] = {&n, &ns};
+    for (int i = 0; i < 50; i++)
+        CHECK_EQUAL(cuLaunchKernel_ptsz(spin, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize_ptsz(NULL), CUDA_SUCCESS);
+    return NULL;
+}
+
+static void per_thread_streams_of_many_threads_do_not_lock_up(void)
+{
+    become("best-effort");
+    pthread_t threads[6];
+    for (int i = 0; i < 6; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, per_thread_work, current()), 0);
+    for (int i = 0; i < 6; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(rg.slot->launches, 300);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+/* ---- high ---- */
+
+static void idle_after(const char *what, uint64_t requests)
+{
+    if (busy_word() != 0 || rg.slot->requests != requests) {
+        fprintf(stderr, "%s: busy word %llx, %llu requests, expected 0 and %llu\n", what, (unsigned long long)busy_word(),
+                (unsigned long long)rg.slot->requests, (unsigned long long)requests);
+        _exit(1);
+    }
+}
+
+/* The agent is kept out of these cases: it must be the program's own wait that ends the period. */
+static void become_high_without_agent(void)
+{
+    become("high");
+    seg->settings.quiet_us = 4000000000u;
+}
+
+static void every_kind_of_wait_ends_a_request(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CUevent e;
+    CUdeviceptr p;
+    char host[64];
+    uint64_t requests = 0;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    for (int i = 0; i < 5; i++)
+        launch(spin, s, 1000);
+    CHECK_EQUAL(busy_word(), 1); /* slot 0 */
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    idle_after("cuStreamSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    idle_after("cuCtxSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(e), CUDA_SUCCESS);
+    idle_after("cuEventSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    WAIT_FOR(cuEventQuery(e) == CUDA_SUCCESS);
+    idle_after("cuEventQuery", ++requests);
+    launch(spin, s, 1000);
+    WAIT_FOR(cuStreamQuery(s) == CUDA_SUCCESS);
+    idle_after("cuStreamQuery", ++requests);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuMemcpyDtoH_v2(host, p, sizeof host), CUDA_SUCCESS);
+    idle_after("cuMemcpyDtoH", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    idle_after("cuStreamDestroy", ++requests);
+    uint64_t in_histogram = 0;
+    for (int i = 0; i < RG_HIST_BUCKETS; i++)
+        in_histogram += rg.slot->request_ns.count[i];
+    CHECK_EQUAL(in_histogram, requests);
+    done();
+}
+
+static void a_wait_that_does_not_cover_everything_ends_nothing(void)
+{
+    become_high_without_agent();
+    CUstream a, b;
+    CUevent e;
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    launch(spin, a, 1000);
+    launch(spin, b, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
+    idle_after("both streams", 1);
+    /* An event recorded before the last launch says nothing about it. */
+    launch(spin, a, 1000);
+    CHECK_EQUAL(cuEventRecord(e, a), CUDA_SUCCESS);
+    launch(spin, a, 1000);
+    CHECK_EQUAL(cuEventSynchronize(e), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    idle_after("after the old event", 2);
+    done();
+}
+
+static void the_agent_finds_what_nobody_waits_for(void)
+{
+    become("high");
+    launch(spin, NULL, 1000);
+    launch(spin, CU_STREAM_PER_THREAD, 1000);
+    CHECK_EQUAL(busy_word(), 1);
+    WAIT_FOR(busy_word() == 0);
+    WAIT_FOR(rg.slot->agent_idle == 1);
+    CHECK_EQUAL(rg.slot->requests, 1);
+    done();
+}
+
+static void high_never_waits(void)
+{
+    become_high_without_agent();
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    done();
+}
+
+static void *hammer(void *context)
+{
+    CUstream s;
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 300; i++) {
+        for (int j = 0; j < 3; j++)
+            launch(spin, s, 500);
+        CHECK(busy_word() == 1);
+        CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* Threads that launch and wait each on a stream of its own: while any has work the client is busy, at the end it is not. */
+static void threads_keep_the_client_busy(void)
+{
+    become("high");
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, hammer, current()), 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->launches, 4 * 300 * 3);
+    CHECK(rg.slot->requests >= 1 && rg.slot->requests <= 4 * 300);
+    done();
+}
+
+static void priorities_follow_the_class(void)
+{
+    become("high");
+    CUstream plain, raised;
+    int priority = 99;
+    CHECK_EQUAL(cuStreamCreate(&plain, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreateWithPriority(&raised, 0, -1), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cu.cuStreamGetPriority(plain, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -4);
+    CHECK_EQUAL(cu.cuStreamGetPriority(raised, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -5);
+    CHECK_EQUAL(cu.cuStreamGetPriority(NULL, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -4);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static void best_effort_priorities_are_the_lowest(void)
+{
+    become("best-effort");
+    CUstream raised;
+    int priority = 99;
+    CHECK_EQUAL(cuStreamCreateWithPriority(&raised, 0, -5), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cu.cuStreamGetPriority(raised, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -1);
+    CHECK_EQUAL(cu.cuStreamGetPriority(NULL, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, 0);
+    done();
+}
+
+/* ---- joining and leaving ---- */
+
+static void leaving_is_final_and_may_be_said_twice(void)
+{
+    become("high");
+    launch(spin, NULL, 1000);
+    rigel_report_request(1000000);
+    CHECK_EQUAL(busy_word(), 1);
+    rigel_shutdown();
+    rigel_shutdown();
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->state, RG_EXITED);
+    CHECK_EQUAL(rg.slot->reports, 1);
+    launch(spin, NULL, 1000);
+    rigel_report_request(1000000);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->launches, 1);
+    CHECK_EQUAL(rg.slot->reports, 1);
+    done();
+}
+
+static void a_forked_child_is_no_client(void)
+{
+    become("high");
+    launch(spin, NULL, 1000);
+    pid_t pid = fork();
+    if (pid == 0) {
+        /* The driver refuses a forked child; Rigel must neither crash nor touch the parent's slot. */
+        uint64_t n = 1;
+        void *params[] = {&n, &n};
+        cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL);
+        rigel_shutdown();
+        exit(0);
+    }
+    int status = -1;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    CHECK_EQUAL(rg.slot->state, RG_LIVE);
+    CHECK_EQUAL(rg.slot->launches, 1);
+    done();
+}
+
+static void exit_leaves_the_slot_finished(void)
+{
+    int out[2];
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        become("high");
+        CHECK_EQUAL(write(out[1], segment_path, strlen(segment_path) + 1), (ssize_t)strlen(segment_path) + 1);
+        launch(spin, NULL, 1000);
+        unlink(getenv("RIGEL_SIM_STATE"));
+        exit(7);
+    }
+    char path[PATH_MAX] = "", why[512];
+    CHECK(read(out[0], path, sizeof path - 1) > 0);
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQUAL(WEXITSTATUS(status), 7);
+    seg = rg_segment_open(path, why, sizeof why);
+    CHECK(seg != NULL);
+    CHECK_EQUAL(seg->clients[0].state, RG_EXITED);
+    CHECK_EQUAL(seg->clients[0].launches, 1);
+    CHECK(seg->clients[0].exited_ns >= seg->clients[0].attached_ns);
+    CHECK_EQUAL(busy_word(), 0);
+    unlink(path);
+}
+
+static void refused_segment_leaves_the_program_bare(void)
+{
+    setenv("RIGEL_SIM_STATE", scratch("refused-sim"), 1);
+    setenv("RIGEL_SEGMENT", "/nonexistent/segment", 1);
+    setenv("RIGEL_CLASS", "high", 1);
+    CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.mode, RG_MODE_BARE);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_ERROR_INVALID_CONTEXT); /* the driver's own answer */
+    unlink(getenv("RIGEL_SIM_STATE"));
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(waits_while_high_is_busy);
+    RUN(starvation_bound_lets_one_batch_out);
+    RUN(stale_high_client_is_ignored);
+    RUN(shutdown_setting_opens_the_gate);
+    RUN(policy_none_measures_only);
+    RUN(in_flight_is_limited);
+    RUN(in_flight_wait_is_bounded);
+    RUN(small_copies_pass_bulk_copies_wait);
+    RUN(communication_kernels_never_wait);
+    RUN(capture_passes_and_a_graph_is_one_unit);
+    RUN(per_thread_streams_of_many_threads_do_not_lock_up);
+    RUN(every_kind_of_wait_ends_a_request);
+    RUN(a_wait_that_does_not_cover_everything_ends_nothing);
+    RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(high_never_waits);
+    RUN(threads_keep_the_client_busy);
+    RUN(priorities_follow_the_class);
+    RUN(best_effort_priorities_are_the_lowest);
+    RUN(leaving_is_final_and_may_be_said_twice);
+    RUN(a_forked_child_is_no_client);
+    RUN(exit_leaves_the_slot_finished);
+    RUN(refused_segment_leaves_the_program_bare);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,823 @@
+/*
+ * test-model.c: the model of a GPU against schedules worked out by hand, and against random programs.
+ *
+ * Every number compared here stands in a comment that says where it comes from. Times are exact: the model has no
+ * tolerance. Unless a test says otherwise the GPU has 2 SMs of 4 blocks and 1024 threads, and nothing takes time but
+ * blocks and bytes (no launch latency, no switch cost).
+ */
+#include "../sim/model.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+static const char *test_name;
+static int failures;
+
+__attribute__((format(printf, 3, 4))) static void check(bool ok, int line, const char *format, ...) {
+    if (ok) return;
+    va_list args;
+    va_start(args, format);
+    fprintf(stderr, "test-model.c:%d: %s: ", line, test_name);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    failures++;
+}
+#define EQUAL(got, want) \
+    do { \
+        unsigned long long got_ = (unsigned long long)(got), want_ = (unsigned long long)(want); \
+        check(got_ == want_, __LINE__, "%s is %llu, expected %llu", #got, got_, want_); \
+    } while (0)
+#define TRUE(condition) check(condition, __LINE__, "not true: %s", #condition)
+
+static const rg_model_params tiny = {
+    .name = "tiny",
+    .sms = 2,
+    .threads_per_sm = 1024,
+    .blocks_per_sm = 4,
+    .registers_per_sm = 65536,
+    .shared_bytes_per_sm = 64 * 1024,
+    .threads_per_block = 1024,
+    .shared_bytes_per_block = 64 * 1024,
+    .memory_bytes = 1000,
+    .memory_bytes_per_us = 10000, /* 10 bytes/ns */
+    .h2d_bytes_per_us = 1000,     /* 1 byte/ns */
+    .d2h_bytes_per_us = 1000,
+    .slice_ns = 1000,
+    .shared = 1,
+};
+
+static rg_model *model_new(const rg_model_params *params) {
+    rg_model *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED) abort();
+    rg_model_init(m, params);
+    return m;
+}
+static void model_free(rg_model *m) { munmap(m, sizeof *m); }
+
+static uint32_t context(rg_model *m) {
+    uint32_t c = 0;
+    EQUAL(rg_model_add_context(m, &c), 0);
+    return c;
+}
+static uint32_t stream(rg_model *m, uint32_t c, int priority) {
+    uint32_t s = 0;
+    EQUAL(rg_model_create_stream(m, c, priority, RG_MODEL_NON_BLOCKING, &s), 0);
+    return s;
+}
+static uint32_t event(rg_model *m, uint32_t c) {
+    uint32_t e = 0;
+    EQUAL(rg_model_create_event(m, c, &e), 0);
+    return e;
+}
+
+/* Blocks of 256 threads: four fill one of the tiny GPU's SMs, eight the whole. */
+static rg_model_kernel blocks(uint64_t count, uint64_t block_ns) {
+    return (rg_model_kernel){.blocks = count, .threads = 256, .registers = 32, .block_ns = block_ns};
+}
+static uint64_t launch(rg_model *m, uint32_t s, uint64_t count, uint64_t block_ns) {
+    rg_model_kernel k = blocks(count, block_ns);
+    uint64_t ticket = 0;
+    EQUAL(rg_model_submit_kernel(m, s, &k, RG_MODEL_INHERIT, &ticket), 0);
+    return ticket;
+}
+static uint64_t copy(rg_model *m, uint32_t s, rg_model_transfer t, uint64_t bytes) {
+    uint64_t ticket = 0;
+    EQUAL(rg_model_submit_transfer(m, s, t, bytes, &ticket), 0);
+    return ticket;
+}
+
+/* Lets time pass until the ticket is finished; its time, or NEVER if nothing more happens. */
+static uint64_t end_of(rg_model *m, uint32_t s, uint64_t ticket) {
+    while (!rg_model_done(m, s, ticket)) {
+        uint64_t next = rg_model_next_event(m);
+        if (next == RG_MODEL_NEVER) return next;
+        rg_model_advance(m, next);
+    }
+    return m->now;
+}
+static void run_out(rg_model *m) {
+    for (uint64_t next; (next = rg_model_next_event(m)) != RG_MODEL_NEVER;) rg_model_advance(m, next);
+}
+static uint64_t busy_ns(rg_model *m, uint32_t c) {
+    rg_model_context_stats s;
+    EQUAL(rg_model_get_context_stats(m, c, &s), 0);
+    return s.busy_ns;
+}
+
+/* Blocks resident on each SM, from the runs. */
+static void residents(const rg_model *m, uint32_t domain, unsigned *out) {
+    const rg_model_domain *d = &m->domains[domain];
+    for (uint32_t i = 0, sm = 0; i < d->runs; i++)
+        for (; sm < d->run_end[i]; sm++) out[sm] = (unsigned)((m->whole & 0xffff) - (d->room[i] & 0xffff));
+}
+
+static void test_waves(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s = stream(m, c, 0);
+    /* 8 blocks fit at once; 20 blocks are waves of 8, 8 and 4: 3 x 100 ns. A wave is one event. */
+    EQUAL(end_of(m, s, launch(m, s, 20, 100)), 300);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.cohorts, 3);
+    /* Both SMs are busy all the time: the last 4 blocks go 2 and 2. */
+    EQUAL(stats.sm_busy_ns, 600);
+    EQUAL(busy_ns(m, c), 300);
+    /* One block more than a wave costs a whole wave, on one SM: 2 x 50 ns, 2 x 50 + 50 SM-ns. */
+    EQUAL(end_of(m, s, launch(m, s, 9, 50)), 400);
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.sm_busy_ns, 600 + 150);
+    rg_model_context_stats cs;
+    rg_model_get_context_stats(m, c, &cs);
+    EQUAL(cs.kernels, 2);
+    EQUAL(cs.blocks, 29);
+    model_free(m);
+}
+
+static uint32_t occupancy(const rg_model *m, uint32_t threads, uint32_t registers, uint32_t shared) {
+    rg_model_kernel k = {.blocks = 1, .threads = threads, .registers = registers, .shared_bytes = shared, .block_ns = 1};
+    return rg_model_occupancy(&m->p, &k);
+}
+
+static void test_occupancy(void) {
+    rg_model *m = model_new(rg_model_preset("h200"));
+    /* H200: 2048 threads, 32 blocks, 65536 registers, 228 KiB of shared memory an SM, 1 KiB of it reserved a block. */
+    EQUAL(occupancy(m, 256, 32, 0), 8);           /* 2048 / 256 threads */
+    EQUAL(occupancy(m, 1024, 32, 0), 2);          /* 2048 / 1024; registers: 65536 / (32 x 1024) = 2 as well */
+    EQUAL(occupancy(m, 32, 16, 0), 32);           /* 64 warps, but 32 blocks */
+    EQUAL(occupancy(m, 256, 128, 0), 2);          /* 128 x 256 = 32768 registers a block */
+    EQUAL(occupancy(m, 256, 129, 0), 1);          /* 129 x 32 is rounded up to 4352 a warp: 34816 a block */
+    EQUAL(occupancy(m, 96, 40, 0), 12);           /* 3 warps are allocated as 4: 4 x 1280 = 5120 registers: 12.8 */
+    EQUAL(occupancy(m, 128, 32, 100 * 1024), 2);  /* 228 / 101 */
+    EQUAL(occupancy(m, 128, 32, 227 * 1024), 1);
+    EQUAL(occupancy(m, 128, 32, 227 * 1024 + 1), 0); /* more than one block may have */
+    EQUAL(occupancy(m, 1025, 32, 0), 0);
+    EQUAL(occupancy(m, 1024, 65, 0), 0);          /* 32 warps x 2304 = 73728 registers: no SM has that */
+    EQUAL(occupancy(m, 0, 32, 0), 0);
+    uint32_t c = context(m), s = stream(m, c, 0);
+    rg_model_kernel k = {.blocks = 1, .threads = 1025, .block_ns = 1};
+    EQUAL(rg_model_submit_kernel(m, s, &k, 0, NULL), RG_MODEL_INVALID);
+    k = (rg_model_kernel){.blocks = 0, .threads = 32, .block_ns = 1};
+    EQUAL(rg_model_submit_kernel(m, s, &k, 0, NULL), RG_MODEL_INVALID);
+    /* A whole wave of the H200: 132 SMs x 8 blocks = 1056; 1057 blocks need a second one. 2000 ns launch each. */
+    EQUAL(end_of(m, s, launch(m, s, 1056, 1000)), 3000);
+    EQUAL(end_of(m, s, launch(m, s, 1057, 1000)), 3000 + 4000);
+    TRUE(rg_model_preset("a100") && rg_model_preset("l4") && !rg_model_preset("abacus"));
+    model_free(m);
+}
+
+static void test_placement(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
+    unsigned on[2];
+    /* Each block goes where most room is, the lower SM first: 0, 1, 0. */
+    launch(m, s1, 3, 100);
+    rg_model_advance(m, 0);
+    residents(m, 0, on);
+    EQUAL(on[0], 2);
+    EQUAL(on[1], 1);
+    /* Two more: SM 1 has more room (3 against 2), then both have 2, so SM 0. */
+    launch(m, s2, 2, 100);
+    rg_model_advance(m, 1);
+    residents(m, 0, on);
+    EQUAL(on[0], 3);
+    EQUAL(on[1], 2);
+    run_out(m);
+    residents(m, 0, on);
+    EQUAL(on[0] + on[1], 0);
+    model_free(m);
+}
+
+static void test_two_kernels(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
+    /* A has 6 of 8 places until 100. B's first 2 blocks fit beside it (0 to 50), its other 2 follow (50 to 100). */
+    uint64_t a = launch(m, s1, 6, 100), b = launch(m, s2, 4, 50);
+    rg_model_advance(m, 99);
+    TRUE(!rg_model_done(m, s1, a) && !rg_model_done(m, s2, b));
+    rg_model_advance(m, 100);
+    TRUE(rg_model_done(m, s1, a) && rg_model_done(m, s2, b));
+    EQUAL(busy_ns(m, c), 100);
+    /* Different footprints: A's blocks of 1024 threads fill an SM each, so B waits for all of A; then 4 + 4 blocks. */
+    rg_model_kernel big = {.blocks = 2, .threads = 1024, .registers = 32, .block_ns = 70};
+    uint64_t t;
+    EQUAL(rg_model_submit_kernel(m, s1, &big, RG_MODEL_INHERIT, &t), 0);
+    b = launch(m, s2, 8, 30);
+    EQUAL(end_of(m, s1, t), 170);
+    EQUAL(end_of(m, s2, b), 200);
+    model_free(m);
+}
+
+/* L: 16 blocks of 100 ns, two waves. H: 4 blocks of 30 ns, comes at 10. */
+static void test_priority(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), low = stream(m, c, 0), high = stream(m, c, -5);
+    uint64_t l = launch(m, low, 16, 100);
+    rg_model_advance(m, 10);
+    uint64_t h = launch(m, high, 4, 30);
+    /* Nothing is preempted. At 100 H has the first 4 places, L's second wave starts with 4, its last 4 follow at 130. */
+    EQUAL(end_of(m, high, h), 130);
+    TRUE(!rg_model_done(m, low, l));
+    EQUAL(end_of(m, low, l), 230);
+    /* The priority of one launch beats that of its stream: same schedule with H in a priority-0 stream. */
+    uint32_t plain = stream(m, c, 0);
+    uint64_t start = m->now;
+    l = launch(m, low, 16, 100);
+    rg_model_advance(m, start + 10);
+    rg_model_kernel k = blocks(4, 30);
+    EQUAL(rg_model_submit_kernel(m, plain, &k, -1, &h), 0);
+    EQUAL(end_of(m, plain, h), start + 130);
+    EQUAL(end_of(m, low, l), start + 230);
+    /* And a stream's priority can be changed for what comes after. */
+    int priority;
+    EQUAL(rg_model_set_priority(m, plain, -9), 0);
+    EQUAL(rg_model_get_priority(m, plain, &priority), 0);
+    TRUE(priority == -5);
+    start = m->now;
+    l = launch(m, low, 16, 100);
+    h = launch(m, plain, 4, 30);
+    /* Both arrive at the same instant: H goes first (0 to 30); L: 4 at 0, 4 at 30, 4 at 100, 4 at 130. */
+    EQUAL(end_of(m, plain, h), start + 30);
+    EQUAL(end_of(m, low, l), start + 230);
+    model_free(m);
+}
+
+static void test_fifo(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
+    /* As above without priority: L's second wave is placed before H, which starts at 200. */
+    uint64_t l = launch(m, s1, 16, 100);
+    rg_model_advance(m, 10);
+    uint64_t h = launch(m, s2, 4, 30);
+    EQUAL(end_of(m, s1, l), 200);
+    EQUAL(end_of(m, s2, h), 230);
+    /* L of 12 blocks leaves 4 places in its second wave: H runs in them, from 100 to 130. */
+    uint64_t start = m->now;
+    l = launch(m, s1, 12, 100);
+    rg_model_advance(m, start + 10);
+    h = launch(m, s2, 4, 30);
+    EQUAL(end_of(m, s2, h), start + 130);
+    EQUAL(end_of(m, s1, l), start + 200);
+    model_free(m);
+}
+
+static void test_latencies(void) {
+    rg_model_params p = tiny;
+    p.launch_ns = 20;
+    p.chain_ns = 10;
+    rg_model *m = model_new(&p);
+    uint32_t c = context(m), s = stream(m, c, 0);
+    /* First: submitted at 0, starts at 20, ends at 120. Second, submitted with it: 120 + 10 to 230. */
+    uint64_t a = launch(m, s, 1, 100), b = launch(m, s, 1, 100);
+    EQUAL(end_of(m, s, a), 120);
+    EQUAL(end_of(m, s, b), 230);
+    /* An idle stream: 500 + 20. Submitted 5 ns before the one before it ends (620): not before 615 + 20. */
+    rg_model_advance(m, 500);
+    a = launch(m, s, 1, 100);
+    rg_model_advance(m, 615);
+    b = launch(m, s, 1, 100);
+    EQUAL(end_of(m, s, a), 620);
+    EQUAL(end_of(m, s, b), 735);
+    model_free(m);
+}
+
+static void test_slices(void) {
+    rg_model_params p = tiny;
+    p.shared = 0;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, -5);
+    /* 2500 ns each, slices of 1000: A 0, B 1000, A 2000, B 3000, A 4000 to 4500 (done, yields), B to 5000.
+     * Stream priority does not reach across time slices. */
+    uint64_t ta = launch(m, sa, 8, 2500), tb = launch(m, sb, 8, 2500);
+    EQUAL(end_of(m, sa, ta), 4500);
+    EQUAL(end_of(m, sb, tb), 5000);
+    EQUAL(busy_ns(m, a), 2500);
+    EQUAL(busy_ns(m, b), 2500);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.switches, 5);
+    EQUAL(stats.sm_busy_ns, 2 * 5000);
+    model_free(m);
+
+    /* The same with 100 ns a switch: B 1100-2100, A 2200-3200, B 3300-4300, A 4400-4900, B 5000-5500. */
+    p.switch_ns = 100;
+    m = model_new(&p);
+    a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    ta = launch(m, sa, 8, 2500), tb = launch(m, sb, 8, 2500);
+    EQUAL(end_of(m, sa, ta), 4900);
+    EQUAL(end_of(m, sb, tb), 5500);
+    EQUAL(busy_ns(m, a), 2500);
+    EQUAL(busy_ns(m, b), 2500);
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.sm_busy_ns, 2 * 5000);
+    model_free(m);
+}
+
+static void test_slice_grid(void) {
+    rg_model_params p = tiny;
+    p.shared = 0;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    /* Alone, A's slices end at 1000, 2000, 3000 without effect. B comes at 2500: the slice ends at 3000. B is done and
+     * yields at 3200; A goes on with the 7000 ns it had left: 10200. */
+    uint64_t ta = launch(m, sa, 8, 10000);
+    rg_model_advance(m, 2500);
+    uint64_t tb = launch(m, sb, 8, 200);
+    EQUAL(end_of(m, sb, tb), 3200);
+    EQUAL(end_of(m, sa, ta), 10200);
+    /* A work that comes exactly at a boundary gets the SMs there: A from 10200, B's 50 ns at 11200. */
+    ta = launch(m, sa, 8, 5000);
+    rg_model_advance(m, 11200);
+    tb = launch(m, sb, 8, 50);
+    EQUAL(end_of(m, sb, tb), 11250);
+    EQUAL(end_of(m, sa, ta), 15250);
+    /* Several waves across slices: B has 3 waves of 300 from 15250 on; A comes at 15300, its slice starts at 16250 - but
+     * B is done at 16150 and yields. A: 16150 to 16250. */
+    tb = launch(m, sb, 24, 300);
+    rg_model_advance(m, 15300);
+    ta = launch(m, sa, 8, 100);
+    EQUAL(end_of(m, sb, tb), 16150);
+    EQUAL(end_of(m, sa, ta), 16250);
+    model_free(m);
+}
+
+/* Three contexts take turns in order; new blocks of a frozen context are dispatched when it is back. */
+static void test_slices_of_three(void) {
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 10;
+    rg_model *m = model_new(&p);
+    uint32_t s[3];
+    uint64_t t[3];
+    for (int i = 0; i < 3; i++) s[i] = stream(m, context(m), 0);
+    /* Each 16 blocks of 600 ns: two waves, 1200 ns. Slices of 1000, 10 between: 0: 0-1000, 1: 1010-2010, 2: 2020-3020,
+     * 0: 3030-3230, 1: 3240-3440, 2: 3450-3650. Wave 2 of each starts after 600 ns of its own time. */
+    for (int i = 0; i < 3; i++) t[i] = launch(m, s[i], 16, 600);
+    EQUAL(end_of(m, s[0], t[0]), 3230);
+    EQUAL(end_of(m, s[1], t[1]), 3440);
+    EQUAL(end_of(m, s[2], t[2]), 3650);
+    model_free(m);
+}
+
+static void test_copies(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0), s3 = stream(m, c, 0), s4 = stream(m, c, 0);
+    /* 1 byte/ns each way: two uploads one after the other (500, 800), the download beside them (400), the kernel beside
+     * all of them (300). */
+    uint64_t up1 = copy(m, s1, RG_MODEL_H2D, 500), up2 = copy(m, s2, RG_MODEL_H2D, 300);
+    uint64_t down = copy(m, s3, RG_MODEL_D2H, 400), k = launch(m, s4, 8, 300);
+    EQUAL(end_of(m, s4, k), 300);
+    EQUAL(end_of(m, s3, down), 400);
+    EQUAL(end_of(m, s1, up1), 500);
+    EQUAL(end_of(m, s2, up2), 800);
+    /* 10 bytes/ns of memory: 2000 bytes are set in 200 ns; copied, they are read and written: 400. One engine: 600. */
+    uint64_t set = copy(m, s1, RG_MODEL_MEMSET, 2000), move = copy(m, s2, RG_MODEL_D2D, 2000);
+    EQUAL(end_of(m, s1, set), 1000);
+    EQUAL(end_of(m, s2, move), 1400);
+    /* A byte is rounded up to a nanosecond, nothing takes no time. In a stream the copy waits for the kernel. */
+    launch(m, s1, 8, 100);
+    EQUAL(end_of(m, s1, copy(m, s1, RG_MODEL_MEMSET, 1)), 1501);
+    EQUAL(end_of(m, s1, copy(m, s1, RG_MODEL_H2D, 0)), 1502);
+    rg_model_context_stats cs;
+    rg_model_get_context_stats(m, c, &cs);
+    EQUAL(cs.transfers, 7);
+    EQUAL(busy_ns(m, c), 300 + 100);
+    model_free(m);
+
+    /* Copies go on while another context has the SMs. */
+    rg_model_params p = tiny;
+    p.shared = 0;
+    m = model_new(&p);
+    uint32_t sa = stream(m, context(m), 0), sb = stream(m, context(m), 0);
+    launch(m, sa, 8, 5000);
+    EQUAL(end_of(m, sb, copy(m, sb, RG_MODEL_H2D, 700)), 700);
+    model_free(m);
+}
+
+static void test_events(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0), e = event(m, c);
+    uint64_t at, t;
+    TRUE(rg_model_event_done(m, e, &at) && at == 0); /* never recorded: done, and a wait for it passes */
+    EQUAL(rg_model_wait(m, e, s2, NULL), 0);
+    EQUAL(end_of(m, s2, launch(m, s2, 8, 10)), 10);
+    /* s1: kernel 10 to 110, record. s2 waits, then 50 ns: 110 to 160. */
+    launch(m, s1, 8, 100);
+    EQUAL(rg_model_record(m, e, s1, NULL), 0);
+    TRUE(!rg_model_event_done(m, e, NULL));
+    EQUAL(rg_model_wait(m, e, s2, NULL), 0);
+    t = launch(m, s2, 8, 50);
+    EQUAL(end_of(m, s2, t), 160);
+    TRUE(rg_model_event_done(m, e, &at) && at == 110);
+    /* A wait is for the last record at the time of the wait: the second record (kernel of 1000 ns in s1) is none of it.
+     * s1: 160-260 record, 260-1260 record. s2 waits for the first: 260-270 beside s1's 4 blocks. */
+    launch(m, s1, 4, 100);
+    rg_model_record(m, e, s1, NULL);
+    rg_model_wait(m, e, s2, NULL);
+    t = launch(m, s2, 4, 10);
+    launch(m, s1, 4, 1000);
+    rg_model_record(m, e, s1, NULL);
+    EQUAL(end_of(m, s2, t), 270);
+    TRUE(!rg_model_event_done(m, e, NULL));
+    /* Destroyed with a wait pending: the wait is kept; the id is dead. */
+    rg_model_wait(m, e, s2, NULL);
+    t = launch(m, s2, 8, 40);
+    EQUAL(rg_model_destroy_event(m, e), 0);
+    EQUAL(rg_model_destroy_event(m, e), RG_MODEL_INVALID);
+    EQUAL(rg_model_record(m, e, s1, NULL), RG_MODEL_INVALID);
+    EQUAL(end_of(m, s2, t), 1300);
+    uint32_t elsewhere = stream(m, context(m), 0);
+    e = event(m, c);
+    EQUAL(rg_model_record(m, e, elsewhere, NULL), RG_MODEL_INVALID); /* of another context */
+    EQUAL(rg_model_wait(m, e, elsewhere, NULL), 0);
+    model_free(m);
+}
+
+static void test_graph(void) {
+    rg_model_params p = tiny;
+    p.launch_ns = 20;
+    p.chain_ns = 10;
+    p.graph_node_ns = 5;
+    rg_model *m = model_new(&p);
+    uint32_t c = context(m), s = stream(m, c, 0), g = 0;
+    EQUAL(rg_model_create_graph(m, c, &g), 0);
+    rg_model_kernel k = blocks(8, 100), two_waves = blocks(16, 15);
+    EQUAL(rg_model_graph_kernel(m, g, &k, RG_MODEL_INHERIT), 0);
+    EQUAL(rg_model_graph_transfer(m, g, RG_MODEL_H2D, 50), 0);
+    EQUAL(rg_model_graph_kernel(m, g, &two_waves, -5), 0);
+    /* 20-120, 125-175, 180-210; the kernel after the graph: 220-320. The second launch: 330-430, 435-485, 490-520. */
+    uint64_t t1, t2, tk;
+    EQUAL(rg_model_submit_graph(m, s, g, &t1), 0);
+    tk = launch(m, s, 8, 100);
+    EQUAL(rg_model_submit_graph(m, s, g, &t2), 0);
+    TRUE(rg_model_earliest(m, s, t1) <= 210);
+    EQUAL(end_of(m, s, t1), 210);
+    EQUAL(end_of(m, s, tk), 320);
+    /* Destroyed while it is queued: it still runs. No node can be added to one that is in use. */
+    EQUAL(rg_model_graph_kernel(m, g, &k, 0), RG_MODEL_INVALID);
+    EQUAL(rg_model_destroy_graph(m, g), 0);
+    EQUAL(rg_model_submit_graph(m, s, g, NULL), RG_MODEL_INVALID);
+    EQUAL(end_of(m, s, t2), 520);
+    rg_model_context_stats cs;
+    rg_model_get_context_stats(m, c, &cs);
+    EQUAL(cs.kernels, 5);
+    EQUAL(cs.transfers, 2);
+    /* An empty graph is done at its turn, at once. */
+    EQUAL(rg_model_create_graph(m, c, &g), 0);
+    launch(m, s, 8, 80); /* 540-620 */
+    EQUAL(rg_model_submit_graph(m, s, g, &t1), 0);
+    EQUAL(end_of(m, s, t1), 620);
+    model_free(m);
+}
+
+static void test_legacy_stream(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), null = 0, b1 = 0, b2 = 0, free_running = stream(m, c, 0), other = stream(m, context(m), 0);
+    EQUAL(rg_model_create_stream(m, c, 0, RG_MODEL_LEGACY, &null), 0);
+    EQUAL(rg_model_create_stream(m, c, 0, RG_MODEL_LEGACY, &b1), RG_MODEL_INVALID);
+    EQUAL(rg_model_create_stream(m, c, 0, RG_MODEL_BLOCKING, &b1), 0);
+    EQUAL(rg_model_create_stream(m, c, 0, RG_MODEL_BLOCKING, &b2), 0);
+    /* b1 0-100; NULL waits for it: 100-150; b2 was launched later: 150-160. The others do not take part: 0-10. */
+    uint64_t t1 = launch(m, b1, 1, 100), t2 = launch(m, null, 1, 50), t3 = launch(m, b2, 1, 10);
+    uint64_t t4 = launch(m, free_running, 1, 10), t5 = launch(m, other, 1, 10);
+    EQUAL(end_of(m, free_running, t4), 10);
+    EQUAL(end_of(m, other, t5), 10);
+    EQUAL(end_of(m, b1, t1), 100);
+    EQUAL(end_of(m, null, t2), 150);
+    EQUAL(end_of(m, b2, t3), 160);
+    /* A destroyed stream's work still holds the NULL stream back: b2 160-260, NULL 260-265. */
+    launch(m, b2, 1, 100);
+    EQUAL(rg_model_destroy_stream(m, b2), 0);
+    t2 = launch(m, null, 1, 5);
+    EQUAL(end_of(m, null, t2), 265);
+    model_free(m);
+}
+
+static void test_removal(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0), ea = event(m, a);
+    EQUAL(rg_model_allocate(m, a, 700), 0);
+    EQUAL(rg_model_allocate(m, b, 400), RG_MODEL_NO_MEMORY);
+    /* A holds every place and has a second wave, copies, and a record that B waits for. Killed at 30: B starts at 30. */
+    launch(m, sa, 16, 100);
+    rg_model_record(m, ea, sa, NULL);
+    uint32_t sa2 = stream(m, a, -5), sb2 = stream(m, b, 0);
+    copy(m, sa2, RG_MODEL_H2D, 1000);
+    uint64_t up = copy(m, sb2, RG_MODEL_H2D, 60);
+    rg_model_wait(m, ea, sb, NULL);
+    uint64_t tb = launch(m, sb, 8, 100);
+    rg_model_advance(m, 30);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    EQUAL(end_of(m, sb2, up), 90); /* the upload engine is free from 30 on: 30 + 60 */
+    EQUAL(end_of(m, sb, tb), 130);
+    EQUAL(rg_model_allocate(m, b, 400), 0);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.memory_bytes, 400);
+    EQUAL(stats.sm_busy_ns, 2 * 130);
+    /* Everything of A's is gone. */
+    rg_model_kernel k = blocks(1, 1);
+    EQUAL(rg_model_submit_kernel(m, sa, &k, 0, NULL), RG_MODEL_INVALID);
+    EQUAL(rg_model_remove_context(m, a), RG_MODEL_INVALID);
+    TRUE(rg_model_done(m, sa, 1) && rg_model_event_done(m, ea, NULL) && rg_model_context_done(m, a, UINT64_MAX));
+    EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+    unsigned on[2];
+    residents(m, 0, on);
+    EQUAL(on[0] + on[1], 0);
+    model_free(m);
+
+    /* Under time slices: the active context is removed at 30, B has the SMs at once; a frozen one is removed, no trace. */
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 100;
+    m = model_new(&p);
+    a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    launch(m, sa, 8, 500);
+    rg_model_advance(m, 10);
+    tb = launch(m, sb, 8, 3000);
+    rg_model_advance(m, 30);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    a = context(m), sa = stream(m, a, 0);
+    rg_model_advance(m, 100);
+    launch(m, sa, 16, 400); /* B 30-1030, A 1130 on; A is removed at 1200, with nothing to save: B at once */
+    rg_model_advance(m, 1200);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    EQUAL(end_of(m, sb, tb), 1200 + 2000);
+    EQUAL(busy_ns(m, b), 3000);
+    model_free(m);
+}
+
+static void test_limits(void) {
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s = stream(m, c, 0), other = stream(m, c, 0);
+    for (int i = 0; i < RG_MODEL_STREAM_DEPTH; i++) launch(m, s, 1, 10);
+    rg_model_kernel k = blocks(1, 10);
+    EQUAL(rg_model_submit_kernel(m, s, &k, 0, NULL), RG_MODEL_FULL);
+    EQUAL(rg_model_submit_kernel(m, other, &k, 0, NULL), 0); /* each stream has its own */
+    rg_model_advance(m, 10);
+    EQUAL(rg_model_submit_kernel(m, s, &k, 0, NULL), 0);
+    EQUAL(rg_model_submit_kernel(m, s, &k, 0, NULL), RG_MODEL_FULL);
+    run_out(m);
+    EQUAL(m->now, 10250); /* 1025 kernels of 10 ns, one after the other */
+    /* Memory: 1000 bytes. */
+    EQUAL(rg_model_allocate(m, c, 1000), 0);
+    EQUAL(rg_model_allocate(m, c, 1), RG_MODEL_NO_MEMORY);
+    EQUAL(rg_model_release(m, c, 1001), RG_MODEL_INVALID);
+    EQUAL(rg_model_release(m, c, 400), 0);
+    EQUAL(rg_model_allocate(m, c, 400), 0);
+    /* Tables: 64 contexts. Ids are not reused at once. */
+    uint32_t id = 0, last = 0, first = 0;
+    for (int i = 1; i < RG_MODEL_MAX_CONTEXTS; i++) last = context(m);
+    EQUAL(rg_model_add_context(m, &id), RG_MODEL_NO_SLOT);
+    EQUAL(rg_model_remove_context(m, last), 0);
+    first = context(m);
+    TRUE(first != last);
+    EQUAL(rg_model_create_stream(m, last, 0, 0, &id), RG_MODEL_INVALID);
+    EQUAL(rg_model_destroy_stream(m, 0), RG_MODEL_INVALID);
+    EQUAL(rg_model_destroy_stream(m, s), 0);
+    EQUAL(rg_model_destroy_stream(m, s), RG_MODEL_INVALID);
+    model_free(m);
+}
+
+/* A process dies inside the model: whatever it left, the others go on. */
+static void test_recover(void) {
+    for (int shared = 0; shared < 2; shared++) {
+        rg_model_params p = tiny;
+        p.shared = (uint32_t)shared;
+        rg_model *m = model_new(&p);
+        uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0), e = event(m, a), g = 0;
+        rg_model_kernel k = blocks(8, 100);
+        EQUAL(rg_model_create_graph(m, a, &g), 0);
+        EQUAL(rg_model_graph_kernel(m, g, &k, 0), 0);
+        EQUAL(rg_model_allocate(m, b, 300), 0);
+        uint64_t ta = launch(m, sa, 24, 700), tb = launch(m, sb, 24, 700);
+        rg_model_record(m, e, sa, NULL);
+        rg_model_wait(m, e, sb, NULL);
+        copy(m, sb, RG_MODEL_H2D, 500);
+        rg_model_advance(m, 900);
+        /* Half a change, whatever it was. */
+        m->op_free = 12345;
+        m->ops[3].next = 7;
+        m->domains[0].heap = 99;
+        m->timers = 77;
+        rg_model_recover(m);
+        TRUE(rg_model_done(m, sa, ta) && rg_model_done(m, sb, tb) && rg_model_event_done(m, e, NULL));
+        EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+        rg_model_stats stats;
+        rg_model_get_stats(m, &stats);
+        EQUAL(stats.memory_bytes, 300);
+        EQUAL(rg_model_submit_graph(m, sa, g, &ta), 0);
+        EQUAL(end_of(m, sa, ta), 1000);
+        EQUAL(end_of(m, sb, launch(m, sb, 16, 100)), 1200);
+        EQUAL(rg_model_remove_context(m, a), 0);
+        EQUAL(rg_model_remove_context(m, b), 0);
+        model_free(m);
+    }
+}
+
+/* ---- Random programs */
+
+static uint64_t random_state;
+static uint32_t random_below(uint32_t n) {
+    random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
+    return (uint32_t)((random_state >> 33) % n);
+}
+
+enum { STREAMS = 6, EVENTS = 3 /* one a context */, CONTEXTS = 3, STEPS = 400 };
+typedef struct {
+    rg_model *m;
+    uint32_t contexts[CONTEXTS], streams[STREAMS], events[EVENTS], graph;
+    uint64_t tickets[STREAMS];
+} program;
+
+/* Room, recounted from the cohorts, must be what the runs say, and never below nothing. */
+static void check_room(const rg_model *m) {
+    for (uint32_t d = 0; d < (m->p.shared ? 1 : RG_MODEL_MAX_CONTEXTS); d++) {
+        if (!m->p.shared && !m->contexts[d].used) continue;
+        uint64_t used[RG_MODEL_MAX_SMS][4] = {{0}};
+        uint32_t stack[RG_MODEL_MAX_COHORTS], depth = 0;
+        if (m->domains[d].heap) stack[depth++] = m->domains[d].heap;
+        while (depth) {
+            const rg_model_cohort *c = &m->cohorts[stack[--depth]];
+            uint32_t total = 0;
+            for (uint32_t i = 0, sm = 0; i < c->runs; i++)
+                for (; sm < c->run_end[i]; sm++) {
+                    total += c->count[i];
+                    for (int lane = 0; lane < 4; lane++) used[sm][lane] += c->count[i] * (c->need >> lane * 16 & 0xffff);
+                }
+            EQUAL(total, c->total);
+            if (c->child) stack[depth++] = c->child;
+            if (c->sibling) stack[depth++] = c->sibling;
+        }
+        uint32_t busy = 0;
+        const rg_model_domain *dom = &m->domains[d];
+        EQUAL(dom->run_end[dom->runs - 1], m->p.sms);
+        for (uint32_t i = 0, sm = 0; i < dom->runs; i++)
+            for (; sm < dom->run_end[i]; sm++) {
+                busy += dom->room[i] != m->whole;
+                for (int lane = 0; lane < 4; lane++) {
+                    uint64_t whole = m->whole >> lane * 16 & 0xffff;
+                    TRUE(used[sm][lane] <= whole);
+                    EQUAL((dom->room[i] >> lane * 16 & 0xffff) + used[sm][lane], whole);
+                }
+            }
+        EQUAL(busy, dom->busy_sms);
+    }
+}
+
+static void program_start(program *g, uint64_t seed) {
+    random_state = seed;
+    rg_model_params p = tiny;
+    p.sms = 1 + random_below(9);
+    p.blocks_per_sm = 1 + random_below(16);
+    p.shared = random_below(2);
+    p.switch_ns = random_below(2) * random_below(200);
+    p.launch_ns = random_below(2) * random_below(60);
+    p.chain_ns = random_below(2) * random_below(30);
+    p.graph_node_ns = random_below(20);
+    p.slice_ns = 1 + random_below(2000);
+    g->m = model_new(&p);
+    for (int i = 0; i < CONTEXTS; i++) g->contexts[i] = context(g->m);
+    for (int i = 0; i < STREAMS; i++) {
+        int sync = i < CONTEXTS ? RG_MODEL_LEGACY : (int)random_below(2);
+        g->tickets[i] = 0;
+        EQUAL(rg_model_create_stream(g->m, g->contexts[i % CONTEXTS], -(int)random_below(6), sync, &g->streams[i]), 0);
+    }
+    for (int i = 0; i < EVENTS; i++) g->events[i] = event(g->m, g->contexts[i]);
+    rg_model_create_graph(g->m, g->contexts[0], &g->graph);
+    for (uint32_t i = random_below(5); i; i--) {
+        rg_model_kernel k = blocks(1 + random_below(40), 1 + random_below(100));
+        if (random_below(3)) rg_model_graph_kernel(g->m, g->graph, &k, -(int)random_below(6));
+        else rg_model_graph_transfer(g->m, g->graph, (rg_model_transfer)random_below(4), random_below(300));
+    }
+}
+
+static void program_step(program *g) {
+    uint32_t s = random_below(STREAMS), what = random_below(100), event_id = g->events[random_below(EVENTS)];
+    uint64_t t = 0;
+    rg_model_kernel k = {
+        .blocks = 1 + random_below(random_below(4) ? 30 : 400),
+        .threads = 1 + random_below(1024),
+        .registers = random_below(64),
+        .shared_bytes = random_below(2) * random_below(40000),
+        .block_ns = random_below(500),
+    };
+    uint64_t bytes = random_below(2000);
+    int priority = random_below(3) ? RG_MODEL_INHERIT : -(int)random_below(6);
+    if (what < 60) rg_model_submit_kernel(g->m, g->streams[s], &k, priority, &t);
+    else if (what < 75) rg_model_submit_transfer(g->m, g->streams[s], (rg_model_transfer)(what % 4), bytes, &t);
+    else if (what < 83) rg_model_record(g->m, g->events[s % CONTEXTS], g->streams[s], &t);
+    else if (what < 91) rg_model_wait(g->m, event_id, g->streams[s], &t);
+    else if (what < 99) rg_model_submit_graph(g->m, g->streams[s], g->graph, &t);
+    else rg_model_set_priority(g->m, g->streams[s], -(int)random_below(6));
+    if (t) g->tickets[s] = t;
+}
+
+/* mode 0: one advance to each step's time; 1: many small ones; 2: event by event, with every invariant checked. */
+static void program_run(program *g, uint64_t seed, int mode) {
+    program_start(g, seed);
+    uint64_t now = 0;
+    for (int step = 0; step < STEPS; step++) {
+        now += random_below(4) ? random_below(60) : random_below(3000);
+        if (mode == 1)
+            for (uint64_t t = g->m->now; t < now; t += 1 + (now - t) / 3) rg_model_advance(g->m, t);
+        if (mode == 2) {
+            uint64_t bound[STREAMS];
+            for (int i = 0; i < STREAMS; i++) bound[i] = rg_model_earliest(g->m, g->streams[i], g->tickets[i]);
+            for (uint64_t next; (next = rg_model_next_event(g->m)) <= now;) {
+                TRUE(next >= g->m->now);
+                rg_model_advance(g->m, next);
+                check_room(g->m);
+                for (int i = 0; i < STREAMS; i++)
+                    TRUE(!rg_model_done(g->m, g->streams[i], g->tickets[i]) || g->m->now >= bound[i]);
+            }
+        }
+        rg_model_advance(g->m, now);
+        program_step(g);
+    }
+    if (mode == 2) run_out(g->m);
+    rg_model_advance(g->m, now + 100 * 1000 * 1000);
+    EQUAL(rg_model_next_event(g->m), RG_MODEL_NEVER);
+    for (int i = 0; i < STREAMS; i++) TRUE(rg_model_stream_idle(g->m, g->streams[i]));
+    for (int i = 0; i < EVENTS; i++) TRUE(rg_model_event_done(g->m, g->events[i], NULL));
+    check_room(g->m);
+}
+
+static void test_random_programs(void) {
+    for (uint64_t seed = 1; seed <= 60 && !failures; seed++) {
+        program run[3];
+        for (int mode = 0; mode < 3; mode++) program_run(&run[mode], seed, mode);
+        /* However time was cut up, the whole state is the same, to the byte. */
+        check(!memcmp(run[0].m, run[1].m, sizeof *run[0].m), __LINE__, "seed %d: small steps differ", (int)seed);
+        check(!memcmp(run[0].m, run[2].m, sizeof *run[0].m), __LINE__, "seed %d: single events differ", (int)seed);
+        for (int mode = 0; mode < 3; mode++) model_free(run[mode].m);
+    }
+}
+
+/* Contexts are removed at random instants under full load: the rest finishes, room and memory come back. */
+static void test_random_removals(void) {
+    for (uint64_t seed = 1; seed <= 60 && !failures; seed++) {
+        program g;
+        program_start(&g, seed * 7919);
+        uint64_t now = 0;
+        for (int step = 0; step < STEPS; step++) {
+            now += random_below(80);
+            rg_model_advance(g.m, now);
+            program_step(&g);
+            if (random_below(60) == 0) {
+                uint32_t which = random_below(CONTEXTS);
+                EQUAL(rg_model_remove_context(g.m, g.contexts[which]), 0);
+                check_room(g.m);
+                g.contexts[which] = context(g.m);
+                EQUAL(rg_model_allocate(g.m, g.contexts[which], 300), 0);
+                for (uint32_t i = which; i < STREAMS; i += CONTEXTS)
+                    rg_model_create_stream(g.m, g.contexts[which], 0, i < CONTEXTS ? 2 : 1, &g.streams[i]);
+                g.events[which] = event(g.m, g.contexts[which]);
+                if (which == 0) rg_model_create_graph(g.m, g.contexts[0], &g.graph);
+            }
+        }
+        run_out(g.m);
+        check_room(g.m);
+        for (int i = 0; i < STREAMS; i++) TRUE(rg_model_stream_idle(g.m, g.streams[i]));
+        for (int i = 0; i < CONTEXTS; i++) EQUAL(rg_model_remove_context(g.m, g.contexts[i]), 0);
+        rg_model_stats stats;
+        rg_model_get_stats(g.m, &stats);
+        EQUAL(stats.memory_bytes, 0);
+        model_free(g.m);
+    }
+}
+
+int main(void) {
+    static const struct {
+        const char *name;
+        void (*run)(void);
+    } tests[] = {
+        {"waves", test_waves},
+        {"occupancy", test_occupancy},
+        {"placement", test_placement},
+        {"two kernels share SMs", test_two_kernels},
+        {"priority at block boundaries", test_priority},
+        {"first come, first served", test_fifo},
+        {"launch and chain latency", test_latencies},
+        {"time slices", test_slices},
+        {"time slices: alignment, waves", test_slice_grid},
+        {"time slices: three contexts", test_slices_of_three},
+        {"copies", test_copies},
+        {"events", test_events},
+        {"graphs", test_graph},
+        {"legacy stream", test_legacy_stream},
+        {"removal of a context", test_removal},
+        {"limits and ids", test_limits},
+        {"recovery", test_recover},
+        {"random programs", test_random_programs},
+        {"random removals", test_random_removals},
+    };
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
+        test_name = tests[i].name;
+        tests[i].run();
+    }
+    return failures ? 1 : 0;
+}

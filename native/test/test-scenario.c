@@ -1,0 +1,390 @@
+/*
+ * test-scenario.c: scenarios in virtual time: tiny ones worked out by hand, and the demo.
+ *
+ * The tiny GPU has no latencies and one block to an SM, so that every number below can be followed on paper.
+ */
+#include "../sim/scenario.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int failures;
+
+#define EQUAL(got, expected)                                                                                        \
+    do {                                                                                                            \
+        uint64_t got_ = (got), expected_ = (expected);                                                              \
+        if (got_ != expected_) {                                                                                    \
+            fprintf(stderr, "%s:%d: %s: got %" PRIu64 ", expected %" PRIu64 "\n", __func__, __LINE__, #got, got_,    \
+                    expected_);                                                                                     \
+            failures++;                                                                                             \
+        }                                                                                                           \
+    } while (0)
+
+#define HOLDS(condition)                                                         \
+    do {                                                                         \
+        if (!(condition)) {                                                      \
+            fprintf(stderr, "%s:%d: %s\n", __func__, __LINE__, #condition);      \
+            failures++;                                                          \
+        }                                                                        \
+    } while (0)
+
+#define HEADER                                                                                                  \
+    "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n"
+
+static rg_profile profile_of(const char *rows)
+{
+    static char text[1 << 16], error[RG_PROFILE_ERROR_BYTES];
+    rg_profile p;
+    snprintf(text, sizeof(text), HEADER "%s", rows);
+    if (rg_profile_parse("rows", text, strlen(text), &p, error, sizeof(error)) < 0) {
+        fprintf(stderr, "%s\n", error);
+        exit(1);
+    }
+    return p;
+}
+
+static void run(const rg_scenario_options *o, rg_scenario_mode mode, const rg_scenario_client *clients, uint32_t count,
+                rg_scenario_result *results)
+{
+    char error[256] = "";
+    if (rg_scenario_run(o, mode, clients, count, results, error, sizeof(error)) < 0) {
+        fprintf(stderr, "rg_scenario_run: %s\n", error);
+        exit(1);
+    }
+}
+
+/* `sms` SMs that hold one block of 32 threads each; launches take 1 us, nothing else takes time. */
+static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
+{
+    rg_scenario_options o = rg_scenario_defaults();
+    o.gpu.sms = sms;
+    o.gpu.blocks_per_sm = 1;
+    o.gpu.launch_ns = o.gpu.chain_ns = o.gpu.switch_ns = 0;
+    o.gpu.shared = 1;
+    o.duration_ns = duration_ns;
+    o.launch_ns = 1000;
+    o.record_ns = o.wake_ns = 0;
+    o.inflight = 2;
+    o.unit_us = 0; /* every launch counts as one */
+    o.spin_us = 1000;
+    return o;
+}
+
+#define US 1000ull
+
+/* Gap 5 us, launch at 5, kernel 5 to 15, back at 6, sync at 7 waits until 15. */
+static void test_closed_loop(void)
+{
+    rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,5000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n");
+    rg_scenario_client client = {.profile = &p};
+    rg_scenario_options o = tiny(1, 100 * US);
+    rg_scenario_result r;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.requests, 7); /* begun at 0, 15, ... 90 */
+    EQUAL(r.iterations, 7);
+    EQUAL(r.launches, 7);
+    EQUAL(r.p50_ns, 15 * US);
+    EQUAL(r.p99_ns, 15 * US);
+    client.iterations = 3;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.requests, 3);
+    rg_profile_free(&p);
+}
+
+/* Due at 10, 20, 30, 40; each takes 15: done at 25, 40, 55, 70. */
+static void test_open_loop(void)
+{
+    rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,5000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n");
+    rg_scenario_client client = {
+        .profile = &p, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 10 * US};
+    rg_scenario_options o = tiny(1, 50 * US);
+    rg_scenario_result r;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.requests, 4);
+    EQUAL(r.p50_ns, 20 * US);
+    EQUAL(r.p95_ns, 30 * US);
+    EQUAL(r.p99_ns, 30 * US);
+    rg_profile_free(&p);
+}
+
+/*
+ * A kernel of 10 us back to back, launched every 1 us. The 16 that may be ahead are reached at 16, with 17 launched and
+ * 1 finished; from then on one goes out for each that ends: at 20, 30, ... 90.
+ */
+static void test_running_ahead(void)
+{
+    rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,0\n");
+    rg_scenario_client client = {.profile = &p};
+    rg_scenario_options o = tiny(1, 100 * US);
+    rg_scenario_result r;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.iterations, 10);
+    EQUAL(r.launches, 17 + 8);
+    EQUAL(r.requests, 0);
+    rg_profile_free(&p);
+}
+
+/* Two SMs, 8 blocks: 4 waves of a quarter each. Other streams run beside; the sync waits for both. */
+static void test_waves_and_streams(void)
+{
+    rg_profile p = profile_of("a,kernel,0,1,1,1,32,1,1,16,0,0,40000,0\n"
+                              "b,kernel,1,3,1,1,32,1,1,16,0,0,40000,0\n"
+                              "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_scenario_client client = {.profile = &p, .iterations = 1};
+    rg_scenario_options o = tiny(2, 1000 * US);
+    rg_scenario_result r;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    /* a: 0 to 40 on one SM. b, 3 blocks of 20: two in turn on the other SM, 1 to 41; the third on a's, 40 to 60. */
+    EQUAL(r.p50_ns, 60 * US);
+    rg_profile_free(&p);
+}
+
+/* A client with one request, due at `due_ns`. */
+static rg_scenario_client one_request(const rg_profile *profile, uint64_t due_ns)
+{
+    return (rg_scenario_client){.profile = profile,
+                                .open_loop = true,
+                                .arrivals = RG_ARRIVALS_UNIFORM,
+                                .mean_gap_ns = due_ns,
+                                .iterations = 1};
+}
+
+static const char high_rows[] = "k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n";
+static const char low_rows[] = "k,kernel,0,1,1,1,32,1,1,16,0,0,10000,0\n";
+
+/*
+ * High: one request at 100, a kernel of 50 on an SM of its own. Best-effort: 10 us kernels, 2 in flight, so an event
+ * for each. Launches at 0, 1, then whenever one is finished: 10, 20, ... 90. At 100 the high client is busy: it waits
+ * until 150, launches, and at once again, for the kernel of 100 to 110 is found finished; then at 160, ... 190.
+ */
+static void test_gate(void)
+{
+    rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {
+        one_request(&high, 100 * US),
+        {.profile = &low, .best_effort = true},
+    };
+    rg_scenario_options o = tiny(2, 200 * US);
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].requests, 1);
+    EQUAL(r[0].p50_ns, 50 * US);
+    EQUAL(r[1].launches, 17);
+    EQUAL(r[1].iterations, 16); /* all but the one launched at 190 */
+    EQUAL(r[1].gate_waits, 1);
+    EQUAL(r[1].gate_wait_ns, 50 * US);
+    EQUAL(r[1].inflight_waits, 14); /* from 2, 11, 21, ... 91 and 152, 161, 171, 181 */
+    EQUAL(r[1].inflight_wait_ns, 8 * US + 9 * 9 * US + 8 * US + 3 * 9 * US);
+    EQUAL(r[1].starved, 0);
+
+    /* Ungoverned nothing waits: back to back from 0, 20 kernels in 200 us; the high one has an SM of its own. */
+    run(&o, RG_SCENARIO_UNGOVERNED, clients, 2, r);
+    EQUAL(r[0].p50_ns, 50 * US);
+    EQUAL(r[1].iterations, 20);
+    EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
+
+    /* Without the policy the gate is open. */
+    o.policy = RG_POLICY_NONE;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[1].iterations, 20);
+    EQUAL(r[1].inflight_waits, 0);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/*
+ * A gate that sleeps: spins 5 us, then wakes 7 us after what it waits for. The high client is idle at 150, so the next
+ * launch is at 157. In-flight waits beyond the spin look every 30 us and wake: from 2, spun to 7, then at 44.
+ */
+static void test_sleeping_gate(void)
+{
+    rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {
+        one_request(&high, 100 * US),
+        {.profile = &low, .best_effort = true, .iterations = 3},
+    };
+    rg_scenario_options o = tiny(2, 400 * US);
+    o.spin_us = 5;
+    o.wake_ns = 7 * US;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[1].inflight_waits, 1);
+    EQUAL(r[1].inflight_wait_ns, 42 * US);
+
+    clients[1].best_effort = true;
+    clients[1].iterations = 0;
+    o.inflight = 0; /* no limit: only the high client holds it back */
+    o.duration_ns = 300 * US;
+    clients[0].iterations = 1;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[1].gate_waits, 1);
+    EQUAL(r[1].inflight_waits, 0);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/*
+ * A high client that is busy for long: at 10, for 1000 us. Best-effort waits from 10 to 110 (bound 100 us), then
+ * launches its batch of two at 110 and 111; the first of them is finished at 120: waits again until 220, and so on.
+ */
+static void test_starvation(void)
+{
+    rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_profile low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {
+        one_request(&high, 10 * US),
+        {.profile = &low, .best_effort = true},
+    };
+    rg_scenario_options o = tiny(2, 500 * US);
+    o.starvation_us = 100;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[1].starved, 4);          /* at 110, 220, 330, 440 */
+    EQUAL(r[1].launches, 2 + 4 * 2); /* 0 and 1, then two for each */
+    EQUAL(r[1].iterations, 10);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/*
+ * As test_gate, with one launch allowed beside a busy high client: at 100 one is in flight (the kernel of 100 to 110),
+ * so it waits until that is finished and launches at 110, 120, 130 and 140; at 150 the gate is open again.
+ */
+static void test_corun(void)
+{
+    rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {one_request(&high, 100 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_options o = tiny(2, 150 * US);
+    o.corun = 1;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].p50_ns, 50 * US);
+    EQUAL(r[1].launches, 11 + 4);
+    EQUAL(r[1].gate_waits, 4);
+    EQUAL(r[1].gate_wait_ns, 10 * US + 3 * 9 * US);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/*
+ * One SM. Best-effort: kernels of 10 blocks of 10 us, back to back. High: due at 105. Governed, it has priority and
+ * gets the SM when the running block ends, at 110; ungoverned when the whole kernel of 100 to 200 is done.
+ */
+static void test_priority(void)
+{
+    rg_profile high = profile_of(high_rows);
+    rg_profile low = profile_of("k,kernel,0,10,1,1,32,1,1,16,0,0,100000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_options o = tiny(1, 400 * US);
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].p50_ns, 55 * US);
+    run(&o, RG_SCENARIO_UNGOVERNED, clients, 2, r);
+    EQUAL(r[0].p50_ns, 145 * US);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/* ---- The demo: the recorded profiles, ResNet-50 inference at Poisson 60/s beside ResNet-50 training */
+
+/* The folder of the recorded profiles: RIGEL_PROFILES, or profiles/ of the tree this program was built in. */
+static rg_profile recorded(const char *name)
+{
+    const char *folder = getenv("RIGEL_PROFILES");
+    char self[3072] = "", path[4096], error[RG_PROFILE_ERROR_BYTES];
+    if (!folder) {
+        ssize_t bytes = readlink("/proc/self/exe", self, sizeof(self) - 1);
+        char *slash = bytes > 0 ? strrchr(self, '/') : NULL;
+        if (slash)
+            *slash = '\0';
+        snprintf(path, sizeof(path), "%s/../../profiles/%s.csv", self, name);
+    } else {
+        snprintf(path, sizeof(path), "%s/%s.csv", folder, name);
+    }
+    rg_profile p;
+    if (rg_profile_read(path, &p, error, sizeof(error)) < 0) {
+        fprintf(stderr, "%s (RIGEL_PROFILES names another folder)\n", error);
+        exit(1);
+    }
+    return p;
+}
+
+/* What is compared to the last integer. */
+typedef struct {
+    uint64_t requests, p50_ns, p95_ns, p99_ns;                   /* high */
+    uint64_t iterations, launches, gate_wait_ns, inflight_waits; /* best-effort */
+} numbers;
+
+static void compare(const char *what, const rg_scenario_result r[2], const numbers *expected)
+{
+    numbers got = {r[0].requests,   r[0].p50_ns,   r[0].p95_ns,       r[0].p99_ns,
+                   r[1].iterations, r[1].launches, r[1].gate_wait_ns, r[1].inflight_waits};
+    if (memcmp(&got, expected, sizeof(got)) == 0)
+        return;
+    fprintf(stderr, "%s: the numbers changed. If the model, the policy or the profiles did, record:\n    {", what);
+    for (size_t i = 0; i < sizeof(got) / sizeof(uint64_t); i++)
+        fprintf(stderr, "%s%" PRIu64, i ? ", " : "", ((const uint64_t *)&got)[i]);
+    fprintf(stderr, "},\n");
+    failures++;
+}
+
+static void test_demo(const char *gpu, uint32_t mps, const numbers expected[3])
+{
+    static const char *const modes[] = {"alone", "ungoverned", "governed"};
+    rg_profile serving = recorded("h200-resnet50-infer-bs4"), training = recorded("h200-resnet50-train-bs64");
+    rg_scenario_client clients[2] = {
+        {.profile = &serving,
+         .open_loop = true,
+         .arrivals = RG_ARRIVALS_POISSON,
+         .mean_gap_ns = 1000000000 / 60,
+         .seed = 1},
+        {.profile = &training, .best_effort = true},
+    };
+    rg_scenario_options o = rg_scenario_defaults();
+    o.gpu.shared = mps;
+    rg_scenario_result r[3][2], again[2];
+    for (int mode = RG_SCENARIO_ALONE; mode <= RG_SCENARIO_GOVERNED; mode++) {
+        run(&o, (rg_scenario_mode)mode, clients, 2, r[mode]);
+        run(&o, (rg_scenario_mode)mode, clients, 2, again);
+        HOLDS(memcmp(r[mode], again, sizeof(again)) == 0);
+        char what[64];
+        snprintf(what, sizeof(what), "%s, %s", gpu, modes[mode]);
+        compare(what, r[mode], &expected[mode]);
+    }
+    HOLDS(2 * r[RG_SCENARIO_UNGOVERNED][0].p99_ns >= 3 * r[RG_SCENARIO_ALONE][0].p99_ns);
+    HOLDS(5 * r[RG_SCENARIO_GOVERNED][0].p99_ns <= 6 * r[RG_SCENARIO_ALONE][0].p99_ns);
+    HOLDS(5 * r[RG_SCENARIO_GOVERNED][1].iterations >= 4 * r[RG_SCENARIO_ALONE][1].iterations);
+    rg_profile_free(&serving);
+    rg_profile_free(&training);
+}
+
+/* Recorded with this program; see compare(). */
+static const numbers in_slices[3] = {
+    {618, 2466200, 4277280, 5374526, 313, 249070, 0, 0},
+    {618, 6977330, 13888220, 19436421, 250, 199548, 0, 0},
+    {618, 2536060, 4569609, 5506394, 267, 211717, 1487514794, 17142},
+};
+static const numbers under_mps[3] = {
+    {618, 2466200, 4277280, 5374526, 313, 249070, 0, 0},
+    {618, 5058640, 9856029, 13953653, 307, 244548, 0, 0},
+    {618, 2466200, 4277280, 5374526, 273, 216518, 1439349860, 17435},
+};
+
+int main(void)
+{
+    test_closed_loop();
+    test_open_loop();
+    test_running_ahead();
+    test_waves_and_streams();
+    test_gate();
+    test_sleeping_gate();
+    test_starvation();
+    test_priority();
+    test_corun();
+    test_demo("time slices", 0, in_slices);
+    test_demo("MPS", 1, under_mps);
+    return failures ? 1 : 0;
+}

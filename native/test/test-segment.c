@@ -1,0 +1,274 @@
+/*
+ * test-segment.c: the segment as a file, as a table of slots, and after clients were killed in the middle of anything.
+ */
+#include "policy.h"
+#include "rigel.h"
+#include "segment.h"
+#include "testing.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+static rg_segment *fresh(const char *path)
+{
+    char why[512];
+    unlink(path);
+    CHECK_EQUAL(rg_segment_create(path), 0);
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    CHECK(seg != NULL);
+    return seg;
+}
+
+static void defaults_and_mode(void)
+{
+    const char *path = scratch("defaults");
+    rg_segment *seg = fresh(path);
+    struct stat st;
+    CHECK_EQUAL(stat(path, &st), 0);
+    CHECK_EQUAL(st.st_mode & 07777, 0600);
+    CHECK_EQUAL(st.st_size, sizeof *seg);
+    CHECK_EQUAL(seg->settings.policy, RG_POLICY_PRIORITY);
+    CHECK_EQUAL(seg->settings.inflight, 8);
+    CHECK_EQUAL(rg_segment_create(path), -EEXIST);
+    CHECK(rigel_segment_check(path) == NULL);
+    unlink(path);
+    CHECK_EQUAL(rg_segment_create("/nonexistent/folder/segment"), -ENOENT);
+}
+
+static void refuse(const char *path, const char *because)
+{
+    char why[512];
+    CHECK(rg_segment_open(path, why, sizeof why) == NULL);
+    if (!strstr(why, because) || !strstr(why, path)) {
+        fprintf(stderr, "the reason is \"%s\", expected \"%s\" and the path in it\n", why, because);
+        _exit(1);
+    }
+    CHECK(strchr(why, '\n') == NULL);
+    CHECK(strcmp(rigel_segment_check(path), why) == 0);
+}
+
+static void refusals(void)
+{
+    const char *path = scratch("refusals");
+    refuse(path, "No such file");
+    rg_segment *seg = fresh(path);
+    CHECK_EQUAL(chmod(path, 0644), 0);
+    refuse(path, "open to other users (mode 0644, expected 0600)");
+    CHECK_EQUAL(chmod(path, 0600), 0);
+    seg->header.version = 99;
+    refuse(path, "version 99");
+    seg->header.version = RG_SEGMENT_VERSION;
+    seg->header.magic ^= 1;
+    refuse(path, "is not a version 1 segment");
+    seg->header.magic ^= 1;
+    if (geteuid() == 0) {
+        CHECK_EQUAL(chown(path, 12345, 0), 0);
+        refuse(path, "belongs to user 12345");
+        CHECK_EQUAL(chown(path, 0, 0), 0);
+    }
+    CHECK(rigel_segment_check(path) == NULL);
+    munmap(seg, sizeof *seg);
+    CHECK_EQUAL(truncate(path, 4096), 0);
+    refuse(path, "has 4096 bytes");
+    unlink(path);
+    CHECK_EQUAL(symlink("/dev/null", path), 0);
+    refuse(path, "cannot open");
+    unlink(path);
+    CHECK_EQUAL(mkdir(path, 0700), 0);
+    refuse(path, "cannot open");
+    rmdir(path);
+}
+
+static void layout_says_what_c_says(void)
+{
+    const char *text = rigel_layout();
+    char part[128];
+    snprintf(part, sizeof part, "\"size\":%zu", sizeof(rg_segment));
+    CHECK(strstr(text, part) != NULL);
+    snprintf(part, sizeof part, "\"gate_waits\":{\"offset\":%zu,\"type\":\"u64\",\"count\":1}", offsetof(rg_client, gate_waits));
+    CHECK(strstr(text, part) != NULL);
+    snprintf(part, sizeof part, "\"clients\":{\"offset\":%zu,\"stride\":%zu,\"count\":64", offsetof(rg_segment, clients),
+             sizeof(rg_client));
+    CHECK(strstr(text, part) != NULL);
+    CHECK(text[strlen(text) - 1] == '}');
+}
+
+/* Every bucket starts where the one before ends, holds its own lower bound, and is at most 1/64 wide from 2^8 on. */
+static void histogram_buckets(void)
+{
+    CHECK_EQUAL(rg_hist_bucket(0), 0);
+    CHECK_EQUAL(rg_hist_bucket(255), 0);
+    CHECK_EQUAL(rg_hist_bucket(256), 1);
+    CHECK_EQUAL(rg_hist_bucket(1000000), 1 + (11 << 6) + (1000000 >> 13) - 64); /* 2^19 <= 1e6: octave 11, steps of 2^13 */
+    CHECK_EQUAL(rg_hist_bucket(UINT64_MAX), RG_HIST_BUCKETS - 1);
+    for (uint32_t b = 1; b < RG_HIST_BUCKETS; b++) {
+        uint64_t low = rg_hist_lower_ns(b);
+        CHECK_EQUAL(rg_hist_bucket(low), b);
+        CHECK_EQUAL(rg_hist_bucket(low - 1), b - 1);
+        if (b + 1 < RG_HIST_BUCKETS)
+            CHECK((rg_hist_lower_ns(b + 1) - low) * 64 <= low);
+    }
+}
+
+static void devices_by_uuid(void)
+{
+    const char *path = scratch("devices");
+    rg_segment *seg = fresh(path);
+    char uuid[16] = {0};
+    for (int i = 0; i < RG_MAX_DEVICES; i++) {
+        uuid[3] = (char)(i + 1);
+        CHECK_EQUAL(rg_segment_device(seg, uuid, "a GPU"), i);
+        CHECK_EQUAL(rg_segment_device(seg, uuid, "a GPU"), i);
+    }
+    uuid[3] = 77;
+    CHECK_EQUAL(rg_segment_device(seg, uuid, "one too many"), -1);
+    CHECK(strcmp(seg->devices[3].name, "a GPU") == 0);
+    unlink(path);
+}
+
+/* Claims as another process and stays alive until told to end: SIGKILL. */
+static pid_t claimant(rg_segment *seg, int *slot)
+{
+    int out[2];
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int s = rg_segment_claim(seg, "claimant", RG_CLASS_HIGH, rg_now_ns());
+        CHECK_EQUAL(write(out[1], &s, sizeof s), sizeof s);
+        pause();
+        _exit(0);
+    }
+    CHECK_EQUAL(read(out[0], slot, sizeof *slot), sizeof *slot);
+    close(out[0]);
+    close(out[1]);
+    return pid;
+}
+
+static void end(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+static void full_then_reaped(void)
+{
+    const char *path = scratch("full");
+    rg_segment *seg = fresh(path);
+    pid_t pids[RG_MAX_CLIENTS], extra;
+    int slot;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        pids[i] = claimant(seg, &slot);
+        CHECK_EQUAL(slot, i);
+    }
+    extra = claimant(seg, &slot);
+    CHECK_EQUAL(slot, -1);
+    CHECK_EQUAL(seg->header.refused, 1);
+    end(extra);
+    CHECK_EQUAL(rg_segment_reap(seg), 0);
+    /* One is killed while busy: others see the bit go and may have the slot. */
+    atomic_fetch_or(&seg->devices[2].high_busy, 1ull << 17);
+    seg->clients[17].launches = 5;
+    end(pids[17]);
+    CHECK_EQUAL(rigel_segment_reap(path), 1);
+    CHECK_EQUAL(seg->clients[17].state, RG_DEAD);
+    CHECK_EQUAL(seg->clients[17].launches, 5);
+    CHECK_EQUAL(seg->devices[2].high_busy, 0);
+    pids[17] = claimant(seg, &slot);
+    CHECK_EQUAL(slot, 17);
+    CHECK_EQUAL(seg->clients[17].state, RG_LIVE);
+    CHECK_EQUAL(seg->clients[17].launches, 0);
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        end(pids[i]);
+    CHECK_EQUAL(rg_segment_reap(seg), RG_MAX_CLIENTS);
+    unlink(path);
+}
+
+/* A finished client whose process still runs keeps its slot; what it counted stays until the slot is needed. */
+static void exited_slot_is_kept(void)
+{
+    const char *path = scratch("exited");
+    rg_segment *seg = fresh(path);
+    int first = rg_segment_claim(seg, "first", RG_CLASS_HIGH, 1), slot;
+    atomic_store(&seg->clients[first].state, RG_EXITED);
+    pid_t pid = claimant(seg, &slot);
+    CHECK(slot != first);
+    end(pid);
+    unlink(path);
+}
+
+/* A pid that was reused is not the client: the owner word holds the start time too. */
+static void reused_pid_is_dead(void)
+{
+    const char *path = scratch("reused");
+    rg_segment *seg = fresh(path);
+    int slot = rg_segment_claim(seg, "me", RG_CLASS_HIGH, 1);
+    CHECK(rg_client_alive(&seg->clients[slot]));
+    atomic_fetch_xor(&seg->clients[slot].owner, 1ull << 40);
+    CHECK(!rg_client_alive(&seg->clients[slot]));
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    unlink(path);
+}
+
+/*
+ * Processes that claim, become busy, idle and exit as fast as they can, each killed at whatever instant the signal finds it:
+ * 400 kills in all. Afterwards nothing may be left: every slot can be claimed and no busy bit stays.
+ */
+static void killed_at_any_instant(void)
+{
+    const char *path = scratch("killed");
+    rg_segment *seg = fresh(path);
+    uint32_t seed = 12345;
+    for (int round = 0; round < 100; round++) {
+        pid_t pids[4];
+        for (int i = 0; i < 4; i++) {
+            pids[i] = fork();
+            if (pids[i] == 0)
+                for (;;) {
+                    int s = rg_segment_claim(seg, "victim", RG_CLASS_HIGH, rg_now_ns());
+                    if (s < 0)
+                        continue;
+                    char uuid[16] = {(char)i};
+                    int d = rg_segment_device(seg, uuid, "d");
+                    atomic_fetch_or(&seg->devices[d].high_busy, 1ull << s);
+                    rg_hist_add(&seg->clients[s].request_ns, 5000);
+                    rg_segment_clear_busy(seg, s);
+                    atomic_fetch_or(&seg->devices[d].high_busy, 1ull << s);
+                    atomic_store(&seg->clients[s].state, RG_EXITED);
+                    atomic_store(&seg->clients[s].owner, 0xffffffffull << 32 | (uint32_t)getpid()); /* gives it up */
+                }
+        }
+        seed = seed * 1103515245u + 12345u;
+        usleep(200 + (seed >> 16) % 1500);
+        for (int i = 0; i < 4; i++)
+            end(pids[i]);
+    }
+    rg_segment_reap(seg);
+    int slot;
+    pid_t pids[RG_MAX_CLIENTS];
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        pids[i] = claimant(seg, &slot);
+        CHECK(slot >= 0);
+    }
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        end(pids[i]);
+    rg_segment_reap(seg);
+    for (int i = 0; i < RG_MAX_DEVICES; i++)
+        CHECK_EQUAL(seg->devices[i].high_busy, 0);
+    unlink(path);
+}
+
+int main(void)
+{
+    int failures = 0;
+    RUN(defaults_and_mode);
+    RUN(refusals);
+    RUN(layout_says_what_c_says);
+    RUN(histogram_buckets);
+    RUN(devices_by_uuid);
+    RUN(full_then_reaped);
+    RUN(exited_slot_is_kept);
+    RUN(reused_pid_is_dead);
+    RUN(killed_at_any_instant);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,397 @@
+/*
+ * track.c: which streams a client uses, which of them have unfinished work, and so whether a high client is busy.
+ *
+ * A high client's launch marks its stream's track dirty (client.h, rg_work_begin). What makes it clean again costs the
+ * program nothing extra: its own waits and queries. They are matched by tokens: a wait puts a fresh token into the track
+ * before it begins and, when it returns, makes the track clean only if the token is still there, i.e. nothing was launched
+ * since. When the last track of a device is clean the busy period, a *request*, is over.
+ * One case stays open, by choice: a launch that another thread has begun but not yet queued when a wait on the same stream
+ * begins counts as waited for. The next launch marks the stream again.
+ *
+ * Must never: block on the GPU, or call the driver while a capture is active.
+ */
+#include "client.h"
+
+#include <string.h>
+
+rg_client_state rg;
+_Thread_local char rg_thread_mark;
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t busy_lock = PTHREAD_MUTEX_INITIALIZER;
+
+uint64_t rg_token(uint64_t kind)
+{
+    static _Atomic uint64_t last;
+    return (atomic_fetch_add_explicit(&last, 1, memory_order_relaxed) + 1) << 2 | kind;
+}
+
+/* ---- the table ---- */
+
+uintptr_t rg_track_key_slow(CUstream stream)
+{
+    if (stream == CU_STREAM_PER_THREAD)
+        return (uintptr_t)&rg_thread_mark;
+    /* NULL and the legacy handle: one stream per context. With a single context there is nothing to ask. */
+    if (atomic_load_explicit(&rg.contexts, memory_order_relaxed) <= 1)
+        return 1;
+    CUcontext c = NULL;
+    rg_real.cuCtxGetCurrent(&c);
+    return (uintptr_t)c * 2 + 1; /* odd: no stream handle and no thread mark of alignment two or more is */
+}
+
+static void index_insert(uintptr_t key, uint32_t position)
+{
+    uint32_t i = rg_track_hash(key);
+    for (uint32_t n = 0; n < 16; i = (i + 1) % RG_TRACK_INDEX, n++) {
+        uint8_t at = atomic_load(&rg.index[i]);
+        if (at == 0 || at == 255) {
+            atomic_store_explicit(&rg.index[i], (uint8_t)(position + 1), memory_order_release);
+            return;
+        }
+    }
+    atomic_store(&rg.untracked, 1); /* sixteen neighbours taken: this stream is simply not tracked */
+}
+
+static void index_remove(uintptr_t key)
+{
+    uint32_t i = rg_track_hash(key);
+    for (uint32_t n = 0; n < 16; i = (i + 1) % RG_TRACK_INDEX, n++) {
+        uint8_t at = atomic_load(&rg.index[i]);
+        if (at != 0 && at != 255 && atomic_load(&rg.tracks[at - 1].key) == key)
+            atomic_store(&rg.index[i], 255);
+    }
+}
+
+/* The segment's entry for the current context's device. -1 if it cannot be known. */
+static int current_device(CUdevice *cu_device)
+{
+    CUuuid uuid;
+    char name[RG_DEVICE_NAME_BYTES] = "";
+    if (rg_real.cuCtxGetDevice(cu_device) != CUDA_SUCCESS)
+        return -1;
+    CUresult r = rg_real.cuDeviceGetUuid_v2 ? rg_real.cuDeviceGetUuid_v2(&uuid, *cu_device)
+                                            : rg_real.cuDeviceGetUuid(&uuid, *cu_device);
+    if (r != CUDA_SUCCESS)
+        return -1;
+    rg_real.cuDeviceGetName(name, sizeof name, *cu_device);
+    return rg_segment_device(rg.segment, uuid.bytes, name);
+}
+
+/* The context a stream belongs to; for the three special streams the current one. */
+static CUcontext context_of(CUstream stream)
+{
+    CUcontext c = NULL;
+    if ((uintptr_t)stream > 2 && rg_real.cuStreamGetCtx && rg_real.cuStreamGetCtx(stream, &c) == CUDA_SUCCESS && c)
+        return c;
+    rg_real.cuCtxGetCurrent(&c);
+    return c;
+}
+
+static void count_contexts(CUcontext c)
+{
+    static CUcontext seen[64];
+    uint32_t n = atomic_load(&rg.contexts);
+    for (uint32_t i = 0; i < n; i++)
+        if (seen[i] == c)
+            return;
+    if (n < 64) {
+        seen[n] = c;
+        atomic_store(&rg.contexts, n + 1);
+    }
+}
+
+rg_track *rg_track_add(CUstream stream, uintptr_t key)
+{
+    CUcontext context = context_of(stream);
+    if (!context)
+        return NULL; /* the driver will say so */
+    CUcontext popped;
+    bool pushed = rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+    CUdevice cu_device = 0;
+    int device = current_device(&cu_device);
+    rg_track *t = NULL;
+    pthread_mutex_lock(&table_lock);
+    count_contexts(context);
+    key = rg_track_key(stream); /* the first look at a second context changes what NULL is known by */
+    t = rg_track_find(key);
+    if (!t && device >= 0) {
+        uint32_t count = atomic_load(&rg.track_count), at = 0;
+        while (at < count && atomic_load(&rg.tracks[at].key))
+            at++;
+        if (at < RG_MAX_TRACKS) {
+            t = &rg.tracks[at];
+            atomic_store(&t->state, RG_CLEAN);
+            atomic_store(&t->unbatched, 0);
+            atomic_store(&t->device, (uint32_t)device);
+            t->own_thread = stream == CU_STREAM_PER_THREAD;
+            t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
+            if (t->context != context)
+                t->agent_event = NULL; /* died with the context it was made in, or still belongs to a live one: leave it */
+            t->context = context;
+            t->cu_device = cu_device;
+            atomic_store(&t->key, key);
+            if (at == count)
+                atomic_store(&rg.track_count, count + 1);
+            index_insert(key, at);
+            atomic_fetch_or(&rg.slot->devices, 1u << device);
+            uint64_t zero = 0;
+            atomic_compare_exchange_strong(&rg.slot->first_launch_ns, &zero, rg_now_ns());
+        } else {
+            atomic_store(&rg.untracked, 1);
+        }
+    }
+    pthread_mutex_unlock(&table_lock);
+    /* Streams of the program's own were given their priority when they were made. */
+    if (t && (uintptr_t)stream <= 2)
+        rg_stream_prioritise(stream, 0);
+    if (pushed)
+        rg_real.cuCtxPopCurrent_v2(&popped);
+    return t;
+}
+
+static void drop(rg_track *t)
+{
+    index_remove(atomic_load(&t->key));
+    atomic_fetch_sub(&rg.inflight, atomic_exchange(&t->unbatched, 0));
+    atomic_store(&t->state, RG_CLEAN);
+    atomic_store(&t->key, 0);
+}
+
+void rg_track_forget(CUstream stream)
+{
+    if ((uintptr_t)stream <= 2)
+        return;
+    pthread_mutex_lock(&table_lock);
+    rg_track *t = rg_track_find((uintptr_t)stream);
+    uint32_t device = 0;
+    bool unfinished = false;
+    if (t) {
+        /* Work that is still queued goes on after the handle is gone; nobody can ask for it any more. Counted as done: for
+         * best-effort it frees its place in flight a little early, for high the period ends a little early. */
+        device = t->device;
+        unfinished = atomic_load(&t->state) != RG_CLEAN;
+        drop(t);
+    }
+    pthread_mutex_unlock(&table_lock);
+    if (unfinished)
+        rg_idle_check(device);
+}
+
+void rg_track_forget_context(CUcontext context, CUdevice d)
+{
+    uint32_t devices = 0;
+    pthread_mutex_lock(&table_lock);
+    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
+        rg_track *t = &rg.tracks[i];
+        if (!atomic_load(&t->key) || (context ? t->context != context : t->cu_device != d))
+            continue;
+        CUcontext gone = t->context;
+        devices |= 1u << t->device;
+        drop(t);
+        rg_batch_forget(gone);
+        rg_samples_forget(gone);
+        for (uint32_t j = 0; j < RG_MAX_TRACKS; j++)
+            if (rg.tracks[j].context == gone)
+                rg.tracks[j].agent_event = NULL;
+    }
+    pthread_mutex_unlock(&table_lock);
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
+        if (devices & 1u << i)
+            rg_idle_check(i);
+}
+
+/* ---- priorities ---- */
+
+/*
+ * Two levels for each class, so that a program that tells its streams apart still does: high clients get the highest
+ * priority for streams they made important and the one below for the rest; best-effort clients the lowest and the one above.
+ * Effective between processes under MPS, and within a process always. The NULL stream takes the attribute too (measured on
+ * an H200: a kernel on it behind a low-priority backlog went from 705 us to 108 us).
+ */
+void rg_stream_prioritise(CUstream stream, int asked)
+{
+    int least = 0, greatest = 0;
+    if (!rg.set_priorities || !rg_real.cuStreamSetAttribute || !rg_real.cuCtxGetStreamPriorityRange ||
+        rg_real.cuCtxGetStreamPriorityRange(&least, &greatest) != CUDA_SUCCESS || least - greatest < 3)
+        return;
+    bool raised = asked < 0;
+    CUlaunchAttributeValue value = {.pad = {0}};
+    value.priority = atomic_load(&rg.mode) == RG_MODE_HIGH ? greatest + !raised : least - raised;
+    rg_real.cuStreamSetAttribute(stream, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value);
+}
+
+/* ---- busy and idle ---- */
+
+void rg_busy_begin(uint32_t device)
+{
+    pthread_mutex_lock(&busy_lock);
+    if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
+        atomic_store(&rg.busy_since[device], rg_now_ns());
+        atomic_fetch_or(&rg.segment->devices[device].high_busy, 1ull << rg.slot_index);
+        atomic_store(&rg.busy[device], 1);
+    }
+    pthread_mutex_unlock(&busy_lock);
+}
+
+static bool all_clean(uint32_t device)
+{
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load(&rg.tracks[i].state) != RG_CLEAN && atomic_load(&rg.tracks[i].device) == device)
+            return false;
+    return true;
+}
+
+bool rg_idle_check(uint32_t device)
+{
+    if (!atomic_load(&rg.busy[device]) || !all_clean(device))
+        return false;
+    bool ended = false;
+    pthread_mutex_lock(&busy_lock);
+    if (atomic_load(&rg.busy[device])) {
+        /* Pairs with rg_work_begin: clear `busy` first, then read the tracks again. */
+        atomic_store(&rg.busy[device], 0);
+        if (all_clean(device)) {
+            ended = true;
+            rg_histogram *h = &rg.slot->request_ns;
+            rg_hist_add(h, rg_now_ns() - atomic_load(&rg.busy_since[device]));
+            atomic_fetch_add(&rg.slot->requests, 1);
+            atomic_fetch_and(&rg.segment->devices[device].high_busy, ~(1ull << rg.slot_index));
+            rg_device_wake(&rg.segment->devices[device]);
+        } else {
+            atomic_store(&rg.busy[device], 1);
+        }
+    }
+    pthread_mutex_unlock(&busy_lock);
+    return ended;
+}
+
+/* ---- waits ---- */
+
+static uint64_t cover(rg_track *t, uint64_t token)
+{
+    uint64_t state = atomic_load(&t->state);
+    while (state != RG_CLEAN)
+        if (atomic_compare_exchange_weak(&t->state, &state, token))
+            return token;
+    return 0;
+}
+
+void rg_track_finished(rg_track *t, uint64_t token)
+{
+    uint32_t device = atomic_load(&t->device);
+    if (atomic_compare_exchange_strong(&t->state, &token, RG_CLEAN))
+        rg_idle_check(device);
+}
+
+uint64_t rg_wait_stream_begin(CUstream stream)
+{
+    rg_track *t = rg_track_find(rg_track_key(stream));
+    return t ? cover(t, rg_token(RG_TOKEN_WAIT)) : 0;
+}
+
+void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
+{
+    rg_track *t = token ? rg_track_find(rg_track_key(stream)) : NULL;
+    if (!t)
+        return;
+    if (ok)
+        rg_track_finished(t, token);
+    else
+        atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY);
+}
+
+uint64_t rg_wait_context_begin(CUcontext context)
+{
+    uint64_t token = rg_token(RG_TOKEN_WAIT);
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load(&rg.tracks[i].key) && rg.tracks[i].context == context)
+            cover(&rg.tracks[i], token);
+    return token;
+}
+
+void rg_wait_context_end(CUcontext context, uint64_t token, bool ok)
+{
+    uint32_t n = atomic_load(&rg.track_count), devices = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        rg_track *t = &rg.tracks[i];
+        uint64_t mine = token;
+        if (!atomic_load(&t->key) || t->context != context)
+            continue;
+        if (atomic_compare_exchange_strong(&t->state, &mine, ok ? RG_CLEAN : RG_DIRTY) && ok)
+            devices |= 1u << t->device;
+    }
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
+        if (devices & 1u << i)
+            rg_idle_check(i);
+}
+
+/* ---- events ---- */
+
+/*
+ * The last record of each event that fits: a lossy table, for a lost entry only means that the agent finds out instead.
+ * `busy` is a try-lock that nobody ever waits for.
+ */
+static struct {
+    _Atomic uint32_t busy;
+    CUevent event;
+    rg_track *track;
+    uint64_t token;
+} event_table[256];
+
+static uint32_t event_hash(CUevent e)
+{
+    return (uint32_t)((uint64_t)(uintptr_t)e * 0x9e3779b97f4a7c15u >> 56);
+}
+
+static bool event_try(uint32_t i)
+{
+    uint32_t free = 0;
+    return atomic_compare_exchange_strong_explicit(&event_table[i].busy, &free, 1, memory_order_acquire,
+                                                   memory_order_relaxed);
+}
+
+static void event_release(uint32_t i)
+{
+    atomic_store_explicit(&event_table[i].busy, 0, memory_order_release);
+}
+
+void rg_event_recorded(CUevent event, CUstream stream)
+{
+    rg_track *t = rg_track_find(rg_track_key(stream));
+    uint32_t i = event_hash(event);
+    if (!event_try(i))
+        return;
+    event_table[i].event = event;
+    event_table[i].track = t;
+    event_table[i].token = t ? cover(t, rg_token(RG_TOKEN_EVENT)) : 0;
+    event_release(i);
+}
+
+void rg_event_finished(CUevent event)
+{
+    uint32_t i = event_hash(event);
+    rg_track *t = NULL;
+    uint64_t token = 0;
+    if (!event_try(i))
+        return;
+    if (event_table[i].event == event && event_table[i].token) {
+        t = event_table[i].track;
+        token = event_table[i].token;
+    }
+    event_release(i);
+    if (t)
+        rg_track_finished(t, token);
+}
+
+void rg_event_forget(CUevent event)
+{
+    uint32_t i = event_hash(event);
+    if (!event_try(i))
+        return;
+    if (event_table[i].event == event)
+        event_table[i].event = NULL;
+    event_release(i);
+}

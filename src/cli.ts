@@ -1,0 +1,229 @@
+/**
+ * cli.ts: the command line: arguments in, report out, and the one place where errors are caught.
+ *
+ * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
+ */
+
+import { join } from "node:path";
+import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
+import packageJson from "../package.json" with { type: "json" };
+import { type Config, readConfig } from "./config.ts";
+import { Devices } from "./device.ts";
+import { RigelError } from "./errors.ts";
+import { launch } from "./launch.ts";
+import { progress } from "./log.ts";
+import { Native } from "./native.ts";
+import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
+import { table } from "./report.ts";
+
+interface LaunchFlags {
+  json?: true;
+  compare?: boolean;
+  dryRun?: true;
+  duration?: number;
+  inflight?: number;
+  policy?: Config["policy"]["name"];
+  device?: Config["device"];
+  mps?: "on" | "off";
+  segment?: string;
+  startTimeout: number;
+}
+
+const EXAMPLES = `
+Examples:
+  rigel launch                                the demo: two recorded programs on one GPU, compared
+  rigel launch jobs.json --duration 60        run what jobs.json says for a minute
+  rigel launch jobs.json --compare --json     each client alone, together, and governed, as one JSON document
+  rigel launch jobs.json --dry-run            check everything and show what would run
+
+A configuration:
+  { "duration_s": 60,
+    "clients": [
+      { "name": "serve", "class": "high", "command": ["python", "serve.py"] },
+      { "name": "train", "class": "best-effort", "command": ["python", "train.py"] } ] }`;
+
+function commandLine(): Command {
+  const program = new Command("rigel")
+    .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
+    .version(packageJson.version)
+    .exitOverride();
+  program
+    .command("launch")
+    .description("run the clients of a configuration together on one GPU and report what each got")
+    .argument("[config]", "configuration file, Rigel's or Orion's (default: the demo)")
+    .option("--json", "print the report as JSON")
+    .option("--compare", "run each client alone, then together ungoverned, then governed")
+    .option("--no-compare", "only the governed run, whatever the configuration says")
+    .option("--dry-run", "check everything and show what would run")
+    .option("--duration <seconds>", "count for so long", positiveNumber)
+    .option("--inflight <launches>", "launches a best-effort client may have unfinished; 0: no limit", wholeNumber)
+    .addOption(new Option("--policy <name>", "who may launch when").choices(["none", "priority"]))
+    .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
+    .addOption(
+      new Option("--mps <switch>", "processes share the simulated device side by side, not in time slices").choices([
+        "on",
+        "off",
+      ]),
+    )
+    .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
+    .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
+    .addHelpText("after", EXAMPLES)
+    .action(runLaunch);
+  program
+    .command("info")
+    .description("show the versions, where the native parts are, and the GPUs that programs would see")
+    .option("--json", "print as JSON")
+    .action(runInfo);
+  return program;
+}
+
+async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
+  const native = await Native.load();
+  const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json")), flags);
+  const segmentFolder = flags.segment ?? defaultSegmentFolder(process.env);
+  const simulationState = join(
+    defaultSegmentFolder(process.env),
+    `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`,
+  );
+  const planned = await plan(config, native, simulationState);
+  if (flags.mps !== undefined && !planned.device.simulated)
+    planned.notes.push("--mps has no effect on a real GPU; start or stop nvidia-cuda-mps-control instead");
+  if (flags.dryRun) {
+    print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
+    return;
+  }
+  progress(`${planned.device.name}, ${planned.device.uuid}`);
+  for (const note of planned.notes) progress(`note: ${note}`);
+  const { report, exitStatus } = await launch(planned, native, {
+    segmentFolder,
+    start_timeout_s: flags.startTimeout,
+  });
+  print(flags.json ? JSON.stringify(report, null, 2) : table(report));
+  process.exitCode = exitStatus;
+}
+
+function overridden(config: Config, flags: LaunchFlags): Config {
+  return {
+    ...config,
+    ...(flags.compare !== undefined && { compare: flags.compare }),
+    ...(flags.duration !== undefined && { duration_s: flags.duration }),
+    ...(flags.device !== undefined && { device: flags.device }),
+    policy: {
+      ...config.policy,
+      ...(flags.policy !== undefined && { name: flags.policy }),
+      ...(flags.inflight !== undefined && { inflight: flags.inflight }),
+    },
+    simulated: { ...config.simulated, ...(flags.mps !== undefined && { mps: flags.mps === "on" }) },
+  };
+}
+
+function planDocument({ config, device, mps, phases, notes, clients }: Plan): object {
+  return {
+    schema: 1,
+    dry_run: true,
+    device,
+    policy: config.policy,
+    mps,
+    duration_s: config.duration_s ?? null,
+    clients,
+    phases: phases.map(({ mode, policy, clients: together }) => ({
+      mode,
+      policy,
+      clients: together.map(({ name }) => name),
+    })),
+    notes,
+  };
+}
+
+function planText({ config, device, phases, notes, clients }: Plan): string {
+  const lines = [
+    `device   ${device.name} ${device.uuid}`,
+    `ends     ${config.duration_s === undefined ? "with the clients" : `after ${config.duration_s} s`}`,
+    ...clients.flatMap(({ name, class: kind, argv, cwd, env }) => [
+      `client   ${name} (${kind})`,
+      `  run    ${argv.map(quoted).join(" ")}`,
+      `  in     ${cwd}`,
+      ...Object.entries(env).map(([key, value]) => `  with   ${key}=${quoted(value)}`),
+    ]),
+    ...phases.map(
+      ({ mode, policy, clients: together }) =>
+        `phase    ${mode}: ${together.map(({ name }) => name).join(" + ")}, policy ${policy}`,
+    ),
+    ...notes.map((note) => `note     ${note}`),
+  ];
+  return lines.join("\n");
+}
+
+/** As a shell would need it. */
+function quoted(text: string): string {
+  return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+async function runInfo(flags: { json?: true }): Promise<void> {
+  const native = await Native.load();
+  const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const devices = new Devices(native.files, { state, preset: "h200", mps: false });
+  const info = {
+    version: packageJson.version,
+    bun: Bun.version,
+    platform: `${process.platform} ${process.arch}`,
+    library: native.files.library,
+    library_version: native.version,
+    devices: await devices.real(),
+    simulated: await devices.simulated(),
+  };
+  if (flags.json) {
+    print(JSON.stringify(info, null, 2));
+    return;
+  }
+  const gpus = info.devices.map(({ index, name, uuid }) => `${index} ${name} ${uuid}`);
+  print(
+    [
+      `rigel     ${info.version} (Bun ${info.bun}, ${info.platform})`,
+      `library   ${info.library} (${info.library_version})`,
+      `replay    ${native.files.replay}`,
+      `simulator ${native.files.simulator}`,
+      ...(gpus.length > 0 ? gpus : ["none"]).map((gpu) => `GPU       ${gpu}`),
+      `simulated ${info.simulated.name} ${info.simulated.uuid}`,
+    ].join("\n"),
+  );
+}
+
+function positiveNumber(text: string): number {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
+    throw new InvalidArgumentError("Expected a number above 0.");
+  return value;
+}
+
+function wholeNumber(text: string): number {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isInteger(value) || value < 0 || value > 4096)
+    throw new InvalidArgumentError("Expected a whole number from 0 to 4096.");
+  return value;
+}
+
+function deviceSelector(text: string): Config["device"] {
+  if (/^\d+$/.test(text)) return Number(text);
+  if (/^(auto|simulated|(GPU|MIG)-[\w/-]+)$/.test(text)) return text;
+  throw new InvalidArgumentError("Expected auto, simulated, a device index, or a UUID such as GPU-….");
+}
+
+function print(text: string): void {
+  process.stdout.write(`${text}\n`);
+}
+
+try {
+  await commandLine().parseAsync();
+} catch (thrown) {
+  if (thrown instanceof CommanderError) {
+    // Commander has printed its message; help and version are no errors.
+    process.exitCode = thrown.exitCode === 0 ? 0 : 2;
+  } else if (thrown instanceof RigelError) {
+    for (const line of thrown.message.split("\n")) progress(line);
+    process.exitCode = thrown.exitStatus;
+  } else {
+    console.error(thrown);
+    process.exitCode = 70;
+  }
+}

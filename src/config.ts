@@ -1,0 +1,157 @@
+/**
+ * config.ts: what a launch is: the schema of Rigel's configuration, and reading it from a file.
+ *
+ * Types come from the schema. Every error names the file, the path of the field and what was expected. Orion's format is
+ * turned into Rigel's by orion.ts. Nothing here looks at the machine: profiles, commands and devices are checked by who
+ * uses them.
+ */
+
+import { dirname, resolve } from "node:path";
+import { z } from "zod";
+import { readJson } from "./json.ts";
+import { isOrion, readOrion } from "./orion.ts";
+import { fields, parse } from "./schema.ts";
+
+const positive = z.number().positive();
+
+const DEVICE = 'expected "auto", "simulated", a device index, or a UUID such as "GPU-…"';
+const deviceSchema = z.union(
+  [z.int().nonnegative(), z.string().regex(/^(auto|simulated|(GPU|MIG)-[\w/-]+)$/, DEVICE)],
+  {
+    error: () => DEVICE,
+  },
+);
+
+const policySchema = fields({
+  /** `none` only measures; `priority` holds best-effort launches while a high client has work. */
+  name: z.enum(["none", "priority"]).default("priority"),
+  /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
+  inflight: z.int().min(0).max(4096).optional(),
+  /** Longest wait of a best-effort launch while high-priority work goes on. */
+  starvation_us: z.int().min(1).max(600_000_000).optional(),
+  /** A client whose heartbeat is older than this no longer holds others back. */
+  stale_ms: z.int().min(500).max(600_000).optional(),
+});
+
+const replaySchema = fields({
+  /** Kernel profile, Orion's or Rigel's own; relative to the configuration file. */
+  profile: z.string().min(1),
+  /** Requests per second in an open loop; without it, one iteration follows the other. */
+  rate_per_s: positive.optional(),
+  /** How requests arrive: by the rate, or a JSON file with a list of gaps in seconds. */
+  arrivals: z.string().min(1).optional(),
+  /** Stop after so many; without it the client runs until the launch ends. */
+  iterations: z.int().positive().optional(),
+  /** Seed of Poisson arrivals. */
+  seed: z.int().nonnegative().optional(),
+});
+
+/** Names are kept in 64 bytes of the segment, with their terminating zero. */
+const nameSchema = z
+  .string()
+  .regex(/^[\w.:@+-][\w.:@+ -]*$/, "expected letters, digits, spaces and . _ : @ + - only")
+  .max(63);
+
+const clientSchema = fields({
+  name: nameSchema,
+  class: z.enum(["high", "best-effort"]),
+  command: z.array(z.string()).min(1).optional(),
+  replay: replaySchema.optional(),
+  env: z.record(z.string().regex(/^[^=]+$/), z.string()).optional(),
+  cwd: z.string().min(1).optional(),
+  device: deviceSchema.optional(),
+}).check((context) => {
+  const { command, replay } = context.value;
+  if ((command === undefined) === (replay === undefined))
+    context.issues.push({
+      code: "custom",
+      input: context.value,
+      message: `expected either "command" or "replay", got ${command === undefined ? "neither" : "both"}`,
+    });
+  if (replay?.arrivals !== undefined) {
+    const byRate = replay.arrivals === "uniform" || replay.arrivals === "poisson";
+    if (byRate !== (replay.rate_per_s !== undefined))
+      context.issues.push({
+        code: "custom",
+        input: replay.arrivals,
+        path: ["replay", "rate_per_s"],
+        message: byRate
+          ? `expected a rate, as arrivals is "${replay.arrivals}"`
+          : "expected no rate, as arrivals is a file with the gaps themselves",
+      });
+  }
+});
+
+const configSchema = fields({
+  policy: policySchema.default({ name: "priority" }),
+  duration_s: positive.max(30 * 86_400).optional(),
+  /** Seconds after every client has begun that are not counted. */
+  warmup_s: z.number().nonnegative().max(86_400).default(0),
+  /** Run each client alone, then together ungoverned, then governed. */
+  compare: z.boolean().default(false),
+  device: deviceSchema.default("auto"),
+  simulated: fields({
+    preset: z.enum(["h200", "a100", "l4"]).default("h200"),
+    /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
+    mps: z.boolean().default(false),
+  }).default({ preset: "h200", mps: false }),
+  clients: z.array(clientSchema).min(1).max(64),
+}).check((context) => {
+  const seen = new Set<string>();
+  for (const [index, client] of context.value.clients.entries()) {
+    if (seen.has(client.name))
+      context.issues.push({
+        code: "custom",
+        input: client.name,
+        path: ["clients", index, "name"],
+        message: "expected a name that no other client has",
+      });
+    seen.add(client.name);
+  }
+});
+
+type RawConfig = z.infer<typeof configSchema>;
+export type ClientConfig = RawConfig["clients"][number];
+export type ReplayConfig = z.infer<typeof replaySchema>;
+export type DeviceSelector = z.infer<typeof deviceSchema>;
+export type Policy = z.infer<typeof policySchema>;
+
+/** A configuration as read: file names in it are absolute. */
+export interface Config extends RawConfig {
+  /** The file it came from, as the user named it; errors start with it. */
+  file: string;
+  /** Things a user should know that are no errors, such as fields of Orion's that have no effect. */
+  notes: string[];
+  /** Kernel counts that Orion's configuration states, by client name: compared with the profile, never waited for. */
+  statedKernels: ReadonlyMap<string, number>;
+}
+
+/** Reads and checks a configuration file, Rigel's own or Orion's. */
+export async function readConfig(file: string): Promise<Config> {
+  const json = await readJson(file);
+  const base = dirname(resolve(file));
+  const orion = isOrion(json) ? readOrion(json, file) : undefined;
+  const raw = parse(configSchema, orion ? orion.config : json, file);
+  return {
+    ...raw,
+    file,
+    notes: orion?.notes ?? [],
+    statedKernels: orion?.statedKernels ?? new Map(),
+    clients: raw.clients.map((client) => ({
+      ...client,
+      ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
+      ...(client.replay && { replay: absolutePaths(client.replay, base) }),
+    })),
+  };
+}
+
+function absolutePaths(replay: ReplayConfig, base: string): ReplayConfig {
+  const arrivals = replay.arrivals;
+  return {
+    ...replay,
+    profile: resolve(base, replay.profile),
+    ...(arrivals !== undefined && {
+      arrivals: arrivals === "uniform" || arrivals === "poisson" ? arrivals : resolve(base, arrivals),
+    }),
+  };
+}

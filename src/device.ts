@@ -1,0 +1,141 @@
+/**
+ * device.ts: which GPU a client gets, real or simulated, and the environment that makes it see that one alone.
+ *
+ * Devices are found by running `rigel-replay --probe` in a process of its own: initialising CUDA here would leave a
+ * context in the launcher. Never changes a device's settings.
+ */
+
+import { existsSync, readFileSync, rmSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import type { Config, DeviceSelector } from "./config.ts";
+import { RigelError } from "./errors.ts";
+import type { NativeFiles } from "./native.ts";
+
+const deviceSchema = z.object({
+  index: z.int(),
+  name: z.string(),
+  uuid: z.string(),
+  simulated: z.boolean(),
+});
+
+/** One GPU. */
+export type Device = z.infer<typeof deviceSchema>;
+
+export type Environment = Record<string, string | undefined>;
+
+/** How the simulated GPU of one phase is set up. */
+export interface Simulation {
+  /** File with the state of the simulated GPU, private to the phase. */
+  state: string;
+  preset: Config["simulated"]["preset"];
+  /** Kernels of several processes side by side (as under MPS) rather than in time slices. */
+  mps: boolean;
+}
+
+const PROBE_TIMEOUT_ms = 60_000;
+
+/** Devices asked for once and remembered: the first probe of a host with many GPUs takes seconds. */
+export class Devices {
+  readonly #files: NativeFiles;
+  readonly #simulation: Simulation;
+  #real: Promise<Device[]> | undefined;
+  #simulated: Promise<Device> | undefined;
+
+  constructor(files: NativeFiles, simulation: Simulation) {
+    this.#files = files;
+    this.#simulation = simulation;
+  }
+
+  /** The device that a selector of the configuration means. `where` is the field, for the error. */
+  async choose(selector: DeviceSelector, where: string): Promise<Device> {
+    if (selector === "simulated") return await this.simulated();
+    const real = await this.real();
+    if (selector === "auto") return real[0] ?? (await this.simulated());
+    const found =
+      typeof selector === "number"
+        ? real.find((device) => device.index === selector)
+        : real.find((device) => device.uuid.toLowerCase().startsWith(selector.toLowerCase()));
+    if (found) return found;
+    const there = real.map((device) => `${device.index} (${device.name}, ${device.uuid})`).join(", ");
+    throw new RigelError(
+      "device",
+      `${where}: there is no GPU ${selector} here; ` +
+        (there ? `there is ${there}` : 'no GPU was found, "simulated" needs none'),
+    );
+  }
+
+  /** The GPUs that CUDA programs started from here would see. */
+  real(): Promise<Device[]> {
+    this.#real ??= probe(this.#files, process.env).then(({ devices }) => devices.filter((device) => !device.simulated));
+    return this.#real;
+  }
+
+  simulated(): Promise<Device> {
+    this.#simulated ??= this.#probeSimulated();
+    return this.#simulated;
+  }
+
+  async #probeSimulated(): Promise<Device> {
+    try {
+      const environment = { ...process.env, ...simulatedEnvironment(this.#files, this.#simulation, process.env) };
+      const { devices, said } = await probe(this.#files, environment);
+      const device = devices.find((candidate) => candidate.simulated);
+      if (device) return device;
+      throw new RigelError("device", `the simulated GPU in ${this.#files.simulator} does not answer: ${said}`);
+    } finally {
+      rmSync(this.#simulation.state, { force: true });
+    }
+  }
+}
+
+/** What a CUDA program started in this environment would see, and what the probe said besides. */
+async function probe(files: NativeFiles, environment: Environment): Promise<{ devices: Device[]; said: string }> {
+  const child = Bun.spawn([files.replay, "--probe"], {
+    // Not a client of anything, whatever the caller's environment says.
+    env: { ...environment, RIGEL_SEGMENT: undefined, LD_PRELOAD: undefined },
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: PROBE_TIMEOUT_ms,
+    killSignal: "SIGKILL",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  if (child.signalCode !== null || status !== 0)
+    throw new RigelError(
+      "device",
+      `looking for GPUs failed (rigel-replay --probe ended with ${child.signalCode ?? status}): ${stderr.trim()}`,
+    );
+  return { devices: z.array(deviceSchema).parse(JSON.parse(stdout)), said: stderr.trim() };
+}
+
+/** What a client's environment needs to see `device` and nothing else. `given` is the environment it has so far. */
+export function deviceEnvironment(
+  device: Device,
+  files: NativeFiles,
+  simulation: Simulation,
+  given: Environment,
+): Record<string, string> {
+  return device.simulated ? simulatedEnvironment(files, simulation, given) : { CUDA_VISIBLE_DEVICES: device.uuid };
+}
+
+function simulatedEnvironment(files: NativeFiles, simulation: Simulation, given: Environment): Record<string, string> {
+  const path = given["LD_LIBRARY_PATH"];
+  return {
+    LD_LIBRARY_PATH: path ? `${files.simulator}:${path}` : files.simulator,
+    RIGEL_SIM_STATE: simulation.state,
+    RIGEL_SIM_PRESET: simulation.preset,
+    RIGEL_SIM_MPS: simulation.mps ? "1" : "0",
+  };
+}
+
+/** Whether processes on a real device share it through an MPS control daemon that runs now. */
+export function mpsRuns(environment: Environment): boolean {
+  const folder = environment["CUDA_MPS_PIPE_DIRECTORY"] || "/tmp/nvidia-mps";
+  try {
+    const pid = readFileSync(join(folder, "nvidia-cuda-mps-control.pid"), "utf8").trim();
+    return existsSync(`/proc/${pid}`);
+  } catch {
+    return false;
+  }
+}

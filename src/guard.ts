@@ -1,0 +1,59 @@
+/**
+ * guard.ts: what happens when the launcher itself is killed: a shell waits at the end of a pipe, and when the launcher is
+ * gone without having said goodbye, ends the clients and removes the files.
+ *
+ * Clients have sessions of their own, so nothing else would end them: they would go on using the GPU unseen. Does nothing
+ * as long as the launcher lives.
+ */
+
+const SCRIPT = `
+groups=
+while read -r word what; do
+  case $word in
+    group) groups="$groups $what" ;;
+    ended) groups=$(for g in $groups; do [ "$g" = "$what" ] || printf ' %s' "$g"; done) ;;
+    done) exit 0 ;;
+  esac
+done
+for g in $groups; do kill -s TERM -- "-$g"; done
+[ -z "$groups" ] || sleep 5
+for g in $groups; do kill -s KILL -- "-$g"; done
+rm -f -- "$@"
+`;
+
+export class Guard implements Disposable {
+  readonly #shell;
+
+  /** `files` are removed if the launcher dies. */
+  constructor(files: readonly string[]) {
+    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", ...files], {
+      env: { PATH: process.env["PATH"] ?? "/usr/bin:/bin" },
+      // Out of reach of the terminal's Ctrl-C.
+      detached: true,
+      stdin: "pipe",
+      stdout: "ignore",
+      stderr: "ignore",
+    });
+    this.#shell.unref();
+  }
+
+  /** A process group that must not outlive the launcher. */
+  watch(group: number): void {
+    this.#say(`group ${group}`);
+  }
+
+  /** It has ended: its number may soon be somebody else's. */
+  forget(group: number): void {
+    this.#say(`ended ${group}`);
+  }
+
+  [Symbol.dispose](): void {
+    this.#say("done");
+    this.#shell.stdin.end();
+  }
+
+  #say(line: string): void {
+    this.#shell.stdin.write(`${line}\n`);
+    this.#shell.stdin.flush();
+  }
+}

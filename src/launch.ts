@@ -1,0 +1,363 @@
+/**
+ * launch.ts: runs the phases of a plan: starts the clients under the library, sees them attach, counts, stops them.
+ *
+ * A launch ends when `duration_s` is over, or when every high client has ended and so has every best-effort replay with
+ * a number of iterations; without high clients when all have ended. Whatever happens, no client outlives a launch and no
+ * file of it stays behind (guard.ts sees to that when the launcher itself is killed).
+ */
+
+import { rmSync } from "node:fs";
+import { join } from "node:path";
+import { deviceEnvironment, type Environment } from "./device.ts";
+import { Guard } from "./guard.ts";
+import { prefixed, progress } from "./log.ts";
+import type { Native } from "./native.ts";
+import type { Phase, Plan, PlannedClient } from "./plan.ts";
+import { ClientProcess } from "./process.ts";
+import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
+import { Segment, type Snapshot } from "./segment.ts";
+
+export interface LaunchOptions {
+  /** Folder for the segment. */
+  segmentFolder: string;
+  /** How long to wait for every client's first work before counting begins without it. */
+  start_timeout_s: number;
+}
+
+export interface Outcome {
+  report: Report;
+  exitStatus: number;
+}
+
+const POLL_ms = 20;
+/** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
+const LOOK_ms = 500;
+const SIGNAL_STATUS = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
+
+/** Runs all phases in turn. A phase in which a client fails is the last one. */
+export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
+  using interrupt = new Interrupt();
+  const done: PhaseResult[] = [];
+  const notes = [...plan.notes];
+  for (const [index, phase] of plan.phases.entries()) {
+    if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
+    const result = await runPhase(plan, phase, native, options, interrupt);
+    done.push(result);
+    if (interrupt.signal || result.failed) {
+      if (index + 1 < plan.phases.length)
+        notes.push("the launch ended before its last phase; what is missing was not run");
+      break;
+    }
+  }
+  const last = done.at(-1);
+  if (!last) throw new Error("a plan without phases");
+  if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
+  const compare = plan.config.compare ? compared(merged(done)) : [];
+  const { device, mps, config } = plan;
+  return {
+    report: {
+      schema: 1,
+      device: { name: device.name, uuid: device.uuid, simulated: device.simulated },
+      policy: { ...config.policy, name: last.phase.policy, inflight: last.inflight },
+      mps,
+      duration_s: last.duration_s,
+      clients: compare.at(-1)?.clients ?? last.clients,
+      compare,
+      notes,
+    },
+    exitStatus: interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : (last.failed?.status ?? 0),
+  };
+}
+
+function title(phase: Phase): string {
+  const names = phase.clients.map(({ name }) => name).join(" + ");
+  return `${names} ${phase.mode === "alone" ? "alone" : `together, ${phase.mode}`}`;
+}
+
+/** One entry per mode: each client's own phase alone becomes part of one. */
+function merged(done: readonly PhaseResult[]): { mode: Mode; clients: ClientReport[] }[] {
+  const byMode = new Map<Mode, ClientReport[]>();
+  for (const { phase, clients } of done) byMode.set(phase.mode, [...(byMode.get(phase.mode) ?? []), ...clients]);
+  return [...byMode].map(([mode, clients]) => ({ mode, clients }));
+}
+
+interface PhaseResult {
+  phase: Phase;
+  clients: ClientReport[];
+  inflight: number;
+  duration_s: number;
+  /** The first client that failed. */
+  failed: { name: string; status: number; text: string } | undefined;
+}
+
+async function runPhase(
+  plan: Plan,
+  phase: Phase,
+  native: Native,
+  options: LaunchOptions,
+  interrupt: Interrupt,
+): Promise<PhaseResult> {
+  const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
+  const segment = Segment.create(native, join(options.segmentFolder, file));
+  using guard = new Guard([segment.path, plan.simulation.state]);
+  const running: Running[] = [];
+  const cleanUp = (): void => {
+    for (const { child } of running) child.signal("SIGKILL");
+    segment.remove();
+    rmSync(plan.simulation.state, { force: true });
+  };
+  process.on("exit", cleanUp);
+  try {
+    const { policy } = plan.config;
+    segment.configure({ ...policy, policy: phase.policy });
+    const width = Math.max(...plan.clients.map((client) => client.name.length));
+    for (const client of phase.clients) {
+      const show = prefixed(client.name, plan.clients.indexOf(client), width);
+      const env = clientEnvironment(plan, phase, client, native, segment.path);
+      const child = new ClientProcess(
+        { name: client.name, argv: client.argv, env, cwd: client.cwd, hideOutput: client.isReplay },
+        show,
+      );
+      guard.watch(child.pid);
+      running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined });
+    }
+    interrupt.clients = running.map(({ child }) => child);
+    const counted = await count(plan, running, segment, native, options, interrupt);
+    const inflight = segment.inflight;
+    segment.openGates();
+    await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
+    const failures = running
+      .flatMap(({ child: { name, exit, stopped } }) =>
+        exit && exit.status !== 0 && !stopped ? [{ name, ...exit }] : [],
+      )
+      .toSorted((a, b) => a.at_ms - b.at_ms);
+    return {
+      phase,
+      inflight,
+      duration_s: (counted.to_ms - counted.from_ms) / 1000,
+      clients: running.map((one) => reportOf(one, counted, segment)),
+      failed: failures[0],
+    };
+  } finally {
+    await Promise.all(running.map(({ child }) => child.stop("SIGKILL")));
+    for (const { child } of running) guard.forget(child.pid);
+    interrupt.clients = [];
+    process.off("exit", cleanUp);
+    cleanUp();
+  }
+}
+
+/** A client of a phase that is under way. */
+interface Running {
+  client: PlannedClient;
+  env: Environment;
+  child: ClientProcess;
+  attached: boolean;
+  /** When its first work was seen. */
+  launched_ms: number | undefined;
+  /** What was seen of it from outside, while it has not attached. */
+  seen: { processes: number; mapped: number } | undefined;
+  /** Why it has not attached, as found when counting ended. */
+  problem?: string;
+}
+
+interface Counted {
+  from_ms: number;
+  to_ms: number;
+  /** What had been counted before `from_ms`; undefined counts from the start. */
+  before: Snapshot | undefined;
+  after: Snapshot;
+}
+
+/** Waits for the clients to begin, then for the end of the launch. Returns with the clients still running. */
+async function count(
+  plan: Plan,
+  running: Running[],
+  segment: Segment,
+  native: Native,
+  options: LaunchOptions,
+  interrupt: Interrupt,
+): Promise<Counted> {
+  const { duration_s, warmup_s } = plan.config;
+  const started_ms = performance.now();
+  let begun_ms: number | undefined;
+  let looked_ms = started_ms;
+  let window: Pick<Counted, "from_ms" | "before"> | undefined;
+  for (;;) {
+    const now_ms = performance.now();
+    observe(running, segment, now_ms);
+    if (now_ms - looked_ms >= LOOK_ms) {
+      looked_ms = now_ms;
+      segment.reap();
+      look(running, native);
+    }
+    if (interrupt.signal || isOver(running)) break;
+    if (begun_ms === undefined) {
+      const late = running.filter(({ launched_ms, child }) => launched_ms === undefined && !child.exit);
+      const timedOut = now_ms - started_ms >= options.start_timeout_s * 1000;
+      if (late.length === 0 || timedOut) {
+        begun_ms = now_ms;
+        look(late, native);
+        for (const one of late)
+          progress(
+            `${one.client.name}: no work in ${options.start_timeout_s} s (${problemOf(one, segment) ?? "attached, but idle"}); ` +
+              "counting begins without it",
+          );
+      }
+    }
+    if (begun_ms !== undefined && !window && now_ms - begun_ms >= warmup_s * 1000) {
+      window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? segment.snapshot() : undefined };
+      progress(duration_s === undefined ? "counting until the clients end" : `counting for ${duration_s} s`);
+    }
+    const left_ms =
+      window && duration_s !== undefined ? window.from_ms + duration_s * 1000 - now_ms : Number.POSITIVE_INFINITY;
+    if (left_ms <= 0) break;
+    await pause(Math.min(POLL_ms, left_ms), [
+      interrupt.raised,
+      ...running.filter(({ child }) => !child.exit).map(({ child }) => child.ended),
+    ]);
+  }
+  const to_ms = performance.now();
+  const after = segment.snapshot();
+  observe(running, segment, to_ms);
+  for (const one of running) {
+    if (!one.child.exit) look([one], native);
+    const problem = problemOf(one, segment);
+    if (problem !== undefined) one.problem = problem;
+  }
+  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after };
+}
+
+/** Takes over from the segment who has attached and who has launched work. */
+function observe(running: Running[], segment: Segment, now_ms: number): void {
+  const slots = segment.slots();
+  for (const one of running) {
+    if (one.launched_ms !== undefined) continue;
+    const own = slots.filter((slot) => slot.name === one.client.name);
+    const [first] = own;
+    if (first && !one.attached) {
+      one.attached = true;
+      progress(`${one.client.name}: attached (process ${first.pid})`);
+    }
+    if (own.some((slot) => slot.launched)) one.launched_ms = now_ms;
+  }
+}
+
+function look(running: Running[], native: Native): void {
+  for (const one of running)
+    // Right after the start, what is mapped may still be the launcher's own image.
+    if (!one.attached && !one.child.exit && performance.now() - one.child.startedAt_ms >= LOOK_ms)
+      one.seen = one.child.inspect(native.files.library);
+}
+
+/** Why a client has not attached; undefined if it has. */
+function problemOf({ attached, child, env, seen }: Running, segment: Segment): string | undefined {
+  if (attached) return undefined;
+  if (env["RIGEL_DISABLE"] === "1") return "RIGEL_DISABLE=1 is set in its environment";
+  if (segment.refused > 0)
+    return `the segment is full: it has room for ${segment.capacity} processes; start fewer at a time`;
+  const notLoaded =
+    "librigel.so is not loaded in it: it is statically linked or setuid, or something cleared LD_PRELOAD";
+  if (child.exit) {
+    const after_s = ((child.exit.at_ms - child.startedAt_ms) / 1000).toFixed(1);
+    const unloaded = seen && seen.processes > 0 && seen.mapped === 0 ? `; ${notLoaded}` : "";
+    return `it ${child.exit.text} after ${after_s} s without having initialised CUDA${unloaded}`;
+  }
+  if (!seen) return "it was ended before it had initialised CUDA (cuInit)";
+  return seen.mapped === 0 ? notLoaded : "librigel.so is loaded in it, but it has not initialised CUDA (cuInit)";
+}
+
+function isOver(running: readonly Running[]): boolean {
+  const going = running.filter(({ child }) => !child.exit);
+  if (going.length === 0) return true;
+  const hadHigh = running.some(({ client }) => client.class === "high");
+  return hadHigh && going.every(({ client }) => client.class === "best-effort" && !client.isBounded);
+}
+
+function reportOf(
+  { client, child, attached, launched_ms, problem }: Running,
+  counted: Counted,
+  segment: Segment,
+): ClientReport {
+  const { from_ms, to_ms, before, after } = counted;
+  const end_ms = child.exit && !child.stopped ? child.exit.at_ms : to_ms;
+  // A client that had ended before counting began is shown with all it did, rather than with nothing.
+  const whole = before === undefined || end_ms <= from_ms;
+  const begin_ms = whole ? (launched_ms ?? child.startedAt_ms) : from_ms;
+  const counted_s = (whole ? segment.lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
+  const { name, uuid, simulated } = client.device;
+  return {
+    name: client.name,
+    class: client.class,
+    exit_code: child.exit?.status ?? null,
+    stopped: child.stopped,
+    attached,
+    attach_problem: problem ?? null,
+    device: { name, uuid, simulated },
+    ...measured(segment.usage(client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+  };
+}
+
+function clientEnvironment(
+  plan: Plan,
+  phase: Phase,
+  client: PlannedClient,
+  native: Native,
+  segment: string,
+): Environment {
+  const given: Environment = { ...process.env, ...client.env };
+  const preload = given["LD_PRELOAD"];
+  const { library } = native.files;
+  return {
+    ...given,
+    ...deviceEnvironment(client.device, native.files, plan.simulation, given),
+    LD_PRELOAD: preload ? `${library}:${preload}` : library,
+    RIGEL_SEGMENT: segment,
+    RIGEL_NAME: client.name,
+    RIGEL_CLASS: client.class,
+    // Set though the streams have priorities too: under MPS only this one orders work of different processes.
+    ...(phase.policy !== "none" && plan.mps && { CUDA_MPS_CLIENT_PRIORITY: client.class === "high" ? "0" : "1" }),
+  };
+}
+
+/** The first signal is passed on and ends the launch with its report; the second kills the clients. */
+class Interrupt implements Disposable {
+  /** The first signal that came. */
+  signal: keyof typeof SIGNAL_STATUS | undefined;
+  /** Settles when it comes. */
+  readonly raised: Promise<void>;
+  clients: ClientProcess[] = [];
+  readonly #handlers: [keyof typeof SIGNAL_STATUS, () => void][];
+
+  constructor() {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.raised = promise;
+    const handle = (signal: keyof typeof SIGNAL_STATUS) => (): void => {
+      if (this.signal) {
+        progress("killing the clients");
+        for (const client of this.clients) client.signal("SIGKILL");
+        return;
+      }
+      this.signal = signal;
+      progress(`${signal}: stopping the clients (once more kills them)`);
+      resolve();
+    };
+    this.#handlers = [
+      ["SIGINT", handle("SIGINT")],
+      ["SIGTERM", handle("SIGTERM")],
+      ["SIGHUP", handle("SIGHUP")],
+    ];
+    for (const [signal, handler] of this.#handlers) process.on(signal, handler);
+  }
+
+  [Symbol.dispose](): void {
+    for (const [signal, handler] of this.#handlers) process.off(signal, handler);
+  }
+}
+
+async function pause(limit_ms: number, sooner: Promise<void>[]): Promise<void> {
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const timer = setTimeout(resolve, limit_ms);
+  await Promise.race([promise, ...sooner]);
+  clearTimeout(timer);
+}

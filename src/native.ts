@@ -1,0 +1,268 @@
+/**
+ * native.ts: the boundary to the native half: finds librigel.so, the simulated GPU and rigel-replay, builds or unpacks
+ * them when needed, and calls the control functions of the library.
+ *
+ * platform -> embedded or on disk -> build when missing or older than the sources -> locate -> symbols -> one class.
+ * Nothing else in Rigel touches a pointer or knows where a native file lies. The library is never closed: a call after
+ * close() is a crash.
+ */
+
+import { createHash, randomUUID } from "node:crypto";
+import {
+  chmodSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  utimesSync,
+  writeFileSync,
+} from "node:fs";
+import { readFile, stat } from "node:fs/promises";
+import { availableParallelism, homedir, tmpdir } from "node:os";
+import { dirname, join, resolve } from "node:path";
+import { dlopen } from "bun:ffi";
+import { RigelError, reason } from "./errors.ts";
+import { progress } from "./log.ts";
+
+/** Where the parts are. All paths are absolute and lie on disk, so that other processes can load them. */
+export interface NativeFiles {
+  /** librigel.so, for LD_PRELOAD. */
+  library: string;
+  /** The replay client. */
+  replay: string;
+  /** Folder of the stand-in libcuda.so.1, for LD_LIBRARY_PATH. */
+  simulator: string;
+  /** Folder of the profiles that come with Rigel. */
+  profiles: string;
+}
+
+const SYMBOLS = {
+  rigel_version: { args: [], returns: "cstring" },
+  rigel_layout: { args: [], returns: "cstring" },
+  rigel_segment_create: { args: ["cstring"], returns: "i32" },
+  rigel_segment_check: { args: ["cstring"], returns: "cstring" },
+  rigel_segment_reap: { args: ["cstring"], returns: "i32" },
+} as const;
+
+type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
+
+/** The control library, loaded. */
+export class Native {
+  readonly files: NativeFiles;
+  readonly #symbols: Symbols;
+
+  private constructor(files: NativeFiles, symbols: Symbols) {
+    this.files = files;
+    this.#symbols = symbols;
+  }
+
+  /** Finds, builds or unpacks the native parts and loads the library. */
+  static async load(): Promise<Native> {
+    if (process.platform !== "linux" || !["x64", "arm64"].includes(process.arch))
+      throw new RigelError(
+        "native",
+        `Rigel runs on Linux, x86-64 or aarch64; this is ${process.platform} ${process.arch}`,
+      );
+    if (Bun.isStandaloneExecutable) return await unpack();
+    const built = await buildIfOlder(resolve(import.meta.dir, ".."));
+    const files = { ...built, library: overridden() ?? built.library };
+    return new Native(files, open(files.library));
+  }
+
+  /** Loads the library of `files`, or throws what the loader said. */
+  static open(files: NativeFiles): Native {
+    const located = { ...files, library: overridden() ?? files.library };
+    return new Native(located, open(located.library));
+  }
+
+  get version(): string {
+    return this.#symbols.rigel_version() ?? "unknown";
+  }
+
+  /** The description of the segment's layout, as JSON. */
+  get layout(): string {
+    return this.#symbols.rigel_layout() ?? "";
+  }
+
+  /** Makes a segment file with default settings. Returns 0 or -errno. */
+  createSegment(path: string): number {
+    return this.#symbols.rigel_segment_create(path);
+  }
+
+  /** Why a segment cannot be used, or null if it can. */
+  checkSegment(path: string): string | null {
+    return this.#symbols.rigel_segment_check(path);
+  }
+
+  /** Clears what dead clients left in a segment. Returns how many, or -errno. */
+  reapSegment(path: string): number {
+    return this.#symbols.rigel_segment_reap(path);
+  }
+}
+
+function overridden(): string | undefined {
+  const path = process.env["RIGEL_LIB"];
+  if (!path) return undefined;
+  if (!existsSync(path))
+    throw new RigelError("native", `RIGEL_LIB=${path}: no such file; name librigel.so or unset the variable`);
+  return resolve(path);
+}
+
+function open(library: string): Symbols {
+  try {
+    return dlopen(library, SYMBOLS).symbols;
+  } catch (thrown) {
+    throw new RigelError("native", `${library} cannot be loaded: ${reason(thrown)}`, { cause: thrown });
+  }
+}
+
+/* From a checkout: native/build, made by make. */
+
+async function buildIfOlder(root: string): Promise<NativeFiles> {
+  const native = join(root, "native");
+  const build = join(native, "build");
+  const files: NativeFiles = {
+    library: join(build, "librigel.so"),
+    replay: join(build, "rigel-replay"),
+    simulator: join(build, "sim"),
+    profiles: join(root, "profiles"),
+  };
+  const stamp = join(build, ".made");
+  const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
+  if (!products.every(existsSync) || (await modified_ms(stamp)) < (await newestSource_ms(native))) {
+    const begun = new Date();
+    await make(native);
+    // make leaves alone what did not have to change, so the products' own times do not say when it was last asked.
+    writeFileSync(stamp, "");
+    utimesSync(stamp, begun, begun);
+  }
+  return files;
+}
+
+/** When a file was last changed; 0 if it is not there. */
+async function modified_ms(path: string): Promise<number> {
+  return existsSync(path) ? (await stat(path)).mtimeMs : 0;
+}
+
+async function newestSource_ms(native: string): Promise<number> {
+  const sources = readdirSync(native, { recursive: true, encoding: "utf8" }).filter(
+    (path) => !/^(build[^/]*|test|bench)\//.test(path) && /(\.(c|h|def|S|ptx|map)|(^|\/)Makefile)$/.test(path),
+  );
+  return Math.max(...(await Promise.all(sources.map((path) => modified_ms(join(native, path))))));
+}
+
+/** Runs make in the native sources; without a target, what a launch needs. */
+export async function make(native: string, target = "all"): Promise<void> {
+  for (const tool of ["make", process.env["CC"] ?? "cc"])
+    if (!Bun.which(tool.split(" ")[0] ?? tool))
+      throw new RigelError(
+        "native",
+        `librigel.so has to be built and ${tool} is not there; install a C compiler and make ` +
+          "(Debian, Ubuntu: apt-get install gcc make)",
+      );
+  progress(`building the native library (make ${target})`);
+  mkdirSync(join(native, "build"), { recursive: true });
+  const command = ["make", "-s", "-C", native, `-j${availableParallelism()}`, target];
+  // Two launches at once in a fresh checkout must not write the same objects.
+  const locked = Bun.which("flock") ? ["flock", join(native, "build", ".lock"), ...command] : command;
+  const child = Bun.spawn(locked, { env: { ...process.env }, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  if (status !== 0)
+    throw new RigelError("native", `building the native library failed (make said ${status}):\n${stdout}${stderr}`);
+}
+
+/* From the single binary: files embedded by build.ts, unpacked once for each content. */
+
+const EMBEDDED = join(import.meta.dir, "embed");
+
+async function unpack(): Promise<Native> {
+  const parts = await Promise.all(
+    listFiles(EMBEDDED).map(async (path) => ({ path, bytes: await readFile(join(EMBEDDED, path)) })),
+  );
+  const hash = createHash("sha256");
+  for (const { path, bytes } of parts) hash.update(`${path}\0${bytes.length}\0`).update(bytes);
+  const digest = hash.digest("hex");
+  const refusals: string[] = [];
+  for (const base of cacheFolders()) {
+    const folder = join(base, digest);
+    try {
+      privateFolder(base);
+      await unpackInto(folder, parts);
+      // Loading the very file that will be preloaded is the test for a noexec folder, where LD_PRELOAD fails in silence.
+      return Native.open({
+        library: join(folder, "librigel.so"),
+        replay: join(folder, "rigel-replay"),
+        simulator: join(folder, "sim"),
+        profiles: join(folder, "profiles"),
+      });
+    } catch (thrown) {
+      refusals.push(`  ${folder}: ${reason(thrown)}`);
+    }
+  }
+  throw new RigelError(
+    "native",
+    "there is no folder to unpack the native library into from which it can be loaded; set XDG_CACHE_HOME to one that " +
+      `is writable and not mounted noexec. Tried:\n${refusals.join("\n")}`,
+  );
+}
+
+function listFiles(folder: string): string[] {
+  const names: string[] = [];
+  for (const entry of readdirSync(folder, { withFileTypes: true })) {
+    if (entry.isDirectory()) names.push(...listFiles(join(folder, entry.name)).map((name) => join(entry.name, name)));
+    else names.push(entry.name);
+  }
+  return names.toSorted();
+}
+
+/** Folders to try, best first. With an empty environment the home folder comes from the user database. */
+function cacheFolders(): string[] {
+  const xdg = process.env["XDG_CACHE_HOME"];
+  const home = process.env["HOME"] || homedir();
+  const uid = process.getuid?.() ?? 0;
+  const candidates = [
+    xdg?.startsWith("/") ? join(xdg, "rigel") : undefined,
+    home.startsWith("/") ? join(home, ".cache", "rigel") : undefined,
+    join(tmpdir(), `rigel-${uid}`),
+  ];
+  return candidates.filter((path) => path !== undefined);
+}
+
+/** Makes a folder that only this user can change, or throws: code that others could replace must not be loaded. */
+function privateFolder(path: string): void {
+  mkdirSync(dirname(path), { recursive: true });
+  if (!existsSync(path)) mkdirSync(path, { mode: 0o700 });
+  const { uid, mode } = lstatSync(path);
+  const isFolder = lstatSync(path).isDirectory();
+  if (!isFolder || uid !== process.getuid?.() || (mode & 0o022) !== 0)
+    throw new Error(`${path} is not a folder that belongs to this user alone; remove it or chmod it to 700`);
+}
+
+async function unpackInto(folder: string, parts: readonly { path: string; bytes: Buffer }[]): Promise<void> {
+  if (await holds(folder, parts)) return;
+  const fresh = `${folder}.${randomUUID()}`;
+  try {
+    for (const { path, bytes } of parts) {
+      const target = join(fresh, path);
+      mkdirSync(dirname(target), { recursive: true, mode: 0o700 });
+      writeFileSync(target, bytes, { mode: 0o600 });
+      if (path === "rigel-replay") chmodSync(target, 0o700);
+    }
+    rmSync(folder, { recursive: true, force: true });
+    renameSync(fresh, folder);
+  } catch (thrown) {
+    rmSync(fresh, { recursive: true, force: true });
+    // Another rigel may have unpacked the same files in the meantime.
+    if (!(await holds(folder, parts))) throw thrown;
+  }
+}
+
+async function holds(folder: string, parts: readonly { path: string; bytes: Buffer }[]): Promise<boolean> {
+  for (const { path, bytes } of parts) {
+    const file = join(folder, path);
+    if (!existsSync(file) || !(await readFile(file)).equals(bytes)) return false;
+  }
+  return true;
+}

@@ -1,0 +1,86 @@
+/**
+ * orion.ts: reads a launch configuration of the Orion scheduler as it is and turns it into Rigel's.
+ *
+ * Orion's clients are replays of kernel files; its convention is that the last client is the high-priority one. What
+ * Orion needs and Rigel does not (kernel counts, a second kernel file) is accepted and explained in a note, never waited
+ * for: matching by count is what made Orion's clients hang. Unknown fields are accepted: Orion's users add their own.
+ */
+
+import { existsSync } from "node:fs";
+import { dirname, resolve } from "node:path";
+import { z } from "zod";
+import { parse } from "./schema.ts";
+
+const orionClientSchema = z.looseObject({
+  arch: z.string().min(1),
+  kernel_file: z.string().min(1),
+  num_kernels: z.int().nonnegative().optional(),
+  num_iters: z.int().positive().optional(),
+  additional_kernel_file: z.string().nullish(),
+  additional_num_kernels: z.int().nullish(),
+  args: z
+    .looseObject({
+      model_name: z.string().optional(),
+      rps: z.number().nonnegative().optional(),
+      uniform: z.boolean().optional(),
+      input_file: z.string().optional(),
+    })
+    .default({}),
+});
+
+/** Recognised by `clients[].arch`, which no client of Rigel's has. */
+export function isOrion(json: unknown): boolean {
+  const list = z.union([z.object({ clients: z.array(z.unknown()) }), z.array(z.unknown())]).safeParse(json);
+  if (!list.success) return false;
+  const clients = Array.isArray(list.data) ? list.data : list.data.clients;
+  return clients.some((client) => z.object({ arch: z.unknown() }).safeParse(client).success);
+}
+
+/** The same launch as a configuration of Rigel's, not yet checked by its schema. */
+export function readOrion(
+  json: unknown,
+  file: string,
+): { config: object; notes: string[]; statedKernels: Map<string, number> } {
+  // Orion's own files are the bare list; users also wrap it in an object. Checked one by one, so that an error names a
+  // field rather than "neither shape fits".
+  const clients = Array.isArray(json)
+    ? parse(z.array(orionClientSchema).min(1), json, file)
+    : parse(z.looseObject({ clients: z.array(orionClientSchema).min(1) }), json, file).clients;
+  const base = dirname(resolve(file));
+  const notes: string[] = [];
+  const statedKernels = new Map<string, number>();
+  const names = new Map<string, number>();
+  const converted = [];
+  for (const [index, client] of clients.entries()) {
+    const seen = (names.get(client.arch) ?? 0) + 1;
+    names.set(client.arch, seen);
+    const name = seen === 1 ? client.arch : `${client.arch}-${seen}`;
+    const { rps, uniform, input_file: inputFile } = client.args;
+    if (client.num_kernels !== undefined) statedKernels.set(name, client.num_kernels);
+    if (client.additional_kernel_file)
+      notes.push(
+        `${name}: additional_kernel_file is not used: Orion needs it to follow a program kernel by kernel, ` +
+          "Rigel replays kernel_file alone",
+      );
+    const arrivals = inputFile ? locate(inputFile, base) : undefined;
+    if (arrivals !== undefined && rps) notes.push(`${name}: args.rps is not used, as input_file gives the arrivals`);
+    converted.push({
+      name,
+      class: index === clients.length - 1 ? "high" : "best-effort",
+      replay: {
+        profile: locate(client.kernel_file, base),
+        ...(client.num_iters !== undefined && { iterations: client.num_iters }),
+        ...(arrivals !== undefined
+          ? { arrivals }
+          : rps && { rate_per_s: rps, arrivals: uniform ? "uniform" : "poisson" }),
+      },
+    });
+  }
+  return { config: { clients: converted }, notes, statedKernels };
+}
+
+/** Orion's paths are relative to where it is started, which may or may not be the folder of the configuration. */
+function locate(path: string, base: string): string {
+  const beside = resolve(base, path);
+  return !existsSync(beside) && existsSync(path) ? resolve(path) : beside;
+}

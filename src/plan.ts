@@ -1,0 +1,200 @@
+/**
+ * plan.ts: turns a configuration into what will be run: every client's command, device and the phases, all checked.
+ *
+ * Everything that can be found wrong without starting a client is found here, and all of it is reported at once. Starts
+ * nothing but the device probe.
+ */
+
+import { accessSync, constants, statSync } from "node:fs";
+import { resolve } from "node:path";
+import type { ClientConfig, Config, ReplayConfig } from "./config.ts";
+import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
+import { RigelError } from "./errors.ts";
+import type { Native } from "./native.ts";
+import { checkArrivals, readProfile } from "./profile.ts";
+import type { Mode } from "./report.ts";
+
+export interface PlannedClient {
+  name: string;
+  class: "high" | "best-effort";
+  argv: string[];
+  cwd: string;
+  /** What the configuration adds to the environment. */
+  env: Record<string, string>;
+  device: Device;
+  isReplay: boolean;
+  /** Is known to end by itself. */
+  isBounded: boolean;
+}
+
+export interface Phase {
+  mode: Mode;
+  policy: Config["policy"]["name"];
+  clients: PlannedClient[];
+}
+
+export interface Plan {
+  config: Config;
+  /** The device of the launch; clients may name others. */
+  device: Device;
+  /** Whether processes share the device side by side rather than in time slices. */
+  mps: boolean;
+  simulation: Simulation;
+  clients: PlannedClient[];
+  phases: Phase[];
+  notes: string[];
+}
+
+/** Checks everything and plans the phases. `simulationState` is the file that the simulated GPU may use. */
+export async function plan(config: Config, native: Native, simulationState: string): Promise<Plan> {
+  const { file } = config;
+  const simulation: Simulation = { state: simulationState, ...config.simulated };
+  const notes = [...config.notes];
+  checkLibraryPath(native.files.library);
+  await checkClients(config, notes);
+  const devices = new Devices(native.files, simulation);
+  const device = await devices.choose(config.device, `${file}: device`);
+  const clients: PlannedClient[] = [];
+  for (const [index, client] of config.clients.entries()) {
+    const own = client.device;
+    clients.push({
+      name: client.name,
+      class: client.class,
+      argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
+      cwd: client.cwd ?? process.cwd(),
+      env: client.env ?? {},
+      device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
+      isReplay: client.replay !== undefined,
+      isBounded: client.replay?.iterations !== undefined,
+    });
+  }
+  return {
+    config,
+    device,
+    mps: device.simulated ? simulation.mps : mpsRuns(process.env),
+    simulation,
+    clients,
+    phases: phasesOf(config, clients),
+    notes,
+  };
+}
+
+function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
+  const policy = config.policy.name;
+  if (!config.compare) return [{ mode: policy === "none" ? "ungoverned" : "governed", policy, clients }];
+  return [
+    ...clients.map((client): Phase => ({ mode: "alone", policy: "none", clients: [client] })),
+    { mode: "ungoverned", policy: "none", clients },
+    { mode: "governed", policy, clients },
+  ];
+}
+
+/** LD_PRELOAD is a list that spaces and colons separate; the loader has no way to quote them. */
+function checkLibraryPath(library: string): void {
+  if (/[\s:]/.test(library))
+    throw new RigelError(
+      "native",
+      `${library}: LD_PRELOAD cannot name a path with a space or colon in it; move Rigel, or copy librigel.so elsewhere ` +
+        "and name it with RIGEL_LIB",
+    );
+}
+
+async function checkClients(config: Config, notes: string[]): Promise<void> {
+  const problems: RigelError[] = [];
+  const { file } = config;
+  if (config.compare && config.policy.name === "none")
+    problems.push(
+      new RigelError("config", `${file}: policy.name: expected a policy other than "none" to compare with`),
+    );
+  for (const [index, client] of config.clients.entries()) {
+    const where = `${file}: clients[${index}]`;
+    try {
+      checkFolder(client, where);
+      if (client.command) checkCommand(client, client.command, where);
+      if (client.replay) await checkReplay(client.name, client.replay, config, where, notes);
+    } catch (thrown) {
+      if (!(thrown instanceof RigelError)) throw thrown;
+      problems.push(thrown);
+    }
+  }
+  const [first] = problems;
+  if (first) throw new RigelError(first.code, problems.map(({ message }) => message).join("\n"), { cause: first });
+}
+
+function checkFolder(client: ClientConfig, where: string): void {
+  if (client.cwd !== undefined && !statSync(client.cwd, { throwIfNoEntry: false })?.isDirectory())
+    throw new RigelError("config", `${where}.cwd: expected a folder that exists, got ${client.cwd}`);
+}
+
+function checkCommand(client: ClientConfig, command: string[], where: string): void {
+  const program = command[0] ?? "";
+  const cwd = client.cwd ?? process.cwd();
+  if (program.includes("/")) {
+    if (!isExecutable(resolve(cwd, program)))
+      throw new RigelError(
+        "command",
+        `${where}.command[0]: expected a program that can be executed, got ${program} (looked for in ${cwd})`,
+      );
+    return;
+  }
+  const path = client.env?.["PATH"] ?? process.env["PATH"] ?? "";
+  if (program === "" || Bun.which(program, { PATH: path, cwd }) === null)
+    throw new RigelError("command", `${where}.command[0]: expected a program on PATH, ${program || '""'} is not found`);
+}
+
+function isExecutable(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return statSync(path).isFile();
+  } catch {
+    return false;
+  }
+}
+
+async function checkReplay(
+  name: string,
+  replay: ReplayConfig,
+  config: Config,
+  where: string,
+  notes: string[],
+): Promise<void> {
+  const { arrivals } = replay;
+  if (config.compare && config.duration_s === undefined && replay.iterations === undefined)
+    throw new RigelError(
+      "config",
+      `${where}.replay.iterations: expected a number, or duration_s: alone, this client would never end`,
+    );
+  if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson") await checkArrivals(arrivals);
+  const { kernels } = await readProfile(replay.profile);
+  const stated = config.statedKernels.get(name);
+  if (stated !== undefined && stated !== kernels)
+    notes.push(
+      `${name}: the configuration states ${stated} kernels, ${replay.profile} has ${kernels}; ` +
+        "what the file has is replayed, nothing waits for a count",
+    );
+}
+
+function replayCommand(program: string, replay: ReplayConfig): string[] {
+  return [
+    program,
+    ...option("--profile", replay.profile),
+    ...option("--rate", replay.rate_per_s),
+    ...option("--arrivals", replay.arrivals),
+    ...option("--iterations", replay.iterations),
+    ...option("--seed", replay.seed),
+  ];
+}
+
+function option(flag: string, value: string | number | undefined): string[] {
+  return value === undefined ? [] : [flag, String(value)];
+}
+
+/** Where the files of one launch go: shared memory where there is some that can be written to. */
+export function defaultSegmentFolder(environment: Environment): string {
+  try {
+    accessSync("/dev/shm", constants.W_OK);
+    return "/dev/shm";
+  } catch {
+    return environment["TMPDIR"] ?? "/tmp";
+  }
+}

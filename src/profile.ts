@@ -1,0 +1,180 @@
+/**
+ * profile.ts: checks a kernel profile before anything is started, so that a bad row is named by file, line and field.
+ *
+ * Reads both formats that rigel-replay reads, by the same rules (native/replay/profile.c): Orion's
+ * (`Name,Profile,Memory_footprint,SM_usage,Duration`) and Rigel's own (a first line `# rigel-profile 1; device=…`, then a
+ * table). Streams: a profile is never held in memory as a whole.
+ */
+
+import { createReadStream } from "node:fs";
+import { open } from "node:fs/promises";
+import { parse as csv } from "csv-parse";
+import { z } from "zod";
+import { RigelError, reason } from "./errors.ts";
+import { readJson } from "./json.ts";
+import { parse } from "./schema.ts";
+
+/** What a profile holds: one iteration or request of a program. */
+export interface ProfileSummary {
+  /** Rows that are kernels. */
+  kernels: number;
+  /** All rows. */
+  operations: number;
+}
+
+/** Checks one field; returns what was expected when it does not fit. */
+type FieldCheck = (value: string) => string | undefined;
+
+const HOUR_ns = 3.6e12;
+
+function wholeTo(most: number): FieldCheck {
+  return (value) => (/^\d+$/.test(value) && Number(value) <= most ? undefined : `a whole number from 0 to ${most}`);
+}
+
+function numberTo(most: number): FieldCheck {
+  return (value) => (/^\d+(\.\d*)?$/.test(value) && Number(value) <= most ? undefined : `a number from 0 to ${most}`);
+}
+
+function oneOf(...allowed: string[]): FieldCheck {
+  return (value) => (allowed.includes(value) ? undefined : `one of ${allowed.join(", ")}`);
+}
+
+const named: FieldCheck = (value) => (value === "" ? "a name" : undefined);
+
+/** Columns in their order. */
+const ORION: [string, FieldCheck][] = [
+  ["Name", named],
+  ["Profile", oneOf("1", "0", "-1", "1.0", "0.0", "-1.0")],
+  ["Memory_footprint", numberTo(2 ** 64)],
+  ["SM_usage", numberTo(2 ** 31 - 1)],
+  ["Duration", numberTo(HOUR_ns)],
+];
+
+const RIGEL: [string, FieldCheck][] = [
+  ["name", named],
+  ["kind", oneOf("kernel", "memset", "copy_h2d", "copy_d2h", "copy_d2d", "sync")],
+  ["stream", wholeTo(31)],
+  ["grid_x", wholeTo(2 ** 31 - 1)],
+  ["grid_y", wholeTo(65_535)],
+  ["grid_z", wholeTo(65_535)],
+  ["block_x", wholeTo(1024)],
+  ["block_y", wholeTo(1024)],
+  ["block_z", wholeTo(64)],
+  ["registers", wholeTo(255)],
+  ["shared_bytes", wholeTo(2 ** 20)],
+  ["bytes", wholeTo(2 ** 40)],
+  ["duration_ns", wholeTo(HOUR_ns)],
+  ["gap_ns", wholeTo(HOUR_ns)],
+];
+
+const KIND = 1;
+const GRID_X = 3;
+const BLOCK_X = 6;
+const BLOCK_Z = 8;
+const MOST_THREADS = 1024;
+
+const rowSchema = z.object({ record: z.array(z.string()), info: z.object({ lines: z.number() }) });
+
+/** Reads a profile to its end. Throws a coded error at the first row that does not fit. */
+export async function readProfile(path: string): Promise<ProfileSummary> {
+  const { skip_bytes, skip_lines } = await readHead(path);
+  const rows = createReadStream(path, { start: skip_bytes }).pipe(
+    // Orion's files hold kernel names as the compiler writes them: unquoted, with commas and quotes in them.
+    csv({ bom: true, info: true, skip_empty_lines: true, relax_column_count: true, relax_quotes: true }),
+  );
+  let columns: [string, FieldCheck][] | undefined;
+  const summary: ProfileSummary = { kernels: 0, operations: 0 };
+  let launches = 0;
+  try {
+    for await (const row of rows) {
+      const { record, info } = rowSchema.parse(row);
+      const where = `${path}:${skip_lines + info.lines}`;
+      if (!columns) {
+        columns = columnsOf(record, where);
+        continue;
+      }
+      const fields = fieldsOf(record, columns, where);
+      checkRow(fields, columns, where);
+      summary.operations++;
+      const kind = columns === ORION ? "kernel" : fields[KIND];
+      if (kind === "kernel") summary.kernels++;
+      if (kind !== "sync") launches++;
+    }
+  } catch (thrown) {
+    if (thrown instanceof RigelError) throw thrown;
+    throw new RigelError("profile", `${path}: ${csvReason(thrown, skip_lines)}`, { cause: thrown });
+  }
+  if (launches === 0)
+    throw new RigelError("profile", `${path}: expected a header line and at least one operation that uses the GPU`);
+  return summary;
+}
+
+/** Checks a file with the gaps between arrivals: a JSON list of seconds. */
+export async function checkArrivals(path: string): Promise<void> {
+  parse(z.array(z.number().nonnegative()).min(1), await readJson(path), path);
+}
+
+/** The line that says what the file is, is skipped here: its fields are not those of the table. */
+async function readHead(path: string): Promise<{ skip_bytes: number; skip_lines: number }> {
+  let head: string;
+  try {
+    await using file = await open(path);
+    const { bytesRead, buffer } = await file.read(Buffer.alloc(4096), 0, 4096, 0);
+    head = buffer.toString("latin1", 0, bytesRead);
+  } catch (thrown) {
+    throw new RigelError("profile", `${path}: cannot be read as a kernel profile (${reason(thrown)})`, {
+      cause: thrown,
+    });
+  }
+  const [line, version] = /^(?:\u00ef\u00bb\u00bf)?# rigel-profile +([^;\r\n]*)[^\n]*\n?/.exec(head) ?? ["", "1"];
+  if (version?.trim() !== "1")
+    throw new RigelError(
+      "profile",
+      `${path}:1: expected rigel-profile version 1, got ${version}; record the profile again with this version of Rigel`,
+    );
+  return { skip_bytes: line.length, skip_lines: line === "" ? 0 : 1 };
+}
+
+function columnsOf(header: string[], where: string): [string, FieldCheck][] {
+  const columns = header[0]?.trim() === "Name" ? ORION : RIGEL;
+  const names = columns.map(([name]) => name).join(",");
+  const got = header.map((name) => name.trim()).join(",");
+  if (got !== names)
+    throw new RigelError("profile", `${where}: expected the header ${names}, got ${got.slice(0, 200)}`);
+  return columns;
+}
+
+/** The fields of a row, one for each column. A name of Orion's that holds commas is put together again. */
+function fieldsOf(record: string[], columns: [string, FieldCheck][], where: string): string[] {
+  const extra = record.length - columns.length;
+  if (extra < 0 || (extra > 0 && columns !== ORION))
+    throw new RigelError("profile", `${where}: expected ${columns.length} fields, got ${record.length}`);
+  return [record.slice(0, extra + 1).join(","), ...record.slice(extra + 1)].map((field) => field.trim());
+}
+
+function checkRow(fields: string[], columns: [string, FieldCheck][], where: string): void {
+  const refuse = (column: number, expected: string): never => {
+    throw new RigelError(
+      "profile",
+      `${where}: ${columns[column]?.[0]}: expected ${expected}, got ${JSON.stringify(fields[column] ?? "")}`,
+    );
+  };
+  for (const [column, [, check]] of columns.entries()) {
+    const expected = check(fields[column] ?? "");
+    if (expected !== undefined) refuse(column, expected);
+  }
+  if (columns !== RIGEL || fields[KIND] !== "kernel") return;
+  for (let column = GRID_X; column <= BLOCK_Z; column++)
+    if (Number(fields[column]) === 0) refuse(column, "at least 1 for a kernel");
+  const threads = fields.slice(BLOCK_X, BLOCK_Z + 1).reduce((product, size) => product * Number(size), 1);
+  if (threads > MOST_THREADS)
+    throw new RigelError(
+      "profile",
+      `${where}: block_x, block_y, block_z: expected at most ${MOST_THREADS} threads a block, got ${threads}`,
+    );
+}
+
+/** csv-parse words its errors with line numbers of its own, counted from where the table starts. */
+function csvReason(thrown: unknown, skip_lines: number): string {
+  return reason(thrown).replace(/\bline (\d+)/, (_, line: string) => `line ${Number(line) + skip_lines}`);
+}

@@ -1,0 +1,256 @@
+/**
+ * report.ts: what a launch found: the JSON document for machines and the table for people, made from the same object.
+ *
+ * Fields of the document are public: they may be added, never renamed. Schema 1.
+ */
+
+import type { Device } from "./device.ts";
+import type { Policy } from "./config.ts";
+import type { Usage } from "./segment.ts";
+
+export type Mode = "alone" | "ungoverned" | "governed";
+
+interface Requests {
+  count: number;
+  p50_ms: number | null;
+  p95_ms: number | null;
+  p99_ms: number | null;
+  /** Who measured: the program itself (rigel_report_request), or Rigel by busy periods of the device; null without any. */
+  source: "program" | "busy-period" | null;
+}
+
+/** How one client did in one phase. */
+export interface ClientReport {
+  name: string;
+  class: "high" | "best-effort";
+  /** As a shell gives it: 128 + n for signal n; null if it was never started. */
+  exit_code: number | null;
+  /** Rigel ended it, so its exit code says nothing. */
+  stopped: boolean;
+  attached: boolean;
+  /** Why not, if it did not attach. */
+  attach_problem: string | null;
+  device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** Seconds over which it was counted. */
+  counted_s: number;
+  launches: number;
+  launches_per_s: number;
+  graph_launches: number;
+  copies: number;
+  memsets: number;
+  requests: Requests;
+  /** Iterations or requests that the program reported; null if it does not report. */
+  iterations: number | null;
+  iterations_per_s: number | null;
+  gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** Against the same client alone, in a comparison. */
+  versus_alone?: Versus;
+}
+
+interface Versus {
+  /** Latency over latency alone; 1 is no change. */
+  p50: number | null;
+  p99: number | null;
+  /** Throughput over throughput alone; 1 is no change. */
+  share: number | null;
+  /** What the throughput is counted in. */
+  share_of: "iterations" | "launches";
+}
+
+export interface Report {
+  schema: 1;
+  device: Pick<Device, "name" | "uuid" | "simulated">;
+  policy: Policy & { inflight: number };
+  mps: boolean;
+  duration_s: number;
+  clients: ClientReport[];
+  compare: { mode: Mode; clients: ClientReport[] }[];
+  notes: string[];
+}
+
+/** The part of a client's report that is made from its counters. */
+export function measured(
+  usage: Usage,
+  counted_s: number,
+): Pick<
+  ClientReport,
+  | "counted_s"
+  | "launches"
+  | "launches_per_s"
+  | "graph_launches"
+  | "copies"
+  | "memsets"
+  | "requests"
+  | "iterations"
+  | "iterations_per_s"
+  | "gate"
+> {
+  const { counters } = usage;
+  const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
+  const reports = counters.reports > 0;
+  const histogram = reports ? usage.report_ns : usage.request_ns;
+  const launches = counters.launches + counters.graph_launches;
+  return {
+    counted_s: round(counted_s),
+    launches: counters.launches,
+    launches_per_s: perSecond(launches),
+    graph_launches: counters.graph_launches,
+    copies: counters.copies,
+    memsets: counters.memsets,
+    requests: {
+      count: reports ? counters.reports : counters.requests,
+      p50_ms: rounded(histogram.quantile_ms(0.5)),
+      p95_ms: rounded(histogram.quantile_ms(0.95)),
+      p99_ms: rounded(histogram.quantile_ms(0.99)),
+      source: reports ? "program" : counters.requests > 0 ? "busy-period" : null,
+    },
+    iterations: reports ? counters.reports : null,
+    iterations_per_s: reports ? perSecond(counters.reports) : null,
+    gate: {
+      waits: counters.gate_waits,
+      wait_ms: round(counters.gate_wait_ns / 1e6),
+      inflight_waits: counters.inflight_waits,
+      inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
+      starved: counters.starved,
+    },
+  };
+}
+
+/** Adds to each client of the later phases how it did against itself alone. */
+export function compared(phases: readonly { mode: Mode; clients: ClientReport[] }[]): Report["compare"] {
+  const alone = new Map(
+    phases.flatMap(({ mode, clients }) => (mode === "alone" ? clients.map((client) => [client.name, client]) : [])),
+  );
+  return phases.map(({ mode, clients }) => ({
+    mode,
+    clients: clients.map((client) => {
+      const base = alone.get(client.name);
+      return mode === "alone" || !base ? client : { ...client, versus_alone: versus(client, base) };
+    }),
+  }));
+}
+
+function versus(client: ClientReport, alone: ClientReport): Versus {
+  const both = client.iterations_per_s !== null && alone.iterations_per_s !== null;
+  return {
+    p50: ratio(client.requests.p50_ms, alone.requests.p50_ms),
+    p99: ratio(client.requests.p99_ms, alone.requests.p99_ms),
+    share: both
+      ? ratio(client.iterations_per_s, alone.iterations_per_s)
+      : ratio(client.launches_per_s, alone.launches_per_s),
+    share_of: both ? "iterations" : "launches",
+  };
+}
+
+function ratio(value: number | null, base: number | null): number | null {
+  return value === null || base === null || base <= 0 ? null : round(value / base);
+}
+
+/** Six digits after the point: enough for nanoseconds in milliseconds, and no noise of binary fractions. */
+function round(value: number): number {
+  return Math.round(value * 1e6) / 1e6;
+}
+
+function rounded(value: number | null): number | null {
+  return value === null ? null : round(value);
+}
+
+/** The report as people read it. */
+export function table(report: Report): string {
+  const { device, policy } = report;
+  const how =
+    policy.name === "none" ? "none" : `${policy.name}, ${policy.inflight || "any number of"} launches in flight`;
+  const head =
+    `${device.name} | policy: ${how} | ` + `${report.mps ? "MPS" : "time slices"} | ${report.duration_s.toFixed(1)} s`;
+  const parts = [head, ""];
+  parts.push(...clientTable(report.clients));
+  if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
+  const notes = [
+    ...report.notes,
+    ...report.clients.flatMap(({ name, attach_problem: problem }) =>
+      problem ? [`${name}: not attached: ${problem}`] : [],
+    ),
+  ];
+  if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
+  return parts.join("\n");
+}
+
+function clientTable(clients: readonly ClientReport[]): string[] {
+  const rows = clients.map((client) => [
+    client.name,
+    client.class,
+    client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
+    client.attached ? "yes" : "NO",
+    String(client.launches + client.graph_launches),
+    String(client.requests.count),
+    digits(client.requests.p50_ms),
+    digits(client.requests.p95_ms),
+    digits(client.requests.p99_ms),
+    digits(client.iterations_per_s),
+    String(client.gate.waits),
+    digits(client.gate.wait_ms),
+  ]);
+  return aligned(
+    [
+      "client",
+      "class",
+      "end",
+      "attached",
+      "launches",
+      "requests",
+      "p50 ms",
+      "p95 ms",
+      "p99 ms",
+      "iter/s",
+      "gate waits",
+      "wait ms",
+    ],
+    rows,
+    4,
+  );
+}
+
+function compareTable(compare: Report["compare"]): string[] {
+  const modes = compare.map(({ mode }) => mode);
+  const names = [...new Set(compare.flatMap(({ clients }) => clients.map(({ name }) => name)))];
+  const rows: string[][] = [];
+  for (const name of names) {
+    const found = compare.map(({ clients }) => clients.find((client) => client.name === name));
+    const row = (what: string, cell: (client: ClientReport) => string): void => {
+      rows.push([name, what, ...found.map((client) => (client ? cell(client) : "-"))]);
+    };
+    if (found.some((client) => client?.class === "high")) {
+      row("p50 ms", (client) => withRatio(client.requests.p50_ms, client.versus_alone?.p50));
+      row("p99 ms", (client) => withRatio(client.requests.p99_ms, client.versus_alone?.p99));
+    } else {
+      const inLaunches = found.some((client) => client?.iterations_per_s === null);
+      row(inLaunches ? "launches/s" : "iter/s", (client) =>
+        withRatio(inLaunches ? client.launches_per_s : client.iterations_per_s, client.versus_alone?.share),
+      );
+    }
+  }
+  return aligned(["compared", "", ...modes], rows, 2);
+}
+
+function withRatio(value: number | null, versusAlone: number | null | undefined): string {
+  if (versusAlone === undefined || versusAlone === null) return digits(value);
+  return `${digits(value)} (x${versusAlone.toFixed(2)})`;
+}
+
+/** Three significant digits or more, never an exponent. */
+function digits(value: number | null): string {
+  if (value === null) return "-";
+  const size = Math.abs(value);
+  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+}
+
+/** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */
+function aligned(header: string[], rows: string[][], left: number): string[] {
+  const widths = header.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)));
+  return [header, ...rows].map((row) =>
+    row
+      .map((cell, column) => (column < left ? cell.padEnd(widths[column] ?? 0) : cell.padStart(widths[column] ?? 0)))
+      .join("  ")
+      .trimEnd(),
+  );
+}

@@ -1,0 +1,82 @@
+/**
+ * schema.ts: checks a value from a file against a zod schema and words what is wrong with it.
+ *
+ * One line per problem: the file, the path of the field, what was expected, what is there.
+ */
+
+import { z } from "zod";
+import { RigelError } from "./errors.ts";
+
+/** An object that knows its fields: an unknown one is an error that lists those there are. */
+export function fields<Shape extends z.ZodRawShape>(shape: Shape) {
+  return z.strictObject(shape, {
+    error: (issue) =>
+      issue.code === "unrecognized_keys"
+        ? `unknown field; expected one of ${Object.keys(shape).join(", ")}`
+        : undefined,
+  });
+}
+
+/** Parses by a schema, or throws with one line per problem: `file: clients[0].replay.rate_per_s: expected …`. */
+export function parse<Schema extends z.ZodType>(schema: Schema, value: unknown, file: string): z.output<Schema> {
+  const result = schema.safeParse(value, { reportInput: true });
+  if (result.success) return result.data;
+  const lines = result.error.issues.flatMap((issue) => {
+    const keys = issue.code === "unrecognized_keys" ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
+    return keys.map((path) => `${file}: ${fieldPath(path)}${expectation(issue)}`);
+  });
+  throw new RigelError("config", lines.join("\n"));
+}
+
+function fieldPath(path: readonly PropertyKey[]): string {
+  const text = path
+    .map((key, index) => (typeof key === "number" ? `[${key}]` : `${index > 0 ? "." : ""}${String(key)}`))
+    .join("");
+  return text === "" ? "" : `${text}: `;
+}
+
+function expectation(issue: z.core.$ZodIssue): string {
+  if (issue.code === "custom" || issue.code === "unrecognized_keys" || issue.code === "invalid_union")
+    return issue.code === "invalid_union" ? `${issue.message}, got ${shown(issue.input)}` : issue.message;
+  const got = issue.input === undefined ? "but it is missing" : `got ${shown(issue.input)}`;
+  return `${wanted(issue)}, ${got}`;
+}
+
+function wanted(issue: z.core.$ZodIssue): string {
+  switch (issue.code) {
+    case "invalid_type":
+      return `expected ${ARTICLES[issue.expected] ?? issue.expected}`;
+    case "invalid_value":
+      return `expected one of ${issue.values.map((value) => JSON.stringify(value)).join(", ")}`;
+    case "too_small":
+      return issue.origin === "number" || issue.origin === "int"
+        ? `expected a number ${issue.inclusive ? "of at least" : "above"} ${issue.minimum}`
+        : `expected at least ${counted(Number(issue.minimum), issue.origin)}`;
+    case "too_big":
+      return issue.origin === "number" || issue.origin === "int"
+        ? `expected a number ${issue.inclusive ? "of at most" : "below"} ${issue.maximum}`
+        : `expected at most ${counted(Number(issue.maximum), issue.origin)}`;
+    default:
+      return issue.message;
+  }
+}
+
+function counted(count: number, origin: string): string {
+  const [one, many] = origin === "string" ? ["character", "characters"] : ["entry", "entries"];
+  return `${count} ${count === 1 ? one : many}`;
+}
+
+const ARTICLES: Record<string, string> = {
+  number: "a number",
+  int: "a whole number",
+  string: "text",
+  boolean: "true or false",
+  array: "a list",
+  object: "an object",
+  record: "an object",
+};
+
+function shown(value: unknown): string {
+  const text = JSON.stringify(value) ?? String(value);
+  return text.length > 80 ? `${text.slice(0, 77)}…` : text;
+}

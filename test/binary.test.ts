@@ -1,0 +1,108 @@
+/**
+ * binary.test.ts: dist/rigel as the only file carried somewhere: no Bun, no checkout, an empty environment. Slow, as it
+ * builds the binary.
+ */
+
+import { beforeAll, describe, expect, test } from "bun:test";
+import { copyFileSync, existsSync, mkdirSync, readdirSync, statSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, root } from "./rigel.ts";
+
+const BUILD_LIMIT_ms = 300_000;
+
+beforeAll(async () => {
+  await using child = Bun.spawn([process.execPath, join(root, "src", "build.ts")], {
+    env: plainEnvironment(),
+    stdout: "inherit",
+    stderr: "inherit",
+  });
+  expect(await child.exited).toBe(0);
+}, BUILD_LIMIT_ms);
+
+async function run(binary: string, cwd: string, env: Record<string, string>, ...args: string[]) {
+  await using child = Bun.spawn([binary, ...args], { cwd, env, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { status, stdout, stderr };
+}
+
+/** A folder with the binary, a configuration beside it, and a cache folder. */
+class Elsewhere extends Scratch {
+  readonly binary = join(this.path, "rigel");
+  readonly cache = join(this.path, "cache");
+  readonly empty = join(this.path, "empty");
+  readonly config: string;
+
+  constructor() {
+    super();
+    copyFileSync(join(root, "dist", "rigel"), this.binary);
+    mkdirSync(this.empty);
+    this.file("tiny.csv", TINY_PROFILE);
+    this.config = this.file("config.json", {
+      device: "simulated",
+      clients: [{ name: "serve", class: "high", replay: { profile: "tiny.csv", iterations: 5 } }],
+    });
+  }
+}
+
+describe("the single binary", () => {
+  test("launches from an empty folder with an empty environment, and unpacks once", async () => {
+    using place = new Elsewhere();
+    const environment = { XDG_CACHE_HOME: place.cache };
+    const result = await run(place.binary, place.empty, environment, "launch", place.config, "--json");
+    expect(reportOf(result).clients).toMatchObject([{ attached: true, exit_code: 0, iterations: 5 }]);
+    const [digest, ...others] = readdirSync(join(place.cache, "rigel"));
+    expect(others).toEqual([]);
+    const library = join(place.cache, "rigel", digest ?? "", "librigel.so");
+    expect(statSync(join(place.cache, "rigel")).mode & 0o777).toBe(0o700);
+    const before = statSync(library).ino;
+    await run(place.binary, place.empty, environment, "info");
+    expect(statSync(library).ino).toBe(before);
+    expect(readdirSync(place.empty)).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+
+  test("knows the demo, and needs no environment at all", async () => {
+    using place = new Elsewhere();
+    const bare = await run(place.binary, place.empty, {}, "--version");
+    expect(bare.stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
+    const { status, stdout, stderr } = await run(place.binary, place.empty, {}, "launch", "--dry-run");
+    expect(stdout, stderr).toContain("client   resnet50-infer (high)");
+    expect(status).toBe(0);
+  });
+
+  test("replaces an unpacked file that has been changed", async () => {
+    using place = new Elsewhere();
+    const environment = { XDG_CACHE_HOME: place.cache };
+    await run(place.binary, place.empty, environment, "info");
+    const [digest] = readdirSync(join(place.cache, "rigel"));
+    const library = join(place.cache, "rigel", digest ?? "", "librigel.so");
+    writeFileSync(library, "tampered with");
+    const result = await run(place.binary, place.empty, environment, "launch", place.config, "--json");
+    expect(reportOf(result).clients).toMatchObject([{ attached: true }]);
+    expect(result.status).toBe(0);
+  });
+
+  test("goes elsewhere when a cache folder cannot be used, and does not read .env of the folder it is in", async () => {
+    using place = new Elsewhere();
+    writeFileSync(join(place.empty, ".env"), "RIGEL_LIB=/nonexistent/librigel.so\n");
+    const temporary = join(place.path, "tmp");
+    mkdirSync(temporary);
+    // No folder can be made under a file, whoever asks.
+    const environment = { XDG_CACHE_HOME: place.config, HOME: place.config, TMPDIR: temporary };
+    const result = await run(place.binary, place.empty, environment, "launch", place.config, "--json");
+    expect(reportOf(result).clients).toMatchObject([{ attached: true }]);
+    expect(readdirSync(temporary)).toEqual([`rigel-${process.getuid?.()}`]);
+    expect(result.status).toBe(0);
+  });
+
+  test("names every folder it has tried when there is none", async () => {
+    using place = new Elsewhere();
+    // /proc takes no files, and what is mounted there is noexec besides.
+    const environment = { XDG_CACHE_HOME: "/proc/self", HOME: "/proc/self", TMPDIR: "/proc/self" };
+    const { status, stderr } = await run(place.binary, place.empty, environment, "info");
+    expect(stderr).toContain("set XDG_CACHE_HOME to one that is writable and not mounted noexec");
+    expect(stderr.match(/^rigel: {3}\/proc\/self\//gm)).toHaveLength(3);
+    expect(existsSync("/proc/self/rigel")).toBe(false);
+    expect(status).toBe(1);
+  });
+});

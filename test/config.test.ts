@@ -1,0 +1,168 @@
+/** config.test.ts: every error in a configuration names the file, the field and what was expected; nothing is started. */
+
+import { describe, expect, test } from "bun:test";
+import { Scratch, TINY_PROFILE, rigel } from "./rigel.ts";
+
+const replay = { profile: "tiny.csv", iterations: 3 };
+const high = { name: "serve", class: "high", replay };
+
+/** What `rigel launch --dry-run` says to a configuration; the scratch folder's name is cut out. */
+async function refused(config: string | object): Promise<string[]> {
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const path = scratch.file("config.json", config);
+  const { status, stdout, stderr } = await rigel("launch", path, "--dry-run", "--device", "simulated");
+  expect({ status, stdout }, stderr).toEqual({ status: 2, stdout: "" });
+  return stderr.trimEnd().replaceAll(`${scratch.path}/`, "").split("\n");
+}
+
+describe.concurrent("a configuration is refused with the field and what was expected:", () => {
+  test("malformed JSON, by line and column", async () => {
+    expect(await refused('{\n  "clients": [\n    { "name": "a" "class": "high" }\n  ]\n}')).toEqual([
+      'rigel: config.json:3:19: not valid JSON: expected "," or "}"',
+    ]);
+  });
+
+  test("unknown fields, at every level", async () => {
+    const lines = await refused({
+      durations_s: 3,
+      policy: { nam: "none" },
+      clients: [{ ...high, replay: { ...replay, rps: 60 } }],
+    });
+    expect(lines).toHaveLength(3);
+    expect(lines.join("\n")).toContain(
+      "rigel: config.json: durations_s: unknown field; expected one of policy, duration_s,",
+    );
+    expect(lines.join("\n")).toContain(
+      "rigel: config.json: policy.nam: unknown field; expected one of name, inflight,",
+    );
+    expect(lines.join("\n")).toContain(
+      "rigel: config.json: clients[0].replay.rps: unknown field; expected one of profile, rate_per_s,",
+    );
+  });
+
+  test("numbers out of range", async () => {
+    expect(
+      await refused({
+        duration_s: 0,
+        policy: { inflight: 1.5 },
+        clients: [{ ...high, replay: { ...replay, rate_per_s: -5 } }],
+      }),
+    ).toEqual([
+      "rigel: config.json: policy.inflight: expected a whole number, got 1.5",
+      "rigel: config.json: duration_s: expected a number above 0, got 0",
+      "rigel: config.json: clients[0].replay.rate_per_s: expected a number above 0, got -5",
+    ]);
+  });
+
+  test("wrong types and missing fields", async () => {
+    expect(await refused({ clients: [{ class: "higher", command: "python" }] })).toEqual([
+      "rigel: config.json: clients[0].name: expected text, but it is missing",
+      'rigel: config.json: clients[0].class: expected one of "high", "best-effort", got "higher"',
+      'rigel: config.json: clients[0].command: expected a list, got "python"',
+    ]);
+  });
+
+  test("no clients", async () => {
+    expect(await refused({ clients: [] })).toEqual(["rigel: config.json: clients: expected at least 1 entry, got []"]);
+  });
+
+  test("a device that cannot be one", async () => {
+    expect(await refused({ device: "gpu0", clients: [high] })).toEqual([
+      'rigel: config.json: device: expected "auto", "simulated", a device index, or a UUID such as "GPU-…", got "gpu0"',
+    ]);
+  });
+
+  test("both a command and a replay, or neither; a name used twice", async () => {
+    expect(
+      await refused({
+        clients: [
+          { ...high, command: ["true"] },
+          { name: "b", class: "high" },
+        ],
+      }),
+    ).toEqual([
+      'rigel: config.json: clients[0]: expected either "command" or "replay", got both',
+      'rigel: config.json: clients[1]: expected either "command" or "replay", got neither',
+    ]);
+    expect(await refused({ clients: [high, high] })).toEqual([
+      "rigel: config.json: clients[1].name: expected a name that no other client has",
+    ]);
+  });
+
+  test("arrivals without a rate, and a rate with a list of gaps", async () => {
+    expect(
+      await refused({
+        clients: [
+          { ...high, replay: { ...replay, arrivals: "poisson" } },
+          { ...high, name: "b", replay: { ...replay, rate_per_s: 5, arrivals: "gaps.json" } },
+        ],
+      }),
+    ).toEqual([
+      'rigel: config.json: clients[0].replay.rate_per_s: expected a rate, as arrivals is "poisson"',
+      "rigel: config.json: clients[1].replay.rate_per_s: expected no rate, as arrivals is a file with the gaps themselves",
+    ]);
+  });
+
+  test("a missing profile, a missing program and a missing folder, all at once", async () => {
+    const lines = await refused({
+      clients: [
+        { ...high, replay: { profile: "absent.csv" } },
+        { name: "b", class: "best-effort", command: ["no-such-program-9b1"] },
+        { name: "c", class: "best-effort", command: ["./no-such-program"] },
+        { name: "d", class: "best-effort", command: ["true"], cwd: "absent" },
+      ],
+    });
+    expect(lines).toHaveLength(4);
+    expect(lines[0]).toStartWith("rigel: absent.csv: cannot be read as a kernel profile (ENOENT");
+    expect(lines[1]).toBe(
+      "rigel: config.json: clients[1].command[0]: expected a program on PATH, no-such-program-9b1 is not found",
+    );
+    expect(lines[2]).toStartWith(
+      "rigel: config.json: clients[2].command[0]: expected a program that can be executed, got ./no-such-program",
+    );
+    expect(lines[3]).toBe("rigel: config.json: clients[3].cwd: expected a folder that exists, got absent");
+  });
+
+  test("a comparison that would never end", async () => {
+    expect(await refused({ compare: true, clients: [{ ...high, replay: { profile: "tiny.csv" } }] })).toEqual([
+      "rigel: config.json: clients[0].replay.iterations: expected a number, or duration_s: alone, this client would never end",
+    ]);
+  });
+});
+
+test("a configuration that is not there is named", async () => {
+  const { status, stderr } = await rigel("launch", "/nonexistent/jobs.json");
+  expect(stderr).toContain("/nonexistent/jobs.json: cannot be read");
+  expect(status).toBe(2);
+});
+
+test("a device that is not there is named, with those that are", async () => {
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const path = scratch.file("config.json", { clients: [high] });
+  const { status, stderr } = await rigel("launch", path, "--device", "GPU-00000000-dead");
+  expect(stderr).toContain(`${path}: device: there is no GPU GPU-00000000-dead here`);
+  expect(status).toBe(1);
+});
+
+test.each([
+  [["launch", "--inflight", "-1"], "Expected a whole number from 0 to 4096."],
+  [["launch", "--duration", "0"], "Expected a number above 0."],
+  [["launch", "--policy", "fair"], "Allowed choices are none, priority."],
+  [["launch", "--mps", "maybe"], "Allowed choices are on, off."],
+  [["launch", "--device", "cuda:0"], "Expected auto, simulated, a device index, or a UUID"],
+  [["launch", "--frobnicate"], "unknown option '--frobnicate'"],
+  [["lunch"], "unknown command 'lunch'"],
+])("%j is a usage error", async (args, message) => {
+  const { status, stdout, stderr } = await rigel(...args);
+  expect(stderr).toContain(message);
+  expect({ status, stdout }).toEqual({ status: 2, stdout: "" });
+});
+
+test("--help shows an example and --version the version", async () => {
+  const help = await rigel("launch", "--help");
+  expect(help.stdout).toContain('"clients": [');
+  expect(help.status).toBe(0);
+  expect((await rigel("--version")).stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
+});

@@ -1,0 +1,404 @@
+/** launch.test.ts: what a launch does with its clients on the simulated GPU: attaching, output, endings, the report. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { readdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+
+let scratch: Scratch;
+/** A program that initialises CUDA, makes the file named by its argument, and waits to be stopped; `-` does not wait. */
+let holder: string;
+/** The same for a statically linked program, which no preloaded library reaches. */
+let statically: string;
+
+const HOLDER = `
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+int main(int argc, char **argv)
+{
+#ifndef NO_CUDA
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned) = cuda ? (int (*)(unsigned))dlsym(cuda, "cuInit") : 0;
+    if (!init || init(0) != 0)
+        return 3;
+#endif
+    if (argc < 2 || strcmp(argv[1], "-") == 0)
+        return 0;
+    close(open(argv[1], O_CREAT | O_WRONLY, 0600));
+    for (;;)
+        pause();
+}
+`;
+
+beforeAll(async () => {
+  scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const source = scratch.file("holder.c", HOLDER);
+  holder = join(scratch.path, "holder");
+  statically = join(scratch.path, "static");
+  for (const command of [
+    ["cc", "-o", holder, source, "-ldl"],
+    ["cc", "-static", "-DNO_CUDA", "-o", statically, source],
+  ])
+    expect(await Bun.spawn(command, { stdout: "inherit", stderr: "inherit" }).exited).toBe(0);
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+const replay = { profile: "tiny.csv", iterations: 20 };
+const serve = { name: "serve", class: "high", replay };
+const train = { name: "train", class: "best-effort", replay };
+
+let configs = 0;
+function config(clients: object[], rest: object = {}): string {
+  return scratch.file(`config-${configs++}.json`, { device: "simulated", clients, ...rest });
+}
+
+/** Files of launches of this user that are still there. */
+function leftovers(pid: number): string[] {
+  return readdirSync("/dev/shm").filter((name) => name.startsWith("rigel-") && name.includes(`-${pid}`));
+}
+
+describe("a launch on the simulated GPU", () => {
+  test("runs two replays to their end and reports both", async () => {
+    const result = await rigel("launch", config([serve, train]), "--json");
+    const report = reportOf(result);
+    expect(report.device).toMatchObject({ simulated: true });
+    expect(report.device.uuid).toMatch(/^GPU-/);
+    expect(report.policy).toMatchObject({ name: "priority", inflight: 8 });
+    expect(report.compare).toEqual([]);
+    expect(report.clients).toMatchObject([
+      { name: "serve", class: "high", exit_code: 0, attached: true, attach_problem: null, requests: { count: 20 } },
+      { name: "train", class: "best-effort", exit_code: 0, attached: true, iterations: 20 },
+    ]);
+    for (const client of report.clients) {
+      expect(client.launches).toBeGreaterThanOrEqual(20);
+      expect(client.requests.p50_ms).toBeGreaterThan(0.15);
+      expect(client.requests.p99_ms).toBeGreaterThanOrEqual(client.requests.p50_ms ?? 0);
+      expect(client.iterations_per_s).toBeGreaterThan(0);
+    }
+    expect(result.status).toBe(0);
+  });
+
+  test("counts for --duration, ends what goes on, and shows a table", async () => {
+    const endless = { profile: "tiny.csv" };
+    const path = config([
+      { ...serve, replay: { ...endless, rate_per_s: 100 } },
+      { ...train, replay: endless },
+    ]);
+    const result = await rigel("launch", path, "--duration", "0.5", "--policy", "none");
+    expect(result.stdout).toMatch(/\(simulated\) \| policy: none \| time slices \| 0\.[5-9] s/);
+    expect(result.stdout).toMatch(/^serve +high +stopped +yes +\d+/m);
+    expect(result.stdout).toMatch(/^train +best-effort +stopped +yes +\d+/m);
+    expect(result.status).toBe(0);
+  });
+
+  test("compares each client alone, together ungoverned, and governed", async () => {
+    const result = await rigel("launch", config([serve, train]), "--compare", "--json");
+    const report = reportOf(result);
+    expect(report.compare.map(({ mode, clients }) => [mode, clients.map(({ name }) => name)])).toEqual([
+      ["alone", ["serve", "train"]],
+      ["ungoverned", ["serve", "train"]],
+      ["governed", ["serve", "train"]],
+    ]);
+    for (const { mode, clients } of report.compare)
+      for (const { versus_alone: versus } of clients) {
+        if (mode === "alone") expect(versus).toBeUndefined();
+        else expect(versus).toEqual({ p50: expect.any(Number), p99: expect.any(Number), share: expect.any(Number) });
+      }
+    expect(report.clients).toEqual(report.compare[2]?.clients ?? []);
+    expect(result.status).toBe(0);
+  });
+
+  test("streams output line by line with the name in front, on standard error", async () => {
+    const script = 'echo out; echo err >&2; printf " 10%%\\r100%%\\n"; printf "no line end"';
+    const path = config([
+      { ...serve, name: "a", command: ["sh", "-c", script], replay: undefined },
+      { ...train, name: "longer", command: ["sh", "-c", "echo $GREETING"], replay: undefined, env: { GREETING: "hi" } },
+    ]);
+    const { stdout, stderr } = await rigel("launch", path, "--json");
+    expect(
+      stderr
+        .split("\n")
+        .filter((line) => line.includes(" | "))
+        .toSorted(),
+    ).toEqual(["a      | 100%", "a      | err", "a      | no line end", "a      | out", "longer | hi"]);
+    expect(stdout).toStartWith("{");
+  });
+
+  test("a folder for a client is relative to the configuration", async () => {
+    const client = { name: "a", class: "high", command: ["pwd"], cwd: "." };
+    expect((await rigel("launch", config([client]))).stderr).toContain(`a | ${scratch.path}\n`);
+  });
+
+  test("passes the report alone to standard output under `bun run` too", async () => {
+    await using child = Bun.spawn([process.execPath, "run", "launch", config([serve]), "--json"], {
+      cwd: root,
+      env: plainEnvironment(),
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    reportOf({ stdout, stderr, status });
+    expect(status).toBe(0);
+  });
+});
+
+function shell(name: string, kind: string, script: string): object {
+  return { name, class: kind, command: ["sh", "-c", script] };
+}
+
+describe("exit codes", () => {
+  test("a client that crashes at once is named with its signal, and its status is the launch's", async () => {
+    const result = await rigel("launch", config([shell("a", "high", "kill -SEGV $$"), train]), "--json");
+    const report = reportOf(result);
+    expect(report.clients[0]).toMatchObject({ exit_code: 139, attached: false, stopped: false });
+    expect(report.clients[0]?.attach_problem).toMatch(
+      /^it was killed by SIGSEGV after \d+\.\d s without having initialised CUDA/,
+    );
+    expect(report.notes.join()).toContain("a was killed by SIGSEGV in phase");
+    expect(result.status).toBe(139);
+  });
+
+  test("the first client that failed decides", async () => {
+    // `late` goes on when the launcher has collected `early`, so the order is certain.
+    const result = await rigel(
+      "launch",
+      config([
+        shell(
+          "late",
+          "high",
+          `until [ -s ${scratch.path}/pid ]; do :; done; p=$(cat ${scratch.path}/pid); while kill -0 $p 2>&-; do :; done; exit 3`,
+        ),
+        shell("early", "best-effort", `echo $$ > ${scratch.path}/pid; exit 4`),
+      ]),
+    );
+    expect(result.status).toBe(4);
+  });
+
+  test("a client that Rigel ends does not fail", async () => {
+    const result = await rigel(
+      "launch",
+      config([shell("done", "high", "exit 0"), shell("going", "best-effort", "sleep 1000")]),
+      "--json",
+    );
+    expect(reportOf(result).clients).toMatchObject([
+      { exit_code: 0, stopped: false },
+      { exit_code: 143, stopped: true },
+    ]);
+    expect(result.status).toBe(0);
+  });
+
+  test("a failure ends a comparison", async () => {
+    const result = await rigel("launch", config([shell("a", "high", "exit 5"), train]), "--compare", "--json");
+    const report = reportOf(result);
+    expect(report.compare.map(({ mode, clients }) => [mode, clients.length])).toEqual([["alone", 1]]);
+    expect(report.notes).toContain("the launch ended before its last phase; what is missing was not run");
+    expect(result.status).toBe(5);
+  });
+});
+
+describe("a client that does not attach is told why:", () => {
+  test("it never touched CUDA", async () => {
+    const result = await rigel("launch", config([{ name: "a", class: "high", command: ["true"] }]), "--json");
+    expect(reportOf(result).clients[0]?.attach_problem).toMatch(
+      /^it ended with status 0 after \d+\.\d s without having initialised CUDA/,
+    );
+    expect(result.status).toBe(0);
+  });
+
+  test("it runs and has not touched CUDA yet", async () => {
+    const path = config([{ name: "a", class: "high", command: ["sleep", "1000"] }], { duration_s: 0.1 });
+    const result = await rigel("launch", path, "--json", "--start-timeout", "1");
+    expect(result.stderr).toContain("a: no work in 1 s (librigel.so is loaded in it, but it has not initialised CUDA");
+    expect(reportOf(result).clients[0]).toMatchObject({ attached: false, stopped: true });
+    expect(result.status).toBe(0);
+  });
+
+  test("the library is not loaded, as in a static program", async () => {
+    const command = [statically, join(scratch.path, "static-is-up")];
+    const path = config([{ name: "a", class: "high", command }], { duration_s: 0.1 });
+    const result = await rigel("launch", path, "--json", "--start-timeout", "1");
+    expect(reportOf(result).clients[0]?.attach_problem).toStartWith(
+      "librigel.so is not loaded in it: it is statically linked or setuid",
+    );
+    expect(result.status).toBe(0);
+  });
+
+  test("it was switched off", async () => {
+    const path = config([{ ...serve, env: { RIGEL_DISABLE: "1" } }]);
+    const result = await rigel("launch", path, "--json");
+    expect(reportOf(result).clients[0]).toMatchObject({
+      attached: false,
+      exit_code: 0,
+      attach_problem: "RIGEL_DISABLE=1 is set in its environment",
+    });
+    expect(result.status).toBe(0);
+  });
+
+  test("the segment is full, and it runs bare", async () => {
+    const up = join(scratch.path, "up");
+    const crowd = `mkdir ${up}; for i in $(seq 64); do ${holder} ${up}/$i & done; wait`;
+    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do :; done; exec ${holder} -`;
+    const result = await rigel(
+      "launch",
+      config([
+        { name: "late", class: "high", command: ["sh", "-c", late] },
+        { name: "crowd", class: "best-effort", command: ["sh", "-c", crowd] },
+      ]),
+      "--json",
+    );
+    expect(reportOf(result).clients).toMatchObject([
+      {
+        name: "late",
+        exit_code: 0,
+        attached: false,
+        attach_problem: "the segment is full: it has room for 64 processes; start fewer at a time",
+      },
+      { name: "crowd", attached: true },
+    ]);
+    expect(result.stderr).toMatch(/^late +\| rigel: all 64 client slots of .* are taken; running without Rigel/m);
+    expect(result.status).toBe(0);
+  });
+});
+
+describe("the segment's folder", () => {
+  test.each(["/proc/self", "/nonexistent/folder"])(
+    "%s cannot hold one: the error names it and the remedy",
+    async (folder) => {
+      const { status, stdout, stderr } = await rigel("launch", config([serve]), "--segment", folder);
+      expect(stderr).toContain(`the segment file ${folder}/rigel-`);
+      expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
+      expect({ status, stdout }).toEqual({ status: 1, stdout: "" });
+    },
+  );
+
+  test("can be chosen and is left empty", async () => {
+    using folder = new Scratch();
+    const result = await rigel("launch", config([serve]), "--segment", folder.path, "--json");
+    expect(reportOf(result).clients[0]).toMatchObject({ attached: true });
+    expect(readdirSync(folder.path)).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+});
+
+/** Reads a stream up to a text and goes on reading it; the rest comes with `all`. */
+function follow(stream: ReadableStream<Uint8Array<ArrayBuffer>>) {
+  let text = "";
+  let waiting: { needle: string; resolve: () => void } | undefined;
+  const all = (async () => {
+    const decoder = new TextDecoder();
+    for await (const chunk of stream) {
+      text += decoder.decode(chunk, { stream: true });
+      if (waiting && text.includes(waiting.needle)) waiting.resolve();
+    }
+    return text;
+  })();
+  const until = async (needle: string): Promise<void> => {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    waiting = { needle, resolve };
+    if (text.includes(needle)) return;
+    await promise;
+  };
+  return { all, until };
+}
+
+describe("signals", () => {
+  const endless = { profile: "tiny.csv" };
+
+  test.each([
+    ["SIGINT", 130],
+    ["SIGTERM", 143],
+    ["SIGHUP", 129],
+  ] as const)("%s stops the clients, prints the report and leaves nothing behind", async (signal, status) => {
+    const path = config([
+      { ...serve, replay: { ...endless, rate_per_s: 50 } },
+      { ...train, replay: endless },
+    ]);
+    await using child = start(["launch", path, "--json"]);
+    const stderr = follow(child.stderr);
+    await stderr.until("counting until the clients end");
+    child.kill(signal);
+    const stdout = await child.stdout.text();
+    const report = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
+    expect(report.clients).toMatchObject([
+      { attached: true, stopped: true },
+      { attached: true, stopped: true },
+    ]);
+    expect(leftovers(child.pid)).toEqual([]);
+    expect(await child.exited).toBe(status);
+  });
+
+  test("a second one kills clients that do not listen, with everything they started", async () => {
+    const pidFile = join(scratch.path, "stubborn");
+    const script = `trap '' INT TERM; sleep 1000 & echo $! > ${pidFile}; echo ready; wait`;
+    const path = config([{ name: "a", class: "high", command: ["sh", "-c", script] }]);
+    await using child = start(["launch", path]);
+    const stderr = follow(child.stderr);
+    await stderr.until("ready");
+    child.kill("SIGINT");
+    await stderr.until("once more kills them");
+    child.kill("SIGINT");
+    expect(await stderr.all).toContain("killing the clients");
+    const grandchild = Number(await Bun.file(pidFile).text());
+    await gone(grandchild);
+    expect(leftovers(child.pid)).toEqual([]);
+    expect(await child.exited).toBe(130);
+  });
+});
+
+test("clients do not outlive a launcher that is killed, and its files go", async () => {
+  const pidFile = join(scratch.path, "orphan");
+  const path = config([
+    { name: "a", class: "high", command: ["sh", "-c", `echo $$ > ${pidFile}; echo ready; exec sleep 1000`] },
+  ]);
+  await using child = start(["launch", path]);
+  await follow(child.stderr).until("ready");
+  child.kill("SIGKILL");
+  await gone(Number(await Bun.file(pidFile).text()));
+  while (leftovers(child.pid).length > 0) await new Promise(setImmediate);
+});
+
+/** Settles once a process has ended; it may stay a zombie where nobody collects it. The test's time limit bounds this. */
+async function gone(pid: number): Promise<void> {
+  const stat = Bun.file(`/proc/${pid}/stat`);
+  while ((await stat.exists()) && !/\) [ZX]/.test(await stat.text().catch(() => ") X")))
+    await new Promise(setImmediate);
+}
+
+describe("--dry-run", () => {
+  test("shows commands, phases and what would be added, and starts nothing", async () => {
+    const marker = join(scratch.path, "must-not-appear");
+    const path = config([{ name: "a", class: "high", command: ["touch", marker], env: { X: "1 2" } }, train]);
+    const { status, stdout } = await rigel("launch", path, "--dry-run", "--compare", "--duration", "3");
+    expect(stdout).toContain(`run    touch ${marker}`);
+    expect(stdout).toContain("with   X='1 2'");
+    expect(stdout.split("\n").filter((line) => line.startsWith("phase"))).toEqual([
+      "phase    alone: a, policy none",
+      "phase    alone: train, policy none",
+      "phase    ungoverned: a + train, policy none",
+      "phase    governed: a + train, policy priority",
+    ]);
+    expect(await Bun.file(marker).exists()).toBe(false);
+    expect(status).toBe(0);
+  });
+});
+
+describe("the library", () => {
+  test("is found under RIGEL_LIB, or the variable is named in the error", async () => {
+    const path = config([serve]);
+    await using child = start(["launch", path], { env: { RIGEL_LIB: "/nonexistent/librigel.so" } });
+    expect(await child.stderr.text()).toContain("RIGEL_LIB=/nonexistent/librigel.so: no such file");
+    expect(await child.exited).toBe(1);
+  });
+
+  test("that cannot be loaded is refused before anything starts", async () => {
+    const broken = join(scratch.path, "librigel.so");
+    writeFileSync(broken, "not an ELF file");
+    await using child = start(["launch", config([serve])], { env: { RIGEL_LIB: broken } });
+    expect(await child.stderr.text()).toContain(`${broken} cannot be loaded`);
+    expect(await child.exited).toBe(1);
+  });
+});

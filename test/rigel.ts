@@ -1,0 +1,107 @@
+/**
+ * rigel.ts: what the tests share: running the command line, scratch folders, small profiles and configurations.
+ *
+ * Tests go through the command line wherever they can. Nothing here waits for a clock.
+ */
+
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { expect } from "bun:test";
+import { z } from "zod";
+
+export const root = resolve(import.meta.dir, "..");
+
+export interface Result {
+  status: number;
+  stdout: string;
+  stderr: string;
+}
+
+/** An environment without anything of Rigel's or a terminal's. */
+export function plainEnvironment(): Record<string, string | undefined> {
+  const kept = Object.entries(process.env).filter(([name]) => !/^(RIGEL_|LD_PRELOAD$|FORCE_COLOR$)/.test(name));
+  return { ...Object.fromEntries(kept), NO_COLOR: "1" };
+}
+
+/** Starts `rigel` with these arguments; standard output and error are pipes. */
+export function start(args: string[], options: { cwd?: string; env?: Record<string, string | undefined> } = {}) {
+  return Bun.spawn([process.execPath, join(root, "src", "cli.ts"), ...args], {
+    cwd: options.cwd ?? root,
+    env: { ...plainEnvironment(), ...options.env },
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+}
+
+/** Runs `rigel` to its end. */
+export async function rigel(...args: string[]): Promise<Result> {
+  await using child = start(args);
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { status, stdout, stderr };
+}
+
+/** A folder that is removed at the end of its scope. */
+export class Scratch implements Disposable {
+  readonly path = mkdtempSync(join(tmpdir(), "rigel-test-"));
+
+  /** Writes a file and returns its path. */
+  file(name: string, content: string | object): string {
+    const path = join(this.path, name);
+    writeFileSync(path, typeof content === "string" ? content : JSON.stringify(content));
+    return path;
+  }
+
+  [Symbol.dispose](): void {
+    rmSync(this.path, { recursive: true, force: true });
+  }
+}
+
+/** One kernel of 132 blocks and 0.2 ms, then a wait for it. */
+export const TINY_PROFILE = `# rigel-profile 1; device=NVIDIA H200
+name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns
+"void gemm<float, 4>(int, ""x"")",kernel,7,132,1,1,256,1,1,32,0,0,200000,1000
+wait,sync,7,0,0,0,0,0,0,0,0,0,0,1000
+`;
+
+const requestsSchema = z.object({
+  count: z.number(),
+  p50_ms: z.number().nullable(),
+  p95_ms: z.number().nullable(),
+  p99_ms: z.number().nullable(),
+});
+
+const clientSchema = z.object({
+  name: z.string(),
+  class: z.enum(["high", "best-effort"]),
+  exit_code: z.number().nullable(),
+  attached: z.boolean(),
+  attach_problem: z.string().nullable(),
+  stopped: z.boolean(),
+  launches: z.number(),
+  requests: requestsSchema,
+  iterations: z.number().nullable(),
+  iterations_per_s: z.number().nullable(),
+  gate: z.object({ waits: z.number(), wait_ms: z.number() }),
+  versus_alone: z
+    .object({ p50: z.number().nullable(), p99: z.number().nullable(), share: z.number().nullable() })
+    .optional(),
+});
+
+/** The public document of a launch: what the issue names, and what tests read besides. */
+const reportSchema = z.object({
+  schema: z.literal(1),
+  device: z.object({ name: z.string(), uuid: z.string(), simulated: z.boolean() }),
+  policy: z.object({ name: z.enum(["none", "priority"]), inflight: z.number() }),
+  duration_s: z.number(),
+  clients: z.array(clientSchema),
+  compare: z.array(z.object({ mode: z.enum(["alone", "ungoverned", "governed"]), clients: z.array(clientSchema) })),
+  notes: z.array(z.string()),
+});
+
+/** Parses the report on standard output; it must be the only thing there. */
+export function reportOf(result: Result): z.infer<typeof reportSchema> {
+  expect(result.stdout, result.stderr).toStartWith("{");
+  return reportSchema.parse(JSON.parse(result.stdout));
+}
