@@ -156,17 +156,17 @@ rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes)
 
 static void clear_client(rg_client *c)
 {
-    /* Everything between `state` and the end but the owner word, which is how the slot was taken. */
+    /* Everything but the owner word: were it zero for an instant, somebody else could take the slot. */
 #define RG_CLEAR_u32(name, n) atomic_store_explicit(&c->name, 0, memory_order_relaxed)
-#define RG_CLEAR_u64(name, n) atomic_store_explicit(&c->name, 0, memory_order_relaxed)
+#define RG_CLEAR_u64(name, n) \
+    if (offsetof(rg_client, name) != offsetof(rg_client, owner)) \
+    atomic_store_explicit(&c->name, 0, memory_order_relaxed)
 #define RG_CLEAR_char(name, n) memset(c->name, 0, n)
 #define RG_CLEAR_hist(name, n) \
     for (int i = 0; i < RG_HIST_BUCKETS; i++) \
     atomic_store_explicit(&c->name.count[i], 0, memory_order_relaxed)
 #define RG_CLEAR(kind, name, n) RG_CLEAR_##kind(name, n);
-    uint64_t owner = atomic_load(&c->owner);
     RG_CLIENT_FIELDS(RG_CLEAR)
-    atomic_store(&c->owner, owner);
 }
 
 int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns)

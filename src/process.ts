@@ -78,7 +78,9 @@ export class ClientProcess {
   /** The processes of the client's session, and how many of them have `library` mapped. */
   inspect(library: string): { processes: number; mapped: number } {
     const pids = readdirSync("/proc").filter((entry) => /^\d+$/.test(entry) && sessionOf(entry) === this.pid);
-    return { processes: pids.length, mapped: pids.filter((pid) => maps(pid).includes(` ${library}\n`)).length };
+    // A library that has been built anew since is still mapped, as `… (deleted)`.
+    const entry = new RegExp(` ${RegExp.escape(library)}( \\(deleted\\))?$`, "m");
+    return { processes: pids.length, mapped: pids.filter((pid) => entry.test(maps(pid))).length };
   }
 }
 

@@ -160,8 +160,8 @@ export function table(report: Report): string {
   const { device, policy } = report;
   const how =
     policy.name === "none" ? "none" : `${policy.name}, ${policy.inflight || "any number of"} launches in flight`;
-  const head =
-    `${device.name} | policy: ${how} | ` + `${report.mps ? "MPS" : "time slices"} | ${report.duration_s.toFixed(1)} s`;
+  const sharing = report.mps ? "MPS" : "time slices";
+  const head = `${device.name} | policy: ${how} | ${sharing} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));

@@ -4,7 +4,8 @@
  */
 
 import { beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, existsSync, mkdirSync, readdirSync, statSync, writeFileSync } from "node:fs";
+import { copyFileSync, existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { homedir } from "node:os";
 import { join } from "node:path";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, root } from "./rigel.ts";
 
@@ -44,6 +45,17 @@ class Elsewhere extends Scratch {
   }
 }
 
+/** Removes what `body` has added to a folder. */
+async function leavingAsItWas(folder: string, body: () => Promise<void>): Promise<void> {
+  const names = (): string[] => (existsSync(folder) ? readdirSync(folder) : []);
+  const before = new Set(names());
+  try {
+    await body();
+  } finally {
+    for (const name of names()) if (!before.has(name)) rmSync(join(folder, name), { recursive: true, force: true });
+  }
+}
+
 describe("the single binary", () => {
   test("launches from an empty folder with an empty environment, and unpacks once", async () => {
     using place = new Elsewhere();
@@ -63,11 +75,14 @@ describe("the single binary", () => {
 
   test("knows the demo, and needs no environment at all", async () => {
     using place = new Elsewhere();
-    const bare = await run(place.binary, place.empty, {}, "--version");
-    expect(bare.stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
-    const { status, stdout, stderr } = await run(place.binary, place.empty, {}, "launch", "--dry-run");
-    expect(stdout, stderr).toContain("client   resnet50-infer (high)");
-    expect(status).toBe(0);
+    // Without an environment the user's own cache folder is used; what this build adds to it goes again.
+    await leavingAsItWas(join(homedir(), ".cache", "rigel"), async () => {
+      const bare = await run(place.binary, place.empty, {}, "--version");
+      expect(bare.stdout).toMatch(/^\d+\.\d+\.\d+\n$/);
+      const { status, stdout, stderr } = await run(place.binary, place.empty, {}, "launch", "--dry-run");
+      expect(stdout, stderr).toContain("client   resnet50-infer (high)");
+      expect(status).toBe(0);
+    });
   });
 
   test("replaces an unpacked file that has been changed", async () => {

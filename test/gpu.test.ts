@@ -1,15 +1,53 @@
 /**
  * gpu.test.ts: what only a real GPU can show. Skipped, with the reason, where there is none.
+ *
+ * Every program is run bare and under Rigel, as it is, and must give the same result to the last bit.
  */
 
 import { describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { Devices } from "../src/device.ts";
 import { Native } from "../src/native.ts";
-import { Scratch, TINY_PROFILE, reportOf, rigel } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
 
 const { files } = await Native.load();
 const [gpu] = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
 if (!gpu) console.warn("gpu.test.ts is skipped: rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)");
+
+/** Python packages that the programs need; a test whose package is missing says so and is skipped. */
+function missing(...packages: string[]): boolean {
+  if (!gpu) return true;
+  const absent = packages.filter((name) => Bun.spawnSync(["python3", "-c", `import ${name}`]).exitCode !== 0);
+  if (absent.length > 0) console.warn(`gpu.test.ts: skipped for want of the Python package ${absent.join(", ")}`);
+  return absent.length > 0;
+}
+
+const PROGRAM_LIMIT_ms = 280_000;
+
+async function bare(command: string[]): Promise<string> {
+  await using child = Bun.spawn(command, { cwd: root, env: plainEnvironment(), stdout: "pipe", stderr: "pipe" });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect(status, stderr).toBe(0);
+  return stdout;
+}
+
+/** Runs the command as a client; its output is what the launcher streams with the name in front. */
+async function governed(scratch: Scratch, command: string[], clientClass: "high" | "best-effort") {
+  const path = scratch.file("config.json", { clients: [{ name: "it", class: clientClass, command, cwd: root }] });
+  const result = await rigel("launch", path, "--json");
+  const lines = result.stderr.split("\n").flatMap((line) => (line.startsWith("it |") ? [line.slice(5)] : []));
+  expect(result.status, result.stderr).toBe(0);
+  const [client] = reportOf(result).clients;
+  expect(client).toMatchObject({ attached: true, exit_code: 0 });
+  expect(client?.launches).toBeGreaterThan(0);
+  return lines.join("\n");
+}
+
+const workload = ["python3", join(root, "test", "gpu", "workload.py")];
+const TRAIN_RESNET = ["--model", "resnet50", "--mode", "train", "--batch", "8", "--warmup", "3", "--requests", "20"];
+const TRAIN_GPT2 = "--model gpt2 --mode train --batch 2 --seq 128 --warmup 3 --requests 10".split(" ");
+const SERVE = "--mode infer --warmup 5 --requests 20".split(" ");
 
 describe.skipIf(!gpu)("on a real GPU", () => {
   test('"auto" takes it, and a replay attaches and reports', async () => {
@@ -25,4 +63,57 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     expect(report.clients[0]?.requests.p50_ms).toBeGreaterThan(0.1);
     expect(result.status).toBe(0);
   });
+
+  describe.skipIf(missing("torch", "torchvision", "transformers"))("PyTorch", () => {
+    test.concurrent.each([
+      ["ResNet-50 training", TRAIN_RESNET, "best-effort"],
+      ["GPT-2 training", TRAIN_GPT2, "best-effort"],
+      ["GPT-2 training as high", TRAIN_GPT2, "high"],
+      ["a captured CUDA graph", ["--model", "resnet50", "--batch", "4", "--graph", ...SERVE], "high"],
+      [
+        "a captured CUDA graph as best-effort",
+        ["--model", "resnet50", "--batch", "4", "--graph", ...SERVE],
+        "best-effort",
+      ],
+      ["torch.compile", ["--model", "mobilenetv2", "--batch", "4", "--compile", ...SERVE], "high"],
+    ] as const)(
+      "%s gives the same bits",
+      async (_name, args, clientClass) => {
+        using scratch = new Scratch();
+        const [without, with_] = [join(scratch.path, "bare"), join(scratch.path, "rigel")];
+        await Promise.all([
+          bare([...workload, ...args, "--losses", without]),
+          governed(scratch, [...workload, ...args, "--losses", with_], clientClass),
+        ]);
+        const expected = readFileSync(without, "utf8");
+        expect(expected.trim().split("\n").length).toBeGreaterThanOrEqual(10);
+        expect(readFileSync(with_, "utf8")).toBe(expected);
+      },
+      PROGRAM_LIMIT_ms,
+    );
+  });
+
+  test.concurrent.skipIf(missing("cupy"))(
+    "a CuPy program gives the same bits",
+    async () => {
+      using scratch = new Scratch();
+      const command = ["python3", join(root, "test", "gpu", "cupy_client.py")];
+      const [without, with_] = await Promise.all([bare(command), governed(scratch, command, "high")]);
+      expect(with_.trim()).toBe(without.trim());
+      expect(without).toContain("sha256");
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
+  test.concurrent.skipIf(missing("jax"))(
+    "a JAX program gives the same bits",
+    async () => {
+      using scratch = new Scratch();
+      const command = ["python3", join(root, "test", "gpu", "jax_client.py")];
+      const [without, with_] = await Promise.all([bare(command), governed(scratch, command, "best-effort")]);
+      expect(with_.trim()).toBe(without.trim());
+      expect(without).toContain('"platform": "gpu"');
+    },
+    PROGRAM_LIMIT_ms,
+  );
 });

@@ -6,7 +6,10 @@ import { join } from "node:path";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
 let scratch: Scratch;
-/** A program that initialises CUDA, makes the file named by its argument, and waits to be stopped; `-` does not wait. */
+/**
+ * A program that initialises CUDA, makes the file named by its argument, and waits to be stopped; `-` does not wait. Its
+ * libcuda.so.1 is one that can do nothing else: the simulated GPU takes no more processes than the segment does.
+ */
 let holder: string;
 /** The same for a statically linked program, which no preloaded library reaches. */
 let statically: string;
@@ -19,7 +22,7 @@ const HOLDER = `
 int main(int argc, char **argv)
 {
 #ifndef NO_CUDA
-    void *cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    void *cuda = dlopen(LIBCUDA, RTLD_NOW);
     int (*init)(unsigned) = cuda ? (int (*)(unsigned))dlsym(cuda, "cuInit") : 0;
     if (!init || init(0) != 0)
         return 3;
@@ -38,8 +41,11 @@ beforeAll(async () => {
   const source = scratch.file("holder.c", HOLDER);
   holder = join(scratch.path, "holder");
   statically = join(scratch.path, "static");
+  const cuda = join(scratch.path, "libcuda.so.1");
+  const driver = scratch.file("cuda.c", "int cuInit(unsigned flags) { return (int)flags; }\n");
   for (const command of [
-    ["cc", "-o", holder, source, "-ldl"],
+    ["cc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", cuda, driver],
+    ["cc", `-DLIBCUDA="${cuda}"`, "-o", holder, source, "-ldl"],
     ["cc", "-static", "-DNO_CUDA", "-o", statically, source],
   ])
     expect(await Bun.spawn(command, { stdout: "inherit", stderr: "inherit" }).exited).toBe(0);

@@ -5,11 +5,11 @@
  * Stream Capture: Prohibited and Unhandled Operations, Invalidation", and cuThreadExchangeStreamCaptureMode in the
  * reference manual. A capture that was invalidated stays so until cuStreamEndCapture on its first stream.
  *
- * A graph runs as a chain, in the order its nodes were captured: branches that a real GPU would run side by side run one
- * after the other. Nodes are kernels, copies and memsets; capturing anything else is refused.
+ * A graph runs as a chain, in the order its nodes were captured: branches that a real GPU would run side by side run
+ * one after the other. Nodes are kernels, copies and memsets; capturing anything else is refused.
  *
- * Whether all streams were joined is told by vector clocks: each stream counts its nodes, an event carries the counts of
- * what it comes after, and a wait takes them over. At the end the first stream must have everybody's.
+ * Whether all streams were joined is told by vector clocks: each stream counts its nodes, an event carries the counts
+ * of what it comes after, and a wait takes them over. At the end the first stream must have everybody's.
  */
 #include "driver.h"
 

@@ -459,8 +459,9 @@ static CUresult launch_ex(int pt, const CUlaunchConfig *config, CUfunction f, vo
     if (!config || (config->numAttrs && !config->attrs)) return CUDA_ERROR_INVALID_VALUE;
     launch_how how = {.config = *config, .per_thread = pt, .priority = RG_MODEL_INHERIT};
     for (unsigned i = 0; i < config->numAttrs; i++) {
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_PRIORITY) how.priority = config->attrs[i].value.priority;
-        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) how.cooperative = config->attrs[i].value.priority != 0;
+        const CUlaunchAttribute *a = &config->attrs[i];
+        if (a->id == CU_LAUNCH_ATTRIBUTE_PRIORITY) how.priority = a->value.priority;
+        if (a->id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE) how.cooperative = a->value.priority != 0; /* the union's int */
     }
     return launch(&how, f, params, extra);
 }

@@ -1,14 +1,15 @@
 /*
  * driver-memory.c: allocation, copies and memsets.
  *
- * A device pointer is an address in a range that is reserved and never accessible: using it on the host faults, as with a
- * real GPU, and it cannot be mistaken for host memory. What the program puts there is kept in host memory that appears
- * when the first byte is written; until then an allocation is one repeated byte, so that tens of gigabytes cost nothing.
+ * A device pointer is an address in a range that is reserved and never accessible: using it on the host faults, as with
+ * a real GPU, and it cannot be mistaken for host memory. What the program puts there is kept in host memory that
+ * appears when the first byte is written; until then an allocation is one repeated byte, so that tens of gigabytes cost
+ * nothing.
  *
  * Bytes move during the call that submits the copy (see sim_submit); the copy engines of the model only take the time.
  *
- * Which calls return before their work is done follows "API Synchronization Behavior" in the reference manual: synchronous
- * copies from and to the host wait, copies within the device and memsets do not.
+ * Which calls return before their work is done follows "API Synchronization Behavior" in the reference manual:
+ * synchronous copies from and to the host wait, copies within the device and memsets do not.
  */
 #include "driver.h"
 
@@ -129,8 +130,8 @@ static void *host_pages(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* ---- Contents. Allocations are looked up under the lock, bytes are moved without it: freeing memory that another thread
- * copies is the program's error, here as on a GPU. */
+/* ---- Contents. Allocations are looked up under the lock, bytes are moved without it: freeing memory that another
+ * thread copies is the program's error, here as on a GPU. */
 
 /* Where the bytes at an address are on the host; NULL with *fill: nothing was written there yet. */
 static unsigned char *contents(uint64_t address, int to_write, unsigned char *fill)
@@ -493,9 +494,9 @@ static int known(uint64_t address, uint64_t bytes, int *device)
 }
 
 /* Bytes from the first to the last that a box of rows touches. */
-static uint64_t extent(size_t width, size_t height, size_t depth, size_t pitch, size_t slice)
+static uint64_t extent(const sim_move *m, size_t pitch, size_t slice)
 {
-    return (depth - 1) * slice + (height - 1) * pitch + width;
+    return (m->depth - 1) * slice + (m->height - 1) * pitch + m->width;
 }
 
 enum { ANY, MUST_BE_HOST, MUST_BE_KNOWN };
@@ -511,8 +512,8 @@ static CUresult copy(const copy_how *how, const sim_move *move, CUstream stream)
     if (r || (r = sim_stream(stream, how->pt, &s))) return r;
     if (!move->width || !move->height || !move->depth) return CUDA_SUCCESS;
     int to_device, from_device;
-    int dst = known(move->dst, extent(move->width, move->height, move->depth, move->dst_pitch, move->dst_slice), &to_device);
-    int src = known(move->src, extent(move->width, move->height, move->depth, move->src_pitch, move->src_slice), &from_device);
+    int dst = known(move->dst, extent(move, move->dst_pitch, move->dst_slice), &to_device);
+    int src = known(move->src, extent(move, move->src_pitch, move->src_slice), &from_device);
     if (!move->dst || !move->src || dst < 0 || src < 0) return CUDA_ERROR_INVALID_VALUE;
     if ((how->dst == MUST_BE_KNOWN && !dst) || (how->src == MUST_BE_KNOWN && !src)) return CUDA_ERROR_INVALID_VALUE;
     sim_work w = {.kind = SIM_TRANSFER, .move = *move};
@@ -526,9 +527,9 @@ static CUresult copy(const copy_how *how, const sim_move *move, CUstream stream)
     return sim_wait(s->device, (sim_until){SIM_UNTIL_STREAM, s->id, ticket});
 }
 
-static CUresult copy_line(int pt, int wait, int dst_is, int src_is, uint64_t dst, uint64_t src, size_t bytes, CUstream s)
+static CUresult copy_line(int pt, int wait, int dst_is, int src_is, uint64_t dst, uint64_t src, size_t n, CUstream s)
 {
-    sim_move m = {.dst = dst, .src = src, .width = bytes, .height = 1, .depth = 1, .dst_pitch = bytes, .src_pitch = bytes};
+    sim_move m = {.dst = dst, .src = src, .width = n, .height = 1, .depth = 1, .dst_pitch = n, .src_pitch = n};
     return copy(&(copy_how){pt, wait, dst_is, src_is}, &m, s);
 }
 
@@ -644,10 +645,10 @@ static CUresult set(int pt, int synchronous, CUdeviceptr dst, size_t pitch, uint
     width *= value_bytes;
     if (height == 1) pitch = width;
     int device;
-    if (pitch < width || known(dst, extent(width, height, 1, pitch, 0), &device) != 1) return CUDA_ERROR_INVALID_VALUE;
-    if (synchronous && ((r = sim_capture_conflict(s)) || (r = sim_unsafe()))) return r;
     sim_work w = {.kind = SIM_TRANSFER, .transfer = RG_MODEL_MEMSET, .bytes = width * height};
     w.move = (sim_move){.is_set = 1, .dst = dst, .width = width, .height = height, .depth = 1, .dst_pitch = pitch};
+    if (pitch < width || known(dst, extent(&w.move, pitch, 0), &device) != 1) return CUDA_ERROR_INVALID_VALUE;
+    if (synchronous && ((r = sim_capture_conflict(s)) || (r = sim_unsafe()))) return r;
     w.move.value = value;
     w.move.value_bytes = value_bytes;
     return sim_submit(s, &w, NULL);

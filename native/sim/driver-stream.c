@@ -2,8 +2,8 @@
  * driver-stream.c: streams and events, and the one way by which work reaches the model.
  *
  * Which handles may be mixed follows the CUDA Programming Guide, "Multi-Device System: Stream and Event Behavior": a
- * launch into, or an event record in, a stream of another context fails; a wait for another context's event, and a query
- * or synchronization of it, succeed.
+ * launch into, or an event record in, a stream of another context fails; a wait for another context's event, and a
+ * query or synchronization of it, succeed.
  */
 #include "driver.h"
 
@@ -30,7 +30,7 @@ CUresult sim_new_stream(sim_object *context, unsigned flags, int priority, int l
     return CUDA_SUCCESS;
 }
 
-/* This thread's default stream in the context; made when first used, kept until the context goes. */
+/* This thread's default stream in the context; made when first used. */
 static CUresult thread_stream(sim_object *context, sim_object **stream)
 {
     sim_thread *self = sim_self();
@@ -40,12 +40,10 @@ static CUresult thread_stream(sim_object *context, sim_object **stream)
         if (!*stream) self->streams[i] = self->streams[--self->stream_count];
         else i++;
     }
-    if (self->stream_count == SIM_THREAD_STREAMS) return CUDA_ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&sim.lock);
     CUresult r = sim_new_stream(context, 0, 0, 0, stream);
-    if (r == CUDA_SUCCESS) (*stream)->stream.per_thread = 1;
     pthread_mutex_unlock(&sim.lock);
-    if (r == CUDA_SUCCESS) self->streams[self->stream_count++] = sim_handle(*stream);
+    if (r == CUDA_SUCCESS && (r = sim_keep_thread_stream(sim_handle(*stream)))) sim_destroy_stream(sim_handle(*stream));
     return r;
 }
 
@@ -124,23 +122,26 @@ API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int pr
     return create_stream(stream, flags, priority); /* out of range: clamped, as documented */
 }
 
-static CUresult destroy_stream(CUstream stream)
+CUresult sim_destroy_stream(void *handle)
 {
-    CUresult r = sim_enter();
-    if (r) return r;
     pthread_mutex_lock(&sim.lock);
-    sim_object *s = sim_get(stream, SIM_STREAM);
-    if (!s || s->stream.legacy || s->stream.per_thread) {
-        r = CUDA_ERROR_INVALID_HANDLE;
-    } else {
+    sim_object *s = sim_get(handle, SIM_STREAM);
+    if (s) {
         sim_capture_leave(s);
         rg_model *m = sim_lock(s->device);
-        rg_model_destroy_stream(m, s->id); /* what is queued still runs */
+        rg_model_destroy_stream(m, s->id);
         sim_unlock();
         sim_delete(s);
     }
     pthread_mutex_unlock(&sim.lock);
-    return r;
+    return s ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Only streams that the program made are its to destroy; nobody but the driver knows the handles of the others. */
+static CUresult destroy_stream(CUstream stream)
+{
+    CUresult r = sim_enter();
+    return r ? r : sim_destroy_stream(stream);
 }
 
 API CUresult cuStreamDestroy_v2(CUstream stream)

@@ -1,8 +1,8 @@
 /*
  * driver.c: initialisation, devices, contexts, error texts, objects and the end of the process.
  *
- * Result codes follow the reference manual ("CUDA Driver API", CUDA 13.0), function by function; where it leaves a case open,
- * the comment at the place says what was chosen.
+ * Result codes follow the reference manual ("CUDA Driver API", CUDA 13.0), function by function; where it leaves a case
+ * open, the comment at the place says what was chosen.
  */
 #include "driver.h"
 
@@ -16,7 +16,7 @@ sim_process sim = {.lock = PTHREAD_MUTEX_INITIALIZER};
 extern const int rigel_sim_marker;
 API const int rigel_sim_marker = 1;
 
-/* ---- Objects: chunks that are never freed, so that a stale handle is looked up safely; a handle holds a generation. */
+/* ---- Objects: chunks that are never freed, so that a stale handle can be looked up; a handle holds a generation. */
 
 enum { CHUNK = 256, CHUNKS = 4096 };
 #define HANDLE_TAG 0x5au
@@ -94,6 +94,24 @@ sim_object *sim_each(const sim_object *previous)
 /* ---- Threads and phases */
 
 static _Thread_local sim_thread thread;
+static pthread_key_t thread_key; /* its destructor is the only way to learn that a thread ends */
+
+/* A thread's default streams go with it; what is queued in them still runs. */
+static void end_thread(void *unused)
+{
+    (void)unused;
+    for (int i = 0; i < thread.stream_count && atomic_load(&sim.phase) == SIM_RUNNING; i++)
+        sim_destroy_stream(thread.streams[i]);
+    thread.stream_count = 0;
+}
+
+CUresult sim_keep_thread_stream(void *handle)
+{
+    if (thread.stream_count == SIM_THREAD_STREAMS || pthread_setspecific(thread_key, &thread))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    thread.streams[thread.stream_count++] = handle;
+    return CUDA_SUCCESS;
+}
 
 sim_thread *sim_self(void)
 {
@@ -143,6 +161,7 @@ API CUresult cuInit(unsigned flags)
             r = CUDA_ERROR_NO_DEVICE;
         }
         if (r != CUDA_SUCCESS) break;
+        pthread_key_create(&thread_key, end_thread);
         pthread_atfork(NULL, NULL, in_child);
         atexit(at_end);
         at_quick_exit(at_end); /* Bun leaves that way */
@@ -340,7 +359,7 @@ static CUresult make_context(int device, unsigned flags, int primary, sim_object
     return CUDA_SUCCESS;
 }
 
-/* Everything that goes with a context goes: handles are stale afterwards, memory is free. Work in flight is cut short. */
+/* Everything that goes with a context goes: handles are stale afterwards, memory is free, work in flight is cut. */
 static void drop_context(sim_object *c)
 {
     for (sim_object *o = sim_each(NULL); o; o = sim_each(o))
@@ -663,9 +682,9 @@ API CUresult cuCtxSynchronize_v2(CUcontext context)
     E(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED, "capture was not ended in the same stream as it began") \
     E(CUDA_ERROR_STREAM_CAPTURE_UNJOINED, "capturing stream has unjoined work") \
     E(CUDA_ERROR_STREAM_CAPTURE_ISOLATION, "dependency created on uncaptured work in another stream") \
-    E(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing blocking stream") \
+    E(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, "operation would make the legacy stream depend on a capturing stream") \
     E(CUDA_ERROR_CAPTURED_EVENT, "operation not permitted on an event last recorded in a capturing stream") \
-    E(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to terminate a thread-local capture sequence from another thread") \
+    E(CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD, "attempt to end a thread-local capture sequence from another thread") \
     E(CUDA_ERROR_UNKNOWN, "unknown error")
 
 static const struct {

@@ -1,8 +1,8 @@
 /*
  * driver.h: what the parts of the simulated driver share.
  *
- * The simulated libcuda.so.1 is the CUDA driver API over the model in model.h. Several processes share one simulated GPU:
- * the model is in a file they all map, and whoever calls moves it on to the present (CLOCK_MONOTONIC). There is no
+ * The simulated libcuda.so.1 is the CUDA driver API over the model in model.h. Several processes share one simulated
+ * GPU: the model is in a file they all map, and whoever calls moves it on to the present (CLOCK_MONOTONIC). There is no
  * daemon and no thread; a call that waits sleeps until the model says that something can have changed.
  *
  *   driver.c          initialisation, devices, contexts, errors, the end of the process
@@ -32,7 +32,7 @@
 
 enum { SIM_MAX_DEVICES = 16, SIM_DRIVER_VERSION = 13000, SIM_CAPTURE_STREAMS = 64 };
 
-/* ---- Handles: objects of this process. A handle is a number that is never an address; a stale or made-up one is told. */
+/* ---- Handles: objects of this process. A handle is a number that is never an address; a stale one is recognised. */
 
 typedef enum {
     SIM_NONE,
@@ -87,7 +87,7 @@ struct sim_object {
             _Atomic(sim_capture *) capture;
             unsigned flags;
             uint32_t capture_index; /* its place in the capture */
-            int legacy, per_thread;
+            int legacy;
         } stream;
         struct {
             unsigned flags;
@@ -161,6 +161,8 @@ typedef struct {
     int stream_count;
 } sim_thread;
 sim_thread *sim_self(void);
+/* sim_keep_thread_stream: the stream is this thread's and goes when the thread ends. */
+CUresult sim_keep_thread_stream(void *handle);
 
 /* sim_enter: every function's first line: CUDA_SUCCESS, NOT_INITIALIZED (also after fork) or DEINITIALIZED. */
 CUresult sim_enter(void);
@@ -200,6 +202,8 @@ void sim_reap(unsigned every_ms);
 CUresult sim_stream(CUstream handle, int per_thread, sim_object **stream);
 /* sim_submit: gives the work to the stream, or to the capture it is in. Waits while the stream's queue is full. */
 CUresult sim_submit(sim_object *stream, const sim_work *work, uint64_t *ticket);
+/* sim_destroy_stream: the handle is stale afterwards; what is queued still runs. INVALID_HANDLE if it is none. */
+CUresult sim_destroy_stream(void *handle);
 CUresult sim_new_stream(sim_object *context, unsigned flags, int priority, int legacy, sim_object **stream);
 
 /* ---- driver-graph.c */

@@ -19,12 +19,14 @@ static inline uint32_t id_of(uint32_t slot, uint16_t generation) { return (uint3
 
 static inline uint32_t domain_of(const rg_model *m, uint32_t context) { return m->p.shared ? 0 : context; }
 
-static inline rg_model_lanes lanes(uint64_t blocks, uint64_t warps, uint64_t registers, uint64_t shared) {
+static inline rg_model_lanes lanes(uint64_t blocks, uint64_t warps, uint64_t registers, uint64_t shared)
+{
     return blocks | warps << 16 | registers << 32 | shared << 48;
 }
 
 /* How many times `need` goes into `room`, lane by lane: no caller ever takes more, so lanes never borrow. */
-static inline uint32_t fit(rg_model_lanes room, rg_model_lanes need) {
+static inline uint32_t fit(rg_model_lanes room, rg_model_lanes need)
+{
     uint32_t most = (uint32_t)(room & 0xffff) / (uint32_t)(need & 0xffff);
     for (int shift = 16; shift < 64; shift += 16) {
         uint32_t each = (uint32_t)(need >> shift & 0xffff);
@@ -35,7 +37,8 @@ static inline uint32_t fit(rg_model_lanes room, rg_model_lanes need) {
     return most;
 }
 
-static inline uint32_t engine_of(uint8_t transfer) {
+static inline uint32_t engine_of(uint8_t transfer)
+{
     return transfer == RG_MODEL_H2D ? ENGINE_H2D : transfer == RG_MODEL_D2H ? ENGINE_D2H : ENGINE_MEMORY;
 }
 

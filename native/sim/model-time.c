@@ -11,11 +11,13 @@
 
 /* ---- Cohorts: pairing heap by (end, seq). Insertion is O(1); the first is taken in O(log n) amortised. */
 
-static bool sooner(const rg_model_cohort *a, const rg_model_cohort *b) {
+static bool sooner(const rg_model_cohort *a, const rg_model_cohort *b)
+{
     return a->end != b->end ? a->end < b->end : a->seq < b->seq;
 }
 
-static uint32_t heap_meld(rg_model *m, uint32_t a, uint32_t b) {
+static uint32_t heap_meld(rg_model *m, uint32_t a, uint32_t b)
+{
     if (!a) return b;
     if (!b) return a;
     if (sooner(&m->cohorts[b], &m->cohorts[a])) {
@@ -28,12 +30,14 @@ static uint32_t heap_meld(rg_model *m, uint32_t a, uint32_t b) {
     return a;
 }
 
-static void heap_push(rg_model *m, rg_model_domain *d, uint32_t cohort) {
+static void heap_push(rg_model *m, rg_model_domain *d, uint32_t cohort)
+{
     m->cohorts[cohort].child = m->cohorts[cohort].sibling = 0;
     d->heap = heap_meld(m, d->heap, cohort);
 }
 
-static uint32_t heap_pop(rg_model *m, rg_model_domain *d) {
+static uint32_t heap_pop(rg_model *m, rg_model_domain *d)
+{
     uint32_t top = d->heap, pairs = 0, rest = m->cohorts[top].child;
     while (rest) {
         uint32_t a = rest, b = m->cohorts[a].sibling;
@@ -55,31 +59,36 @@ static uint32_t heap_pop(rg_model *m, rg_model_domain *d) {
     return top;
 }
 
-static uint32_t cohort_new(rg_model *m) {
+static uint32_t cohort_new(rg_model *m)
+{
     uint32_t c = m->cohort_free;
     if (c) m->cohort_free = m->cohorts[c].sibling;
     else if (m->cohort_used < RG_MODEL_MAX_COHORTS) c = ++m->cohort_used;
     return c;
 }
 
-static void cohort_delete(rg_model *m, uint32_t c) {
+static void cohort_delete(rg_model *m, uint32_t c)
+{
     m->cohorts[c].sibling = m->cohort_free;
     m->cohort_free = c;
 }
 
 /* ---- Timers: binary heap of the streams whose first operation is on its way to the GPU, by (time, ticket). */
 
-static bool timer_sooner(const rg_model *m, uint32_t a, uint32_t b) {
+static bool timer_sooner(const rg_model *m, uint32_t a, uint32_t b)
+{
     return m->timer[a].at != m->timer[b].at ? m->timer[a].at < m->timer[b].at : m->timer[a].seq < m->timer[b].seq;
 }
 
-static void timer_swap(rg_model *m, uint32_t a, uint32_t b) {
+static void timer_swap(rg_model *m, uint32_t a, uint32_t b)
+{
     __typeof__(m->timer[0]) keep = m->timer[a];
     m->timer[a] = m->timer[b];
     m->timer[b] = keep;
 }
 
-static void timer_push(rg_model *m, uint64_t at, uint64_t seq, uint32_t stream) {
+static void timer_push(rg_model *m, uint64_t at, uint64_t seq, uint32_t stream)
+{
     uint32_t i = m->timers++;
     m->timer[i].at = at;
     m->timer[i].seq = seq;
@@ -87,7 +96,8 @@ static void timer_push(rg_model *m, uint64_t at, uint64_t seq, uint32_t stream) 
     for (; i && timer_sooner(m, i, (i - 1) / 2); i = (i - 1) / 2) timer_swap(m, i, (i - 1) / 2);
 }
 
-static uint32_t timer_pop(rg_model *m) {
+static uint32_t timer_pop(rg_model *m)
+{
     uint32_t stream = m->timer[0].stream;
     m->timer[0] = m->timer[--m->timers];
     for (uint32_t i = 0;;) {
@@ -102,19 +112,22 @@ static uint32_t timer_pop(rg_model *m) {
 
 /* ---- Accounts */
 
-static void sm_busy_account(rg_model *m, uint32_t busy_sms) {
+static void sm_busy_account(rg_model *m, uint32_t busy_sms)
+{
     m->sm_busy_ns += busy_sms * (m->now - m->sm_busy_since);
     m->sm_busy_since = m->now;
 }
 
-static void resident_add(rg_model *m, uint32_t context, int change) {
+static void resident_add(rg_model *m, uint32_t context, int change)
+{
     rg_model_context *c = &m->contexts[context];
     if (!c->resident) c->busy_since = m->now;
     c->resident = (uint32_t)((int)c->resident + change);
     if (!c->resident) c->busy_ns += m->now - c->busy_since;
 }
 
-static void load_add(rg_model *m, uint32_t domain, int change) {
+static void load_add(rg_model *m, uint32_t domain, int change)
+{
     rg_model_domain *d = &m->domains[domain];
     if (!d->load) {
         m->wanting++;
@@ -126,7 +139,8 @@ static void load_add(rg_model *m, uint32_t domain, int change) {
 
 /* ---- Streams: starting the first operation of each as soon as what it depends on is done. */
 
-void rg_model_pump(rg_model *m, uint32_t stream) {
+void rg_model_pump(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     if (s->pumping) return;
     s->pumping = 1;
@@ -137,7 +151,8 @@ void rg_model_pump(rg_model *m, uint32_t stream) {
 }
 
 /* The legacy stream's order: see rg_model_create_stream. */
-static bool legacy_order_met(const rg_model *m, const rg_model_stream *s, uint64_t seq) {
+static bool legacy_order_met(const rg_model *m, const rg_model_stream *s, uint64_t seq)
+{
     const rg_model_context *c = &m->contexts[s->context];
     if (s->blocking && c->legacy) {
         const rg_model_stream *legacy = &m->streams[c->legacy - 1];
@@ -152,7 +167,8 @@ static bool legacy_order_met(const rg_model *m, const rg_model_stream *s, uint64
 }
 
 /* The first operation of the stream is done. */
-static void finish(rg_model *m, uint32_t stream) {
+static void finish(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     rg_model_context *c = &m->contexts[s->context];
     uint32_t op = s->head;
@@ -172,7 +188,8 @@ static void finish(rg_model *m, uint32_t stream) {
     if (!s->head && s->state == SLOT_CLOSING) rg_model_free_stream(m, stream);
 }
 
-static void reach_event(rg_model *m, uint32_t event, uint64_t version) {
+static void reach_event(rg_model *m, uint32_t event, uint64_t version)
+{
     rg_model_event *e = &m->events[event];
     if (version > e->done) {
         e->done = version;
@@ -193,14 +210,16 @@ static void reach_event(rg_model *m, uint32_t event, uint64_t version) {
 }
 
 /* The work of a kernel or transfer, alone or as a node of a graph, sets out for the GPU and arrives at `at`. */
-static void depart(rg_model *m, uint32_t stream, rg_model_op *op, uint64_t at) {
+static void depart(rg_model *m, uint32_t stream, rg_model_op *op, uint64_t at)
+{
     op->arrive_ns = at;
     op->phase = PHASE_ARRIVING;
     if (op->doing == OP_KERNEL) load_add(m, domain_of(m, m->streams[stream].context), 1);
     timer_push(m, at, op->seq, stream);
 }
 
-static void load_node(rg_model *m, rg_model_op *op, uint32_t node) {
+static void load_node(rg_model *m, rg_model_op *op, uint32_t node)
+{
     const rg_model_node *n = &m->nodes[node];
     op->node = node;
     op->doing = n->kind;
@@ -213,7 +232,8 @@ static void load_node(rg_model *m, rg_model_op *op, uint32_t node) {
     op->running = 0;
 }
 
-static void start_head(rg_model *m, uint32_t stream) {
+static void start_head(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     rg_model_op *op = &m->ops[s->head];
     if (!s->head || op->phase != PHASE_QUEUED || s->waits == WAITS_EVENT) return;
@@ -255,7 +275,8 @@ static void start_head(rg_model *m, uint32_t stream) {
     depart(m, stream, op, at);
 }
 
-void rg_model_pump_all(rg_model *m) {
+void rg_model_pump_all(rg_model *m)
+{
     while (m->pump_head) {
         uint32_t stream = m->pump_head - 1;
         rg_model_stream *s = &m->streams[stream];
@@ -267,7 +288,8 @@ void rg_model_pump_all(rg_model *m) {
 }
 
 /* A kernel's last block or a transfer's last byte: the operation is done, or its next node sets out. */
-static void work_done(rg_model *m, uint32_t index) {
+static void work_done(rg_model *m, uint32_t index)
+{
     rg_model_op *op = &m->ops[index];
     uint32_t stream = op->stream;
     rg_model_context *c = &m->contexts[m->streams[stream].context];
@@ -291,7 +313,8 @@ static void work_done(rg_model *m, uint32_t index) {
 
 /* ---- Copies */
 
-uint64_t rg_model_transfer_ns(const rg_model *m, uint8_t transfer, uint64_t bytes) {
+uint64_t rg_model_transfer_ns(const rg_model *m, uint8_t transfer, uint64_t bytes)
+{
     uint64_t rate = transfer == RG_MODEL_H2D ? m->p.h2d_bytes_per_us
                     : transfer == RG_MODEL_D2H ? m->p.d2h_bytes_per_us
                                                : m->p.memory_bytes_per_us;
@@ -300,7 +323,8 @@ uint64_t rg_model_transfer_ns(const rg_model *m, uint8_t transfer, uint64_t byte
     return ns ? ns : 1;
 }
 
-static void engine_start(rg_model *m, uint32_t engine) {
+static void engine_start(rg_model *m, uint32_t engine)
+{
     uint32_t index = m->engine[engine].head;
     if (!index) {
         m->engine[engine].tail = 0;
@@ -311,7 +335,8 @@ static void engine_start(rg_model *m, uint32_t engine) {
     m->engine[engine].end_ns = m->now + rg_model_transfer_ns(m, op->transfer, op->amount);
 }
 
-static void engine_end(rg_model *m, uint32_t engine) {
+static void engine_end(rg_model *m, uint32_t engine)
+{
     uint32_t index = m->engine[engine].head;
     m->engine[engine].head = m->ops[index].ready_next;
     engine_start(m, engine);
@@ -320,7 +345,8 @@ static void engine_end(rg_model *m, uint32_t engine) {
 
 /* ---- Dispatch of blocks */
 
-static uint32_t ready_head(const rg_model_domain *d, uint32_t *level) {
+static uint32_t ready_head(const rg_model_domain *d, uint32_t *level)
+{
     for (uint32_t i = 0; i < RG_MODEL_PRIORITIES; i++)
         if (d->ready[i].head) {
             *level = i;
@@ -329,7 +355,8 @@ static uint32_t ready_head(const rg_model_domain *d, uint32_t *level) {
     return 0;
 }
 
-static void arrive(rg_model *m, uint32_t stream) {
+static void arrive(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     uint32_t index = s->head;
     rg_model_op *op = &m->ops[index];
@@ -361,24 +388,28 @@ typedef struct {
     rg_model_lanes room[RG_MODEL_MAX_SMS];
 } room_list;
 
-static void add_room(room_list *l, uint32_t end, rg_model_lanes room) {
+static void add_room(room_list *l, uint32_t end, rg_model_lanes room)
+{
     if (!l->runs || l->room[l->runs - 1] != room) l->room[l->runs++] = room;
     l->run_end[l->runs - 1] = (uint8_t)end;
 }
 
-static void set_room(rg_model_domain *d, const room_list *l) {
+static void set_room(rg_model_domain *d, const room_list *l)
+{
     d->runs = l->runs;
     memcpy(d->room, l->room, l->runs * sizeof *l->room);
     memcpy(d->run_end, l->run_end, l->runs);
 }
 
-static void add_count(rg_model_cohort *c, uint32_t end, uint32_t count) {
+static void add_count(rg_model_cohort *c, uint32_t end, uint32_t count)
+{
     if (!c->runs || c->count[c->runs - 1] != count) c->count[c->runs++] = (uint8_t)count;
     c->run_end[c->runs - 1] = (uint8_t)end;
 }
 
 /* Places as many of the kernel's blocks as there is room for. False when there is none. */
-static bool place(rg_model *m, rg_model_domain *d, uint32_t index) {
+static bool place(rg_model *m, rg_model_domain *d, uint32_t index)
+{
     rg_model_op *op = &m->ops[index];
     const rg_model_lanes need = op->need;
     uint8_t fits[RG_MODEL_MAX_SMS];
@@ -447,7 +478,8 @@ static bool place(rg_model *m, rg_model_domain *d, uint32_t index) {
     return true;
 }
 
-static void release_room(rg_model *m, rg_model_domain *d, const rg_model_cohort *c) {
+static void release_room(rg_model *m, rg_model_domain *d, const rg_model_cohort *c)
+{
     room_list list;
     uint32_t idle = 0;
     list.runs = 0;
@@ -465,7 +497,8 @@ static void release_room(rg_model *m, rg_model_domain *d, const rg_model_cohort 
     d->busy_sms -= idle;
 }
 
-void rg_model_empty_domain(rg_model *m, uint32_t domain) {
+void rg_model_empty_domain(rg_model *m, uint32_t domain)
+{
     rg_model_domain *d = &m->domains[domain];
     d->heap = d->load = d->busy_sms = 0;
     d->saturated = 0;
@@ -476,13 +509,15 @@ void rg_model_empty_domain(rg_model *m, uint32_t domain) {
     d->room[0] = m->whole;
 }
 
-static void ready_drop_head(rg_model *m, rg_model_domain *d, uint32_t level) {
+static void ready_drop_head(rg_model *m, rg_model_domain *d, uint32_t level)
+{
     d->ready[level].head = m->ops[d->ready[level].head].ready_next;
     if (!d->ready[level].head) d->ready[level].tail = 0;
 }
 
 /* Gives the room of what ended, and what was free before, to the kernels that are ready. */
-static void dispatch(rg_model *m) {
+static void dispatch(rg_model *m)
+{
     uint32_t level = 0, released = 0;
     rg_model_domain *d = m->active < 0 ? NULL : &m->domains[m->active];
     uint32_t head = d ? ready_head(d, &level) : 0;
@@ -491,12 +526,11 @@ static void dispatch(rg_model *m) {
         rg_model_cohort *c = &m->cohorts[index];
         m->ended = c->sibling;
         /*
-         * The short way: a wave ended, its kernel is still first in the order and had found no room elsewhere, and it
-         * has a whole wave left. Freeing the wave's room and dispatching anew would place the same blocks on the same
-         * SMs.
+         * The short way: a wave ended, its kernel is still first in the order, and it has a whole wave left. The last
+         * dispatch left it first because nothing more of it fitted anywhere, so that freeing the wave's room and
+         * dispatching anew would place the same blocks on the same SMs.
          */
-        if (head && c->launch == d->saturated && c->launch == m->ops[head].launch &&
-            m->ops[head].blocks_left >= c->total) {
+        if (head && c->launch == m->ops[head].launch && m->ops[head].blocks_left >= c->total) {
             m->ops[head].blocks_left -= c->total;
             m->ops[head].running += c->total;
             c->seq = ++m->last_cohort;
@@ -505,7 +539,6 @@ static void dispatch(rg_model *m) {
             if (!m->ops[head].blocks_left) {
                 ready_drop_head(m, d, level);
                 head = ready_head(d, &level);
-                released = 1; /* nothing was freed, but another kernel is first: it may find room */
             }
             continue;
         }
@@ -529,7 +562,8 @@ static void dispatch(rg_model *m) {
 /* ---- Time slices: which domain has the SMs */
 
 /* The next domain after `from`, in turn, that wants the SMs; -1: none. */
-static int32_t next_wanting(const rg_model *m, int32_t from) {
+static int32_t next_wanting(const rg_model *m, int32_t from)
+{
     for (int32_t i = 1; i <= RG_MODEL_MAX_CONTEXTS; i++) {
         int32_t d = (from + i) % RG_MODEL_MAX_CONTEXTS;
         if (m->domains[d].load) return d;
@@ -537,7 +571,8 @@ static int32_t next_wanting(const rg_model *m, int32_t from) {
     return -1;
 }
 
-static void take_sms(rg_model *m, int32_t domain) {
+static void take_sms(rg_model *m, int32_t domain)
+{
     rg_model_domain *d = &m->domains[domain];
     m->active = domain;
     d->offset_ns += m->now - d->frozen_ns;
@@ -547,7 +582,8 @@ static void take_sms(rg_model *m, int32_t domain) {
     m->contexts[domain].busy_since = m->now; /* in this mode a domain is one context */
 }
 
-static void lose_sms(rg_model *m) {
+static void lose_sms(rg_model *m)
+{
     rg_model_domain *d = &m->domains[m->active];
     rg_model_context *c = &m->contexts[m->active];
     sm_busy_account(m, d->busy_sms);
@@ -558,7 +594,8 @@ static void lose_sms(rg_model *m) {
     m->slice_end = 0;
 }
 
-static void begin_switch(rg_model *m) {
+static void begin_switch(rg_model *m)
+{
     int32_t from = m->active;
     lose_sms(m);
     m->next_active = next_wanting(m, from);
@@ -566,7 +603,8 @@ static void begin_switch(rg_model *m) {
     m->switches++;
 }
 
-static void exchange(rg_model *m) {
+static void exchange(rg_model *m)
+{
     if (m->p.shared) return;
     if (m->next_active >= 0) {
         if (m->now < m->switch_end) return;
@@ -595,7 +633,8 @@ static void exchange(rg_model *m) {
 
 /* ---- Advancing */
 
-uint64_t rg_model_next_event(const rg_model *m) {
+uint64_t rg_model_next_event(const rg_model *m)
+{
     uint64_t next = m->kick ? m->now : RG_MODEL_NEVER;
     if (m->timers && m->timer[0].at < next) next = m->timer[0].at;
     for (int i = 0; i < ENGINES; i++)
@@ -609,7 +648,8 @@ uint64_t rg_model_next_event(const rg_model *m) {
     return next;
 }
 
-static void end_cohorts(rg_model *m) {
+static void end_cohorts(rg_model *m)
+{
     if (m->active < 0) return;
     rg_model_domain *d = &m->domains[m->active];
     uint32_t *link = &m->ended;
@@ -627,7 +667,8 @@ static void end_cohorts(rg_model *m) {
 }
 
 /* Everything that happens at the present, in the order of rule 7. */
-static void instant(rg_model *m) {
+static void instant(rg_model *m)
+{
     do {
         end_cohorts(m);
         for (uint32_t i = 0; i < ENGINES; i++)
@@ -640,7 +681,8 @@ static void instant(rg_model *m) {
     } while (rg_model_next_event(m) <= m->now);
 }
 
-void rg_model_advance(rg_model *m, uint64_t now_ns) {
+void rg_model_advance(rg_model *m, uint64_t now_ns)
+{
     if (now_ns < m->now) return;
     for (uint64_t next = rg_model_next_event(m); next <= now_ns; next = rg_model_next_event(m)) {
         if (next > m->now) m->now = next;
@@ -651,12 +693,14 @@ void rg_model_advance(rg_model *m, uint64_t now_ns) {
 
 /* ---- Removal and recovery */
 
-static bool of_context(const rg_model *m, uint32_t op, uint32_t context) {
+static bool of_context(const rg_model *m, uint32_t op, uint32_t context)
+{
     return m->streams[m->ops[op].stream].context == context;
 }
 
 /* Unlinks the context's operations from a list that is linked by ready_next. */
-static void filter_list(rg_model *m, uint32_t *head, uint32_t *tail, uint32_t context) {
+static void filter_list(rg_model *m, uint32_t *head, uint32_t *tail, uint32_t context)
+{
     uint32_t *link = head;
     *tail = 0;
     while (*link) {
@@ -669,7 +713,8 @@ static void filter_list(rg_model *m, uint32_t *head, uint32_t *tail, uint32_t co
     }
 }
 
-static void cut_cohorts(rg_model *m, uint32_t context) {
+static void cut_cohorts(rg_model *m, uint32_t context)
+{
     rg_model_domain *d = &m->domains[domain_of(m, context)];
     uint32_t kept = 0;
     while (d->heap) {
@@ -691,7 +736,8 @@ static void cut_cohorts(rg_model *m, uint32_t context) {
     d->saturated = 0;
 }
 
-void rg_model_cut(rg_model *m, uint32_t context) {
+void rg_model_cut(rg_model *m, uint32_t context)
+{
     rg_model_domain *d = &m->domains[domain_of(m, context)];
     rg_model_context *c = &m->contexts[context];
     bool on_sms = m->p.shared || m->active == (int32_t)context;
@@ -727,7 +773,8 @@ void rg_model_cut(rg_model *m, uint32_t context) {
     m->kick = 1;
 }
 
-void rg_model_reset_time(rg_model *m) {
+void rg_model_reset_time(rg_model *m)
+{
     m->timers = 0;
     m->pump_head = m->pump_tail = 0;
     m->ended = 0;

@@ -15,18 +15,21 @@ static const struct {
 #undef RG_PRESET
 };
 
-const rg_model_params *rg_model_preset(const char *name) {
+const rg_model_params *rg_model_preset(const char *name)
+{
     for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
         if (!strcmp(presets[i].key, name)) return &presets[i].params;
     return NULL;
 }
 
-static rg_model_lanes whole_sm(const rg_model_params *p) {
+static rg_model_lanes whole_sm(const rg_model_params *p)
+{
     return lanes(p->blocks_per_sm, p->threads_per_sm / 32, p->registers_per_sm / 256, p->shared_bytes_per_sm / 128);
 }
 
 /* The CUDA occupancy calculator's units: warps of 32 threads, allocated in fours; registers in 256s per warp. */
-static bool needs(const rg_model_params *p, const rg_model_kernel *k, rg_model_lanes *need) {
+static bool needs(const rg_model_params *p, const rg_model_kernel *k, rg_model_lanes *need)
+{
     if (!k->blocks || !k->threads || k->threads > p->threads_per_block) return false;
     if (k->shared_bytes > p->shared_bytes_per_block) return false;
     uint64_t warps = (k->threads + 31) / 32;
@@ -37,12 +40,14 @@ static bool needs(const rg_model_params *p, const rg_model_kernel *k, rg_model_l
     return fit(whole_sm(p), *need) > 0;
 }
 
-uint32_t rg_model_occupancy(const rg_model_params *p, const rg_model_kernel *k) {
+uint32_t rg_model_occupancy(const rg_model_params *p, const rg_model_kernel *k)
+{
     rg_model_lanes need;
     return needs(p, k, &need) ? fit(whole_sm(p), need) : 0;
 }
 
-void rg_model_init(rg_model *m, const rg_model_params *params) {
+void rg_model_init(rg_model *m, const rg_model_params *params)
+{
     m->p = *params;
     m->whole = whole_sm(params);
     rg_model_reset_time(m);
@@ -50,28 +55,32 @@ void rg_model_init(rg_model *m, const rg_model_params *params) {
 
 /* ---- Slots */
 
-static rg_model_context *context_at(const rg_model *m, uint32_t id) {
+static rg_model_context *context_at(const rg_model *m, uint32_t id)
+{
     uint32_t i = slot_of(id);
     if (i >= RG_MODEL_MAX_CONTEXTS) return NULL;
     const rg_model_context *c = &m->contexts[i];
     return c->used && id_of(i, c->generation) == id ? (rg_model_context *)c : NULL;
 }
 
-static rg_model_stream *stream_at(const rg_model *m, uint32_t id) {
+static rg_model_stream *stream_at(const rg_model *m, uint32_t id)
+{
     uint32_t i = slot_of(id);
     if (i >= RG_MODEL_MAX_STREAMS) return NULL;
     const rg_model_stream *s = &m->streams[i];
     return s->state == SLOT_USED && id_of(i, s->generation) == id ? (rg_model_stream *)s : NULL;
 }
 
-static rg_model_event *event_at(const rg_model *m, uint32_t id) {
+static rg_model_event *event_at(const rg_model *m, uint32_t id)
+{
     uint32_t i = slot_of(id);
     if (i >= RG_MODEL_MAX_EVENTS) return NULL;
     const rg_model_event *e = &m->events[i];
     return e->state == SLOT_USED && id_of(i, e->generation) == id ? (rg_model_event *)e : NULL;
 }
 
-static rg_model_graph *graph_at(const rg_model *m, uint32_t id) {
+static rg_model_graph *graph_at(const rg_model *m, uint32_t id)
+{
     uint32_t i = slot_of(id);
     if (i >= RG_MODEL_MAX_GRAPHS) return NULL;
     const rg_model_graph *g = &m->graphs[i];
@@ -89,13 +98,15 @@ static rg_model_graph *graph_at(const rg_model *m, uint32_t id) {
         if (found >= 0) (hint) = ((uint32_t)found + 1) % (size); \
     } while (0)
 
-static uint16_t next_generation(uint16_t generation) {
+static uint16_t next_generation(uint16_t generation)
+{
     return generation == UINT16_MAX ? 1 : (uint16_t)(generation + 1);
 }
 
 /* ---- Contexts and memory */
 
-int rg_model_add_context(rg_model *m, uint32_t *context) {
+int rg_model_add_context(rg_model *m, uint32_t *context)
+{
     uint32_t i = 0;
     while (i < RG_MODEL_MAX_CONTEXTS && m->contexts[i].used) i++;
     if (i == RG_MODEL_MAX_CONTEXTS) return RG_MODEL_NO_SLOT;
@@ -109,7 +120,8 @@ int rg_model_add_context(rg_model *m, uint32_t *context) {
     return 0;
 }
 
-int rg_model_allocate(rg_model *m, uint32_t context, uint64_t bytes) {
+int rg_model_allocate(rg_model *m, uint32_t context, uint64_t bytes)
+{
     rg_model_context *c = context_at(m, context);
     if (!c) return RG_MODEL_INVALID;
     if (bytes > m->p.memory_bytes - m->memory_bytes) return RG_MODEL_NO_MEMORY;
@@ -118,7 +130,8 @@ int rg_model_allocate(rg_model *m, uint32_t context, uint64_t bytes) {
     return 0;
 }
 
-int rg_model_release(rg_model *m, uint32_t context, uint64_t bytes) {
+int rg_model_release(rg_model *m, uint32_t context, uint64_t bytes)
+{
     rg_model_context *c = context_at(m, context);
     if (!c || bytes > c->memory_bytes) return RG_MODEL_INVALID;
     c->memory_bytes -= bytes;
@@ -128,18 +141,21 @@ int rg_model_release(rg_model *m, uint32_t context, uint64_t bytes) {
 
 /* ---- Events */
 
-static void free_event(rg_model_event *e) {
+static void free_event(rg_model_event *e)
+{
     uint16_t generation = e->generation;
     memset(e, 0, sizeof *e);
     e->generation = generation;
 }
 
-void rg_model_drop_event_ref(rg_model *m, uint32_t event) {
+void rg_model_drop_event_ref(rg_model *m, uint32_t event)
+{
     rg_model_event *e = &m->events[event];
     if (!--e->refs && e->state == SLOT_CLOSING) free_event(e);
 }
 
-int rg_model_create_event(rg_model *m, uint32_t context, uint32_t *event) {
+int rg_model_create_event(rg_model *m, uint32_t context, uint32_t *event)
+{
     int32_t i;
     if (!context_at(m, context)) return RG_MODEL_INVALID;
     FIND_SLOT(m->events, RG_MODEL_MAX_EVENTS, m->event_hint, state, i);
@@ -152,7 +168,8 @@ int rg_model_create_event(rg_model *m, uint32_t context, uint32_t *event) {
     return 0;
 }
 
-int rg_model_destroy_event(rg_model *m, uint32_t event) {
+int rg_model_destroy_event(rg_model *m, uint32_t event)
+{
     rg_model_event *e = event_at(m, event);
     if (!e) return RG_MODEL_INVALID;
     e->state = SLOT_CLOSING;
@@ -162,7 +179,8 @@ int rg_model_destroy_event(rg_model *m, uint32_t event) {
 
 /* ---- Graphs */
 
-static void free_graph(rg_model *m, rg_model_graph *g) {
+static void free_graph(rg_model *m, rg_model_graph *g)
+{
     uint16_t generation = g->generation;
     if (g->head) {
         m->nodes[g->tail].next = m->node_free;
@@ -172,12 +190,14 @@ static void free_graph(rg_model *m, rg_model_graph *g) {
     g->generation = generation;
 }
 
-void rg_model_drop_graph_ref(rg_model *m, uint32_t graph) {
+void rg_model_drop_graph_ref(rg_model *m, uint32_t graph)
+{
     rg_model_graph *g = &m->graphs[graph];
     if (!--g->refs && g->state == SLOT_CLOSING) free_graph(m, g);
 }
 
-int rg_model_create_graph(rg_model *m, uint32_t context, uint32_t *graph) {
+int rg_model_create_graph(rg_model *m, uint32_t context, uint32_t *graph)
+{
     int32_t i;
     if (!context_at(m, context)) return RG_MODEL_INVALID;
     FIND_SLOT(m->graphs, RG_MODEL_MAX_GRAPHS, m->graph_hint, state, i);
@@ -190,7 +210,8 @@ int rg_model_create_graph(rg_model *m, uint32_t context, uint32_t *graph) {
     return 0;
 }
 
-int rg_model_destroy_graph(rg_model *m, uint32_t graph) {
+int rg_model_destroy_graph(rg_model *m, uint32_t graph)
+{
     rg_model_graph *g = graph_at(m, graph);
     if (!g) return RG_MODEL_INVALID;
     g->state = SLOT_CLOSING;
@@ -198,17 +219,20 @@ int rg_model_destroy_graph(rg_model *m, uint32_t graph) {
     return 0;
 }
 
-static int8_t clamp_priority(int priority) {
+static int8_t clamp_priority(int priority)
+{
     if (priority < RG_MODEL_HIGHEST_PRIORITY) return RG_MODEL_HIGHEST_PRIORITY;
     return (int8_t)(priority > RG_MODEL_LOWEST_PRIORITY ? RG_MODEL_LOWEST_PRIORITY : priority);
 }
 
 /* Time a kernel takes with the GPU to itself: whole waves. */
-static uint64_t waves_ns(uint64_t blocks, uint32_t capacity, uint64_t block_ns) {
+static uint64_t waves_ns(uint64_t blocks, uint32_t capacity, uint64_t block_ns)
+{
     return (blocks + capacity - 1) / capacity * block_ns;
 }
 
-static int add_node(rg_model *m, uint32_t graph, const rg_model_node *node) {
+static int add_node(rg_model *m, uint32_t graph, const rg_model_node *node)
+{
     rg_model_graph *g = graph_at(m, graph);
     if (!g || g->refs) return RG_MODEL_INVALID;
     uint32_t i = m->node_free;
@@ -225,7 +249,8 @@ static int add_node(rg_model *m, uint32_t graph, const rg_model_node *node) {
     return 0;
 }
 
-int rg_model_graph_kernel(rg_model *m, uint32_t graph, const rg_model_kernel *k, int priority) {
+int rg_model_graph_kernel(rg_model *m, uint32_t graph, const rg_model_kernel *k, int priority)
+{
     rg_model_node node;
     memset(&node, 0, sizeof node); /* padding too: models are compared byte by byte */
     if (!needs(&m->p, k, &node.need)) return RG_MODEL_INVALID;
@@ -238,7 +263,8 @@ int rg_model_graph_kernel(rg_model *m, uint32_t graph, const rg_model_kernel *k,
     return add_node(m, graph, &node);
 }
 
-int rg_model_graph_transfer(rg_model *m, uint32_t graph, rg_model_transfer t, uint64_t bytes) {
+int rg_model_graph_transfer(rg_model *m, uint32_t graph, rg_model_transfer t, uint64_t bytes)
+{
     rg_model_node node;
     memset(&node, 0, sizeof node);
     node.kind = OP_TRANSFER;
@@ -250,7 +276,8 @@ int rg_model_graph_transfer(rg_model *m, uint32_t graph, rg_model_transfer t, ui
 
 /* ---- Streams */
 
-void rg_model_free_stream(rg_model *m, uint32_t stream) {
+void rg_model_free_stream(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     rg_model_context *c = &m->contexts[s->context];
     uint32_t *link = &c->streams;
@@ -263,7 +290,8 @@ void rg_model_free_stream(rg_model *m, uint32_t stream) {
     s->generation = generation;
 }
 
-int rg_model_create_stream(rg_model *m, uint32_t context, int priority, int sync, uint32_t *stream) {
+int rg_model_create_stream(rg_model *m, uint32_t context, int priority, int sync, uint32_t *stream)
+{
     int32_t i;
     rg_model_context *c = context_at(m, context);
     if (!c || (sync == RG_MODEL_LEGACY && c->legacy)) return RG_MODEL_INVALID;
@@ -284,7 +312,8 @@ int rg_model_create_stream(rg_model *m, uint32_t context, int priority, int sync
     return 0;
 }
 
-int rg_model_destroy_stream(rg_model *m, uint32_t stream) {
+int rg_model_destroy_stream(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = stream_at(m, stream);
     if (!s) return RG_MODEL_INVALID;
     s->state = SLOT_CLOSING;
@@ -292,14 +321,16 @@ int rg_model_destroy_stream(rg_model *m, uint32_t stream) {
     return 0;
 }
 
-int rg_model_set_priority(rg_model *m, uint32_t stream, int priority) {
+int rg_model_set_priority(rg_model *m, uint32_t stream, int priority)
+{
     rg_model_stream *s = stream_at(m, stream);
     if (!s) return RG_MODEL_INVALID;
     s->priority = clamp_priority(priority);
     return 0;
 }
 
-int rg_model_get_priority(const rg_model *m, uint32_t stream, int *priority) {
+int rg_model_get_priority(const rg_model *m, uint32_t stream, int *priority)
+{
     const rg_model_stream *s = stream_at(m, stream);
     if (!s) return RG_MODEL_INVALID;
     *priority = s->priority;
@@ -309,7 +340,8 @@ int rg_model_get_priority(const rg_model *m, uint32_t stream, int *priority) {
 /* ---- Submission */
 
 /* A new operation for the stream, not queued yet; NULL with the reason in *why. */
-static rg_model_op *new_op(rg_model *m, uint32_t stream, uint8_t kind, uint32_t *index, int *why) {
+static rg_model_op *new_op(rg_model *m, uint32_t stream, uint8_t kind, uint32_t *index, int *why)
+{
     const rg_model_stream *s = stream_at(m, stream);
     *why = RG_MODEL_INVALID;
     if (!s) return NULL;
@@ -328,7 +360,8 @@ static rg_model_op *new_op(rg_model *m, uint32_t stream, uint8_t kind, uint32_t 
     return op;
 }
 
-static int queue_op(rg_model *m, uint32_t index, uint64_t *ticket) {
+static int queue_op(rg_model *m, uint32_t index, uint64_t *ticket)
+{
     rg_model_op *op = &m->ops[index];
     rg_model_stream *s = &m->streams[op->stream];
     op->seq = ++m->last_ticket;
@@ -346,7 +379,8 @@ static int queue_op(rg_model *m, uint32_t index, uint64_t *ticket) {
     return 0;
 }
 
-int rg_model_submit_kernel(rg_model *m, uint32_t stream, const rg_model_kernel *k, int priority, uint64_t *ticket) {
+int rg_model_submit_kernel(rg_model *m, uint32_t stream, const rg_model_kernel *k, int priority, uint64_t *ticket)
+{
     rg_model_lanes need;
     uint32_t i;
     int why;
@@ -362,7 +396,8 @@ int rg_model_submit_kernel(rg_model *m, uint32_t stream, const rg_model_kernel *
     return queue_op(m, i, ticket);
 }
 
-int rg_model_submit_transfer(rg_model *m, uint32_t stream, rg_model_transfer t, uint64_t bytes, uint64_t *ticket) {
+int rg_model_submit_transfer(rg_model *m, uint32_t stream, rg_model_transfer t, uint64_t bytes, uint64_t *ticket)
+{
     uint32_t i;
     int why;
     rg_model_op *op = new_op(m, stream, OP_TRANSFER, &i, &why);
@@ -373,7 +408,8 @@ int rg_model_submit_transfer(rg_model *m, uint32_t stream, rg_model_transfer t, 
     return queue_op(m, i, ticket);
 }
 
-int rg_model_submit_graph(rg_model *m, uint32_t stream, uint32_t graph, uint64_t *ticket) {
+int rg_model_submit_graph(rg_model *m, uint32_t stream, uint32_t graph, uint64_t *ticket)
+{
     uint32_t i;
     int why;
     rg_model_graph *g = graph_at(m, graph);
@@ -386,7 +422,8 @@ int rg_model_submit_graph(rg_model *m, uint32_t stream, uint32_t graph, uint64_t
     return queue_op(m, i, ticket);
 }
 
-int rg_model_record(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket) {
+int rg_model_record(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket)
+{
     uint32_t i;
     int why;
     rg_model_event *e = event_at(m, event);
@@ -403,7 +440,8 @@ int rg_model_record(rg_model *m, uint32_t event, uint32_t stream, uint64_t *tick
     return queue_op(m, i, ticket);
 }
 
-int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket) {
+int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket)
+{
     uint32_t i;
     int why;
     rg_model_event *e = event_at(m, event);
@@ -418,13 +456,15 @@ int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket
 
 /* ---- Removal and recovery */
 
-static void unlink_waiter(rg_model *m, uint32_t event, uint32_t stream) {
+static void unlink_waiter(rg_model *m, uint32_t event, uint32_t stream)
+{
     uint32_t *link = &m->events[event].waiters;
     while (*link && *link != stream + 1) link = &m->streams[*link - 1].next_waiter;
     if (*link) *link = m->streams[*link - 1].next_waiter;
 }
 
-static void drop_queue(rg_model *m, uint32_t stream) {
+static void drop_queue(rg_model *m, uint32_t stream)
+{
     rg_model_stream *s = &m->streams[stream];
     if (s->waits == WAITS_EVENT) unlink_waiter(m, m->ops[s->head].target, stream);
     while (s->head) {
@@ -439,7 +479,8 @@ static void drop_queue(rg_model *m, uint32_t stream) {
 }
 
 /* Nothing will reach the context's events any more: streams of other contexts must not wait for ever. */
-static void release_waiters(rg_model *m, uint32_t event) {
+static void release_waiters(rg_model *m, uint32_t event)
+{
     rg_model_event *e = &m->events[event];
     if (e->done < e->requested) e->time_ns = m->now;
     e->done = e->requested;
@@ -451,7 +492,8 @@ static void release_waiters(rg_model *m, uint32_t event) {
     }
 }
 
-int rg_model_remove_context(rg_model *m, uint32_t context) {
+int rg_model_remove_context(rg_model *m, uint32_t context)
+{
     rg_model_context *c = context_at(m, context);
     uint32_t slot = slot_of(context);
     if (!c) return RG_MODEL_INVALID;
@@ -478,7 +520,8 @@ int rg_model_remove_context(rg_model *m, uint32_t context) {
     return 0;
 }
 
-void rg_model_recover(rg_model *m) {
+void rg_model_recover(rg_model *m)
+{
     rg_model_reset_time(m);
     m->op_free = m->op_used = 0;
     m->memory_bytes = 0;
@@ -534,16 +577,19 @@ void rg_model_recover(rg_model *m) {
 
 /* ---- Questions */
 
-bool rg_model_done(const rg_model *m, uint32_t stream, uint64_t ticket) {
+bool rg_model_done(const rg_model *m, uint32_t stream, uint64_t ticket)
+{
     const rg_model_stream *s = stream_at(m, stream);
     return !s || !s->head || m->ops[s->head].seq > ticket;
 }
 
-bool rg_model_stream_idle(const rg_model *m, uint32_t stream) {
+bool rg_model_stream_idle(const rg_model *m, uint32_t stream)
+{
     return rg_model_done(m, stream, UINT64_MAX - 1);
 }
 
-bool rg_model_context_done(const rg_model *m, uint32_t context, uint64_t ticket) {
+bool rg_model_context_done(const rg_model *m, uint32_t context, uint64_t ticket)
+{
     const rg_model_context *c = context_at(m, context);
     if (!c || !c->pending) return true;
     for (uint32_t i = c->streams; i; i = m->streams[i - 1].next_in_context) {
@@ -553,14 +599,16 @@ bool rg_model_context_done(const rg_model *m, uint32_t context, uint64_t ticket)
     return true;
 }
 
-bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns) {
+bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns)
+{
     const rg_model_event *e = event_at(m, event);
     if (time_ns) *time_ns = e ? e->time_ns : 0;
     return !e || e->done == e->requested;
 }
 
 /* When the operation at the head of a stream can be done at the earliest. */
-static uint64_t head_earliest(const rg_model *m, const rg_model_op *op) {
+static uint64_t head_earliest(const rg_model *m, const rg_model_op *op)
+{
     uint32_t domain = domain_of(m, m->streams[op->stream].context);
     switch (op->phase) {
     case PHASE_ARRIVING:
@@ -592,19 +640,22 @@ static uint64_t head_earliest(const rg_model *m, const rg_model_op *op) {
     return m->now;
 }
 
-static uint64_t queue_earliest(const rg_model *m, const rg_model_stream *s, uint64_t ticket) {
+static uint64_t queue_earliest(const rg_model *m, const rg_model_stream *s, uint64_t ticket)
+{
     if (!s->head || m->ops[s->head].seq > ticket) return m->now;
     uint64_t at = head_earliest(m, &m->ops[s->head]), next = rg_model_next_event(m);
     for (uint32_t i = m->ops[s->head].next; i && m->ops[i].seq <= ticket; i = m->ops[i].next) at += m->ops[i].min_ns;
     return at > next ? at : next;
 }
 
-uint64_t rg_model_earliest(const rg_model *m, uint32_t stream, uint64_t ticket) {
+uint64_t rg_model_earliest(const rg_model *m, uint32_t stream, uint64_t ticket)
+{
     const rg_model_stream *s = stream_at(m, stream);
     return s ? queue_earliest(m, s, ticket) : m->now;
 }
 
-uint64_t rg_model_context_earliest(const rg_model *m, uint32_t context, uint64_t ticket) {
+uint64_t rg_model_context_earliest(const rg_model *m, uint32_t context, uint64_t ticket)
+{
     const rg_model_context *c = context_at(m, context);
     uint64_t latest = m->now;
     for (uint32_t i = c ? c->streams : 0; i; i = m->streams[i - 1].next_in_context) {
@@ -614,19 +665,22 @@ uint64_t rg_model_context_earliest(const rg_model *m, uint32_t context, uint64_t
     return latest;
 }
 
-uint64_t rg_model_event_earliest(const rg_model *m, uint32_t event) {
+uint64_t rg_model_event_earliest(const rg_model *m, uint32_t event)
+{
     const rg_model_event *e = event_at(m, event);
     return e && e->done != e->requested ? rg_model_earliest(m, e->stream, e->ticket) : m->now;
 }
 
-uint64_t rg_model_room_earliest(const rg_model *m, uint32_t stream, uint32_t count) {
+uint64_t rg_model_room_earliest(const rg_model *m, uint32_t stream, uint32_t count)
+{
     const rg_model_stream *s = stream_at(m, stream);
     uint32_t op = s ? s->head : 0;
     for (uint32_t i = 1; i < count && op && m->ops[op].next; i++) op = m->ops[op].next;
     return op ? queue_earliest(m, s, m->ops[op].seq) : m->now;
 }
 
-int rg_model_get_context_stats(const rg_model *m, uint32_t context, rg_model_context_stats *out) {
+int rg_model_get_context_stats(const rg_model *m, uint32_t context, rg_model_context_stats *out)
+{
     const rg_model_context *c = context_at(m, context);
     if (!c) return RG_MODEL_INVALID;
     bool on_sms = m->p.shared || m->active == (int32_t)slot_of(context);
@@ -640,7 +694,8 @@ int rg_model_get_context_stats(const rg_model *m, uint32_t context, rg_model_con
     return 0;
 }
 
-void rg_model_get_stats(const rg_model *m, rg_model_stats *out) {
+void rg_model_get_stats(const rg_model *m, rg_model_stats *out)
+{
     uint32_t busy = m->active < 0 ? 0 : m->domains[m->active].busy_sms;
     *out = (rg_model_stats){
         .sm_busy_ns = m->sm_busy_ns + busy * (m->now - m->sm_busy_since),

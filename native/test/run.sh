@@ -7,7 +7,7 @@ export UBSAN_OPTIONS="${UBSAN_OPTIONS:-halt_on_error=1 print_stacktrace=1}"
 # What a process leaves allocated when it ends is no leak of Rigel's: nothing is freed at exit by design.
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=0}"
 for name in "$@"; do
-    output=$("$BUILD/$name" 2>&1)
+    output=$(timeout -k 5 300 "$BUILD/$name" 2>&1)
     case $? in
     0) passed=$((passed + 1)); echo "ok      $name" ;;
     77) skipped=$((skipped + 1)); echo "skipped $name: $(printf '%s\n' "$output" | tail -n 1)" ;;

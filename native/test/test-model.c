@@ -16,7 +16,8 @@
 static const char *test_name;
 static int failures;
 
-__attribute__((format(printf, 3, 4))) static void check(bool ok, int line, const char *format, ...) {
+__attribute__((format(printf, 3, 4))) static void check(bool ok, int line, const char *format, ...)
+{
     if (ok) return;
     va_list args;
     va_start(args, format);
@@ -50,7 +51,8 @@ static const rg_model_params tiny = {
     .shared = 1,
 };
 
-static rg_model *model_new(const rg_model_params *params) {
+static rg_model *model_new(const rg_model_params *params)
+{
     rg_model *m = mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED) abort();
     rg_model_init(m, params);
@@ -58,40 +60,47 @@ static rg_model *model_new(const rg_model_params *params) {
 }
 static void model_free(rg_model *m) { munmap(m, sizeof *m); }
 
-static uint32_t context(rg_model *m) {
+static uint32_t context(rg_model *m)
+{
     uint32_t c = 0;
     EQUAL(rg_model_add_context(m, &c), 0);
     return c;
 }
-static uint32_t stream(rg_model *m, uint32_t c, int priority) {
+static uint32_t stream(rg_model *m, uint32_t c, int priority)
+{
     uint32_t s = 0;
     EQUAL(rg_model_create_stream(m, c, priority, RG_MODEL_NON_BLOCKING, &s), 0);
     return s;
 }
-static uint32_t event(rg_model *m, uint32_t c) {
+static uint32_t event(rg_model *m, uint32_t c)
+{
     uint32_t e = 0;
     EQUAL(rg_model_create_event(m, c, &e), 0);
     return e;
 }
 
 /* Blocks of 256 threads: four fill one of the tiny GPU's SMs, eight the whole. */
-static rg_model_kernel blocks(uint64_t count, uint64_t block_ns) {
+static rg_model_kernel blocks(uint64_t count, uint64_t block_ns)
+{
     return (rg_model_kernel){.blocks = count, .threads = 256, .registers = 32, .block_ns = block_ns};
 }
-static uint64_t launch(rg_model *m, uint32_t s, uint64_t count, uint64_t block_ns) {
+static uint64_t launch(rg_model *m, uint32_t s, uint64_t count, uint64_t block_ns)
+{
     rg_model_kernel k = blocks(count, block_ns);
     uint64_t ticket = 0;
     EQUAL(rg_model_submit_kernel(m, s, &k, RG_MODEL_INHERIT, &ticket), 0);
     return ticket;
 }
-static uint64_t copy(rg_model *m, uint32_t s, rg_model_transfer t, uint64_t bytes) {
+static uint64_t copy(rg_model *m, uint32_t s, rg_model_transfer t, uint64_t bytes)
+{
     uint64_t ticket = 0;
     EQUAL(rg_model_submit_transfer(m, s, t, bytes, &ticket), 0);
     return ticket;
 }
 
 /* Lets time pass until the ticket is finished; its time, or NEVER if nothing more happens. */
-static uint64_t end_of(rg_model *m, uint32_t s, uint64_t ticket) {
+static uint64_t end_of(rg_model *m, uint32_t s, uint64_t ticket)
+{
     while (!rg_model_done(m, s, ticket)) {
         uint64_t next = rg_model_next_event(m);
         if (next == RG_MODEL_NEVER) return next;
@@ -99,23 +108,27 @@ static uint64_t end_of(rg_model *m, uint32_t s, uint64_t ticket) {
     }
     return m->now;
 }
-static void run_out(rg_model *m) {
+static void run_out(rg_model *m)
+{
     for (uint64_t next; (next = rg_model_next_event(m)) != RG_MODEL_NEVER;) rg_model_advance(m, next);
 }
-static uint64_t busy_ns(rg_model *m, uint32_t c) {
+static uint64_t busy_ns(rg_model *m, uint32_t c)
+{
     rg_model_context_stats s;
     EQUAL(rg_model_get_context_stats(m, c, &s), 0);
     return s.busy_ns;
 }
 
 /* Blocks resident on each SM, from the runs. */
-static void residents(const rg_model *m, uint32_t domain, unsigned *out) {
+static void residents(const rg_model *m, uint32_t domain, unsigned *out)
+{
     const rg_model_domain *d = &m->domains[domain];
     for (uint32_t i = 0, sm = 0; i < d->runs; i++)
         for (; sm < d->run_end[i]; sm++) out[sm] = (unsigned)((m->whole & 0xffff) - (d->room[i] & 0xffff));
 }
 
-static void test_waves(void) {
+static void test_waves(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s = stream(m, c, 0);
     /* 8 blocks fit at once; 20 blocks are waves of 8, 8 and 4: 3 x 100 ns. A wave is one event. */
@@ -137,12 +150,14 @@ static void test_waves(void) {
     model_free(m);
 }
 
-static uint32_t occupancy(const rg_model *m, uint32_t threads, uint32_t registers, uint32_t shared) {
-    rg_model_kernel k = {.blocks = 1, .threads = threads, .registers = registers, .shared_bytes = shared, .block_ns = 1};
+static uint32_t occupancy(const rg_model *m, uint32_t threads, uint32_t registers, uint32_t shared)
+{
+    rg_model_kernel k = {.blocks = 1, .threads = threads, .registers = registers, .shared_bytes = shared};
     return rg_model_occupancy(&m->p, &k);
 }
 
-static void test_occupancy(void) {
+static void test_occupancy(void)
+{
     rg_model *m = model_new(rg_model_preset("h200"));
     /* H200: 2048 threads, 32 blocks, 65536 registers, 228 KiB of shared memory an SM, 1 KiB of it reserved a block. */
     EQUAL(occupancy(m, 256, 32, 0), 8);           /* 2048 / 256 threads */
@@ -169,7 +184,8 @@ static void test_occupancy(void) {
     model_free(m);
 }
 
-static void test_placement(void) {
+static void test_placement(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
     unsigned on[2];
@@ -191,7 +207,8 @@ static void test_placement(void) {
     model_free(m);
 }
 
-static void test_two_kernels(void) {
+static void test_two_kernels(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
     /* A has 6 of 8 places until 100. B's first 2 blocks fit beside it (0 to 50), its other 2 follow (50 to 100). */
@@ -212,13 +229,14 @@ static void test_two_kernels(void) {
 }
 
 /* L: 16 blocks of 100 ns, two waves. H: 4 blocks of 30 ns, comes at 10. */
-static void test_priority(void) {
+static void test_priority(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), low = stream(m, c, 0), high = stream(m, c, -5);
     uint64_t l = launch(m, low, 16, 100);
     rg_model_advance(m, 10);
     uint64_t h = launch(m, high, 4, 30);
-    /* Nothing is preempted. At 100 H has the first 4 places, L's second wave starts with 4, its last 4 follow at 130. */
+    /* Nothing is preempted. At 100 H has the first 4 places, L's second wave starts with 4, the rest follows at 130. */
     EQUAL(end_of(m, high, h), 130);
     TRUE(!rg_model_done(m, low, l));
     EQUAL(end_of(m, low, l), 230);
@@ -245,7 +263,8 @@ static void test_priority(void) {
     model_free(m);
 }
 
-static void test_fifo(void) {
+static void test_fifo(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
     /* As above without priority: L's second wave is placed before H, which starts at 200. */
@@ -264,7 +283,8 @@ static void test_fifo(void) {
     model_free(m);
 }
 
-static void test_latencies(void) {
+static void test_latencies(void)
+{
     rg_model_params p = tiny;
     p.launch_ns = 20;
     p.chain_ns = 10;
@@ -284,7 +304,8 @@ static void test_latencies(void) {
     model_free(m);
 }
 
-static void test_slices(void) {
+static void test_slices(void)
+{
     rg_model_params p = tiny;
     p.shared = 0;
     rg_model *m = model_new(&p);
@@ -316,7 +337,8 @@ static void test_slices(void) {
     model_free(m);
 }
 
-static void test_slice_grid(void) {
+static void test_slice_grid(void)
+{
     rg_model_params p = tiny;
     p.shared = 0;
     rg_model *m = model_new(&p);
@@ -334,8 +356,8 @@ static void test_slice_grid(void) {
     tb = launch(m, sb, 8, 50);
     EQUAL(end_of(m, sb, tb), 11250);
     EQUAL(end_of(m, sa, ta), 15250);
-    /* Several waves across slices: B has 3 waves of 300 from 15250 on; A comes at 15300, its slice starts at 16250 - but
-     * B is done at 16150 and yields. A: 16150 to 16250. */
+    /* Several waves across slices: B has 3 waves of 300 from 15250 on; A comes at 15300, its slice starts at 16250 -
+     * but B is done at 16150 and yields. A: 16150 to 16250. */
     tb = launch(m, sb, 24, 300);
     rg_model_advance(m, 15300);
     ta = launch(m, sa, 8, 100);
@@ -345,7 +367,8 @@ static void test_slice_grid(void) {
 }
 
 /* Three contexts take turns in order; new blocks of a frozen context are dispatched when it is back. */
-static void test_slices_of_three(void) {
+static void test_slices_of_three(void)
+{
     rg_model_params p = tiny;
     p.shared = 0;
     p.switch_ns = 10;
@@ -362,7 +385,8 @@ static void test_slices_of_three(void) {
     model_free(m);
 }
 
-static void test_copies(void) {
+static void test_copies(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0), s3 = stream(m, c, 0), s4 = stream(m, c, 0);
     /* 1 byte/ns each way: two uploads one after the other (500, 800), the download beside them (400), the kernel beside
@@ -397,7 +421,8 @@ static void test_copies(void) {
     model_free(m);
 }
 
-static void test_events(void) {
+static void test_events(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0), e = event(m, c);
     uint64_t at, t;
@@ -436,7 +461,8 @@ static void test_events(void) {
     model_free(m);
 }
 
-static void test_graph(void) {
+static void test_graph(void)
+{
     rg_model_params p = tiny;
     p.launch_ns = 20;
     p.chain_ns = 10;
@@ -473,7 +499,8 @@ static void test_graph(void) {
     model_free(m);
 }
 
-static void test_legacy_stream(void) {
+static void test_legacy_stream(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), null = 0, b1 = 0, b2 = 0, free_running = stream(m, c, 0), other = stream(m, context(m), 0);
     EQUAL(rg_model_create_stream(m, c, 0, RG_MODEL_LEGACY, &null), 0);
@@ -496,12 +523,13 @@ static void test_legacy_stream(void) {
     model_free(m);
 }
 
-static void test_removal(void) {
+static void test_removal(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0), ea = event(m, a);
     EQUAL(rg_model_allocate(m, a, 700), 0);
     EQUAL(rg_model_allocate(m, b, 400), RG_MODEL_NO_MEMORY);
-    /* A holds every place and has a second wave, copies, and a record that B waits for. Killed at 30: B starts at 30. */
+    /* A holds every place and has a second wave, copies, and a record that B waits for. Killed at 30: B starts then. */
     launch(m, sa, 16, 100);
     rg_model_record(m, ea, sa, NULL);
     uint32_t sa2 = stream(m, a, -5), sb2 = stream(m, b, 0);
@@ -529,7 +557,7 @@ static void test_removal(void) {
     EQUAL(on[0] + on[1], 0);
     model_free(m);
 
-    /* Under time slices: the active context is removed at 30, B has the SMs at once; a frozen one is removed, no trace. */
+    /* Under time slices: the active context is removed at 30, B has the SMs at once. */
     rg_model_params p = tiny;
     p.shared = 0;
     p.switch_ns = 100;
@@ -550,7 +578,8 @@ static void test_removal(void) {
     model_free(m);
 }
 
-static void test_limits(void) {
+static void test_limits(void)
+{
     rg_model *m = model_new(&tiny);
     uint32_t c = context(m), s = stream(m, c, 0), other = stream(m, c, 0);
     for (int i = 0; i < RG_MODEL_STREAM_DEPTH; i++) launch(m, s, 1, 10);
@@ -583,7 +612,8 @@ static void test_limits(void) {
 }
 
 /* A process dies inside the model: whatever it left, the others go on. */
-static void test_recover(void) {
+static void test_recover(void)
+{
     for (int shared = 0; shared < 2; shared++) {
         rg_model_params p = tiny;
         p.shared = (uint32_t)shared;
@@ -621,7 +651,8 @@ static void test_recover(void) {
 /* ---- Random programs */
 
 static uint64_t random_state;
-static uint32_t random_below(uint32_t n) {
+static uint32_t random_below(uint32_t n)
+{
     random_state = random_state * 6364136223846793005ull + 1442695040888963407ull;
     return (uint32_t)((random_state >> 33) % n);
 }
@@ -634,7 +665,8 @@ typedef struct {
 } program;
 
 /* Room, recounted from the cohorts, must be what the runs say, and never below nothing. */
-static void check_room(const rg_model *m) {
+static void check_room(const rg_model *m)
+{
     for (uint32_t d = 0; d < (m->p.shared ? 1 : RG_MODEL_MAX_CONTEXTS); d++) {
         if (!m->p.shared && !m->contexts[d].used) continue;
         uint64_t used[RG_MODEL_MAX_SMS][4] = {{0}};
@@ -646,7 +678,8 @@ static void check_room(const rg_model *m) {
             for (uint32_t i = 0, sm = 0; i < c->runs; i++)
                 for (; sm < c->run_end[i]; sm++) {
                     total += c->count[i];
-                    for (int lane = 0; lane < 4; lane++) used[sm][lane] += c->count[i] * (c->need >> lane * 16 & 0xffff);
+                    for (int lane = 0; lane < 4; lane++)
+                        used[sm][lane] += c->count[i] * (c->need >> lane * 16 & 0xffff);
                 }
             EQUAL(total, c->total);
             if (c->child) stack[depth++] = c->child;
@@ -668,7 +701,8 @@ static void check_room(const rg_model *m) {
     }
 }
 
-static void program_start(program *g, uint64_t seed) {
+static void program_start(program *g, uint64_t seed)
+{
     random_state = seed;
     rg_model_params p = tiny;
     p.sms = 1 + random_below(9);
@@ -695,7 +729,8 @@ static void program_start(program *g, uint64_t seed) {
     }
 }
 
-static void program_step(program *g) {
+static void program_step(program *g)
+{
     uint32_t s = random_below(STREAMS), what = random_below(100), event_id = g->events[random_below(EVENTS)];
     uint64_t t = 0;
     rg_model_kernel k = {
@@ -717,7 +752,8 @@ static void program_step(program *g) {
 }
 
 /* mode 0: one advance to each step's time; 1: many small ones; 2: event by event, with every invariant checked. */
-static void program_run(program *g, uint64_t seed, int mode) {
+static void program_run(program *g, uint64_t seed, int mode)
+{
     program_start(g, seed);
     uint64_t now = 0;
     for (int step = 0; step < STEPS; step++) {
@@ -746,7 +782,8 @@ static void program_run(program *g, uint64_t seed, int mode) {
     check_room(g->m);
 }
 
-static void test_random_programs(void) {
+static void test_random_programs(void)
+{
     for (uint64_t seed = 1; seed <= 60 && !failures; seed++) {
         program run[3];
         for (int mode = 0; mode < 3; mode++) program_run(&run[mode], seed, mode);
@@ -758,7 +795,8 @@ static void test_random_programs(void) {
 }
 
 /* Contexts are removed at random instants under full load: the rest finishes, room and memory come back. */
-static void test_random_removals(void) {
+static void test_random_removals(void)
+{
     for (uint64_t seed = 1; seed <= 60 && !failures; seed++) {
         program g;
         program_start(&g, seed * 7919);
@@ -790,7 +828,8 @@ static void test_random_removals(void) {
     }
 }
 
-int main(void) {
+int main(void)
+{
     static const struct {
         const char *name;
         void (*run)(void);

@@ -258,6 +258,44 @@ static void killed_at_any_instant(void)
     unlink(path);
 }
 
+/* Processes that claim at the same instant get slots of their own: 50 times 8 of them, let go by one byte each. */
+static void claims_at_once_are_distinct(void)
+{
+    const char *path = scratch("at-once");
+    for (int round = 0; round < 50; round++) {
+        rg_segment *seg = fresh(path);
+        int go[2], out[2];
+        pid_t pids[8];
+        CHECK_EQUAL(pipe(go), 0);
+        CHECK_EQUAL(pipe(out), 0);
+        for (int i = 0; i < 8; i++) {
+            pids[i] = fork();
+            if (pids[i] == 0) {
+                char byte;
+                CHECK_EQUAL(read(go[0], &byte, 1), 1);
+                int s = rg_segment_claim(seg, "at-once", RG_CLASS_HIGH, rg_now_ns());
+                CHECK_EQUAL(write(out[1], &s, sizeof s), sizeof s);
+                pause();
+            }
+        }
+        CHECK_EQUAL(write(go[1], "12345678", 8), 8);
+        uint64_t taken = 0;
+        for (int i = 0; i < 8; i++) {
+            int s = -1;
+            CHECK_EQUAL(read(out[0], &s, sizeof s), sizeof s);
+            CHECK(s >= 0);
+            taken |= 1ull << s;
+        }
+        CHECK_EQUAL(__builtin_popcountll(taken), 8);
+        for (int i = 0; i < 8; i++)
+            end(pids[i]);
+        for (int i = 0; i < 2; i++)
+            close(go[i]), close(out[i]);
+        munmap(seg, sizeof *seg);
+    }
+    unlink(path);
+}
+
 int main(void)
 {
     int failures = 0;
@@ -269,6 +307,7 @@ int main(void)
     RUN(full_then_reaped);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
+    RUN(claims_at_once_are_distinct);
     RUN(killed_at_any_instant);
     return failures ? 1 : 0;
 }

@@ -1,9 +1,9 @@
 /*
  * test-sim.c: the simulated libcuda.so.1 from the outside: error codes, data, streams, capture, processes.
  *
- * Loads build/sim/libcuda.so.1 beside it, or RIGEL_SIM_LIB. Each test runs in a process of its own with a shared file of its
- * own. Nothing here depends on how fast the machine is: a kernel that must not be finished takes an hour, and ends with
- * its context or its process.
+ * Loads build/sim/libcuda.so.1 beside it, or RIGEL_SIM_LIB. Each test runs in a process of its own with a shared file
+ * of its own. Nothing here depends on how fast the machine is: a kernel that must not be finished takes an hour, and
+ * ends with its context or its process.
  */
 #include "../cuda_abi.h"
 
@@ -75,7 +75,8 @@
     F(cuStreamEndCapture, (CUstream, CUgraph *)) \
     F(cuStreamEndCapture_ptsz, (CUstream, CUgraph *)) \
     F(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *)) \
-    F(cuStreamGetCaptureInfo_v2, (CUstream, CUstreamCaptureStatus *, uint64_t *, CUgraph *, const CUgraphNode **, size_t *)) \
+    F(cuStreamGetCaptureInfo_v2, \
+      (CUstream, CUstreamCaptureStatus *, uint64_t *, CUgraph *, const CUgraphNode **, size_t *)) \
     F(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
     F(cuEventCreate, (CUevent *, unsigned)) \
     F(cuEventDestroy_v2, (CUevent)) \
@@ -318,8 +319,8 @@ static void test_lookup(void)
     }
     /* What Rigel stands in front of is all there. */
     static const char *const hooked[] = {
-#define RG_WORK(symbol, kind, params, args, stream, units) #symbol,
-#define RG_SPECIAL(symbol, params, args) #symbol,
+#define RG_WORK(symbol, ...) #symbol,
+#define RG_SPECIAL(symbol, ...) #symbol,
 #include "../hooks.def"
     };
     for (size_t i = 0; i < sizeof hooked / sizeof *hooked; i++)
@@ -558,7 +559,8 @@ static void test_modules(void)
     EQUAL(value, 3);
     OK(cuFuncGetAttribute(&value, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, spin));
     EQUAL(value, 48 * 1024);
-    EQUAL(cuFuncSetAttribute(spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 228 * 1024), CUDA_ERROR_INVALID_VALUE);
+    EQUAL(cuFuncSetAttribute(spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, 228 * 1024),
+          CUDA_ERROR_INVALID_VALUE);
     uint64_t iterations = 0, ns = 1000;
     void *params[] = {&iterations, &ns};
     EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 75 * 1024, NULL, params, NULL), CUDA_ERROR_INVALID_VALUE);
@@ -643,7 +645,7 @@ static void test_streams(void)
     EQUAL(cuStreamDestroy_v2(late), CUDA_ERROR_INVALID_HANDLE);
     EQUAL(cuStreamQuery(late), CUDA_ERROR_INVALID_HANDLE);
     EQUAL(cuStreamDestroy_v2(CU_STREAM_LEGACY), CUDA_ERROR_INVALID_HANDLE);
-    /* Priority at block boundaries: the GPU is full of hour-long blocks, so nothing else runs, whatever its priority. */
+    /* The GPU is full of hour-long blocks: nothing else runs, whatever its priority. */
     OK(cuDevicePrimaryCtxReset_v2(0));
     OK(cuDevicePrimaryCtxRetain(&context, 0));
     OK(cuCtxSetCurrent(context));
@@ -693,15 +695,17 @@ static void test_events(void)
     OK(cuDevicePrimaryCtxReset_v2(0));
 }
 
+static pthread_barrier_t context_is_set;
 static void *blocked_launch(void *s)
 {
     OK(cuCtxSetCurrent(context));
+    pthread_barrier_wait(&context_is_set);
     CUresult r = CUDA_SUCCESS;
     for (int i = 0; i < 3000 && r == CUDA_SUCCESS; i++) r = launch(1, 1, s);
     return (void *)(intptr_t)r;
 }
 
-/* A stream takes 1024 operations; then the caller waits, for ever behind an hour-long kernel, until the context goes. */
+/* A stream takes 1024 operations; then the caller waits: behind an hour-long kernel, until the context goes. */
 static void test_full_queue(void)
 {
     start();
@@ -711,7 +715,9 @@ static void test_full_queue(void)
     OK(launch(1, AN_HOUR, s));
     pthread_t thread;
     void *result;
+    pthread_barrier_init(&context_is_set, NULL, 2);
     pthread_create(&thread, NULL, blocked_launch, s);
+    pthread_barrier_wait(&context_is_set);
     for (int i = 0; i < 100; i++) {
         OK(launch(1, 1, t)); /* other streams are not full */
         OK(cuStreamSynchronize(t));
@@ -1148,9 +1154,21 @@ static void *capturing_thread(void *unused)
     return unused;
 }
 
+static void *one_launch(void *unused)
+{
+    OK(cuCtxSetCurrent(context));
+    OK(launch(1, 100, CU_STREAM_PER_THREAD));
+    return unused;
+}
+
 static void test_threads(void)
 {
     start();
+    for (int i = 0; i < 2500; i++) { /* more than the model has streams: a thread's goes with it */
+        pthread_t short_lived;
+        pthread_create(&short_lived, NULL, one_launch, NULL);
+        pthread_join(short_lived, NULL);
+    }
     pthread_t t[THREADS + 1];
     for (uintptr_t i = 0; i < THREADS; i++) pthread_create(&t[i], NULL, busy_thread, (void *)(i + 1));
     pthread_create(&t[THREADS], NULL, capturing_thread, NULL);
@@ -1177,7 +1195,7 @@ static char hear(int fd)
     return c;
 }
 
-/* Another client of the same GPU, which runs `body` with a pipe each way. Must come before this process uses the driver. */
+/* Another client of the same GPU, which runs `body` with a pipe each way. To be made before this process uses one. */
 static peer spawn(void (*body)(int in, int out))
 {
     int down[2], up[2];
@@ -1399,6 +1417,7 @@ static void after_the_driver(void)
 static void *wait_for_ever(void *unused)
 {
     OK(cuCtxSetCurrent(context));
+    pthread_barrier_wait(&context_is_set);
     cuCtxSynchronize();
     return unused;
 }
@@ -1410,7 +1429,10 @@ static void test_exit(void)
     start();
     pthread_t t;
     OK(launch(WHOLE_GPU, AN_HOUR, NULL));
+    pthread_barrier_init(&context_is_set, NULL, 2);
     pthread_create(&t, NULL, wait_for_ever, NULL); /* and somebody still waits */
+    pthread_detach(t);
+    pthread_barrier_wait(&context_is_set);
 }
 
 /* The UUID is the file's: the same for all its clients, and again after they have all gone. */
