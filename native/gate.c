@@ -209,16 +209,28 @@ static void cpu_relax(void)
 #endif
 }
 
-/* Sleeps about 20 us. The kernel rounds a thread's sleeps up by its timer slack, 50 us unless set: with that, a GPU that
- * runs kernels of a few microseconds would fall idle before the thread wakes. The program's own value is put back. */
-static void nap(void)
+/*
+ * Short sleeps. The kernel rounds a thread's sleeps up by its timer slack, 50 us unless set: with that a nap lasts so long
+ * that a GPU running kernels of a few microseconds falls idle. The slack is the program's: naps_end puts it back.
+ */
+typedef struct {
+    int slack; /* the program's, while ours is set; 0: not set */
+} naps;
+
+static void nap(naps *n)
 {
     struct timespec t = {0, 15000};
-    int slack = prctl(PR_GET_TIMERSLACK);
-    prctl(PR_SET_TIMERSLACK, 1);
+    if (!n->slack) {
+        n->slack = prctl(PR_GET_TIMERSLACK);
+        prctl(PR_SET_TIMERSLACK, 1);
+    }
     nanosleep(&t, NULL);
-    if (slack > 0)
-        prctl(PR_SET_TIMERSLACK, slack);
+}
+
+static void naps_end(const naps *n)
+{
+    if (n->slack > 0)
+        prctl(PR_SET_TIMERSLACK, n->slack);
 }
 
 /* Sleeps until the device's gate may have opened, at most 2 ms. */
@@ -261,6 +273,7 @@ void rg_gate_wait(rg_track *t, enum rg_kind kind, uintptr_t units, enum rg_verdi
     uint64_t now = rg_now_ns();
     uint64_t since = now;      /* this kind of wait began, or last saw progress */
     uint64_t spin_until = 0;
+    naps napped = {0};
     uint64_t spent_ns[2] = {0, 0}; /* waiting for high clients; waiting for our own launches */
     batches_flush();
     while (verdict == RG_WAIT_HIGH || verdict == RG_WAIT_INFLIGHT) {
@@ -277,7 +290,7 @@ void rg_gate_wait(rg_track *t, enum rg_kind kind, uintptr_t units, enum rg_verdi
         } else if (spinning) {
             cpu_relax();
         } else if (verdict == RG_WAIT_INFLIGHT || (corun && atomic_load_explicit(&rg.inflight, memory_order_relaxed))) {
-            nap();
+            nap(&napped);
         } else {
             sleep_on(dev);
             clear_stale(dev, rg_now_ns());
@@ -310,6 +323,7 @@ void rg_gate_wait(rg_track *t, enum rg_kind kind, uintptr_t units, enum rg_verdi
         }
         verdict = next;
     }
+    naps_end(&napped);
     if (spent_ns[0]) {
         atomic_fetch_add_explicit(&rg.slot->gate_waits, 1, memory_order_relaxed);
         atomic_fetch_add_explicit(&rg.slot->gate_wait_ns, spent_ns[0], memory_order_relaxed);

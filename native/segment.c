@@ -104,7 +104,7 @@ int rg_segment_create(const char *path)
         seg->settings.unit_us = 100;
         seg->settings.starvation_us = 100000;
         seg->settings.stale_ms = 1000;
-        seg->settings.spin_us = 100;
+        seg->settings.spin_us = 20;
         seg->settings.quiet_us = 250;
         seg->settings.bulk_bytes = 65536;
         seg->header.magic = RG_SEGMENT_MAGIC;

@@ -27,6 +27,8 @@ const policySchema = fields({
   name: z.enum(["none", "priority"]).default("priority"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
   inflight: z.int().min(0).max(4096).optional(),
+  /** A launch whose duration has been learned counts for that over this many microseconds; 0: each counts for one. */
+  unit_us: z.int().min(0).max(1_000_000).optional(),
   /** Longest wait of a best-effort launch while high-priority work goes on. */
   starvation_us: z.int().min(1).max(600_000_000).optional(),
   /** A client whose heartbeat is older than this no longer holds others back. */

@@ -132,6 +132,7 @@ export type Snapshot = ReadonlyMap<string, SlotUsage>;
 export interface Settings {
   policy: keyof typeof POLICY_NUMBER;
   inflight?: number | undefined;
+  unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
 }
@@ -174,7 +175,7 @@ export class Segment {
 
   configure(settings: Settings): void {
     this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of ["inflight", "starvation_us", "stale_ms"] as const) {
+    for (const name of ["inflight", "unit_us", "starvation_us", "stale_ms"] as const) {
       const value = settings[name];
       if (value !== undefined) this.#set(name, value);
     }

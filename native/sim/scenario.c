@@ -615,7 +615,7 @@ rg_scenario_options rg_scenario_defaults(void)
         .inflight = 8,
         .unit_us = 100,
         .starvation_us = 100000,
-        .spin_us = 100,
+        .spin_us = 20,
         .bulk_bytes = 65536,
         .launch_ns = 2600,
         .record_ns = 170,

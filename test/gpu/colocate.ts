@@ -68,6 +68,7 @@ const program = new Command("colocate")
   .option("--rounds <count>", "rounds", Number, 2)
   .option("--duration <seconds>", "seconds measured", Number, 8)
   .option("--lead <seconds>", "seconds for the programs to start and warm up", Number, 13)
+  .option("--policy <json>", 'policy of the ways under Rigel, e.g. {"unit_us": 50}', "{}")
   .option("--json <file>", "write everything measured to this file")
   .parse();
 const options = z
@@ -77,6 +78,7 @@ const options = z
     rounds: z.number().int().positive(),
     duration: z.number().positive(),
     lead: z.number().positive(),
+    policy: z.string(),
     json: z.string().optional(),
   })
   .parse(program.opts());
@@ -109,7 +111,7 @@ async function runWay(pair: { high: string; best: string }, way: string): Promis
   let text: string;
   if (rigel) {
     const config = join(scratch, "config.json");
-    writeFileSync(config, JSON.stringify({ clients: commands }));
+    writeFileSync(config, JSON.stringify({ policy: JSON.parse(options.policy), clients: commands }));
     const child = Bun.spawn([...rigelCommand(), "launch", config, "--json"], { env, stdout: "pipe", stderr: "pipe" });
     const [, stderr] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
     text = stderr;
