@@ -1,7 +1,7 @@
 /*
  * agent.c: one thread per client that does what must not be done on the launch path.
  *
- * Heartbeat, for everybody. For a high client also: noticing that it is idle when the program does not wait for the GPU
+ * For everybody: the heartbeat, and clearing away what clients left whose heartbeat has stopped. For a high client also: noticing that it is idle when the program does not wait for the GPU
  * itself (it polls, uses host callbacks, or simply stops). After a spell without launches the agent records one untimed
  * event on each stream with unfinished work and asks for it until it is done.
  *
@@ -39,47 +39,48 @@ static uint64_t issued(void)
     return atomic_load(&c->launches) + atomic_load(&c->graph_launches) + atomic_load(&c->copies) + atomic_load(&c->memsets);
 }
 
-/* Covers the track's work with an event of the agent's. */
-static void cover_with_event(rg_track *t)
+/*
+ * Covers the track's work with an event of the agent's. False where that cannot be had: then the context is broken (a kernel
+ * failed, say) or going, and nothing can be waited for in it any more.
+ */
+static bool cover_with_event(rg_track *t)
 {
     CUcontext popped;
     if (rg_real.cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
-        return;
+        return false;
     /* A per-thread stream cannot be named from here. The legacy stream waits for it (both are blocking streams). */
-    CUstream stream = t->own_thread ? CU_STREAM_LEGACY : t->stream;
-    if (!t->agent_event)
-        rg_real.cuEventCreate(&t->agent_event, CU_EVENT_DISABLE_TIMING);
-    uint64_t state = atomic_load(&t->state), token = rg_token(RG_TOKEN_EVENT);
-    /* The token goes in first: a launch between it and the record makes the track dirty and the event covers too much. */
-    if (t->agent_event && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT &&
-        atomic_compare_exchange_strong(&t->state, &state, token)) {
-        if (RG_REAL(cuEventRecord)(t->agent_event, stream) == CUDA_SUCCESS)
-            t->agent_token = token;
-        else
-            atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY);
-    }
+    CUstream stream = t->owner ? CU_STREAM_LEGACY : t->stream;
+    bool ok = t->agent_event || rg_real.cuEventCreate(&t->agent_event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+    ok = ok && RG_REAL(cuEventRecord)(t->agent_event, stream) == CUDA_SUCCESS;
     rg_real.cuCtxPopCurrent_v2(&popped);
+    return ok;
 }
 
-/* Looks after every unfinished track of a high client that launches nothing at the moment. True if it ended a period. */
+/* Looks after every unfinished track of a high client that launches nothing at the moment. */
 static void watch_tracks(void)
 {
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
-        uint64_t done = 0;
+        bool done = false;
         pthread_mutex_lock(&rg_agent_lock);
         uint64_t state = atomic_load(&t->state);
         if (atomic_load(&t->key) && !atomic_load(&rg.captures) && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT) {
-            if (state != t->agent_token)
-                cover_with_event(t);
-            if (atomic_load(&t->state) == t->agent_token &&
-                RG_REAL(cuEventQuery)(t->agent_event) != CUDA_ERROR_NOT_READY)
-                done = t->agent_token;
+            if (state != t->agent_token) {
+                /* The token goes in first: a launch between it and the record makes the track dirty again. */
+                uint64_t token = rg_token(RG_TOKEN_EVENT);
+                if (atomic_compare_exchange_strong(&t->state, &state, token)) {
+                    t->agent_token = token;
+                    done = !cover_with_event(t);
+                }
+            }
+            if (!done && atomic_load(&t->state) == t->agent_token)
+                done = RG_REAL(cuEventQuery)(t->agent_event) != CUDA_ERROR_NOT_READY;
         }
+        uint64_t token = t->agent_token;
         pthread_mutex_unlock(&rg_agent_lock);
         if (done) {
             uint64_t before = atomic_load(&rg.slot->requests);
-            rg_track_finished(t, done);
+            rg_track_finished(t, token);
             atomic_fetch_add_explicit(&rg.slot->agent_idle, atomic_load(&rg.slot->requests) != before, memory_order_relaxed);
         }
     }
@@ -93,12 +94,22 @@ static bool any_busy(void)
     return false;
 }
 
-/* Says again that this client is busy, should somebody have taken it for dead while it was stopped. */
-static void assert_busy(void)
+/* Takes clients whose heartbeat has stopped (killed, or stopped by a signal) out of every device's busy word. */
+static void clear_stale(uint64_t now)
 {
-    for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load(&rg.busy[i]) && !(atomic_load(&rg.segment->devices[i].high_busy) >> rg.slot_index & 1))
-            atomic_fetch_or(&rg.segment->devices[i].high_busy, 1ull << rg.slot_index);
+    uint64_t stale_ns = (uint64_t)atomic_load(&rg.segment->settings.stale_ms) * 1000000u;
+    for (int d = 0; d < RG_MAX_DEVICES; d++) {
+        rg_device *dev = &rg.segment->devices[d];
+        uint64_t busy = atomic_load(&dev->high_busy);
+        for (int i = 0; busy && i < RG_MAX_CLIENTS; i++) {
+            uint64_t beat = atomic_load(&rg.segment->clients[i].heartbeat_ns);
+            if (!(busy >> i & 1) || now <= beat || now - beat <= stale_ns)
+                continue;
+            atomic_fetch_and(&dev->high_busy, ~(1ull << i));
+            atomic_fetch_add(&rg.slot->stale_cleared, 1);
+            rg_device_wake(dev);
+        }
+    }
 }
 
 static void *agent_main(void *unused)
@@ -114,7 +125,8 @@ static void *agent_main(void *unused)
         uint64_t now = rg_now_ns();
         if (now - beat >= BEAT_NS) {
             atomic_store(&rg.slot->heartbeat_ns, now);
-            assert_busy();
+            rg_busy_assert();
+            clear_stale(now);
             beat = now;
         }
         if (atomic_load(&rg.mode) != RG_MODE_HIGH) {

@@ -44,7 +44,7 @@ void rigel_shutdown(void)
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
         return;
     rg_agent_stop();
-    rg_segment_clear_busy(rg.segment, rg.slot_index);
+    rg_busy_leave();
     atomic_store(&rg.slot->exited_ns, rg_now_ns());
     atomic_store(&rg.slot->state, RG_EXITED);
 }

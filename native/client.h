@@ -16,8 +16,9 @@
  * Rules
  *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
  *   2. No function of Rigel calls a hooked name: the driver is reached only through rg_real.
- *   3. While any stream is being captured nothing but the real function is called: an event recorded or queried then can
- *      invalidate the capture.
+ *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
+ *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event
+ *      query ends a capture that is open elsewhere (seen on an H200: 900, then 901 from cuStreamEndCapture).
  *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit).
  */
 #ifndef RIGEL_CLIENT_H
@@ -57,9 +58,7 @@ enum rg_hook {
     X(cuDeviceGetName, (char *, int, CUdevice)) \
     X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
     X(cuStreamGetCtx, (CUstream, CUcontext *)) \
-    X(cuStreamGetPriority, (CUstream, int *)) \
     X(cuStreamSetAttribute, (CUstream, int, const CUlaunchAttributeValue *)) \
-    X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *)) \
     X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
@@ -121,7 +120,8 @@ typedef struct {
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
-    bool own_thread;            /* a per-thread default stream: other threads cannot name it */
+    const char *owner;          /* the thread of a per-thread default stream (others cannot name it), else NULL */
+    _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
     CUstream stream;
     CUcontext context;
     CUdevice cu_device;
@@ -137,8 +137,12 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key);
 /* rg_track_forget: the stream is about to be destroyed. */
 void rg_track_forget(CUstream stream);
 
-/* rg_track_forget_context: this context (or, if NULL, every context of device `d`) has gone, with its streams and events. */
+/* rg_track_forget_context: this context (or, if NULL, every context of device `d`) goes, with its streams and events. */
 void rg_track_forget_context(CUcontext context, CUdevice d);
+
+/* rg_capture_began, rg_capture_ended: keep count of captures; the latter never lets the count wrap. */
+void rg_capture_began(CUstream stream);
+void rg_capture_ended(CUstream stream);
 
 /* rg_stream_prioritise: gives a stream the priority of this client's class; `asked` is the one the program gave it. */
 void rg_stream_prioritise(CUstream stream, int asked);
@@ -149,9 +153,13 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok);
 uint64_t rg_wait_context_begin(CUcontext context);
 void rg_wait_context_end(CUcontext context, uint64_t token, bool ok);
 
-/* Events: what was recorded where, so that a finished event tells that a stream is. */
-void rg_event_recorded(CUevent event, CUstream stream);
-void rg_event_finished(CUevent event);
+/*
+ * Events: what was recorded where, so that a finished event tells that a stream is. Tokens are taken before the driver is
+ * called: what is launched meanwhile must count as later.
+ */
+uint64_t rg_event_record_begin(CUstream stream);
+void rg_event_record_end(CUevent event, CUstream stream, uint64_t token, bool ok);
+uint64_t rg_event_wait_begin(CUevent event, rg_track **track);
 void rg_event_forget(CUevent event);
 
 /* rg_token: a new token of the kind RG_TOKEN_WAIT or RG_TOKEN_EVENT, unique in this process. */
@@ -160,27 +168,40 @@ uint64_t rg_token(uint64_t kind);
 /* rg_track_finished: the work covered by `token` is done. Clean if nothing came since. */
 void rg_track_finished(rg_track *track, uint64_t token);
 
-/* rg_idle_check: if no track of the device has unfinished work, the busy period is over. True if this call ended it. */
-bool rg_idle_check(uint32_t device);
+/* rg_idle_check: if no track of the device has unfinished work, the busy period is over. */
+void rg_idle_check(uint32_t device);
 
 /* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
 void rg_busy_begin(uint32_t device);
+
+/* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */
+void rg_busy_assert(void);
+
+/* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */
+void rg_busy_leave(void);
 
 /* ---- gate.c ---- */
 
 enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
 
-/* rg_gate_wait: blocks the calling thread until a best-effort launch may go. `units` as in hooks.def. */
-void rg_gate_wait(rg_track *track, enum rg_kind kind, uintptr_t units, enum rg_verdict first);
+/* rg_gate_wait: blocks the calling thread until a best-effort launch may go; `first` is the verdict that sent it here. */
+void rg_gate_wait(rg_track *track, enum rg_verdict first);
+
+/* rg_retire: so much weight is no longer in flight. */
+void rg_retire(uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
 
-/* rg_batch_forget: the context has gone, and its events with it. */
-void rg_batch_forget(CUcontext context);
+/* rg_batch_forget: the context (or every context of device `d`) goes, and its events with it. */
+void rg_batch_forget(CUcontext context, CUdevice d);
 
-/* rg_graph_note: remembers whether an executable graph holds communication kernels. */
+/* rg_function_communicates: whether a kernel is one of NCCL's or NVSHMEM's, by name. */
+bool rg_function_communicates(CUfunction function);
+
+/* rg_graph_note: remembers whether an executable graph holds communication kernels; rg_graph_communicates: does it? */
 void rg_graph_note(CUgraphExec exec, CUgraph graph);
+bool rg_graph_communicates(CUgraphExec exec);
 
 /* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
 
@@ -188,6 +209,7 @@ typedef struct {
     _Atomic uint64_t key;         /* rg_duration_key; 0 free */
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
+    _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
 } rg_duration;
 enum { RG_DURATIONS = 4096, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
 extern rg_duration rg_durations[RG_DURATIONS];
@@ -213,21 +235,25 @@ static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
     return d;
 }
 
+/* rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate? */
+void rg_duration_first(rg_duration *duration, enum rg_kind kind, uintptr_t units);
+
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 int rg_sample_begin(rg_track *track, rg_duration *duration);
 /* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */
 void rg_sample_end(int sample, rg_track *track, bool ok);
 /* rg_samples_poll: takes in the samples that have finished. */
 void rg_samples_poll(void);
-/* rg_samples_forget: the context has gone, and its events with it. */
-void rg_samples_forget(CUcontext context);
+/* rg_samples_forget: the context (or every context of device `d`) goes, and its events with it. */
+void rg_samples_forget(CUcontext context, CUdevice d);
 
 /* ---- agent.c ---- */
 
 bool rg_agent_start(void);
 void rg_agent_stop(void);
 
-/* rg_agent_lock: held by the agent while it uses streams; taken by whoever destroys one or begins a capture. */
+/* rg_agent_lock: held by whoever uses a stream that is not its own thread's to use (the agent, the gate's flush), and by
+ * whoever destroys a stream or context or begins a capture. */
 extern pthread_mutex_t rg_agent_lock;
 
 /* ---- the state of the client ---- */
@@ -235,9 +261,8 @@ extern pthread_mutex_t rg_agent_lock;
 typedef struct {
     _Atomic uint32_t mode;     /* enum rg_mode: the first thing every hook reads */
     _Atomic uint32_t captures; /* streams being captured now */
-    _Atomic uint32_t contexts; /* distinct contexts seen: with one, a NULL stream needs no look-up of the current context */
     _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
-    _Atomic uint32_t untracked; /* streams that did not fit the table were used */
+    _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     rg_segment *segment;
@@ -253,7 +278,8 @@ extern rg_client_state rg;
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
 
-/* rg_track_key: what a stream is known by. NULL and the legacy handle are one stream per context. */
+/* rg_track_key: what a stream is known by: its handle; NULL and the two special handles, which mean another stream in each
+ * context, by context too (asking for it took 7 ns on an H200). */
 uintptr_t rg_track_key_slow(CUstream stream);
 static inline uintptr_t rg_track_key(CUstream stream)
 {
@@ -312,11 +338,21 @@ typedef struct {
 } rg_work;
 
 /*
+ * rg_mark: the high half of launching: the track has work, and the device is busy (marked on the transition only).
+ * The order pairs with rg_idle_check: the track is marked, then (a full barrier) `busy` is read; the checker clears `busy`,
+ * then reads the tracks. One of the two sees the other.
+ */
+static inline void rg_mark(rg_track *t)
+{
+    if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)
+        atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
+    if (RG_UNLIKELY(!atomic_load_explicit(&rg.busy[t->device], memory_order_seq_cst)))
+        rg_busy_begin(t->device);
+}
+
+/*
  * rg_work_begin: called before work is queued, in a client, outside captures.
- * High: marks the track, counts, and marks the device busy on the transition only.
- * Best-effort: one policy decision on a handful of loads; waits in gate.c if it says so.
- * The order in the high case pairs with rg_idle_check: the track is marked, then (the counter's atomic add is the full
- * barrier) `busy` is read; the checker clears `busy`, then reads the tracks. One of the two sees the other.
+ * High: counts and marks. Best-effort: one policy decision on a handful of loads; waits in gate.c if it says so.
  */
 static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, uint64_t shape)
 {
@@ -327,34 +363,39 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
     rg_track *t = rg_track_of(stream);
-    if (RG_UNLIKELY(!t)) {
-        atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
-        return work;
-    }
-    if (mode == RG_MODE_HIGH) {
-        if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)
-            atomic_store_explicit(&t->state, RG_DIRTY, memory_order_relaxed);
-        atomic_fetch_add_explicit(counter, 1, memory_order_seq_cst);
-        if (RG_UNLIKELY(!atomic_load_explicit(&rg.busy[t->device], memory_order_seq_cst)))
-            rg_busy_begin(t->device);
-        return work;
-    }
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+    if (RG_UNLIKELY(!t))
+        return work;
+    if (mode == RG_MODE_HIGH) {
+        rg_mark(t);
+        work.track = t;
+        return work;
+    }
     rg_settings *s = &rg.segment->settings;
-    if (kind != RG_LAUNCH && kind != RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
+    if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
     if (RG_UNLIKELY(view.policy == RG_POLICY_NONE))
         return work;
+    rg_duration *d = NULL;
+    uint32_t seen = 0;
+    if (shape) {
+        d = rg_duration_of(units, shape);
+        seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
+        if (RG_UNLIKELY(seen == 0))
+            rg_duration_first(d, kind, units);
+        atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
+        if (RG_UNLIKELY(atomic_load_explicit(&d->communicates, memory_order_relaxed))) {
+            atomic_fetch_add_explicit(&c->passed, 1, memory_order_relaxed);
+            return work;
+        }
+    }
     enum rg_verdict v = rg_policy_decide(&view);
     if (RG_UNLIKELY(v != RG_PASS))
-        rg_gate_wait(t, kind, units, v);
+        rg_gate_wait(t, v);
     if (!view.inflight_limit && !view.corun_limit)
         return work; /* nobody asks how much is in flight */
-    if (kind == RG_LAUNCH && shape) {
-        rg_duration *d = rg_duration_of(units, shape);
-        uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
-        atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
+    if (d) {
         if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || seen % RG_SAMPLE_EVERY == 0))
             work.sample = rg_sample_begin(t, d);
         work.weight = rg_policy_weight(atomic_load_explicit(&d->duration_ns, memory_order_relaxed),
@@ -365,12 +406,18 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
     return work;
 }
 
-/* rg_work_end: called after work was queued (`ok`) or refused by the driver. Nothing to do for the high class. */
-static inline void rg_work_end(rg_work work, bool ok)
+/* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
+static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, bool ok)
 {
     rg_track *t = work.track;
     if (!t)
         return;
+    if (mode == RG_MODE_HIGH) {
+        /* A call that took long (lazy loading) may have been overtaken by the agent, which saw the stream empty. */
+        if (ok && kind != RG_COPYWAIT)
+            rg_mark(t);
+        return;
+    }
     if (RG_UNLIKELY(work.sample >= 0))
         rg_sample_end(work.sample, t, ok);
     if (RG_UNLIKELY(!ok)) {
@@ -380,7 +427,7 @@ static inline void rg_work_end(rg_work work, bool ok)
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;
     rg_policy_view view = rg_gate_view(t);
     /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
-    if (unbatched >= rg_policy_batch(&view) || t->own_thread)
+    if (unbatched >= rg_policy_batch(&view) || t->owner)
         rg_batch_record(t);
 }
 

@@ -6,7 +6,7 @@
  * the events also holds whatever delayed the kernel, so the estimate falls at once to a shorter sample and rises slowly.
  * Samples are taken in by whoever polls the gate's batches; a sample is owned by whoever moved its state, so nothing locks.
  *
- * Must never: wait for an event, or be used during a capture.
+ * Must never: wait for an event. Used in relaxed capture mode only (rg_gate_wait), but for recording.
  */
 #include "client.h"
 
@@ -18,10 +18,17 @@ enum { SAMPLES = 16 };
 static struct {
     _Atomic uint32_t state;
     CUcontext context; /* that the events belong to */
+    CUdevice device;
     CUevent start, stop;
     rg_duration *duration;
     uint64_t key;
 } samples[SAMPLES];
+
+void rg_duration_first(rg_duration *d, enum rg_kind kind, uintptr_t units)
+{
+    bool yes = kind == RG_GRAPH ? rg_graph_communicates((CUgraphExec)units) : rg_function_communicates((CUfunction)units);
+    atomic_store(&d->communicates, yes);
+}
 
 int rg_sample_begin(rg_track *t, rg_duration *duration)
 {
@@ -32,14 +39,19 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
     for (int i = 0; i < SAMPLES; i++) {
         uint32_t free = SAMPLE_FREE;
         if (atomic_load_explicit(&samples[i].state, memory_order_relaxed) != SAMPLE_FREE ||
-            (samples[i].stop && samples[i].context != current) ||
             !atomic_compare_exchange_strong(&samples[i].state, &free, SAMPLE_BUSY))
             continue;
-        if (!samples[i].start)
-            rg_real.cuEventCreate(&samples[i].start, CU_EVENT_DEFAULT);
-        if (!samples[i].stop)
-            rg_real.cuEventCreate(&samples[i].stop, CU_EVENT_DEFAULT);
+        CUevent *events[2] = {&samples[i].start, &samples[i].stop};
+        for (int e = 0; e < 2; e++) {
+            if (*events[e] && samples[i].context != current) {
+                RG_REAL(cuEventDestroy_v2)(*events[e]);
+                *events[e] = NULL;
+            }
+            if (!*events[e])
+                rg_real.cuEventCreate(events[e], CU_EVENT_DEFAULT);
+        }
         samples[i].context = current;
+        samples[i].device = t->cu_device;
         samples[i].duration = duration;
         samples[i].key = atomic_load(&duration->key);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
@@ -79,14 +91,15 @@ void rg_samples_poll(void)
     }
 }
 
-void rg_samples_forget(CUcontext context)
+void rg_samples_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < SAMPLES; i++) {
         uint32_t state = atomic_load(&samples[i].state);
-        if (samples[i].context != context || state == SAMPLE_BUSY ||
-            !atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY))
+        if (!samples[i].context || (context ? samples[i].context != context : samples[i].device != d) ||
+            state == SAMPLE_BUSY || !atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY))
             continue;
         samples[i].start = samples[i].stop = NULL;
+        samples[i].context = NULL;
         atomic_store(&samples[i].state, SAMPLE_FREE);
     }
 }

@@ -11,6 +11,7 @@
 #include "client.h"
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -25,12 +26,13 @@ static struct {
     _Atomic uint32_t state;
     uint32_t weight;
     CUcontext context; /* that `event` belongs to */
+    CUdevice device;
     CUevent event;
 } batches[BATCHES];
 
 /* ---- in flight ---- */
 
-static void retire(uint32_t weight)
+void rg_retire(uint32_t weight)
 {
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
     uint32_t n = atomic_load(&rg.inflight);
@@ -43,29 +45,30 @@ void rg_batch_record(rg_track *t)
     for (int i = 0; i < BATCHES; i++) {
         uint32_t free = BATCH_FREE;
         if (atomic_load_explicit(&batches[i].state, memory_order_relaxed) != BATCH_FREE ||
-            (batches[i].event && batches[i].context != t->context) ||
             !atomic_compare_exchange_strong(&batches[i].state, &free, BATCH_FILLING))
             continue;
         uint32_t n = atomic_exchange(&t->unbatched, 0);
-        CUcontext popped;
         /* Events are made in, and the NULL stream means that of, the current context: make it the track's. */
-        CUcontext current = NULL;
+        CUcontext current = NULL, popped;
         rg_real.cuCtxGetCurrent(&current);
-        bool push = current != t->context;
-        if (push && rg_real.cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS) {
-            retire(n);
-            atomic_store(&batches[i].state, BATCH_FREE);
-            return;
+        bool pushed = current != t->context && rg_real.cuCtxPushCurrent_v2(t->context) == CUDA_SUCCESS;
+        bool ok = n && (pushed || current == t->context);
+        if (ok && batches[i].event && batches[i].context != t->context) {
+            RG_REAL(cuEventDestroy_v2)(batches[i].event);
+            batches[i].event = NULL;
         }
-        if (!batches[i].event && rg_real.cuEventCreate(&batches[i].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS)
+        if (ok && !batches[i].event) {
+            ok = rg_real.cuEventCreate(&batches[i].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
             batches[i].context = t->context;
+            batches[i].device = t->cu_device;
+        }
         /* A stream handle of 1 or 2 names the special streams in every form of the call. */
-        bool ok = n && batches[i].event && RG_REAL(cuEventRecord)(batches[i].event, t->stream) == CUDA_SUCCESS;
-        if (push)
+        ok = ok && RG_REAL(cuEventRecord)(batches[i].event, t->stream) == CUDA_SUCCESS;
+        if (pushed)
             rg_real.cuCtxPopCurrent_v2(&popped);
         batches[i].weight = n;
         if (!ok)
-            retire(n); /* cannot be followed: do not hold anybody back for it */
+            rg_retire(n); /* cannot be followed: do not hold anybody back for it */
         atomic_store(&batches[i].state, ok ? BATCH_RECORDED : BATCH_FREE);
         return;
     }
@@ -84,55 +87,58 @@ static bool batches_poll(void)
             continue;
         bool done = RG_REAL(cuEventQuery)(batches[i].event) != CUDA_ERROR_NOT_READY; /* an error ends the wait too */
         if (done)
-            retire(batches[i].weight);
+            rg_retire(batches[i].weight);
         any |= done;
         atomic_store(&batches[i].state, done ? BATCH_FREE : BATCH_RECORDED);
     }
     return any;
 }
 
-/* Covers launches that no event follows yet, on every stream that this thread can name. */
+/* Covers launches that no event follows yet, on every stream that this thread can name. Another thread may be about to destroy
+ * one of them, or to capture on it: it holds the lock while it does, and this thread tries again later. */
 static void batches_flush(void)
 {
-    uint32_t n = atomic_load(&rg.track_count);
+    if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+        return;
+    uint32_t n = atomic_load(&rg.captures) ? 0 : atomic_load(&rg.track_count);
     for (uint32_t i = 0; i < n; i++) {
         rg_track *t = &rg.tracks[i];
-        if (atomic_load(&t->key) && atomic_load(&t->unbatched) &&
-            (!t->own_thread || atomic_load(&t->key) == (uintptr_t)&rg_thread_mark))
+        if (atomic_load(&t->key) && atomic_load(&t->unbatched) && (!t->owner || t->owner == &rg_thread_mark))
             rg_batch_record(t);
     }
+    pthread_mutex_unlock(&rg_agent_lock);
 }
 
-void rg_batch_forget(CUcontext context)
+void rg_batch_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < BATCHES; i++) {
-        if (batches[i].context != context)
+        if (!batches[i].event || (context ? batches[i].context != context : batches[i].device != d))
             continue;
-        uint32_t state = atomic_load(&batches[i].state);
-        if (state == BATCH_RECORDED && atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
-            retire(batches[i].weight);
-            batches[i].event = NULL;
-            atomic_store(&batches[i].state, BATCH_FREE);
-        } else if (state == BATCH_FREE && atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
-            batches[i].event = NULL;
-            atomic_store(&batches[i].state, BATCH_FREE);
+        /* Whoever is using it now is done in a moment; only a driver that never returns makes us leave it. */
+        for (int tries = 0; tries < 1000; tries++) {
+            uint32_t state = atomic_load(&batches[i].state);
+            if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
+                atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
+                if (state == BATCH_RECORDED)
+                    rg_retire(batches[i].weight);
+                batches[i].event = NULL;
+                atomic_store(&batches[i].state, BATCH_FREE);
+                break;
+            }
+            sched_yield();
         }
     }
 }
 
 /* ---- communication kernels ---- */
 
-/* What is known of functions and graphs: handle with "holds communication" in the lowest bit. Lossy, so never locked. */
-static _Atomic uintptr_t known[1024];
+/* Executable graphs, with "holds communication kernels" in the lowest bit. A table without chains: of two that share a place the
+ * later one is known. Functions are asked by name whenever they are new (rg_duration_first). */
+static _Atomic uintptr_t graphs[1024];
 
-static _Atomic uintptr_t *known_place(uintptr_t handle)
+static _Atomic uintptr_t *graph_place(uintptr_t exec)
 {
-    return &known[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 54];
-}
-
-static void remember(uintptr_t handle, bool communicates)
-{
-    atomic_store_explicit(known_place(handle), handle | communicates, memory_order_relaxed);
+    return &graphs[(uint64_t)exec * 0x9e3779b97f4a7c15u >> 54];
 }
 
 /* NCCL's kernels are named ncclDevKernel_... (2.19 and later) or ncclKernel_...; NVSHMEM's nvshmem...  */
@@ -141,23 +147,18 @@ static bool communication_name(const char *name)
     return name && (strncmp(name, "nccl", 4) == 0 || strncmp(name, "nvshmem", 7) == 0);
 }
 
-static bool function_communicates(CUfunction f)
+bool rg_function_communicates(CUfunction f)
 {
-    uintptr_t seen = atomic_load_explicit(known_place((uintptr_t)f), memory_order_relaxed);
-    if ((seen & ~(uintptr_t)1) == (uintptr_t)f)
-        return seen & 1;
     const char *name = NULL;
-    bool yes = false;
-    /* libcudart passes a CUkernel where a CUfunction is declared; the driver tells them apart, and so must we by asking. */
+    /* libcudart passes a CUkernel where a CUfunction is declared. The driver tells them apart, and so must we by asking: each
+     * of the two answers CUDA_ERROR_INVALID_HANDLE for the other kind (seen on an H200, CUDA 13.0). */
     if (rg_real.cuFuncGetName && rg_real.cuFuncGetName(&name, f) == CUDA_SUCCESS)
-        yes = communication_name(name);
-    else if (rg_real.cuKernelGetName && rg_real.cuKernelGetName(&name, (CUkernel)f) == CUDA_SUCCESS)
-        yes = communication_name(name);
-    remember((uintptr_t)f, yes);
-    return yes;
+        return communication_name(name);
+    return rg_real.cuKernelGetName && rg_real.cuKernelGetName(&name, (CUkernel)f) == CUDA_SUCCESS &&
+           communication_name(name);
 }
 
-static bool graph_communicates(CUgraph graph, int depth)
+static bool holds_communication(CUgraph graph, int depth)
 {
     CUgraphNode nodes[512];
     size_t n = 0;
@@ -175,10 +176,10 @@ static bool graph_communicates(CUgraph graph, int depth)
                 continue;
             if (type == CU_GRAPH_NODE_TYPE_KERNEL && rg_real.cuGraphKernelNodeGetParams_v2 &&
                 rg_real.cuGraphKernelNodeGetParams_v2(all[i], &params) == CUDA_SUCCESS)
-                yes = function_communicates(params.func ? params.func : (CUfunction)params.kern);
+                yes = rg_function_communicates(params.func ? params.func : (CUfunction)params.kern);
             else if (type == CU_GRAPH_NODE_TYPE_GRAPH && rg_real.cuGraphChildGraphNodeGetGraph &&
                      rg_real.cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
-                yes = graph_communicates(child, depth + 1);
+                yes = holds_communication(child, depth + 1);
         }
     }
     if (all != nodes)
@@ -188,14 +189,13 @@ static bool graph_communicates(CUgraph graph, int depth)
 
 void rg_graph_note(CUgraphExec exec, CUgraph graph)
 {
-    remember((uintptr_t)exec, graph_communicates(graph, 0));
+    uintptr_t place = (uintptr_t)exec | holds_communication(graph, 0);
+    atomic_store_explicit(graph_place((uintptr_t)exec), place, memory_order_relaxed);
 }
 
-static bool exempt(enum rg_kind kind, uintptr_t units)
+bool rg_graph_communicates(CUgraphExec exec)
 {
-    if (kind == RG_LAUNCH)
-        return function_communicates((CUfunction)units);
-    return kind == RG_GRAPH && atomic_load_explicit(known_place(units), memory_order_relaxed) == (units | 1);
+    return atomic_load_explicit(graph_place((uintptr_t)exec), memory_order_relaxed) == ((uintptr_t)exec | 1);
 }
 
 /* ---- waiting ---- */
@@ -244,56 +244,41 @@ static void sleep_on(rg_device *dev)
     atomic_fetch_sub(&dev->waiters, 1);
 }
 
-/* Takes clients whose heartbeat has stopped (killed, or stopped by a signal) out of the device's busy word. */
-static void clear_stale(rg_device *dev, uint64_t now)
-{
-    uint64_t stale_ns = (uint64_t)atomic_load(&rg.segment->settings.stale_ms) * 1000000u;
-    uint64_t busy = atomic_load(&dev->high_busy);
-    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
-        if (!(busy >> i & 1))
-            continue;
-        uint64_t beat = atomic_load(&rg.segment->clients[i].heartbeat_ns);
-        if (now > beat && now - beat > stale_ns) {
-            atomic_fetch_and(&dev->high_busy, ~(1ull << i));
-            atomic_fetch_add(&rg.slot->stale_cleared, 1);
-        }
-    }
-}
-
-void rg_gate_wait(rg_track *t, enum rg_kind kind, uintptr_t units, enum rg_verdict verdict)
+void rg_gate_wait(rg_track *t, enum rg_verdict verdict)
 {
     /* Launches that may still go out in this starvation period; shared by the client's threads. */
     static _Atomic uint32_t credit;
-    if (exempt(kind, units)) {
-        atomic_fetch_add_explicit(&rg.slot->passed, 1, memory_order_relaxed);
-        return;
-    }
     rg_device *dev = &rg.segment->devices[t->device];
     rg_settings *s = &rg.segment->settings;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (rg_real.cuThreadExchangeStreamCaptureMode)
+        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
     uint64_t now = rg_now_ns();
     uint64_t since = now;      /* this kind of wait began, or last saw progress */
     uint64_t spin_until = 0;
     naps napped = {0};
     uint64_t spent_ns[2] = {0, 0}; /* waiting for high clients; waiting for our own launches */
-    batches_flush();
     while (verdict == RG_WAIT_HIGH || verdict == RG_WAIT_INFLIGHT) {
         /* Somebody began a capture, or this process left Rigel: nothing of ours may stand in the way any more. */
         if (atomic_load(&rg.captures) || atomic_load(&rg.mode) != RG_MODE_BEST_EFFORT)
             break;
-        if (!spin_until)
+        if (!spin_until) {
             spin_until = now + (uint64_t)atomic_load_explicit(&s->spin_us, memory_order_relaxed) * 1000u;
-        bool spinning = now < spin_until;
-        bool corun = atomic_load_explicit(&s->corun, memory_order_relaxed);
-        bool progress = (verdict == RG_WAIT_INFLIGHT || corun) && batches_poll();
+            batches_flush();
+        }
+        bool own = verdict == RG_WAIT_INFLIGHT || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
+                                                   atomic_load_explicit(&rg.inflight, memory_order_relaxed));
+        bool progress = own && batches_poll();
         if (progress) {
             spin_until = 0;
-        } else if (spinning) {
+        } else if (now < spin_until) {
             cpu_relax();
-        } else if (verdict == RG_WAIT_INFLIGHT || (corun && atomic_load_explicit(&rg.inflight, memory_order_relaxed))) {
-            nap(&napped);
         } else {
-            sleep_on(dev);
-            clear_stale(dev, rg_now_ns());
+            batches_flush();
+            if (own)
+                nap(&napped);
+            else
+                sleep_on(dev);
         }
         uint64_t then = now;
         now = rg_now_ns();
@@ -324,6 +309,8 @@ void rg_gate_wait(rg_track *t, enum rg_kind kind, uintptr_t units, enum rg_verdi
         verdict = next;
     }
     naps_end(&napped);
+    if (rg_real.cuThreadExchangeStreamCaptureMode)
+        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
     if (spent_ns[0]) {
         atomic_fetch_add_explicit(&rg.slot->gate_waits, 1, memory_order_relaxed);
         atomic_fetch_add_explicit(&rg.slot->gate_wait_ns, spent_ns[0], memory_order_relaxed);

@@ -22,23 +22,36 @@ static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
 static inline uint32_t mode_now(void)
 {
     uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed);
-    if (RG_UNLIKELY(mode != RG_MODE_BARE && atomic_load_explicit(&rg.captures, memory_order_relaxed))) {
+    return RG_UNLIKELY(atomic_load_explicit(&rg.captures, memory_order_relaxed)) ? RG_MODE_BARE : mode;
+}
+
+/* The same for work, which is counted as let through. */
+static inline uint32_t mode_for_work(void)
+{
+    uint32_t mode = mode_now();
+    if (RG_UNLIKELY(mode == RG_MODE_BARE) && atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE)
         atomic_fetch_add_explicit(&rg.slot->passed, 1, memory_order_relaxed);
-        return RG_MODE_BARE;
-    }
     return mode;
 }
 
 static inline bool is_high(void)
 {
-    return atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_HIGH &&
-           !atomic_load_explicit(&rg.captures, memory_order_relaxed);
+    return mode_now() == RG_MODE_HIGH;
+}
+
+/* Bytes of a batch of copies. */
+static inline size_t rg_sum(const size_t *sizes, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; sizes && i < n; i++)
+        sum += sizes[i];
+    return sum;
 }
 
 #define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
     CUresult symbol params \
     { \
-        uint32_t mode = mode_now(); \
+        uint32_t mode = mode_for_work(); \
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
@@ -47,7 +60,7 @@ static inline bool is_high(void)
         CUresult result_ = RG_CALL(symbol, args); \
         if (RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
-        rg_work_end(work_, result_ == CUDA_SUCCESS); \
+        rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         return result_; \
     }
 #define RG_SPECIAL(symbol, params, args)
@@ -88,18 +101,15 @@ static bool primary_gone(CUdevice d)
            !active;
 }
 
-#define RG_IF_OK(action) \
-    if (result_ == CUDA_SUCCESS) \
-    action
 #define RG_IF_GONE(action) \
     if (result_ == CUDA_SUCCESS && primary_gone(d)) \
     action
-RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), , RG_IF_OK(rg_track_forget_context(c, -1)))
-RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), , RG_IF_OK(rg_track_forget_context(c, -1)))
+RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1), )
+RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1), )
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), , RG_IF_OK(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), , RG_IF_OK(rg_track_forget_context(NULL, d)))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 
@@ -152,7 +162,9 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
         atomic_fetch_add(&rg.captures, 1); \
         pthread_mutex_unlock(&rg_agent_lock); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (result_ != CUDA_SUCCESS) \
+        if (result_ == CUDA_SUCCESS) \
+            rg_capture_began(stream); \
+        else \
             atomic_fetch_sub(&rg.captures, 1); \
         return result_; \
     }
@@ -163,26 +175,18 @@ RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream s, int mode), (s, mode)
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, RG_TOGRAPH, (s, g, d, e, n, mode), s)
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, RG_TOGRAPH, (s, g, d, e, n, mode), RG_PTDS(s))
 
-/* A capture that was never begun (an error of the program) leaves the count alone: it must not wrap. */
-static void capture_ended(void)
-{
-    uint32_t n = atomic_load(&rg.captures);
-    while (n && !atomic_compare_exchange_weak(&rg.captures, &n, n - 1))
-        continue;
-}
-
-#define RG_END_CAPTURE(symbol) \
+#define RG_END_CAPTURE(symbol, stream) \
     CUresult symbol(CUstream s, CUgraph *g) \
     { \
         CUresult r = RG_CALL(symbol, (s, g)); \
-        /* Ended, or found invalidated; a stream that was not capturing answers INVALID_VALUE. */ \
-        if (r != CUDA_ERROR_INVALID_VALUE && r != CUDA_ERROR_STREAM_CAPTURE_UNMATCHED && \
-            r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD) \
-            capture_ended(); \
+        /* Only the stream whose capture was begun ends one, whether it was still valid or not; from the wrong thread it goes \
+         * on. */ \
+        if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && atomic_load(&rg.captures)) \
+            rg_capture_ended(stream); \
         return r; \
     }
-RG_END_CAPTURE(cuStreamEndCapture)
-RG_END_CAPTURE(cuStreamEndCapture_ptsz)
+RG_END_CAPTURE(cuStreamEndCapture, s)
+RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
 
 /* Waiting, and looking whether the GPU has finished: what the program learns, Rigel learns. */
 #define RG_WAIT_STREAM(symbol, stream) \
@@ -225,9 +229,11 @@ CUresult cuCtxSynchronize_v2(CUcontext c)
 #define RG_RECORD(symbol, params, args, stream) \
     CUresult symbol params \
     { \
+        if (!is_high()) \
+            return RG_CALL(symbol, args); \
+        uint64_t token = rg_event_record_begin(stream); \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && is_high()) \
-            rg_event_recorded(e, stream); \
+        rg_event_record_end(e, stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
 RG_RECORD(cuEventRecord, (CUevent e, CUstream s), (e, s), s)
@@ -238,9 +244,13 @@ RG_RECORD(cuEventRecordWithFlags_ptsz, (CUevent e, CUstream s, unsigned flags), 
 #define RG_WAIT_EVENT(symbol) \
     CUresult symbol(CUevent e) \
     { \
+        if (!is_high()) \
+            return RG_CALL(symbol, (e)); \
+        rg_track *track = NULL; \
+        uint64_t token = rg_event_wait_begin(e, &track); \
         CUresult r = RG_CALL(symbol, (e)); \
-        if (r == CUDA_SUCCESS && is_high()) \
-            rg_event_finished(e); \
+        if (r == CUDA_SUCCESS && track) \
+            rg_track_finished(track, token); \
         return r; \
     }
 RG_WAIT_EVENT(cuEventSynchronize)
@@ -251,7 +261,7 @@ RG_WAIT_EVENT(cuEventQuery)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && mode_now() == RG_MODE_BEST_EFFORT) \
+        if (r == CUDA_SUCCESS && atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BEST_EFFORT) \
             rg_graph_note(*x, g); \
         return r; \
     }

@@ -130,25 +130,26 @@ static bool interposing(void)
 static pthread_mutex_t fill_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool filled;
 
-/* Fills rg_real from the library behind `handle`; false if that is no driver. */
+/* Fills rg_real from the library behind `handle`; false if that is no driver. Look-ups take the loader's lock, which a thread
+ * in dlopen holds while constructors run, so none is made under ours. */
 static bool fill(void *handle)
 {
-    bool ok = false;
+    void *init = real_dlsym(handle, "cuInit");
+    if (!init || init == hook_functions[RG_HOOK_cuInit])
+        return atomic_load(&filled);
+    rg_driver found;
+    for (int i = 0; i < RG_HOOK_COUNT; i++)
+        found.hooked[i] = real_dlsym(handle, hook_names[i]);
+#define RG_PLAIN(symbol, params) *(void **)&found.symbol = real_dlsym(handle, #symbol);
+    RG_PLAIN_FUNCTIONS(RG_PLAIN)
+#undef RG_PLAIN
     pthread_mutex_lock(&fill_lock);
     if (!atomic_load(&filled)) {
-        void *init = real_dlsym(handle, "cuInit");
-        if (init && init != hook_functions[RG_HOOK_cuInit]) {
-            for (int i = 0; i < RG_HOOK_COUNT; i++)
-                rg_real.hooked[i] = real_dlsym(handle, hook_names[i]);
-#define RG_PLAIN(symbol, params) *(void **)&rg_real.symbol = real_dlsym(handle, #symbol);
-            RG_PLAIN_FUNCTIONS(RG_PLAIN)
-#undef RG_PLAIN
-            atomic_store(&filled, true);
-        }
+        rg_real = found;
+        atomic_store(&filled, true);
     }
-    ok = atomic_load(&filled);
     pthread_mutex_unlock(&fill_lock);
-    return ok;
+    return true;
 }
 
 bool rg_real_ready(void)

@@ -28,7 +28,6 @@ enum { RG_POLICY_LAUNCH = 1024 };
 typedef struct {
     uint32_t policy;         /* enum rg_policy */
     bool best_effort;        /* the launching client is of class best-effort */
-    bool exempt;             /* communication kernel: its peers wait for it, so it never waits here */
     bool high_busy;          /* some other client of class high has work on the device */
     uint32_t inflight;       /* launches of this client not known to be finished, in RG_POLICY_LAUNCH-ths */
     uint32_t inflight_limit; /* likewise; 0: no limit */
@@ -46,7 +45,7 @@ typedef struct {
  */
 static inline enum rg_verdict rg_policy_decide(const rg_policy_view *v)
 {
-    if (v->policy == RG_POLICY_NONE || !v->best_effort || v->exempt)
+    if (v->policy == RG_POLICY_NONE || !v->best_effort)
         return RG_PASS;
     bool starved = v->waited_ns >= v->starvation_ns;
     if (v->inflight_limit && v->inflight >= v->inflight_limit)

@@ -23,7 +23,7 @@ void rigel_report_request(uint64_t latency_ns);
 
 /*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
- * the slot is free for others. Optional (it happens at exit by itself), may be called twice and from any thread.
+ * nothing of this client holds others back. Optional (it happens at exit by itself), may be called twice and from any thread.
  */
 void rigel_shutdown(void);
 

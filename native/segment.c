@@ -175,7 +175,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
     process_start((uint32_t)getpid(), &ticks);
     uint64_t me = owner_word((uint32_t)getpid(), ticks);
     rg_segment_reap(seg);
-    /* First never-used slots, then slots whose process is gone: what a finished client counted stays readable as long
+    /* First never-used slots, then slots whose process is gone, in order: what a finished client counted stays readable as long
      * as there is room. A slot is only ever taken from an owner that no longer runs, by one compare-and-swap, so two
      * claimers cannot share it and a claimer killed half-way leaves a slot that the next one may take. */
     for (int pass = 0; pass < 2; pass++) {
@@ -248,12 +248,19 @@ int rg_segment_reap(rg_segment *seg)
     int reaped = 0;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &seg->clients[i];
+        uint64_t owner = atomic_load(&c->owner);
         uint32_t state = atomic_load(&c->state);
-        if ((state == RG_LIVE || state == RG_CLAIMING) && !rg_client_alive(c) &&
-            atomic_compare_exchange_strong(&c->state, &state, RG_DEAD)) {
-            rg_segment_clear_busy(seg, i);
-            reaped++;
+        if ((state != RG_LIVE && state != RG_CLAIMING) || owner_alive(owner) ||
+            !atomic_compare_exchange_strong(&c->state, &state, RG_DEAD))
+            continue;
+        if (atomic_load(&c->owner) != owner) {
+            /* Somebody else took the slot in between, and is alive: give back the state that was his. */
+            uint32_t dead = RG_DEAD;
+            atomic_compare_exchange_strong(&c->state, &dead, RG_LIVE);
+            continue;
         }
+        rg_segment_clear_busy(seg, i);
+        reaped++;
     }
     return reaped;
 }

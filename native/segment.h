@@ -41,7 +41,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
     F(u32, inflight, 1)      /* [control] launches a best-effort client may have unfinished at once; 0: no limit */ \
     F(u32, unit_us, 1)       /* [control] a launch counts in flight for its learned duration over this; 0: for one */ \
-    F(u32, corun, 1)         /* [control] the same while a high client is busy; 0: best-effort launches wait */ \
+    F(u32, corun, 1)         /* [control] as `inflight`, while a high client is busy; 0: best-effort launches wait */ \
     F(u32, starvation_us, 1) /* [control] longest wait of a best-effort launch while high-priority work goes on */ \
     F(u32, stale_ms, 1)      /* [control] a heartbeat older than this is a dead or stopped client */ \
     F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
@@ -137,7 +137,7 @@ int rg_segment_create(const char *path);
  */
 rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes);
 
-/* rg_segment_claim: takes a free slot (or the oldest finished one) for this process. Slot index, or -1 when all are live. */
+/* rg_segment_claim: takes a slot that was never used, else one whose process is gone. Slot index, or -1 when all are live. */
 int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns);
 
 /* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */

@@ -5,8 +5,8 @@
  * program nothing extra: its own waits and queries. They are matched by tokens: a wait puts a fresh token into the track
  * before it begins and, when it returns, makes the track clean only if the token is still there, i.e. nothing was launched
  * since. When the last track of a device is clean the busy period, a *request*, is over.
- * One case stays open, by choice: a launch that another thread has begun but not yet queued when a wait on the same stream
- * begins counts as waited for. The next launch marks the stream again.
+ * A launch marks its stream before and after the driver is called, so that work which a wait or the agent overtook while
+ * the call was under way is seen all the same.
  *
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
@@ -30,14 +30,12 @@ uint64_t rg_token(uint64_t kind)
 
 uintptr_t rg_track_key_slow(CUstream stream)
 {
-    if (stream == CU_STREAM_PER_THREAD)
-        return (uintptr_t)&rg_thread_mark;
-    /* NULL and the legacy handle: one stream per context. With a single context there is nothing to ask. */
-    if (atomic_load_explicit(&rg.contexts, memory_order_relaxed) <= 1)
-        return 1;
     CUcontext c = NULL;
     rg_real.cuCtxGetCurrent(&c);
-    return (uintptr_t)c * 2 + 1; /* odd: no stream handle and no thread mark of alignment two or more is */
+    uintptr_t key = (uintptr_t)c;
+    if (stream == CU_STREAM_PER_THREAD)
+        key ^= (uintptr_t)&rg_thread_mark * 0x9e3779b97f4a7c15u;
+    return key << 1 | 1; /* odd, as no stream handle is */
 }
 
 static void index_insert(uintptr_t key, uint32_t position)
@@ -50,7 +48,7 @@ static void index_insert(uintptr_t key, uint32_t position)
             return;
         }
     }
-    atomic_store(&rg.untracked, 1); /* sixteen neighbours taken: this stream is simply not tracked */
+    atomic_store(&rg.full, 1); /* sixteen neighbours taken: this stream is simply not tracked */
 }
 
 static void index_remove(uintptr_t key)
@@ -88,21 +86,37 @@ static CUcontext context_of(CUstream stream)
     return c;
 }
 
-static void count_contexts(CUcontext c)
+/* Takes a track out of the table. Work still queued on it can no longer be asked for, and counts as done. */
+static void drop(rg_track *t)
 {
-    static CUcontext seen[64];
-    uint32_t n = atomic_load(&rg.contexts);
-    for (uint32_t i = 0; i < n; i++)
-        if (seen[i] == c)
-            return;
-    if (n < 64) {
-        seen[n] = c;
-        atomic_store(&rg.contexts, n + 1);
+    index_remove(atomic_load(&t->key));
+    if (atomic_exchange(&t->capturing, false))
+        atomic_fetch_sub(&rg.captures, 1);
+    rg_retire(atomic_exchange(&t->unbatched, 0));
+    atomic_store(&t->state, RG_CLEAN);
+    atomic_store(&t->key, 0);
+    atomic_store(&rg.full, 0);
+}
+
+/* A free place in the table; threads that have gone leave tracks of their default streams, which are dropped for it. */
+static rg_track *free_track(void)
+{
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
+            rg_track *t = &rg.tracks[i];
+            if (pass == 1 && t->owner && atomic_load(&t->state) == RG_CLEAN && !atomic_load(&t->unbatched))
+                drop(t); /* should its thread still be there, it is entered again */
+            if (!atomic_load(&t->key))
+                return t;
+        }
     }
+    return NULL;
 }
 
 rg_track *rg_track_add(CUstream stream, uintptr_t key)
 {
+    if (atomic_load_explicit(&rg.full, memory_order_relaxed))
+        return NULL;
     CUcontext context = context_of(stream);
     if (!context)
         return NULL; /* the driver will say so */
@@ -110,52 +124,37 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     bool pushed = rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
     CUdevice cu_device = 0;
     int device = current_device(&cu_device);
-    rg_track *t = NULL;
     pthread_mutex_lock(&table_lock);
-    count_contexts(context);
-    key = rg_track_key(stream); /* the first look at a second context changes what NULL is known by */
-    t = rg_track_find(key);
-    if (!t && device >= 0) {
-        uint32_t count = atomic_load(&rg.track_count), at = 0;
-        while (at < count && atomic_load(&rg.tracks[at].key))
-            at++;
-        if (at < RG_MAX_TRACKS) {
-            t = &rg.tracks[at];
-            atomic_store(&t->state, RG_CLEAN);
-            atomic_store(&t->unbatched, 0);
-            atomic_store(&t->device, (uint32_t)device);
-            t->own_thread = stream == CU_STREAM_PER_THREAD;
-            t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
-            if (t->context != context)
-                t->agent_event = NULL; /* died with the context it was made in, or still belongs to a live one: leave it */
-            t->context = context;
-            t->cu_device = cu_device;
-            atomic_store(&t->key, key);
-            if (at == count)
-                atomic_store(&rg.track_count, count + 1);
-            index_insert(key, at);
-            atomic_fetch_or(&rg.slot->devices, 1u << device);
-            uint64_t zero = 0;
-            atomic_compare_exchange_strong(&rg.slot->first_launch_ns, &zero, rg_now_ns());
-        } else {
-            atomic_store(&rg.untracked, 1);
-        }
+    rg_track *t = rg_track_find(key);
+    bool added = !t && device >= 0 && (t = free_track()) != NULL;
+    if (added) {
+        if (t->context != context)
+            t->agent_event = NULL; /* belongs to the other context: left to it */
+        atomic_store(&t->state, RG_CLEAN);
+        atomic_store(&t->unbatched, 0);
+        atomic_store(&t->device, (uint32_t)device);
+        t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
+        t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
+        t->context = context;
+        t->cu_device = cu_device;
+        atomic_store(&t->key, key);
+        uint32_t position = (uint32_t)(t - rg.tracks);
+        if (position >= atomic_load(&rg.track_count))
+            atomic_store(&rg.track_count, position + 1);
+        index_insert(key, position);
+        atomic_fetch_or(&rg.slot->devices, 1u << device);
+        uint64_t zero = 0;
+        atomic_compare_exchange_strong(&rg.slot->first_launch_ns, &zero, rg_now_ns());
+    } else if (!t) {
+        atomic_store(&rg.full, 1);
     }
     pthread_mutex_unlock(&table_lock);
     /* Streams of the program's own were given their priority when they were made. */
-    if (t && (uintptr_t)stream <= 2)
+    if (added && (uintptr_t)stream <= 2)
         rg_stream_prioritise(stream, 0);
     if (pushed)
         rg_real.cuCtxPopCurrent_v2(&popped);
     return t;
-}
-
-static void drop(rg_track *t)
-{
-    index_remove(atomic_load(&t->key));
-    atomic_fetch_sub(&rg.inflight, atomic_exchange(&t->unbatched, 0));
-    atomic_store(&t->state, RG_CLEAN);
-    atomic_store(&t->key, 0);
 }
 
 void rg_track_forget(CUstream stream)
@@ -165,16 +164,12 @@ void rg_track_forget(CUstream stream)
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find((uintptr_t)stream);
     uint32_t device = 0;
-    bool unfinished = false;
     if (t) {
-        /* Work that is still queued goes on after the handle is gone; nobody can ask for it any more. Counted as done: for
-         * best-effort it frees its place in flight a little early, for high the period ends a little early. */
         device = t->device;
-        unfinished = atomic_load(&t->state) != RG_CLEAN;
         drop(t);
     }
     pthread_mutex_unlock(&table_lock);
-    if (unfinished)
+    if (t)
         rg_idle_check(device);
 }
 
@@ -182,23 +177,42 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
 {
     uint32_t devices = 0;
     pthread_mutex_lock(&table_lock);
-    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
+    for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
         rg_track *t = &rg.tracks[i];
-        if (!atomic_load(&t->key) || (context ? t->context != context : t->cu_device != d))
+        if (!t->context || (context ? t->context != context : t->cu_device != d))
             continue;
-        CUcontext gone = t->context;
-        devices |= 1u << t->device;
-        drop(t);
-        rg_batch_forget(gone);
-        rg_samples_forget(gone);
-        for (uint32_t j = 0; j < RG_MAX_TRACKS; j++)
-            if (rg.tracks[j].context == gone)
-                rg.tracks[j].agent_event = NULL;
+        if (atomic_load(&t->key)) {
+            devices |= 1u << t->device;
+            drop(t);
+        }
+        t->agent_event = NULL;
+        t->context = NULL;
     }
     pthread_mutex_unlock(&table_lock);
+    rg_batch_forget(context, d);
+    rg_samples_forget(context, d);
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
         if (devices & 1u << i)
             rg_idle_check(i);
+}
+
+/* ---- captures ---- */
+
+void rg_capture_began(CUstream stream)
+{
+    rg_track *t = rg_track_find(rg_track_key(stream));
+    if (t)
+        atomic_store(&t->capturing, true);
+}
+
+void rg_capture_ended(CUstream stream)
+{
+    rg_track *t = rg_track_find(rg_track_key(stream));
+    if (t && !atomic_exchange(&t->capturing, false))
+        return; /* it was not capturing: an error of the program, and no capture of ours ends by it */
+    uint32_t n = atomic_load(&rg.captures);
+    while (n && !atomic_compare_exchange_weak(&rg.captures, &n, n - 1))
+        continue;
 }
 
 /* ---- priorities ---- */
@@ -243,19 +257,16 @@ static bool all_clean(uint32_t device)
     return true;
 }
 
-bool rg_idle_check(uint32_t device)
+void rg_idle_check(uint32_t device)
 {
     if (!atomic_load(&rg.busy[device]) || !all_clean(device))
-        return false;
-    bool ended = false;
+        return;
     pthread_mutex_lock(&busy_lock);
     if (atomic_load(&rg.busy[device])) {
-        /* Pairs with rg_work_begin: clear `busy` first, then read the tracks again. */
+        /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
         atomic_store(&rg.busy[device], 0);
         if (all_clean(device)) {
-            ended = true;
-            rg_histogram *h = &rg.slot->request_ns;
-            rg_hist_add(h, rg_now_ns() - atomic_load(&rg.busy_since[device]));
+            rg_hist_add(&rg.slot->request_ns, rg_now_ns() - atomic_load(&rg.busy_since[device]));
             atomic_fetch_add(&rg.slot->requests, 1);
             atomic_fetch_and(&rg.segment->devices[device].high_busy, ~(1ull << rg.slot_index));
             rg_device_wake(&rg.segment->devices[device]);
@@ -264,15 +275,31 @@ bool rg_idle_check(uint32_t device)
         }
     }
     pthread_mutex_unlock(&busy_lock);
-    return ended;
+}
+
+void rg_busy_assert(void)
+{
+    pthread_mutex_lock(&busy_lock);
+    for (int i = 0; i < RG_MAX_DEVICES; i++)
+        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) == RG_MODE_HIGH)
+            atomic_fetch_or(&rg.segment->devices[i].high_busy, 1ull << rg.slot_index);
+    pthread_mutex_unlock(&busy_lock);
+}
+
+void rg_busy_leave(void)
+{
+    pthread_mutex_lock(&busy_lock);
+    rg_segment_clear_busy(rg.segment, rg.slot_index);
+    pthread_mutex_unlock(&busy_lock);
 }
 
 /* ---- waits ---- */
 
+/* Puts a token into a track with unfinished work. An event does not take the place of a thread that waits. */
 static uint64_t cover(rg_track *t, uint64_t token)
 {
     uint64_t state = atomic_load(&t->state);
-    while (state != RG_CLEAN)
+    while (state != RG_CLEAN && ((token & 3) == RG_TOKEN_WAIT || (state & 3) != RG_TOKEN_WAIT))
         if (atomic_compare_exchange_weak(&t->state, &state, token))
             return token;
     return 0;
@@ -358,32 +385,40 @@ static void event_release(uint32_t i)
     atomic_store_explicit(&event_table[i].busy, 0, memory_order_release);
 }
 
-void rg_event_recorded(CUevent event, CUstream stream)
+uint64_t rg_event_record_begin(CUstream stream)
 {
     rg_track *t = rg_track_find(rg_track_key(stream));
-    uint32_t i = event_hash(event);
-    if (!event_try(i))
-        return;
-    event_table[i].event = event;
-    event_table[i].track = t;
-    event_table[i].token = t ? cover(t, rg_token(RG_TOKEN_EVENT)) : 0;
-    event_release(i);
+    return t ? cover(t, rg_token(RG_TOKEN_EVENT)) : 0;
 }
 
-void rg_event_finished(CUevent event)
+void rg_event_record_end(CUevent event, CUstream stream, uint64_t token, bool ok)
+{
+    rg_track *t = token ? rg_track_find(rg_track_key(stream)) : NULL;
+    uint32_t i = event_hash(event);
+    uint64_t mine = token;
+    bool entered = ok && event_try(i);
+    if (entered) {
+        event_table[i].event = event;
+        event_table[i].track = t;
+        event_table[i].token = t ? token : 0;
+        event_release(i);
+    } else if (t) {
+        atomic_compare_exchange_strong(&t->state, &mine, RG_DIRTY); /* nobody will know when it is done */
+    }
+}
+
+uint64_t rg_event_wait_begin(CUevent event, rg_track **track)
 {
     uint32_t i = event_hash(event);
-    rg_track *t = NULL;
     uint64_t token = 0;
     if (!event_try(i))
-        return;
+        return 0;
     if (event_table[i].event == event && event_table[i].token) {
-        t = event_table[i].track;
+        *track = event_table[i].track;
         token = event_table[i].token;
     }
     event_release(i);
-    if (t)
-        rg_track_finished(t, token);
+    return token;
 }
 
 void rg_event_forget(CUevent event)

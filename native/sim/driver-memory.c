@@ -691,3 +691,34 @@ static CUresult set(int pt, int synchronous, CUdeviceptr dst, size_t pitch, uint
 MEMSET(8, unsigned char)
 MEMSET(16, unsigned short)
 MEMSET(32, unsigned)
+
+/* Arrays, batches of copies and prefetches: exported, because programs and Rigel look them up, and refused, because the
+ * simulated GPU has no arrays and moves no pages. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define REFUSED(symbol, per_thread, params) \
+    API CUresult symbol params; \
+    API CUresult symbol params \
+    { \
+        return CUDA_ERROR_NOT_SUPPORTED; \
+    } \
+    API CUresult symbol##_##per_thread params; \
+    API CUresult symbol##_##per_thread params \
+    { \
+        return CUDA_ERROR_NOT_SUPPORTED; \
+    }
+REFUSED(cuMemcpyAtoH_v2, ptds, (void *h, CUarray a, size_t at, size_t n))
+REFUSED(cuMemcpyHtoA_v2, ptds, (CUarray a, size_t at, const void *h, size_t n))
+REFUSED(cuMemcpyAtoD_v2, ptds, (CUdeviceptr d, CUarray a, size_t at, size_t n))
+REFUSED(cuMemcpyDtoA_v2, ptds, (CUarray a, size_t at, CUdeviceptr d, size_t n))
+REFUSED(cuMemcpyAtoA_v2, ptds, (CUarray a, size_t at, CUarray b, size_t bt, size_t n))
+REFUSED(cuMemcpyAtoHAsync_v2, ptsz, (void *h, CUarray a, size_t at, size_t n, CUstream s))
+REFUSED(cuMemcpyHtoAAsync_v2, ptsz, (CUarray a, size_t at, const void *h, size_t n, CUstream s))
+REFUSED(cuMemcpyBatchAsync, ptsz, (CUdeviceptr *d, CUdeviceptr *e, size_t *sizes, size_t n, void *attributes,
+        size_t *indices, size_t m, size_t *bad, CUstream s))
+REFUSED(cuMemcpyBatchAsync_v2, ptsz, (CUdeviceptr *d, CUdeviceptr *e, size_t *sizes, size_t n, void *attributes,
+        size_t *indices, size_t m, CUstream s))
+REFUSED(cuMemPrefetchAsync, ptsz, (CUdeviceptr d, size_t n, CUdevice where, CUstream s))
+REFUSED(cuMemPrefetchAsync_v2, ptsz, (CUdeviceptr d, size_t n, uint64_t where, unsigned flags, CUstream s))
+#undef REFUSED
+#pragma GCC diagnostic pop

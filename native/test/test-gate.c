@@ -87,6 +87,8 @@ static void other_busy(bool yes)
         rg_segment_clear_busy(seg, OTHER);
 }
 
+static void become_high_without_agent(void);
+
 /* ---- best-effort ---- */
 
 static _Atomic int launched;
@@ -284,6 +286,78 @@ static void *per_thread_work(void *context)
         CHECK_EQUAL(cuLaunchKernel_ptsz(spin, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL), CUDA_SUCCESS);
     CHECK_EQUAL(cuStreamSynchronize_ptsz(NULL), CUDA_SUCCESS);
     return NULL;
+}
+
+static void captures_are_counted_right(void)
+{
+    become("best-effort");
+    CUstream a, b;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, b, 1000);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK(cuStreamEndCapture(b, &graph) != CUDA_SUCCESS); /* not capturing: ends nothing */
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamDestroy_v2(a), CUDA_SUCCESS); /* with its capture open */
+    CHECK_EQUAL(rg.captures, 0);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+/* Two devices, default streams only: each launch and each wait belongs to the device whose context is current. */
+static void default_streams_of_two_contexts_are_told_apart(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become_high_without_agent();
+    CUcontext first = current(), second;
+    CUmodule module;
+    CUfunction other_spin;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&other_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    launch(other_spin, NULL, 1000);
+    launch(other_spin, CU_STREAM_PER_THREAD, 1000);
+    CHECK_EQUAL(seg->devices[0].high_busy, 1);
+    CHECK_EQUAL(seg->devices[1].high_busy, 1);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+    CHECK_EQUAL(seg->devices[0].high_busy, 1);
+    CHECK_EQUAL(seg->devices[1].high_busy, 0);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(seg->devices[0].high_busy, 0);
+    CHECK_EQUAL(rg.slot->devices, 3);
+    done();
+}
+
+/* After a reset the context's handle may be the same, but its events are gone: the limit and the busy bit must still work. */
+static void a_reset_context_starts_afresh(void)
+{
+    become("best-effort");
+    for (int i = 0; i < 20; i++)
+        launch(spin, NULL, 20000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CUcontext context;
+    CUmodule module;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    uint64_t waits = rg.slot->inflight_waits;
+    for (int i = 0; i < 30; i++) {
+        launch(spin, NULL, 1000000);
+        CHECK(rg.inflight < 20 * RG_POLICY_LAUNCH);
+    }
+    CHECK(rg.slot->inflight_waits > waits);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
 }
 
 static void per_thread_streams_of_many_threads_do_not_lock_up(void)
@@ -567,6 +641,9 @@ int main(int argc, char **argv)
     RUN(small_copies_pass_bulk_copies_wait);
     RUN(communication_kernels_never_wait);
     RUN(capture_passes_and_a_graph_is_one_unit);
+    RUN(captures_are_counted_right);
+    RUN(default_streams_of_two_contexts_are_told_apart);
+    RUN(a_reset_context_starts_afresh);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);

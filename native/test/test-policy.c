@@ -29,7 +29,6 @@ int main(void)
     /* Who never waits. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.inflight = 8 * LAUNCH, v_.policy = RG_POLICY_NONE), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.inflight = 8 * LAUNCH, v_.best_effort = false), RG_PASS);
-    CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.inflight = 8 * LAUNCH, v_.exempt = true), RG_PASS);
     /* The bound: at exactly starvation_ns, for either kind of wait; the credit lets the rest of a batch out, not more. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.waited_ns = 999), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.waited_ns = 1000), RG_PASS_STARVED);
