@@ -4,7 +4,7 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import { type Config, readConfig } from "./config.ts";
@@ -80,7 +80,8 @@ function commandLine(): Command {
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
   const native = await Native.load();
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json")), flags);
-  const segmentFolder = flags.segment ?? defaultSegmentFolder(process.env);
+  // Clients may run in other folders.
+  const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
   const simulationState = join(
     defaultSegmentFolder(process.env),
     `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`,
@@ -212,6 +213,15 @@ function deviceSelector(text: string): Config["device"] {
 function print(text: string): void {
   process.stdout.write(`${text}\n`);
 }
+
+// As a shell would. Without it no program is found, neither by Rigel nor by its clients.
+process.env["PATH"] ??= "/usr/local/bin:/usr/bin:/bin";
+
+// Whoever read what Rigel says has gone (`rigel … | head`): the launch goes on to its end, unseen.
+for (const stream of [process.stdout, process.stderr])
+  stream.on("error", (error) => {
+    if (!("code" in error) || error.code !== "EPIPE") throw error;
+  });
 
 try {
   await commandLine().parseAsync();

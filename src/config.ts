@@ -14,6 +14,9 @@ import { fields, parse } from "./schema.ts";
 
 const positive = z.number().positive();
 
+/** What goes into a command line, an environment or a file name, where a NUL would end it. */
+const text = z.string().regex(/^[^\0]*$/, "expected text without NUL characters");
+
 const DEVICE = 'expected "auto", "simulated", a device index, or a UUID such as "GPU-…"';
 const deviceSchema = z.union(
   [z.int().nonnegative(), z.string().regex(/^(auto|simulated|(GPU|MIG)-[\w/-]+)$/, DEVICE)],
@@ -37,11 +40,11 @@ const policySchema = fields({
 
 const replaySchema = fields({
   /** Kernel profile, Orion's or Rigel's own; relative to the configuration file. */
-  profile: z.string().min(1),
+  profile: text.min(1),
   /** Requests per second in an open loop; without it, one iteration follows the other. */
-  rate_per_s: positive.optional(),
+  rate_per_s: z.number().min(1e-6).max(1e6).optional(),
   /** How requests arrive: by the rate, or a JSON file with a list of gaps in seconds. */
-  arrivals: z.string().min(1).optional(),
+  arrivals: text.min(1).optional(),
   /** Stop after so many; without it the client runs until the launch ends. */
   iterations: z.int().positive().optional(),
   /** Seed of Poisson arrivals. */
@@ -57,10 +60,10 @@ const nameSchema = z
 const clientSchema = fields({
   name: nameSchema,
   class: z.enum(["high", "best-effort"]),
-  command: z.array(z.string()).min(1).optional(),
+  command: z.array(text).min(1).optional(),
   replay: replaySchema.optional(),
-  env: z.record(z.string().regex(/^[^=]+$/), z.string()).optional(),
-  cwd: z.string().min(1).optional(),
+  env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
+  cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
 }).check((context) => {
   const { command, replay } = context.value;
@@ -118,6 +121,14 @@ export type ReplayConfig = z.infer<typeof replaySchema>;
 export type DeviceSelector = z.infer<typeof deviceSchema>;
 export type Policy = z.infer<typeof policySchema>;
 
+/** What the fields of one client are called in the file that it came from. */
+export interface FieldNames {
+  client: string;
+  profile: string;
+  arrivals: string;
+  iterations: string;
+}
+
 /** A configuration as read: file names in it are absolute. */
 export interface Config extends RawConfig {
   /** The file it came from, as the user named it; errors start with it. */
@@ -126,6 +137,8 @@ export interface Config extends RawConfig {
   notes: string[];
   /** Kernel counts that Orion's configuration states, by client name: compared with the profile, never waited for. */
   statedKernels: ReadonlyMap<string, number>;
+  /** For each client. */
+  fieldNames: FieldNames[];
 }
 
 /** Reads and checks a configuration file, Rigel's own or Orion's. */
@@ -139,11 +152,23 @@ export async function readConfig(file: string): Promise<Config> {
     file,
     notes: orion?.notes ?? [],
     statedKernels: orion?.statedKernels ?? new Map(),
+    fieldNames: raw.clients.map((_, index) => orion?.fieldNames[index] ?? fieldNames(index)),
     clients: raw.clients.map((client) => ({
       ...client,
       ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
       ...(client.replay && { replay: absolutePaths(client.replay, base) }),
     })),
+  };
+}
+
+function fieldNames(index: number): FieldNames {
+  const client = `clients[${index}]`;
+  const replay = `${client}.replay`;
+  return {
+    client,
+    profile: `${replay}.profile`,
+    arrivals: `${replay}.arrivals`,
+    iterations: `${replay}.iterations`,
   };
 }
 

@@ -6,9 +6,9 @@
  */
 
 /** What kind of thing went wrong; decides the exit status. */
-export type ErrorCode = "usage" | "config" | "profile" | "command" | "native" | "segment" | "device";
+type ErrorCode = "config" | "profile" | "command" | "native" | "segment" | "device";
 
-const USER_INPUT: ReadonlySet<ErrorCode> = new Set(["usage", "config", "profile", "command"]);
+const USER_INPUT: ReadonlySet<ErrorCode> = new Set(["config", "profile", "command"]);
 
 export class RigelError extends Error {
   readonly code: ErrorCode;

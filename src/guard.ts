@@ -15,19 +15,25 @@ while read -r word what; do
     done) exit 0 ;;
   esac
 done
+mark=$1
+shift
 for g in $groups; do kill -s TERM -- "-$g"; done
 [ -z "$groups" ] || sleep 5
 for g in $groups; do kill -s KILL -- "-$g"; done
+for file in $(grep -lzFxe "$mark" /proc/[0-9]*/environ); do
+  pid=\${file#/proc/}
+  kill -s KILL "\${pid%/environ}"
+done
 rm -f -- "$@"
 `;
 
 export class Guard implements Disposable {
   readonly #shell;
 
-  /** `files` are removed if the launcher dies. */
-  constructor(files: readonly string[]) {
-    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", ...files], {
-      env: { PATH: process.env["PATH"] ?? "/usr/bin:/bin" },
+  /** If the launcher dies, `files` are removed and processes with `mark` in their environment ended. */
+  constructor(mark: string, files: readonly string[]) {
+    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", mark, ...files], {
+      env: { PATH: `${process.env["PATH"] ?? ""}:/usr/bin:/bin` },
       // Out of reach of the terminal's Ctrl-C.
       detached: true,
       stdin: "pipe",

@@ -9,20 +9,52 @@ import { RigelError, reason } from "./errors.ts";
 
 /** Reads and parses a file. Throws a coded error that names the file, and the line and column of a syntax error. */
 export async function readJson(path: string): Promise<unknown> {
-  let text: string;
+  let bytes: Uint8Array;
   try {
-    text = await Bun.file(path).text();
+    bytes = await Bun.file(path).bytes();
   } catch (thrown) {
     throw new RigelError("config", `${path}: cannot be read (${reason(thrown)})`, { cause: thrown });
   }
+  const text = decoded(bytes, path);
   try {
-    return JSON.parse(text);
+    const value: unknown = JSON.parse(text);
+    if (isDeep(value)) throw tooDeep(path);
+    return value;
   } catch (thrown) {
+    if (thrown instanceof RigelError) throw thrown;
+    if (thrown instanceof RangeError) throw tooDeep(path);
     const { line, column, expected } = firstJsonError(text);
     throw new RigelError("config", `${path}:${line}:${column}: not valid JSON: expected ${expected}`, {
       cause: thrown,
     });
   }
+}
+
+function decoded(bytes: Uint8Array, path: string): string {
+  try {
+    return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
+  } catch (thrown) {
+    throw new RigelError("config", `${path}: expected text in UTF-8; save the file in that encoding`, {
+      cause: thrown,
+    });
+  }
+}
+
+/** Far more than any file of Rigel's needs, far less than what recursion over a value can take. */
+const DEEPEST = 100;
+
+/** Looked at level by level: recursion is what a deep value breaks. */
+function isDeep(value: unknown): boolean {
+  let level = [value];
+  for (let depth = 0; level.length > 0; depth++) {
+    if (depth > DEEPEST) return true;
+    level = level.flatMap((one) => (typeof one === "object" && one !== null ? Object.values(one) : []));
+  }
+  return false;
+}
+
+function tooDeep(path: string): RigelError {
+  return new RigelError("config", `${path}: expected lists and objects nested at most ${DEEPEST} deep`);
 }
 
 interface JsonError {

@@ -3,36 +3,43 @@
  *
  * A launch ends when `duration_s` is over, or when every high client has ended and so has every best-effort replay with
  * a number of iterations; without high clients when all have ended. Whatever happens, no client outlives a launch and no
- * file of it stays behind (guard.ts sees to that when the launcher itself is killed).
+ * file of it stays behind (guard.ts sees to that when the launcher itself is killed). Only a process that has left both
+ * its client's group and its environment cannot be told from others, and one of another user cannot be ended.
  */
 
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
 import { Guard } from "./guard.ts";
+import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
+import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
-import { Segment, type Snapshot } from "./segment.ts";
+import { Segment } from "./segment.ts";
+import { type Snapshot, Tally, lifetime_s } from "./tally.ts";
 
-export interface LaunchOptions {
+interface LaunchOptions {
   /** Folder for the segment. */
   segmentFolder: string;
   /** How long to wait for every client's first work before counting begins without it. */
   start_timeout_s: number;
 }
 
-export interface Outcome {
+interface Outcome {
   report: Report;
   exitStatus: number;
 }
 
 const POLL_ms = 20;
+/** The same once a process that attaches takes over a finished one's slot. */
+const POLL_FULL_ms = 2;
+/** After how long a client that has not attached is told about. */
+const UNATTACHED_ms = 5000;
 /** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
 const LOOK_ms = 500;
-const SIGNAL_STATUS = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
@@ -43,6 +50,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
     if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
     const result = await runPhase(plan, phase, native, options, interrupt);
     done.push(result);
+    notes.push(...result.notes);
     if (interrupt.signal || result.failed) {
       if (index + 1 < plan.phases.length)
         notes.push("the launch ended before its last phase; what is missing was not run");
@@ -60,7 +68,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       device: { name: device.name, uuid: device.uuid, simulated: device.simulated },
       policy: { ...config.policy, name: last.phase.policy, inflight: last.inflight },
       mps,
-      duration_s: last.duration_s,
+      duration_s: Math.round(last.duration_s * 1000) / 1000,
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
       notes,
@@ -86,6 +94,7 @@ interface PhaseResult {
   clients: ClientReport[];
   inflight: number;
   duration_s: number;
+  notes: string[];
   /** The first client that failed. */
   failed: { name: string; status: number; text: string } | undefined;
 }
@@ -99,12 +108,19 @@ async function runPhase(
 ): Promise<PhaseResult> {
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
-  using guard = new Guard([segment.path, plan.simulation.state]);
+  // No other process has this in its environment.
+  const mark = `RIGEL_SEGMENT=${segment.path}`;
+  using guard = new Guard(mark, [segment.path, plan.simulation.state]);
+  const tally = new Tally(segment);
   const running: Running[] = [];
   const cleanUp = (): void => {
-    for (const { child } of running) child.signal("SIGKILL");
-    segment.remove();
-    rmSync(plan.simulation.state, { force: true });
+    try {
+      for (const { child } of running) child.signal("SIGKILL");
+      killMarked(mark);
+    } finally {
+      segment.remove();
+      rmSync(plan.simulation.state, { force: true });
+    }
   };
   process.on("exit", cleanUp);
   try {
@@ -112,17 +128,18 @@ async function runPhase(
     segment.configure({ ...policy, policy: phase.policy });
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
-      const show = prefixed(client.name, plan.clients.indexOf(client), width);
+      const index = plan.clients.indexOf(client);
+      const show = prefixed(client.name, index, width);
       const env = clientEnvironment(plan, phase, client, native, segment.path);
-      const child = new ClientProcess(
-        { name: client.name, argv: client.argv, env, cwd: client.cwd, hideOutput: client.isReplay },
-        show,
-      );
+      const { name, argv, cwd, isReplay } = client;
+      const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
+      const marks = [mark, `RIGEL_NAME=${name}`];
+      const child = new ClientProcess({ name, where, argv, env, marks, cwd, hideOutput: isReplay }, show);
       guard.watch(child.pid);
-      running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined });
+      running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
     interrupt.clients = running.map(({ child }) => child);
-    const counted = await count(plan, running, segment, native, options, interrupt);
+    const counted = await count(plan, running, segment, tally, native, options, interrupt);
     const inflight = segment.inflight;
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
@@ -131,20 +148,56 @@ async function runPhase(
         exit && exit.status !== 0 && !stopped ? [{ name, ...exit }] : [],
       )
       .toSorted((a, b) => a.at_ms - b.at_ms);
+    const duration_s = (counted.to_ms - counted.from_ms) / 1000;
     return {
       phase,
       inflight,
-      duration_s: (counted.to_ms - counted.from_ms) / 1000,
-      clients: running.map((one) => reportOf(one, counted, segment)),
+      duration_s,
+      notes: notesOf(running, tally, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+      clients: running.map((one) => reportOf(one, counted, tally)),
       failed: failures[0],
     };
   } finally {
-    await Promise.all(running.map(({ child }) => child.stop("SIGKILL")));
-    for (const { child } of running) guard.forget(child.pid);
-    interrupt.clients = [];
-    process.off("exit", cleanUp);
-    cleanUp();
+    try {
+      await Promise.all(running.map(({ child }) => child.stop("SIGKILL")));
+      for (const { child } of running) guard.forget(child.pid);
+    } finally {
+      interrupt.clients = [];
+      process.off("exit", cleanUp);
+      cleanUp();
+    }
   }
+}
+
+/** Ends what a client has started under another name and out of its group. */
+function killMarked(mark: string): void {
+  for (const { pid } of living().filter((one) => startedWith(one.pid, [mark])))
+    try {
+      process.kill(pid, "SIGKILL");
+    } catch {
+      // It has just ended, or belongs to somebody else by now.
+    }
+}
+
+/** What a reader of the numbers should know about how they came about. */
+function notesOf(running: readonly Running[], tally: Tally, took_s: number, asked_s: number | undefined): string[] {
+  const notes = running.flatMap(({ client: { name }, child: { leftBehind } }) => {
+    if (leftBehind.length === 0) return [];
+    const left = leftBehind.slice(0, 5).map((one) => `${one.name} ${one.pid}`);
+    if (leftBehind.length > left.length) left.push(`${leftBehind.length - left.length} more`);
+    return [
+      `${name}: its command ended but not what it had started (${left.join(", ")}), which was ended with the launch; ` +
+        "let the command wait for its work",
+    ];
+  });
+  if (asked_s !== undefined && took_s < asked_s)
+    notes.push(`counting took ${took_s.toFixed(1)} s of ${asked_s} s, as the clients that decide had ended`);
+  if (tally.missing > 0)
+    notes.push(
+      `${tally.missing} processes are missing from the counts, at least in part: the segment has room for the counts ` +
+        "of 64, and others took over their places too soon",
+    );
+  return notes;
 }
 
 /** A client of a phase that is under way. */
@@ -157,6 +210,8 @@ interface Running {
   launched_ms: number | undefined;
   /** What was seen of it from outside, while it has not attached. */
   seen: { processes: number; mapped: number } | undefined;
+  /** Whoever watches has been told that it has not attached. */
+  told: boolean;
   /** Why it has not attached, as found when counting ended. */
   problem?: string;
 }
@@ -174,6 +229,7 @@ async function count(
   plan: Plan,
   running: Running[],
   segment: Segment,
+  tally: Tally,
   native: Native,
   options: LaunchOptions,
   interrupt: Interrupt,
@@ -185,11 +241,12 @@ async function count(
   let window: Pick<Counted, "from_ms" | "before"> | undefined;
   for (;;) {
     const now_ms = performance.now();
-    observe(running, segment, now_ms);
+    observe(running, tally, now_ms);
     if (now_ms - looked_ms >= LOOK_ms) {
       looked_ms = now_ms;
       segment.reap();
       look(running, native);
+      tell(running, segment, now_ms);
     }
     if (interrupt.signal || isOver(running)) break;
     if (begun_ms === undefined) {
@@ -206,20 +263,22 @@ async function count(
       }
     }
     if (begun_ms !== undefined && !window && now_ms - begun_ms >= warmup_s * 1000) {
-      window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? segment.snapshot() : undefined };
+      window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? tally.snapshot() : undefined };
       progress(duration_s === undefined ? "counting until the clients end" : `counting for ${duration_s} s`);
     }
     const left_ms =
       window && duration_s !== undefined ? window.from_ms + duration_s * 1000 - now_ms : Number.POSITIVE_INFINITY;
     if (left_ms <= 0) break;
-    await pause(Math.min(POLL_ms, left_ms), [
+    await pause(Math.min(tally.full ? POLL_FULL_ms : POLL_ms, left_ms), [
       interrupt.raised,
       ...running.filter(({ child }) => !child.exit).map(({ child }) => child.ended),
     ]);
   }
   const to_ms = performance.now();
-  const after = segment.snapshot();
-  observe(running, segment, to_ms);
+  // Who was killed has not said that it ended.
+  segment.reap();
+  const after = tally.snapshot();
+  observe(running, tally, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
     const problem = problemOf(one, segment);
@@ -229,8 +288,8 @@ async function count(
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
-function observe(running: Running[], segment: Segment, now_ms: number): void {
-  const slots = segment.slots();
+function observe(running: Running[], tally: Tally, now_ms: number): void {
+  const slots = tally.poll();
   for (const one of running) {
     if (one.launched_ms !== undefined) continue;
     const own = slots.filter((slot) => slot.name === one.client.name);
@@ -250,21 +309,37 @@ function look(running: Running[], native: Native): void {
       one.seen = one.child.inspect(native.files.library);
 }
 
+/** Says once of each client that is late to attach what is known about it. */
+function tell(running: Running[], segment: Segment, now_ms: number): void {
+  for (const one of running) {
+    if (one.told || one.attached || one.child.exit || now_ms - one.child.startedAt_ms < UNATTACHED_ms) continue;
+    one.told = true;
+    progress(`${one.client.name}: has not attached yet: ${problemOf(one, segment)}`);
+  }
+}
+
 /** Why a client has not attached; undefined if it has. */
 function problemOf({ attached, child, env, seen }: Running, segment: Segment): string | undefined {
   if (attached) return undefined;
   if (env["RIGEL_DISABLE"] === "1") return "RIGEL_DISABLE=1 is set in its environment";
-  if (segment.refused > 0)
-    return `the segment is full: it has room for ${segment.capacity} processes; start fewer at a time`;
   const notLoaded =
     "librigel.so is not loaded in it: it is statically linked or setuid, or something cleared LD_PRELOAD";
+  const unloaded = seen !== undefined && seen.processes > 0 && seen.mapped === 0;
+  // Counts the whole launch's processes, so whatever is known of this client comes first.
+  const full =
+    segment.refused > 0
+      ? `the segment is full: it has room for ${segment.capacity} processes; start fewer at a time`
+      : undefined;
   if (child.exit) {
+    if (full !== undefined && !unloaded && child.exit.status === 0) return full;
     const after_s = ((child.exit.at_ms - child.startedAt_ms) / 1000).toFixed(1);
-    const unloaded = seen && seen.processes > 0 && seen.mapped === 0 ? `; ${notLoaded}` : "";
-    return `it ${child.exit.text} after ${after_s} s without having initialised CUDA${unloaded}`;
+    return `it ${child.exit.text} after ${after_s} s without having initialised CUDA${unloaded ? `; ${notLoaded}` : ""}`;
   }
-  if (!seen) return "it was ended before it had initialised CUDA (cuInit)";
-  return seen.mapped === 0 ? notLoaded : "librigel.so is loaded in it, but it has not initialised CUDA (cuInit)";
+  if (unloaded) return notLoaded;
+  if (full !== undefined) return full;
+  return seen
+    ? "librigel.so is loaded in it, but it has not initialised CUDA (cuInit)"
+    : "it was ended before it had initialised CUDA (cuInit)";
 }
 
 function isOver(running: readonly Running[]): boolean {
@@ -277,14 +352,14 @@ function isOver(running: readonly Running[]): boolean {
 function reportOf(
   { client, child, attached, launched_ms, problem }: Running,
   counted: Counted,
-  segment: Segment,
+  tally: Tally,
 ): ClientReport {
   const { from_ms, to_ms, before, after } = counted;
   const end_ms = child.exit && !child.stopped ? child.exit.at_ms : to_ms;
   // A client that had ended before counting began is shown with all it did, rather than with nothing.
   const whole = before === undefined || end_ms <= from_ms;
   const begin_ms = whole ? (launched_ms ?? child.startedAt_ms) : from_ms;
-  const counted_s = (whole ? segment.lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
+  const counted_s = (whole ? lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
   const { name, uuid, simulated } = client.device;
   return {
     name: client.name,
@@ -294,7 +369,7 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
-    ...measured(segment.usage(client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(tally.usage(client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
   };
 }
 
@@ -318,41 +393,6 @@ function clientEnvironment(
     // Set though the streams have priorities too: under MPS only this one orders work of different processes.
     ...(phase.policy !== "none" && plan.mps && { CUDA_MPS_CLIENT_PRIORITY: client.class === "high" ? "0" : "1" }),
   };
-}
-
-/** The first signal is passed on and ends the launch with its report; the second kills the clients. */
-class Interrupt implements Disposable {
-  /** The first signal that came. */
-  signal: keyof typeof SIGNAL_STATUS | undefined;
-  /** Settles when it comes. */
-  readonly raised: Promise<void>;
-  clients: ClientProcess[] = [];
-  readonly #handlers: [keyof typeof SIGNAL_STATUS, () => void][];
-
-  constructor() {
-    const { promise, resolve } = Promise.withResolvers<void>();
-    this.raised = promise;
-    const handle = (signal: keyof typeof SIGNAL_STATUS) => (): void => {
-      if (this.signal) {
-        progress("killing the clients");
-        for (const client of this.clients) client.signal("SIGKILL");
-        return;
-      }
-      this.signal = signal;
-      progress(`${signal}: stopping the clients (once more kills them)`);
-      resolve();
-    };
-    this.#handlers = [
-      ["SIGINT", handle("SIGINT")],
-      ["SIGTERM", handle("SIGTERM")],
-      ["SIGHUP", handle("SIGHUP")],
-    ];
-    for (const [signal, handler] of this.#handlers) process.on(signal, handler);
-  }
-
-  [Symbol.dispose](): void {
-    for (const [signal, handler] of this.#handlers) process.off(signal, handler);
-  }
 }
 
 async function pause(limit_ms: number, sooner: Promise<void>[]): Promise<void> {

@@ -118,6 +118,16 @@ function open(library: string): Symbols {
   }
 }
 
+/** LD_PRELOAD is a list that spaces and colons separate; the loader has no way to quote them. */
+export function checkPreloadable(library: string): void {
+  if (/[\s:]/.test(library))
+    throw new RigelError(
+      "native",
+      `${library}: LD_PRELOAD cannot name a path with a space or colon in it; move Rigel, or copy librigel.so elsewhere ` +
+        "and name it with RIGEL_LIB",
+    );
+}
+
 /* From a checkout: native/build, made by make. */
 
 async function buildIfOlder(root: string): Promise<NativeFiles> {
@@ -188,6 +198,7 @@ async function unpack(): Promise<Native> {
   for (const base of cacheFolders()) {
     const folder = join(base, digest);
     try {
+      checkPreloadable(join(folder, "librigel.so"));
       privateFolder(base);
       await unpackInto(folder, parts);
       // Loading the very file that will be preloaded is the test for a noexec folder, where LD_PRELOAD fails in silence.
@@ -250,12 +261,15 @@ async function unpackInto(folder: string, parts: readonly { path: string; bytes:
       writeFileSync(target, bytes, { mode: 0o600 });
       if (path === "rigel-replay") chmodSync(target, 0o700);
     }
-    rmSync(folder, { recursive: true, force: true });
+    // What is there has been changed, or another rigel has put its own there since: only what was changed is replaced.
+    if (existsSync(folder) && !(await holds(folder, parts))) renameSync(folder, `${fresh}.old`);
     renameSync(fresh, folder);
   } catch (thrown) {
     rmSync(fresh, { recursive: true, force: true });
     // Another rigel may have unpacked the same files in the meantime.
     if (!(await holds(folder, parts))) throw thrown;
+  } finally {
+    rmSync(`${fresh}.old`, { recursive: true, force: true });
   }
 }
 

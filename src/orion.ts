@@ -9,7 +9,11 @@
 import { existsSync } from "node:fs";
 import { dirname, resolve } from "node:path";
 import { z } from "zod";
+import type { FieldNames } from "./config.ts";
 import { parse } from "./schema.ts";
+
+/** As config.ts has it. */
+const LONGEST_NAME = 63;
 
 const orionClientSchema = z.looseObject({
   arch: z.string().min(1),
@@ -40,7 +44,7 @@ export function isOrion(json: unknown): boolean {
 export function readOrion(
   json: unknown,
   file: string,
-): { config: object; notes: string[]; statedKernels: Map<string, number> } {
+): { config: object; notes: string[]; statedKernels: Map<string, number>; fieldNames: FieldNames[] } {
   // Orion's own files are the bare list; users also wrap it in an object. Checked one by one, so that an error names a
   // field rather than "neither shape fits".
   const clients = Array.isArray(json)
@@ -49,12 +53,28 @@ export function readOrion(
   const base = dirname(resolve(file));
   const notes: string[] = [];
   const statedKernels = new Map<string, number>();
-  const names = new Map<string, number>();
+  const beside = Array.isArray(json)
+    ? []
+    : Object.keys(z.looseObject({}).parse(json)).filter((key) => key !== "clients");
+  if (beside.length > 0)
+    notes.push(
+      `${beside.join(", ")}: not used, as a configuration of Orion's has clients alone; use the options of the command ` +
+        "line, or a configuration of Rigel's",
+    );
+  const names = new Set<string>();
+  const fieldNames: FieldNames[] = [];
   const converted = [];
   for (const [index, client] of clients.entries()) {
-    const seen = (names.get(client.arch) ?? 0) + 1;
-    names.set(client.arch, seen);
-    const name = seen === 1 ? client.arch : `${client.arch}-${seen}`;
+    const name = nameOf(client.arch, names);
+    if (name !== client.arch && !name.startsWith(`${client.arch}-`))
+      notes.push(`${name}: stands for arch ${JSON.stringify(client.arch)}, which cannot be a client's name`);
+    const field = `${Array.isArray(json) ? "" : "clients"}[${index}]`;
+    fieldNames.push({
+      client: field,
+      profile: `${field}.kernel_file`,
+      arrivals: `${field}.args.input_file`,
+      iterations: `${field}.num_iters`,
+    });
     const { rps, uniform, input_file: inputFile } = client.args;
     if (client.num_kernels !== undefined) statedKernels.set(name, client.num_kernels);
     if (client.additional_kernel_file)
@@ -76,7 +96,19 @@ export function readOrion(
       },
     });
   }
-  return { config: { clients: converted }, notes, statedKernels };
+  return { config: { clients: converted }, notes, statedKernels, fieldNames };
+}
+
+/** A name that a client may have and none in `taken` has; enters it there. */
+function nameOf(arch: string, taken: Set<string>): string {
+  const valid = arch
+    .replaceAll(/[^\w.:@+ -]/g, "-")
+    .replace(/^ /, "-")
+    .slice(0, LONGEST_NAME);
+  let name = valid;
+  for (let count = 2; taken.has(name); count++) name = `${valid.slice(0, LONGEST_NAME - `-${count}`.length)}-${count}`;
+  taken.add(name);
+  return name;
 }
 
 /** Orion's paths are relative to where it is started, which may or may not be the folder of the configuration. */

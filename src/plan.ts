@@ -7,10 +7,10 @@
 
 import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
-import type { ClientConfig, Config, ReplayConfig } from "./config.ts";
+import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
 import { RigelError } from "./errors.ts";
-import type { Native } from "./native.ts";
+import { type Native, checkPreloadable } from "./native.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
 
@@ -50,7 +50,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
   const { file } = config;
   const simulation: Simulation = { state: simulationState, ...config.simulated };
   const notes = [...config.notes];
-  checkLibraryPath(native.files.library);
+  checkPreloadable(native.files.library);
   await checkClients(config, notes);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
@@ -89,16 +89,6 @@ function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
   ];
 }
 
-/** LD_PRELOAD is a list that spaces and colons separate; the loader has no way to quote them. */
-function checkLibraryPath(library: string): void {
-  if (/[\s:]/.test(library))
-    throw new RigelError(
-      "native",
-      `${library}: LD_PRELOAD cannot name a path with a space or colon in it; move Rigel, or copy librigel.so elsewhere ` +
-        "and name it with RIGEL_LIB",
-    );
-}
-
 async function checkClients(config: Config, notes: string[]): Promise<void> {
   const problems: RigelError[] = [];
   const { file } = config;
@@ -107,11 +97,17 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
       new RigelError("config", `${file}: policy.name: expected a policy other than "none" to compare with`),
     );
   for (const [index, client] of config.clients.entries()) {
-    const where = `${file}: clients[${index}]`;
+    const names = config.fieldNames[index];
+    if (!names) throw new Error(`client ${index} without field names`);
+    const where = `${file}: ${names.client}`;
     try {
       checkFolder(client, where);
       if (client.command) checkCommand(client, client.command, where);
-      if (client.replay) await checkReplay(client.name, client.replay, config, where, notes);
+      if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
+      else if (config.compare && config.duration_s === undefined)
+        notes.push(
+          `${client.name}: alone it runs until it ends by itself; set duration_s (--duration) if it never does`,
+        );
     } catch (thrown) {
       if (!(thrown instanceof RigelError)) throw thrown;
       problems.push(thrown);
@@ -153,25 +149,37 @@ function isExecutable(path: string): boolean {
 
 async function checkReplay(
   name: string,
-  replay: ReplayConfig,
+  { profile, arrivals, iterations }: ReplayConfig,
   config: Config,
-  where: string,
+  names: FieldNames,
   notes: string[],
 ): Promise<void> {
-  const { arrivals } = replay;
-  if (config.compare && config.duration_s === undefined && replay.iterations === undefined)
+  const { file } = config;
+  if (config.compare && config.duration_s === undefined && iterations === undefined)
     throw new RigelError(
       "config",
-      `${where}.replay.iterations: expected a number, or duration_s: alone, this client would never end`,
+      `${file}: ${names.iterations}: expected a number, or duration_s: alone, this client would never end`,
     );
-  if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson") await checkArrivals(arrivals);
-  const { kernels } = await readProfile(replay.profile);
+  if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson")
+    await inField(`${file}: ${names.arrivals}`, checkArrivals(arrivals));
+  const { kernels } = await inField(`${file}: ${names.profile}`, readProfile(profile));
   const stated = config.statedKernels.get(name);
   if (stated !== undefined && stated !== kernels)
     notes.push(
-      `${name}: the configuration states ${stated} kernels, ${replay.profile} has ${kernels}; ` +
+      `${name}: the configuration states ${stated} kernels, ${profile} has ${kernels}; ` +
         "what the file has is replayed, nothing waits for a count",
     );
+}
+
+/** Puts the field that names a file before what is wrong with the file. */
+async function inField<T>(field: string, check: Promise<T>): Promise<T> {
+  try {
+    return await check;
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    const lines = thrown.message.split("\n").map((line) => `${field}: ${line}`);
+    throw new RigelError(thrown.code, lines.join("\n"), { cause: thrown });
+  }
 }
 
 function replayCommand(program: string, replay: ReplayConfig): string[] {
@@ -195,6 +203,6 @@ export function defaultSegmentFolder(environment: Environment): string {
     accessSync("/dev/shm", constants.W_OK);
     return "/dev/shm";
   } catch {
-    return environment["TMPDIR"] ?? "/tmp";
+    return resolve(environment["TMPDIR"] || "/tmp");
   }
 }

@@ -1,25 +1,30 @@
 /**
  * process.ts: one client as a process group: started, read line by line, signalled, stopped, and looked at from outside.
  *
- * Each client has a session of its own, so that a signal reaches everything it started and the terminal's Ctrl-C comes
- * from Rigel alone. Only ever signals groups that it started itself.
+ * Each client has a session of its own, so that the terminal's Ctrl-C comes from Rigel alone. A signal reaches its group,
+ * and what has left the group but still has the client's marks in its environment. Only ever signals what it started.
  */
 
-import { readdirSync, readFileSync } from "node:fs";
 import { constants } from "node:os";
 import { RigelError, reason } from "./errors.ts";
+import { progress } from "./log.ts";
+import { type Living, hasMapped, living, startedWith } from "./proc.ts";
 
 export interface Command {
   name: string;
+  /** The field of the configuration that it comes from, for errors. */
+  where: string;
   argv: string[];
   env: Record<string, string | undefined>;
+  /** Entries of `env` (`NAME=value`) that together no process but this client's has. */
+  marks: readonly string[];
   cwd: string;
   /** Standard output is a result that the launcher reports itself, not something to show. */
   hideOutput: boolean;
 }
 
 /** How a process ended. */
-export interface Exit {
+interface Exit {
   /** As a shell would give it: 128 + n for signal n. */
   status: number;
   /** In words, for messages. */
@@ -27,6 +32,10 @@ export interface Exit {
 }
 
 const GRACE_ms = 5000;
+/** How often it is looked whether what was told to end has. */
+const LOOK_ms = 50;
+/** How long output is read on once nothing that should hold the pipe is left. */
+const OUTPUT_ms = 1000;
 /** Longest line that is kept together. */
 const LINE_LIMIT = 65_536;
 
@@ -38,53 +47,92 @@ export class ClientProcess {
   exit: (Exit & { at_ms: number }) | undefined;
   /** Rigel asked it to end before it had. */
   stopped = false;
+  /** What the client had started and not waited for when it ended by itself. Known once it has been told to stop. */
+  leftBehind: readonly Living[] = [];
   readonly ended: Promise<void>;
+  readonly #child: ReturnType<typeof start>;
+  readonly #marks: readonly string[];
+  readonly #readers: readonly Reader[];
   readonly #output: Promise<unknown>;
+  /** Nothing of it is left: its number may be somebody else's by now. */
+  #over = false;
+  #refused = false;
 
   constructor(command: Command, show: (line: string) => void) {
     this.name = command.name;
-    const child = start(command);
-    this.pid = child.pid;
-    const streams = [child.stderr, ...(child.stdout ? [child.stdout] : [])];
-    this.#output = Promise.all(streams.map((stream) => eachLine(stream, show)));
-    this.ended = child.exited.then(() => {
-      this.exit = { ...describe(child.exitCode, child.signalCode), at_ms: performance.now() };
+    this.#marks = command.marks;
+    this.#child = start(command);
+    this.pid = this.#child.pid;
+    const { stdout, stderr } = this.#child;
+    this.#readers = [stderr, ...(stdout ? [stdout] : [])].map((stream) => stream.getReader());
+    this.#output = Promise.all(this.#readers.map((reader) => eachLine(reader, show)));
+    this.ended = this.#child.exited.then(() => {
+      this.exit = { ...describe(this.#child.exitCode, this.#child.signalCode), at_ms: performance.now() };
     });
   }
 
-  /** Sends a signal to the whole group. Nothing happens if it is gone. */
+  /** Sends a signal to all of the client. Nothing happens if it is gone. */
   signal(signal: NodeJS.Signals): void {
-    try {
-      process.kill(-this.pid, signal);
-    } catch (thrown) {
-      if (!(thrown instanceof Error && "code" in thrown && thrown.code === "ESRCH")) throw thrown;
-    }
+    if (this.#over) return;
+    this.#send(-this.pid, signal);
+    for (const { pid, group } of this.#processes()) if (group !== this.pid) this.#send(pid, signal);
   }
 
-  /** Asks the group to end, then makes it. Returns once the client and its output have ended. */
+  /** Asks all of the client to end, then makes it. Returns once that is done, or cannot be, and its output has ended. */
   async stop(first: NodeJS.Signals = "SIGTERM"): Promise<void> {
-    if (!this.exit) {
-      this.stopped = true;
-      this.signal(first);
-      await within(GRACE_ms, this.ended);
+    if (this.#over) return;
+    if (!this.exit) this.stopped = true;
+    else if (!this.stopped) this.leftBehind = this.#processes();
+    this.signal(first);
+    if (!(await this.#isGone(GRACE_ms))) {
+      this.signal("SIGKILL");
+      // A driver may take its time, but what cannot be signalled is not worth waiting for.
+      if (!(await this.#isGone(this.#refused ? LOOK_ms : GRACE_ms)))
+        progress(`${this.name}: process ${this.pid} does not end; it is left to itself`);
     }
-    // Also for what the client left behind in its group.
-    this.signal("SIGKILL");
-    await this.ended;
-    // A process that left the group may hold the pipe open for ever.
-    await within(1000, this.#output);
+    this.#over = true;
+    // A process that has hidden its marks may hold the pipe open for ever.
+    await within(OUTPUT_ms, this.#output);
+    await Promise.all(this.#readers.map((reader) => reader.cancel()));
+    this.#child.unref();
   }
 
   /** The processes of the client's session, and how many of them have `library` mapped. */
   inspect(library: string): { processes: number; mapped: number } {
-    const pids = readdirSync("/proc").filter((entry) => /^\d+$/.test(entry) && sessionOf(entry) === this.pid);
-    // A library that has been built anew since is still mapped, as `… (deleted)`.
-    const entry = new RegExp(` ${RegExp.escape(library)}( \\(deleted\\))?$`, "m");
-    return { processes: pids.length, mapped: pids.filter((pid) => entry.test(maps(pid))).length };
+    const own = living().filter(({ session }) => session === this.pid);
+    return { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, library)).length };
+  }
+
+  #processes(): Living[] {
+    return living().filter(({ pid, group }) => group === this.pid || startedWith(pid, this.#marks));
+  }
+
+  /** Waits for all of the client to end; false if it has not within the limit. */
+  async #isGone(limit_ms: number): Promise<boolean> {
+    const until_ms = performance.now() + limit_ms;
+    while (!this.exit || this.#processes().length > 0) {
+      const left_ms = until_ms - performance.now();
+      if (left_ms <= 0) return false;
+      if (this.exit) await Bun.sleep(LOOK_ms);
+      else await within(left_ms, this.ended);
+    }
+    return true;
+  }
+
+  #send(target: number, signal: NodeJS.Signals): void {
+    try {
+      process.kill(target, signal);
+    } catch (thrown) {
+      const code = thrown instanceof Error && "code" in thrown ? thrown.code : undefined;
+      if (code !== "ESRCH" && code !== "EPERM") throw thrown;
+      if (code === "ESRCH" || this.#refused) return;
+      this.#refused = true;
+      progress(`${this.name}: ${signal} could not be sent to process ${Math.abs(target)}: it runs as another user`);
+    }
   }
 }
 
-function start({ name, argv, env, cwd, hideOutput }: Command) {
+function start({ where, argv, env, cwd, hideOutput }: Command) {
   try {
     return Bun.spawn(argv, {
       env,
@@ -95,7 +143,11 @@ function start({ name, argv, env, cwd, hideOutput }: Command) {
       stderr: "pipe",
     });
   } catch (thrown) {
-    throw new RigelError("command", `${name}: ${argv[0]} cannot be started: ${reason(thrown)}`, { cause: thrown });
+    throw new RigelError(
+      "command",
+      `${where}: expected a program that can be started, got ${argv[0]} (${reason(thrown)})`,
+      { cause: thrown },
+    );
   }
 }
 
@@ -115,11 +167,18 @@ async function within(limit_ms: number, promise: Promise<unknown>): Promise<void
   clearTimeout(timer);
 }
 
-async function eachLine(stream: ReadableStream<Uint8Array<ArrayBuffer>>, show: (line: string) => void): Promise<void> {
+interface Reader {
+  read(): Promise<{ done: boolean; value?: Uint8Array<ArrayBuffer> | undefined }>;
+  cancel(): Promise<void>;
+}
+
+async function eachLine(reader: Reader, show: (line: string) => void): Promise<void> {
   const decoder = new TextDecoder();
   let rest = "";
-  for await (const chunk of stream) {
-    const lines = (rest + decoder.decode(chunk, { stream: true })).split("\n");
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
     rest = lines.pop() ?? "";
     for (const line of lines) show(visible(line));
     if (rest.length > LINE_LIMIT) {
@@ -135,24 +194,4 @@ async function eachLine(stream: ReadableStream<Uint8Array<ArrayBuffer>>, show: (
 function visible(line: string): string {
   const text = line.endsWith("\r") ? line.slice(0, -1) : line;
   return text.slice(text.lastIndexOf("\r") + 1);
-}
-
-function sessionOf(pid: string): number | undefined {
-  const stat = read(`/proc/${pid}/stat`);
-  // The second field is the command in parentheses and may hold anything; the session is the fourth after it.
-  const fields = stat.slice(stat.lastIndexOf(")") + 2).split(" ");
-  return fields[3] === undefined ? undefined : Number(fields[3]);
-}
-
-function maps(pid: string): string {
-  return read(`/proc/${pid}/maps`);
-}
-
-/** A file of /proc, or nothing if the process is gone or belongs to somebody else. */
-function read(path: string): string {
-  try {
-    return readFileSync(path, "utf8");
-  } catch {
-    return "";
-  }
 }

@@ -15,7 +15,7 @@ import { readJson } from "./json.ts";
 import { parse } from "./schema.ts";
 
 /** What a profile holds: one iteration or request of a program. */
-export interface ProfileSummary {
+interface ProfileSummary {
   /** Rows that are kernels. */
   kernels: number;
   /** All rows. */
@@ -109,9 +109,15 @@ export async function readProfile(path: string): Promise<ProfileSummary> {
   return summary;
 }
 
+/** Gaps between arrivals in seconds, by the rules of native/replay/arrivals.c, which counts in nanoseconds. */
+const arrivalsSchema = z
+  .array(z.number().min(0).max(3600))
+  .min(1)
+  .refine((gaps) => gaps.some((gap_s) => gap_s >= 0.5e-9), "expected at least one gap greater than 0");
+
 /** Checks a file with the gaps between arrivals: a JSON list of seconds. */
 export async function checkArrivals(path: string): Promise<void> {
-  parse(z.array(z.number().nonnegative()).min(1), await readJson(path), path);
+  parse(arrivalsSchema, await readJson(path), path);
 }
 
 /** The line that says what the file is, is skipped here: its fields are not those of the table. */

@@ -6,7 +6,7 @@
 
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
-import type { Usage } from "./segment.ts";
+import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
 

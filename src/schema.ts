@@ -56,6 +56,8 @@ function wanted(issue: z.core.$ZodIssue): string {
       return issue.origin === "number" || issue.origin === "int"
         ? `expected a number ${issue.inclusive ? "of at most" : "below"} ${issue.maximum}`
         : `expected at most ${counted(Number(issue.maximum), issue.origin)}`;
+    case "invalid_key":
+      return issue.issues[0]?.message ?? issue.message;
     default:
       return issue.message;
   }
@@ -77,6 +79,7 @@ const ARTICLES: Record<string, string> = {
 };
 
 function shown(value: unknown): string {
-  const text = JSON.stringify(value) ?? String(value);
+  // JSON has no infinity: what is too large for a number would be shown as null.
+  const text = (typeof value === "number" ? undefined : JSON.stringify(value)) ?? String(value);
   return text.length > 80 ? `${text.slice(0, 77)}…` : text;
 }

@@ -11,6 +11,7 @@ import { getSystemErrorName } from "node:util";
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
+import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -36,100 +37,29 @@ const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
 
-/** What is added up over the processes of one client, and over time. */
-interface Counters {
-  launches: number;
-  graph_launches: number;
-  copies: number;
-  memsets: number;
-  passed: number;
-  gate_waits: number;
-  gate_wait_ns: number;
-  inflight_waits: number;
-  inflight_wait_ns: number;
-  starved: number;
-  requests: number;
-  reports: number;
-}
-
-/** Counts of durations, by the buckets of native/histogram.h. */
-export class Histogram {
-  readonly #counts: Float64Array;
-  readonly #shape: Layout["histogram"];
-
-  constructor(counts: Float64Array, shape: Layout["histogram"]) {
-    this.#counts = counts;
-    this.#shape = shape;
-  }
-
-  get total(): number {
-    return this.#counts.reduce((sum, count) => sum + count, 0);
-  }
-
-  /** This plus `sign` times `other`. */
-  combined(other: Histogram, sign: 1 | -1): Histogram {
-    return new Histogram(
-      this.#counts.map((count, bucket) => count + sign * (other.#counts[bucket] ?? 0)),
-      this.#shape,
-    );
-  }
-
-  /** The duration below which the fraction `q` lies, in ms, interpolated within its bucket; null without any counts. */
-  quantile_ms(q: number): number | null {
-    const total = this.total;
-    if (total <= 0) return null;
-    const rank = Math.max(q * total, Number.MIN_VALUE);
-    let below = 0;
-    for (const [bucket, count] of this.#counts.entries()) {
-      if (count > 0 && below + count >= rank) {
-        const lower = this.#lower_ns(bucket);
-        const width = this.#lower_ns(bucket + 1) - lower;
-        return (lower + (width * (rank - below)) / count) / 1e6;
-      }
-      below += count;
-    }
-    return null;
-  }
-
-  /** As rg_hist_lower_ns in native/histogram.h. */
-  #lower_ns(bucket: number): number {
-    if (bucket === 0) return 0;
-    const per_octave = 2 ** this.#shape.sub_bits;
-    const octave = this.#shape.min_shift + Math.floor((bucket - 1) / per_octave);
-    return (per_octave + ((bucket - 1) % per_octave)) * 2 ** (octave - this.#shape.sub_bits);
-  }
-}
-
-/** What one client (all its processes) has done. */
-export interface Usage {
-  counters: Counters;
-  request_ns: Histogram;
-  report_ns: Histogram;
-}
-
 /** One slot: one process of a client. */
 export interface Slot {
+  index: number;
   /** Differs whenever the slot changes hands. */
   key: string;
   name: string;
   pid: number;
-  live: boolean;
   launched: boolean;
+  /** The process has ended: what it counted is final. */
+  finished: boolean;
 }
 
-interface SlotUsage {
-  name: string;
+/** What one process has done, and when. */
+export interface SlotUsage {
   usage: Usage;
+  /** 0 until then. */
   first_launch_ns: number;
-  /** 0 unless the process has left by itself. */
-  exited_ns: number;
+  /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
+  ended_ns: number | undefined;
 }
-
-/** Usage of each slot at one moment. */
-export type Snapshot = ReadonlyMap<string, SlotUsage>;
 
 /** What can be set. Left out: what the library has as default. */
-export interface Settings {
+interface Settings {
   policy: keyof typeof POLICY_NUMBER;
   inflight?: number | undefined;
   unit_us?: number | undefined;
@@ -206,57 +136,44 @@ export class Segment {
     return this.#layout.clients.count;
   }
 
+  /** The buckets of all histograms. */
+  get histogram(): HistogramShape {
+    return this.#layout.histogram;
+  }
+
   /** Every slot that was ever taken, cheaply: for polling. */
   slots(): Slot[] {
-    return this.#taken().map(({ base, key }) => ({
-      key,
-      name: this.#text(base, "name"),
-      pid: this.#word(this.#layout.clients, "pid", base),
-      live: this.#word(this.#layout.clients, "state", base) === CLIENT_LIVE,
-      launched: this.#long(base, "first_launch_ns") > 0,
-    }));
-  }
-
-  /** Everything that was counted up to now. */
-  snapshot(): Snapshot {
-    return new Map(
-      this.#taken().map(({ base, key }) => {
-        const usage = {
-          counters: counters((name) => this.#long(base, name)),
-          request_ns: this.#histogram(base, "request_ns"),
-          report_ns: this.#histogram(base, "report_ns"),
-        };
-        return [
-          key,
-          {
-            name: this.#text(base, "name"),
-            usage,
-            first_launch_ns: this.#long(base, "first_launch_ns"),
-            exited_ns: this.#long(base, "exited_ns"),
-          },
-        ];
-      }),
-    );
-  }
-
-  /** Usage of a client between two snapshots; `from` undefined is since its beginning. */
-  usage(name: string, from: Snapshot | undefined, to: Snapshot): Usage {
-    let sum = this.#nothing();
-    for (const [key, slot] of to) {
-      if (slot.name !== name) continue;
-      sum = combine(sum, slot.usage, 1);
-      const before = from?.get(key);
-      if (before) sum = combine(sum, before.usage, -1);
+    const { stride, count } = this.#layout.clients;
+    const taken = [];
+    for (let index = 0; index < count; index++) {
+      const base = index * stride;
+      const key = this.#key(base);
+      const state = this.#word(this.#layout.clients, "state", base);
+      if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
+      taken.push({
+        index,
+        key,
+        name: this.#text(base, "name"),
+        pid: this.#word(this.#layout.clients, "pid", base),
+        launched: this.#long(base, "first_launch_ns") > 0,
+        finished: state !== CLIENT_LIVE,
+      });
     }
-    return sum;
+    return taken;
   }
 
-  /** Seconds from a client's first launch until its last process left; undefined unless all have left by themselves. */
-  lifetime_s(name: string, snapshot: Snapshot): number | undefined {
-    const launched = [...snapshot.values()].filter((slot) => slot.name === name && slot.first_launch_ns > 0);
-    if (launched.length === 0 || launched.some(({ exited_ns }) => exited_ns === 0)) return undefined;
-    const first_ns = Math.min(...launched.map(({ first_launch_ns }) => first_launch_ns));
-    return (Math.max(...launched.map(({ exited_ns }) => exited_ns)) - first_ns) / 1e9;
+  /** Everything that the process in a slot has counted; undefined if the slot has changed hands since. */
+  read({ index, key, finished }: Slot): SlotUsage | undefined {
+    const base = index * this.#layout.clients.stride;
+    const first_launch_ns = this.#long(base, "first_launch_ns");
+    const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
+    const usage = {
+      counters: counters((name) => this.#long(base, name)),
+      request_ns: this.#histogram(base, "request_ns"),
+      report_ns: this.#histogram(base, "report_ns"),
+    };
+    if (this.#key(base) !== key) return undefined;
+    return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
@@ -264,21 +181,9 @@ export class Segment {
     rmSync(this.path, { force: true });
   }
 
-  #nothing(): Usage {
-    const none = new Histogram(new Float64Array(this.#layout.histogram.buckets), this.#layout.histogram);
-    return { counters: counters(() => 0), request_ns: none, report_ns: none };
-  }
-
-  #taken(): { base: number; key: string }[] {
-    const { stride, count } = this.#layout.clients;
-    const taken = [];
-    for (let slot = 0; slot < count; slot++) {
-      const base = slot * stride;
-      const state = this.#word(this.#layout.clients, "state", base);
-      if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
-      taken.push({ base, key: `${slot}:${this.#long(base, "attached_ns")}` });
-    }
-    return taken;
+  /** The owner is what a process that takes the slot over changes first. */
+  #key(base: number): string {
+    return `${this.#exact(base, "owner")}:${this.#exact(base, "attached_ns")}`;
   }
 
   #histogram(base: number, name: string): Histogram {
@@ -304,8 +209,12 @@ export class Segment {
   }
 
   #long(base: number, name: string): number {
+    return Number(this.#exact(base, name));
+  }
+
+  #exact(base: number, name: string): bigint {
     const clients = this.#layout.clients;
-    return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
+    return Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3);
   }
 
   #text(base: number, name: string): string {
@@ -320,29 +229,4 @@ export class Segment {
     const { settings } = this.#layout;
     Atomics.store(this.#words, (settings.offset + this.#field(settings, name).offset) >> 2, value);
   }
-}
-
-function counters(value: (name: keyof Counters) => number): Counters {
-  return {
-    launches: value("launches"),
-    graph_launches: value("graph_launches"),
-    copies: value("copies"),
-    memsets: value("memsets"),
-    passed: value("passed"),
-    gate_waits: value("gate_waits"),
-    gate_wait_ns: value("gate_wait_ns"),
-    inflight_waits: value("inflight_waits"),
-    inflight_wait_ns: value("inflight_wait_ns"),
-    starved: value("starved"),
-    requests: value("requests"),
-    reports: value("reports"),
-  };
-}
-
-function combine(a: Usage, b: Usage, sign: 1 | -1): Usage {
-  return {
-    counters: counters((name) => a.counters[name] + sign * b.counters[name]),
-    request_ns: a.request_ns.combined(b.request_ns, sign),
-    report_ns: a.report_ns.combined(b.report_ns, sign),
-  };
 }

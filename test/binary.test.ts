@@ -85,6 +85,36 @@ describe("the single binary", () => {
     });
   });
 
+  test("starts commands without any environment", async () => {
+    using place = new Elsewhere();
+    const client = { name: "a", class: "high", command: ["sh", "-c", "ls /"] };
+    const path = place.file("command.json", { device: "simulated", clients: [client] });
+    await leavingAsItWas(join(homedir(), ".cache", "rigel"), async () => {
+      const { status, stderr } = await run(place.binary, place.empty, {}, "launch", path);
+      expect(stderr).toContain("a | proc");
+      expect(status).toBe(0);
+    });
+  });
+
+  test("goes elsewhere when the path of a cache folder cannot be preloaded from", async () => {
+    using place = new Elsewhere();
+    const home = join(place.path, "a home");
+    const temporary = join(place.path, "tmp");
+    for (const folder of [home, temporary]) mkdirSync(folder);
+    const result = await run(
+      place.binary,
+      place.empty,
+      { HOME: home, TMPDIR: temporary },
+      "launch",
+      place.config,
+      "--json",
+    );
+    expect(reportOf(result).clients).toMatchObject([{ attached: true }]);
+    expect(readdirSync(home)).toEqual([]);
+    expect(readdirSync(temporary)).toEqual([`rigel-${process.getuid?.()}`]);
+    expect(result.status).toBe(0);
+  });
+
   test("replaces an unpacked file that has been changed", async () => {
     using place = new Elsewhere();
     const environment = { XDG_CACHE_HOME: place.cache };

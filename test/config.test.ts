@@ -1,15 +1,18 @@
 /** config.test.ts: every error in a configuration names the file, the field and what was expected; nothing is started. */
 
 import { describe, expect, test } from "bun:test";
+import { chmodSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
 import { Scratch, TINY_PROFILE, rigel } from "./rigel.ts";
 
 const replay = { profile: "tiny.csv", iterations: 3 };
 const high = { name: "serve", class: "high", replay };
 
 /** What `rigel launch --dry-run` says to a configuration; the scratch folder's name is cut out. */
-async function refused(config: string | object): Promise<string[]> {
+async function refused(config: string | object, files: Record<string, object> = {}): Promise<string[]> {
   using scratch = new Scratch();
   scratch.file("tiny.csv", TINY_PROFILE);
+  for (const [name, content] of Object.entries(files)) scratch.file(name, content);
   const path = scratch.file("config.json", config);
   const { status, stdout, stderr } = await rigel("launch", path, "--dry-run", "--device", "simulated");
   expect({ status, stdout }, stderr).toEqual({ status: 2, stdout: "" });
@@ -51,7 +54,7 @@ describe.concurrent("a configuration is refused with the field and what was expe
     ).toEqual([
       "rigel: config.json: policy.inflight: expected a whole number, got 1.5",
       "rigel: config.json: duration_s: expected a number above 0, got 0",
-      "rigel: config.json: clients[0].replay.rate_per_s: expected a number above 0, got -5",
+      "rigel: config.json: clients[0].replay.rate_per_s: expected a number of at least 0.000001, got -5",
     ]);
   });
 
@@ -114,7 +117,9 @@ describe.concurrent("a configuration is refused with the field and what was expe
       ],
     });
     expect(lines).toHaveLength(4);
-    expect(lines[0]).toStartWith("rigel: absent.csv: cannot be read as a kernel profile (ENOENT");
+    expect(lines[0]).toStartWith(
+      "rigel: config.json: clients[0].replay.profile: absent.csv: cannot be read as a kernel profile (ENOENT",
+    );
     expect(lines[1]).toBe(
       "rigel: config.json: clients[1].command[0]: expected a program on PATH, no-such-program-9b1 is not found",
     );
@@ -129,6 +134,77 @@ describe.concurrent("a configuration is refused with the field and what was expe
       "rigel: config.json: clients[0].replay.iterations: expected a number, or duration_s: alone, this client would never end",
     ]);
   });
+});
+
+function timed(arrivals: string): object {
+  return { ...high, name: arrivals, replay: { ...replay, arrivals } };
+}
+
+describe.concurrent("what only looks like a configuration is refused:", () => {
+  test("a number that is too large for one", async () => {
+    expect(await refused('{ "duration_s": 1e999, "clients": [] }')).toContain(
+      "rigel: config.json: duration_s: expected a number, got Infinity",
+    );
+  });
+
+  test("nested deeper than anything could mean", async () => {
+    const deep = "[".repeat(100_000) + "]".repeat(100_000);
+    const lines = ["rigel: config.json: expected lists and objects nested at most 100 deep"];
+    expect(await refused(deep)).toEqual(lines);
+    expect(await refused(`{ "clients": [{ "name": ${deep} }] }`)).toEqual(lines);
+  });
+
+  test("text that is not UTF-8", async () => {
+    using scratch = new Scratch();
+    const path = join(scratch.path, "latin1.json");
+    writeFileSync(path, Buffer.from('{ "clients": [{ "name": "\u00e9" }] }', "latin1"));
+    const { status, stderr } = await rigel("launch", path, "--dry-run");
+    expect(stderr).toBe(`rigel: ${path}: expected text in UTF-8; save the file in that encoding\n`);
+    expect(status).toBe(2);
+  });
+
+  test("NUL characters, and names of variables that cannot be any", async () => {
+    const client = { name: "a", class: "high", command: ["true", "a\0b"], cwd: "/\0", env: { "A=B": "1", C: "\0" } };
+    expect(await refused({ clients: [client] })).toEqual([
+      'rigel: config.json: clients[0].command[1]: expected text without NUL characters, got "a\\u0000b"',
+      'rigel: config.json: clients[0].env.A=B: expected a name without "=" and NUL characters, got "A=B"',
+      'rigel: config.json: clients[0].env.C: expected text without NUL characters, got "\\u0000"',
+      'rigel: config.json: clients[0].cwd: expected text without NUL characters, got "/\\u0000"',
+    ]);
+  });
+
+  test("arrivals that rigel-replay would not take", async () => {
+    expect(
+      await refused(
+        { clients: [timed("zero.json"), timed("long.json"), timed("absent.json")] },
+        { "zero.json": [0, 1e-10], "long.json": [1, 3601] },
+      ),
+    ).toEqual([
+      "rigel: config.json: clients[0].replay.arrivals: zero.json: expected at least one gap greater than 0",
+      "rigel: config.json: clients[1].replay.arrivals: long.json: [1]: expected a number of at most 3600, got 3601",
+      expect.stringContaining("rigel: config.json: clients[2].replay.arrivals: absent.json: cannot be read"),
+    ]);
+  });
+
+  test("a program that the kernel cannot start", async () => {
+    using scratch = new Scratch();
+    const broken = scratch.file("broken", "\0 neither a program nor a script");
+    chmodSync(broken, 0o700);
+    const client = { name: "a", class: "high", command: ["./broken"], cwd: "." };
+    const path = scratch.file("config.json", { device: "simulated", clients: [client] });
+    const { status, stderr } = await rigel("launch", path);
+    expect(stderr).toContain(
+      `rigel: ${path}: clients[0].command[0]: expected a program that can be started, got ./broken (ENOEXEC`,
+    );
+    expect(status).toBe(2);
+  });
+});
+
+test("a comparison of a command that may never end has a note", async () => {
+  using scratch = new Scratch();
+  const path = scratch.file("config.json", { clients: [{ name: "a", class: "high", command: ["true"] }] });
+  const { stdout } = await rigel("launch", path, "--dry-run", "--compare", "--device", "simulated");
+  expect(stdout).toContain("note     a: alone it runs until it ends by itself; set duration_s");
 });
 
 test("a configuration that is not there is named", async () => {

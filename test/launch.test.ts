@@ -3,6 +3,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { Native } from "../src/native.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -63,7 +64,7 @@ function config(clients: object[], rest: object = {}): string {
 
 /** Files of launches of this user that are still there. */
 function leftovers(pid: number): string[] {
-  return readdirSync("/dev/shm").filter((name) => name.startsWith("rigel-") && name.includes(`-${pid}`));
+  return readdirSync("/dev/shm").filter((name) => new RegExp(`^rigel-.*-${pid}(-|$)`).test(name));
 }
 
 describe("a launch on the simulated GPU", () => {
@@ -74,6 +75,7 @@ describe("a launch on the simulated GPU", () => {
     expect(report.device.uuid).toMatch(/^GPU-/);
     expect(report.policy).toMatchObject({ name: "priority", inflight: 8 });
     expect(report.compare).toEqual([]);
+    expect(String(report.duration_s)).toMatch(/^\d+(\.\d{1,3})?$/);
     expect(report.clients).toMatchObject([
       { name: "serve", class: "high", exit_code: 0, attached: true, attach_problem: null, requests: { count: 20 } },
       { name: "train", class: "best-effort", exit_code: 0, attached: true, iterations: 20 },
@@ -94,7 +96,8 @@ describe("a launch on the simulated GPU", () => {
       { ...train, replay: endless },
     ]);
     const result = await rigel("launch", path, "--duration", "0.5", "--policy", "none");
-    expect(result.stdout).toMatch(/\(simulated\) \| policy: none \| time slices \| 0\.[5-9] s/);
+    const seconds = /\(simulated\) \| policy: none \| time slices \| (\d+\.\d) s/.exec(result.stdout)?.[1];
+    expect(Number(seconds)).toBeGreaterThanOrEqual(0.5);
     expect(result.stdout).toMatch(/^serve +high +stopped +yes +\d+/m);
     expect(result.stdout).toMatch(/^train +best-effort +stopped +yes +\d+/m);
     expect(result.status).toBe(0);
@@ -223,6 +226,17 @@ describe("a client that does not attach is told why:", () => {
     expect(result.status).toBe(0);
   });
 
+  test("it is late, and whoever watches is told while it still runs", async () => {
+    const go = join(scratch.path, "late");
+    const path = config([shell("a", "high", `until [ -s ${go} ]; do sleep 0.05; done`)]);
+    await using child = start(["launch", path]);
+    const stderr = follow(child.stderr);
+    await stderr.until("a: has not attached yet: librigel.so is loaded in it, but it has not initialised CUDA");
+    writeFileSync(go, "go");
+    await stderr.all;
+    expect(await child.exited).toBe(0);
+  });
+
   test("the library is not loaded, as in a static program", async () => {
     const command = [statically, join(scratch.path, "static-is-up")];
     const path = config([{ name: "a", class: "high", command }], { duration_s: 0.1 });
@@ -247,12 +261,13 @@ describe("a client that does not attach is told why:", () => {
   test("the segment is full, and it runs bare", async () => {
     const up = join(scratch.path, "up");
     const crowd = `mkdir ${up}; for i in $(seq 64); do ${holder} ${up}/$i & done; wait`;
-    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do :; done; exec ${holder} -`;
+    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do :; done; sleep 1; exec ${holder} -`;
     const result = await rigel(
       "launch",
       config([
         { name: "late", class: "high", command: ["sh", "-c", late] },
         { name: "crowd", class: "best-effort", command: ["sh", "-c", crowd] },
+        { name: "other", class: "best-effort", command: [statically, join(scratch.path, "other-is-up")] },
       ]),
       "--json",
     );
@@ -264,6 +279,7 @@ describe("a client that does not attach is told why:", () => {
         attach_problem: "the segment is full: it has room for 64 processes; start fewer at a time",
       },
       { name: "crowd", attached: true },
+      { name: "other", attach_problem: expect.stringMatching(/^librigel.so is not loaded in it/) },
     ]);
     expect(result.stderr).toMatch(/^late +\| rigel: all 64 client slots of .* are taken; running without Rigel/m);
     expect(result.status).toBe(0);
@@ -373,6 +389,168 @@ async function gone(pid: number): Promise<void> {
   while ((await stat.exists()) && !/\) [ZX]/.test(await stat.text().catch(() => ") X")))
     await new Promise(setImmediate);
 }
+
+describe("what a client leaves in the background", () => {
+  test.each([
+    ["in its group", "sleep 1000"],
+    ["in a session of its own", "setsid sleep 1000"],
+  ])("%s is ended, with a note", async (_, command) => {
+    const pidFile = join(scratch.path, `background-${command.length}`);
+    const script = `sh -c 'echo $$ > ${pidFile}; exec ${command}' & until [ -s ${pidFile} ]; do :; done; echo hi`;
+    const { status, stdout, stderr } = await rigel("launch", config([shell("a", "high", script)]), "--json");
+    expect(stderr).toContain("a | hi");
+    // setsid keeps the number: the shell that becomes it leads no group.
+    const pid = Number(await Bun.file(pidFile).text());
+    await gone(pid);
+    expect(reportOf({ status, stdout, stderr }).notes.join("\n")).toMatch(
+      new RegExp(`^a: its command ended but not what it had started \\(\\w+ ${pid}\\)`, "m"),
+    );
+    expect(status).toBe(0);
+  });
+
+  test("may end its work when it is told to", async () => {
+    const file = join(scratch.path, "told");
+    const work = `trap "echo told > ${file}; exit 0" TERM; echo ready; while :; do sleep 0.1; done`;
+    const script = `(${work}) & until [ -s ${file}.go ]; do sleep 0.05; done`;
+    const path = config([shell("a", "high", script)], { duration_s: 1000 });
+    await using child = start(["launch", path, "--json"]);
+    const stderr = follow(child.stderr);
+    await stderr.until("ready");
+    writeFileSync(`${file}.go`, "go");
+    const stdout = await child.stdout.text();
+    const { notes } = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
+    expect(await Bun.file(file).text()).toBe("told\n");
+    expect(notes.join("\n")).toMatch(/counting took \d+\.\d s of 1000 s/);
+  });
+
+  test("cannot hold the launch up, even without a trace of where it comes from", async () => {
+    const pidFile = join(scratch.path, "hidden");
+    const script = `env -i setsid sh -c 'echo $$ > ${pidFile}; exec sleep 1000' & until [ -s ${pidFile} ]; do :; done`;
+    try {
+      expect((await rigel("launch", config([shell("a", "high", script)]))).status).toBe(0);
+    } finally {
+      process.kill(Number(await Bun.file(pidFile).text()), "SIGKILL");
+    }
+  });
+
+  test("is ended by the guard too", async () => {
+    const pidFile = join(scratch.path, "guarded");
+    const script = `setsid sh -c 'echo $$ > ${pidFile}; echo ready; exec sleep 1000' & wait`;
+    await using child = start(["launch", config([shell("a", "high", script)])]);
+    await follow(child.stderr).until("ready");
+    child.kill("SIGKILL");
+    await gone(Number(await Bun.file(pidFile).text()));
+    while (leftovers(child.pid).length > 0) await new Promise(setImmediate);
+  });
+});
+
+/** A launcher that may not signal everybody, as one that is not root: its clients can become somebody else. */
+test.skipIf(process.getuid?.() !== 0)("a client that cannot be signalled is named and holds nothing up", async () => {
+  const pidFile = join(scratch.path, "other-user");
+  const script = `echo $$ > ${pidFile}; exec setpriv --reuid 65534 sh -c 'echo ready; exec sleep 1000'`;
+  const path = config([shell("a", "high", script)]);
+  const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"];
+  await using child = Bun.spawn(["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", ...command], {
+    env: plainEnvironment(),
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const stderr = follow(child.stderr);
+  await stderr.until("ready");
+  child.kill("SIGTERM");
+  try {
+    const stdout = await child.stdout.text();
+    const said = await stderr.all;
+    expect(said).toContain("a: SIGTERM could not be sent to process");
+    const report = reportOf({ stdout, stderr: said, status: await child.exited });
+    expect(report.clients).toMatchObject([{ exit_code: null, stopped: true }]);
+    expect(leftovers(child.pid)).toEqual([]);
+    expect(await child.exited).toBe(143);
+  } finally {
+    process.kill(Number(await Bun.file(pidFile).text()), "SIGKILL");
+  }
+});
+
+describe("where a launch comes from does not matter:", () => {
+  test("a folder for the segment is relative to the launcher, not to its clients", async () => {
+    using folder = new Scratch();
+    const path = config([serve, { ...shell("b", "high", "exit 0"), cwd: "/" }]);
+    await using child = start(["launch", path, "--json", "--segment", "."], { cwd: folder.path });
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(stderr).not.toContain("cannot open segment");
+    const holding = config([{ name: "a", class: "high", command: [holder, "-"], cwd: "/" }]);
+    await using second = start(["launch", holding, "--json", "--segment", "."], { cwd: folder.path });
+    const result = { stdout: await second.stdout.text(), stderr: await second.stderr.text(), status: 0 };
+    expect(reportOf(result).clients).toMatchObject([{ attached: true }]);
+    reportOf({ stdout, stderr, status: await child.exited });
+    expect(await second.exited).toBe(0);
+  });
+
+  test("nohup: a signal that was ignored stays so", async () => {
+    const go = join(scratch.path, "nohup");
+    const path = config([shell("a", "high", `echo ready; until [ -s ${go} ]; do sleep 0.05; done`)]);
+    const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"];
+    await using child = Bun.spawn(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", ...command], {
+      env: plainEnvironment(),
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const stderr = follow(child.stderr);
+    await stderr.until("ready");
+    child.kill("SIGHUP");
+    writeFileSync(go, "go");
+    const stdout = await child.stdout.text();
+    const report = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
+    expect(report.clients).toMatchObject([{ exit_code: 0, stopped: false }]);
+    expect(await child.exited).toBe(0);
+  });
+
+  test("an environment without PATH", async () => {
+    await using child = start(["launch", config([shell("a", "high", "ls /")])], { env: { PATH: undefined } });
+    expect(await child.stderr.text()).toContain("a | proc");
+    expect(await child.exited).toBe(0);
+  });
+
+  test.each(["stdout", "stderr"])("a closed %s", async (name) => {
+    const closed = name === "stdout" ? "| true" : "2>&1 >/dev/null | true";
+    const path = config([shell("a", "high", "sleep 0.3; echo hi")]);
+    const script = `{ "$@"; echo $? >&3; } 3>${scratch.path}/${name} ${closed}`;
+    const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path];
+    await using child = Bun.spawn(["sh", "-c", script, "sh", ...command], {
+      env: plainEnvironment(),
+      stdin: "ignore",
+      stdout: "ignore",
+      stderr: "pipe",
+    });
+    expect(await child.stderr.text()).not.toContain("EPIPE");
+    expect(await Bun.file(join(scratch.path, name)).text()).toBe("0\n");
+  });
+});
+
+describe("counts", () => {
+  test("of processes whose slot others have taken over are kept", async () => {
+    const { files } = await Native.load();
+    const loop = `for i in $(seq 80); do ${files.replay} --profile ${scratch.path}/tiny.csv --iterations 2 >&- || exit; done`;
+    const { stdout, stderr, status } = await rigel("launch", config([shell("a", "high", loop)]), "--json");
+    const { clients, notes } = reportOf({ stdout, stderr, status });
+    const lost = /^(\d+) processes are missing/m.exec(notes.join("\n"))?.[1] ?? "0";
+    // Before, it was the last 64. A poll may come too late on a machine under load; then the report says so.
+    expect(clients[0]?.iterations).toBeGreaterThan(128);
+    if (Number(lost) === 0) expect(clients[0]?.iterations).toBe(160);
+    expect(status).toBe(0);
+  });
+
+  test("of a process that was killed are over the time that it lived", async () => {
+    const { files } = await Native.load();
+    const replayed = `${files.replay} --profile ${scratch.path}/tiny.csv`;
+    const script = `${replayed} --iterations 1000000 >&- & sleep 1; kill -KILL $!; wait; sleep 2`;
+    const report = reportOf(await rigel("launch", config([shell("a", "high", script)]), "--json"));
+    expect(report.clients[0]?.counted_s).toBeGreaterThan(0);
+    expect(report.clients[0]?.counted_s).toBeLessThan(report.duration_s - 1);
+  });
+});
 
 describe("--dry-run", () => {
   test("shows commands, phases and what would be added, and starts nothing", async () => {

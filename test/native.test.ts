@@ -46,7 +46,8 @@ test.each(programs)(
   async (program) => {
     const { status, output } = await run([join(native, "build", program)]);
     if (status === CANNOT_RUN) {
-      console.warn(`${program} cannot run here: ${output.trimEnd().split("\n").at(-1)}`);
+      // .ci/run counts these lines.
+      console.warn(`native ${program} cannot run here: ${output.trimEnd().split("\n").at(-1)}`);
       return;
     }
     expect(status, output).toBe(0);

@@ -98,4 +98,36 @@ describe.concurrent("Orion's configuration", () => {
       ].join("\n"),
     });
   });
+
+  test("with names that clients cannot have, and fields beside the clients", async () => {
+    const plain = { kernel_file: "k.csv", num_iters: 5 };
+    const long = "x".repeat(70);
+    const { clients, notes } = await planned({
+      policy: "orion",
+      clients: [
+        { ...plain, arch: "a/b" },
+        { ...plain, arch: "a-b" },
+        { ...plain, arch: "a-b-2" },
+        { ...plain, arch: long },
+        { ...plain, arch: long },
+      ],
+    });
+    expect(clients.map(({ name }) => name)).toEqual([
+      "a-b",
+      "a-b-2",
+      "a-b-2-2",
+      long.slice(0, 63),
+      `${long.slice(0, 61)}-2`,
+    ]);
+    expect(notes.join("\n")).toContain("policy: not used");
+    expect(notes.join("\n")).toContain('a-b: stands for arch "a/b"');
+  });
+
+  test("names its own fields when a file is missing", async () => {
+    using scratch = new Scratch();
+    const path = scratch.file("orion.json", [{ arch: "gpt", kernel_file: "absent.csv" }]);
+    const { status, stderr } = await rigel("launch", path, "--dry-run", "--device", "simulated");
+    expect(stderr).toStartWith(`rigel: ${path}: [0].kernel_file: ${scratch.path}/absent.csv: cannot be read`);
+    expect(status).toBe(2);
+  });
 });

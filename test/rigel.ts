@@ -79,6 +79,7 @@ const clientSchema = z.object({
   attached: z.boolean(),
   attach_problem: z.string().nullable(),
   stopped: z.boolean(),
+  counted_s: z.number(),
   launches: z.number(),
   requests: requestsSchema,
   iterations: z.number().nullable(),

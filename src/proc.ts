@@ -1,0 +1,53 @@
+/**
+ * proc.ts: what /proc says about processes: which there are, what started them, what they have mapped.
+ *
+ * Only reads. A process that is gone, or that belongs to somebody else, has nothing to show and is no error.
+ */
+
+import { readdirSync, readFileSync } from "node:fs";
+
+export interface Living {
+  pid: number;
+  /** As the kernel knows it: at most 15 bytes. */
+  name: string;
+  group: number;
+  session: number;
+}
+
+/** Every process but those that have ended and only wait to be collected. */
+export function living(): Living[] {
+  return readdirSync("/proc")
+    .filter((entry) => /^\d+$/.test(entry))
+    .flatMap((entry) => {
+      // The second field is the command in parentheses and may hold anything.
+      const [, name, state, , group, session] =
+        /\((.*)\) (\S) (\d+) (\d+) (\d+) /s.exec(read(`/proc/${entry}/stat`)) ?? [];
+      if (name === undefined || state === undefined || /[ZXx]/.test(state)) return [];
+      return [{ pid: Number(entry), name, group: Number(group), session: Number(session) }];
+    });
+}
+
+/** Whether a process was started with all of these (`NAME=value`) in its environment. */
+export function startedWith(pid: number, entries: readonly string[]): boolean {
+  const environment = read(`/proc/${pid}/environ`).split("\0");
+  return entries.every((entry) => environment.includes(entry));
+}
+
+/** Whether a process has this file mapped, also if it has been replaced since. */
+export function hasMapped(pid: number, path: string): boolean {
+  return new RegExp(` ${RegExp.escape(path)}( \\(deleted\\))?$`, "m").test(read(`/proc/${pid}/maps`));
+}
+
+/** Whether this process was started with a signal ignored, as by nohup. */
+export function ignored(signal: number): boolean {
+  const mask = /^SigIgn:\s*([0-9a-f]+)$/m.exec(read("/proc/self/status"))?.[1];
+  return mask !== undefined && ((BigInt(`0x${mask}`) >> BigInt(signal - 1)) & 1n) === 1n;
+}
+
+function read(path: string): string {
+  try {
+    return readFileSync(path, "utf8");
+  } catch {
+    return "";
+  }
+}

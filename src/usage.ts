@@ -1,0 +1,114 @@
+/**
+ * usage.ts: what one client has done: counters and histograms of durations, added up over its processes and over time.
+ *
+ * Plain values: nothing here reads the segment or changes after it has been made.
+ */
+
+/** What is added up over the processes of one client, and over time. */
+interface Counters {
+  launches: number;
+  graph_launches: number;
+  copies: number;
+  memsets: number;
+  gate_waits: number;
+  gate_wait_ns: number;
+  inflight_waits: number;
+  inflight_wait_ns: number;
+  starved: number;
+  requests: number;
+  reports: number;
+}
+
+/** Which durations the buckets stand for: native/histogram.h. */
+export interface HistogramShape {
+  buckets: number;
+  sub_bits: number;
+  min_shift: number;
+}
+
+/** Counts of durations, by the buckets of native/histogram.h. */
+export class Histogram {
+  readonly #counts: Float64Array;
+  readonly #shape: HistogramShape;
+
+  constructor(counts: Float64Array, shape: HistogramShape) {
+    this.#counts = counts;
+    this.#shape = shape;
+  }
+
+  get total(): number {
+    return this.#counts.reduce((sum, count) => sum + count, 0);
+  }
+
+  /** This plus `sign` times `other`. */
+  combined(other: Histogram, sign: 1 | -1): Histogram {
+    return new Histogram(
+      this.#counts.map((count, bucket) => count + sign * (other.#counts[bucket] ?? 0)),
+      this.#shape,
+    );
+  }
+
+  /** The duration below which the fraction `q` lies, in ms, interpolated within its bucket; null without any counts. */
+  quantile_ms(q: number): number | null {
+    const total = this.total;
+    if (total <= 0) return null;
+    const rank = Math.max(q * total, Number.MIN_VALUE);
+    let below = 0;
+    for (const [bucket, count] of this.#counts.entries()) {
+      if (count > 0 && below + count >= rank) {
+        const lower = this.#lower_ns(bucket);
+        const width = this.#lower_ns(bucket + 1) - lower;
+        return (lower + (width * (rank - below)) / count) / 1e6;
+      }
+      below += count;
+    }
+    return null;
+  }
+
+  /** As rg_hist_lower_ns in native/histogram.h. */
+  #lower_ns(bucket: number): number {
+    if (bucket === 0) return 0;
+    const per_octave = 2 ** this.#shape.sub_bits;
+    const octave = this.#shape.min_shift + Math.floor((bucket - 1) / per_octave);
+    return (per_octave + ((bucket - 1) % per_octave)) * 2 ** (octave - this.#shape.sub_bits);
+  }
+}
+
+/** What one client (all its processes) has done. */
+export interface Usage {
+  counters: Counters;
+  request_ns: Histogram;
+  report_ns: Histogram;
+}
+
+/** What has done nothing. */
+export function nothing(shape: HistogramShape): Usage {
+  const none = new Histogram(new Float64Array(shape.buckets), shape);
+  return { counters: counters(() => 0), request_ns: none, report_ns: none };
+}
+
+/** Every counter by its name. */
+export function counters(value: (name: keyof Counters) => number): Counters {
+  return {
+    launches: value("launches"),
+    graph_launches: value("graph_launches"),
+    copies: value("copies"),
+    memsets: value("memsets"),
+    gate_waits: value("gate_waits"),
+    gate_wait_ns: value("gate_wait_ns"),
+    inflight_waits: value("inflight_waits"),
+    inflight_wait_ns: value("inflight_wait_ns"),
+    starved: value("starved"),
+    requests: value("requests"),
+    reports: value("reports"),
+  };
+}
+
+/** `a` plus `sign` times `b`. */
+export function combine(a: Usage, b: Usage, sign: 1 | -1): Usage {
+  return {
+    counters: counters((name) => a.counters[name] + sign * b.counters[name]),
+    request_ns: a.request_ns.combined(b.request_ns, sign),
+    report_ns: a.report_ns.combined(b.report_ns, sign),
+  };
+}
