@@ -167,6 +167,13 @@ static void clear_client(rg_client *c)
     atomic_store_explicit(&c->name.count[i], 0, memory_order_relaxed)
 #define RG_CLEAR(kind, name, n) RG_CLEAR_##kind(name, n);
     RG_CLIENT_FIELDS(RG_CLEAR)
+    atomic_store(&c->state, RG_CLAIMING);
+}
+
+/* Whether the slot belongs to a client of this name (as far as it fits) and class. */
+static int same_client(const rg_client *c, const char *name, uint32_t class)
+{
+    return atomic_load(&c->class) == class && strncmp(c->name, name, sizeof c->name - 1) == 0;
 }
 
 int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns)
@@ -175,25 +182,30 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
     process_start((uint32_t)getpid(), &ticks);
     uint64_t me = owner_word((uint32_t)getpid(), ticks);
     rg_segment_reap(seg);
-    /* First never-used slots, then slots whose process is gone, in order: what a finished client counted stays readable as long
-     * as there is room. A slot is only ever taken from an owner that no longer runs, by one compare-and-swap, so two
-     * claimers cannot share it and a claimer killed half-way leaves a slot that the next one may take. */
-    for (int pass = 0; pass < 2; pass++) {
+    /* A slot is only ever taken from an owner that no longer runs, by one compare-and-swap, so two claimers cannot share it and
+     * a claimer killed half-way leaves a slot that the next one may take. */
+    enum { SAME_NAME, NEVER_USED, ANY_OTHER, PASSES };
+    for (int pass = 0; pass < PASSES; pass++) {
         for (int i = 0; i < RG_MAX_CLIENTS; i++) {
             rg_client *c = &seg->clients[i];
             uint64_t old = atomic_load(&c->owner);
-            if (pass == 0 ? old != 0 : owner_alive(old))
+            if (pass == NEVER_USED ? old != 0 : !old || (pass == SAME_NAME && !same_client(c, name, class)) || owner_alive(old))
                 continue;
             if (!atomic_compare_exchange_strong(&c->owner, &old, me))
                 continue;
-            rg_segment_clear_busy(seg, i);
-            clear_client(c);
             atomic_store(&c->state, RG_CLAIMING);
+            rg_segment_clear_busy(seg, i);
+            if (!same_client(c, name, class)) {
+                if (atomic_load(&c->first_launch_ns))
+                    atomic_fetch_add(&seg->header.overwritten, 1);
+                clear_client(c);
+                atomic_store(&c->class, class);
+                snprintf(c->name, sizeof c->name, "%s", name);
+            }
             atomic_store(&c->pid, (uint32_t)getpid());
-            atomic_store(&c->class, class);
-            snprintf(c->name, sizeof c->name, "%s", name);
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);
+            atomic_store(&c->exited_ns, 0);
             atomic_store(&c->state, RG_LIVE);
             return i;
         }

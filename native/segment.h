@@ -34,7 +34,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, version, 1)     /* [control] RG_SEGMENT_VERSION */ \
     F(u32, size_bytes, 1)  /* [control] sizeof(rg_segment) */ \
     F(u32, creator_pid, 1) /* [control] */ \
-    F(u32, refused, 1)     /* [any] clients that found no free slot */ \
+    F(u32, refused, 1)     /* [any] processes that found no free slot */ \
+    F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
+    F(u32, reserved, 1)    /* */ \
     F(u64, created_ns, 1)  /* [control] */
 
 #define RG_SETTINGS_FIELDS(F) \
@@ -137,7 +139,11 @@ int rg_segment_create(const char *path);
  */
 rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes);
 
-/* rg_segment_claim: takes a slot that was never used, else one whose process is gone. Slot index, or -1 when all are live. */
+/*
+ * rg_segment_claim: takes a slot for this process: one of a client of the same name and class whose process is gone, and counts
+ * on in it; else one that was never used; else one of another client whose process is gone, cleared. Slot index, or -1
+ * when all are live.
+ */
 int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t now_ns);
 
 /* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */

@@ -19,7 +19,7 @@ import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
 import { Segment } from "./segment.ts";
-import { type Snapshot, Tally, lifetime_s } from "./tally.ts";
+import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
   /** Folder for the segment. */
@@ -34,8 +34,6 @@ interface Outcome {
 }
 
 const POLL_ms = 20;
-/** The same once a process that attaches takes over a finished one's slot. */
-const POLL_FULL_ms = 2;
 /** After how long a client that has not attached is told about. */
 const UNATTACHED_ms = 5000;
 /** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
@@ -111,7 +109,6 @@ async function runPhase(
   // No other process has this in its environment.
   const mark = `RIGEL_SEGMENT=${segment.path}`;
   using guard = new Guard(mark, [segment.path, plan.simulation.state]);
-  const tally = new Tally(segment);
   const running: Running[] = [];
   const cleanUp = (): void => {
     try {
@@ -139,7 +136,7 @@ async function runPhase(
       running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
     interrupt.clients = running.map(({ child }) => child);
-    const counted = await count(plan, running, segment, tally, native, options, interrupt);
+    const counted = await count(plan, running, segment, native, options, interrupt);
     const inflight = segment.inflight;
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
@@ -153,8 +150,8 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
-      notes: notesOf(running, tally, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
-      clients: running.map((one) => reportOf(one, counted, tally)),
+      notes: notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+      clients: running.map((one) => reportOf(one, counted, segment)),
       failed: failures[0],
     };
   } finally {
@@ -180,7 +177,7 @@ function killMarked(mark: string): void {
 }
 
 /** What a reader of the numbers should know about how they came about. */
-function notesOf(running: readonly Running[], tally: Tally, took_s: number, asked_s: number | undefined): string[] {
+function notesOf(running: readonly Running[], segment: Segment, took_s: number, asked_s: number | undefined): string[] {
   const notes = running.flatMap(({ client: { name }, child: { leftBehind } }) => {
     if (leftBehind.length === 0) return [];
     const left = leftBehind.slice(0, 5).map((one) => `${one.name} ${one.pid}`);
@@ -192,10 +189,10 @@ function notesOf(running: readonly Running[], tally: Tally, took_s: number, aske
   });
   if (asked_s !== undefined && took_s < asked_s)
     notes.push(`counting took ${took_s.toFixed(1)} s of ${asked_s} s, as the clients that decide had ended`);
-  if (tally.missing > 0)
+  if (segment.overwritten > 0)
     notes.push(
-      `${tally.missing} processes are missing from the counts, at least in part: the segment has room for the counts ` +
-        "of 64, and others took over their places too soon",
+      `${segment.overwritten} processes are missing from the counts: the segment has room for ${segment.capacity}, and ` +
+        "other clients needed their places",
     );
   return notes;
 }
@@ -229,7 +226,6 @@ async function count(
   plan: Plan,
   running: Running[],
   segment: Segment,
-  tally: Tally,
   native: Native,
   options: LaunchOptions,
   interrupt: Interrupt,
@@ -241,7 +237,7 @@ async function count(
   let window: Pick<Counted, "from_ms" | "before"> | undefined;
   for (;;) {
     const now_ms = performance.now();
-    observe(running, tally, now_ms);
+    observe(running, segment, now_ms);
     if (now_ms - looked_ms >= LOOK_ms) {
       looked_ms = now_ms;
       segment.reap();
@@ -263,13 +259,13 @@ async function count(
       }
     }
     if (begun_ms !== undefined && !window && now_ms - begun_ms >= warmup_s * 1000) {
-      window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? tally.snapshot() : undefined };
+      window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? snapshotOf(segment) : undefined };
       progress(duration_s === undefined ? "counting until the clients end" : `counting for ${duration_s} s`);
     }
     const left_ms =
       window && duration_s !== undefined ? window.from_ms + duration_s * 1000 - now_ms : Number.POSITIVE_INFINITY;
     if (left_ms <= 0) break;
-    await pause(Math.min(tally.full ? POLL_FULL_ms : POLL_ms, left_ms), [
+    await pause(Math.min(POLL_ms, left_ms), [
       interrupt.raised,
       ...running.filter(({ child }) => !child.exit).map(({ child }) => child.ended),
     ]);
@@ -277,8 +273,8 @@ async function count(
   const to_ms = performance.now();
   // Who was killed has not said that it ended.
   segment.reap();
-  const after = tally.snapshot();
-  observe(running, tally, to_ms);
+  const after = snapshotOf(segment);
+  observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
     const problem = problemOf(one, segment);
@@ -288,8 +284,8 @@ async function count(
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
-function observe(running: Running[], tally: Tally, now_ms: number): void {
-  const slots = tally.poll();
+function observe(running: Running[], segment: Segment, now_ms: number): void {
+  const slots = segment.slots();
   for (const one of running) {
     if (one.launched_ms !== undefined) continue;
     const own = slots.filter((slot) => slot.name === one.client.name);
@@ -352,7 +348,7 @@ function isOver(running: readonly Running[]): boolean {
 function reportOf(
   { client, child, attached, launched_ms, problem }: Running,
   counted: Counted,
-  tally: Tally,
+  segment: Segment,
 ): ClientReport {
   const { from_ms, to_ms, before, after } = counted;
   const end_ms = child.exit && !child.stopped ? child.exit.at_ms : to_ms;
@@ -369,7 +365,7 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
-    ...measured(tally.usage(client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
   };
 }
 

@@ -40,8 +40,6 @@ const CLIENT_LIVE = 2;
 /** One slot: one process of a client. */
 export interface Slot {
   index: number;
-  /** Differs whenever the slot changes hands. */
-  key: string;
   name: string;
   pid: number;
   launched: boolean;
@@ -131,6 +129,11 @@ export class Segment {
     return this.#word(this.#layout.header, "refused", 0);
   }
 
+  /** Processes whose counts were cleared because a client of another name needed their slot. */
+  get overwritten(): number {
+    return this.#word(this.#layout.header, "overwritten", 0);
+  }
+
   /** How many processes fit. */
   get capacity(): number {
     return this.#layout.clients.count;
@@ -144,15 +147,13 @@ export class Segment {
   /** Every slot that was ever taken, cheaply: for polling. */
   slots(): Slot[] {
     const { stride, count } = this.#layout.clients;
-    const taken = [];
+    const taken: Slot[] = [];
     for (let index = 0; index < count; index++) {
       const base = index * stride;
-      const key = this.#key(base);
       const state = this.#word(this.#layout.clients, "state", base);
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
       taken.push({
         index,
-        key,
         name: this.#text(base, "name"),
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
@@ -162,8 +163,8 @@ export class Segment {
     return taken;
   }
 
-  /** Everything that the process in a slot has counted; undefined if the slot has changed hands since. */
-  read({ index, key, finished }: Slot): SlotUsage | undefined {
+  /** Everything that was counted in a slot. */
+  read({ index, finished }: Slot): SlotUsage {
     const base = index * this.#layout.clients.stride;
     const first_launch_ns = this.#long(base, "first_launch_ns");
     const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
@@ -172,18 +173,12 @@ export class Segment {
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
-    if (this.#key(base) !== key) return undefined;
     return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
   remove(): void {
     rmSync(this.path, { force: true });
-  }
-
-  /** The owner is what a process that takes the slot over changes first. */
-  #key(base: number): string {
-    return `${this.#exact(base, "owner")}:${this.#exact(base, "attached_ns")}`;
   }
 
   #histogram(base: number, name: string): Histogram {
@@ -209,12 +204,8 @@ export class Segment {
   }
 
   #long(base: number, name: string): number {
-    return Number(this.#exact(base, name));
-  }
-
-  #exact(base: number, name: string): bigint {
-    const clients = this.#layout.clients;
-    return Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3);
+    const { clients } = this.#layout;
+    return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
   }
 
   #text(base: number, name: string): string {

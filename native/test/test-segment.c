@@ -177,14 +177,36 @@ static void full_then_reaped(void)
     pids[17] = claimant(seg, &slot);
     CHECK_EQUAL(slot, 17);
     CHECK_EQUAL(seg->clients[17].state, RG_LIVE);
-    CHECK_EQUAL(seg->clients[17].launches, 0);
+    CHECK_EQUAL(seg->clients[17].launches, 5); /* the same client's: it counts on */
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         end(pids[i]);
     CHECK_EQUAL(rg_segment_reap(seg), RG_MAX_CLIENTS);
     unlink(path);
 }
 
-/* A finished client whose process still runs keeps its slot; what it counted stays until the slot is needed. */
+/* With no slot left that was never used, a client of another name takes a dead one's, and that is counted. */
+static void another_client_clears_what_it_takes(void)
+{
+    const char *path = scratch("overwritten");
+    rg_segment *seg = fresh(path);
+    pid_t pids[RG_MAX_CLIENTS];
+    int slot;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        pids[i] = claimant(seg, &slot);
+    atomic_store(&seg->clients[9].launches, 7);
+    atomic_store(&seg->clients[9].first_launch_ns, 1);
+    end(pids[9]);
+    CHECK_EQUAL(rg_segment_claim(seg, "another", RG_CLASS_HIGH, 1), 9);
+    CHECK_EQUAL(seg->clients[9].launches, 0);
+    CHECK(strcmp(seg->clients[9].name, "another") == 0);
+    CHECK_EQUAL(seg->header.overwritten, 1);
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        if (i != 9)
+            end(pids[i]);
+    unlink(path);
+}
+
+/* A finished client whose process still runs keeps its slot. */
 static void exited_slot_is_kept(void)
 {
     const char *path = scratch("exited");
@@ -305,6 +327,7 @@ int main(void)
     RUN(histogram_buckets);
     RUN(devices_by_uuid);
     RUN(full_then_reaped);
+    RUN(another_client_clears_what_it_takes);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
     RUN(claims_at_once_are_distinct);
