@@ -4,8 +4,8 @@
  * Rigel builds without a CUDA toolkit and never links libcuda: this header declares the types, constants and
  * argument lists that cross the boundary. Nothing here may depend on a toolkit header.
  *
- * Source of every value: NVIDIA's "CUDA Driver API" reference manual (docs.nvidia.com/cuda/cuda-driver-api, CUDA 13.0),
- * checked against the prototypes of CUDA 13.0's cuda.h by compiling both together (test/gpu, `abi` check). All
+ * Source of every value: NVIDIA's "CUDA Driver API" reference manual (docs.nvidia.com/cuda/cuda-driver-api, CUDA 13.0). Sizes,
+ * offsets and constants were compared with those of CUDA 13.0's cuda.h by one program compiled against each. All
  * handles are opaque pointers; CUdeviceptr is 64 bits since CUDA 3.2 (the `_v2` functions).
  */
 #ifndef RIGEL_CUDA_ABI_H
