@@ -121,16 +121,6 @@ typedef struct {
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)0x01)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)0x02)
 
-/* cuLaunchCooperativeKernelMultiDevice's list element. */
-typedef struct {
-    CUfunction function;
-    unsigned int gridDimX, gridDimY, gridDimZ;
-    unsigned int blockDimX, blockDimY, blockDimZ;
-    unsigned int sharedMemBytes;
-    CUstream hStream;
-    void **kernelParams;
-} CUDA_LAUNCH_PARAMS;
-
 /* Copy descriptors: the `_v2` forms. */
 typedef struct {
     size_t srcXInBytes, srcY;
