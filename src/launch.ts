@@ -386,8 +386,10 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
-    // Set though the streams have priorities too: under MPS only this one orders work of different processes.
-    ...(phase.policy !== "none" && plan.mps && { CUDA_MPS_CLIENT_PRIORITY: client.class === "high" ? "0" : "1" }),
+    // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
+    ...(phase.policy !== "none" && {
+      CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
+    }),
   };
 }
 

@@ -136,6 +136,20 @@ describe("a launch on the simulated GPU", () => {
     expect(stdout).toStartWith("{");
   });
 
+  test("tells MPS the classes of the clients, unless nothing is governed or the user has said so", async () => {
+    const say = 'echo "priority=${CUDA_MPS_CLIENT_PRIORITY-none}"';
+    const own = { ...shell("own", "best-effort", say), env: { CUDA_MPS_CLIENT_PRIORITY: "0" } };
+    const path = config([shell("high", "high", `${say}; sleep 1`), shell("best", "best-effort", say), own]);
+    const said = async (...flags: string[]): Promise<string[]> => {
+      const { stderr } = await rigel("launch", path, ...flags);
+      return [...stderr.matchAll(/^(\w+) +\| (priority=.*)$/gm)]
+        .map(([, name, value]) => `${name} ${value}`)
+        .toSorted();
+    };
+    expect(await said()).toEqual(["best priority=1", "high priority=0", "own priority=0"]);
+    expect(await said("--policy", "none")).toEqual(["best priority=none", "high priority=none", "own priority=0"]);
+  });
+
   test("a folder for a client is relative to the configuration", async () => {
     const client = { name: "a", class: "high", command: ["pwd"], cwd: "." };
     expect((await rigel("launch", config([client]))).stderr).toContain(`a | ${scratch.path}\n`);
