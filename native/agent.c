@@ -1,9 +1,10 @@
 /*
  * agent.c: one thread per client that does what must not be done on the launch path.
  *
- * For everybody: the heartbeat, and clearing away what clients left whose heartbeat has stopped. For a high client also: noticing that it is idle when the program does not wait for the GPU
- * itself (it polls, uses host callbacks, or simply stops). After a spell without launches the agent records one untimed
- * event on each stream with unfinished work and asks for it until it is done.
+ * For everybody: the heartbeat, and clearing away what clients left whose heartbeat has stopped. For a high client also:
+ * noticing that it is idle when the program does not wait for the GPU itself (it polls, uses host callbacks, or simply
+ * stops). After a spell without launches the agent records one untimed event on each stream with unfinished work and asks
+ * for it until it is done.
  *
  * It works in the context the stream belongs to, never in "device 0", and in relaxed capture mode, so that nothing it does
  * counts against a capture elsewhere. It holds rg_agent_lock while it uses a stream, which keeps the stream alive and captures

@@ -24,6 +24,24 @@ static struct {
     uint64_t key;
 } samples[SAMPLES];
 
+rg_duration *rg_duration_add(uint64_t key)
+{
+    rg_duration *d = NULL;
+    for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
+        d = &rg_durations[((key >> 52) + i) % RG_DURATIONS];
+        uint64_t found = 0;
+        /* Another thread may have entered the same kernel a moment ago. */
+        if (atomic_compare_exchange_strong(&d->key, &found, key) || found == key)
+            return d;
+    }
+    /* Eight neighbours taken: the kernel whose own place this is makes room. */
+    d = &rg_durations[(key >> 52) % RG_DURATIONS];
+    atomic_store(&d->duration_ns, 0);
+    atomic_store(&d->seen, 0);
+    atomic_store(&d->key, key);
+    return d;
+}
+
 void rg_duration_first(rg_duration *d, enum rg_kind kind, uintptr_t units)
 {
     bool yes = kind == RG_GRAPH ? rg_graph_communicates((CUgraphExec)units) : rg_function_communicates((CUfunction)units);

@@ -6,7 +6,8 @@
  * becomes idle, the starvation bound, a heartbeat gone stale, shutdown, or this client leaving Rigel.
  *
  * Finished work is noticed by untimed events (0.17 us to record, 0.10 us to query, measured on an H200), one per
- * rg_policy_batch launches; an event is owned by whoever moved its batch's state, so nothing here takes a lock.
+ * rg_policy_batch of launched work; an event is owned by whoever moved its batch's state. The only lock is tried, not waited
+ * for (batches_flush).
  */
 #include "client.h"
 

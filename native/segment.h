@@ -36,7 +36,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, creator_pid, 1) /* [control] */ \
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
-    F(u32, reserved, 1)    /* */ \
+    F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
     F(u64, created_ns, 1)  /* [control] */
 
 #define RG_SETTINGS_FIELDS(F) \

@@ -86,12 +86,20 @@ static CUcontext context_of(CUstream stream)
     return c;
 }
 
+/* One capture fewer; never below none. */
+static void uncount_capture(void)
+{
+    uint32_t n = atomic_load(&rg.captures);
+    while (n && !atomic_compare_exchange_weak(&rg.captures, &n, n - 1))
+        continue;
+}
+
 /* Takes a track out of the table. Work still queued on it can no longer be asked for, and counts as done. */
 static void drop(rg_track *t)
 {
     index_remove(atomic_load(&t->key));
     if (atomic_exchange(&t->capturing, false))
-        atomic_fetch_sub(&rg.captures, 1);
+        uncount_capture();
     rg_retire(atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
@@ -210,9 +218,7 @@ void rg_capture_ended(CUstream stream)
     rg_track *t = rg_track_find(rg_track_key(stream));
     if (t && !atomic_exchange(&t->capturing, false))
         return; /* it was not capturing: an error of the program, and no capture of ours ends by it */
-    uint32_t n = atomic_load(&rg.captures);
-    while (n && !atomic_compare_exchange_weak(&rg.captures, &n, n - 1))
-        continue;
+    uncount_capture();
 }
 
 /* ---- priorities ---- */

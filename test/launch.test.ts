@@ -458,18 +458,22 @@ describe("what a client leaves in the background", () => {
   });
 });
 
-/** A launcher that may not signal everybody, as one that is not root: its clients can become somebody else. */
-test.skipIf(process.getuid?.() !== 0)("a client that cannot be signalled is named and holds nothing up", async () => {
-  const pidFile = join(scratch.path, "other-user");
-  const script = `echo $$ > ${pidFile}; exec setpriv --reuid 65534 sh -c 'echo ready; exec sleep 1000'`;
-  const path = config([shell("a", "high", script)]);
-  const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"];
-  await using child = Bun.spawn(["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill", ...command], {
+/** Starts a launch from within another command. */
+function startFrom(outer: string[], path: string) {
+  return Bun.spawn([...outer, process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"], {
     env: plainEnvironment(),
     stdin: "ignore",
     stdout: "pipe",
     stderr: "pipe",
   });
+}
+
+/** A launcher that may not signal everybody, as one that is not root: its clients can become somebody else. */
+test.skipIf(process.getuid?.() !== 0)("a client that cannot be signalled is named and holds nothing up", async () => {
+  const pidFile = join(scratch.path, "other-user");
+  const script = `echo $$ > ${pidFile}; exec setpriv --reuid 65534 sh -c 'echo ready; exec sleep 1000'`;
+  const path = config([shell("a", "high", script)]);
+  await using child = startFrom(["setpriv", "--bounding-set", "-kill", "--inh-caps", "-kill"], path);
   const stderr = follow(child.stderr);
   await stderr.until("ready");
   child.kill("SIGTERM");
@@ -504,13 +508,7 @@ describe("where a launch comes from does not matter:", () => {
   test("nohup: a signal that was ignored stays so", async () => {
     const go = join(scratch.path, "nohup");
     const path = config([shell("a", "high", `echo ready; until [ -s ${go} ]; do sleep 0.05; done`)]);
-    const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"];
-    await using child = Bun.spawn(["sh", "-c", 'trap "" HUP; exec "$@"', "sh", ...command], {
-      env: plainEnvironment(),
-      stdin: "ignore",
-      stdout: "pipe",
-      stderr: "pipe",
-    });
+    await using child = startFrom(["sh", "-c", 'trap "" HUP; exec "$@"', "sh"], path);
     const stderr = follow(child.stderr);
     await stderr.until("ready");
     child.kill("SIGHUP");

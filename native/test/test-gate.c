@@ -208,6 +208,30 @@ static void in_flight_wait_is_bounded(void)
     done();
 }
 
+/* Kernels whose place in the table is the same keep an entry each, as long as there are no more than can be probed. */
+static void kernels_that_share_a_place_are_all_known(void)
+{
+    uint64_t shapes[RG_DURATION_PROBES + 1];
+    rg_duration *entries[RG_DURATION_PROBES];
+    uint32_t found = 0;
+    for (uint64_t shape = 2; found < RG_DURATION_PROBES + 1; shape += 2)
+        if ((((uint64_t)64 * 0x9e3779b97f4a7c15u) ^ (shape * 0x165667b19e3779f9u)) >> 52 == 4093) /* and wraps round */
+            shapes[found++] = shape * 0x165667b19e3779f9u;
+    for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
+        entries[i] = rg_duration_of(64, shapes[i]);
+        CHECK_EQUAL(entries[i]->seen, 0);
+        atomic_store(&entries[i]->seen, i + 1);
+        atomic_store(&entries[i]->duration_ns, 1000 * (i + 1));
+    }
+    for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
+        CHECK(rg_duration_of(64, shapes[i]) == entries[i]);
+        CHECK_EQUAL(entries[i]->duration_ns, 1000 * (i + 1));
+    }
+    /* One more takes the first's place, and starts from nothing. */
+    CHECK(rg_duration_of(64, shapes[RG_DURATION_PROBES]) == entries[0]);
+    CHECK_EQUAL(entries[0]->seen + entries[0]->duration_ns, 0);
+}
+
 static void small_copies_pass_bulk_copies_wait(void)
 {
     become("best-effort");
@@ -638,6 +662,7 @@ int main(int argc, char **argv)
     RUN(policy_none_measures_only);
     RUN(in_flight_is_limited);
     RUN(in_flight_wait_is_bounded);
+    RUN(kernels_that_share_a_place_are_all_known);
     RUN(small_copies_pass_bulk_copies_wait);
     RUN(communication_kernels_never_wait);
     RUN(capture_passes_and_a_graph_is_one_unit);
