@@ -336,6 +336,7 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .starvation_ns = 1,
+        .hold = atomic_load_explicit(&s->hold, memory_order_relaxed) != 0,
     };
 }
 

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
@@ -49,7 +49,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
     F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
     F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
-    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */
+    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
+    F(u32, hold, 1)          /* [control] 1: best-effort launches wait (policies other than none), each RG_HOLD_LIMIT_NS at most */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -115,7 +116,7 @@ typedef struct {
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
 _Static_assert(sizeof(rg_device) == 192, "segment layout");
