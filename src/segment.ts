@@ -109,6 +109,22 @@ export class Segment {
     }
   }
 
+  /** Holds all best-effort work back, or lets it go; a launch is held for 5 s at most. Not under policy `none`. */
+  hold(held: boolean): void {
+    this.#set("hold", held ? 1 : 0);
+  }
+
+  /** All settings as they are now. */
+  settings(): ReadonlyMap<string, number> {
+    const { settings } = this.#layout;
+    return new Map(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
+  }
+
+  /** Puts back what `settings` gave. */
+  restore(settings: ReadonlyMap<string, number>): void {
+    for (const [name, value] of settings) this.#set(name, value);
+  }
+
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);
