@@ -4,6 +4,7 @@
  * Names only and what they stand for; nothing here starts anything.
  */
 
+import { z } from "zod";
 import { type Policy, policySchema } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
 import { parse } from "./schema.ts";
@@ -174,15 +175,18 @@ export function choosePolicies(names: string | undefined, extras: readonly strin
 }
 
 function extraOf(text: string): [string, object] {
-  const at = text.indexOf("=");
+  const [, name, json] = /^([^=]+)=(\{.*\})$/s.exec(text) ?? [];
+  if (name === undefined || json === undefined)
+    throw new RigelError("config", `--policy-json: expected NAME={...}, got "${text}"`);
+  return [name, objectOf(json, name)];
+}
+
+function objectOf(json: string, name: string): object {
   try {
-    const value: unknown = JSON.parse(text.slice(at + 1));
-    if (at > 0 && typeof value === "object" && value !== null && !Array.isArray(value))
-      return [text.slice(0, at), value];
+    return z.record(z.string(), z.unknown()).parse(JSON.parse(json));
   } catch (thrown) {
-    throw new RigelError("config", `--policy-json ${text}: ${reason(thrown)}`, { cause: thrown });
+    throw new RigelError("config", `--policy-json: ${name}: ${reason(thrown)}`, { cause: thrown });
   }
-  throw new RigelError("config", `--policy-json: expected NAME={...}, got "${text}"`);
 }
 
 export interface Way {
