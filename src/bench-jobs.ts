@@ -262,10 +262,11 @@ async function runLive(
   await driver;
   const high = ran.logs.get(HIGH)?.requests ?? [];
   const measurements = windows.flatMap((window, index): Measurement[] => {
-    const { way, round, counted_s, to_s } = window;
+    const { way, round, from_s, counted_s, to_s } = window;
+    const switched_s = switches[index]?.at_s ?? Number.POSITIVE_INFINITY;
     // Switched late, it is not the way that it is called.
-    if ((switches[index]?.at_s ?? Number.POSITIVE_INFINITY) > counted_s - SETTLE_s / 4) return [];
-    const base = { pair: pair.name, method, round };
+    if (switched_s > from_s + SETTLE_s / 4) return [];
+    const base = { pair: pair.name, method, round, window: { from_s, counted_s, to_s, switched_s } };
     const best = pair.best.flatMap(({ name }) => {
       const ends_s = ran.logs.get(name)?.ends_s ?? [];
       return [{ program: name, ...counted(ends_s, counted_s, to_s) }];

@@ -9,16 +9,17 @@ import { ALONE, type Row, type Spread, ascending, quantile } from "./bench-stats
 
 /** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf"];
-const WIDTH = 680;
-const LABEL = 190;
-const BAR = 22;
+/** In units of which a phone's screen has nearly as many pixels: text keeps its size there. */
+const WIDTH = 400;
+/** A label, and the bar under it. */
+const BAR = 36;
 
 const STYLE = `
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #8884; --paper: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #161616; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 1rem; max-width: 60rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin-bottom: 0; }
-svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
+svg { width: 100%; max-width: 40rem; height: auto; display: block; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .axis { stroke: var(--ink); } .grid { stroke: var(--faint); } .one { stroke: var(--ink); stroke-dasharray: 4 3; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
 th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap; }
@@ -86,7 +87,7 @@ function bars(
   const low = scale === "linear" ? 0 : logarithmic ? Math.min(0.5, least) : 0;
   const place = (x: number): number => {
     const part = logarithmic ? Math.log(x / low) / Math.log(greatest / low) : (x - low) / (greatest - low);
-    return LABEL + Math.max(0, part) * (WIDTH - LABEL - 60);
+    return 8 + Math.max(0, part) * (WIDTH - 60);
   };
   const height = shown.length * BAR + 34;
   const marks = logarithmic ? decades(low, greatest) : steps(greatest);
@@ -96,17 +97,17 @@ function bars(
       `<text x="${at(place(mark))}" y="${height - 10}" text-anchor="middle">${number(mark)}</text>`,
   );
   const drawn = shown.map(({ row, spread, colour: fill }, index) => {
-    const y = 6 + index * BAR;
+    const y = 8 + index * BAR;
     const x = place(low);
     return (
-      `<text x="${LABEL - 8}" y="${y + 13}" text-anchor="end">${text(wayOf(row))}</text>` +
-      `<rect x="${at(x)}" y="${y}" width="${at(Math.max(1, place(spread.median) - x))}" height="${BAR - 6}" fill="${fill}"/>` +
-      `<line class="axis" x1="${at(place(spread.min))}" x2="${at(place(spread.max))}" y1="${y + 8}" y2="${y + 8}"/>` +
-      `<text x="${at(place(spread.max) + 6)}" y="${y + 13}">${number(spread.median)}</text>`
+      `<text x="${at(x)}" y="${y + 8}">${text(wayOf(row))}</text>` +
+      `<rect fill-opacity="0.8" x="${at(x)}" y="${y + 12}" width="${at(Math.max(1, place(spread.median) - x))}" height="14" fill="${fill}"/>` +
+      `<line class="axis" x1="${at(place(spread.min))}" x2="${at(place(spread.max))}" y1="${y + 19}" y2="${y + 19}"/>` +
+      `<text x="${at(place(spread.max) + 4)}" y="${y + 23}">${number(spread.median)}</text>`
     );
   });
   const one = `<line class="one" x1="${at(place(1))}" x2="${at(place(1))}" y1="0" y2="${height - 26}"/>`;
-  return figure(title, height, [...behind, ...drawn, one]);
+  return figure(title, height, [...behind, one, ...drawn]);
 }
 
 function decades(low: number, high: number): number[] {
@@ -136,8 +137,8 @@ function distribution({ measurements, rows }: BenchDocument, pair: string): stri
   if (curves.length === 0) return "";
   const low = Math.max(0.01, Math.min(...curves.map(({ sorted }) => quantile(sorted, 0)))) * 0.9;
   const high = Math.max(low * 2, ...curves.map(({ sorted }) => quantile(sorted, 1))) * 1.05;
-  const left = 52;
-  const bottom = 300;
+  const left = 46;
+  const bottom = 280;
   const x = (ms: number): number =>
     left + (Math.log(Math.max(ms, low) / low) / Math.log(high / low)) * (WIDTH - left - 12);
   // The tail is what matters: upwards is -log10 of what is still to come, down to one in 1000.

@@ -106,7 +106,9 @@ export function markdown(document: BenchDocument): string {
 
 /** With how the programs were started, where that is not anew. */
 export function wayOf({ way, method }: { way: string; method: string }): string {
-  return method === "anew" ? way : `${way} (${method})`;
+  if (method === "anew") return way;
+  // That it is with MPS, most ways say themselves.
+  return `${way} (${way.endsWith("MPS") ? "live" : method})`;
 }
 
 function throughput({ steps_per_s }: Row): string {

@@ -170,6 +170,8 @@ export interface Measurement {
   requests: Sample[];
   /** Seconds in which requests could fall due. */
   requests_s: number;
+  /** Where ways are switched, when it was so, and when the switch was really made. */
+  window?: { from_s: number; counted_s: number; to_s: number; switched_s: number };
   /** For each best-effort program that ran. */
   best: { program: string; steps: number; seconds: number }[];
 }

@@ -32,6 +32,18 @@ function ten(latency_ms: number): Sample[] {
   return Array.from({ length: 10 }, (_, index) => [index, latency_ms]);
 }
 
+function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
+  return {
+    pair: "p",
+    way,
+    method: "anew",
+    round,
+    requests: latency_ms === undefined ? [] : ten(latency_ms),
+    requests_s: latency_ms === undefined ? 0 : 1,
+    best: steps === undefined ? [] : [{ program: "b", steps, seconds: 10 }],
+  };
+}
+
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
@@ -89,16 +101,6 @@ describe("statistics", () => {
     const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
     const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
     expect(within(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
-  });
-
-  const one = (way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement => ({
-    pair: "p",
-    way,
-    method: "anew",
-    round,
-    requests: latency_ms === undefined ? [] : ten(latency_ms),
-    requests_s: latency_ms === undefined ? 0 : 1,
-    best: steps === undefined ? [] : [{ program: "b", steps, seconds: 10 }],
   });
 
   test("ratios are taken within a round", () => {
