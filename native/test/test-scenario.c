@@ -288,6 +288,88 @@ static void test_priority(void)
     rg_profile_free(&low);
 }
 
+/*
+ * One SM that is exchanged in 10 us and left in 5. Best-effort: kernels of 1000 us, back to back from 0. High: 50 us, due
+ * at 105. What best-effort has by `end` is one kernel more than 1 us before.
+ */
+static void preempted(rg_scenario_options *o, uint64_t high_us, uint64_t end_us)
+{
+    rg_profile high = profile_of(high_rows);
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_result r[2];
+    for (uint64_t early = 0; early < 2; early++) {
+        o->duration_ns = (end_us - early) * US;
+        run(o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        EQUAL(r[0].p50_ns, high_us * US);
+        EQUAL(r[1].iterations, 1 - early);
+        EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
+    }
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+static void test_preempt(void)
+{
+    rg_scenario_options o = tiny(1, 0);
+    o.gpu.shared = 0;
+    o.gpu.switch_ns = 10 * US;
+    o.gpu.preempt_ns = 5 * US;
+    o.suspend_delay_us = o.resume_delay_us = 0;
+    o.suspend_ns = 20 * US;
+    o.resume_ns = 15 * US;
+
+    /* Slices alone: best-effort's third ends at 150. High 160 to 210; best-effort has 850 left at 220. */
+    o.be_slice_us = 50;
+    o.suspend = false;
+    preempted(&o, 105, 1070);
+    /* The GPU's slices, of 2048: the one that runs ends then, and the first kernel at 1000. */
+    o.be_slice_us = 0;
+    preempted(&o, 2048 + 10 + 50 - 105, 1000);
+
+    /* Suspended: called at 105, in effect at 125, off the SM at 130. High 140 to 190. The call to resume begins at 220 and
+     * is in effect at 235; best-effort has 870 left at 245. */
+    o.suspend = true;
+    o.resume_delay_us = 30;
+    preempted(&o, 85, 1115);
+    /* Both: the slice ends at 150, and the call that begins at 165 has no use any more: in effect at 185. High is idle at
+     * 210; resumed at 225, best-effort has 850 left at 235. */
+    o.be_slice_us = 50;
+    o.suspend_delay_us = 60;
+    o.resume_delay_us = 0;
+    preempted(&o, 105, 1085);
+    /* The call takes until 255, and cannot be stopped at 210. Best-effort runs from 220 to 260. Resumed at 270 it has 810
+     * left at 280. */
+    o.suspend_ns = 90 * US;
+    preempted(&o, 105, 1090);
+    /* A request that is over before the delay is: as with slices alone. */
+    o.suspend_delay_us = 106;
+    preempted(&o, 105, 1070);
+
+    /* A second request, at 210, before the resumption at 225 is begun: best-effort stays off from 130 to the end. */
+    rg_profile high = profile_of(high_rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,140000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_result r[2];
+    char error[256] = "";
+    clients[0].iterations = 2;
+    o.be_slice_us = 0;
+    o.suspend_ns = 20 * US;
+    o.suspend_delay_us = 0;
+    o.resume_delay_us = 35;
+    o.duration_ns = 285 * US;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+    EQUAL(r[0].requests, 2);
+    EQUAL(r[0].p50_ns, 50 * US); /* the second: the SM is its own */
+    EQUAL(r[0].p99_ns, 85 * US);
+    EQUAL(r[1].iterations, 0);
+
+    o.gpu.shared = 1;
+    HOLDS(rg_scenario_run(&o, RG_SCENARIO_PREEMPT, clients, 2, r, error, sizeof(error)) == -1);
+    HOLDS(strstr(error, "MPS"));
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
 /* ---- The demo: the recorded profiles, ResNet-50 inference at Poisson 60/s beside ResNet-50 training */
 
 /* The folder of the recorded profiles: RIGEL_PROFILES, or profiles/ of the tree this program was built in. */
@@ -384,6 +466,7 @@ int main(void)
     test_starvation();
     test_priority();
     test_corun();
+    test_preempt();
     test_demo("time slices", 0, in_slices);
     test_demo("MPS", 1, under_mps);
     return failures ? 1 : 0;
