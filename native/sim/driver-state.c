@@ -8,8 +8,8 @@
  * A process that is killed while it does not hold the lock leaves contexts with memory and work. Those who wait, ask or
  * start look at /proc now and then and remove them.
  *
- * How long a process's slices are and whether it is suspended (sim-control.h) stands with its contexts in the model, and
- * goes with them.
+ * How long a process's slices are and whether it is suspended (sim-control.h) stands with its contexts in the model,
+ * and goes with them.
  */
 #include "driver.h"
 #include "sim-control.h"

@@ -136,6 +136,7 @@ static void load_add(rg_model *m, uint32_t domain, int change)
     }
     d->load = (uint32_t)((int)d->load + change);
     if (!d->load && counts) m->wanting--;
+    if (!d->load && m->active == (int32_t)domain) m->idle_from = m->now;
 }
 
 /* ---- Streams: starting the first operation of each as soon as what it depends on is done. */
@@ -615,6 +616,13 @@ static void begin_switch(rg_model *m, int32_t to)
     m->switches++;
 }
 
+/* When `active` is exchanged, which others are waiting for: at the end of its slice, or before if it has no work. */
+static uint64_t slice_over(const rg_model *m)
+{
+    uint64_t idle = m->domains[m->active].load ? RG_MODEL_NEVER : m->idle_from + m->p.idle_ns;
+    return idle < m->slice_end ? idle : m->slice_end;
+}
+
 static void exchange(rg_model *m)
 {
     if (m->p.shared) return;
@@ -649,7 +657,7 @@ static void exchange(rg_model *m)
         uint64_t had = m->now - m->slice_from, slices = (had + slice - 1) / slice;
         m->slice_end = m->slice_from + (slices ? slices : 1) * slice;
     }
-    if (own && m->now < m->slice_end) return;
+    if (m->now < slice_over(m)) return;
     int32_t from = m->active;
     lose_sms(m);
     begin_switch(m, next_wanting(m, from));
@@ -666,7 +674,7 @@ uint64_t rg_model_next_event(const rg_model *m)
     if (m->active >= 0) {
         const rg_model_domain *d = &m->domains[m->active];
         if (d->heap && m->cohorts[d->heap].end + d->offset_ns < next) next = m->cohorts[d->heap].end + d->offset_ns;
-        if (m->slice_end && m->slice_end < next) next = m->slice_end;
+        if (m->slice_end && slice_over(m) < next) next = slice_over(m);
         if (leaving(m) && m->preempt_at < next) next = m->preempt_at;
     }
     if (m->next_active >= 0 && m->switch_end < next) next = m->switch_end;
@@ -808,7 +816,7 @@ void rg_model_reset_time(rg_model *m)
     m->active = m->p.shared ? 0 : -1;
     m->next_active = -1;
     m->slice_end = m->switch_end = 0;
-    m->preempt_at = m->vacated = 0;
+    m->preempt_at = m->vacated = m->idle_from = 0;
     m->sm_busy_since = m->now;
     m->kick = 0;
     memset(m->engine, 0, sizeof m->engine);

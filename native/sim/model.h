@@ -25,10 +25,10 @@
  *      Gilman et al., "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler for Concurrent
  *      Kernels", SIGMETRICS Performance Evaluation Review 2020.
  *   3. Room on an SM is counted in blocks, warps, registers and shared memory with the occupancy calculator's units.
- *   4. Without `shared`, one context owns the SMs at a time. It is exchanged at the end of its slice, or at once when
- *      it has no work, at a cost of `switch_ns` in which no block runs. The blocks of a context that lost the SMs keep
- *      what remained of their time. An uncontested context's slices follow one another from the moment it got the SMs.
- *      Each context has a slice length of its own.
+ *   4. Without `shared`, one context owns the SMs at a time. It is exchanged at the end of its slice, or when it has
+ *      had no work for `idle_ns`, at a cost of `switch_ns` in which no block runs. The blocks of a context that lost
+ *      the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
+ *      got the SMs. Each context has a slice length of its own.
  *   5. Copies and memsets do not use SMs and do not take part in time slices.
  *   6. Block durations do not depend on what runs beside them: contention for memory bandwidth is not modelled.
  *   7. At one instant: endings, then what they let start, then arrivals, then exchange of contexts, then dispatch.
@@ -88,6 +88,7 @@ typedef struct {
     uint64_t chain_ns;      /* from the end of one operation to the start of the next in its stream */
     uint64_t graph_node_ns; /* the same between two nodes of a graph */
     uint64_t slice_ns, switch_ns;
+    uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
     uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */
     uint32_t shared; /* 1: contexts share the SMs (MPS); 0: time slices */
 } rg_model_params;
@@ -236,6 +237,7 @@ typedef struct {
     int32_t next_active; /* while switching: the one that comes */
     uint64_t slice_from; /* when `active` got the SMs */
     uint64_t slice_end;  /* 0: nobody else wants them */
+    uint64_t idle_from;  /* when `active` last ran out of work */
     uint64_t switch_end; /* 0: not switching */
     uint64_t preempt_at; /* when `active` has to leave, if it is suspended */
     uint32_t vacated;    /* domain + 1 that a suspension took off the SMs, until somebody gets them; 0: none */

@@ -606,7 +606,8 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         .shared_bytes_per_block = gpu->shared_bytes_per_block,
         .reserved_shared_bytes = gpu->reserved_shared_bytes,
     };
-    bool governed = s->mode == RG_SCENARIO_GOVERNED && s->o->policy != RG_POLICY_NONE;
+    bool gate = s->mode == RG_SCENARIO_GOVERNED || (s->mode == RG_SCENARIO_PREEMPT && s->o->gate);
+    bool governed = gate && s->o->policy != RG_POLICY_NONE;
     /* As rg_stream_prioritise gives the NULL stream: one below the highest for high clients, else the lowest. */
     int priority = governed && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
     p->of = of;

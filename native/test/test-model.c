@@ -440,6 +440,37 @@ static void test_slice_lengths(void)
     model_free(m);
 }
 
+/* A context without work keeps the SMs for 30 ns, but not beyond its slice. */
+static void test_slices_idle(void)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 100;
+    p.idle_ns = 30;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    /* A is done at 200 and goes on from 220 to 270; at 300 it has had nothing for 30: B 400 to 900. */
+    uint64_t ta = launch(m, sa, 8, 200);
+    rg_model_advance(m, 10);
+    uint64_t tb = launch(m, sb, 8, 500);
+    rg_model_advance(m, 220);
+    ta = launch(m, sa, 8, 50);
+    EQUAL(end_of(m, sa, ta), 270);
+    EQUAL(rg_model_next_event(m), 300);
+    EQUAL(end_of(m, sb, tb), 900);
+    /* B has the SMs until 930, A from 1030 on. Its slice ends at 2030, and its work at 2010: B from 2130. */
+    rg_model_advance(m, 905);
+    ta = launch(m, sa, 8, 980);
+    rg_model_advance(m, 1100);
+    tb = launch(m, sb, 8, 100);
+    EQUAL(end_of(m, sa, ta), 2010);
+    EQUAL(end_of(m, sb, tb), 2230);
+    /* B has had nothing for long when A comes at 2500. */
+    rg_model_advance(m, 2500);
+    EQUAL(end_of(m, sa, launch(m, sa, 8, 10)), 2610);
+    model_free(m);
+}
+
 /* As measured: a best-effort context with short slices under long kernels, another with long ones and short kernels. */
 static void test_slices_asymmetric(void)
 {
@@ -459,8 +490,8 @@ static void test_slices_asymmetric(void)
     EQUAL(end_of(m, sh, t), 1290 * us);
     /* Low goes on at 1450 with the 1310 it had left. */
     EQUAL(end_of(m, sl, first), 2760 * us);
-    /* High's 12 ms, from 3000 on: low's slices count from 1450, so it loses the SMs at 3000. High 3160-13160, low 50 from
-     * 13320, high from 13530 the last 2000. Low had 240 + 50 of its second kernel: 15690 + 2070. */
+    /* High's 12 ms, from 3000 on: low's slices count from 1450, so it loses the SMs at 3000. High 3160-13160, low 50
+     * from 13320, high from 13530 the last 2000. Low had 240 + 50 of its second kernel: 15690 + 2070. */
     rg_model_advance(m, 3000 * us);
     t = launch(m, sh, 8, 12000 * us);
     EQUAL(end_of(m, sh, t), 15530 * us);
@@ -483,8 +514,8 @@ static void test_suspend_running(void)
 {
     uint32_t a, b, sa, sb;
     rg_model *m = suspendable(&a, &b, &sa, &sb);
-    /* A, of 1000, is suspended at 300 and leaves at 350. At 400 it launches 100 more. Nothing happens until 2000. Resumed
-     * then, it has the SMs at 2100, and the remaining 650 end at 2750, the 100 at 2850. */
+    /* A, of 1000, is suspended at 300 and leaves at 350. At 400 it launches 100 more. Nothing happens until 2000.
+     * Resumed then, it has the SMs at 2100, and the remaining 650 end at 2750, the 100 at 2850. */
     uint64_t ta = launch(m, sa, 8, 1000);
     rg_model_advance(m, 300);
     EQUAL(rg_model_suspend(m, a, true), 0);
@@ -557,8 +588,8 @@ static void test_suspend_beside(void)
 {
     uint32_t a, b, sa, sb;
     rg_model *m = suspendable(&a, &b, &sa, &sb);
-    /* B waits for A's slice to end at 1000. A is suspended at 300 and leaves at 350: B has the SMs at 450, and keeps them
-     * for all its 2000, for nobody else wants them. A, resumed at 3000, has them at 3100, and 650 left. */
+    /* B waits for A's slice to end at 1000. A is suspended at 300 and leaves at 350: B has the SMs at 450, and keeps
+     * them for all its 2000, for nobody else wants them. A, resumed at 3000, has them at 3100, and 650 left. */
     uint64_t ta = launch(m, sa, 8, 1000), tb = 0;
     rg_model_advance(m, 10);
     tb = launch(m, sb, 8, 2000);
@@ -617,8 +648,8 @@ static void test_suspend_waiting(void)
     EQUAL(stats.switches, 1);
 
     /* Idle, with the SMs: B is suspended at 3000 and leaves at 3050. What it launches stays; the copy of 40 bytes in
-     * another stream does not need it, the one behind the kernel does, and so does a record. Resumed at 3500: the kernel
-     * runs 3600-3630, the copy to 3670. */
+     * another stream does not need it, the one behind the kernel does, and so does a record. Resumed at 3500: the
+     * kernel runs 3600-3630, the copy to 3670. */
     uint32_t copies = stream(m, b, 0), e = event(m, b);
     rg_model_advance(m, 3000);
     EQUAL(rg_model_suspend(m, b, true), 0);
@@ -653,8 +684,8 @@ static void test_suspend_both(void)
 {
     uint32_t a, b, sa, sb;
     rg_model *m = suspendable(&a, &b, &sa, &sb);
-    /* Both are suspended at 100; A leaves at 150. B is resumed at 500: 600 to 1600, for its slice, with A resumed at 700
-     * beside it, lasts till then as well. A: from 1700 the 850 it had left. */
+    /* Both are suspended at 100; A leaves at 150. B is resumed at 500: 600 to 1600, for its slice, with A resumed at
+     * 700 beside it, lasts till then as well. A: from 1700 the 850 it had left. */
     uint64_t ta = launch(m, sa, 8, 1000), tb = launch(m, sb, 8, 1000);
     rg_model_advance(m, 100);
     EQUAL(rg_model_suspend(m, a, true), 0);
@@ -1036,6 +1067,7 @@ static void program_start(program *g, uint64_t seed)
     p.graph_node_ns = random_below(20);
     p.slice_ns = 1 + random_below(2000);
     p.preempt_ns = random_below(2) * random_below(100);
+    p.idle_ns = random_below(2) * random_below(300);
     g->m = model_new(&p);
     for (int i = 0; i < CONTEXTS; i++) g->contexts[i] = context(g->m);
     for (int i = 0; i < STREAMS; i++) {
@@ -1177,6 +1209,7 @@ int main(void)
         {"time slices: alignment, waves", test_slice_grid},
         {"time slices: three contexts", test_slices_of_three},
         {"time slices: lengths", test_slice_lengths},
+        {"time slices: without work", test_slices_idle},
         {"time slices: short and long", test_slices_asymmetric},
         {"suspended while it runs", test_suspend_running},
         {"suspended between waves", test_suspend_waves},

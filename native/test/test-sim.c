@@ -1412,8 +1412,8 @@ static void order(peer p, char what)
 }
 
 /*
- * The model's time for a kernel of 20 ms that follows one of 50 ms. All of it has to be in the queue before the first one
- * is done, else the time would be this machine's: then once more.
+ * The model's time for a kernel of 20 ms that follows one of 50 ms. All of it has to be in the queue before the first
+ * one is done, else the time would be this machine's: then once more.
  */
 static double twenty_ms(void)
 {
@@ -1433,7 +1433,8 @@ static double twenty_ms(void)
     return ms;
 }
 
-/* What a process does to itself the other one sees in the time that its kernel takes: 20 ms, and what it has to wait. */
+/* What a process does to itself the other one sees in the time that its kernel takes: 20 ms, and what it has to
+ * wait. */
 static void test_controls(void)
 {
     peer p = spawn(controlled);
@@ -1482,7 +1483,8 @@ static void *synchronise(void *unused)
     return unused;
 }
 
-/* Suspended, it launches until a queue is full, and waits for work in vain; then it is resumed and all of it is done. */
+/* Suspended, it launches until a queue is full, and waits for work in vain; then it is resumed and all of it is
+ * done. */
 static void suspended(int in, int out)
 {
     enum { COUNT = 200 };
