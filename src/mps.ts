@@ -73,7 +73,7 @@ export async function decide(
       notes,
     };
   if (found.state === "running") return { mode, daemon: "adopted", pipe_directory: found.folder, hides: false, notes };
-  if (uuids.length > 0 && program() === null)
+  if (program() === null)
     throw new RigelError(
       "device",
       `${where}: expected nvidia-cuda-mps-control on PATH for "mps", as no MPS daemon runs; it comes with NVIDIA's driver. ` +

@@ -258,6 +258,24 @@ describe("the launch's own daemon ends", () => {
     expect(result.status).toBe(139);
   });
 
+  test("with a launch that cannot go on", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([waits], { sharing: "mps" }, "--segment", "/nonexistent/folder");
+    expect(result.stderr).toContain("choose a folder that exists");
+    expect(machine.told.at(-1)).toBe("quit -t 5");
+    await machine.isClean();
+    expect(result.status).toBe(1);
+  });
+
+  test("by a signal, if it does not when told to, also with a launcher that is killed", async () => {
+    await using machine = new Machine("stubborn");
+    await using child = machine.launch([waits], { sharing: "mps" });
+    await ready(child.stderr);
+    child.kill("SIGKILL");
+    await machine.isClean();
+    expect(machine.told.at(-1)).toBe("quit -t 5");
+  });
+
   test("by a signal, with its server, if it does not when told to", async () => {
     await using machine = new Machine("stubborn");
     const result = await machine.run([serve], { sharing: "mps" });
@@ -452,6 +470,27 @@ describe("clients that fail under MPS", () => {
     const report = reportOf(await machine.run(clients, {}, "--json"));
     expect(report.notes).toEqual(["train was killed by SIGSEGV in phase: train + serve together, governed"]);
   });
+});
+
+test("--sharing is for the configuration's, and --mps for the simulated GPU alone", async () => {
+  await using machine = new Machine();
+  const shown = async (...flags: string[]): Promise<unknown> => {
+    const { stdout, stderr, status } = await machine.run([train], { sharing: "mps" }, "--dry-run", "--json", ...flags);
+    expect(status, stderr).toBe(0);
+    return JSON.parse(stdout);
+  };
+  expect(await shown()).toMatchObject({ sharing: { mode: "mps", daemon: "private" }, mps: true });
+  expect(await shown("--sharing", "time-slice")).toMatchObject({ sharing: { mode: "time-slice" }, mps: false });
+  expect(await shown("--mps", "off")).toMatchObject({
+    sharing: { mode: "mps" },
+    notes: ["--mps has no effect on a real GPU; use --sharing"],
+  });
+  expect(await shown("--device", "simulated", "--sharing", "auto", "--mps", "on")).toMatchObject({
+    sharing: { mode: "mps", daemon: null },
+  });
+  const refused = await machine.run([train], {}, "--sharing", "mig");
+  expect(refused.stderr).toContain("Allowed choices are auto, time-slice, mps.");
+  expect(refused).toMatchObject({ status: 2, stdout: "" });
 });
 
 describe("a configuration", () => {
