@@ -46,6 +46,8 @@ export interface ClientReport {
   iterations: number | null;
   iterations_per_s: number | null;
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -89,6 +91,7 @@ export function measured(
   | "iterations"
   | "iterations_per_s"
   | "gate"
+  | "preemption"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -117,6 +120,11 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+    },
+    preemption: {
+      state: usage.preemption,
+      suspensions: counters.suspensions,
+      suspended_ms: round(counters.suspended_ns / 1e6),
     },
   };
 }

@@ -21,7 +21,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(1),
+  version: z.literal(2),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -33,6 +33,7 @@ const layoutSchema = z.object({
 type Layout = z.infer<typeof layoutSchema>;
 
 const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const PREEMPTION = ["unknown", "on", "off"] as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -63,6 +64,10 @@ interface Settings {
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
+  preempt?: boolean | undefined;
+  suspend?: boolean | undefined;
+  slice_us?: number | undefined;
+  high_slice_us?: number | undefined;
 }
 
 export class Segment {
@@ -102,11 +107,9 @@ export class Segment {
   }
 
   configure(settings: Settings): void {
-    this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of ["inflight", "unit_us", "starvation_us", "stale_ms"] as const) {
-      const value = settings[name];
-      if (value !== undefined) this.#set(name, value);
-    }
+    const { policy, ...numbers } = settings;
+    this.#set("policy", POLICY_NUMBER[policy]);
+    for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
   }
 
   /** The in-flight limit in force. */
@@ -170,6 +173,7 @@ export class Segment {
     const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
     const usage = {
       counters: counters((name) => this.#long(base, name)),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
