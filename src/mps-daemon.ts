@@ -124,7 +124,10 @@ async function ask(folder: string, command: string, limit_ms = ASK_ms): Promise<
   }
 }
 
-/** The processes that are clients of the daemon of a folder; undefined if it does not say. */
+/**
+ * The processes that are clients of the daemon of a folder; undefined if it does not say, or names others than there are: it
+ * gives 0 for those whose numbers it cannot learn, and its own for those of another pid namespace.
+ */
 export async function clientsOf(folder: string): Promise<ReadonlySet<number> | undefined> {
   const servers = await ask(folder, "get_server_list");
   if (typeof servers === "string") return undefined;
@@ -134,7 +137,7 @@ export async function clientsOf(folder: string): Promise<ReadonlySet<number> | u
     if (typeof clients === "string") return undefined;
     for (const pid of numbers(clients.text)) found.add(pid);
   }
-  return found;
+  return [...found].every((pid) => existsSync(`/proc/${pid}`)) ? found : undefined;
 }
 
 /** The folder of one launch, which nobody else can enter: for a daemon of its own, and for clients that must find none. */

@@ -168,10 +168,13 @@ describe("sharing mps starts a daemon", () => {
     expect(result.status).toBe(0);
   });
 
-  test("and says which clients are not among the daemon's", async () => {
+  test.each([
+    ["and says which clients are not among the daemon's", "$$", false],
+    ["and believes nothing of a daemon that cannot tell its clients", "0", true],
+  ])("%s", async (_, pid, out) => {
     await using machine = new Machine();
     const endless = `env LD_LIBRARY_PATH=${files.simulator} ${files.replay} --profile ${scratch.path}/tiny.csv >&-`;
-    const joins = 'echo $$ >> "$CUDA_MPS_PIPE_DIRECTORY/joined"';
+    const joins = `echo ${pid} >> "$CUDA_MPS_PIPE_DIRECTORY/joined"`;
     const report = reportOf(
       await machine.run(
         [shell("in", "high", `${joins}; exec ${endless}`), shell("out", "best-effort", `exec ${endless}`)],
@@ -181,9 +184,11 @@ describe("sharing mps starts a daemon", () => {
     );
     expect(report.clients).toMatchObject([
       { name: "in", mps: true, attached: true },
-      { name: "out", mps: false, attached: true },
+      { name: "out", mps: out, attached: true },
     ]);
-    expect(report.notes).toEqual(["out: was to run under MPS, but the daemon does not have it among its clients"]);
+    expect(report.notes).toEqual(
+      out ? [] : ["out: was to run under MPS, but the daemon does not have it among its clients"],
+    );
     await machine.isClean();
   });
 
