@@ -147,8 +147,8 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     const failures = running
-      .flatMap(({ client, child: { name, exit, stopped } }) =>
-        exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client }] : [],
+      .flatMap(({ client, attached, child: { name, exit, stopped } }) =>
+        exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client, attached }] : [],
       )
       .toSorted((a, b) => a.at_ms - b.at_ms);
     const duration_s = (counted.to_ms - counted.from_ms) / 1000;
@@ -225,12 +225,14 @@ async function missedMps(running: readonly Running[], segment: Segment, mps: Mps
 
 /** What MPS has to do with how the clients ended, with what it has logged itself. */
 function mpsNotes(
-  failures: readonly { name: string; text: string; at_ms: number; client: PlannedClient }[],
+  failures: readonly { name: string; text: string; at_ms: number; client: PlannedClient; attached: boolean }[],
   elsewhere: ReadonlySet<string>,
   mps: Mps,
 ): string[] {
-  // The simulated GPU has no faults that others could share.
-  const under = failures.filter(({ name, client }) => client.mps && !client.device.simulated && !elsewhere.has(name));
+  // Who has not initialised CUDA has nothing to do with it, and the simulated GPU has no faults that others could share.
+  const under = failures.filter(
+    ({ name, client, attached }) => client.mps && attached && !client.device.simulated && !elsewhere.has(name),
+  );
   const shared = sharedFault(under.map((failure) => ({ ...failure, gpu: failure.client.device.uuid })));
   return [
     ...[...elsewhere].map((name) => `${name}: was to run under MPS, but the daemon does not have it among its clients`),

@@ -32,7 +32,7 @@ export interface ClientReport {
   /** Why not, if it did not attach. */
   attach_problem: string | null;
   device: Pick<Device, "name" | "uuid" | "simulated">;
-  /** It shared the device side by side with others, under MPS (or the simulated GPU's model of it). */
+  /** It was under MPS (or the simulated GPU's model of it), as far as is known, rather than in time slices. */
   mps: boolean;
   /** Seconds over which it was counted. */
   counted_s: number;

@@ -406,15 +406,20 @@ test("isolation and sm_percent are for one client", async () => {
   expect((await machine.run(clients, { sharing: "mps" })).stdout).toContain("\nnote: apart: not under MPS\n");
 });
 
-/** Waits for a file, then ends. */
-function later(file: string, status = 7): string {
-  return `until [ -s ${file} ]; do sleep 0.02; done; sleep 0.3; exit ${status}`;
+/** Does some work on the GPU. */
+function work(): string {
+  return `env LD_LIBRARY_PATH=${files.simulator} ${files.replay} --profile ${scratch.path}/tiny.csv --iterations 1 >&-`;
 }
 
-/** Leaves a line in the server's log, makes the file and crashes. */
+/** Works, waits for a file, then ends. */
+function later(file: string, status = 7): string {
+  return `${work()}; until [ -s ${file} ]; do sleep 0.02; done; sleep 0.3; exit ${status}`;
+}
+
+/** Works, leaves a line in the server's log, makes the file and crashes. */
 function crash(file: string): string {
   const line = "[2026-01-01 00:00:01.000 Server 7] Client encountered a fatal exception";
-  return `echo "${line}" >> "$CUDA_MPS_LOG_DIRECTORY/server.log"; echo $$ > ${file}; kill -SEGV $$`;
+  return `${work()}; echo "${line}" >> "$CUDA_MPS_LOG_DIRECTORY/server.log"; echo $$ > ${file}; kill -SEGV $$`;
 }
 
 test("where every client has its own isolation, no daemon is started", async () => {
@@ -455,12 +460,18 @@ describe("clients that fail under MPS", () => {
   });
 
   test.each([
-    ["if only one does", {}, 0],
-    ["if the others are not under MPS", { isolation: "process" }, 7],
-  ])("are not blamed on each other %s", async (_, more, status) => {
+    ["if only one does", {}, 0, later],
+    ["if the others are not under MPS", { isolation: "process" }, 7, later],
+    [
+      "if the others have not used the GPU",
+      {},
+      7,
+      (file: string) => `until [ -s ${file} ]; do sleep 0.02; done; exit 7`,
+    ],
+  ])("are not blamed on each other %s", async (_, more, status, script) => {
     await using machine = new Machine();
     const file = join(machine.path, "crashed");
-    const clients = [shell("train", "best-effort", crash(file)), shell("serve", "high", later(file, status), more)];
+    const clients = [shell("train", "best-effort", crash(file)), shell("serve", "high", script(file, status), more)];
     const report = reportOf(await machine.run(clients, { sharing: "mps" }, "--json"));
     expect(report.clients).toMatchObject([{ exit_code: 139 }, { exit_code: status }]);
     const notes = report.notes.join("\n");
