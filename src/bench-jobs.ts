@@ -24,7 +24,7 @@ import {
   stepsBetween,
   within,
 } from "./bench-stats.ts";
-import type { Policy } from "./config.ts";
+import { type Policy, policySchema } from "./config.ts";
 import type { NativeFiles } from "./native.ts";
 import type { ClientReport } from "./report.ts";
 import type { Segment } from "./segment.ts";
@@ -76,14 +76,16 @@ export interface Bed {
 
 /** Seconds that starting and ending takes besides. */
 const AROUND_s = 2;
-/** After a switch: until what was queued before has drained, and durations of kernels are known. */
-const SETTLE_s = 0.4;
+/** After a switch: until what was queued before has drained, and clients have changed their time slices (250 ms at most). */
+const SETTLE_s = 0.6;
 /** Requests that fall due this shortly before a switch are not counted. */
 const GUARD_s = 0.05;
 /** Windows of each kind in which a copy of a program serves alone, at least. */
 const SOLO_WINDOWS = 6;
 
 const HIGH = "high";
+const PRIORITY = policySchema.parse({ name: "priority" });
+const NONE = policySchema.parse({ name: "none" });
 
 function found(ran: Ran, more: Omit<Found, "late_s" | "versions">): Found {
   const logs = [...ran.logs.values()];
@@ -248,17 +250,12 @@ async function runLive(
   ];
   const switches: Switch[] = [];
   let driver: Promise<void> | undefined;
-  const ran = await bed.runner.governed(
-    runs,
-    { lead_s },
-    { name: "priority" },
-    {
-      mps,
-      started: (segment, start_ms, over) => {
-        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches }, over);
-      },
+  const ran = await bed.runner.governed(runs, { lead_s }, PRIORITY, {
+    mps,
+    started: (segment, start_ms, over) => {
+      driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches }, over);
     },
-  );
+  });
   await driver;
   const high = ran.logs.get(HIGH)?.requests ?? [];
   const measurements = windows.flatMap((window, index): Measurement[] => {
@@ -299,14 +296,13 @@ async function drive(
   over: AbortSignal,
 ): Promise<void> {
   const defaults = segment.settings();
-  const set = (policy: Policy, held: boolean): void => {
-    segment.restore(defaults);
-    segment.configure({ ...policy, policy: policy.name });
-    segment.hold(held);
+  const set = ({ name, ...knobs }: Policy): void => {
+    segment.apply(defaults);
+    segment.configure({ ...knobs, policy: name });
   };
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
   while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs) await Bun.sleep(20);
-  if (!over.aborted) set({ name: "none" }, false);
+  if (!over.aborted) set(NONE);
   for (const { way, from_s } of windows) {
     for (;;) {
       const left_ms = start_ms + from_s * 1000 - Date.now();
@@ -314,8 +310,11 @@ async function drive(
       if (left_ms <= 0) break;
       await Bun.sleep(Math.min(left_ms, 100));
     }
-    if (way === ALONE) set({ name: "priority" }, true);
-    else set(ways.find((one) => one.name === way)?.policy ?? { name: "none" }, false);
+    if (way === ALONE) {
+      // Nor is the GPU to be taken from a program that has nothing on it.
+      set({ ...PRIORITY, preempt: false });
+      segment.apply({ hold: 1 });
+    } else set(ways.find((one) => one.name === way)?.policy ?? NONE);
     switches.push({ at_s: (Date.now() - start_ms) / 1000 });
   }
 }

@@ -230,7 +230,10 @@ export function chooseWays(text: string | undefined, all: readonly Way[]): Way[]
   return all.filter((way) => way.name === ALONE || names.includes(way.name));
 }
 
+/** Policies whose settings the launcher goes on changing. */
+const CONTROLLED: ReadonlySet<string> = new Set(["slo"]);
+
 /** Whether running programs can be switched into it and out of it. */
-export function isLive(way: Way): boolean {
-  return way.name === ALONE || (way.together && (way.policy !== undefined || !way.mps));
+export function isLive({ name, together, policy, mps }: Way): boolean {
+  return name === ALONE || (together && (policy ? !CONTROLLED.has(policy.name) : !mps));
 }

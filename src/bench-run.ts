@@ -175,7 +175,9 @@ export class Runner {
         policy,
         clients,
         device: device.simulated ? "simulated" : device.uuid,
-        simulated: { preset: simulation.preset, mps: options.mps ?? false },
+        // On a real GPU the environment of each client names the benchmark's own daemon.
+        sharing: !options.mps ? "time-slice" : device.simulated ? "mps" : "auto",
+        simulated: { preset: simulation.preset },
       }),
     );
     const planned = await plan(await readConfig(file), native, simulation.state);

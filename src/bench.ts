@@ -27,10 +27,11 @@ import { page } from "./bench-page.ts";
 import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
-import { type Device, Devices, type Environment } from "./device.ts";
+import { type Device, Devices } from "./device.ts";
 import { RigelError } from "./errors.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
+import { Mps } from "./mps.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 
@@ -170,13 +171,13 @@ async function runBench(flags: Flags): Promise<void> {
   using interrupt = new Interrupt();
   const segmentFolder = resolve(defaultSegmentFolder(process.env));
   const runner = new Runner({ native, device, simulation, scratch, segmentFolder, interrupt });
-  const mps = new Daemon(scratch);
+  const daemon = new Daemon(scratch, device);
   const bed = {
     runner,
     files: native.files,
     simulated,
     load,
-    environment: (yes: boolean) => (simulated ? {} : mps.environment(yes)),
+    environment: (mps: boolean) => (simulated ? {} : daemon.environment(mps)),
   };
   const jobsOf = (pairs: readonly Pair[]): Job[] => {
     const highs = [...new Set(pairs.map(({ high }) => high))];
@@ -186,7 +187,7 @@ async function runBench(flags: Flags): Promise<void> {
         .map(({ name }) => name)
         .join(",");
     if (flags.solo)
-      return highs.map((high) => soloJob(bed, pairNames(high), high, { name: policySchema.parse({}).name }));
+      return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
     const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
     const live = pairs.flatMap((pair) =>
       flags.live && pair.best.length === 1
@@ -227,7 +228,7 @@ async function runBench(flags: Flags): Promise<void> {
       failures: [],
       notes,
     };
-    if (ways.some((way) => way.mps) && !simulated && !flags.solo) mps.start();
+    if (ways.some((way) => way.mps) && !simulated && !flags.solo) await daemon.start();
     await runJobs(jobs, timing, result, interrupt, flags);
     const document = documentOf(result);
     write(flags, document);
@@ -235,7 +236,7 @@ async function runBench(flags: Flags): Promise<void> {
     for (const { title, problem } of result.failures) progress(`failed: ${title}: ${problem}`);
     process.exitCode = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : result.failures.length > 0 ? 1 : 0;
   } finally {
-    mps.stop();
+    await daemon.stop();
     rmSync(scratch, { recursive: true, force: true });
     rmSync(state, { force: true });
   }
@@ -340,47 +341,32 @@ function hostOf(): BenchResult["host"] {
   };
 }
 
-/** An MPS control daemon of the benchmark's own, in a folder of its own, and the environment that avoids any other. */
+/** An MPS control daemon of the benchmark's own, and the environment in which programs find it, or none at all. */
 class Daemon {
-  readonly #with: Record<string, string>;
-  readonly #without: Record<string, string>;
-  #running = false;
+  readonly #device: Device;
+  readonly #none: string;
+  #mps: Mps | undefined;
 
-  constructor(scratch: string) {
-    const [own, none] = [join(scratch, "mps"), join(scratch, "no-mps")];
-    for (const folder of [own, none]) mkdirSync(folder);
-    this.#with = { CUDA_MPS_PIPE_DIRECTORY: own, CUDA_MPS_LOG_DIRECTORY: own };
-    this.#without = { CUDA_MPS_PIPE_DIRECTORY: none };
+  constructor(scratch: string, device: Device) {
+    this.#device = device;
+    this.#none = join(scratch, "no-mps");
+    mkdirSync(this.#none);
   }
 
   environment(mps: boolean): Record<string, string> {
-    return mps ? this.#with : this.#without;
+    return { CUDA_MPS_PIPE_DIRECTORY: (mps ? this.#mps?.sharing.pipe_directory : null) ?? this.#none };
   }
 
-  start(): void {
-    const status = this.#control(["-d"]);
-    if (status !== 0)
-      throw new RigelError(
-        "device",
-        `nvidia-cuda-mps-control -d ended with status ${status}; start it by hand to see why, or leave the ways with MPS ` +
-          "out (--ways)",
-      );
-    this.#running = true;
+  async start(): Promise<void> {
+    const own = { mode: "mps", daemon: "private", pipe_directory: null } as const;
+    this.#mps = await Mps.open(
+      own,
+      [{ mps: true, hidden: false, sm_percent: undefined, device: this.#device }],
+      "--ways",
+    );
   }
 
-  stop(): void {
-    if (this.#running) this.#control([], "quit\n");
-    this.#running = false;
-  }
-
-  /** No pipes for its output: the daemon would hold them open. */
-  #control(args: string[], input = ""): number {
-    const env: Environment = { ...process.env, ...this.#with };
-    return Bun.spawnSync(["nvidia-cuda-mps-control", ...args], {
-      env,
-      stdin: Buffer.from(input),
-      stdout: "ignore",
-      stderr: "ignore",
-    }).exitCode;
+  async stop(): Promise<void> {
+    await this.#mps?.[Symbol.asyncDispose]();
   }
 }

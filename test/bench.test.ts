@@ -173,7 +173,7 @@ describe("pairs, policies and ways", () => {
 
   test("ways: one for each policy, with MPS and without, where there is MPS", () => {
     const policies = choosePolicies("none,gentle", ['gentle={"name":"priority","inflight":2}']);
-    expect(policies.get("gentle")).toEqual({ name: "priority", inflight: 2 });
+    expect(policies.get("gentle")).toMatchObject({ name: "priority", inflight: 2 });
     const names = allWays(policies, { mps: true, clientPriority: true }).map(({ name }) => name);
     expect(names).toEqual([
       "alone",

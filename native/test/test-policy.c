@@ -43,6 +43,7 @@ int main(void)
     CHECK_EQUAL(DECIDE(v_.hold = true), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = RG_HOLD_LIMIT_NS - 1), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = RG_HOLD_LIMIT_NS), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.preemptible = true), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.best_effort = false), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.policy = RG_POLICY_NONE), RG_PASS);
 
