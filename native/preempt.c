@@ -46,7 +46,7 @@ static uint64_t beat_launches[RG_MAX_CLIENTS];
 static bool wanted(void)
 {
     rg_settings *s = &rg.segment->settings;
-    return atomic_load(&s->preempt) && atomic_load(&s->policy) != RG_POLICY_NONE && !atomic_load(&s->shutdown) &&
+    return atomic_load(&s->preempt) && atomic_load(&s->policy) == RG_POLICY_PRIORITY && !atomic_load(&s->shutdown) &&
            atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
 }
 

@@ -72,8 +72,19 @@ const clientSchema = fields({
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
+  isolation: z.enum(["shared", "process"]).default("shared"),
+  /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
+  sm_percent: z.int().min(1).max(100).optional(),
 }).check((context) => {
-  const { command, replay } = context.value;
+  const { command, replay, isolation, sm_percent } = context.value;
+  if (sm_percent !== undefined && isolation === "process")
+    context.issues.push({
+      code: "custom",
+      input: sm_percent,
+      path: ["sm_percent"],
+      message: 'expected no share, as isolation is "process": only MPS can limit one',
+    });
   if ((command === undefined) === (replay === undefined))
     context.issues.push({
       code: "custom",
@@ -102,9 +113,11 @@ const configSchema = fields({
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),
+  /** How the clients are on a GPU together: mps.ts says what each of these means. */
+  sharing: z.enum(["auto", "time-slice", "mps"]).default("auto"),
   simulated: fields({
     preset: z.enum(["h200", "a100", "l4"]).default("h200"),
-    /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
+    /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
   clients: z.array(clientSchema).min(1).max(64),

@@ -112,6 +112,11 @@ export class Segment {
     for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
   }
 
+  /** Changes single settings while clients run. */
+  apply(settings: Readonly<Record<string, number>>): void {
+    for (const [name, value] of Object.entries(settings)) this.#set(name, value);
+  }
+
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);
@@ -178,6 +183,21 @@ export class Segment {
       report_ns: this.#histogram(base, "report_ns"),
     };
     return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
+  }
+
+  /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
+  durations({ index }: Slot): Histogram {
+    const base = index * this.#layout.clients.stride;
+    return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  }
+
+  /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
+  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
+    const base = index * this.#layout.clients.stride;
+    return {
+      launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
+    };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
