@@ -250,6 +250,8 @@ void rg_preempt_beat(void)
         uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
         bool ok = false;
         pthread_mutex_lock(&p->lock);
+        if (p->channels.simulated && p->slice_us)
+            p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
         if (on || p->slice_us)
             ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         /* Enabling what is enabled: shows that this driver would let it be disabled. */
