@@ -15,7 +15,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[8192];
+static char layout_text[16384];
 
 static void build_layout(void)
 {
@@ -42,6 +42,12 @@ static void build_layout(void)
 #undef RG_STRUCT
 #define RG_STRUCT rg_client
     RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_share
+    RG_SECTION("shares", RG_SHARE_FIELDS, offsetof(rg_segment, shares), RG_MAX_DEVICES * RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_kernel
+    RG_SECTION("kernels", RG_KERNEL_FIELDS, offsetof(rg_segment, kernels), RG_MAX_KERNELS);
 #undef RG_STRUCT
     RG_PUT("}");
 }

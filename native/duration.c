@@ -19,6 +19,7 @@ static struct {
     _Atomic uint32_t state;
     CUcontext context; /* that the events belong to */
     CUdevice device;
+    uint32_t index; /* of the device in the segment */
     CUevent start, stop;
     rg_duration *duration;
     uint64_t key;
@@ -38,6 +39,8 @@ rg_duration *rg_duration_add(uint64_t key)
     d = &rg_durations[(key >> 52) % RG_DURATIONS];
     atomic_store(&d->duration_ns, 0);
     atomic_store(&d->seen, 0);
+    atomic_store(&d->owed, 0);
+    atomic_store(&d->kernel, 0);
     atomic_store(&d->key, key);
     return d;
 }
@@ -70,6 +73,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         }
         samples[i].context = current;
         samples[i].device = t->cu_device;
+        samples[i].index = t->device;
         samples[i].duration = duration;
         samples[i].key = atomic_load(&duration->key);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
@@ -86,12 +90,15 @@ void rg_sample_end(int i, rg_track *t, bool ok)
     atomic_store(&samples[i].state, ok ? SAMPLE_RECORDED : SAMPLE_FREE);
 }
 
-static void take_in(rg_duration *d, uint64_t key, float ms)
+static void take_in(rg_duration *d, uint64_t key, uint32_t device, float ms)
 {
     if (atomic_load(&d->key) != key || !(ms >= 0 && ms < 4000))
         return;
     uint32_t sample = (uint32_t)(ms * 1e6f) + 1, old = atomic_load(&d->duration_ns);
     atomic_store(&d->duration_ns, old == 0 || sample < old ? sample : old + (sample - old) / 16);
+    uint32_t owed = atomic_load_explicit(&d->owed, memory_order_relaxed) ? atomic_exchange(&d->owed, 0) : 0;
+    if (owed)
+        rg_gate_owe(device, owed, sample);
 }
 
 void rg_samples_poll(void)
@@ -104,7 +111,7 @@ void rg_samples_poll(void)
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
         if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
-            take_in(samples[i].duration, samples[i].key, ms);
+            take_in(samples[i].duration, samples[i].key, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
     }
 }

@@ -22,6 +22,13 @@
 void rigel_report_request(uint64_t latency_ns);
 
 /*
+ * rigel_describe_launch: under policy orion, what the calling thread's next kernel launch needs, for programs that know it
+ * better than a profile by kernel names does: the SMs it fills, what it is bound by (1: compute, 0: memory, -1: not known), and
+ * how long it takes. Does nothing under other policies.
+ */
+void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns);
+
+/*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
  * nothing of this client holds others back. Optional (it happens at exit by itself), may be called twice and from any thread.
  */

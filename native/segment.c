@@ -107,6 +107,8 @@ int rg_segment_create(const char *path)
         seg->settings.spin_us = 20;
         seg->settings.quiet_us = 250;
         seg->settings.bulk_bytes = 65536;
+        seg->settings.min_share_ppm = 50000;
+        seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -170,6 +172,17 @@ static void clear_client(rg_client *c)
     atomic_store(&c->state, RG_CLAIMING);
 }
 
+/* What another client had of each device. */
+static void clear_shares(rg_segment *seg, int slot)
+{
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        rg_share *share = rg_share_of(seg, d, slot);
+        atomic_store(&share->virtual_ns, 0);
+        atomic_store(&share->charged_ns, 0);
+        atomic_store(&share->idle_ns, 0);
+    }
+}
+
 /* Whether the slot belongs to a client of this name (as far as it fits) and class. */
 static int same_client(const rg_client *c, const char *name, uint32_t class)
 {
@@ -195,10 +208,13 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
                 continue;
             atomic_store(&c->state, RG_CLAIMING);
             rg_segment_clear_busy(seg, i);
+            for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+                rg_share_settle(seg, d, i, UINT64_MAX);
             if (!same_client(c, name, class)) {
                 if (atomic_load(&c->first_launch_ns))
                     atomic_fetch_add(&seg->header.overwritten, 1);
                 clear_client(c);
+                clear_shares(seg, i);
                 atomic_store(&c->class, class);
                 snprintf(c->name, sizeof c->name, "%s", name);
             }
@@ -243,13 +259,87 @@ void rg_device_wake(rg_device *dev)
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
+{
+    uint64_t spell = atomic_load(&dev->spell_ns);
+    if (!atomic_load(&dev->high_busy) && (!spell || now_ns - atomic_load(&dev->idle_ns) >= RG_POLICY_BREAK_NS)) {
+        atomic_store(&dev->spell_ns, now_ns);
+        atomic_store(&dev->paid_ns, 0);
+    }
+    atomic_fetch_or(&dev->high_busy, 1ull << slot);
+}
+
+void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns)
+{
+    uint64_t bit = 1ull << slot;
+    if ((atomic_fetch_and(&dev->high_busy, ~bit) & ~bit) == 0)
+        atomic_store(&dev->idle_ns, now_ns);
+}
+
+void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns)
+{
+    rg_share *share = rg_share_of(seg, device, slot);
+    uint64_t own = atomic_load(&share->outstanding_ns);
+    while (!atomic_compare_exchange_weak(&share->outstanding_ns, &own, own > ns ? own - ns : 0))
+        continue;
+    if (own)
+        atomic_fetch_sub(&seg->devices[device].outstanding_ns, own > ns ? ns : own);
+}
+
+uint64_t rg_kernel_key(const char *name, uint64_t shape)
+{
+    uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *p = name; *p; p++)
+        key = (key ^ (unsigned char)*p) * 0x100000001b3u;
+    return ((key ^ shape) * 0x9e3779b97f4a7c15u) | 1;
+}
+
+/* The place of a key: where it is, or the free one where it would be. */
+static rg_kernel *kernel_place(rg_segment *seg, uint64_t key)
+{
+    for (uint32_t i = (uint32_t)(key >> 40), n = 0; n < RG_MAX_KERNELS; i++, n++) {
+        rg_kernel *k = &seg->kernels[i % RG_MAX_KERNELS];
+        uint64_t found = atomic_load_explicit(&k->key, memory_order_relaxed);
+        if (found == key || !found)
+            return k;
+    }
+    return NULL;
+}
+
+rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key)
+{
+    rg_kernel *k = kernel_place(seg, key);
+    return k && atomic_load_explicit(&k->key, memory_order_relaxed) ? k : NULL;
+}
+
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns)
+{
+    rg_kernel *k = kernel_place(seg, key);
+    uint32_t used = 0;
+    if (k && atomic_load(&k->key)) {
+        sms = sms > k->sms ? sms : k->sms;
+        bound = bound == k->bound ? bound : RG_BOUND_UNKNOWN;
+        duration_ns = duration_ns > k->duration_ns ? duration_ns : k->duration_ns;
+    } else {
+        for (uint32_t i = 0; i < RG_MAX_KERNELS; i++)
+            used += atomic_load(&seg->kernels[i].key) != 0;
+        if (used >= RG_MAX_KERNELS / 4 * 3)
+            return false;
+    }
+    atomic_store(&k->sms, sms);
+    atomic_store(&k->bound, bound);
+    atomic_store(&k->duration_ns, duration_ns);
+    atomic_store(&k->key, key);
+    return true;
+}
+
 void rg_segment_clear_busy(rg_segment *seg, int slot)
 {
     uint64_t bit = 1ull << slot;
     for (int i = 0; i < RG_MAX_DEVICES; i++) {
         rg_device *d = &seg->devices[i];
         if (atomic_load(&d->high_busy) & bit) {
-            atomic_fetch_and(&d->high_busy, ~bit);
+            rg_device_idle(d, slot, rg_now_ns());
             rg_device_wake(d);
         }
     }
@@ -272,6 +362,8 @@ int rg_segment_reap(rg_segment *seg)
             continue;
         }
         rg_segment_clear_busy(seg, i);
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            rg_share_settle(seg, d, i, UINT64_MAX);
         reaped++;
     }
     return reaped;

@@ -18,11 +18,19 @@
 #include "histogram.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum {
+    RG_SEGMENT_VERSION = 2,
+    RG_MAX_CLIENTS = 64,
+    RG_MAX_DEVICES = 16,
+    RG_NAME_BYTES = 64,
+    RG_DEVICE_NAME_BYTES = 96,
+    RG_MAX_KERNELS = 2048,
+};
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
@@ -49,16 +57,41 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
     F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
     F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
-    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */
+    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
+    F(u32, hold, 1)          /* [control] 1: best-effort work waits, without a bound, until this is 0 again */ \
+    F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
+    F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
+    F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
-    F(u64, high_busy, 1) /* [any] bit per client slot: that high client has work on this device */ \
+    F(u64, high_busy, 1) /* [any] bit per client slot: that high client (under fair: any) has work on this device */ \
     F(u32, wake, 1)      /* [any] futex: raised whenever a high client becomes idle */ \
     F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
     F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
-    F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */
+    F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
+    F(u64, spell_ns, 1)   /* [any] since when high clients have been busy without a break; 0: never yet */ \
+    F(u64, idle_ns, 1)    /* [any] when high_busy last became 0 */ \
+    F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
+    F(u64, virtual_ns, 1) /* [any] fair: virtual time of the slowest active client, as last looked up; only grows */ \
+    F(u64, outstanding_ns, 1) /* [any] orion: GPU time of best-effort kernels not known to be finished */ \
+    F(u32, high_bound, 1) /* [client] orion: enum rg_bound of the kernel that a high client launched last */
+
+/* What a client has had of a device. */
+#define RG_SHARE_FIELDS(F) \
+    F(u64, virtual_ns, 1) /* [client] fair: its virtual time */ \
+    F(u64, charged_ns, 1) /* [client] GPU time of the kernels it launched, as charged under fair */ \
+    F(u64, idle_ns, 1)    /* [client] when it last became idle; 0: never yet */ \
+    F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */
+
+/* Kernels of profiles: a table with open addressing, written before any client starts. */
+#define RG_KERNEL_FIELDS(F) \
+    F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
+    F(u32, sms, 1)   /* [control] SMs it fills */ \
+    F(u32, bound, 1) /* [control] enum rg_bound */ \
+    F(u64, duration_ns, 1) /* [control] */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -77,7 +110,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
     F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
-    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy */ \
+    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
     F(u64, inflight_wait_ns, 1) /* [client] */ \
@@ -88,7 +121,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, reports, 1)         /* [client] rigel_report_request calls */ \
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
-    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */
+    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u32, weight, 1)          /* [client] fair: in thousandths */ \
+    F(u64, shared, 1)          /* [client] launches that the least share let out */ \
+    F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -109,21 +145,31 @@ typedef struct {
     _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
 } rg_client;
 typedef struct {
+    _Alignas(64) RG_SHARE_FIELDS(RG_MEMBER)
+} rg_share;
+typedef struct {
+    RG_KERNEL_FIELDS(RG_MEMBER)
+} rg_kernel;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+    _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
+    _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
 } rg_segment;
 
-/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
 _Static_assert(sizeof(rg_device) == 192, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49408, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3165312, "segment layout");
+_Static_assert(sizeof(rg_client) == 49472, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3169408, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3234944, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3284096, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -148,6 +194,32 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
 
 /* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */
 int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name);
+
+/*
+ * rg_device_busy, rg_device_idle: a client's work on the device begins, or has ended; a break between high clients' work
+ * (RG_POLICY_BREAK_NS) begins a new spell. The spell is there before the bit: whoever sees the bit sees how long it has been so.
+ */
+void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns);
+void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns);
+
+/* rg_share_of: what a client has had of a device. */
+static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
+{
+    return &seg->shares[device * RG_MAX_CLIENTS + (uint32_t)slot];
+}
+
+/* rg_share_settle: so much of the client's outstanding kernels is finished (orion), never more than there is. */
+void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns);
+
+/* rg_kernel_key: what a profiled kernel is known by: its name, and grid and block (rg_shape); 0 where a profile has none. */
+uint64_t rg_kernel_key(const char *name, uint64_t shape);
+
+/* rg_kernel_find: the kernel with this key; NULL if no profile has it. */
+rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
+
+/* rg_kernel_put: enters a kernel. One that is there already keeps the larger numbers, and a bound if both agree. False if the
+ * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns);
 
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);
