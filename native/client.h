@@ -194,11 +194,12 @@ typedef struct rg_duration rg_duration;
  */
 void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
 
-/* rg_gate_complete: adds to a view what fair and orion decide on: a handful of words, however many clients there are. */
-void rg_gate_complete(const rg_track *track, const rg_duration *duration, rg_policy_view *view);
+/* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
+enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
 
-/* rg_gate_charge: after the gate, under fair and orion: charges the launch; `weight` is what it counts for in flight. */
-void rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t *weight);
+/* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
+ * far as its duration says. */
+uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
 /* rg_gate_owe: a kernel whose launches were not charged, as its duration was not known, turns out to take so long. */
 void rg_gate_owe(uint32_t device, uint32_t launches, uint32_t duration_ns);
@@ -439,9 +440,7 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
             return work;
         }
     }
-    if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
-        rg_gate_complete(t, d, &view);
-    enum rg_verdict v = rg_policy_decide(&view);
+    enum rg_verdict v = RG_UNLIKELY(view.policy > RG_POLICY_SLO) ? rg_gate_decide(t, d) : rg_policy_decide_inline(&view);
     if (RG_UNLIKELY(v != RG_PASS))
         rg_gate_wait(t, v, d);
     if (!view.inflight_limit && !view.corun_limit && view.policy <= RG_POLICY_SLO)
@@ -454,7 +453,7 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
                                        atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);
     }
     if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
-        rg_gate_charge(t, d, view.policy, &work.weight);
+        work.weight = rg_gate_charge(t, d, view.policy, work.weight);
     atomic_fetch_add_explicit(&rg.inflight, work.weight, memory_order_relaxed);
     work.track = t;
     return work;

@@ -326,7 +326,8 @@ void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, uint64_
 
 /* ---- what both decide on, and what both charge ---- */
 
-void rg_gate_complete(const rg_track *t, const rg_duration *d, rg_policy_view *v)
+/* Adds to a view what fair and orion decide on. */
+static void complete(const rg_track *t, const rg_duration *d, rg_policy_view *v)
 {
     rg_device *dev = &rg.segment->devices[t->device];
     rg_settings *s = &rg.segment->settings;
@@ -352,7 +353,14 @@ void rg_gate_complete(const rg_track *t, const rg_duration *d, rg_policy_view *v
     }
 }
 
-void rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t *weight)
+enum rg_verdict rg_gate_decide(const rg_track *t, const rg_duration *d)
+{
+    rg_policy_view v = rg_gate_view(t);
+    complete(t, d, &v);
+    return rg_policy_decide(&v);
+}
+
+uint32_t rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
 {
     if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
         uint32_t ns = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
@@ -362,13 +370,14 @@ void rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t
             atomic_fetch_add_explicit(&d->owed, 1, memory_order_relaxed);
     } else if (policy == RG_POLICY_ORION) {
         if (described.set)
-            *weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
+            weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
         else if (d && !kernel_of(d))
             atomic_fetch_add_explicit(&rg.slot->unprofiled, 1, memory_order_relaxed);
         described.set = false;
-        atomic_fetch_add(&rg_share_of(rg.segment, t->device, rg.slot_index)->outstanding_ns, weight_ns(*weight));
-        atomic_fetch_add(&rg.segment->devices[t->device].outstanding_ns, weight_ns(*weight));
+        atomic_fetch_add(&rg_share_of(rg.segment, t->device, rg.slot_index)->outstanding_ns, weight_ns(weight));
+        atomic_fetch_add(&rg.segment->devices[t->device].outstanding_ns, weight_ns(weight));
     }
+    return weight;
 }
 
 /* ---- the least share ---- */
@@ -455,7 +464,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
     if (verdict == RG_WAIT_TURN) { /* nobody may have looked for a quantum */
         look_up_virtual(t->device, now);
         rg_policy_view v = rg_gate_view(t);
-        rg_gate_complete(t, d, &v);
+        complete(t, d, &v);
         verdict = rg_policy_decide(&v);
     }
     while (rg_policy_waits(verdict)) {
@@ -497,7 +506,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
             slowest = before;
         }
         if (v.policy > RG_POLICY_SLO)
-            rg_gate_complete(t, d, &v);
+            complete(t, d, &v);
         else
             v.allowance_ns = rg_policy_allowance(busy_for(dev, now), atomic_load(&dev->paid_ns), v.starvation_ns,
                                                  atomic_load_explicit(&s->min_share_ppm, memory_order_relaxed));

@@ -43,8 +43,10 @@ static enum rg_verdict decide_orion(const rg_policy_view *v)
     return v->credit || starved ? RG_PASS_STARVED : RG_WAIT_HIGH;
 }
 
-enum rg_verdict rg_policy_decide_other(const rg_policy_view *v)
+enum rg_verdict rg_policy_decide(const rg_policy_view *v)
 {
+    if (v->policy <= RG_POLICY_SLO)
+        return rg_policy_decide_inline(v);
     if (v->policy == RG_POLICY_FAIR)
         return decide_fair(v);
     if (v->policy != RG_POLICY_ORION || !v->best_effort)

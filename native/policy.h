@@ -67,19 +67,17 @@ typedef struct {
     uint64_t outstanding_limit_ns; /* orion: DUR_THRESHOLD */
 } rg_policy_view;
 
-/* rg_policy_decide_other: rg_policy_decide for fair and orion. */
-enum rg_verdict rg_policy_decide_other(const rg_policy_view *v);
+/* rg_policy_decide: the verdict for one launch, under any policy. */
+enum rg_verdict rg_policy_decide(const rg_policy_view *v);
 
 /*
- * rg_policy_decide: the verdict for one launch.
+ * rg_policy_decide_inline: the same for none, priority and slo, on the launch path.
  * A starved client is still limited in flight, so one batch of `inflight_limit` launches (the credit) goes out per
  * starvation period, not the whole backlog. The in-flight wait has the same bound, for kernels that wait for work which
  * their own program has yet to launch. Only `hold` has no bound: whoever sets it takes it back.
  */
-static inline enum rg_verdict rg_policy_decide(const rg_policy_view *v)
+static inline enum rg_verdict rg_policy_decide_inline(const rg_policy_view *v)
 {
-    if (__builtin_expect(v->policy > RG_POLICY_SLO, 0))
-        return rg_policy_decide_other(v);
     if (v->policy == RG_POLICY_NONE || !v->best_effort)
         return RG_PASS;
     if (v->hold)
