@@ -201,8 +201,8 @@ enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duratio
  * far as its duration says. */
 uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
-/* rg_gate_owe: a kernel whose launches were not charged, as its duration was not known, turns out to take so long. */
-void rg_gate_owe(uint32_t device, uint32_t launches, uint32_t duration_ns);
+/* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
+void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
 
 /* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
 void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, uint64_t shape);
@@ -233,10 +233,15 @@ struct rg_duration {
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
     _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
-    _Atomic uint32_t owed;        /* fair: launches not charged yet, since the duration was not known */
+    _Atomic uint32_t samples;     /* taken in */
+    _Atomic uint32_t least_ns;    /* the shortest of them */
+    _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
+    _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0 */
     _Atomic uint32_t kernel;      /* orion: 1 + place in the segment's kernels; 0: in no profile */
 };
 enum { RG_DURATIONS = 4096, RG_DURATION_PROBES = 8, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
+/* fair: the shortest sample is what counts, and beside clients that all have work most hold some of theirs. */
+enum { RG_SAMPLE_FAIR = 16 };
 extern rg_duration rg_durations[RG_DURATIONS];
 
 /* rg_shape: grid and block folded into one number. */
@@ -447,7 +452,8 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
         return work; /* nobody asks how much is in flight */
     work.weight = RG_POLICY_LAUNCH;
     if (d) {
-        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || seen % RG_SAMPLE_EVERY == 0))
+        uint32_t every = RG_UNLIKELY(view.policy == RG_POLICY_FAIR) ? RG_SAMPLE_FAIR : RG_SAMPLE_EVERY;
+        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || (seen & (every - 1)) == 0))
             work.sample = rg_sample_begin(t, d);
         work.weight = rg_policy_weight(atomic_load_explicit(&d->duration_ns, memory_order_relaxed),
                                        atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);

@@ -39,7 +39,10 @@ rg_duration *rg_duration_add(uint64_t key)
     d = &rg_durations[(key >> 52) % RG_DURATIONS];
     atomic_store(&d->duration_ns, 0);
     atomic_store(&d->seen, 0);
-    atomic_store(&d->owed, 0);
+    atomic_store(&d->samples, 0);
+    atomic_store(&d->least_ns, 0);
+    atomic_store(&d->price_ns, 0);
+    atomic_store(&d->charged, 0);
     atomic_store(&d->kernel, 0);
     atomic_store(&d->key, key);
     return d;
@@ -96,9 +99,14 @@ static void take_in(rg_duration *d, uint64_t key, uint32_t device, float ms)
         return;
     uint32_t sample = (uint32_t)(ms * 1e6f) + 1, old = atomic_load(&d->duration_ns);
     atomic_store(&d->duration_ns, old == 0 || sample < old ? sample : old + (sample - old) / 16);
-    uint32_t owed = atomic_load_explicit(&d->owed, memory_order_relaxed) ? atomic_exchange(&d->owed, 0) : 0;
-    if (owed)
-        rg_gate_owe(device, owed, sample);
+    uint32_t least = atomic_load(&d->least_ns), price = atomic_load(&d->price_ns);
+    if (least == 0 || sample < least)
+        atomic_store(&d->least_ns, least = sample);
+    /* The first ones of a program that starts beside others hold much of theirs: not to be charged by one alone. */
+    if (atomic_fetch_add(&d->samples, 1) + 1 >= RG_SAMPLE_FIRST && price != least) {
+        atomic_store(&d->price_ns, least);
+        rg_gate_recharge(device, atomic_load(&d->charged), price, least);
+    }
 }
 
 void rg_samples_poll(void)

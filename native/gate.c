@@ -24,6 +24,7 @@
 
 enum { BATCH_FREE = 0, BATCH_FILLING, BATCH_RECORDED, BATCH_QUERYING };
 enum { BATCHES = 64 };
+#define IN_GATE_NS 5000000u /* fair: so long does a look of who waits count; several naps of a busy machine */
 #define UNKNOWN_US 100u /* what a kernel is taken to last before it is known, where it has to be something */
 
 static struct {
@@ -241,15 +242,28 @@ static void look_up_virtual(uint32_t device, uint64_t now)
 static void charge(uint32_t device, uint32_t charge_ns)
 {
     rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
-    atomic_fetch_add_explicit(&share->charged_ns, charge_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&rg.slot->charged_ns, charge_ns, memory_order_relaxed);
     atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, rg.inverse_weight), memory_order_relaxed);
 }
 
-void rg_gate_owe(uint32_t device, uint32_t launches, uint32_t duration_ns)
+void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns)
 {
-    /* One by one: what is charged at once has to stay below 2^32. There are as many as went out before a sample was back. */
-    for (uint32_t i = 0; i < launches; i++)
-        charge(device, duration_ns);
+    rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
+    uint64_t off_ns = from_ns > to_ns ? from_ns - to_ns : to_ns - from_ns;
+    uint64_t charged = off_ns * launches;
+    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, rg.inverse_weight) * launches;
+    if (from_ns > to_ns) {
+        /* What is given back is no credit: the next launch raises the virtual time to that of the slowest again. Never below
+         * zero, were a launch counted before it is charged. */
+        uint64_t old = atomic_load(&share->virtual_ns), sum = atomic_load(&rg.slot->charged_ns);
+        while (!atomic_compare_exchange_weak(&share->virtual_ns, &old, old > virtual ? old - virtual : 0))
+            continue;
+        while (!atomic_compare_exchange_weak(&rg.slot->charged_ns, &sum, sum > charged ? sum - charged : 0))
+            continue;
+    } else {
+        atomic_fetch_add(&share->virtual_ns, virtual);
+        atomic_fetch_add(&rg.slot->charged_ns, charged);
+    }
 }
 
 /* ---- orion ---- */
@@ -363,11 +377,9 @@ enum rg_verdict rg_gate_decide(const rg_track *t, const rg_duration *d)
 uint32_t rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
 {
     if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
-        uint32_t ns = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
-        if (ns)
-            charge(t->device, ns);
-        else
-            atomic_fetch_add_explicit(&d->owed, 1, memory_order_relaxed);
+        /* The estimate rises where others slow the kernel down; that is not this client's to pay for. */
+        atomic_fetch_add_explicit(&d->charged, 1, memory_order_relaxed);
+        charge(t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
     } else if (policy == RG_POLICY_ORION) {
         if (described.set)
             weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
@@ -499,6 +511,9 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         v.starvation_ns = (uint64_t)atomic_load_explicit(&s->starvation_us, memory_order_relaxed) * 1000u;
         v.credit = atomic_load(&credit);
         if (v.policy == RG_POLICY_FAIR) {
+            /* Who waits here is active, though the GPU may be through with what it has launched. */
+            atomic_store_explicit(&rg_share_of(rg.segment, t->device, rg.slot_index)->idle_ns, now + IN_GATE_NS,
+                                  memory_order_relaxed);
             uint64_t before = atomic_load(&dev->virtual_ns);
             look_up_virtual(t->device, now);
             if (verdict == RG_WAIT_TURN && (atomic_load(&dev->virtual_ns) > before || before > slowest))

@@ -57,5 +57,18 @@ const char *rigel_segment_check(const char *path);
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);
 
+/*
+ * rigel_segment_profile: enters the kernels of a profile (Orion's format or Rigel's, native/replay/profile.h) into a segment,
+ * for policy orion, before any client starts. `sms` is how many SMs the device has: a kernel fills no more. NULL, or what
+ * is wrong, one line. Storage of the calling thread.
+ */
+const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms);
+
+/*
+ * rigel_profile_latency: nanoseconds of one request or iteration of the profiled program alone: what the profile itself says
+ * (iteration_ms), else the longer of its GPU time and its time on the host. 0 if the file cannot be read.
+ */
+uint64_t rigel_profile_latency(const char *profile);
+
 #pragma GCC visibility pop
 #endif

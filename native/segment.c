@@ -178,7 +178,6 @@ static void clear_shares(rg_segment *seg, int slot)
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         rg_share *share = rg_share_of(seg, d, slot);
         atomic_store(&share->virtual_ns, 0);
-        atomic_store(&share->charged_ns, 0);
         atomic_store(&share->idle_ns, 0);
     }
 }

@@ -82,8 +82,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 /* What a client has had of a device. */
 #define RG_SHARE_FIELDS(F) \
     F(u64, virtual_ns, 1) /* [client] fair: its virtual time */ \
-    F(u64, charged_ns, 1) /* [client] GPU time of the kernels it launched, as charged under fair */ \
-    F(u64, idle_ns, 1)    /* [client] when it last became idle; 0: never yet */ \
+    F(u64, idle_ns, 1)    /* [client] when it last became idle, or will have stopped waiting at the gate; 0: never yet */ \
     F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */
 
 /* Kernels of profiles: a table with open addressing, written before any client starts. */
@@ -124,6 +123,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
     F(u32, weight, 1)          /* [client] fair: in thousandths */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
+    F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name

@@ -44,6 +44,8 @@ const SYMBOLS = {
   rigel_segment_create: { args: ["cstring"], returns: "i32" },
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
+  rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
+  rigel_profile_latency: { args: ["cstring"], returns: "u64" },
 } as const;
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
@@ -94,6 +96,16 @@ export class Native {
   /** Why a segment cannot be used, or null if it can. */
   checkSegment(path: string): string | null {
     return this.#symbols.rigel_segment_check(path);
+  }
+
+  /** Enters a profile's kernels into a segment, for policy orion. Returns what is wrong, or null. */
+  enterProfile(segment: string, profile: string, sms: number): string | null {
+    return this.#symbols.rigel_segment_profile(segment, profile, sms);
+  }
+
+  /** How long a request or iteration of the profiled program takes alone, in nanoseconds; 0 if the file cannot be read. */
+  profileLatency_ns(profile: string): number {
+    return Number(this.#symbols.rigel_profile_latency(profile));
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */

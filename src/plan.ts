@@ -11,6 +11,7 @@ import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts
 import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
 import { RigelError } from "./errors.ts";
 import { type Native, checkPreloadable } from "./native.ts";
+import { checkPolicy } from "./policy.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
 
@@ -25,6 +26,10 @@ export interface PlannedClient {
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
+  /** Its part of GPU time under `fair`; 1 unless the configuration says otherwise. */
+  weight: number;
+  /** Kernel profile: of a replay, what it launches. */
+  profile: string | undefined;
 }
 
 export interface Phase {
@@ -66,6 +71,8 @@ export async function plan(config: Config, native: Native, simulationState: stri
       device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
+      weight: client.weight ?? 1,
+      profile: client.replay?.profile ?? client.profile,
     });
   }
   return {
@@ -96,6 +103,7 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
     problems.push(
       new RigelError("config", `${file}: policy.name: expected a policy other than "none" to compare with`),
     );
+  problems.push(...checkPolicy(config, notes));
   for (const [index, client] of config.clients.entries()) {
     const names = config.fieldNames[index];
     if (!names) throw new Error(`client ${index} without field names`);
@@ -103,6 +111,7 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
     try {
       checkFolder(client, where);
       if (client.command) checkCommand(client, client.command, where);
+      if (client.profile !== undefined) await inField(`${where}.profile`, readProfile(client.profile));
       if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
       else if (config.compare && config.duration_s === undefined)
         notes.push(

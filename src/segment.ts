@@ -21,7 +21,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(1),
+  version: z.literal(2),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -32,7 +32,7 @@ const layoutSchema = z.object({
 
 type Layout = z.infer<typeof layoutSchema>;
 
-const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -63,7 +63,22 @@ interface Settings {
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
+  min_share_ppm?: number | undefined;
+  quantum_us?: number | undefined;
+  sms_limit?: number | undefined;
+  outstanding_us?: number | undefined;
 }
+
+const SETTINGS = [
+  "inflight",
+  "unit_us",
+  "starvation_us",
+  "stale_ms",
+  "min_share_ppm",
+  "quantum_us",
+  "sms_limit",
+  "outstanding_us",
+] as const satisfies (keyof Settings)[];
 
 export class Segment {
   readonly path: string;
@@ -103,7 +118,7 @@ export class Segment {
 
   configure(settings: Settings): void {
     this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of ["inflight", "unit_us", "starvation_us", "stale_ms"] as const) {
+    for (const name of SETTINGS) {
       const value = settings[name];
       if (value !== undefined) this.#set(name, value);
     }

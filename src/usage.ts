@@ -15,6 +15,9 @@ interface Counters {
   inflight_waits: number;
   inflight_wait_ns: number;
   starved: number;
+  shared: number;
+  charged_ns: number;
+  unprofiled: number;
   requests: number;
   reports: number;
 }
@@ -99,6 +102,9 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     inflight_waits: value("inflight_waits"),
     inflight_wait_ns: value("inflight_wait_ns"),
     starved: value("starved"),
+    shared: value("shared"),
+    charged_ns: value("charged_ns"),
+    unprofiled: value("unprofiled"),
     requests: value("requests"),
     reports: value("reports"),
   };

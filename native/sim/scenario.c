@@ -195,7 +195,7 @@ static void look_up_virtual(scenario *s, const player *asking)
     uint64_t least = asking->virtual_ns;
     for (uint32_t i = 0; i < s->count; i++) {
         const player *p = &s->players[i];
-        bool active = p->busy || (p->idle_ns && s->now - p->idle_ns < RG_POLICY_GRACE_NS);
+        bool active = p->busy || p->state == GATE || (p->idle_ns && s->now - p->idle_ns < RG_POLICY_GRACE_NS);
         if (active && p->virtual_ns < least)
             least = p->virtual_ns;
     }
