@@ -80,6 +80,7 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
+    rg_durations_attach();
     rg.set_priorities = atomic_load(&rg.segment->settings.policy) != RG_POLICY_NONE;
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {

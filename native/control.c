@@ -3,6 +3,7 @@
  *
  * Holds no state but the text of the layout. Never used by clients.
  */
+#include "estimate.h"
 #include "rigel.h"
 #include "segment.h"
 
@@ -15,7 +16,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[8192];
+static char layout_text[16384];
 
 static void build_layout(void)
 {
@@ -42,6 +43,9 @@ static void build_layout(void)
 #undef RG_STRUCT
 #define RG_STRUCT rg_client
     RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_estimate
+    RG_SECTION("estimates", RG_ESTIMATE_FIELDS, offsetof(rg_segment, estimates), RG_MAX_ESTIMATES);
 #undef RG_STRUCT
     RG_PUT("}");
 }
@@ -82,4 +86,22 @@ int rigel_segment_reap(const char *path)
     int n = rg_segment_reap(seg);
     munmap(seg, sizeof *seg);
     return n;
+}
+
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t gx, uint32_t gy, uint32_t gz,
+                            uint32_t bx, uint32_t by, uint32_t bz)
+{
+    rg_dims dims = gx ? rg_dims_of(gx, gy, gz, bx, by, bz) : RG_DIMS_ANY;
+    return rg_estimate_key(program, device, rg_text_hash(kernel), dims);
+}
+
+int rigel_estimate_enter(const char *path, uint64_t key)
+{
+    char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    int at = rg_estimate_enter(seg, key);
+    munmap(seg, sizeof *seg);
+    return at;
 }

@@ -34,9 +34,9 @@ const char *rigel_version(void);
 
 /*
  * rigel_layout: the segment's layout as JSON:
- *   {"version":1,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *   {"version":2,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
- *    "settings":{...},"devices":{...},"clients":{...}}
+ *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...}}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
@@ -49,6 +49,16 @@ const char *rigel_segment_check(const char *path);
 
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);
+
+/*
+ * rigel_estimate_key: what the segment knows a kernel's duration by: the program (RIGEL_PROGRAM of its clients), the name of the
+ * device, the kernel's name, grid and block. A grid of 0 stands for every shape of that kernel.
+ */
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t grid_x, uint32_t grid_y,
+                            uint32_t grid_z, uint32_t block_x, uint32_t block_y, uint32_t block_z);
+
+/* rigel_estimate_enter: index of the key among the segment's estimates, entered if new; -1: no room, or no such segment. */
+int rigel_estimate_enter(const char *path, uint64_t key);
 
 #pragma GCC visibility pop
 #endif

@@ -22,7 +22,8 @@
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
@@ -37,7 +38,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
     F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
-    F(u64, created_ns, 1)  /* [control] */
+    F(u64, created_ns, 1)  /* [control] */ \
+    F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
+    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -88,7 +91,30 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, reports, 1)         /* [client] rigel_report_request calls */ \
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
-    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */
+    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u64, durations_seeded, 1) /* [client] kernels whose duration was known before this client had launched them */ \
+    F(u64, samples, 1)         /* [client] launches that it timed */
+
+/*
+ * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
+ * index means the same kernel for as long as the segment lives. What else is in an entry is the same whoever writes it,
+ * but for the estimate itself.
+ */
+#define RG_ESTIMATE_FIELDS(F) \
+    F(u64, key, 1)         /* [any] taken by compare-and-swap: rg_estimate_key; 0: free */ \
+    F(u64, program, 1)     /* [any] whose kernel it is */ \
+    F(u32, duration_ns, 1) /* [any] 0: not known yet */ \
+    F(u32, samples, 1)     /* [any] timed launches in it; 0 with a duration: it came from a profile */ \
+    F(u32, state, 1)       /* [any] 1 once program, device, shape and name are there */ \
+    F(u32, used, 1)        /* [any] 1: a client of this segment has launched it */ \
+    F(u32, device, 1)      /* [any] 1 + index of the device it was first launched on; 0: not launched here */ \
+    F(u32, grid_x, 1)      /* [any] 0: no shape of its own, a graph */ \
+    F(u32, grid_y, 1)      /* [any] */ \
+    F(u32, grid_z, 1)      /* [any] */ \
+    F(u32, block_x, 1)     /* [any] */ \
+    F(u32, block_y, 1)     /* [any] */ \
+    F(u32, block_z, 1)     /* [any] */ \
+    F(char, name, RG_KERNEL_NAME_BYTES) /* [any] for people: cut to fit, NUL-terminated */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -109,21 +135,27 @@ typedef struct {
     _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
 } rg_client;
 typedef struct {
+    _Alignas(64) RG_ESTIMATE_FIELDS(RG_MEMBER)
+} rg_estimate;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+    _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
 } rg_segment;
 
-/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
 _Static_assert(sizeof(rg_device) == 192, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49408, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3165312, "segment layout");
+_Static_assert(sizeof(rg_client) == 49472, "segment layout");
+_Static_assert(sizeof(rg_estimate) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3169408, "segment layout");
+_Static_assert(sizeof(rg_segment) == 5266560, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
