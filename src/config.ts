@@ -65,6 +65,8 @@ const clientSchema = fields({
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /** Kernel profile of this program, Orion's or Rigel's own: how long its kernels take before any was timed. */
+  profile: text.min(1).optional(),
 }).check((context) => {
   const { command, replay } = context.value;
   if ((command === undefined) === (replay === undefined))
@@ -156,6 +158,7 @@ export async function readConfig(file: string): Promise<Config> {
     clients: raw.clients.map((client) => ({
       ...client,
       ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
+      ...(client.profile !== undefined && { profile: resolve(base, client.profile) }),
       ...(client.replay && { replay: absolutePaths(client.replay, base) }),
     })),
   };

@@ -10,6 +10,7 @@
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
+import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
@@ -42,11 +43,12 @@ const LOOK_ms = 500;
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
   using interrupt = new Interrupt();
+  const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
   for (const [index, phase] of plan.phases.entries()) {
     if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
-    const result = await runPhase(plan, phase, native, options, interrupt);
+    const result = await runPhase(plan, phase, native, options, interrupt, durations);
     done.push(result);
     notes.push(...result.notes);
     if (interrupt.signal || result.failed) {
@@ -55,6 +57,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       break;
     }
   }
+  durations.save();
   const last = done.at(-1);
   if (!last) throw new Error("a plan without phases");
   if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
@@ -103,6 +106,7 @@ async function runPhase(
   native: Native,
   options: LaunchOptions,
   interrupt: Interrupt,
+  durations: Durations,
 ): Promise<PhaseResult> {
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
@@ -123,6 +127,7 @@ async function runPhase(
   try {
     const { policy } = plan.config;
     segment.configure({ ...policy, policy: phase.policy });
+    durations.seed(segment, phase.clients);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
@@ -140,6 +145,7 @@ async function runPhase(
     const inflight = segment.inflight;
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
+    durations.collect(segment, phase.clients);
     const failures = running
       .flatMap(({ child: { name, exit, stopped } }) =>
         exit && exit.status !== 0 && !stopped ? [{ name, ...exit }] : [],
@@ -357,6 +363,7 @@ function reportOf(
   const begin_ms = whole ? (launched_ms ?? child.startedAt_ms) : from_ms;
   const counted_s = (whole ? lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
   const { name, uuid, simulated } = client.device;
+  const { durations_seeded: seeded, samples } = usageOf(segment, client.name, undefined, after).counters;
   return {
     name: client.name,
     class: client.class,
@@ -365,6 +372,7 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
+    durations: { seeded, samples },
     ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
   };
 }
@@ -386,6 +394,7 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
+    RIGEL_PROGRAM: client.program,
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" && {
       CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),

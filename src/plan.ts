@@ -9,9 +9,10 @@ import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
+import { programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { type Native, checkPreloadable } from "./native.ts";
-import { checkArrivals, readProfile } from "./profile.ts";
+import { type ProfileKernel, checkArrivals, readDurations, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
 
 export interface PlannedClient {
@@ -22,6 +23,8 @@ export interface PlannedClient {
   /** What the configuration adds to the environment. */
   env: Record<string, string>;
   device: Device;
+  /** Tells its program from others, whose kernels' durations are not its own: 16 hexadecimal digits. */
+  program: string;
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
@@ -42,6 +45,8 @@ export interface Plan {
   simulation: Simulation;
   clients: PlannedClient[];
   phases: Phase[];
+  /** Kernel durations from profiles, by client name. */
+  seeds: ReadonlyMap<string, readonly ProfileKernel[]>;
   notes: string[];
 }
 
@@ -51,17 +56,23 @@ export async function plan(config: Config, native: Native, simulationState: stri
   const simulation: Simulation = { state: simulationState, ...config.simulated };
   const notes = [...config.notes];
   checkPreloadable(native.files.library);
-  await checkClients(config, notes);
+  const seeds = new Map<string, readonly ProfileKernel[]>();
+  await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
   const clients: PlannedClient[] = [];
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
+    const cwd = client.cwd ?? process.cwd();
     clients.push({
       name: client.name,
       class: client.class,
       argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
-      cwd: client.cwd ?? process.cwd(),
+      cwd,
+      // A replay launches the same kernels at any rate and from any folder.
+      program: client.replay
+        ? programOf(["rigel-replay", client.replay.profile], "")
+        : programOf(client.command ?? [], cwd),
       env: client.env ?? {},
       device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
       isReplay: client.replay !== undefined,
@@ -75,6 +86,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     simulation,
     clients,
     phases: phasesOf(config, clients),
+    seeds,
     notes,
   };
 }
@@ -89,7 +101,11 @@ function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
   ];
 }
 
-async function checkClients(config: Config, notes: string[]): Promise<void> {
+async function checkClients(
+  config: Config,
+  notes: string[],
+  seeds: Map<string, readonly ProfileKernel[]>,
+): Promise<void> {
   const problems: RigelError[] = [];
   const { file } = config;
   if (config.compare && config.policy.name === "none")
@@ -103,6 +119,8 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
     try {
       checkFolder(client, where);
       if (client.command) checkCommand(client, client.command, where);
+      if (client.profile !== undefined)
+        seeds.set(client.name, await kernelsOf(client.name, client.profile, where, notes));
       if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
       else if (config.compare && config.duration_s === undefined)
         notes.push(
@@ -169,6 +187,17 @@ async function checkReplay(
       `${name}: the configuration states ${stated} kernels, ${profile} has ${kernels}; ` +
         "what the file has is replayed, nothing waits for a count",
     );
+}
+
+/** The kernels of a client's profile. */
+async function kernelsOf(name: string, path: string, where: string, notes: string[]): Promise<ProfileKernel[]> {
+  const { kernels, unclear } = await inField(`${where}.profile`, readDurations(path));
+  if (unclear > 0)
+    notes.push(
+      `${name}: ${path} has no shapes; ${kernels.length} of its ${kernels.length + unclear} kernel names are used, of which ` +
+        "all rows take about the same time; the others are learned",
+    );
+  return kernels;
 }
 
 /** Puts the field that names a file before what is wrong with the file. */

@@ -43,6 +43,8 @@ export interface ClientReport {
   iterations: number | null;
   iterations_per_s: number | null;
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
+  durations: { seeded: number; samples: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }

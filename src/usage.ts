@@ -17,6 +17,8 @@ interface Counters {
   starved: number;
   requests: number;
   reports: number;
+  durations_seeded: number;
+  samples: number;
 }
 
 /** Which durations the buckets stand for: native/histogram.h. */
@@ -101,6 +103,8 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     starved: value("starved"),
     requests: value("requests"),
     reports: value("reports"),
+    durations_seeded: value("durations_seeded"),
+    samples: value("samples"),
   };
 }
 
