@@ -36,6 +36,13 @@ const policySchema = fields({
   starvation_us: z.int().min(1).max(600_000_000).optional(),
   /** A client whose heartbeat is older than this no longer holds others back. */
   stale_ms: z.int().min(500).max(600_000).optional(),
+  /** Take best-effort clients off the GPU by their channels where the driver allows it; false: hold their launches only. */
+  preempt: z.boolean().default(true),
+  /** Keep them off it for as long as a high client is busy; false: short time slices only. */
+  suspend: z.boolean().optional(),
+  /** Time slice of a best-effort client's channels, and of a high client's. */
+  slice_us: z.int().min(1).max(1_000_000).optional(),
+  high_slice_us: z.int().min(1).max(1_000_000).optional(),
 });
 
 const replaySchema = fields({
@@ -90,7 +97,7 @@ const clientSchema = fields({
 });
 
 const configSchema = fields({
-  policy: policySchema.default({ name: "priority" }),
+  policy: policySchema.default({ name: "priority", preempt: true }),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),

@@ -126,7 +126,8 @@ async function runPhase(
   process.on("exit", cleanUp);
   try {
     const { policy } = plan.config;
-    segment.configure({ ...policy, policy: phase.policy });
+    const { name: _, ...knobs } = policy;
+    segment.configure({ ...knobs, policy: phase.policy });
     durations.seed(segment, phase.clients);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {

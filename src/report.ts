@@ -45,6 +45,8 @@ export interface ClientReport {
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
   /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
   durations: { seeded: number; samples: number };
+  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -86,6 +88,7 @@ export function measured(
   | "iterations"
   | "iterations_per_s"
   | "gate"
+  | "preemption"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -114,6 +117,11 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+    },
+    preemption: {
+      state: usage.preemption,
+      suspensions: counters.suspensions,
+      suspended_ms: round(counters.suspended_ns / 1e6),
     },
   };
 }

@@ -34,6 +34,7 @@ const layoutSchema = z.object({
 type Layout = z.infer<typeof layoutSchema>;
 
 const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const PREEMPTION = ["unknown", "on", "off"] as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -82,6 +83,10 @@ interface Settings {
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
+  preempt?: boolean | undefined;
+  suspend?: boolean | undefined;
+  slice_us?: number | undefined;
+  high_slice_us?: number | undefined;
 }
 
 export class Segment {
@@ -121,11 +126,9 @@ export class Segment {
   }
 
   configure(settings: Settings): void {
-    this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of ["inflight", "unit_us", "starvation_us", "stale_ms"] as const) {
-      const value = settings[name];
-      if (value !== undefined) this.#set(name, value);
-    }
+    const { policy, ...numbers } = settings;
+    this.#set("policy", POLICY_NUMBER[policy]);
+    for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
   }
 
   /** The in-flight limit in force. */
@@ -189,6 +192,7 @@ export class Segment {
     const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
     const usage = {
       counters: counters((name) => this.#long(base, name)),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };

@@ -43,6 +43,9 @@ const ROW = z.strictObject({
   used: z.iso.datetime(),
 });
 
+/** Where the GPU is taken away from best-effort clients, durations do not count and are not learned. */
+const GATED = { device: "simulated", policy: { preempt: false } };
+
 /** A place for caches that nothing has been kept in. */
 class Place {
   readonly home: string;
@@ -61,7 +64,7 @@ class Place {
 
   /** Runs one best-effort client to its end; what it knew and learned, and what was said about kept durations. */
   async train(client: object = {}, replay = "tiny.csv") {
-    const config = { device: "simulated", clients: [{ name: "train", class: "best-effort", ...client }] };
+    const config = { ...GATED, clients: [{ name: "train", class: "best-effort", ...client }] };
     if (!("command" in client)) Object.assign(config.clients[0] ?? {}, { replay: { profile: replay, iterations: 20 } });
     const result = await this.rigel("launch", scratch.file(`config-${folders++}.json`, config), "--json");
     const [first] = reportOf(result).clients;
@@ -126,7 +129,7 @@ describe("durations that a launch has learned", () => {
     const place = new Place();
     const replay = { profile: "tiny.csv", iterations: 20 };
     const config = scratch.file("compare.json", {
-      device: "simulated",
+      ...GATED,
       clients: [
         { name: "serve", class: "high", replay },
         { name: "train", class: "best-effort", replay },
