@@ -10,6 +10,7 @@
 #include "rigel.h"
 #include "testing.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 static rg_segment *seg;
@@ -247,6 +248,40 @@ static void writers_at_once_lose_nothing(void)
         CHECK(strcmp(seg->estimates[at].name, "kernel") == 0);
     }
     unlink(scratch("writers"));
+}
+
+/* Two processes, in step, enter keys whose place is the same: each gets an entry of its own. */
+static void keys_that_meet_at_one_place_both_get_in(void)
+{
+    enum { MEETINGS = 3000 };
+    seg = fresh(scratch("meet"));
+    _Atomic uint32_t *step = mmap(NULL, 2 * sizeof *step, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(step != MAP_FAILED);
+    pid_t pids[2];
+    for (uint32_t w = 0; w < 2; w++) {
+        pids[w] = fork();
+        if (pids[w] == 0) {
+            for (uint32_t i = 1; i <= MEETINGS; i++) {
+                atomic_store(&step[w], i);
+                for (uint32_t spins = 0; atomic_load(&step[1 - w]) < i; spins++)
+                    if (spins % 1000 == 999)
+                        sched_yield();
+                CHECK(rg_estimate_enter(seg, (uint64_t)i * 2 << 40 | (w + 1)) >= 0);
+            }
+            _exit(0);
+        }
+    }
+    for (int w = 0; w < 2; w++) {
+        int status = -1;
+        CHECK_EQUAL(waitpid(pids[w], &status, 0), pids[w]);
+        CHECK_EQUAL(status, 0);
+    }
+    for (uint64_t i = 1; i <= MEETINGS; i++) {
+        int first = rg_estimate_find(seg, i * 2 << 40 | 1), second = rg_estimate_find(seg, i * 2 << 40 | 2);
+        CHECK(first >= 0 && second >= 0);
+        CHECK(first != second);
+    }
+    unlink(scratch("meet"));
 }
 
 /*
@@ -575,6 +610,7 @@ int main(int argc, char **argv)
     RUN(dimensions_are_kept_whole);
     RUN(keys_tell_kernels_apart);
     RUN(writers_at_once_lose_nothing);
+    RUN(keys_that_meet_at_one_place_both_get_in);
     RUN(writers_killed_at_any_instant);
     RUN(a_full_table_refuses_and_keeps_what_it_has);
     RUN(clients_of_one_program_share_what_they_learn);
