@@ -46,7 +46,7 @@ static uint64_t beat_launches[RG_MAX_CLIENTS];
 static bool wanted(void)
 {
     rg_settings *s = &rg.segment->settings;
-    return atomic_load(&s->preempt) && atomic_load(&s->policy) != RG_POLICY_NONE && !atomic_load(&s->shutdown) &&
+    return atomic_load(&s->preempt) && atomic_load(&s->policy) == RG_POLICY_PRIORITY && !atomic_load(&s->shutdown) &&
            atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
 }
 
@@ -250,6 +250,8 @@ void rg_preempt_beat(void)
         uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
         bool ok = false;
         pthread_mutex_lock(&p->lock);
+        if (p->channels.simulated && p->slice_us)
+            p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
         if (on || p->slice_us)
             ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         /* Enabling what is enabled: shows that this driver would let it be disabled. */

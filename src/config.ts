@@ -25,7 +25,7 @@ const deviceSchema = z.union(
   },
 );
 
-const policySchema = fields({
+export const policySchema = fields({
   /** `none` only measures; `priority` holds best-effort launches while a high client has work. */
   name: z.enum(["none", "priority"]).default("priority"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
@@ -74,8 +74,19 @@ const clientSchema = fields({
   device: deviceSchema.optional(),
   /** Kernel profile of this program, Orion's or Rigel's own: how long its kernels take before any was timed. */
   profile: text.min(1).optional(),
+  /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
+  isolation: z.enum(["shared", "process"]).default("shared"),
+  /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
+  sm_percent: z.int().min(1).max(100).optional(),
 }).check((context) => {
-  const { command, replay } = context.value;
+  const { command, replay, isolation, sm_percent } = context.value;
+  if (sm_percent !== undefined && isolation === "process")
+    context.issues.push({
+      code: "custom",
+      input: sm_percent,
+      path: ["sm_percent"],
+      message: 'expected no share, as isolation is "process": only MPS can limit one',
+    });
   if ((command === undefined) === (replay === undefined))
     context.issues.push({
       code: "custom",
@@ -104,9 +115,11 @@ const configSchema = fields({
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),
+  /** How the clients are on a GPU together: mps.ts says what each of these means. */
+  sharing: z.enum(["auto", "time-slice", "mps"]).default("auto"),
   simulated: fields({
     preset: z.enum(["h200", "a100", "l4"]).default("h200"),
-    /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
+    /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
   clients: z.array(clientSchema).min(1).max(64),

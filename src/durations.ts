@@ -12,6 +12,7 @@ import { createHash, randomUUID } from "node:crypto";
 import { existsSync, lstatSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import type { ClientConfig } from "./config.ts";
 import type { Device } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
 import { progress } from "./log.ts";
@@ -75,10 +76,14 @@ export function durationsFolder(): string {
   return join(cacheFolders()[0] ?? "/tmp", "durations");
 }
 
-/** What tells one program from another: what is run, and where. */
-export function programOf(what: readonly string[], cwd: string): string {
+/**
+ * What tells one program from another: what is run, where, and on how much of the GPU. A replay launches the same kernels at
+ * any rate and from any folder.
+ */
+export function programOf({ command, replay, cwd, sm_percent }: ClientConfig): string {
+  const what = replay ? ["rigel-replay", replay.profile] : [cwd ?? process.cwd(), ...(command ?? [])];
   return createHash("sha256")
-    .update(JSON.stringify([cwd, ...what]))
+    .update(JSON.stringify([sm_percent ?? 100, ...what]))
     .digest("hex")
     .slice(0, 16);
 }

@@ -131,6 +131,17 @@ export class Segment {
     for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
   }
 
+  /** Changes single settings while clients run. */
+  apply(settings: Readonly<Record<string, number>>): void {
+    for (const [name, value] of Object.entries(settings)) this.#set(name, value);
+  }
+
+  /** All settings as they are now; `apply` puts them back. */
+  settings(): Readonly<Record<string, number>> {
+    const { settings } = this.#layout;
+    return Object.fromEntries(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
+  }
+
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);
@@ -252,6 +263,21 @@ export class Segment {
     const { header } = this.#layout;
     if (known.byName) this.#put(header, "name_seeds", 0, this.#word(header, "name_seeds", 0) + 1);
     return true;
+  }
+
+  /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
+  durations({ index }: Slot): Histogram {
+    const base = index * this.#layout.clients.stride;
+    return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  }
+
+  /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
+  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
+    const base = index * this.#layout.clients.stride;
+    return {
+      launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
+    };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */

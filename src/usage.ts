@@ -44,10 +44,23 @@ export class Histogram {
     return this.#counts.reduce((sum, count) => sum + count, 0);
   }
 
+  /** False of the difference between two histograms of different things. */
+  get isCount(): boolean {
+    return this.#counts.every((count) => count >= 0);
+  }
+
   /** This plus `sign` times `other`. */
   combined(other: Histogram, sign: 1 | -1): Histogram {
     return new Histogram(
       this.#counts.map((count, bucket) => count + sign * (other.#counts[bucket] ?? 0)),
+      this.#shape,
+    );
+  }
+
+  /** Every count times `factor`. */
+  scaled(factor: number): Histogram {
+    return new Histogram(
+      this.#counts.map((count) => count * factor),
       this.#shape,
     );
   }

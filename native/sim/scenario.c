@@ -45,6 +45,7 @@ typedef struct {
     uint64_t due_ns;
     uint64_t last_ticket; /* of the context */
     bool busy;            /* high: from first launch to idle */
+    bool launching;       /* high: from first launch to the wait for all of it */
 
     struct {
         uint32_t stream;
@@ -72,7 +73,7 @@ typedef struct {
     uint32_t count;
     uint64_t now;
     struct {
-        enum { RUNNING, SUSPENDING, SUSPENDED, RESUMING } state;
+        enum { RUNNING, SUSPENDING, LEAVING, SUSPENDED, RESUMING } state;
         uint64_t at; /* acts then; NEVER: when the high clients change */
         bool busy;   /* whether a high client was when it last looked, and since when that is so */
         uint64_t since;
@@ -331,18 +332,26 @@ static void suspend_best_effort(scenario *s, bool suspended)
             fail(s, "the model refused a suspension");
 }
 
+/* Whether best-effort processes are to be off the GPU. */
+static bool high_needs_gpu(const scenario *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->o->drain ? s->players[i].launching : s->players[i].busy)
+            return true;
+    return false;
+}
+
 /* Lets the agent act at this instant. False when it has nothing to do now. */
 static bool agent_act(scenario *s)
 {
     if (s->mode != RG_SCENARIO_PREEMPT || !s->o->suspend)
         return false;
-    bool busy = high_busy(s);
+    bool busy = high_needs_gpu(s);
     if (busy != s->agent.busy) {
         s->agent.busy = busy;
         s->agent.since = s->now;
     }
-    bool calling = s->agent.state == SUSPENDING || s->agent.state == RESUMING;
-    if (!calling) {
+    if (s->agent.state == RUNNING || s->agent.state == SUSPENDED) {
         bool wanted = busy == (s->agent.state == RUNNING);
         uint64_t delay_us = busy ? s->o->suspend_delay_us : s->o->resume_delay_us;
         s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
@@ -356,6 +365,10 @@ static bool agent_act(scenario *s)
         break;
     case SUSPENDING:
         suspend_best_effort(s, true);
+        s->agent.state = LEAVING;
+        s->agent.at = s->now + s->o->gpu.preempt_ns;
+        break;
+    case LEAVING:
         s->agent.state = SUSPENDED;
         break;
     case SUSPENDED:
@@ -450,7 +463,7 @@ static bool act_on_op(scenario *s, player *p)
         return true;
     }
     if ((s->mode == RG_SCENARIO_GOVERNED || s->mode == RG_SCENARIO_PREEMPT) && !p->of->best_effort)
-        p->busy = true;
+        p->busy = p->launching = true;
     if (gated(s, p, op)) {
         rg_policy_view view = view_of(s, p);
         view.credit = 0; /* as rg_gate_view: the first decision knows of no wait and no credit */
@@ -466,6 +479,7 @@ static bool act_on_op(scenario *s, player *p)
 
 static bool act_on_sync(scenario *s, player *p)
 {
+    p->launching = false;
     if (p->last_ticket && !rg_model_context_done(s->model, p->context, p->last_ticket)) {
         p->at = NEVER;
         return false;
@@ -681,9 +695,10 @@ rg_scenario_options rg_scenario_defaults(void)
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,
-        .be_slice_us = 200,
+        .be_slice_us = 50,
         .high_slice_us = 10000,
         .suspend = true,
+        .drain = true,
         .suspend_delay_us = 50,
         .resume_delay_us = 50,
         .suspend_ns = 280000,

@@ -52,9 +52,11 @@ typedef struct {
     uint32_t be_slice_us, high_slice_us; /* 0: the GPU's */
     bool gate;                           /* the policy and stream priorities too */
     bool suspend;                        /* best-effort processes while a high client is busy */
+    bool drain;                          /* busy ends for that as soon as it waits for all that it has launched */
     uint32_t suspend_delay_us;           /* a high client has been busy for so long when the call begins */
     uint32_t resume_delay_us;            /* they have all been idle for so long when the call begins */
-    uint64_t suspend_ns, resume_ns;      /* what a call takes; at its end it takes effect */
+    uint64_t suspend_ns, resume_ns;      /* from the beginning of a call to its effect; a suspension then takes the
+                                            GPU's preempt_ns, and no other call begins before */
 } rg_scenario_options;
 
 typedef struct {
@@ -67,8 +69,9 @@ typedef struct {
 
 /*
  * rg_scenario_defaults: the H200 preset under time slices, 10 s, the segment's default settings, and the costs measured
- * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 200
- * us and 10 ms, no gate, suspension as soon as a thread that watches has woken, 280 us to suspend and 230 us to resume.
+ * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 50 us
+ * and 10 ms, no gate, suspension and `drain` as soon as a thread that watches has woken, 280 us to suspend and 230 us
+ * to resume.
  */
 rg_scenario_options rg_scenario_defaults(void);
 

@@ -316,6 +316,7 @@ static void test_preempt(void)
     o.gpu.switch_ns = 10 * US;
     o.gpu.preempt_ns = 5 * US;
     o.suspend_delay_us = o.resume_delay_us = 0;
+    o.drain = false;
     o.suspend_ns = 20 * US;
     o.resume_ns = 15 * US;
 
@@ -338,13 +339,21 @@ static void test_preempt(void)
     o.suspend_delay_us = 60;
     o.resume_delay_us = 0;
     preempted(&o, 105, 1085);
-    /* The call takes until 255, and cannot be stopped at 210. Best-effort runs from 220 to 260. Resumed at 270 it has
-     * 810 left at 280. */
+    /* It takes effect at 255, and cannot be stopped at 210. Best-effort runs from 220 to 260, when the call returns.
+     * Resumed at 275 it has 810 left at 285. */
     o.suspend_ns = 90 * US;
-    preempted(&o, 105, 1090);
+    preempted(&o, 105, 1095);
     /* A request that is over before the delay is: as with slices alone. */
     o.suspend_delay_us = 106;
     preempted(&o, 105, 1070);
+    /* High waits from 106 on. Off the SM at 130, best-effort is resumed at 145, while high is on it, from 140 to 190;
+     * it has 870 left at 200. */
+    o.be_slice_us = 0;
+    o.suspend_ns = 20 * US;
+    o.suspend_delay_us = 0;
+    o.drain = true;
+    preempted(&o, 85, 1070);
+    o.drain = false;
 
     /* A second request, at 210, before the resumption at 225 is begun: best-effort stays off from 130 to the end. */
     rg_profile high = profile_of(high_rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,140000,0\n");
@@ -352,9 +361,6 @@ static void test_preempt(void)
     rg_scenario_result r[2];
     char error[256] = "";
     clients[0].iterations = 2;
-    o.be_slice_us = 0;
-    o.suspend_ns = 20 * US;
-    o.suspend_delay_us = 0;
     o.resume_delay_us = 35;
     o.duration_ns = 285 * US;
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
@@ -457,22 +463,22 @@ static const numbers under_mps[3] = {
 
 /* ---- Without MPS: the policy beside slices and suspension, for two recorded pairs; --table prints what it comes to */
 
-enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, PRIORITY_SHORT_SLICES, WAYS };
+enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, SUSPENDED_UNTIL_IDLE, PRIORITY_SHORT_SLICES, WAYS };
 static const char *const way_names[WAYS] = {
-    "alone", "time slices", "priority", "slices of 50 us", "suspended", "priority, slices of 50 us",
+    "alone",     "time slices",          "priority",                  "slices of 50 us",
+    "suspended", "suspended until idle", "priority, slices of 50 us",
 };
 
 static void run_way(int way, const rg_scenario_client clients[2], rg_scenario_result r[2])
 {
     static const rg_scenario_mode modes[WAYS] = {
-        RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED,
+        RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED, RG_SCENARIO_PREEMPT,
         RG_SCENARIO_PREEMPT, RG_SCENARIO_PREEMPT,    RG_SCENARIO_PREEMPT,
     };
     rg_scenario_options o = rg_scenario_defaults();
-    o.suspend = way == SUSPENDED;
+    o.suspend = way == SUSPENDED || way == SUSPENDED_UNTIL_IDLE;
+    o.drain = way == SUSPENDED;
     o.gate = way == PRIORITY_SHORT_SLICES;
-    if (way != SUSPENDED)
-        o.be_slice_us = 50;
     run(&o, modes[way], clients, 2, r);
 }
 
@@ -514,7 +520,8 @@ static const numbers resnet50[WAYS] = {
     {618, 3649754, 7245397, 9906374, 274, 218511, 0, 0},
     {618, 2466200, 4558072, 6025003, 268, 212015, 1486800598, 17304},
     {618, 2807177, 5050332, 6529325, 257, 205085, 0, 0},
-    {618, 2466200, 4277280, 5374526, 260, 207415, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
     {618, 2807177, 5050332, 6031823, 257, 203814, 1118039419, 17281},
 };
 static const numbers bert_gpt2[WAYS] = {
@@ -522,7 +529,8 @@ static const numbers bert_gpt2[WAYS] = {
     {618, 7798036, 22390636, 33466028, 84, 79914, 0, 0},
     {618, 4501610, 8292302, 11323121, 86, 81033, 2088208882, 10118},
     {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
-    {618, 3691337, 6861593, 9390017, 86, 81302, 0, 0},
+    {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
+    {618, 3597850, 6756010, 9220595, 86, 81113, 0, 0},
     {618, 3594752, 7045807, 9572469, 86, 81541, 592916353, 10500},
 };
 
