@@ -92,6 +92,7 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
+    rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
     if (policy == RG_POLICY_FAIR)

@@ -48,6 +48,9 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+/* The table's SHAPE: grid and block, or 0 for work that has none. */
+#define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
+
 #define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
     CUresult symbol params \
     { \
@@ -55,7 +58,7 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
+        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \

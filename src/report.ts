@@ -58,6 +58,8 @@ export interface ClientReport {
   };
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: number;
+  /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
+  durations: { seeded: number; samples: number };
   /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
   preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */

@@ -10,7 +10,7 @@ import { rmSync } from "node:fs";
 import { getSystemErrorName } from "node:util";
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
-import type { Native } from "./native.ts";
+import type { Dimensions, Native } from "./native.ts";
 import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
@@ -28,6 +28,7 @@ const layoutSchema = z.object({
   settings: recordSchema,
   devices: tableSchema,
   clients: tableSchema,
+  estimates: tableSchema,
 });
 
 type Layout = z.infer<typeof layoutSchema>;
@@ -55,6 +56,24 @@ export interface SlotUsage {
   first_launch_ns: number;
   /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
   ended_ns: number | undefined;
+}
+
+/** How long a kernel takes, as a segment has it. */
+interface Estimate {
+  /** 16 hexadecimal digits, as is `program`. */
+  key: string;
+  program: string;
+  name: string;
+  /** All zero for work without a shape: graphs. */
+  grid: Dimensions;
+  block: Dimensions;
+  duration_ns: number;
+  /** Timed launches in it; 0: it came from a profile. */
+  samples: number;
+  /** A client of this segment has launched it. */
+  used: boolean;
+  /** Name of the device that it was launched on. */
+  device: string | undefined;
 }
 
 /** What can be set. Left out: what the library has as default. */
@@ -200,6 +219,61 @@ export class Segment {
     return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
   }
 
+  /** What the clients know of their kernels' durations. */
+  estimates(): Estimate[] {
+    const table = this.#layout.estimates;
+    const found: Estimate[] = [];
+    for (let index = 0; index < table.count; index++) {
+      const base = index * table.stride;
+      const word = (name: string): number => this.#word(table, name, base);
+      // Without the description nobody could tell whose kernel it is: whoever entered it was killed at that moment.
+      if (word("state") === 0) continue;
+      const device = word("device");
+      found.push({
+        key: this.#hex(table, "key", base),
+        program: this.#hex(table, "program", base),
+        name: this.#text(base, "name", table),
+        grid: [word("grid_x"), word("grid_y"), word("grid_z")],
+        block: [word("block_x"), word("block_y"), word("block_z")],
+        duration_ns: word("duration_ns"),
+        samples: word("samples"),
+        used: word("used") !== 0,
+        device:
+          device === 0
+            ? undefined
+            : this.#text((device - 1) * this.#layout.devices.stride, "name", this.#layout.devices),
+      });
+    }
+    return found;
+  }
+
+  /**
+   * Enters a duration that is known before any client runs. What is there already stays. `byName`: the name may be
+   * written in another way than the driver does. False if there is no room.
+   */
+  enterEstimate(known: Omit<Estimate, "used" | "device"> & { byName: boolean }): boolean {
+    const index = this.#native.enterEstimate(this.path, known.key);
+    if (index < 0) return false;
+    const table = this.#layout.estimates;
+    const base = index * table.stride;
+    if (this.#word(table, "duration_ns", base) !== 0) return true;
+    const put = (name: string, value: number): void => this.#put(table, name, base, value);
+    const at = (table.offset + base + this.#field(table, "program").offset) >> 3;
+    Atomics.store(this.#longs, at, BigInt(`0x${known.program}`));
+    for (const [axis, name] of ["x", "y", "z"].entries()) {
+      put(`grid_${name}`, known.grid[axis] ?? 0);
+      put(`block_${name}`, known.block[axis] ?? 0);
+    }
+    const { offset, count } = this.#field(table, "name");
+    this.#bytes.set(new TextEncoder().encode(known.name).subarray(0, count - 1), table.offset + base + offset);
+    put("samples", known.samples);
+    put("duration_ns", known.duration_ns);
+    put("state", 1);
+    const { header } = this.#layout;
+    if (known.byName) this.#put(header, "name_seeds", 0, this.#word(header, "name_seeds", 0) + 1);
+    return true;
+  }
+
   /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
   durations({ index }: Slot): Histogram {
     const base = index * this.#layout.clients.stride;
@@ -247,16 +321,25 @@ export class Segment {
     return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
   }
 
-  #text(base: number, name: string): string {
-    const { offset, count } = this.#field(this.#layout.clients, name);
-    const start = this.#layout.clients.offset + base + offset;
+  /** A number of 64 bits, as hexadecimal digits. */
+  #hex(record: Layout["header"], name: string, base: number): string {
+    const at = (record.offset + base + this.#field(record, name).offset) >> 3;
+    return Atomics.load(this.#longs, at).toString(16).padStart(16, "0");
+  }
+
+  #text(base: number, name: string, record: Layout["header"] = this.#layout.clients): string {
+    const { offset, count } = this.#field(record, name);
+    const start = record.offset + base + offset;
     const bytes = this.#bytes.slice(start, start + count);
     const end = bytes.indexOf(0);
     return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
   }
 
   #set(name: string, value: number): void {
-    const { settings } = this.#layout;
-    Atomics.store(this.#words, (settings.offset + this.#field(settings, name).offset) >> 2, value);
+    this.#put(this.#layout.settings, name, 0, value);
+  }
+
+  #put(record: Layout["header"], name: string, base: number, value: number): void {
+    Atomics.store(this.#words, (record.offset + base + this.#field(record, name).offset) >> 2, value);
   }
 }

@@ -22,6 +22,8 @@ interface Counters {
   unprofiled: number;
   requests: number;
   reports: number;
+  durations_seeded: number;
+  samples: number;
 }
 
 /** Which durations the buckets stand for: native/histogram.h. */
@@ -126,6 +128,8 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     unprofiled: value("unprofiled"),
     requests: value("requests"),
     reports: value("reports"),
+    durations_seeded: value("durations_seeded"),
+    samples: value("samples"),
   };
 }
 
