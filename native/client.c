@@ -8,7 +8,7 @@
  * registered there. It turns every hook into a pass-through and makes no CUDA call; handles, events and streams are
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
 
 #include <pthread.h>
@@ -81,6 +81,7 @@ static void attach(void)
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
     rg.set_priorities = atomic_load(&rg.segment->settings.policy) != RG_POLICY_NONE;
+    rg_guard_attach();
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);

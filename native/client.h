@@ -67,7 +67,11 @@ enum rg_hook {
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
-    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuDeviceGetCount, (int *)) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
 
 typedef struct {
     void *hooked[RG_HOOK_COUNT]; /* NULL where the driver has no such function */
@@ -94,6 +98,12 @@ bool rg_real_ready(void);
 
 /* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
 void *rg_replace(void *real);
+
+/* rg_interposing: whether this process may become a client at all. */
+bool rg_interposing(void);
+
+/* rg_look_up: what the real dlsym finds. */
+void *rg_look_up(void *handle, const char *name);
 
 /* ---- client.c: the process as a client ---- */
 

@@ -15,7 +15,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[8192];
+static char layout_text[16384];
 
 static void build_layout(void)
 {

@@ -22,12 +22,14 @@
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+
+enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
-/* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
+/* F(kind, name, count): kind is u32, u64 (atomic words), words (several of u64), char (bytes) or hist (histogram). */
 
 #define RG_HEADER_FIELDS(F) \
     F(u64, magic, 1)       /* [control] RG_SEGMENT_MAGIC, stored last by the creator */ \
@@ -88,10 +90,26 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, reports, 1)         /* [client] rigel_report_request calls */ \
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
-    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */
+    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u32, guard_mode, 1)      /* [client] 1: off, 2: warn, 3: repair (guard.c, as all that follows) */ \
+    F(u32, guard_major, 1)     /* [client] major version of the cuBLAS that it has; 0: none that made a handle */ \
+    F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
+    F(u64, guard_wrong_context, 1) /* [client] calls with a handle of another context than the current one */ \
+    F(u64, guard_no_context, 1) /* [client] calls on a thread without a current context */ \
+    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using at that moment */ \
+    F(u64, guard_foreign_stream, 1) /* [client] repairs whose handle was set to a stream of another context */ \
+    F(u64, guard_create_failed, 1) /* [client] handles that could not be made */ \
+    F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \
+    F(u64, guard_repaired, 1)  /* [client] calls that ran in another way than the program asked */ \
+    F(u64, guard_handles, 1)   /* [client] cuBLAS handles alive, the guard's own included */ \
+    F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
+    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
+                                  above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
+                                  among those of its thread; 32 bytes of name */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
+#define RG_TYPE_words(name, n) _Atomic uint64_t name[n]
 #define RG_TYPE_char(name, n) char name[n]
 #define RG_TYPE_hist(name, n) rg_histogram name
 #define RG_MEMBER(kind, name, n) RG_TYPE_##kind(name, n);
@@ -115,15 +133,15 @@ typedef struct {
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
 _Static_assert(sizeof(rg_device) == 192, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49408, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3165312, "segment layout");
+_Static_assert(sizeof(rg_client) == 50560, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3239040, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
