@@ -89,6 +89,8 @@ const clientSchema = fields({
 
 const configSchema = fields({
   policy: policySchema.default({ name: "priority" }),
+  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
+  guard: z.enum(["off", "warn", "repair"]).optional(),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),

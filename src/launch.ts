@@ -19,7 +19,7 @@ import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
 import { Segment } from "./segment.ts";
-import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
+import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
   /** Folder for the segment. */
@@ -365,7 +365,11 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
-    ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(
+      usageOf(segment, client.name, whole ? undefined : before, after),
+      Math.max(0, counted_s),
+      guardOf(client.name, after),
+    ),
   };
 }
 
@@ -386,6 +390,8 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
+    // One client's own setting comes before that of the launch, and that before what is in the environment.
+    ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" && {
       CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),

@@ -4,6 +4,7 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
+import { type GuardReport, guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
 import type { Usage } from "./usage.ts";
@@ -43,6 +44,8 @@ export interface ClientReport {
   iterations: number | null;
   iterations_per_s: number | null;
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** What the cuBLAS guard counted and repaired. */
+  guard: GuardReport;
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -72,6 +75,7 @@ export interface Report {
 export function measured(
   usage: Usage,
   counted_s: number,
+  guard: Pick<GuardReport, "mode" | "events">,
 ): Pick<
   ClientReport,
   | "counted_s"
@@ -84,6 +88,7 @@ export function measured(
   | "iterations"
   | "iterations_per_s"
   | "gate"
+  | "guard"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -112,6 +117,18 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+    },
+    guard: {
+      mode: guard.mode,
+      null_handle: counters.guard_null_handle,
+      wrong_context: counters.guard_wrong_context,
+      no_context: counters.guard_no_context,
+      in_use_elsewhere: counters.guard_in_use_elsewhere,
+      foreign_stream: counters.guard_foreign_stream,
+      create_failed: counters.guard_create_failed,
+      create_retried: counters.guard_create_retried,
+      repaired: counters.guard_repaired,
+      events: guard.events,
     },
   };
 }
@@ -165,6 +182,8 @@ export function table(report: Report): string {
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
+  const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
+  if (guarded.length > 0) parts.push("", ...guarded);
   const notes = [
     ...report.notes,
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
