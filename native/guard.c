@@ -283,7 +283,6 @@ static _Atomic int guard_mode = OFF;
 #define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
 static _Thread_local INITIAL_EXEC uint64_t calls; /* guarded calls of this thread */
 static _Thread_local INITIAL_EXEC bool creating;  /* inside cublasCreate of the real cuBLAS, which may call others */
-static _Thread_local INITIAL_EXEC CUcontext selected_context;
 static _Thread_local INITIAL_EXEC int selected_device = -1;
 static _Thread_local INITIAL_EXEC carried of_null; /* what this thread has set on a NULL handle */
 static _Atomic int last_device = -1;               /* that any thread selected */
@@ -335,6 +334,7 @@ void rg_guard_attach(void)
         say("rigel: RIGEL_GUARD is \"%s\", expected \"off\", \"warn\" or \"repair\"; using \"repair\"", text);
     atomic_store(&guard_mode, mode);
     atomic_store(&rg.slot->guard_mode, (uint32_t)mode);
+    atomic_store(&rg.slot->guard_handles, 0); /* what a process before us left open went with it */
 }
 
 void rg_guard_driver_failed(const char *call, CUresult code)
@@ -360,10 +360,7 @@ void rg_guard_selected(CUcontext context)
 {
     if (!context || atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
         return;
-    if (context != selected_context) {
-        selected_context = context;
-        selected_device = current_device();
-    }
+    selected_device = current_device();
     if (atomic_load_explicit(&last_device, memory_order_relaxed) != selected_device)
         atomic_store_explicit(&last_device, selected_device, memory_order_relaxed);
 }
@@ -598,32 +595,34 @@ static void give_back(pooled *p)
     atomic_store_explicit(&p->owner, 0, memory_order_release);
 }
 
+static int count_pool(CUcontext context)
+{
+    int n = 0;
+    for (int i = 0; i < RG_POOL; i++)
+        n += atomic_load(&pool[i].context) == (uintptr_t)context;
+    return n;
+}
+
 /* Makes one more handle for the current context, unless it has its share. */
 static pooled *add(CUcontext context, enum rg_blas call)
 {
     pooled *place = NULL;
-    int in_context = 0;
-    for (int i = 0; i < RG_POOL; i++) {
-        uintptr_t c = atomic_load(&pool[i].context), nobody = 0;
-        in_context += c == (uintptr_t)context;
-        if (!c && !place && atomic_compare_exchange_strong(&pool[i].owner, &nobody, self())) {
-            if (atomic_load(&pool[i].context))
-                atomic_store(&pool[i].owner, 0);
-            else
-                place = &pool[i];
-        }
+    cublasHandle_t h = NULL;
+    for (int i = 0; i < RG_POOL && !place; i++) {
+        uintptr_t nobody = 0;
+        if (atomic_load(&pool[i].context) || !atomic_compare_exchange_strong(&pool[i].owner, &nobody, self()))
+            continue;
+        if (atomic_load(&pool[i].context))
+            atomic_store(&pool[i].owner, 0);
+        else
+            place = &pool[i];
     }
     if (!place)
         return NULL;
-    cublasHandle_t h = NULL;
-    if (in_context >= RG_POOL_PER_CONTEXT) {
-        atomic_store(&place->owner, 0);
-        return NULL;
-    }
-    /* Reserved before it is made, so that the share holds with several threads here at once, to within their number. */
+    /* Entered before it is counted and made: of several threads here at once, none goes beyond the share. */
     atomic_store(&place->device, current_device());
     atomic_store(&place->context, (uintptr_t)context);
-    if (create(&h, call, context) != CUBLAS_STATUS_SUCCESS) {
+    if (count_pool(context) > RG_POOL_PER_CONTEXT || create(&h, call, context) != CUBLAS_STATUS_SUCCESS) {
         atomic_store(&place->context, 0);
         atomic_store(&place->owner, 0);
         return NULL;
@@ -661,14 +660,6 @@ static void nap(void)
     nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
 }
 
-static bool has_any(CUcontext context)
-{
-    for (int i = 0; i < RG_POOL; i++)
-        if (atomic_load(&pool[i].context) == (uintptr_t)context)
-            return true;
-    return false;
-}
-
 /* A handle of the pool for the current context, this thread's until give_back. NULL: none can be made and all are in use. */
 static pooled *take(CUcontext context, enum rg_blas call)
 {
@@ -677,14 +668,33 @@ static pooled *take(CUcontext context, enum rg_blas call)
         pooled *p = take_idle(context);
         if (!p && !tried)
             p = add(context, call);
-        if (p || rg_now_ns() >= until || !has_any(context))
+        if (p || rg_now_ns() >= until || !count_pool(context))
             return p;
         tried = true;
     }
 }
 
-/* Gives the handle what the program's carries: stream, then workspace, then the rest. */
-static void mirror(pooled *p, carried *c, bool same_context, enum rg_blas call, CUcontext context)
+/* Whose device memory is: the context's (1), another's (0). Memory of virtual allocations and of pools has no context: there the
+ * device decides; -1 where nothing is known. */
+static int belongs_to(uintptr_t memory, CUcontext context, int device)
+{
+    CUcontext owner = NULL;
+    int where = -1;
+    if (!memory || !rg_real.cuPointerGetAttribute)
+        return -1;
+    if (rg_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, memory) == CUDA_SUCCESS && owner)
+        return owner == context;
+    if (rg_real.cuPointerGetAttribute(&where, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, memory) == CUDA_SUCCESS)
+        return where == device;
+    return -1;
+}
+
+/*
+ * Gives the handle what the program's carries: stream, then workspace, then the rest. A workspace only if no other thread can
+ * be using it, even on the same stream: the kernels of two multiplications that take turns there would overwrite each
+ * other's parts. Without one the handle has cuBLAS's own.
+ */
+static void mirror(pooled *p, carried *c, bool exclusive, enum rg_blas call, CUcontext context)
 {
     CUstream stream = (CUstream)atomic_load_explicit(&c->stream, memory_order_relaxed);
     CUcontext owner = context;
@@ -692,15 +702,16 @@ static void mirror(pooled *p, carried *c, bool same_context, enum rg_blas call, 
         (rg_real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS || owner != context)) {
         note(FOREIGN_STREAM, call, context, atomic_load(&p->device));
         stream = NULL;
-        same_context = false;
     }
+    int device = atomic_load(&p->device);
     REAL(cublasSetStream_v2)(p->handle, stream);
     uintptr_t workspace = atomic_load_explicit(&c->workspace, memory_order_relaxed);
-    /* The same stream keeps uses of one workspace in order, whichever handle they come from. */
-    if (workspace && same_context && REAL(cublasSetWorkspace_v2))
+    if (exclusive && belongs_to(workspace, context, device) == 1 && REAL(cublasSetWorkspace_v2))
         REAL(cublasSetWorkspace_v2)
         (p->handle, (void *)workspace, atomic_load_explicit(&c->workspace_bytes, memory_order_relaxed));
     uint32_t set = atomic_load_explicit(&c->set, memory_order_acquire);
+    if (belongs_to(atomic_load_explicit(&c->value[SETTING_EMULATION_BIT_COUNT_POINTER], memory_order_relaxed), context, device) != 1)
+        set &= ~(1u << SETTING_EMULATION_BIT_COUNT_POINTER);
     for (uint32_t i = 0; (set | p->changed) >> i; i++) {
         uint32_t bit = 1u << i;
         if (set & bit) {
@@ -733,29 +744,16 @@ static inline void release(known_handle *e)
     atomic_store_explicit(&e->owner, 0, memory_order_release);
 }
 
-/* Whether device memory belongs to the handle's context rather than to the current one. Memory of virtual allocations and of
- * pools has no context: there the device decides. */
-static bool belongs_to(known_handle *e, const void *operand, CUcontext current)
-{
-    CUcontext owner = NULL;
-    int device = -1;
-    if (!operand || !rg_real.cuPointerGetAttribute)
-        return false;
-    if (rg_real.cuPointerGetAttribute(&owner, CU_POINTER_ATTRIBUTE_CONTEXT, (CUdeviceptr)(uintptr_t)operand) == CUDA_SUCCESS &&
-        owner && ((uintptr_t)owner == atomic_load(&e->context) || owner == current))
-        return owner != current;
-    return rg_real.cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (CUdeviceptr)(uintptr_t)operand) ==
-               CUDA_SUCCESS &&
-           device == atomic_load(&e->device) && device != current_device();
-}
-
-/* Puts a handle of the pool in the place of `h`; `h` itself if there is none. */
+/* Puts a handle of the pool in the place of `h`; `h` itself if there is none. The program's handle is held meanwhile if it is
+ * free, so that nobody else uses what it carries. */
 static cublasHandle_t replace(cublasHandle_t h, known_handle *e, enum rg_blas call, CUcontext current, guarded *g)
 {
     pooled *p = take(current, call);
     if (!p)
         return h;
-    mirror(p, e ? &e->carried : &of_null, e && atomic_load(&e->context) == (uintptr_t)current, call, current);
+    if (e && claim(e))
+        g->held = e;
+    mirror(p, e ? &e->carried : &of_null, g->held != NULL, call, current);
     repaired();
     g->lent = p;
     return p->handle;
@@ -792,7 +790,9 @@ static __attribute__((noinline, cold)) cublasHandle_t enter_slowly(cublasHandle_
         note(WRONG_CONTEXT, call, current, current_device());
         if (!repairing())
             return h;
-        if (!belongs_to(e, operand, current) || rg_real.cuCtxPushCurrent_v2(own) != CUDA_SUCCESS)
+        if (belongs_to((uintptr_t)operand, current, current_device()) != 0 ||
+            belongs_to((uintptr_t)operand, own, atomic_load(&e->device)) != 1 ||
+            rg_real.cuCtxPushCurrent_v2(own) != CUDA_SUCCESS)
             return replace(h, e, call, current, g);
         g->pushed = true;
         current = own;
@@ -1058,6 +1058,4 @@ void rg_guard_forget_context(CUcontext context, CUdevice d)
             count_handles(-1);
         }
     }
-    if (context ? selected_context == context : selected_device == d)
-        selected_context = NULL;
 }

@@ -321,7 +321,14 @@ static void operands_of_the_current_context_run_on_the_pool(void)
     CHECK_EQUAL(cublasSetStream_v2(h, here), CUBLAS_STATUS_SUCCESS);
     CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
     CHECK(last()->stream == here);
+    CHECK_EQUAL(last()->workspace, 0);
     CHECK_EQUAL(me()->guard_foreign_stream, 1);
+    /* So is a workspace of this context. */
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(h, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(last()->workspace, workspace);
+    CHECK(last()->stream == here);
     CHECK_EQUAL(counts->created, 2);
     done();
 }
@@ -561,7 +568,7 @@ static void a_handle_in_use_elsewhere_is_stood_in_for(void)
     CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_SUCCESS);
     CHECK(last()->handle != given);
     CHECK(last()->stream == s);
-    CHECK_EQUAL(last()->workspace, workspace); /* the same stream: in order */
+    CHECK_EQUAL(last()->workspace, 0); /* the other thread is using the program's */
     CHECK_EQUAL(last()->settings[0], 2);
     CHECK_EQUAL(last()->settings[4], 2);
     CHECK_EQUAL(last()->settings[5], 1);
@@ -597,6 +604,49 @@ static void a_handle_in_use_is_only_counted_where_the_mode_says_so(void)
     CHECK_EQUAL(counts->corrupted, 1);
     CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
     CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
+static _Atomic int inside_now, stay;
+static void stay_inside(const char *call)
+{
+    if (strcmp(call, "cublasSgemm_v2") == 0) {
+        atomic_fetch_add(&inside_now, 1);
+        WAIT_FOR(!atomic_load(&stay));
+    }
+}
+
+static void *multiply_null(void *m)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, m), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
+/* With all handles of the pool in use, the next thread waits for one. */
+static void the_pool_is_bounded(void)
+{
+    become("repair");
+    pthread_t t[RG_POOL_PER_CONTEXT + 1];
+    matrices m[RG_POOL_PER_CONTEXT + 1];
+    atomic_store(&stay, 1);
+    atomic_store(inside, stay_inside);
+    for (int i = 0; i <= RG_POOL_PER_CONTEXT; i++) {
+        m[i] = allocate();
+        CHECK_EQUAL(pthread_create(&t[i], NULL, multiply_null, &m[i]), 0);
+        if (i < RG_POOL_PER_CONTEXT)
+            WAIT_FOR(atomic_load(&inside_now) == i + 1);
+        else
+            WAIT_FOR(me()->guard_null_handle == RG_POOL_PER_CONTEXT + 1);
+    }
+    usleep(2000); /* time to do wrong in */
+    CHECK_EQUAL(inside_now, RG_POOL_PER_CONTEXT);
+    atomic_store(&stay, 0);
+    for (int i = 0; i <= RG_POOL_PER_CONTEXT; i++) {
+        CHECK_EQUAL(pthread_join(t[i], NULL), 0);
+        CHECK(is_product(&m[i]));
+    }
+    CHECK_EQUAL(counts->created, RG_POOL_PER_CONTEXT);
     done();
 }
 
@@ -640,7 +690,7 @@ static void many_threads_at_once(void)
     CHECK_EQUAL(me()->guard_wrong_context, THREADS / 2 * ROUNDS);
     CHECK_EQUAL(me()->guard_create_failed, 0);
     int pooled = counts->created - counts->destroyed - 1;
-    CHECK(pooled >= 1 && pooled <= 2 * (RG_POOL_PER_CONTEXT + THREADS));
+    CHECK(pooled >= 2 && pooled <= 2 * RG_POOL_PER_CONTEXT);
     CHECK_EQUAL(me()->guard_handles, pooled + 1);
     done();
 }
@@ -904,6 +954,7 @@ int main(int argc, char **argv)
     RUN(nothing_is_repaired_during_capture);
     RUN(a_handle_in_use_elsewhere_is_stood_in_for);
     RUN(a_handle_in_use_is_only_counted_where_the_mode_says_so);
+    RUN(the_pool_is_bounded);
     RUN(many_threads_at_once);
     RUN(handles_are_made_one_at_a_time);
     RUN(idle_handles_of_the_pool_make_room);
