@@ -89,8 +89,6 @@ const clientSchema = fields({
 
 const configSchema = fields({
   policy: policySchema.default({ name: "priority" }),
-  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
-  guard: z.enum(["off", "warn", "repair"]).optional(),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
@@ -102,6 +100,8 @@ const configSchema = fields({
     /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
+  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
+  guard: z.enum(["off", "warn", "repair"]).optional(),
   clients: z.array(clientSchema).min(1).max(64),
 }).check((context) => {
   const seen = new Set<string>();
