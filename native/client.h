@@ -12,6 +12,7 @@
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
  *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.

@@ -86,14 +86,15 @@ static bool fill(void *library)
 {
     if (atomic_load_explicit(&found, memory_order_acquire))
         return true;
-    void *handle = library ? library : loaded_library();
+    void *handle = library ? library : loaded_library(), *functions[RG_BLAS_COUNT];
     if (!handle)
         return false;
     for (int i = 0; i < RG_BLAS_COUNT; i++) {
         /* Whoever is preloaded behind us has its turn, as the program's linking would have it. */
         void *next = rg_look_up(RTLD_NEXT, names[i]);
-        void *p = next ? next : rg_look_up(handle, names[i]);
-        atomic_store_explicit(&real[i], p == ours[i] ? NULL : p, memory_order_relaxed);
+        functions[i] = next ? next : rg_look_up(handle, names[i]);
+        if (functions[i] == ours[i])
+            functions[i] = NULL;
     }
     cublasStatus_t (*property)(int, int *);
     int major = 0;
@@ -101,8 +102,10 @@ static bool fill(void *library)
     if (property && property(CUBLAS_MAJOR_VERSION, &major) == CUBLAS_STATUS_SUCCESS)
         atomic_store_explicit(&major_version, major, memory_order_relaxed);
     dlerror(); /* what was not found is not the program's concern */
-    if (!atomic_load_explicit(&real[RG_BLAS_cublasCreate_v2], memory_order_relaxed))
-        return false;
+    if (!functions[RG_BLAS_cublasCreate_v2])
+        return false; /* something else that has a name of cuBLAS's */
+    for (int i = 0; i < RG_BLAS_COUNT; i++)
+        atomic_store_explicit(&real[i], functions[i], memory_order_relaxed);
     atomic_store_explicit(&found, true, memory_order_release);
     return true;
 }
@@ -840,17 +843,18 @@ static inline void leave(guarded *g)
         leave_slowly(g);
 }
 
-/* Setting something on a handle that another thread is using waits for that thread, a little: it is about to return. */
+/* Setting something on a handle that another thread is using waits for that thread, a little: it is about to return. NULL: not
+ * known, or not to be had. */
 static known_handle *hold(cublasHandle_t h)
 {
     known_handle *e = find(h);
     if (!e || atomic_load(&e->owner) == self())
         return NULL;
     for (uint64_t until = 0; !claim(e); nap()) {
+        if (!repairing() || (until && rg_now_ns() >= until))
+            return NULL;
         if (!until)
             until = rg_now_ns() + BUSY_WAIT_MS * 1000000ull;
-        else if (rg_now_ns() >= until)
-            return NULL;
     }
     return e;
 }
@@ -991,7 +995,8 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
         return missing();
     /* It may be the program's first use of CUDA, and so by several threads at once: cuBLAS would initialise the driver too. */
     if (!creating && atomic_load(&rg.mode) == RG_MODE_BARE && rg_interposing() && !atomic_load(&joined)) {
-        cuInit(0);
+        if (rg_real_ready() && RG_REAL(cuInit)(0) == CUDA_SUCCESS)
+            rg_client_attach();
         atomic_store(&joined, true);
     }
     if (!active() || creating || !out || atomic_load(&rg.captures))
