@@ -7,6 +7,7 @@
 import { type GuardReport, guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import type { Sharing } from "./mps.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -32,6 +33,8 @@ export interface ClientReport {
   /** Why not, if it did not attach. */
   attach_problem: string | null;
   device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** It was under MPS (or the simulated GPU's model of it), as far as is known, rather than in time slices. */
+  mps: boolean;
   /** Seconds over which it was counted. */
   counted_s: number;
   launches: number;
@@ -44,6 +47,8 @@ export interface ClientReport {
   iterations: number | null;
   iterations_per_s: number | null;
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** What the cuBLAS guard counted and repaired. */
   guard: GuardReport;
   /** Against the same client alone, in a comparison. */
@@ -64,6 +69,8 @@ export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
   policy: Policy & { inflight: number };
+  sharing: Sharing;
+  /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
   clients: ClientReport[];
@@ -88,6 +95,7 @@ export function measured(
   | "iterations"
   | "iterations_per_s"
   | "gate"
+  | "preemption"
   | "guard"
 > {
   const { counters } = usage;
@@ -117,6 +125,11 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+    },
+    preemption: {
+      state: usage.preemption,
+      suspensions: counters.suspensions,
+      suspended_ms: round(counters.suspended_ns / 1e6),
     },
     guard: {
       mode: guard.mode,
@@ -177,8 +190,7 @@ export function table(report: Report): string {
   const { device, policy } = report;
   const how =
     policy.name === "none" ? "none" : `${policy.name}, ${policy.inflight || "any number of"} launches in flight`;
-  const sharing = report.mps ? "MPS" : "time slices";
-  const head = `${device.name} | policy: ${how} | ${sharing} | ${report.duration_s.toFixed(1)} s`;
+  const head = `${device.name} | policy: ${how} | ${shared(report.sharing)} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
@@ -186,12 +198,20 @@ export function table(report: Report): string {
   if (guarded.length > 0) parts.push("", ...guarded);
   const notes = [
     ...report.notes,
+    ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
   ];
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
   return parts.join("\n");
+}
+
+/** How clients are on the GPU together, in a few words. */
+export function shared({ mode, daemon, pipe_directory }: Sharing): string {
+  if (mode === "time-slice") return "time slices";
+  if (daemon === null) return "MPS";
+  return daemon === "private" ? "MPS, own daemon" : `MPS, daemon of ${pipe_directory}`;
 }
 
 function clientTable(clients: readonly ClientReport[]): string[] {

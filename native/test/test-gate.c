@@ -47,6 +47,7 @@ static void become(const char *class)
     setenv("RIGEL_SIM_STATE", scratch("gate-sim"), 1);
     atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
     seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
+    seg->settings.preempt = 0;                                      /* the simulated GPU offers it; then nobody waits here */
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     CHECK(driver != NULL);
 #define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
@@ -123,6 +124,24 @@ static void waits_while_high_is_busy(void)
     CHECK(rg.slot->gate_wait_ns > 0);
     CHECK_EQUAL(rg.slot->starved, 0);
     CHECK_EQUAL(seg->devices[0].waiters, 0);
+    done();
+}
+
+/* Held back with nobody busy and the starvation bound long over, until the hold is taken back. */
+static void waits_while_held(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1;
+    launch(spin, NULL, 1000);
+    seg->settings.hold = 1;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    seg->settings.hold = 0;
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg.slot->starved, 0);
     done();
 }
 
@@ -656,6 +675,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(waits_while_high_is_busy);
+    RUN(waits_while_held);
     RUN(starvation_bound_lets_one_batch_out);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);
