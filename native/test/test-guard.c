@@ -650,15 +650,17 @@ static void the_pool_is_bounded(void)
     done();
 }
 
-/* 32 threads on a shared handle, on NULL, on their own, and across devices; all results right, no handle used by two. */
-enum { THREADS = 32, ROUNDS = 12 };
+/* 32 threads on a shared handle, on NULL, on their own, and across devices; all results right, no handle used by two.
+ * TEST_ROUNDS: how often, 12 unless told. */
+enum { THREADS = 32 };
+static int rounds = 12;
 static void *make_use_destroy(void *number)
 {
     int i = (int)(intptr_t)number, device = i % 2;
     CHECK_EQUAL(cuCtxSetCurrent(primary[device]), CUDA_SUCCESS);
     matrices m = allocate();
     CUstream s = stream();
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         cublasHandle_t own = handle();
         CHECK_EQUAL(cublasSetStream_v2(own, s), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
@@ -676,6 +678,9 @@ static void *make_use_destroy(void *number)
 
 static void many_threads_at_once(void)
 {
+    const char *text = getenv("TEST_ROUNDS");
+    if (text)
+        rounds = atoi(text);
     become("repair");
     second_device();
     given = handle();
@@ -685,9 +690,9 @@ static void many_threads_at_once(void)
     for (int i = 0; i < THREADS; i++)
         CHECK_EQUAL(pthread_join(t[i], NULL), 0);
     CHECK_EQUAL(counts->corrupted, 0);
-    CHECK_EQUAL(counts->calls, THREADS * ROUNDS * 4);
-    CHECK_EQUAL(me()->guard_null_handle, THREADS * ROUNDS);
-    CHECK_EQUAL(me()->guard_wrong_context, THREADS / 2 * ROUNDS);
+    CHECK_EQUAL(counts->calls, THREADS * rounds * 4);
+    CHECK_EQUAL(me()->guard_null_handle, THREADS * rounds);
+    CHECK_EQUAL(me()->guard_wrong_context, THREADS / 2 * rounds);
     CHECK_EQUAL(me()->guard_create_failed, 0);
     int pooled = counts->created - counts->destroyed - 1;
     CHECK(pooled >= 2 && pooled <= 2 * RG_POOL_PER_CONTEXT);
