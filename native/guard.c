@@ -23,7 +23,8 @@
  * Rules
  *   1. A known handle used rightly costs one look-up, one question for the current context, one compare-and-swap and one
  *      store, and is never replaced.
- *   2. While a stream is captured nothing is repaired: making a handle would end the capture.
+ *   2. While a stream is captured nothing is repaired (making a handle would end the capture), and the driver is asked for
+ *      nothing but the current context.
  *   3. In a process that is no client (any more: exit, fork) every call passes straight through, so no lock outlives a fork.
  *   4. Handles of the pool are never destroyed at exit. They are when a handle cannot be made for want of memory.
  *   5. Every wait ends by itself.
@@ -361,7 +362,7 @@ static int current_device(void)
 
 void rg_guard_selected(CUcontext context)
 {
-    if (!context || atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
+    if (!context || atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE || atomic_load(&rg.captures))
         return;
     selected_device = current_device();
     if (atomic_load_explicit(&last_device, memory_order_relaxed) != selected_device)
