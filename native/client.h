@@ -12,6 +12,7 @@
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
  *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
@@ -68,7 +69,11 @@ enum rg_hook {
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
-    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuDeviceGetCount, (int *)) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
 
 /* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
 #define RG_SIMULATOR_FUNCTIONS(X) \
@@ -103,6 +108,12 @@ bool rg_real_ready(void);
 
 /* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
 void *rg_replace(void *real);
+
+/* rg_interposing: whether this process may become a client at all. */
+bool rg_interposing(void);
+
+/* rg_look_up: what the real dlsym finds. */
+void *rg_look_up(void *handle, const char *name);
 
 /* ---- client.c: the process as a client ---- */
 

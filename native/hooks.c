@@ -4,7 +4,7 @@
  * Each calls the driver's own function exactly once, in the caller's thread, with the caller's arguments, and returns its
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
 
 static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
@@ -66,6 +66,8 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
+            rg_guard_driver_failed(#symbol, result_); \
         return result_; \
     }
 #define RG_SPECIAL(symbol, params, args)
@@ -117,6 +119,23 @@ RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
+
+/* Which device the program is on: the guard binds it on threads that have none. */
+CUresult cuCtxSetCurrent(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxSetCurrent, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxPushCurrent_v2, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
 
 static void forget_event(CUevent e)
 {

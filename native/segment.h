@@ -32,12 +32,13 @@ enum {
     RG_MAX_KERNELS = 2048,
 };
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
+enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
-/* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
+/* F(kind, name, count): kind is u32, u64 (atomic words), words (several of u64), char (bytes) or hist (histogram). */
 
 #define RG_HEADER_FIELDS(F) \
     F(u64, magic, 1)       /* [control] RG_SEGMENT_MAGIC, stored last by the creator */ \
@@ -141,7 +142,22 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
     F(u64, durations_seeded, 1) /* [client] kernels whose duration was known before this client had launched them */ \
-    F(u64, samples, 1)         /* [client] launches that it timed */
+    F(u64, samples, 1)         /* [client] launches that it timed */ \
+    F(u32, guard_mode, 1)      /* [client] 1: off, 2: warn, 3: repair (guard.c, as all that follows) */ \
+    F(u32, guard_major, 1)     /* [client] major version of the cuBLAS that it has; 0: none that made a handle */ \
+    F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
+    F(u64, guard_wrong_context, 1) /* [client] calls with a handle of another context than the current one */ \
+    F(u64, guard_no_context, 1) /* [client] calls on a thread without a current context */ \
+    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using at that moment */ \
+    F(u64, guard_foreign_stream, 1) /* [client] repairs whose handle was set to a stream of another context */ \
+    F(u64, guard_create_failed, 1) /* [client] handles that could not be made */ \
+    F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \
+    F(u64, guard_repaired, 1)  /* [client] calls that ran in another way than the program asked */ \
+    F(u64, guard_handles, 1)   /* [client] cuBLAS handles alive, the guard's own included */ \
+    F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
+    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
+                                  above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
+                                  among those of its thread; 32 bytes of name */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -166,6 +182,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
+#define RG_TYPE_words(name, n) _Atomic uint64_t name[n]
 #define RG_TYPE_char(name, n) char name[n]
 #define RG_TYPE_hist(name, n) rg_histogram name
 #define RG_MEMBER(kind, name, n) RG_TYPE_##kind(name, n);
@@ -208,12 +225,12 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49536, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3174592, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3240128, "segment layout");
-_Static_assert(sizeof(rg_segment) == 5386432, "segment layout");
+_Static_assert(sizeof(rg_client) == 50624, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
+_Static_assert(sizeof(rg_segment) == 5456064, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3289280, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -148,6 +148,8 @@ const configSchema = fields({
     /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
+  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
+  guard: z.enum(["off", "warn", "repair"]).optional(),
   clients: z.array(clientSchema).min(1).max(64),
 }).check((context) => {
   const seen = new Set<string>();

@@ -23,7 +23,7 @@ import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
 import { Segment } from "./segment.ts";
-import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
+import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
   /** Folder for the segment. */
@@ -442,7 +442,11 @@ function reportOf(
     device: { name, uuid, simulated },
     durations: { seeded, samples },
     mps: client.mps && !elsewhere.has(client.name),
-    ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(
+      usageOf(segment, client.name, whole ? undefined : before, after),
+      Math.max(0, counted_s),
+      guardOf(client.name, after),
+    ),
   };
 }
 
@@ -467,6 +471,8 @@ function clientEnvironment(
     RIGEL_CLASS: client.class,
     RIGEL_WEIGHT: String(client.weight),
     RIGEL_PROGRAM: client.program,
+    // One client's own setting comes before that of the launch, and that before what is in the environment.
+    ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" &&
       phase.policy !== "fair" && {

@@ -9,13 +9,14 @@
 import { rmSync } from "node:fs";
 import { getSystemErrorName } from "node:util";
 import { z } from "zod";
+import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
 import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
-  type: z.enum(["u32", "u64", "i32", "char", "hist"]),
+  type: z.enum(["u32", "u64", "words", "i32", "char", "hist"]),
   count: z.int().positive(),
 });
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
@@ -35,6 +36,8 @@ type Layout = z.infer<typeof layoutSchema>;
 
 const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
 const PREEMPTION = ["unknown", "on", "off"] as const;
+/** RG_GUARD_EVENT_WORDS in native/segment.h. */
+const GUARD_EVENT_WORDS = 8;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -56,6 +59,8 @@ export interface SlotUsage {
   first_launch_ns: number;
   /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
   ended_ns: number | undefined;
+  guard_mode: GuardMode;
+  guard_events: GuardEvent[];
 }
 
 /** How long a kernel takes, as a segment has it. */
@@ -216,7 +221,13 @@ export class Segment {
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
-    return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
+    return {
+      usage,
+      first_launch_ns,
+      ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined,
+      guard_mode: guardMode(this.#word(this.#layout.clients, "guard_mode", base)),
+      guard_events: guardEvents(this.#ring(base, "guard_ring"), GUARD_EVENT_WORDS),
+    };
   }
 
   /** What the clients know of their kernels' durations. */
@@ -292,6 +303,12 @@ export class Segment {
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
   remove(): void {
     rmSync(this.path, { force: true });
+  }
+
+  #ring(base: number, name: string): bigint[] {
+    const { offset, count } = this.#field(this.#layout.clients, name);
+    const first = (this.#layout.clients.offset + base + offset) >> 3;
+    return Array.from({ length: count }, (_, index) => Atomics.load(this.#longs, first + index));
   }
 
   #histogram(base: number, name: string): Histogram {
