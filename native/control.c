@@ -43,6 +43,9 @@ static void build_layout(void)
 #define RG_STRUCT rg_client
     RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_account
+    RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
+#undef RG_STRUCT
     RG_PUT("}");
 }
 

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 1, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
@@ -88,7 +88,21 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, reports, 1)         /* [client] rigel_report_request calls */ \
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
-    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */
+    F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
+    F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
+
+/* Device memory of one client: all processes of one name. What is in use is the sum of `memory_bytes` over its live slots. */
+#define RG_ACCOUNT_FIELDS(F) \
+    F(u64, key, 1)            /* [any] taken by compare-and-swap: hash of the name; 0: free. Never given back */ \
+    F(u64, slots, 1)          /* [any] bit per client slot whose process belongs to it */ \
+    F(u64, limit_bytes, 1)    /* [client] RIGEL_MEMORY; 0: no limit */ \
+    F(u64, lock, 1)           /* [any] owner word of the process that is comparing with the limit; 0: none */ \
+    F(u64, peak_bytes, 1)     /* [any] the most that was in use at once */ \
+    F(u64, denied, 1)         /* [any] allocations refused because of the limit */ \
+    F(u64, denied_bytes, 1)   /* [any] what the last of them asked for */ \
+    F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
+    F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -109,21 +123,26 @@ typedef struct {
     _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
 } rg_client;
 typedef struct {
+    _Alignas(64) RG_ACCOUNT_FIELDS(RG_MEMBER)
+} rg_account;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+    _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 1. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
 _Static_assert(sizeof(rg_device) == 192, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49408, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3165312, "segment layout");
+_Static_assert(sizeof(rg_client) == 49472, "segment layout");
+_Static_assert(sizeof(rg_account) == 128, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3177600, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -154,6 +173,9 @@ int rg_segment_reap(rg_segment *seg);
 
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);
+
+/* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
+int rg_owner_alive(uint64_t owner);
 
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);
