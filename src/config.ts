@@ -9,6 +9,7 @@
 import { dirname, resolve } from "node:path";
 import { z } from "zod";
 import { readJson } from "./json.ts";
+import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
 import { fields, parse } from "./schema.ts";
 
@@ -65,6 +66,8 @@ const clientSchema = fields({
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /** The most device memory that all processes of the client may have allocated at once. */
+  memory: memorySchema.optional(),
 }).check((context) => {
   const { command, replay } = context.value;
   if ((command === undefined) === (replay === undefined))

@@ -17,6 +17,7 @@ const deviceSchema = z.object({
   name: z.string(),
   uuid: z.string(),
   simulated: z.boolean(),
+  memory_bytes: z.int().nonnegative(),
 });
 
 /** One GPU. */

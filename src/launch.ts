@@ -13,12 +13,13 @@ import { deviceEnvironment, type Environment } from "./device.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
-import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
-import { Segment } from "./segment.ts";
+import { type ClientReport, type Mode, type Report, compared, measured, memoryReport } from "./report.ts";
+import { type MemoryUse, Segment } from "./segment.ts";
 import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -150,7 +151,10 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
-      notes: notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+      notes: [
+        ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+        ...notesOnMemory(counted),
+      ],
       clients: running.map((one) => reportOf(one, counted, segment)),
       failed: failures[0],
     };
@@ -197,6 +201,19 @@ function notesOf(running: readonly Running[], segment: Segment, took_s: number, 
   return notes;
 }
 
+/** Who was refused memory because of its limit. */
+function notesOnMemory({ memory }: Counted): string[] {
+  return [...memory].flatMap(([name, { limit_bytes, denied, last_denied }]) =>
+    denied > 0 && limit_bytes !== null
+      ? [
+          `${name}: ${denied} ${denied === 1 ? "allocation was" : "allocations were"} refused at its memory limit of ` +
+            `${sizeText(limit_bytes)}; the last one asked for ${sizeText(last_denied.bytes)} with ` +
+            `${sizeText(last_denied.used_bytes)} in use`,
+        ]
+      : [],
+  );
+}
+
 /** A client of a phase that is under way. */
 interface Running {
   client: PlannedClient;
@@ -219,6 +236,8 @@ interface Counted {
   /** What had been counted before `from_ms`; undefined counts from the start. */
   before: Snapshot | undefined;
   after: Snapshot;
+  /** At the end, by client name. */
+  memory: ReadonlyMap<string, MemoryUse>;
 }
 
 /** Waits for the clients to begin, then for the end of the launch. Returns with the clients still running. */
@@ -274,13 +293,14 @@ async function count(
   // Who was killed has not said that it ended.
   segment.reap();
   const after = snapshotOf(segment);
+  const memory = segment.memory();
   observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
     const problem = problemOf(one, segment);
     if (problem !== undefined) one.problem = problem;
   }
-  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after };
+  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory };
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
@@ -366,6 +386,7 @@ function reportOf(
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
     ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
   };
 }
 
@@ -386,6 +407,7 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
+    RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" && {
       CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),

@@ -10,6 +10,7 @@ import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
 import { RigelError } from "./errors.ts";
+import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Native, checkPreloadable } from "./native.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
@@ -22,6 +23,8 @@ export interface PlannedClient {
   /** What the configuration adds to the environment. */
   env: Record<string, string>;
   device: Device;
+  /** The most device memory it may have; undefined: no limit. */
+  memory_bytes: number | undefined;
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
@@ -57,17 +60,20 @@ export async function plan(config: Config, native: Native, simulationState: stri
   const clients: PlannedClient[] = [];
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
+    const itsDevice = own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`);
     clients.push({
       name: client.name,
       class: client.class,
       argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
       cwd: client.cwd ?? process.cwd(),
       env: client.env ?? {},
-      device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
+      device: itsDevice,
+      memory_bytes: client.memory === undefined ? undefined : limit_bytes(client.memory, itsDevice.memory_bytes),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
     });
   }
+  notes.push(...notesOnLimits(clients));
   return {
     config,
     device,

@@ -6,6 +6,8 @@
 
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import { sizeText } from "./memory.ts";
+import type { MemoryUse } from "./segment.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -43,6 +45,8 @@ export interface ClientReport {
   iterations: number | null;
   iterations_per_s: number | null;
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
+  memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -116,6 +120,17 @@ export function measured(
   };
 }
 
+/** The part about device memory; `limit_bytes` is what was configured, for a client that has not attached. */
+export function memoryReport(use: MemoryUse | undefined, limit_bytes: number | undefined): ClientReport["memory"] {
+  if (!use) return { limit_bytes: limit_bytes ?? null, used_bytes: 0, peak_bytes: 0, denied: 0 };
+  return {
+    limit_bytes: use.limit_bytes,
+    used_bytes: use.used_bytes,
+    peak_bytes: use.peak_bytes,
+    denied: use.denied,
+  };
+}
+
 /** Adds to each client of the later phases how it did against itself alone. */
 export function compared(phases: readonly { mode: Mode; clients: ClientReport[] }[]): Report["compare"] {
   const alone = new Map(
@@ -164,6 +179,7 @@ export function table(report: Report): string {
   const head = `${device.name} | policy: ${how} | ${sharing} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
+  if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
   const notes = [
     ...report.notes,
@@ -208,6 +224,17 @@ function clientTable(clients: readonly ClientReport[]): string[] {
     rows,
     4,
   );
+}
+
+function memoryTable(clients: readonly ClientReport[]): string[] {
+  const rows = clients.map(({ name, memory }) => [
+    name,
+    memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes),
+    sizeText(memory.used_bytes),
+    sizeText(memory.peak_bytes),
+    String(memory.denied),
+  ]);
+  return aligned(["device memory", "limit", "in use", "peak", "refused"], rows, 1);
 }
 
 function compareTable(compare: Report["compare"]): string[] {

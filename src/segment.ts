@@ -21,13 +21,14 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(1),
+  version: z.literal(2),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
   settings: recordSchema,
   devices: tableSchema,
   clients: tableSchema,
+  accounts: tableSchema,
 });
 
 type Layout = z.infer<typeof layoutSchema>;
@@ -54,6 +55,18 @@ export interface SlotUsage {
   first_launch_ns: number;
   /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
   ended_ns: number | undefined;
+}
+
+/** Device memory of one client, all its processes together. */
+export interface MemoryUse {
+  /** null: none. */
+  limit_bytes: number | null;
+  used_bytes: number;
+  peak_bytes: number;
+  /** Allocations that were refused because of the limit. */
+  denied: number;
+  /** Of the last of them: what it asked for, and what was in use. */
+  last_denied: { bytes: number; used_bytes: number };
 }
 
 /** What can be set. Left out: what the library has as default. */
@@ -154,7 +167,7 @@ export class Segment {
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
       taken.push({
         index,
-        name: this.#text(base, "name"),
+        name: this.#text(this.#layout.clients, base, "name"),
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
@@ -174,6 +187,30 @@ export class Segment {
       report_ns: this.#histogram(base, "report_ns"),
     };
     return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
+  }
+
+  /** Device memory by client name. */
+  memory(): Map<string, MemoryUse> {
+    const { clients, accounts } = this.#layout;
+    const found = new Map<string, MemoryUse>();
+    for (let index = 0; index < accounts.count; index++) {
+      const base = index * accounts.stride;
+      const word = (name: string): number => Number(this.#long64(accounts, name, base));
+      if (word("key") === 0) continue;
+      const slots = this.#long64(accounts, "slots", base);
+      let used_bytes = 0;
+      for (let slot = 0; slot < clients.count; slot++)
+        if ((slots >> BigInt(slot)) & 1n && this.#word(clients, "state", slot * clients.stride) === CLIENT_LIVE)
+          used_bytes += this.#long(slot * clients.stride, "memory_bytes");
+      found.set(this.#text(accounts, base, "name"), {
+        limit_bytes: word("limit_bytes") || null,
+        used_bytes,
+        peak_bytes: word("peak_bytes"),
+        denied: word("denied"),
+        last_denied: { bytes: word("denied_bytes"), used_bytes: word("denied_at_bytes") },
+      });
+    }
+    return found;
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
@@ -204,13 +241,16 @@ export class Segment {
   }
 
   #long(base: number, name: string): number {
-    const { clients } = this.#layout;
-    return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
+    return Number(this.#long64(this.#layout.clients, name, base));
   }
 
-  #text(base: number, name: string): string {
-    const { offset, count } = this.#field(this.#layout.clients, name);
-    const start = this.#layout.clients.offset + base + offset;
+  #long64(record: Layout["header"], name: string, base: number): bigint {
+    return Atomics.load(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3);
+  }
+
+  #text(record: Layout["header"], base: number, name: string): string {
+    const { offset, count } = this.#field(record, name);
+    const start = record.offset + base + offset;
     const bytes = this.#bytes.slice(start, start + count);
     const end = bytes.indexOf(0);
     return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
