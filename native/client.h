@@ -55,6 +55,9 @@ enum rg_hook {
     X(cuCtxGetDevice, (CUdevice *)) \
     X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
     X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr)) \
+    X(cuDeviceGetMemPool, (CUmemoryPool *, CUdevice)) \
+    X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *)) \
+    X(cuMemPoolTrimTo, (CUmemoryPool, size_t)) \
     X(cuStreamIsCapturing, (CUstream, int *)) \
     X(cuCtxGetStreamPriorityRange, (int *, int *)) \
     X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \

@@ -11,10 +11,12 @@
  *                 arrays: texels times their size, of all layers and levels; the driver does not tell what it adds
  *   not counted   what a context takes for itself (about 500 MiB on real GPUs), code, stacks and heaps of kernels; host memory;
  *                 another process's memory (cuIpcOpenMemHandle, imported handles: its maker is charged); the memory of
- *                 graphs' own allocation nodes; what a pool keeps after a free (see below)
+ *                 graphs' own allocation nodes; what a pool keeps after a free
  *
- * A pool keeps what was freed up to its release threshold, 0 unless the program has raised it. That memory is charged to nobody:
- * the program can allocate from it again, but cannot be told that it still holds it.
+ * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would refuse
+ * a program memory that it could have from its own pool. Not looking at it would let a program hold twice its limit: once
+ * in the pool and once outside. So before memory outside of pools is taken under a limit, the process's pools give back what they
+ * keep, if all together would exceed the limit (trim_pools). What the pools of a client's other processes keep is not seen.
  *
  * The table is split by hash; each part has a mutex that is never held while the driver is called, or at a fork or exit: a
  * forked child and an exiting process pass straight through. An entry leaves the table before the driver frees what it stands
@@ -30,7 +32,7 @@ typedef struct {
     _Atomic uint32_t references;
 } physical;
 
-enum kind { POINTER, ARRAY, MIPMAPPED, HANDLE, MAPPING };
+enum kind { POINTER, ARRAY, MIPMAPPED, HANDLE, MAPPING, POOLED };
 
 typedef struct entry {
     struct entry *next;
@@ -220,6 +222,83 @@ static CUcontext context_of(CUstream stream)
     return c;
 }
 
+/* ---- Pools that this client has allocated from, where it has a limit. */
+
+enum { POOLS = 16 };
+static CUmemoryPool pools[POOLS];
+static _Atomic uint32_t pool_count; /* at most so many entries are taken; those of destroyed pools are NULL */
+/* Readers use the pools. A pool leaves the table before it is destroyed, and nothing is held then. */
+static pthread_rwlock_t pools_lock = PTHREAD_RWLOCK_INITIALIZER;
+
+static bool may_look_at_pools(void)
+{
+    return is_client() && atomic_load(&rg.account->limit_bytes) && rg_real.cuMemPoolGetAttribute && rg_real.cuMemPoolTrimTo &&
+           !atomic_load_explicit(&rg.captures, memory_order_relaxed);
+}
+
+/* `pool` NULL: the current one of the current device. Pools that do not fit are simply not known. */
+static void note_pool(CUmemoryPool pool)
+{
+    CUdevice device;
+    if (!may_look_at_pools() ||
+        (!pool && (!rg_real.cuDeviceGetMemPool || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+                   rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)))
+        return;
+    bool known = false;
+    pthread_rwlock_rdlock(&pools_lock);
+    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+        known |= pools[i] == pool;
+    pthread_rwlock_unlock(&pools_lock);
+    if (known)
+        return;
+    pthread_rwlock_wrlock(&pools_lock);
+    uint32_t at = 0, n = atomic_load(&pool_count);
+    while (at < n && pools[at] && pools[at] != pool)
+        at++;
+    if (at < POOLS) {
+        pools[at] = pool;
+        if (at == n)
+            atomic_store(&pool_count, n + 1);
+    }
+    pthread_rwlock_unlock(&pools_lock);
+}
+
+/* Before `bytes` are taken outside of pools. */
+static void trim_pools(uint64_t bytes)
+{
+    uint64_t kept = 0, reserved, in_use, limit;
+    if (!atomic_load_explicit(&pool_count, memory_order_relaxed) || !may_look_at_pools())
+        return;
+    pthread_rwlock_rdlock(&pools_lock);
+    uint32_t n = atomic_load(&pool_count);
+    for (uint32_t i = 0; i < n; i++)
+        if (pools[i] &&
+            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
+            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS)
+            kept += reserved - in_use;
+    limit = atomic_load(&rg.account->limit_bytes);
+    uint64_t all = rg_account_used(rg.segment, rg.account) + kept;
+    if (kept && bytes <= limit && all > limit - bytes)
+        for (uint32_t i = 0; i < n; i++)
+            if (pools[i])
+                rg_real.cuMemPoolTrimTo(pools[i], 0);
+    pthread_rwlock_unlock(&pools_lock);
+}
+
+CUresult cuMemPoolDestroy(CUmemoryPool pool)
+{
+    if (is_client() && atomic_load(&pool_count)) {
+        pthread_rwlock_wrlock(&pools_lock);
+        for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+            if (pools[i] == pool)
+                pools[i] = NULL;
+        pthread_rwlock_unlock(&pools_lock);
+    }
+    return RG_CALL(cuMemPoolDestroy, (pool));
+}
+
+/* ---- Allocations. */
+
 /*
  * begin: before the driver is asked for `bytes`. False: the limit does not allow it, and the driver is not to be asked.
  * `*out` is for end; NULL where nothing is counted, in a process that is no client or has no host memory for an entry.
@@ -229,6 +308,8 @@ static bool begin(entry **out, enum kind kind, uint64_t bytes, CUstream stream)
     *out = NULL;
     if (!is_client())
         return true;
+    if (kind != POOLED)
+        trim_pools(bytes);
     bool limited = atomic_load(&rg.account->limit_bytes) != 0;
     if (limited && !rg_account_charge(rg.segment, rg.account, rg.slot_index, bytes))
         return false;
@@ -238,7 +319,7 @@ static bool begin(entry **out, enum kind kind, uint64_t bytes, CUstream stream)
             give_back(bytes);
         return true;
     }
-    e->kind = kind;
+    e->kind = kind == POOLED ? POINTER : kind; /* either is freed by either call */
     e->bytes = limited ? bytes : 0;
     e->serial = atomic_fetch_add(&serial, 1) + 1;
     e->context = kind == HANDLE ? NULL : context_of(stream);
@@ -377,23 +458,25 @@ static bool captured(CUstream stream)
            rg_real.cuStreamIsCapturing(stream, &status) == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-#define RG_ALLOC_ASYNC(symbol, params, args, stream) \
+#define RG_ALLOC_ASYNC(symbol, params, args, pool, stream) \
     CUresult symbol params \
     { \
         entry *e; \
         if (captured(stream)) \
             return RG_CALL(symbol, args); \
-        if (!begin(&e, POINTER, n, stream)) \
+        if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \
         CUresult r = RG_CALL(symbol, args); \
+        if (r == CUDA_SUCCESS) \
+            note_pool(pool); \
         end(e, r, r == CUDA_SUCCESS ? *p : 0, n); \
         return r; \
     }
 #define RG_POOL_PARAMS (CUdeviceptr * p, size_t n, CUmemoryPool pool, CUstream s)
-RG_ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * p, size_t n, CUstream s), (p, n, s), s)
-RG_ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * p, size_t n, CUstream s), (p, n, s), RG_PTDS(s))
-RG_ALLOC_ASYNC(cuMemAllocFromPoolAsync, RG_POOL_PARAMS, (p, n, pool, s), s)
-RG_ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, RG_POOL_PARAMS, (p, n, pool, s), RG_PTDS(s))
+RG_ALLOC_ASYNC(cuMemAllocAsync, (CUdeviceptr * p, size_t n, CUstream s), (p, n, s), NULL, s)
+RG_ALLOC_ASYNC(cuMemAllocAsync_ptsz, (CUdeviceptr * p, size_t n, CUstream s), (p, n, s), NULL, RG_PTDS(s))
+RG_ALLOC_ASYNC(cuMemAllocFromPoolAsync, RG_POOL_PARAMS, (p, n, pool, s), pool, s)
+RG_ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, RG_POOL_PARAMS, (p, n, pool, s), pool, RG_PTDS(s))
 
 #define RG_FREE_ASYNC(symbol, stream) \
     CUresult symbol(CUdeviceptr p, CUstream s) \

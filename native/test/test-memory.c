@@ -450,6 +450,49 @@ static void a_limit_that_is_no_number_is_none(void)
     done();
 }
 
+/* What a pool keeps after a free is not charged, and goes back before it and the rest exceed the limit. */
+static void pools_give_back_what_they_keep(void)
+{
+    prepare();
+    become("keeper", "104857600");
+    CUmemoryPool pools[2];
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    uint64_t keep = UINT64_MAX;
+    CUdeviceptr p, q;
+    OK(cu.cuDeviceGetDefaultMemPool(&pools[0], 0));
+    OK(cu.cuMemPoolCreate(&pools[1], &props));
+    for (int i = 0; i < 2; i++)
+        OK(cu.cuMemPoolSetAttribute(pools[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, 50 * MiB, NULL));
+    OK(cuMemAllocFromPoolAsync(&q, 30 * MiB, pools[1], NULL));
+    CHECK_EQUAL(cuMemAllocAsync(&p, 21 * MiB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cuMemFreeAsync(p, NULL));
+    OK(cuMemFreeAsync(q, NULL));
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(taken(), 80 * MiB);
+    OK(cuMemAlloc_v2(&p, 20 * MiB)); /* beside the 80 that are kept, it just fits */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAllocAsync(&q, 50 * MiB, NULL)); /* from what is kept */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemFreeAsync(q, NULL));
+    CHECK_EQUAL(cuMemAlloc_v2(&q, 101 * MiB), CUDA_ERROR_OUT_OF_MEMORY); /* never fits: nothing is given back for it */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAlloc_v2(&q, 1));
+    CHECK_EQUAL(taken(), 20 * MiB + 512);
+    CHECK_EQUAL(used(), 20 * MiB + 1);
+    OK(cuMemFree_v2(q));
+    OK(cuMemFree_v2(p));
+    /* A pool that was destroyed is not asked any more. */
+    OK(cuMemAllocFromPoolAsync(&q, 30 * MiB, pools[1], NULL));
+    OK(cuMemFreeAsync(q, NULL));
+    OK(cuMemPoolDestroy(pools[1]));
+    OK(cuMemAlloc_v2(&p, 100 * MiB));
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+    done();
+}
+
 /* ---- Threads. */
 
 enum { THREADS = 8, OPERATIONS = 1250, HELD = 24 };
@@ -880,6 +923,7 @@ int main(int argc, char **argv)
     RUN(the_drivers_errors_are_its_own);
     RUN(programs_are_told_the_limit);
     RUN(a_limit_that_is_no_number_is_none);
+    RUN(pools_give_back_what_they_keep);
     RUN(ten_thousand_operations_of_8_threads);
     RUN(the_same_at_a_limit);
     RUN(killed_processes_return_to_zero);
