@@ -13,6 +13,8 @@
  *                 another process's memory (cuIpcOpenMemHandle, imported handles: its maker is charged); the memory of
  *                 graphs' own allocation nodes; what a pool keeps after a free
  *
+ * nvidia-smi and NVML are not hooked: they show the device itself.
+ *
  * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would refuse
  * a program memory that it could have from its own pool. Not looking at it would let a program hold twice its limit: once
  * in the pool and once outside. So before memory outside of pools is taken under a limit, the process's pools give back what they

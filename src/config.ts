@@ -66,7 +66,7 @@ const clientSchema = fields({
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
-  /** The most device memory that all processes of the client may have allocated at once. */
+  /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
   memory: memorySchema.optional(),
 }).check((context) => {
   const { command, replay } = context.value;

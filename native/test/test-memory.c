@@ -9,6 +9,7 @@
 #include "testing.h"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 
 static const char *segment_path, *sim_path;
 static rg_segment *seg;
@@ -223,7 +224,11 @@ static void physical_memory_is_counted_until_nothing_holds_it(void)
     OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)at));
     CHECK(cuMemUnmap(at, MiB) != CUDA_SUCCESS); /* fails, and changes nothing */
     CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)at)); /* the same handle twice */
+    CHECK_EQUAL(h, again);
     OK(cuMemUnmap(at, 6 * MiB)); /* both */
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRelease(h));
     CHECK_EQUAL(used(), 4 * MiB);
     OK(cuMemRelease(again));
     CHECK_EQUAL(used(), 0);
@@ -625,6 +630,7 @@ static pid_t other(void (*body)(void))
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* some never end by themselves */
         body();
         exit(0);
     }
@@ -732,12 +738,29 @@ static void killed_between_charging_and_allocating(void)
     CHECK_EQUAL(used_by(0), 1000);
     ends_killed(pid);
     CHECK_EQUAL(used_by(0), 1000); /* nobody has looked yet */
-    /* Whoever needs the room looks. */
+    /* Who comes next looks. */
     become("hung", "1000");
     CUdeviceptr p;
     OK(cuMemAlloc_v2(&p, 1000));
     CHECK_EQUAL(used(), 1000);
     CHECK_EQUAL(rg.account->denied, 0);
+    done();
+}
+
+/* A process that was there before looks when it needs the room. */
+static void killed_beside_another_process(void)
+{
+    prepare();
+    meet();
+    pid_t pid = other(charge_and_hang);
+    WAIT_FOR(atomic_load(&shared->ready));
+    become("hung", "1000");
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    ends_killed(pid);
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 1000);
+    CHECK_EQUAL(rg.account->denied, 1);
     done();
 }
 
@@ -928,6 +951,7 @@ int main(int argc, char **argv)
     RUN(the_same_at_a_limit);
     RUN(killed_processes_return_to_zero);
     RUN(killed_between_charging_and_allocating);
+    RUN(killed_beside_another_process);
     RUN(a_lock_whose_owner_died_is_taken);
     RUN(processes_of_a_client_share_its_limit);
     RUN(what_one_process_holds_the_other_cannot);
