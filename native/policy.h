@@ -29,6 +29,7 @@ typedef struct {
     uint32_t policy;         /* enum rg_policy */
     bool best_effort;        /* the launching client is of class best-effort */
     bool high_busy;          /* some other client of class high has work on the device */
+    bool preemptible;        /* the GPU itself is taken from this client then: its launches need not wait */
     uint32_t inflight;       /* launches of this client not known to be finished, in RG_POLICY_LAUNCH-ths */
     uint32_t inflight_limit; /* likewise; 0: no limit */
     uint32_t corun_limit;    /* the same while a high client is busy; 0: none may start then */
@@ -45,7 +46,7 @@ typedef struct {
  */
 static inline enum rg_verdict rg_policy_decide(const rg_policy_view *v)
 {
-    if (v->policy == RG_POLICY_NONE || !v->best_effort)
+    if (v->policy == RG_POLICY_NONE || !v->best_effort || v->preemptible)
         return RG_PASS;
     bool starved = v->waited_ns >= v->starvation_ns;
     if (v->inflight_limit && v->inflight >= v->inflight_limit)

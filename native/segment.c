@@ -107,6 +107,10 @@ int rg_segment_create(const char *path)
         seg->settings.spin_us = 20;
         seg->settings.quiet_us = 250;
         seg->settings.bulk_bytes = 65536;
+        seg->settings.preempt = 1;
+        seg->settings.suspend = 1;
+        seg->settings.slice_us = 50;
+        seg->settings.high_slice_us = 10000;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -245,12 +249,22 @@ void rg_device_wake(rg_device *dev)
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+void rg_device_busy(rg_device *dev)
+{
+    /* The order pairs with preempt_main: it says that it waits, then looks whether anybody is busy. */
+    if (!atomic_load(&dev->busy_waiters))
+        return;
+    atomic_fetch_add(&dev->busy_wake, 1);
+    syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 void rg_segment_clear_busy(rg_segment *seg, int slot)
 {
     uint64_t bit = 1ull << slot;
     for (int i = 0; i < RG_MAX_DEVICES; i++) {
         rg_device *d = &seg->devices[i];
         if (atomic_load(&d->high_busy) & bit) {
+            atomic_fetch_and(&d->high_launching, ~bit);
             atomic_fetch_and(&d->high_busy, ~bit);
             rg_device_wake(d);
         }

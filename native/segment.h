@@ -25,6 +25,7 @@
 enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
+enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
 /* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
@@ -49,7 +50,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
     F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
     F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
-    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */
+    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
+    F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
+    F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
+    F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
+    F(u32, high_slice_us, 1) /* [control] likewise of a high client */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -58,7 +63,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
     F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
-    F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */
+    F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
+    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client becomes busy and somebody waits for that */ \
+    F(u32, busy_waiters, 1) /* [any] threads asleep on `busy_wake`, as `waiters` */ \
+    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -89,6 +97,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
     F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u32, preemption, 1)      /* [client] enum rg_preemption */ \
+    F(u32, slice_us, 1)        /* [client] time slice of its channels as set by Rigel; 0: never set */ \
+    F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU for a high client */ \
+    F(u64, suspended_ns, 1)    /* [client] */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
 
@@ -177,11 +189,14 @@ int rg_client_alive(const rg_client *client);
 /* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
 int rg_owner_alive(uint64_t owner);
 
-/* rg_segment_clear_busy: takes client `slot` out of every device's high_busy and wakes whoever waits. */
+/* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);
 
 /* rg_device_wake: wakes every thread that sleeps on the device's gate; a system call only if there is one. */
 void rg_device_wake(rg_device *dev);
+
+/* rg_device_busy: tells those who keep off the device for a high client that one is busy; a system call only if there is one. */
+void rg_device_busy(rg_device *dev);
 
 /* rg_now_ns: CLOCK_MONOTONIC in nanoseconds (no system call: vDSO). */
 uint64_t rg_now_ns(void);

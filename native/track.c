@@ -249,7 +249,10 @@ void rg_busy_begin(uint32_t device)
     if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
         atomic_store(&rg.busy_since[device], rg_now_ns());
         atomic_fetch_or(&rg.segment->devices[device].high_busy, 1ull << rg.slot_index);
+        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
+        atomic_store(&rg.draining[device], 0);
         atomic_store(&rg.busy[device], 1);
+        rg_device_busy(&rg.segment->devices[device]);
     }
     pthread_mutex_unlock(&busy_lock);
 }
@@ -263,6 +266,46 @@ static bool all_clean(uint32_t device)
     return true;
 }
 
+static bool all_covered(uint32_t device)
+{
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load(&rg.tracks[i].state) == RG_DIRTY && atomic_load(&rg.tracks[i].device) == device)
+            return false;
+    return true;
+}
+
+void rg_drain(void)
+{
+    for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
+        if (!atomic_load(&rg.busy[device]) || atomic_load(&rg.draining[device]))
+            continue;
+        pthread_mutex_lock(&busy_lock);
+        if (atomic_load(&rg.busy[device])) {
+            /* Pairs with rg_mark: `draining` first, then the tracks. */
+            atomic_store(&rg.draining[device], 1);
+            if (all_covered(device)) {
+                atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
+                rg_device_wake(&rg.segment->devices[device]);
+            } else {
+                atomic_store(&rg.draining[device], 0);
+            }
+        }
+        pthread_mutex_unlock(&busy_lock);
+    }
+}
+
+void rg_drain_end(uint32_t device)
+{
+    pthread_mutex_lock(&busy_lock);
+    if (atomic_load(&rg.draining[device]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
+        atomic_store(&rg.draining[device], 0);
+        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
+        rg_device_busy(&rg.segment->devices[device]);
+    }
+    pthread_mutex_unlock(&busy_lock);
+}
+
 void rg_idle_check(uint32_t device)
 {
     if (!atomic_load(&rg.busy[device]) || !all_clean(device))
@@ -274,6 +317,8 @@ void rg_idle_check(uint32_t device)
         if (all_clean(device)) {
             rg_hist_add(&rg.slot->request_ns, rg_now_ns() - atomic_load(&rg.busy_since[device]));
             atomic_fetch_add(&rg.slot->requests, 1);
+            atomic_store(&rg.draining[device], 0);
+            atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
             atomic_fetch_and(&rg.segment->devices[device].high_busy, ~(1ull << rg.slot_index));
             rg_device_wake(&rg.segment->devices[device]);
         } else {
@@ -287,8 +332,11 @@ void rg_busy_assert(void)
 {
     pthread_mutex_lock(&busy_lock);
     for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) == RG_MODE_HIGH)
+        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
             atomic_fetch_or(&rg.segment->devices[i].high_busy, 1ull << rg.slot_index);
+            if (!atomic_load(&rg.draining[i]))
+                atomic_fetch_or(&rg.segment->devices[i].high_launching, 1ull << rg.slot_index);
+        }
     pthread_mutex_unlock(&busy_lock);
 }
 

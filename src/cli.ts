@@ -15,7 +15,7 @@ import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
-import { table } from "./report.ts";
+import { shared, table } from "./report.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -25,6 +25,7 @@ interface LaunchFlags {
   inflight?: number;
   policy?: Config["policy"]["name"];
   device?: Config["device"];
+  sharing?: Config["sharing"];
   mps?: "on" | "off";
   segment?: string;
   startTimeout: number;
@@ -61,6 +62,9 @@ function commandLine(): Command {
     .addOption(new Option("--policy <name>", "who may launch when").choices(["none", "priority"]))
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(
+      new Option("--sharing <mode>", "how the clients are on the GPU together").choices(["auto", "time-slice", "mps"]),
+    )
+    .addOption(
       new Option("--mps <switch>", "processes share the simulated device side by side, not in time slices").choices([
         "on",
         "off",
@@ -89,7 +93,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   );
   const planned = await plan(config, native, simulationState);
   if (flags.mps !== undefined && !planned.device.simulated)
-    planned.notes.push("--mps has no effect on a real GPU; start or stop nvidia-cuda-mps-control instead");
+    planned.notes.push("--mps has no effect on a real GPU; use --sharing");
   if (flags.dryRun) {
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
@@ -110,6 +114,7 @@ function overridden(config: Config, flags: LaunchFlags): Config {
     ...(flags.compare !== undefined && { compare: flags.compare }),
     ...(flags.duration !== undefined && { duration_s: flags.duration }),
     ...(flags.device !== undefined && { device: flags.device }),
+    ...(flags.sharing !== undefined && { sharing: flags.sharing }),
     policy: {
       ...config.policy,
       ...(flags.policy !== undefined && { name: flags.policy }),
@@ -119,13 +124,14 @@ function overridden(config: Config, flags: LaunchFlags): Config {
   };
 }
 
-function planDocument({ config, device, mps, phases, notes, clients }: Plan): object {
+function planDocument({ config, device, sharing, phases, notes, clients }: Plan): object {
   return {
     schema: 1,
     dry_run: true,
     device,
     policy: config.policy,
-    mps,
+    sharing,
+    mps: sharing.mode === "mps",
     duration_s: config.duration_s ?? null,
     clients,
     phases: phases.map(({ mode, policy, clients: together }) => ({
@@ -137,9 +143,10 @@ function planDocument({ config, device, mps, phases, notes, clients }: Plan): ob
   };
 }
 
-function planText({ config, device, phases, notes, clients }: Plan): string {
+function planText({ config, device, sharing, phases, notes, clients }: Plan): string {
   const lines = [
     `device   ${device.name} ${device.uuid}`,
+    `sharing  ${shared(sharing)}`,
     `ends     ${config.duration_s === undefined ? "with the clients" : `after ${config.duration_s} s`}`,
     ...clients.flatMap(({ name, class: kind, argv, cwd, env, memory_bytes }) => [
       `client   ${name} (${kind})`,

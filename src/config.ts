@@ -37,6 +37,13 @@ const policySchema = fields({
   starvation_us: z.int().min(1).max(600_000_000).optional(),
   /** A client whose heartbeat is older than this no longer holds others back. */
   stale_ms: z.int().min(500).max(600_000).optional(),
+  /** Take best-effort clients off the GPU by their channels where the driver allows it; false: hold their launches only. */
+  preempt: z.boolean().default(true),
+  /** Keep them off it for as long as a high client is busy; false: short time slices only. */
+  suspend: z.boolean().optional(),
+  /** Time slice of a best-effort client's channels, and of a high client's. */
+  slice_us: z.int().min(1).max(1_000_000).optional(),
+  high_slice_us: z.int().min(1).max(1_000_000).optional(),
 });
 
 const replaySchema = fields({
@@ -68,8 +75,19 @@ const clientSchema = fields({
   device: deviceSchema.optional(),
   /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
   memory: memorySchema.optional(),
+  /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
+  isolation: z.enum(["shared", "process"]).default("shared"),
+  /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
+  sm_percent: z.int().min(1).max(100).optional(),
 }).check((context) => {
-  const { command, replay } = context.value;
+  const { command, replay, isolation, sm_percent } = context.value;
+  if (sm_percent !== undefined && isolation === "process")
+    context.issues.push({
+      code: "custom",
+      input: sm_percent,
+      path: ["sm_percent"],
+      message: 'expected no share, as isolation is "process": only MPS can limit one',
+    });
   if ((command === undefined) === (replay === undefined))
     context.issues.push({
       code: "custom",
@@ -91,16 +109,18 @@ const clientSchema = fields({
 });
 
 const configSchema = fields({
-  policy: policySchema.default({ name: "priority" }),
+  policy: policySchema.default({ name: "priority", preempt: true }),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),
+  /** How the clients are on a GPU together: mps.ts says what each of these means. */
+  sharing: z.enum(["auto", "time-slice", "mps"]).default("auto"),
   simulated: fields({
     preset: z.enum(["h200", "a100", "l4"]).default("h200"),
-    /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
+    /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
   clients: z.array(clientSchema).min(1).max(64),

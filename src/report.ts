@@ -8,6 +8,7 @@ import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
+import type { Sharing } from "./mps.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -33,6 +34,8 @@ export interface ClientReport {
   /** Why not, if it did not attach. */
   attach_problem: string | null;
   device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** It was under MPS (or the simulated GPU's model of it), as far as is known, rather than in time slices. */
+  mps: boolean;
   /** Seconds over which it was counted. */
   counted_s: number;
   launches: number;
@@ -47,6 +50,8 @@ export interface ClientReport {
   gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
   /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
+  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -65,6 +70,8 @@ export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
   policy: Policy & { inflight: number };
+  sharing: Sharing;
+  /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
   clients: ClientReport[];
@@ -88,6 +95,7 @@ export function measured(
   | "iterations"
   | "iterations_per_s"
   | "gate"
+  | "preemption"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -116,6 +124,11 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+    },
+    preemption: {
+      state: usage.preemption,
+      suspensions: counters.suspensions,
+      suspended_ms: round(counters.suspended_ns / 1e6),
     },
   };
 }
@@ -175,20 +188,27 @@ export function table(report: Report): string {
   const { device, policy } = report;
   const how =
     policy.name === "none" ? "none" : `${policy.name}, ${policy.inflight || "any number of"} launches in flight`;
-  const sharing = report.mps ? "MPS" : "time slices";
-  const head = `${device.name} | policy: ${how} | ${sharing} | ${report.duration_s.toFixed(1)} s`;
+  const head = `${device.name} | policy: ${how} | ${shared(report.sharing)} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
   const notes = [
     ...report.notes,
+    ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
   ];
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
   return parts.join("\n");
+}
+
+/** How clients are on the GPU together, in a few words. */
+export function shared({ mode, daemon, pipe_directory }: Sharing): string {
+  if (mode === "time-slice") return "time slices";
+  if (daemon === null) return "MPS";
+  return daemon === "private" ? "MPS, own daemon" : `MPS, daemon of ${pipe_directory}`;
 }
 
 function clientTable(clients: readonly ClientReport[]): string[] {

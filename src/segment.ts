@@ -34,6 +34,7 @@ const layoutSchema = z.object({
 type Layout = z.infer<typeof layoutSchema>;
 
 const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const PREEMPTION = ["unknown", "on", "off"] as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -76,6 +77,10 @@ interface Settings {
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
+  preempt?: boolean | undefined;
+  suspend?: boolean | undefined;
+  slice_us?: number | undefined;
+  high_slice_us?: number | undefined;
 }
 
 export class Segment {
@@ -115,11 +120,14 @@ export class Segment {
   }
 
   configure(settings: Settings): void {
-    this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of ["inflight", "unit_us", "starvation_us", "stale_ms"] as const) {
-      const value = settings[name];
-      if (value !== undefined) this.#set(name, value);
-    }
+    const { policy, ...numbers } = settings;
+    this.#set("policy", POLICY_NUMBER[policy]);
+    for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
+  }
+
+  /** Changes single settings while clients run. */
+  apply(settings: Readonly<Record<string, number>>): void {
+    for (const [name, value] of Object.entries(settings)) this.#set(name, value);
   }
 
   /** The in-flight limit in force. */
@@ -183,6 +191,7 @@ export class Segment {
     const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
     const usage = {
       counters: counters((name) => this.#long(base, name)),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
@@ -211,6 +220,21 @@ export class Segment {
       });
     }
     return found;
+  }
+
+  /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
+  durations({ index }: Slot): Histogram {
+    const base = index * this.#layout.clients.stride;
+    return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  }
+
+  /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
+  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
+    const base = index * this.#layout.clients.stride;
+    return {
+      launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
+    };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */

@@ -47,6 +47,7 @@ static void become(const char *class)
     setenv("RIGEL_SIM_STATE", scratch("gate-sim"), 1);
     atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
     seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
+    seg->settings.preempt = 0;                                      /* the simulated GPU offers it; then nobody waits here */
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     CHECK(driver != NULL);
 #define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
