@@ -428,6 +428,7 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .starvation_ns = 1,
+        .hold = atomic_load_explicit(&s->hold, memory_order_relaxed) != 0,
     };
 }
 
@@ -479,7 +480,7 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
     if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
-    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || view.preemptible)
+    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || (view.preemptible && !view.hold))
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;

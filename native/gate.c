@@ -234,13 +234,13 @@ static void naps_end(const naps *n)
         prctl(PR_SET_TIMERSLACK, n->slack);
 }
 
-/* Sleeps until the device's gate may have opened, at most 2 ms. */
+/* Sleeps until the device's gate may have opened, at most 2 ms (the end of a hold wakes nobody). */
 static void sleep_on(rg_device *dev)
 {
     uint32_t before = atomic_load(&dev->wake);
     struct timespec limit = {0, 2000000};
     atomic_fetch_add(&dev->waiters, 1);
-    if (atomic_load(&dev->high_busy))
+    if (atomic_load(&dev->high_busy) || atomic_load(&rg.segment->settings.hold))
         syscall(SYS_futex, &dev->wake, FUTEX_WAIT, before, &limit, NULL, 0);
     atomic_fetch_sub(&dev->waiters, 1);
 }

@@ -22,6 +22,9 @@ enum rg_verdict {
     RG_WAIT_INFLIGHT,     /* wait until earlier launches of this client have finished */
 };
 
+/* The end of a hold that nobody takes back: best-effort launches are never lost. */
+#define RG_HOLD_LIMIT_NS 5000000000ull
+
 /* One launch, as the limits count it; shorter ones may count for less (rg_policy_weight). */
 enum { RG_POLICY_LAUNCH = 1024 };
 
@@ -36,6 +39,7 @@ typedef struct {
     uint32_t credit;         /* launches that the starvation bound still lets out in this period */
     uint64_t waited_ns;      /* how long this launch has waited for the same thing without progress */
     uint64_t starvation_ns;  /* bound on that */
+    bool hold;               /* nothing of best-effort may start, whether or not a high client has work */
 } rg_policy_view;
 
 /*
@@ -46,8 +50,10 @@ typedef struct {
  */
 static inline enum rg_verdict rg_policy_decide(const rg_policy_view *v)
 {
-    if (v->policy == RG_POLICY_NONE || !v->best_effort || v->preemptible)
+    if (v->policy == RG_POLICY_NONE || !v->best_effort || (v->preemptible && !v->hold))
         return RG_PASS;
+    if (v->hold && v->waited_ns < RG_HOLD_LIMIT_NS)
+        return RG_WAIT_HIGH;
     bool starved = v->waited_ns >= v->starvation_ns;
     if (v->inflight_limit && v->inflight >= v->inflight_limit)
         return starved ? RG_PASS_STARVED : RG_WAIT_INFLIGHT;

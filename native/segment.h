@@ -54,7 +54,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
-    F(u32, high_slice_us, 1) /* [control] likewise of a high client */
+    F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
+    F(u32, hold, 1)          /* [control] 1: best-effort launches wait (policies other than none), each RG_HOLD_LIMIT_NS at most */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \

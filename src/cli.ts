@@ -7,6 +7,7 @@
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
+import { addBench } from "./bench.ts";
 import { type Config, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { RigelError } from "./errors.ts";
@@ -79,6 +80,7 @@ function commandLine(): Command {
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
     .action(runInfo);
+  addBench(program, deviceSelector);
   return program;
 }
 

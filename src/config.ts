@@ -26,7 +26,7 @@ const deviceSchema = z.union(
   },
 );
 
-const policySchema = fields({
+export const policySchema = fields({
   /** `none` only measures; `priority` holds best-effort launches while a high client has work. */
   name: z.enum(["none", "priority"]).default("priority"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */

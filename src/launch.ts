@@ -28,6 +28,12 @@ interface LaunchOptions {
   segmentFolder: string;
   /** How long to wait for every client's first work before counting begins without it. */
   start_timeout_s: number;
+  /** Whoever handles signals over several launches; without it a launch does so itself. */
+  interrupt?: Interrupt;
+  /** Takes the lines that clients print; without it they go to standard error. */
+  show?: (name: string, line: string) => void;
+  /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
+  started?: (segment: Segment) => void;
 }
 
 interface Outcome {
@@ -43,7 +49,11 @@ const LOOK_ms = 500;
 
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
-  using interrupt = new Interrupt();
+  if (!options.interrupt) {
+    using interrupt = new Interrupt();
+    return await launch(plan, native, { ...options, interrupt });
+  }
+  const { interrupt } = options;
   await using mps = await Mps.open(plan.sharing, plan.clients, `${plan.config.file}: sharing`);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
@@ -132,7 +142,8 @@ async function runPhase(
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
-      const show = prefixed(client.name, index, width);
+      const own = options.show;
+      const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
       const env = clientEnvironment(plan, phase, client, native, segment.path, mps);
       const { name, argv, cwd, isReplay } = client;
       const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
@@ -142,6 +153,7 @@ async function runPhase(
       running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
     interrupt.clients = running.map(({ child }) => child);
+    options.started?.(segment);
     const counted = await count(plan, running, segment, native, options, interrupt);
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);

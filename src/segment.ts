@@ -130,6 +130,12 @@ export class Segment {
     for (const [name, value] of Object.entries(settings)) this.#set(name, value);
   }
 
+  /** All settings as they are now; `apply` puts them back. */
+  settings(): Readonly<Record<string, number>> {
+    const { settings } = this.#layout;
+    return Object.fromEntries(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
+  }
+
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);

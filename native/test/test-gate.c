@@ -127,6 +127,24 @@ static void waits_while_high_is_busy(void)
     done();
 }
 
+/* Held back with nobody busy and the starvation bound long over, until the hold is taken back. */
+static void waits_while_held(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1;
+    launch(spin, NULL, 1000);
+    seg->settings.hold = 1;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    seg->settings.hold = 0;
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
 static void starvation_bound_lets_one_batch_out(void)
 {
     become("best-effort");
@@ -657,6 +675,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(waits_while_high_is_busy);
+    RUN(waits_while_held);
     RUN(starvation_bound_lets_one_batch_out);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);
