@@ -347,7 +347,7 @@ uint64_t rg_memory_mark(void);
 /* rg_memory_forget_context: the context has been destroyed, and what was allocated in it before `mark` has gone with it. */
 void rg_memory_forget_context(CUcontext context, uint64_t mark);
 
-/* rg_memory_primary: the device's primary context, or NULL if it is not active. */
+/* rg_memory_primary: the device's primary context; NULL if it is not active, or nothing is charged. */
 CUcontext rg_memory_primary(CUdevice device);
 
 /* rg_memory_tracked: allocations that are charged now. */

@@ -103,16 +103,18 @@ static bool primary_gone(CUdevice d)
 #define RG_IF_DONE(action) \
     if (result_ == CUDA_SUCCESS) \
     action
-RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c), RG_IF_DONE(RG_FORGET_MEMORY))
-RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c), RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_DONE(RG_FORGET_MEMORY))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 

@@ -15,10 +15,10 @@
  *
  * nvidia-smi and NVML are not hooked: they show the device itself.
  *
- * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would refuse
- * a program memory that it could have from its own pool. Not looking at it would let a program hold twice its limit: once
- * in the pool and once outside. So before memory outside of pools is taken under a limit, the process's pools give back what they
- * keep, if all together would exceed the limit (trim_pools). What the pools of a client's other processes keep is not seen.
+ * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would
+ * refuse a program memory that it could have from its own pool. Not looking at it would let a program hold twice its limit: once
+ * in the pool and once outside. So before memory outside of pools is taken under a limit, the process's pools give back what
+ * they keep, if all together would exceed the limit (trim_pools). What the pools of a client's other processes keep is not seen.
  *
  * The table is split by hash; each part has a mutex that is never held while the driver is called, or at a fork or exit: a
  * forked child and an exiting process pass straight through. An entry leaves the table before the driver frees what it stands
@@ -768,13 +768,13 @@ void rg_memory_forget_context(CUcontext context, uint64_t mark)
         drop_list(take_all(went_with, (uintptr_t)context, mark));
 }
 
-/* Retaining is the only way to learn its handle, and only done while it is there: it would be made otherwise. */
+/* Retaining is the only way to learn its handle, and only done while it is there (it would be made otherwise) and matters. */
 CUcontext rg_memory_primary(CUdevice device)
 {
     unsigned flags;
     int active = 0;
     CUcontext primary = NULL;
-    if (!rg_real.cuDevicePrimaryCtxGetState || !rg_real.cuDevicePrimaryCtxRetain ||
+    if (!atomic_load(&tracked) || !rg_real.cuDevicePrimaryCtxGetState || !rg_real.cuDevicePrimaryCtxRetain ||
         rg_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active ||
         rg_real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
         return NULL;
