@@ -196,6 +196,27 @@ static void stream_ordered_memory_is_counted_until_it_is_freed(void)
     done();
 }
 
+/* What is allocated in a captured stream belongs to the graph, and is the driver's alone to refuse. */
+static void captured_allocations_are_the_graphs(void)
+{
+    prepare();
+    become("captured", "1000");
+    CUstream s;
+    CUgraph graph;
+    CUdeviceptr p;
+    OK(cuStreamCreate(&s, 0));
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cuMemAlloc_v2(&p, 600)); /* not in the stream */
+    CHECK_EQUAL(used(), 600);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 5000, s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* as the simulated GPU answers */
+    CHECK_EQUAL(rg.account->denied, 0);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 5000, s), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(rg.account->denied, 1);
+    CHECK_EQUAL(used(), 600);
+    done();
+}
+
 static void physical_memory_is_counted_until_nothing_holds_it(void)
 {
     prepare();
@@ -622,6 +643,48 @@ static void the_same_at_a_limit(void)
     CHECK(rg.account->peak_bytes <= 40 * MiB);
 }
 
+static void *allocate_for_ever(void *unused)
+{
+    (void)unused;
+    CUdeviceptr p;
+    OK(cu.cuCtxSetCurrent(context));
+    for (;;) {
+        CUresult r = cuMemAlloc_v2(&p, 6 * MiB);
+        if (r == CUDA_SUCCESS)
+            r = cuMemFree_v2(p);
+        if (r == CUDA_ERROR_DEINITIALIZED)
+            return NULL;
+    }
+}
+
+/* Whatever the threads hold at a fork or at the exit that ends this case, nobody waits for it. */
+static void fork_and_exit_in_the_midst(void)
+{
+    prepare();
+    become("midst", "20971520");
+    pthread_t thread;
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQUAL(pthread_create(&thread, NULL, allocate_for_ever, NULL), 0);
+        CHECK_EQUAL(pthread_detach(thread), 0);
+    }
+    WAIT_FOR(rg.account->denied > 0);
+    for (int i = 0; i < 50; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            CUdeviceptr p;
+            alarm(50);
+            CHECK(cuMemAlloc_v2(&p, 1) != CUDA_SUCCESS);
+            CHECK(cuMemFree_v2(4096) != CUDA_SUCCESS);
+            _exit(0);
+        }
+        int status = 1;
+        waitpid(pid, &status, 0);
+        CHECK_EQUAL(status, 0);
+    }
+    CHECK(used() <= 20 * MiB);
+    done();
+}
+
 /* ---- Processes. */
 
 /* Runs `body` as another process of this case, which must not have become a client yet. */
@@ -939,6 +1002,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(each_kind_is_counted_and_given_back);
     RUN(stream_ordered_memory_is_counted_until_it_is_freed);
+    RUN(captured_allocations_are_the_graphs);
     RUN(physical_memory_is_counted_until_nothing_holds_it);
     RUN(contexts_take_their_memory_with_them);
     RUN(the_limit_is_exact);
@@ -949,6 +1013,7 @@ int main(int argc, char **argv)
     RUN(pools_give_back_what_they_keep);
     RUN(ten_thousand_operations_of_8_threads);
     RUN(the_same_at_a_limit);
+    RUN(fork_and_exit_in_the_midst);
     RUN(killed_processes_return_to_zero);
     RUN(killed_between_charging_and_allocating);
     RUN(killed_beside_another_process);
