@@ -11,6 +11,7 @@
 #include "guard.h"
 #include "rigel.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -61,6 +62,27 @@ static uint32_t weight_of(const char *text)
     return (uint32_t)(value * RG_POLICY_WEIGHT_ONE + 0.5);
 }
 
+/* The client's account and its limit. The limit stays what it was where this process is told none. */
+static void join_account(const char *name)
+{
+    static rg_account alone; /* more names than there are accounts: the limit is then this process's */
+    rg.account = rg_account_join(rg.segment, rg.slot_index, name);
+    if (!rg.account) {
+        atomic_store(&alone.slots, 1ull << rg.slot_index);
+        rg.account = &alone;
+    }
+    const char *memory = getenv("RIGEL_MEMORY");
+    if (!memory || !*memory)
+        return;
+    char *end;
+    errno = 0;
+    unsigned long long limit = strtoull(memory, &end, 10);
+    if (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')
+        say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
+    else
+        atomic_store(&rg.account->limit_bytes, limit);
+}
+
 static void attach(void)
 {
     const char *path = getenv("RIGEL_SEGMENT"), *class = getenv("RIGEL_CLASS"), *name = getenv("RIGEL_NAME");
@@ -92,6 +114,7 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
+    join_account(name);
     rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;

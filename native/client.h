@@ -25,6 +25,7 @@
 #ifndef RIGEL_CLIENT_H
 #define RIGEL_CLIENT_H
 
+#include "account.h"
 #include "cuda_abi.h"
 #include "estimate.h"
 #include "policy.h"
@@ -54,6 +55,12 @@ enum rg_hook {
     X(cuCtxPushCurrent_v2, (CUcontext)) \
     X(cuCtxPopCurrent_v2, (CUcontext *)) \
     X(cuCtxGetDevice, (CUdevice *)) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr)) \
+    X(cuDeviceGetMemPool, (CUmemoryPool *, CUdevice)) \
+    X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *)) \
+    X(cuMemPoolTrimTo, (CUmemoryPool, size_t)) \
+    X(cuStreamIsCapturing, (CUstream, int *)) \
     X(cuCtxGetStreamPriorityRange, (int *, int *)) \
     X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
     X(cuDeviceGetUuid, (CUuuid *, CUdevice)) \
@@ -71,7 +78,6 @@ enum rg_hook {
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
     X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
     X(cuDeviceGetCount, (int *)) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \
     X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
 
@@ -105,6 +111,15 @@ extern rg_driver rg_real;
 
 /* rg_real_ready: finds the driver (already loaded, or loads it) and fills rg_real. False if there is none. Idempotent. */
 bool rg_real_ready(void);
+
+/* rg_real_late: slow half of RG_CALL: whether the driver, looked for now, has the function behind a hook. */
+bool rg_real_late(enum rg_hook hook);
+
+/* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
+ * CUDA_ERROR_NOT_INITIALIZED. */
+#define RG_CALL(symbol, args) \
+    (RG_LIKELY(rg_real.hooked[RG_HOOK_##symbol] != NULL) || rg_real_late(RG_HOOK_##symbol) ? RG_REAL(symbol) args \
+                                                                                           : CUDA_ERROR_NOT_INITIALIZED)
 
 /* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
 void *rg_replace(void *real);
@@ -380,6 +395,20 @@ void rg_agent_stop(void);
  * whoever destroys a stream or context or begins a capture. */
 extern pthread_mutex_t rg_agent_lock;
 
+/* ---- memory.c: what is charged to this client, and given back ---- */
+
+/* rg_memory_mark: a moment, to tell what was allocated before it from what came later. */
+uint64_t rg_memory_mark(void);
+
+/* rg_memory_forget_context: the context has been destroyed, and what was allocated in it before `mark` has gone with it. */
+void rg_memory_forget_context(CUcontext context, uint64_t mark);
+
+/* rg_memory_primary: the device's primary context; NULL if it is not active, or nothing is charged. */
+CUcontext rg_memory_primary(CUdevice device);
+
+/* rg_memory_tracked: allocations that are charged now. */
+uint64_t rg_memory_tracked(void);
+
 /* ---- the state of the client ---- */
 
 typedef struct {
@@ -395,6 +424,7 @@ typedef struct {
     rg_segment *segment;
     rg_client *slot;
     int slot_index;
+    rg_account *account;       /* of the client's memory */
     uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
     bool set_priorities;       /* policy other than none and fair when the client attached */
     uint64_t inverse_weight;   /* fair: rg_policy_inverse */

@@ -7,17 +7,6 @@
 #include "guard.h"
 #include "rigel.h"
 
-static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
-{
-    return rg_real_ready() && rg_real.hooked[hook];
-}
-
-/* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
- * CUDA_ERROR_NOT_INITIALIZED. */
-#define RG_CALL(symbol, args) \
-    (RG_LIKELY(rg_real.hooked[RG_HOOK_##symbol] != NULL) || late(RG_HOOK_##symbol) ? RG_REAL(symbol) args \
-                                                                                   : CUDA_ERROR_NOT_INITIALIZED)
-
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
 static inline uint32_t mode_now(void)
 {
@@ -111,12 +100,26 @@ static bool primary_gone(CUdevice d)
 #define RG_IF_GONE(action) \
     if (result_ == CUDA_SUCCESS && primary_gone(d)) \
     action
-RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1), )
-RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1), )
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
+/* What is allocated in a context goes with it. */
+#define RG_NOTE_MEMORY(context) \
+    CUcontext gone_ = context; \
+    uint64_t mark_ = rg_memory_mark()
+#define RG_FORGET_MEMORY rg_memory_forget_context(gone_, mark_)
+#define RG_IF_DONE(action) \
+    if (result_ == CUDA_SUCCESS) \
+    action
+RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 

@@ -184,6 +184,11 @@ bool rg_real_ready(void)
     return handle && fill(handle);
 }
 
+__attribute__((noinline, cold)) bool rg_real_late(enum rg_hook hook)
+{
+    return rg_real_ready() && rg_real.hooked[hook];
+}
+
 void *rg_replace(void *real)
 {
     if (!real || !rg_interposing() || !atomic_load_explicit(&filled, memory_order_acquire))

@@ -62,7 +62,7 @@ static uint64_t owner_word(uint32_t pid, uint32_t ticks)
     return (uint64_t)ticks << 32 | pid;
 }
 
-static int owner_alive(uint64_t owner)
+int rg_owner_alive(uint64_t owner)
 {
     uint32_t ticks;
     if (!owner || !process_start((uint32_t)owner, &ticks))
@@ -72,7 +72,7 @@ static int owner_alive(uint64_t owner)
 
 int rg_client_alive(const rg_client *client)
 {
-    return owner_alive(atomic_load(&client->owner));
+    return rg_owner_alive(atomic_load(&client->owner));
 }
 
 int rg_segment_create(const char *path)
@@ -208,7 +208,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
         for (int i = 0; i < RG_MAX_CLIENTS; i++) {
             rg_client *c = &seg->clients[i];
             uint64_t old = atomic_load(&c->owner);
-            if (pass == NEVER_USED ? old != 0 : !old || (pass == SAME_NAME && !same_client(c, name, class)) || owner_alive(old))
+            if (pass == NEVER_USED ? old != 0 : !old || (pass == SAME_NAME && !same_client(c, name, class)) || rg_owner_alive(old))
                 continue;
             if (!atomic_compare_exchange_strong(&c->owner, &old, me))
                 continue;
@@ -224,6 +224,8 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
                 atomic_store(&c->class, class);
                 snprintf(c->name, sizeof c->name, "%s", name);
             }
+            /* Before the slot is live again: only what live slots hold is in use. */
+            atomic_store(&c->memory_bytes, 0);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);
@@ -396,7 +398,7 @@ int rg_segment_reap(rg_segment *seg)
         rg_client *c = &seg->clients[i];
         uint64_t owner = atomic_load(&c->owner);
         uint32_t state = atomic_load(&c->state);
-        if ((state != RG_LIVE && state != RG_CLAIMING) || owner_alive(owner) ||
+        if ((state != RG_LIVE && state != RG_CLAIMING) || rg_owner_alive(owner) ||
             !atomic_compare_exchange_strong(&c->state, &state, RG_DEAD))
             continue;
         if (atomic_load(&c->owner) != owner) {

@@ -157,7 +157,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
     F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
                                   above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
-                                  among those of its thread; 32 bytes of name */
+                                  among those of its thread; 32 bytes of name */ \
+    F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
+    F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -179,6 +181,18 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, block_y, 1)     /* [any] */ \
     F(u32, block_z, 1)     /* [any] */ \
     F(char, name, RG_KERNEL_NAME_BYTES) /* [any] for people: cut to fit, NUL-terminated */
+
+/* Device memory of one client: all processes of one name. What is in use is the sum of `memory_bytes` over its live slots. */
+#define RG_ACCOUNT_FIELDS(F) \
+    F(u64, key, 1)            /* [any] taken by compare-and-swap: hash of the name; 0: free. Never given back */ \
+    F(u64, slots, 1)          /* [any] bit per client slot whose process belongs to it */ \
+    F(u64, limit_bytes, 1)    /* [client] RIGEL_MEMORY; 0: no limit */ \
+    F(u64, lock, 1)           /* [any] owner word of the process that is comparing with the limit; 0: none */ \
+    F(u64, peak_bytes, 1)     /* [any] the most that was in use at once */ \
+    F(u64, denied, 1)         /* [any] allocations refused because of the limit */ \
+    F(u64, denied_bytes, 1)   /* [any] what the last of them asked for */ \
+    F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
+    F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -209,6 +223,9 @@ typedef struct {
     _Alignas(64) RG_ESTIMATE_FIELDS(RG_MEMBER)
 } rg_estimate;
 typedef struct {
+    _Alignas(64) RG_ACCOUNT_FIELDS(RG_MEMBER)
+} rg_account;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
@@ -216,6 +233,7 @@ typedef struct {
     _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
     _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
     _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
+    _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
 /* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
@@ -228,9 +246,11 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 50624, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
-_Static_assert(sizeof(rg_segment) == 5456064, "segment layout");
+_Static_assert(sizeof(rg_segment) == 5464256, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
+_Static_assert(sizeof(rg_account) == 128, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5456064, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -299,6 +319,9 @@ int rg_segment_reap(rg_segment *seg);
 
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);
+
+/* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
+int rg_owner_alive(uint64_t owner);
 
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);

@@ -14,6 +14,7 @@ import { clearDurations, durationsFolder, durationsText, keptDurations } from ".
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { shared, table } from "./report.ts";
@@ -163,10 +164,11 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
     `device   ${device.name} ${device.uuid}`,
     `sharing  ${shared(sharing)}`,
     `ends     ${config.duration_s === undefined ? "with the clients" : `after ${config.duration_s} s`}`,
-    ...clients.flatMap(({ name, class: kind, argv, cwd, env }) => [
+    ...clients.flatMap(({ name, class: kind, argv, cwd, env, memory_bytes }) => [
       `client   ${name} (${kind})`,
       `  run    ${argv.map(quoted).join(" ")}`,
       `  in     ${cwd}`,
+      ...(memory_bytes === undefined ? [] : [`  memory at most ${sizeText(memory_bytes)}`]),
       ...Object.entries(env).map(([key, value]) => `  with   ${key}=${quoted(value)}`),
     ]),
     ...phases.map(

@@ -9,6 +9,7 @@
 import { dirname, resolve } from "node:path";
 import { z } from "zod";
 import { readJson } from "./json.ts";
+import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
 import { fields, parse } from "./schema.ts";
 
@@ -93,6 +94,8 @@ const clientSchema = fields({
    * any was timed, and under `orion` what they need. A replay has its own.
    */
   profile: text.min(1).optional(),
+  /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
+  memory: memorySchema.optional(),
   /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
   isolation: z.enum(["shared", "process"]).default("shared"),
   /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */

@@ -18,6 +18,7 @@ const deviceSchema = z.object({
   simulated: z.boolean(),
   /** Streaming multiprocessors. */
   sms: z.int().positive(),
+  memory_bytes: z.int().nonnegative(),
 });
 
 /** One GPU. */

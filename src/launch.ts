@@ -15,14 +15,15 @@ import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { policySettings } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
-import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
-import { Segment } from "./segment.ts";
+import { type ClientReport, type Mode, type Report, compared, measured, memoryReport } from "./report.ts";
+import { type MemoryUse, Segment } from "./segment.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -178,6 +179,7 @@ async function runPhase(
       duration_s,
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+        ...notesOnMemory(running, counted),
         ...mpsNotes(failures, elsewhere, mps),
       ],
       clients: running.map((one) => reportOf(one, counted, segment, elsewhere)),
@@ -233,6 +235,19 @@ function notesOf(running: readonly Running[], segment: Segment, took_s: number, 
         "other clients needed their places",
     );
   return notes;
+}
+
+/** Who was refused memory because of its limit. */
+function notesOnMemory(running: readonly Running[], { memory }: Counted): string[] {
+  return running.flatMap(({ client: { name } }) => {
+    const { limit_bytes = null, denied = 0, last_denied } = memory.get(name) ?? {};
+    if (limit_bytes === null || denied === 0 || last_denied === undefined) return [];
+    return [
+      `${name}: ${denied} ${denied === 1 ? "allocation was" : "allocations were"} refused at its memory limit of ` +
+        `${sizeText(limit_bytes)}; the last one asked for ${sizeText(last_denied.bytes)} with ` +
+        `${sizeText(last_denied.used_bytes)} in use`,
+    ];
+  });
 }
 
 /** Clients that run, were meant to run under the launch's own MPS daemon, and are no clients of it. */
@@ -292,6 +307,8 @@ interface Counted {
   /** What had been counted before `from_ms`; undefined counts from the start. */
   before: Snapshot | undefined;
   after: Snapshot;
+  /** At the end, by client name. */
+  memory: ReadonlyMap<string, MemoryUse>;
 }
 
 /** Waits for the clients to begin, then for the end of the launch. Returns with the clients still running. */
@@ -347,13 +364,14 @@ async function count(
   // Who was killed has not said that it ended.
   segment.reap();
   const after = snapshotOf(segment);
+  const memory = segment.memory();
   observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
     const problem = problemOf(one, segment);
     if (problem !== undefined) one.problem = problem;
   }
-  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after };
+  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory };
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
@@ -447,6 +465,7 @@ function reportOf(
       Math.max(0, counted_s),
       guardOf(client.name, after),
     ),
+    memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
   };
 }
 
@@ -473,6 +492,7 @@ function clientEnvironment(
     RIGEL_PROGRAM: client.program,
     // One client's own setting comes before that of the launch, and that before what is in the environment.
     ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
+    RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" &&
       phase.policy !== "fair" && {

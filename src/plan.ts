@@ -11,6 +11,7 @@ import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts
 import { type Device, Devices, type Environment, type Simulation } from "./device.ts";
 import { programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
+import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { type Native, checkPreloadable } from "./native.ts";
@@ -28,6 +29,8 @@ export interface PlannedClient {
   device: Device;
   /** Tells its program from others, whose kernels' durations are not its own: 16 hexadecimal digits. */
   program: string;
+  /** The most device memory it may have; undefined: no limit. */
+  memory_bytes: number | undefined;
   /** Is to share its GPU with others side by side, under MPS. */
   mps: boolean;
   /** Must not find an MPS daemon, though there may be one. */
@@ -95,13 +98,14 @@ export async function plan(config: Config, native: Native, simulationState: stri
       program: programOf(client),
       env: client.env ?? {},
       device: its,
+      memory_bytes: client.memory === undefined ? undefined : limit_bytes(client.memory, its.memory_bytes),
       ...(await shareOf(client, its, decision, config, simulation)),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
       weight: client.weight ?? 1,
       profile: client.replay?.profile ?? client.profile,
     });
-  notes.push(...sharingNotes(clients, config));
+  notes.push(...sharingNotes(clients, config), ...notesOnLimits(clients));
   const { mode, daemon, pipe_directory } = decision;
   return {
     config,

@@ -7,6 +7,8 @@
 import { type GuardReport, guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import { sizeText } from "./memory.ts";
+import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
 import type { Usage } from "./usage.ts";
 
@@ -61,6 +63,8 @@ export interface ClientReport {
   charged_ms: number;
   /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
   durations: { seeded: number; samples: number };
+  /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
+  memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
   /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
   preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** What the cuBLAS guard counted and repaired. */
@@ -164,6 +168,17 @@ export function measured(
   };
 }
 
+/** The part about device memory; `limit_bytes` is what was configured, for a client that has not attached. */
+export function memoryReport(use: MemoryUse | undefined, limit_bytes: number | undefined): ClientReport["memory"] {
+  if (!use) return { limit_bytes: limit_bytes ?? null, used_bytes: 0, peak_bytes: 0, denied: 0 };
+  return {
+    limit_bytes: use.limit_bytes,
+    used_bytes: use.used_bytes,
+    peak_bytes: use.peak_bytes,
+    denied: use.denied,
+  };
+}
+
 /** Adds to each client of the later phases how it did against itself alone. */
 export function compared(phases: readonly { mode: Mode; clients: ClientReport[] }[]): Report["compare"] {
   const alone = new Map(
@@ -211,6 +226,7 @@ export function table(report: Report): string {
   const head = `${device.name} | policy: ${how} | ${shared(report.sharing)} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
+  if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
   const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
   if (guarded.length > 0) parts.push("", ...guarded);
@@ -265,6 +281,17 @@ function clientTable(clients: readonly ClientReport[]): string[] {
     rows,
     4,
   );
+}
+
+function memoryTable(clients: readonly ClientReport[]): string[] {
+  const rows = clients.map(({ name, memory }) => [
+    name,
+    memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes),
+    sizeText(memory.used_bytes),
+    sizeText(memory.peak_bytes),
+    String(memory.denied),
+  ]);
+  return aligned(["device memory", "limit", "in use", "peak", "refused"], rows, 1);
 }
 
 function compareTable(compare: Report["compare"]): string[] {

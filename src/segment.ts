@@ -30,6 +30,7 @@ const layoutSchema = z.object({
   devices: tableSchema,
   clients: tableSchema,
   estimates: tableSchema,
+  accounts: tableSchema,
 });
 
 type Layout = z.infer<typeof layoutSchema>;
@@ -79,6 +80,18 @@ interface Estimate {
   used: boolean;
   /** Name of the device that it was launched on. */
   device: string | undefined;
+}
+
+/** Device memory of one client, all its processes together. */
+export interface MemoryUse {
+  /** null: none. */
+  limit_bytes: number | null;
+  used_bytes: number;
+  peak_bytes: number;
+  /** Allocations that were refused because of the limit. */
+  denied: number;
+  /** Of the last of them: what it asked for, and what was in use. */
+  last_denied: { bytes: number; used_bytes: number };
 }
 
 /** What can be set. Left out: what the library has as default. */
@@ -201,7 +214,7 @@ export class Segment {
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
       taken.push({
         index,
-        name: this.#text(base, "name"),
+        name: this.#text(this.#layout.clients, base, "name"),
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
@@ -243,7 +256,7 @@ export class Segment {
       found.push({
         key: this.#hex(table, "key", base),
         program: this.#hex(table, "program", base),
-        name: this.#text(base, "name", table),
+        name: this.#text(table, base, "name"),
         grid: [word("grid_x"), word("grid_y"), word("grid_z")],
         block: [word("block_x"), word("block_y"), word("block_z")],
         duration_ns: word("duration_ns"),
@@ -252,7 +265,7 @@ export class Segment {
         device:
           device === 0
             ? undefined
-            : this.#text((device - 1) * this.#layout.devices.stride, "name", this.#layout.devices),
+            : this.#text(this.#layout.devices, (device - 1) * this.#layout.devices.stride, "name"),
       });
     }
     return found;
@@ -283,6 +296,30 @@ export class Segment {
     const { header } = this.#layout;
     if (known.byName) this.#put(header, "name_seeds", 0, this.#word(header, "name_seeds", 0) + 1);
     return true;
+  }
+
+  /** Device memory by client name. */
+  memory(): Map<string, MemoryUse> {
+    const { clients, accounts } = this.#layout;
+    const found = new Map<string, MemoryUse>();
+    for (let index = 0; index < accounts.count; index++) {
+      const base = index * accounts.stride;
+      const word = (name: string): number => Number(this.#long64(accounts, name, base));
+      if (word("key") === 0) continue;
+      const slots = this.#long64(accounts, "slots", base);
+      let used_bytes = 0;
+      for (let slot = 0; slot < clients.count; slot++)
+        if ((slots >> BigInt(slot)) & 1n && this.#word(clients, "state", slot * clients.stride) === CLIENT_LIVE)
+          used_bytes += this.#long(slot * clients.stride, "memory_bytes");
+      found.set(this.#text(accounts, base, "name"), {
+        limit_bytes: word("limit_bytes") || null,
+        used_bytes,
+        peak_bytes: word("peak_bytes"),
+        denied: word("denied"),
+        last_denied: { bytes: word("denied_bytes"), used_bytes: word("denied_at_bytes") },
+      });
+    }
+    return found;
   }
 
   /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
@@ -334,8 +371,7 @@ export class Segment {
   }
 
   #long(base: number, name: string): number {
-    const { clients } = this.#layout;
-    return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
+    return Number(this.#long64(this.#layout.clients, name, base));
   }
 
   /** A number of 64 bits, as hexadecimal digits. */
@@ -344,7 +380,11 @@ export class Segment {
     return Atomics.load(this.#longs, at).toString(16).padStart(16, "0");
   }
 
-  #text(base: number, name: string, record: Layout["header"] = this.#layout.clients): string {
+  #long64(record: Layout["header"], name: string, base: number): bigint {
+    return Atomics.load(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3);
+  }
+
+  #text(record: Layout["header"], base: number, name: string): string {
     const { offset, count } = this.#field(record, name);
     const start = record.offset + base + offset;
     const bytes = this.#bytes.slice(start, start + count);

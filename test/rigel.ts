@@ -92,6 +92,12 @@ const clientSchema = z.object({
   durations: z.object({ seeded: z.number(), samples: z.number() }),
   gate: z.object({ waits: z.number(), wait_ms: z.number(), shared: z.number(), unprofiled: z.number() }),
   charged_ms: z.number(),
+  memory: z.object({
+    limit_bytes: z.number().nullable(),
+    used_bytes: z.number(),
+    peak_bytes: z.number(),
+    denied: z.number(),
+  }),
   versus_alone: z
     .object({ p50: z.number().nullable(), p99: z.number().nullable(), share: z.number().nullable() })
     .optional(),
