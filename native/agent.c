@@ -106,7 +106,8 @@ static void clear_stale(uint64_t now)
             uint64_t beat = atomic_load(&rg.segment->clients[i].heartbeat_ns);
             if (!(busy >> i & 1) || now <= beat || now - beat <= stale_ns)
                 continue;
-            rg_device_idle(dev, i, now);
+            atomic_fetch_and(&dev->high_launching, ~(1ull << i));
+            rg_busy_exit(dev, i, now);
             atomic_fetch_add(&rg.slot->stale_cleared, 1);
             rg_device_wake(dev);
         }
@@ -128,6 +129,7 @@ static void *agent_main(void *unused)
             atomic_store(&rg.slot->heartbeat_ns, now);
             rg_busy_assert();
             clear_stale(now);
+            rg_preempt_beat();
             beat = now;
         }
         if (!(atomic_load(&rg.mode) & RG_MODE_HIGH)) {

@@ -37,12 +37,14 @@ static void say(const char *format, ...)
 static void after_fork_in_child(void)
 {
     atomic_store(&rg.mode, RG_MODE_BARE);
+    rg_channel_off();
 }
 
 void rigel_shutdown(void)
 {
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
         return;
+    rg_preempt_stop();
     rg_agent_stop();
     rg_busy_leave();
     atomic_store(&rg.slot->exited_ns, rg_now_ns());

@@ -19,7 +19,7 @@
  *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
  *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event
  *      query ends a capture that is open elsewhere (seen on an H200: 900, then 901 from cuStreamEndCapture).
- *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit), but for the setting `hold`.
+ *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit).
  */
 #ifndef RIGEL_CLIENT_H
 #define RIGEL_CLIENT_H
@@ -69,11 +69,19 @@ enum rg_hook {
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
     X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
 
+/* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
+#define RG_SIMULATOR_FUNCTIONS(X) \
+    X(rigelSimSetTimeslice, (unsigned ordinal, uint64_t us)) \
+    X(rigelSimSuspend, (unsigned ordinal, int suspend))
+
 typedef struct {
     void *hooked[RG_HOOK_COUNT]; /* NULL where the driver has no such function */
 #define RG_PLAIN(symbol, params) CUresult (*symbol) params;
     RG_PLAIN_FUNCTIONS(RG_PLAIN)
 #undef RG_PLAIN
+#define RG_SIMULATED(symbol, params) int (*symbol) params;
+    RG_SIMULATOR_FUNCTIONS(RG_SIMULATED)
+#undef RG_SIMULATED
 } rg_driver;
 extern rg_driver rg_real;
 
@@ -175,6 +183,14 @@ void rg_idle_check(uint32_t device);
 
 /* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
 void rg_busy_begin(uint32_t device);
+
+/*
+ * rg_drain: a thread is about to block until work is done. If all the work of this high client on a device is waited for, nothing
+ * more may come for a while, and best-effort clients that are kept off the GPU may return: behind what is queued, since a
+ * high client keeps the GPU for its long slice. rg_drain_end: something came after all.
+ */
+void rg_drain(void);
+void rg_drain_end(uint32_t device);
 
 /* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */
 void rg_busy_assert(void);
@@ -286,6 +302,48 @@ void rg_samples_poll(void);
 /* rg_samples_forget: the context (or every context of device `d`) goes, and its events with it. */
 void rg_samples_forget(CUcontext context, CUdevice d);
 
+/* ---- channel.c: this process's queues to the GPU ---- */
+
+enum { RG_CHANNELS = 64, RG_CHANNEL_GROUPS = 8 };
+
+/* The compute channels of this process on one device, as of `generation`. */
+typedef struct {
+    bool simulated;
+    unsigned ordinal;    /* simulated: the driver's number of the device */
+    int fd;              /* the rest: handles of the driver's resource manager */
+    uint32_t generation;
+    uint32_t subdevice_client, subdevice;
+    uint32_t groups, group_client[RG_CHANNEL_GROUPS], group[RG_CHANNEL_GROUPS];
+    uint32_t channels, client[RG_CHANNELS], channel[RG_CHANNELS];
+} rg_channels;
+
+/* rg_channel_saw: this process has made this ioctl, successfully. */
+void rg_channel_saw(int fd, unsigned long request, const void *argument);
+
+/* rg_channel_off: no more of this in this process. */
+void rg_channel_off(void);
+
+/* rg_channel_generation: changes whenever channels come or go. */
+uint32_t rg_channel_generation(void);
+
+/* rg_channels_find: the channels on the GPU with this UUID (simulated: with this number). False if there are none, or they are
+ * not this process's own to control (MPS). */
+bool rg_channels_find(rg_channels *channels, const char uuid[16], CUdevice ordinal);
+
+/* rg_channels_slice: how long these channels keep the GPU once others have work. This and the next two: 0, or -1 if refused. */
+int rg_channels_slice(const rg_channels *channels, uint64_t slice_us);
+
+/* rg_channels_suspend: off the GPU, in the middle of a kernel if need be; returns when they are. rg_channels_resume: back again;
+ * harmless if they were. */
+int rg_channels_suspend(const rg_channels *channels);
+int rg_channels_resume(const rg_channels *channels);
+
+/* ---- preempt.c ---- */
+
+/* rg_preempt_beat: called by the agent now and then: time slices, and `rg.preemptible`. rg_preempt_stop: leaves the channels enabled. */
+void rg_preempt_beat(void);
+void rg_preempt_stop(void);
+
 /* ---- agent.c ---- */
 
 bool rg_agent_start(void);
@@ -304,6 +362,8 @@ typedef struct {
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
+    _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
     rg_segment *segment;
     rg_client *slot;
     int slot_index;
@@ -363,12 +423,12 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
                       : atomic_load_explicit(&s->policy, memory_order_relaxed),
         .best_effort = true,
         .high_busy = atomic_load_explicit(&rg.segment->devices[t->device].high_busy, memory_order_relaxed) != 0,
+        .preemptible = atomic_load_explicit(&rg.preemptible[t->device], memory_order_relaxed) != 0,
         .inflight = atomic_load_explicit(&rg.inflight, memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
-        .preemptible = false,
-        .hold = atomic_load_explicit(&s->hold, memory_order_relaxed) != 0,
         .starvation_ns = 1,
+        .hold = atomic_load_explicit(&s->hold, memory_order_relaxed) != 0,
     };
 }
 
@@ -386,8 +446,11 @@ typedef struct {
  */
 static inline void rg_mark(rg_track *t)
 {
-    if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)
+    if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
+        if (RG_UNLIKELY(atomic_load_explicit(&rg.draining[t->device], memory_order_seq_cst)))
+            rg_drain_end(t->device);
+    }
     if (RG_UNLIKELY(!atomic_load_explicit(&rg.busy[t->device], memory_order_seq_cst)))
         rg_busy_begin(t->device);
 }
@@ -427,7 +490,7 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
     if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
-    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE))
+    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || (view.preemptible && !view.hold))
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;

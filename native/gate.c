@@ -447,7 +447,7 @@ static void naps_end(const naps *n)
         prctl(PR_SET_TIMERSLACK, n->slack);
 }
 
-/* Sleeps until the device's gate may have opened, at most 2 ms. */
+/* Sleeps until the device's gate may have opened, at most 2 ms (the end of a hold wakes nobody). */
 static void sleep_on(rg_device *dev)
 {
     uint32_t before = atomic_load(&dev->wake);

@@ -57,6 +57,8 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         CUstream stream_ = STREAM; \
         rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
+        if (token_) \
+            rg_drain(); \
         CUresult result_ = RG_CALL(symbol, args); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
@@ -189,20 +191,22 @@ RG_END_CAPTURE(cuStreamEndCapture, s)
 RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
 
 /* Waiting, and looking whether the GPU has finished: what the program learns, Rigel learns. */
-#define RG_WAIT_STREAM(symbol, stream) \
+#define RG_WAIT_STREAM(symbol, stream, BLOCKS) \
     CUresult symbol(CUstream s) \
     { \
         if (!is_high()) \
             return RG_CALL(symbol, (s)); \
         uint64_t token = rg_wait_stream_begin(stream); \
+        if (BLOCKS) \
+            rg_drain(); \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
-RG_WAIT_STREAM(cuStreamSynchronize, s)
-RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
-RG_WAIT_STREAM(cuStreamQuery, s)
-RG_WAIT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
+RG_WAIT_STREAM(cuStreamSynchronize, s, true)
+RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s), true)
+RG_WAIT_STREAM(cuStreamQuery, s, false)
+RG_WAIT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s), false)
 
 CUresult cuCtxSynchronize(void)
 {
@@ -211,6 +215,7 @@ CUresult cuCtxSynchronize(void)
     CUcontext current = NULL;
     rg_real.cuCtxGetCurrent(&current);
     uint64_t token = rg_wait_context_begin(current);
+    rg_drain();
     CUresult r = RG_CALL(cuCtxSynchronize, ());
     rg_wait_context_end(current, token, r == CUDA_SUCCESS);
     return r;
@@ -221,6 +226,7 @@ CUresult cuCtxSynchronize_v2(CUcontext c)
     if (!is_high())
         return RG_CALL(cuCtxSynchronize_v2, (c));
     uint64_t token = rg_wait_context_begin(c);
+    rg_drain();
     CUresult r = RG_CALL(cuCtxSynchronize_v2, (c));
     rg_wait_context_end(c, token, r == CUDA_SUCCESS);
     return r;
@@ -241,20 +247,22 @@ RG_RECORD(cuEventRecord_ptsz, (CUevent e, CUstream s), (e, s), RG_PTDS(s))
 RG_RECORD(cuEventRecordWithFlags, (CUevent e, CUstream s, unsigned flags), (e, s, flags), s)
 RG_RECORD(cuEventRecordWithFlags_ptsz, (CUevent e, CUstream s, unsigned flags), (e, s, flags), RG_PTDS(s))
 
-#define RG_WAIT_EVENT(symbol) \
+#define RG_WAIT_EVENT(symbol, BLOCKS) \
     CUresult symbol(CUevent e) \
     { \
         if (!is_high()) \
             return RG_CALL(symbol, (e)); \
         rg_track *track = NULL; \
         uint64_t token = rg_event_wait_begin(e, &track); \
+        if (BLOCKS) \
+            rg_drain(); \
         CUresult r = RG_CALL(symbol, (e)); \
         if (r == CUDA_SUCCESS && track) \
             rg_track_finished(track, token); \
         return r; \
     }
-RG_WAIT_EVENT(cuEventSynchronize)
-RG_WAIT_EVENT(cuEventQuery)
+RG_WAIT_EVENT(cuEventSynchronize, true)
+RG_WAIT_EVENT(cuEventQuery, false)
 
 /* Executable graphs. */
 #define RG_INSTANTIATE(symbol, params, args) \

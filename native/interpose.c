@@ -16,8 +16,11 @@
 #include "client.h"
 
 #include <dlfcn.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 rg_driver rg_real;
 
@@ -143,6 +146,9 @@ static bool fill(void *handle)
 #define RG_PLAIN(symbol, params) *(void **)&found.symbol = real_dlsym(handle, #symbol);
     RG_PLAIN_FUNCTIONS(RG_PLAIN)
 #undef RG_PLAIN
+#define RG_SIMULATED(symbol, params) *(void **)&found.symbol = real_dlsym(handle, #symbol);
+    RG_SIMULATOR_FUNCTIONS(RG_SIMULATED)
+#undef RG_SIMULATED
     pthread_mutex_lock(&fill_lock);
     if (!atomic_load(&filled)) {
         rg_real = found;
@@ -201,3 +207,24 @@ void *rg_dlsym_target(void *handle, const char *name)
     }
     return rg_replace(real);
 }
+
+#ifndef RIGEL_LINKED
+/*
+ * ioctl: shows channel.c what this process asks the driver for; the call itself is the real one's. One test for every other
+ * ioctl of the program.
+ */
+__attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
+{
+    static int (*real)(int, unsigned long, ...);
+    va_list arguments;
+    va_start(arguments, request);
+    void *argument = va_arg(arguments, void *);
+    va_end(arguments);
+    if (!real)
+        *(void **)&real = real_dlsym(RTLD_NEXT, "ioctl");
+    int result = real ? real(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
+    if (result == 0 && (request >> 8 & 0xff) == 'F' && interposing())
+        rg_channel_saw(fd, request, argument);
+    return result;
+}
+#endif

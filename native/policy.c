@@ -51,7 +51,7 @@ enum rg_verdict rg_policy_decide(const rg_policy_view *v)
         return decide_fair(v);
     if (v->policy != RG_POLICY_ORION || !v->best_effort)
         return RG_PASS; /* a number that this version does not know: stand in nobody's way */
-    return v->hold ? RG_WAIT_HIGH : decide_orion(v);
+    return v->hold && v->waited_ns < RG_HOLD_LIMIT_NS ? RG_WAIT_HIGH : decide_orion(v);
 }
 
 #define SHARE_PERIOD_NS 1000000000u

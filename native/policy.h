@@ -35,6 +35,9 @@ enum rg_verdict {
     RG_WAIT_TURN,         /* fair: wait until the others have had as much */
 };
 
+/* The end of a hold that nobody takes back: best-effort launches are never lost. */
+#define RG_HOLD_LIMIT_NS 5000000000ull
+
 /* One launch, as the limits count it; shorter ones may count for less (rg_policy_weight). */
 enum { RG_POLICY_LAUNCH = 1024 };
 
@@ -45,8 +48,8 @@ typedef struct {
     uint32_t policy;         /* enum rg_policy */
     bool best_effort;        /* the launching client is of class best-effort; not asked under fair */
     bool high_busy;          /* some other client of class high has work on the device */
-    bool preemptible;        /* this client's work can be taken off the GPU: it need not wait at the gate */
-    bool hold;               /* best-effort work is held back altogether, as long as this is set */
+    bool preemptible;        /* the GPU itself is taken from this client then: its launches need not wait */
+    bool hold;               /* nothing of best-effort may start, whether or not a high client has work */
     uint32_t inflight;       /* launches of this client not known to be finished, in RG_POLICY_LAUNCH-ths */
     uint32_t inflight_limit; /* likewise; 0: no limit */
     uint32_t corun_limit;    /* the same while a high client is busy; 0: none may start then */
@@ -74,16 +77,14 @@ enum rg_verdict rg_policy_decide(const rg_policy_view *v);
  * rg_policy_decide_inline: the same for none, priority and slo, on the launch path.
  * A starved client is still limited in flight, so one batch of `inflight_limit` launches (the credit) goes out per
  * starvation period, not the whole backlog. The in-flight wait has the same bound, for kernels that wait for work which
- * their own program has yet to launch. Only `hold` has no bound: whoever sets it takes it back.
+ * their own program has yet to launch. A hold has a bound of its own.
  */
 static inline enum rg_verdict rg_policy_decide_inline(const rg_policy_view *v)
 {
-    if (v->policy == RG_POLICY_NONE || !v->best_effort)
+    if (v->policy == RG_POLICY_NONE || !v->best_effort || (v->preemptible && !v->hold))
         return RG_PASS;
-    if (v->hold)
+    if (v->hold && v->waited_ns < RG_HOLD_LIMIT_NS)
         return RG_WAIT_HIGH;
-    if (v->preemptible)
-        return RG_PASS;
     bool starved = v->waited_ns >= v->starvation_ns;
     if (v->inflight_limit && v->inflight >= v->inflight_limit)
         return starved ? RG_PASS_STARVED : RG_WAIT_INFLIGHT;

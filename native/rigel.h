@@ -41,7 +41,7 @@ const char *rigel_version(void);
 
 /*
  * rigel_layout: the segment's layout as JSON:
- *   {"version":1,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *   {"version":2,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
  *    "settings":{...},"devices":{...},"clients":{...}}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.

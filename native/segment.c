@@ -109,6 +109,10 @@ int rg_segment_create(const char *path)
         seg->settings.bulk_bytes = 65536;
         seg->settings.min_share_ppm = 50000;
         seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
+        seg->settings.preempt = 1;
+        seg->settings.suspend = 1;
+        seg->settings.slice_us = 50;
+        seg->settings.high_slice_us = 10000;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -258,7 +262,7 @@ void rg_device_wake(rg_device *dev)
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
+void rg_busy_enter(rg_device *dev, int slot, uint64_t now_ns)
 {
     uint64_t spell = atomic_load(&dev->spell_ns);
     if (!atomic_load(&dev->high_busy) && (!spell || now_ns - atomic_load(&dev->idle_ns) >= RG_POLICY_BREAK_NS)) {
@@ -268,7 +272,7 @@ void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
     atomic_fetch_or(&dev->high_busy, 1ull << slot);
 }
 
-void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns)
+void rg_busy_exit(rg_device *dev, int slot, uint64_t now_ns)
 {
     uint64_t bit = 1ull << slot;
     if ((atomic_fetch_and(&dev->high_busy, ~bit) & ~bit) == 0)
@@ -332,13 +336,23 @@ bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, 
     return true;
 }
 
+void rg_device_busy(rg_device *dev)
+{
+    /* The order pairs with preempt_main: it says that it waits, then looks whether anybody is busy. */
+    if (!atomic_load(&dev->busy_waiters))
+        return;
+    atomic_fetch_add(&dev->busy_wake, 1);
+    syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 void rg_segment_clear_busy(rg_segment *seg, int slot)
 {
     uint64_t bit = 1ull << slot;
     for (int i = 0; i < RG_MAX_DEVICES; i++) {
         rg_device *d = &seg->devices[i];
         if (atomic_load(&d->high_busy) & bit) {
-            rg_device_idle(d, slot, rg_now_ns());
+            atomic_fetch_and(&d->high_launching, ~bit);
+            rg_busy_exit(d, slot, rg_now_ns());
             rg_device_wake(d);
         }
     }

@@ -33,6 +33,7 @@ enum {
 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
+enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
 /* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
@@ -58,7 +59,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
     F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
     F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
-    F(u32, hold, 1)          /* [control] 1: best-effort work waits, without a bound, until this is 0 again */ \
+    F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
+    F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
+    F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
+    F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
+    F(u32, hold, 1)          /* [control] 1: best-effort launches wait (policies other than none and fair), each RG_HOLD_LIMIT_NS at most */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
@@ -72,6 +77,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
     F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
+    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client becomes busy and somebody waits for that */ \
+    F(u32, busy_waiters, 1) /* [any] threads asleep on `busy_wake`, as `waiters` */ \
+    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */ \
     F(u64, spell_ns, 1)   /* [any] since when high clients have been busy without a break; 0: never yet */ \
     F(u64, idle_ns, 1)    /* [any] when high_busy last became 0 */ \
     F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
@@ -121,6 +129,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(hist, request_ns, 1)     /* [client] length of busy periods */ \
     F(hist, wait_ns, 1)        /* [client] gate waits */ \
     F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
+    F(u32, preemption, 1)      /* [client] enum rg_preemption */ \
+    F(u32, slice_us, 1)        /* [client] time slice of its channels as set by Rigel; 0: never set */ \
+    F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU for a high client */ \
+    F(u64, suspended_ns, 1)    /* [client] */ \
     F(u32, weight, 1)          /* [client] fair: in thousandths */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
@@ -161,15 +173,15 @@ typedef struct {
 
 /* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
-_Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
-_Static_assert(sizeof(rg_device) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
+_Static_assert(sizeof(rg_device) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 49472, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3169408, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3234944, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3284096, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3170496, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3236032, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3285184, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -196,11 +208,11 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
 int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name);
 
 /*
- * rg_device_busy, rg_device_idle: a client's work on the device begins, or has ended; a break between high clients' work
+ * rg_busy_enter, rg_busy_exit: a client's work on the device begins, or has ended; a break between high clients' work
  * (RG_POLICY_BREAK_NS) begins a new spell. The spell is there before the bit: whoever sees the bit sees how long it has been so.
  */
-void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns);
-void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns);
+void rg_busy_enter(rg_device *dev, int slot, uint64_t now_ns);
+void rg_busy_exit(rg_device *dev, int slot, uint64_t now_ns);
 
 /* rg_share_of: what a client has had of a device. */
 static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
@@ -227,11 +239,14 @@ int rg_segment_reap(rg_segment *seg);
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);
 
-/* rg_segment_clear_busy: takes client `slot` out of every device's high_busy and wakes whoever waits. */
+/* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);
 
 /* rg_device_wake: wakes every thread that sleeps on the device's gate; a system call only if there is one. */
 void rg_device_wake(rg_device *dev);
+
+/* rg_device_busy: tells those who keep off the device for a high client that one is busy; a system call only if there is one. */
+void rg_device_busy(rg_device *dev);
 
 /* rg_now_ns: CLOCK_MONOTONIC in nanoseconds (no system call: vDSO). */
 uint64_t rg_now_ns(void);

@@ -249,8 +249,11 @@ void rg_busy_begin(uint32_t device)
     if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
         uint64_t now = rg_now_ns();
         atomic_store(&rg.busy_since[device], now);
-        rg_device_busy(&rg.segment->devices[device], rg.slot_index, now);
+        rg_busy_enter(&rg.segment->devices[device], rg.slot_index, now);
+        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
+        atomic_store(&rg.draining[device], 0);
         atomic_store(&rg.busy[device], 1);
+        rg_device_busy(&rg.segment->devices[device]);
     }
     pthread_mutex_unlock(&busy_lock);
 }
@@ -262,6 +265,46 @@ static bool all_clean(uint32_t device)
         if (atomic_load(&rg.tracks[i].state) != RG_CLEAN && atomic_load(&rg.tracks[i].device) == device)
             return false;
     return true;
+}
+
+static bool all_covered(uint32_t device)
+{
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if (atomic_load(&rg.tracks[i].state) == RG_DIRTY && atomic_load(&rg.tracks[i].device) == device)
+            return false;
+    return true;
+}
+
+void rg_drain(void)
+{
+    for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
+        if (!atomic_load(&rg.busy[device]) || atomic_load(&rg.draining[device]))
+            continue;
+        pthread_mutex_lock(&busy_lock);
+        if (atomic_load(&rg.busy[device])) {
+            /* Pairs with rg_mark: `draining` first, then the tracks. */
+            atomic_store(&rg.draining[device], 1);
+            if (all_covered(device)) {
+                atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
+                rg_device_wake(&rg.segment->devices[device]);
+            } else {
+                atomic_store(&rg.draining[device], 0);
+            }
+        }
+        pthread_mutex_unlock(&busy_lock);
+    }
+}
+
+void rg_drain_end(uint32_t device)
+{
+    pthread_mutex_lock(&busy_lock);
+    if (atomic_load(&rg.draining[device]) && (atomic_load(&rg.mode) & RG_MODE_HIGH)) {
+        atomic_store(&rg.draining[device], 0);
+        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
+        rg_device_busy(&rg.segment->devices[device]);
+    }
+    pthread_mutex_unlock(&busy_lock);
 }
 
 void rg_idle_check(uint32_t device)
@@ -276,8 +319,10 @@ void rg_idle_check(uint32_t device)
             uint64_t now = rg_now_ns();
             rg_hist_add(&rg.slot->request_ns, now - atomic_load(&rg.busy_since[device]));
             atomic_fetch_add(&rg.slot->requests, 1);
+            atomic_store(&rg.draining[device], 0);
+            atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
             atomic_store(&rg_share_of(rg.segment, device, rg.slot_index)->idle_ns, now);
-            rg_device_idle(&rg.segment->devices[device], rg.slot_index, now);
+            rg_busy_exit(&rg.segment->devices[device], rg.slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
         } else {
             atomic_store(&rg.busy[device], 1);
@@ -290,8 +335,11 @@ void rg_busy_assert(void)
 {
     pthread_mutex_lock(&busy_lock);
     for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) & RG_MODE_HIGH)
-            rg_device_busy(&rg.segment->devices[i], rg.slot_index, rg_now_ns());
+        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
+            rg_busy_enter(&rg.segment->devices[i], rg.slot_index, rg_now_ns());
+            if (!atomic_load(&rg.draining[i]))
+                atomic_fetch_or(&rg.segment->devices[i].high_launching, 1ull << rg.slot_index);
+        }
     pthread_mutex_unlock(&busy_lock);
 }
 

@@ -7,6 +7,7 @@
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
+import { addBench } from "./bench.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { RigelError } from "./errors.ts";
@@ -14,7 +15,7 @@ import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
-import { table } from "./report.ts";
+import { shared, table } from "./report.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -24,6 +25,7 @@ interface LaunchFlags {
   inflight?: number;
   policy?: Config["policy"]["name"];
   device?: Config["device"];
+  sharing?: Config["sharing"];
   mps?: "on" | "off";
   segment?: string;
   startTimeout: number;
@@ -60,6 +62,9 @@ function commandLine(): Command {
     .addOption(new Option("--policy <name>", "who may launch when").choices(POLICIES))
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(
+      new Option("--sharing <mode>", "how the clients are on the GPU together").choices(["auto", "time-slice", "mps"]),
+    )
+    .addOption(
       new Option("--mps <switch>", "processes share the simulated device side by side, not in time slices").choices([
         "on",
         "off",
@@ -74,6 +79,7 @@ function commandLine(): Command {
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
     .action(runInfo);
+  addBench(program, deviceSelector);
   return program;
 }
 
@@ -88,7 +94,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   );
   const planned = await plan(config, native, simulationState);
   if (flags.mps !== undefined && !planned.device.simulated)
-    planned.notes.push("--mps has no effect on a real GPU; start or stop nvidia-cuda-mps-control instead");
+    planned.notes.push("--mps has no effect on a real GPU; use --sharing");
   if (flags.dryRun) {
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
@@ -109,6 +115,7 @@ function overridden(config: Config, flags: LaunchFlags): Config {
     ...(flags.compare !== undefined && { compare: flags.compare }),
     ...(flags.duration !== undefined && { duration_s: flags.duration }),
     ...(flags.device !== undefined && { device: flags.device }),
+    ...(flags.sharing !== undefined && { sharing: flags.sharing }),
     policy: {
       ...config.policy,
       ...(flags.policy !== undefined && { name: flags.policy }),
@@ -118,13 +125,14 @@ function overridden(config: Config, flags: LaunchFlags): Config {
   };
 }
 
-function planDocument({ config, device, mps, phases, notes, clients }: Plan): object {
+function planDocument({ config, device, sharing, phases, notes, clients }: Plan): object {
   return {
     schema: 1,
     dry_run: true,
     device,
     policy: config.policy,
-    mps,
+    sharing,
+    mps: sharing.mode === "mps",
     duration_s: config.duration_s ?? null,
     clients,
     phases: phases.map(({ mode, policy, clients: together }) => ({
@@ -136,9 +144,10 @@ function planDocument({ config, device, mps, phases, notes, clients }: Plan): ob
   };
 }
 
-function planText({ config, device, phases, notes, clients }: Plan): string {
+function planText({ config, device, sharing, phases, notes, clients }: Plan): string {
   const lines = [
     `device   ${device.name} ${device.uuid}`,
+    `sharing  ${shared(sharing)}`,
     `ends     ${config.duration_s === undefined ? "with the clients" : `after ${config.duration_s} s`}`,
     ...clients.flatMap(({ name, class: kind, argv, cwd, env }) => [
       `client   ${name} (${kind})`,

@@ -28,7 +28,7 @@ const deviceSchema = z.union(
 /** The policies of native/policy.h. */
 export const POLICIES = ["none", "priority", "slo", "fair", "orion"] as const;
 
-const policySchema = fields({
+export const policySchema = fields({
   /**
    * `none` only measures; `priority` holds best-effort launches while a high client has work; `slo` does, too, with its
    * settings moved by a control loop; `fair` shares GPU time by weights, whatever the classes; `orion` follows Orion's rules.
@@ -50,6 +50,13 @@ const policySchema = fields({
   sm_threshold: z.int().positive().max(100_000).optional(),
   /** `orion`: unfinished best-effort work, as a part of a high request's latency alone. */
   dur_threshold: z.number().positive().max(1000).optional(),
+  /** Take best-effort clients off the GPU by their channels where the driver allows it; false: hold their launches only. */
+  preempt: z.boolean().default(true),
+  /** Keep them off it for as long as a high client is busy; false: short time slices only. */
+  suspend: z.boolean().optional(),
+  /** Time slice of a best-effort client's channels, and of a high client's. */
+  slice_us: z.int().min(1).max(1_000_000).optional(),
+  high_slice_us: z.int().min(1).max(1_000_000).optional(),
 });
 
 const replaySchema = fields({
@@ -83,8 +90,19 @@ const clientSchema = fields({
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
+  isolation: z.enum(["shared", "process"]).default("shared"),
+  /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
+  sm_percent: z.int().min(1).max(100).optional(),
 }).check((context) => {
-  const { command, replay } = context.value;
+  const { command, replay, isolation, sm_percent } = context.value;
+  if (sm_percent !== undefined && isolation === "process")
+    context.issues.push({
+      code: "custom",
+      input: sm_percent,
+      path: ["sm_percent"],
+      message: 'expected no share, as isolation is "process": only MPS can limit one',
+    });
   if ((command === undefined) === (replay === undefined))
     context.issues.push({
       code: "custom",
@@ -113,16 +131,18 @@ const clientSchema = fields({
 });
 
 const configSchema = fields({
-  policy: policySchema.default({ name: "priority" }),
+  policy: policySchema.default({ name: "priority", preempt: true }),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),
+  /** How the clients are on a GPU together: mps.ts says what each of these means. */
+  sharing: z.enum(["auto", "time-slice", "mps"]).default("auto"),
   simulated: fields({
     preset: z.enum(["h200", "a100", "l4"]).default("h200"),
-    /** Kernels of several processes run side by side, as under MPS, rather than in time slices. */
+    /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
   clients: z.array(clientSchema).min(1).max(64),

@@ -5,8 +5,7 @@
  * context in the launcher. Never changes a device's settings.
  */
 
-import { existsSync, readFileSync, rmSync } from "node:fs";
-import { join } from "node:path";
+import { rmSync } from "node:fs";
 import { z } from "zod";
 import type { Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
@@ -129,15 +128,4 @@ function simulatedEnvironment(files: NativeFiles, simulation: Simulation, given:
     RIGEL_SIM_PRESET: simulation.preset,
     RIGEL_SIM_MPS: simulation.mps ? "1" : "0",
   };
-}
-
-/** Whether processes on a real device share it through an MPS control daemon that runs now. */
-export function mpsRuns(environment: Environment): boolean {
-  const folder = environment["CUDA_MPS_PIPE_DIRECTORY"] || "/tmp/nvidia-mps";
-  try {
-    const pid = readFileSync(join(folder, "nvidia-cuda-mps-control.pid"), "utf8").trim();
-    return existsSync(`/proc/${pid}`);
-  } catch {
-    return false;
-  }
 }

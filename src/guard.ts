@@ -16,23 +16,28 @@ while read -r word what; do
   esac
 done
 mark=$1
-shift
+farewell=$2
+shift 2
 for g in $groups; do kill -s TERM -- "-$g"; done
 [ -z "$groups" ] || sleep 5
 for g in $groups; do kill -s KILL -- "-$g"; done
+eval "$farewell"
 for file in $(grep -lzFxe "$mark" /proc/[0-9]*/environ); do
   pid=\${file#/proc/}
   kill -s KILL "\${pid%/environ}"
 done
-rm -f -- "$@"
+rm -rf -- "$@"
 `;
 
 export class Guard implements Disposable {
   readonly #shell;
 
-  /** If the launcher dies, `files` are removed and processes with `mark` in their environment ended. */
-  constructor(mark: string, files: readonly string[]) {
-    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", mark, ...files], {
+  /**
+   * If the launcher dies, `farewell` (a command of the shell, which must end by itself) is run, processes with `mark` in
+   * their environment are ended, and `files`, which may be folders, removed.
+   */
+  constructor(mark: string, files: readonly string[], farewell = ":") {
+    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", mark, farewell, ...files], {
       env: { PATH: `${process.env["PATH"] ?? ""}:/usr/bin:/bin` },
       // Out of reach of the terminal's Ctrl-C.
       detached: true,

@@ -14,6 +14,7 @@ import { RigelError } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
+import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { policySettings } from "./policy.ts";
@@ -28,6 +29,12 @@ interface LaunchOptions {
   segmentFolder: string;
   /** How long to wait for every client's first work before counting begins without it. */
   start_timeout_s: number;
+  /** Whoever handles signals over several launches; without it a launch does so itself. */
+  interrupt?: Interrupt;
+  /** Takes the lines that clients print; without it they go to standard error. */
+  show?: (name: string, line: string) => void;
+  /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
+  started?: (segment: Segment) => void;
 }
 
 interface Outcome {
@@ -43,12 +50,17 @@ const LOOK_ms = 500;
 
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
-  using interrupt = new Interrupt();
+  if (!options.interrupt) {
+    using interrupt = new Interrupt();
+    return await launch(plan, native, { ...options, interrupt });
+  }
+  const { interrupt } = options;
+  await using mps = await Mps.open(plan.sharing, plan.clients, `${plan.config.file}: sharing`);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
   for (const [index, phase] of plan.phases.entries()) {
     if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
-    const result = await runPhase(plan, phase, native, options, interrupt);
+    const result = await runPhase(plan, phase, native, options, interrupt, mps);
     done.push(result);
     notes.push(...result.notes);
     if (interrupt.signal || result.failed) {
@@ -61,13 +73,14 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
   if (!last) throw new Error("a plan without phases");
   if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
   const compare = plan.config.compare ? compared(merged(done)) : [];
-  const { device, mps, config } = plan;
+  const { device, config } = plan;
   return {
     report: {
       schema: 1,
       device: { name: device.name, uuid: device.uuid, simulated: device.simulated },
       policy: { ...config.policy, name: last.phase.policy, inflight: last.inflight },
-      mps,
+      sharing: mps.sharing,
+      mps: mps.sharing.mode === "mps",
       duration_s: Math.round(last.duration_s * 1000) / 1000,
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
@@ -105,6 +118,7 @@ async function runPhase(
   native: Native,
   options: LaunchOptions,
   interrupt: Interrupt,
+  mps: Mps,
 ): Promise<PhaseResult> {
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
@@ -129,8 +143,9 @@ async function runPhase(
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
-      const show = prefixed(client.name, index, width);
-      const env = clientEnvironment(plan, phase, client, native, segment.path);
+      const own = options.show;
+      const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
+      const env = clientEnvironment(plan, phase, client, native, segment.path, mps);
       const { name, argv, cwd, isReplay } = client;
       const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
       const marks = [mark, `RIGEL_NAME=${name}`];
@@ -139,13 +154,15 @@ async function runPhase(
       running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
     interrupt.clients = running.map(({ child }) => child);
+    options.started?.(segment);
     const counted = await count(plan, running, segment, native, options, interrupt);
     const inflight = segment.inflight;
+    const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     const failures = running
-      .flatMap(({ child: { name, exit, stopped } }) =>
-        exit && exit.status !== 0 && !stopped ? [{ name, ...exit }] : [],
+      .flatMap(({ client, attached, child: { name, exit, stopped } }) =>
+        exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client, attached }] : [],
       )
       .toSorted((a, b) => a.at_ms - b.at_ms);
     const duration_s = (counted.to_ms - counted.from_ms) / 1000;
@@ -153,8 +170,11 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
-      notes: notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
-      clients: running.map((one) => reportOf(one, counted, segment)),
+      notes: [
+        ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+        ...mpsNotes(failures, elsewhere, mps),
+      ],
+      clients: running.map((one) => reportOf(one, counted, segment, elsewhere)),
       failed: failures[0],
     };
   } finally {
@@ -207,6 +227,41 @@ function notesOf(running: readonly Running[], segment: Segment, took_s: number, 
         "other clients needed their places",
     );
   return notes;
+}
+
+/** Clients that run, were meant to run under the launch's own MPS daemon, and are no clients of it. */
+async function missedMps(running: readonly Running[], segment: Segment, mps: Mps): Promise<ReadonlySet<string>> {
+  const meant = running.filter(({ client, child, attached }) => {
+    const own = client.env["CUDA_MPS_PIPE_DIRECTORY"] !== undefined;
+    return client.mps && !client.device.simulated && !own && attached && !child.exit;
+  });
+  const listed = meant.length > 0 ? await mps.processes() : undefined;
+  if (!listed) return new Set();
+  const live = segment.slots().filter(({ finished }) => !finished);
+  return new Set(
+    meant.flatMap(({ client: { name } }) => {
+      const pids = live.filter((slot) => slot.name === name).map(({ pid }) => pid);
+      return pids.length > 0 && !pids.some((pid) => listed.has(pid)) ? [name] : [];
+    }),
+  );
+}
+
+/** What MPS has to do with how the clients ended, with what it has logged itself. */
+function mpsNotes(
+  failures: readonly { name: string; text: string; at_ms: number; client: PlannedClient; attached: boolean }[],
+  elsewhere: ReadonlySet<string>,
+  mps: Mps,
+): string[] {
+  // Who has not initialised CUDA has nothing to do with it, and the simulated GPU has no faults that others could share.
+  const under = failures.filter(
+    ({ name, client, attached }) => client.mps && attached && !client.device.simulated && !elsewhere.has(name),
+  );
+  const shared = sharedFault(under.map((failure) => ({ ...failure, gpu: failure.client.device.uuid })));
+  return [
+    ...[...elsewhere].map((name) => `${name}: was to run under MPS, but the daemon does not have it among its clients`),
+    ...(shared === undefined ? [] : [shared]),
+    ...(under.length > 0 ? mps.evidence() : []),
+  ];
 }
 
 /** A client of a phase that is under way. */
@@ -361,6 +416,7 @@ function reportOf(
   { client, child, attached, launched_ms, problem }: Running,
   counted: Counted,
   segment: Segment,
+  elsewhere: ReadonlySet<string>,
 ): ClientReport {
   const { from_ms, to_ms, before, after } = counted;
   const end_ms = child.exit && !child.stopped ? child.exit.at_ms : to_ms;
@@ -377,6 +433,7 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
+    mps: client.mps && !elsewhere.has(client.name),
     ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
   };
 }
@@ -387,6 +444,7 @@ function clientEnvironment(
   client: PlannedClient,
   native: Native,
   segment: string,
+  mps: Mps,
 ): Environment {
   const given: Environment = { ...process.env, ...client.env };
   const preload = given["LD_PRELOAD"];
@@ -394,6 +452,7 @@ function clientEnvironment(
   return {
     ...given,
     ...deviceEnvironment(client.device, native.files, plan.simulation, given),
+    ...mps.environment(client, client.env),
     LD_PRELOAD: preload ? `${library}:${preload}` : library,
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,

@@ -36,6 +36,8 @@ export interface NativeFiles {
   simulator: string;
   /** Folder of the profiles that come with Rigel. */
   profiles: string;
+  /** The PyTorch program of `rigel bench`. */
+  workload: string;
 }
 
 const SYMBOLS = {
@@ -150,6 +152,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     replay: join(build, "rigel-replay"),
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
+    workload: join(root, "bench", "workload.py"),
   };
   const stamp = join(build, ".made");
   const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
@@ -219,6 +222,7 @@ async function unpack(): Promise<Native> {
         replay: join(folder, "rigel-replay"),
         simulator: join(folder, "sim"),
         profiles: join(folder, "profiles"),
+        workload: join(folder, "workload.py"),
       });
     } catch (thrown) {
       refusals.push(`  ${folder}: ${reason(thrown)}`);

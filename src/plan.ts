@@ -8,8 +8,10 @@
 import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
-import { type Device, Devices, type Environment, type Simulation, mpsRuns } from "./device.ts";
+import { type Device, Devices, type Environment, type Simulation } from "./device.ts";
 import { RigelError } from "./errors.ts";
+import { type Decision, type Sharing, decide } from "./mps.ts";
+import { findDaemon } from "./mps-daemon.ts";
 import { type Native, checkPreloadable } from "./native.ts";
 import { checkPolicy } from "./policy.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
@@ -23,6 +25,11 @@ export interface PlannedClient {
   /** What the configuration adds to the environment. */
   env: Record<string, string>;
   device: Device;
+  /** Is to share its GPU with others side by side, under MPS. */
+  mps: boolean;
+  /** Must not find an MPS daemon, though there may be one. */
+  hidden: boolean;
+  sm_percent: number | undefined;
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
@@ -42,8 +49,7 @@ export interface Plan {
   config: Config;
   /** The device of the launch; clients may name others. */
   device: Device;
-  /** Whether processes share the device side by side rather than in time slices. */
-  mps: boolean;
+  sharing: Sharing;
   simulation: Simulation;
   clients: PlannedClient[];
   phases: Phase[];
@@ -53,37 +59,98 @@ export interface Plan {
 /** Checks everything and plans the phases. `simulationState` is the file that the simulated GPU may use. */
 export async function plan(config: Config, native: Native, simulationState: string): Promise<Plan> {
   const { file } = config;
-  const simulation: Simulation = { state: simulationState, ...config.simulated };
+  const simulation: Simulation = {
+    state: simulationState,
+    preset: config.simulated.preset,
+    mps: config.sharing === "auto" ? config.simulated.mps : config.sharing === "mps",
+  };
   const notes = [...config.notes];
   checkPreloadable(native.files.library);
   await checkClients(config, notes);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
-  const clients: PlannedClient[] = [];
+  const on: { client: ClientConfig; device: Device }[] = [];
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
+    on.push({
+      client,
+      device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
+    });
+  }
+  const decision = await sharingOf(config, on, simulation);
+  notes.push(...decision.notes);
+  const clients: PlannedClient[] = [];
+  for (const { client, device: its } of on)
     clients.push({
       name: client.name,
       class: client.class,
       argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
       cwd: client.cwd ?? process.cwd(),
       env: client.env ?? {},
-      device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
+      device: its,
+      ...(await shareOf(client, its, decision, config, simulation)),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
       weight: client.weight ?? 1,
       profile: client.replay?.profile ?? client.profile,
     });
-  }
+  notes.push(...sharingNotes(clients, config));
+  const { mode, daemon, pipe_directory } = decision;
   return {
     config,
     device,
-    mps: device.simulated ? simulation.mps : mpsRuns(process.env),
+    sharing: { mode, daemon, pipe_directory },
     simulation,
     clients,
     phases: phasesOf(config, clients),
     notes,
   };
+}
+
+/** A launch on the simulated GPU alone has nothing to do with what runs on this machine. */
+async function sharingOf(
+  config: Config,
+  on: readonly { client: ClientConfig; device: Device }[],
+  simulation: Simulation,
+): Promise<Decision> {
+  const without = { daemon: null, pipe_directory: null, hides: false, notes: [] };
+  if (on.every(({ device }) => device.simulated)) return { ...without, mode: simulation.mps ? "mps" : "time-slice" };
+  const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
+  if (shared.length === 0) return { ...without, mode: "time-slice" };
+  const uuids = [...new Set(shared.map(({ device }) => device.uuid))];
+  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`);
+}
+
+/** How one client takes part in it. Who names a daemon in a client's own environment means that one. */
+async function shareOf(
+  { env, isolation, sm_percent }: ClientConfig,
+  device: Device,
+  { mode, hides }: Decision,
+  { sharing }: Config,
+  simulation: Simulation,
+): Promise<Pick<PlannedClient, "mps" | "hidden" | "sm_percent">> {
+  if (device.simulated) return { mps: simulation.mps, hidden: false, sm_percent };
+  const own = env?.["CUDA_MPS_PIPE_DIRECTORY"];
+  const hidden = isolation === "process" || (hides && (own === undefined || sharing === "time-slice"));
+  const mps =
+    own === undefined
+      ? mode === "mps"
+      : (await findDaemon({ ...process.env, ...env }, [device.uuid])).state === "running";
+  return { mps: mps && !hidden, hidden, sm_percent };
+}
+
+function sharingNotes(clients: readonly PlannedClient[], config: Config): string[] {
+  const notes = clients.flatMap(({ name, mps, sm_percent, device }, index) => [
+    ...(sm_percent !== undefined && !mps
+      ? [`${name}: sm_percent has no effect, as it is not under MPS; "sharing": "mps" starts a daemon`]
+      : []),
+    ...(device.simulated && (sm_percent !== undefined || config.clients[index]?.isolation === "process")
+      ? [`${name}: the simulated GPU has neither sm_percent nor isolation; only a real one does`]
+      : []),
+  ]);
+  if (config.sharing === "time-slice" && config.simulated.mps && clients.some(({ device }) => device.simulated))
+    notes.push('simulated.mps has no effect, as sharing is "time-slice"');
+  return notes;
 }
 
 function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
@@ -112,6 +179,13 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
       checkFolder(client, where);
       if (client.command) checkCommand(client, client.command, where);
       if (client.profile !== undefined) await inField(`${where}.profile`, readProfile(client.profile));
+      if (client.sm_percent !== undefined && config.sharing === "time-slice")
+        problems.push(
+          new RigelError(
+            "config",
+            `${where}.sm_percent: expected no share, as sharing is "time-slice": only MPS can limit one`,
+          ),
+        );
       if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
       else if (config.compare && config.duration_s === undefined)
         notes.push(

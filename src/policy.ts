@@ -55,15 +55,11 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
 
 /** What a policy's fields are as settings of the segment. Left out: what the library has as default. */
 export function policySettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
-  const { inflight, unit_us, starvation_us, stale_ms, min_share, quantum_us } = policy;
+  const { name, min_share, sm_threshold: _, dur_threshold: __, ...settings } = policy;
   return {
-    inflight,
-    unit_us,
-    starvation_us,
-    stale_ms,
-    quantum_us,
+    ...settings,
     ...(min_share !== undefined && { min_share_ppm: Math.round(min_share * 1e6) }),
-    ...(policy.name === "orion" && orionSettings(policy, clients, native)),
+    ...(name === "orion" && orionSettings(policy, clients, native)),
   };
 }
 

@@ -33,6 +33,21 @@ export function startedWith(pid: number, entries: readonly string[]): boolean {
   return entries.every((entry) => environment.includes(entry));
 }
 
+/** The environment that a process was started with; empty if it cannot be read. */
+export function environmentOf(pid: number): Record<string, string> {
+  const entries = read(`/proc/${pid}/environ`)
+    .split("\0")
+    .filter((entry) => entry.includes("="));
+  return Object.fromEntries(
+    entries.map((entry) => [entry.slice(0, entry.indexOf("=")), entry.slice(entry.indexOf("=") + 1)]),
+  );
+}
+
+/** The command line that a process was started with, its arguments separated by spaces; empty if it is gone. */
+export function commandOf(pid: number): string {
+  return read(`/proc/${pid}/cmdline`).replaceAll("\0", " ").trim();
+}
+
 /** Whether a process has this file mapped, also if it has been replaced since. */
 export function hasMapped(pid: number, path: string): boolean {
   return new RegExp(` ${RegExp.escape(path)}( \\(deleted\\))?$`, "m").test(read(`/proc/${pid}/maps`));

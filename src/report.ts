@@ -6,6 +6,7 @@
 
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import type { Sharing } from "./mps.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -31,6 +32,8 @@ export interface ClientReport {
   /** Why not, if it did not attach. */
   attach_problem: string | null;
   device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** It was under MPS (or the simulated GPU's model of it), as far as is known, rather than in time slices. */
+  mps: boolean;
   /** Seconds over which it was counted. */
   counted_s: number;
   launches: number;
@@ -55,6 +58,8 @@ export interface ClientReport {
   };
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: number;
+  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -73,6 +78,8 @@ export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
   policy: Policy & { inflight: number };
+  sharing: Sharing;
+  /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
   clients: ClientReport[];
@@ -97,6 +104,7 @@ export function measured(
   | "iterations_per_s"
   | "gate"
   | "charged_ms"
+  | "preemption"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -129,6 +137,11 @@ export function measured(
       unprofiled: counters.unprofiled,
     },
     charged_ms: round(counters.charged_ns / 1e6),
+    preemption: {
+      state: usage.preemption,
+      suspensions: counters.suspensions,
+      suspended_ms: round(counters.suspended_ns / 1e6),
+    },
   };
 }
 
@@ -176,19 +189,26 @@ export function table(report: Report): string {
   const { device, policy } = report;
   const how =
     policy.name === "none" ? "none" : `${policy.name}, ${policy.inflight || "any number of"} launches in flight`;
-  const sharing = report.mps ? "MPS" : "time slices";
-  const head = `${device.name} | policy: ${how} | ${sharing} | ${report.duration_s.toFixed(1)} s`;
+  const head = `${device.name} | policy: ${how} | ${shared(report.sharing)} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
   const notes = [
     ...report.notes,
+    ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
   ];
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
   return parts.join("\n");
+}
+
+/** How clients are on the GPU together, in a few words. */
+export function shared({ mode, daemon, pipe_directory }: Sharing): string {
+  if (mode === "time-slice") return "time slices";
+  if (daemon === null) return "MPS";
+  return daemon === "private" ? "MPS, own daemon" : `MPS, daemon of ${pipe_directory}`;
 }
 
 function clientTable(clients: readonly ClientReport[]): string[] {

@@ -33,6 +33,7 @@ const layoutSchema = z.object({
 type Layout = z.infer<typeof layoutSchema>;
 
 const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
+const PREEMPTION = ["unknown", "on", "off"] as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -63,22 +64,15 @@ interface Settings {
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
+  preempt?: boolean | undefined;
+  suspend?: boolean | undefined;
+  slice_us?: number | undefined;
+  high_slice_us?: number | undefined;
   min_share_ppm?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
   outstanding_us?: number | undefined;
 }
-
-const SETTINGS = [
-  "inflight",
-  "unit_us",
-  "starvation_us",
-  "stale_ms",
-  "min_share_ppm",
-  "quantum_us",
-  "sms_limit",
-  "outstanding_us",
-] as const satisfies (keyof Settings)[];
 
 export class Segment {
   readonly path: string;
@@ -117,11 +111,20 @@ export class Segment {
   }
 
   configure(settings: Settings): void {
-    this.#set("policy", POLICY_NUMBER[settings.policy]);
-    for (const name of SETTINGS) {
-      const value = settings[name];
-      if (value !== undefined) this.#set(name, value);
-    }
+    const { policy, ...numbers } = settings;
+    this.#set("policy", POLICY_NUMBER[policy]);
+    for (const [name, value] of Object.entries(numbers)) if (value !== undefined) this.#set(name, Number(value));
+  }
+
+  /** Changes single settings while clients run. */
+  apply(settings: Readonly<Record<string, number>>): void {
+    for (const [name, value] of Object.entries(settings)) this.#set(name, value);
+  }
+
+  /** All settings as they are now; `apply` puts them back. */
+  settings(): Readonly<Record<string, number>> {
+    const { settings } = this.#layout;
+    return Object.fromEntries(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
   }
 
   /** The in-flight limit in force. */
@@ -185,10 +188,26 @@ export class Segment {
     const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
     const usage = {
       counters: counters((name) => this.#long(base, name)),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
     return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
+  }
+
+  /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
+  durations({ index }: Slot): Histogram {
+    const base = index * this.#layout.clients.stride;
+    return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  }
+
+  /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
+  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
+    const base = index * this.#layout.clients.stride;
+    return {
+      launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
+      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
+    };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */

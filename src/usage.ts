@@ -15,6 +15,8 @@ interface Counters {
   inflight_waits: number;
   inflight_wait_ns: number;
   starved: number;
+  suspensions: number;
+  suspended_ns: number;
   shared: number;
   charged_ns: number;
   unprofiled: number;
@@ -43,10 +45,23 @@ export class Histogram {
     return this.#counts.reduce((sum, count) => sum + count, 0);
   }
 
+  /** False of the difference between two histograms of different things. */
+  get isCount(): boolean {
+    return this.#counts.every((count) => count >= 0);
+  }
+
   /** This plus `sign` times `other`. */
   combined(other: Histogram, sign: 1 | -1): Histogram {
     return new Histogram(
       this.#counts.map((count, bucket) => count + sign * (other.#counts[bucket] ?? 0)),
+      this.#shape,
+    );
+  }
+
+  /** Every count times `factor`. */
+  scaled(factor: number): Histogram {
+    return new Histogram(
+      this.#counts.map((count) => count * factor),
       this.#shape,
     );
   }
@@ -80,6 +95,8 @@ export class Histogram {
 /** What one client (all its processes) has done. */
 export interface Usage {
   counters: Counters;
+  /** Whether it can be taken off the GPU by its channels, by its process that last knew. */
+  preemption: "unknown" | "on" | "off";
   request_ns: Histogram;
   report_ns: Histogram;
 }
@@ -87,7 +104,7 @@ export interface Usage {
 /** What has done nothing. */
 export function nothing(shape: HistogramShape): Usage {
   const none = new Histogram(new Float64Array(shape.buckets), shape);
-  return { counters: counters(() => 0), request_ns: none, report_ns: none };
+  return { counters: counters(() => 0), preemption: "unknown", request_ns: none, report_ns: none };
 }
 
 /** Every counter by its name. */
@@ -102,6 +119,8 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     inflight_waits: value("inflight_waits"),
     inflight_wait_ns: value("inflight_wait_ns"),
     starved: value("starved"),
+    suspensions: value("suspensions"),
+    suspended_ns: value("suspended_ns"),
     shared: value("shared"),
     charged_ns: value("charged_ns"),
     unprofiled: value("unprofiled"),
@@ -114,6 +133,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
 export function combine(a: Usage, b: Usage, sign: 1 | -1): Usage {
   return {
     counters: counters((name) => a.counters[name] + sign * b.counters[name]),
+    preemption: sign > 0 && b.preemption !== "unknown" ? b.preemption : a.preemption,
     request_ns: a.request_ns.combined(b.request_ns, sign),
     report_ns: a.report_ns.combined(b.report_ns, sign),
   };

@@ -5,11 +5,12 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Devices } from "../src/device.ts";
 import { Native } from "../src/native.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
+import { living, startedWith } from "../src/proc.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
 const { files } = await Native.load();
 const [gpu] = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
@@ -44,7 +45,7 @@ async function governed(scratch: Scratch, command: string[], clientClass: "high"
   return lines.join("\n");
 }
 
-const workload = ["python3", join(root, "test", "gpu", "workload.py")];
+const workload = ["python3", join(root, "bench", "workload.py")];
 const TRAIN_RESNET = ["--model", "resnet50", "--mode", "train", "--batch", "8", "--warmup", "3", "--requests", "20"];
 const TRAIN_GPT2 = "--model gpt2 --mode train --batch 2 --seq 128 --warmup 3 --requests 10".split(" ");
 const SERVE = "--mode infer --warmup 5 --requests 20".split(" ");
@@ -63,6 +64,64 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     expect(report.clients[0]?.requests.p50_ms).toBeGreaterThan(0.1);
     expect(result.status).toBe(0);
   });
+
+  // A container may lack the program, and a machine may have a daemon that is not ours to start beside.
+  test.skipIf(missing() || Bun.which("nvidia-cuda-mps-control") === null)(
+    "under an MPS daemon of its own, of which nothing is left",
+    async () => {
+      using scratch = new Scratch();
+      scratch.file("tiny.csv", TINY_PROFILE);
+      const replay = { profile: "tiny.csv" };
+      const path = scratch.file("config.json", {
+        sharing: "mps",
+        duration_s: 2,
+        clients: [
+          { name: "serve", class: "high", replay: { ...replay, rate_per_s: 100 } },
+          { name: "train", class: "best-effort", replay, sm_percent: 50 },
+        ],
+      });
+      await using child = start(["launch", path, "--json"], {
+        env: { CUDA_MPS_PIPE_DIRECTORY: join(scratch.path, "no-daemon") },
+      });
+      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+      const { sharing, clients, notes } = reportOf({ stdout, stderr, status });
+      expect(sharing).toEqual({ mode: "mps", daemon: "private", pipe_directory: expect.any(String) });
+      // Both are still running when counting ends, so this is what the daemon says of them.
+      expect(clients, notes.join("\n")).toMatchObject([
+        { name: "serve", attached: true, mps: true },
+        { name: "train", attached: true, mps: true },
+      ]);
+      const pipe = sharing.pipe_directory ?? "";
+      expect(existsSync(pipe)).toBe(false);
+      expect(living().filter(({ pid }) => startedWith(pid, [`CUDA_MPS_PIPE_DIRECTORY=${pipe}`]))).toEqual([]);
+      expect(status, stderr).toBe(0);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
+  test.skipIf(missing() || Bun.which("nvidia-cuda-mps-control") === null)(
+    "a client of isolation process stays out of MPS",
+    async () => {
+      using scratch = new Scratch();
+      scratch.file("tiny.csv", TINY_PROFILE);
+      const replay = { profile: "tiny.csv" };
+      const path = scratch.file("config.json", {
+        sharing: "mps",
+        duration_s: 2,
+        clients: [
+          { name: "serve", class: "high", replay: { ...replay, rate_per_s: 100 } },
+          { name: "apart", class: "best-effort", replay, isolation: "process" },
+        ],
+      });
+      const result = await rigel("launch", path, "--json");
+      expect(reportOf(result).clients, result.stderr).toMatchObject([
+        { name: "serve", attached: true, mps: true },
+        { name: "apart", attached: true, mps: false, exit_code: expect.any(Number) },
+      ]);
+      expect(result.status, result.stderr).toBe(0);
+    },
+    PROGRAM_LIMIT_ms,
+  );
 
   describe.skipIf(missing("torch", "torchvision", "transformers"))("PyTorch", () => {
     test.concurrent.each([

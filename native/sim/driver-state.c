@@ -7,11 +7,16 @@
  *
  * A process that is killed while it does not hold the lock leaves contexts with memory and work. Those who wait, ask or
  * start look at /proc now and then and remove them.
+ *
+ * How long a process's slices are and whether it is suspended (sim-control.h) stands with its contexts in the model,
+ * and goes with them.
  */
 #include "driver.h"
+#include "sim-control.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -21,6 +26,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -32,7 +38,7 @@ typedef struct {
     uint64_t size;
     pthread_mutex_t lock; /* robust, between processes: everything below */
     uint32_t devices;
-    uint32_t reserved;
+    _Atomic uint32_t controls;  /* slices and suspensions changed so far: those who wait for work sleep on this word */
     _Atomic uint64_t reaped_ns; /* when somebody last looked for dead processes */
     char uuid[SIM_MAX_DEVICES][16];
     struct {
@@ -349,31 +355,36 @@ static uint64_t spin_margin(void)
     return margin < LEAST_SPIN_NS ? LEAST_SPIN_NS : margin > MOST_SPIN_NS ? MOST_SPIN_NS : margin;
 }
 
-static void sleep_until(uint64_t at)
+/* Ends early when `controls` is no longer `seen`: what the time was worked out from has changed. */
+static void sleep_until(uint64_t at, uint32_t seen)
 {
     /* The default slack of 50 us would be most of a short kernel. It is the caller's thread: put it back. */
     int slack = prctl(PR_GET_TIMERSLACK);
     if (slack > 1) prctl(PR_SET_TIMERSLACK, 1);
     struct timespec t = {.tv_sec = (time_t)(at / 1000000000u), .tv_nsec = (long)(at % 1000000000u)};
-    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
+    syscall(SYS_futex, &state->controls, FUTEX_WAIT_BITSET, seen, &t, NULL, FUTEX_BITSET_MATCH_ANY);
     if (slack > 1) prctl(PR_SET_TIMERSLACK, slack);
-    uint64_t now = now_ns(), late = now > at ? now - at : 0, before = atomic_load(&lateness_ns);
+    uint64_t now = now_ns(), late = now - at, before = atomic_load(&lateness_ns);
+    if (now < at) return;
     if (late > MOST_SPIN_NS) late = MOST_SPIN_NS; /* that was another program's turn, not the timer */
     atomic_store_explicit(&lateness_ns, before - before / 8 + late / 8, memory_order_relaxed);
 }
 
-/* Sleeps, then spins, up to `at`. What it spins is taken off the budget. */
-static void wait_until(uint64_t at, uint64_t *budget)
+/* Sleeps, then spins, up to `at` or until `controls` is no longer `seen`. What it spins is taken off the budget. */
+static void wait_until(uint64_t at, uint32_t seen, uint64_t *budget)
 {
     uint64_t now = now_ns();
-    if (at > now + LONGEST_SLEEP_NS) at = now + LONGEST_SLEEP_NS;
+    if (at > now + LONGEST_SLEEP_NS) { /* nothing to spin for at its end */
+        sleep_until(now + LONGEST_SLEEP_NS, seen);
+        return;
+    }
     if (!*budget && at < now + NAP_NS) at = now + NAP_NS;
     uint64_t margin = *budget ? spin_margin() : 0;
     if (at > now + margin) {
-        sleep_until(at - margin);
+        sleep_until(at - margin, seen);
         now = now_ns();
     }
-    if (!*budget) return;
+    if (!*budget || atomic_load(&state->controls) != seen) return;
     uint64_t from = now;
     while (now < at) {
         pause_cpu();
@@ -401,10 +412,11 @@ CUresult sim_wait(int device, sim_until until)
         if (atomic_load(&sim.phase) != SIM_RUNNING) return CUDA_ERROR_DEINITIALIZED;
         rg_model *m = sim_lock(device);
         bool done = is_done(m, until, &at);
+        uint32_t seen = atomic_load(&state->controls); /* changes under the lock */
         sim_unlock();
         if (done) return CUDA_SUCCESS;
         sim_reap(10);
-        wait_until(at, &budget);
+        wait_until(at, seen, &budget);
     }
 }
 
@@ -416,8 +428,71 @@ CUresult sim_wait_for_room(int device, uint32_t stream)
     uint64_t budget = 0;
     rg_model *m = sim_lock(device);
     uint64_t at = rg_model_room_earliest(m, stream, SOME);
+    uint32_t seen = atomic_load(&state->controls);
     sim_unlock();
     sim_reap(10);
-    wait_until(at, &budget);
+    wait_until(at, seen, &budget);
     return CUDA_SUCCESS;
+}
+
+/* ---- Slices and suspension */
+
+enum { SUSPEND_CALL_NS = 280000, RESUME_CALL_NS = 230000, LONGEST_SLICE_US = 1000000 };
+
+/* Does it to every context this process has on the device: a slice, or with none a suspension. */
+static int control(unsigned device, uint64_t slice_ns, bool suspend)
+{
+    int result = -ENODEV;
+    rg_model *m = sim_lock((int)device);
+    /* Asked again, under the lock: after sim_detach this process's entry may be somebody else's. */
+    bool running = atomic_load(&sim.phase) == SIM_RUNNING;
+    for (uint32_t i = 0; running && i < RG_MODEL_MAX_CONTEXTS; i++) {
+        if (state->context[device][i].owner != self + 1) continue;
+        uint32_t id = state->context[device][i].id;
+        int r = slice_ns ? rg_model_set_slice(m, id, slice_ns) : rg_model_suspend(m, id, suspend);
+        result = r == RG_MODEL_SHARED ? -ENOTSUP : r ? -EINVAL : 0;
+        if (result) break;
+    }
+    if (!result) atomic_fetch_add(&state->controls, 1);
+    sim_unlock();
+    /* All of them, so that it does no harm when one is killed as it wakes. Not private: they are other processes. */
+    if (!result) syscall(SYS_futex, &state->controls, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    return result;
+}
+
+/* Whether there is a device and a context, before the time of the call is spent on it. */
+static int find_context(unsigned device)
+{
+    if (atomic_load(&sim.phase) != SIM_RUNNING || device >= (unsigned)sim.devices) return -ENODEV;
+    if (sim_params((int)device)->shared) return -ENOTSUP;
+    int result = -ENODEV;
+    lock_state();
+    for (uint32_t i = 0; i < RG_MODEL_MAX_CONTEXTS; i++)
+        if (state->context[device][i].owner == self + 1) result = 0;
+    sim_unlock();
+    return result;
+}
+
+static void sleep_for(uint64_t ns)
+{
+    uint64_t until = now_ns() + ns;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
+}
+
+API int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us)
+{
+    int result = find_context(device_ordinal);
+    if (result) return result;
+    return us && us <= LONGEST_SLICE_US ? control(device_ordinal, us * 1000, false) : -EINVAL;
+}
+
+API int rigelSimSuspend(unsigned device_ordinal, int suspend)
+{
+    int result = find_context(device_ordinal);
+    if (result) return result;
+    sleep_for(suspend ? SUSPEND_CALL_NS : RESUME_CALL_NS);
+    result = control(device_ordinal, 0, suspend);
+    if (suspend && !result) sleep_for(sim_params((int)device_ordinal)->preempt_ns); /* it waits for that, also when idle */
+    return result;
 }

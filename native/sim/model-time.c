@@ -129,12 +129,14 @@ static void resident_add(rg_model *m, uint32_t context, int change)
 static void load_add(rg_model *m, uint32_t domain, int change)
 {
     rg_model_domain *d = &m->domains[domain];
-    if (!d->load) {
+    bool counts = !m->contexts[domain].suspended; /* a domain that can be suspended is one context */
+    if (!d->load && counts) {
         m->wanting++;
         m->kick = 1; /* somebody new wants the SMs: exchange() has to see it */
     }
     d->load = (uint32_t)((int)d->load + change);
-    if (!d->load) m->wanting--;
+    if (!d->load && counts) m->wanting--;
+    if (!d->load && m->active == (int32_t)domain) m->idle_from = m->now;
 }
 
 /* ---- Streams: starting the first operation of each as soon as what it depends on is done. */
@@ -237,6 +239,7 @@ static void start_head(rg_model *m, uint32_t stream)
     rg_model_stream *s = &m->streams[stream];
     rg_model_op *op = &m->ops[s->head];
     if (!s->head || op->phase != PHASE_QUEUED || s->waits == WAITS_EVENT) return;
+    if (m->contexts[s->context].suspended && op->kind != OP_TRANSFER) return; /* rg_model_suspend looks again */
     if (!legacy_order_met(m, s, op->seq)) {
         s->waits = WAITS_LEGACY;
         return;
@@ -561,14 +564,25 @@ static void dispatch(rg_model *m)
 
 /* ---- Time slices: which domain has the SMs */
 
+static bool wants(const rg_model *m, int32_t domain)
+{
+    return m->domains[domain].load && !m->contexts[domain].suspended;
+}
+
 /* The next domain after `from`, in turn, that wants the SMs; -1: none. */
 static int32_t next_wanting(const rg_model *m, int32_t from)
 {
     for (int32_t i = 1; i <= RG_MODEL_MAX_CONTEXTS; i++) {
         int32_t d = (from + i) % RG_MODEL_MAX_CONTEXTS;
-        if (m->domains[d].load) return d;
+        if (wants(m, d)) return d;
     }
     return -1;
+}
+
+/* The domain on the SMs is suspended, and leaves at preempt_at. */
+static bool leaving(const rg_model *m)
+{
+    return m->active >= 0 && !m->p.shared && m->contexts[m->active].suspended;
 }
 
 static void take_sms(rg_model *m, int32_t domain)
@@ -594,13 +608,19 @@ static void lose_sms(rg_model *m)
     m->slice_end = 0;
 }
 
-static void begin_switch(rg_model *m)
+static void begin_switch(rg_model *m, int32_t to)
 {
-    int32_t from = m->active;
-    lose_sms(m);
-    m->next_active = next_wanting(m, from);
+    m->next_active = to;
+    m->vacated = 0;
     m->switch_end = m->now + m->p.switch_ns;
     m->switches++;
+}
+
+/* When `active` is exchanged, which others are waiting for: at the end of its slice, or before if it has no work. */
+static uint64_t slice_over(const rg_model *m)
+{
+    uint64_t idle = m->domains[m->active].load ? RG_MODEL_NEVER : m->idle_from + m->p.idle_ns;
+    return idle < m->slice_end ? idle : m->slice_end;
 }
 
 static void exchange(rg_model *m)
@@ -608,27 +628,39 @@ static void exchange(rg_model *m)
     if (m->p.shared) return;
     if (m->next_active >= 0) {
         if (m->now < m->switch_end) return;
-        /* Who was to come may have been removed meanwhile; the switch is paid for all the same. */
-        int32_t to = m->domains[m->next_active].load ? m->next_active : next_wanting(m, m->next_active);
+        /* Who was to come may have been removed or suspended meanwhile; the switch is paid for all the same. */
+        int32_t to = wants(m, m->next_active) ? m->next_active : next_wanting(m, m->next_active);
         m->next_active = -1;
         if (to >= 0) take_sms(m, to);
     }
+    if (leaving(m) && m->now >= m->preempt_at) {
+        m->vacated = (uint32_t)m->active + 1;
+        lose_sms(m);
+    }
     if (m->active < 0) {
-        int32_t to = next_wanting(m, RG_MODEL_MAX_CONTEXTS - 1);
+        int32_t to = next_wanting(m, m->vacated ? (int32_t)m->vacated - 1 : RG_MODEL_MAX_CONTEXTS - 1);
         if (to < 0) return;
+        if (m->vacated) {
+            begin_switch(m, to);
+            return;
+        }
         take_sms(m, to); /* nobody's state is on the SMs: nothing to save */
     }
-    uint32_t own = m->domains[m->active].load > 0;
-    if (m->wanting == own) {
+    bool own = m->domains[m->active].load > 0;
+    if (m->wanting == (own && !leaving(m))) {
         m->slice_end = 0;
         return;
     }
     if (!m->slice_end) {
         /* Uncontested slices followed one another; the one that runs now ends at the next multiple. */
-        uint64_t had = m->now - m->slice_from, slices = (had + m->p.slice_ns - 1) / m->p.slice_ns;
-        m->slice_end = m->slice_from + (slices ? slices : 1) * m->p.slice_ns;
+        uint64_t slice = m->contexts[m->active].slice_ns;
+        uint64_t had = m->now - m->slice_from, slices = (had + slice - 1) / slice;
+        m->slice_end = m->slice_from + (slices ? slices : 1) * slice;
     }
-    if (!own || m->now >= m->slice_end) begin_switch(m);
+    if (m->now < slice_over(m)) return;
+    int32_t from = m->active;
+    lose_sms(m);
+    begin_switch(m, next_wanting(m, from));
 }
 
 /* ---- Advancing */
@@ -642,7 +674,8 @@ uint64_t rg_model_next_event(const rg_model *m)
     if (m->active >= 0) {
         const rg_model_domain *d = &m->domains[m->active];
         if (d->heap && m->cohorts[d->heap].end + d->offset_ns < next) next = m->cohorts[d->heap].end + d->offset_ns;
-        if (m->slice_end && m->slice_end < next) next = m->slice_end;
+        if (m->slice_end && slice_over(m) < next) next = slice_over(m);
+        if (leaving(m) && m->preempt_at < next) next = m->preempt_at;
     }
     if (m->next_active >= 0 && m->switch_end < next) next = m->switch_end;
     return next;
@@ -783,6 +816,7 @@ void rg_model_reset_time(rg_model *m)
     m->active = m->p.shared ? 0 : -1;
     m->next_active = -1;
     m->slice_end = m->switch_end = 0;
+    m->preempt_at = m->vacated = m->idle_from = 0;
     m->sm_busy_since = m->now;
     m->kick = 0;
     memset(m->engine, 0, sizeof m->engine);

@@ -114,6 +114,7 @@ int rg_model_add_context(rg_model *m, uint32_t *context)
     uint16_t generation = next_generation(c->generation);
     memset(c, 0, sizeof *c);
     c->generation = generation;
+    c->slice_ns = m->p.slice_ns;
     if (!m->p.shared) rg_model_empty_domain(m, i);
     c->used = 1; /* last: what rg_model_recover goes by */
     *context = id_of(i, generation);
@@ -136,6 +137,38 @@ int rg_model_release(rg_model *m, uint32_t context, uint64_t bytes)
     if (!c || bytes > c->memory_bytes) return RG_MODEL_INVALID;
     c->memory_bytes -= bytes;
     m->memory_bytes -= bytes;
+    return 0;
+}
+
+int rg_model_set_slice(rg_model *m, uint32_t context, uint64_t ns)
+{
+    rg_model_context *c = context_at(m, context);
+    if (!c || !ns) return RG_MODEL_INVALID;
+    if (m->p.shared) return RG_MODEL_SHARED;
+    c->slice_ns = ns;
+    if (m->active == (int32_t)slot_of(context)) {
+        m->slice_end = 0; /* exchange() finds the end anew */
+        m->kick = 1;
+    }
+    return 0;
+}
+
+int rg_model_suspend(rg_model *m, uint32_t context, bool suspended)
+{
+    rg_model_context *c = context_at(m, context);
+    uint32_t slot = slot_of(context);
+    if (!c) return RG_MODEL_INVALID;
+    if (m->p.shared) return RG_MODEL_SHARED;
+    if (c->suspended == suspended) return 0;
+    c->suspended = suspended;
+    if (m->domains[slot].load) m->wanting = suspended ? m->wanting - 1 : m->wanting + 1;
+    m->kick = 1;
+    if (suspended) {
+        if (m->active == (int32_t)slot) m->preempt_at = m->now + m->p.preempt_ns;
+        return 0;
+    }
+    for (uint32_t i = c->streams; i; i = m->streams[i - 1].next_in_context) rg_model_pump(m, i - 1);
+    rg_model_pump_all(m);
     return 0;
 }
 
@@ -516,6 +549,7 @@ int rg_model_remove_context(rg_model *m, uint32_t context)
     m->memory_bytes -= c->memory_bytes;
     c->memory_bytes = 0;
     c->used = 0;
+    c->suspended = 0;
     rg_model_pump_all(m);
     return 0;
 }
@@ -609,8 +643,11 @@ bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns)
 /* When the operation at the head of a stream can be done at the earliest. */
 static uint64_t head_earliest(const rg_model *m, const rg_model_op *op)
 {
-    uint32_t domain = domain_of(m, m->streams[op->stream].context);
+    uint32_t context = m->streams[op->stream].context, domain = domain_of(m, context);
     switch (op->phase) {
+    case PHASE_QUEUED:
+        if (m->contexts[context].suspended && op->kind != OP_TRANSFER) return RG_MODEL_NEVER;
+        break;
     case PHASE_ARRIVING:
         return op->arrive_ns + (op->kind == OP_GRAPH ? 0 : op->min_ns);
     case PHASE_RUNNING:
@@ -621,6 +658,7 @@ static uint64_t head_earliest(const rg_model *m, const rg_model_op *op)
     }
     if (op->doing == OP_KERNEL && op->phase != PHASE_QUEUED && m->active != (int32_t)domain) {
         /* Another context has the SMs: until its slice ends or, at the earliest, its queued work does. */
+        if (m->contexts[context].suspended) return RG_MODEL_NEVER;
         if (m->next_active >= 0) return m->switch_end + 1;
         if (m->active < 0) return m->now;
         const rg_model_context *c = &m->contexts[m->active];
@@ -633,7 +671,9 @@ static uint64_t head_earliest(const rg_model *m, const rg_model_op *op)
                 at += m->ops[o].min_ns;
             if (at > idle) idle = at;
         }
-        return (m->slice_end && m->slice_end < idle ? m->slice_end : idle) + m->p.switch_ns;
+        if (m->slice_end && m->slice_end < idle) idle = m->slice_end;
+        if (c->suspended && m->preempt_at < idle) idle = m->preempt_at;
+        return idle + m->p.switch_ns;
     }
     if (op->doing == OP_KERNEL && op->phase != PHASE_QUEUED)
         return m->now + waves_ns(op->blocks_left, op->capacity ? op->capacity : 1, op->amount);
@@ -644,6 +684,7 @@ static uint64_t queue_earliest(const rg_model *m, const rg_model_stream *s, uint
 {
     if (!s->head || m->ops[s->head].seq > ticket) return m->now;
     uint64_t at = head_earliest(m, &m->ops[s->head]), next = rg_model_next_event(m);
+    if (at == RG_MODEL_NEVER) return at;
     for (uint32_t i = m->ops[s->head].next; i && m->ops[i].seq <= ticket; i = m->ops[i].next) at += m->ops[i].min_ns;
     return at > next ? at : next;
 }

@@ -25,12 +25,16 @@
  *      Gilman et al., "Demystifying the Placement Policies of the NVIDIA GPU Thread Block Scheduler for Concurrent
  *      Kernels", SIGMETRICS Performance Evaluation Review 2020.
  *   3. Room on an SM is counted in blocks, warps, registers and shared memory with the occupancy calculator's units.
- *   4. Without `shared`, one context owns the SMs at a time. It is exchanged at the end of its slice, or at once when
- *      it has no work, at a cost of `switch_ns` in which no block runs. The blocks of a context that lost the SMs keep
- *      what remained of their time. An uncontested context's slices follow one another from the moment it got the SMs.
+ *   4. Without `shared`, one context owns the SMs at a time. It is exchanged at the end of its slice, or when it has
+ *      had no work for `idle_ns`, at a cost of `switch_ns` in which no block runs. The blocks of a context that lost
+ *      the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
+ *      got the SMs. Each context has a slice length of its own.
  *   5. Copies and memsets do not use SMs and do not take part in time slices.
  *   6. Block durations do not depend on what runs beside them: contention for memory bandwidth is not modelled.
  *   7. At one instant: endings, then what they let start, then arrivals, then exchange of contexts, then dispatch.
+ *   8. A suspended context starts nothing but copies and memsets (they go through channels that are not suspended) and
+ *      does not get the SMs. If it has them, its blocks run on for `preempt_ns`, unless it loses the SMs before; then
+ *      the SMs are empty, and whoever gets them next, itself or another, pays a switch. What it has queued stays.
  */
 #ifndef RIGEL_SIM_MODEL_H
 #define RIGEL_SIM_MODEL_H
@@ -66,6 +70,7 @@ enum {
     RG_MODEL_INVALID = -2,   /* no such context, stream, event or graph; or a kernel no SM can ever hold */
     RG_MODEL_NO_MEMORY = -3, /* device memory would be exceeded */
     RG_MODEL_NO_SLOT = -4,   /* the model's table of contexts, streams, events or graphs is full */
+    RG_MODEL_SHARED = -5,    /* the contexts share the SMs: there are no slices and nothing to suspend */
 };
 
 /* A GPU. presets.def has three with their sources; a test may make one of two SMs and no latencies. */
@@ -83,6 +88,8 @@ typedef struct {
     uint64_t chain_ns;      /* from the end of one operation to the start of the next in its stream */
     uint64_t graph_node_ns; /* the same between two nodes of a graph */
     uint64_t slice_ns, switch_ns;
+    uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
+    uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */
     uint32_t shared; /* 1: contexts share the SMs (MPS); 0: time slices */
 } rg_model_params;
 
@@ -173,8 +180,10 @@ typedef struct {
     uint32_t streams;  /* list; stored + 1 */
     uint32_t legacy;   /* stream + 1; 0: none */
     uint32_t blocking; /* streams ordered with it */
+    uint64_t slice_ns;
     uint16_t generation;
     uint8_t used;
+    uint8_t suspended;
 } rg_model_context;
 
 typedef struct {
@@ -228,8 +237,11 @@ typedef struct {
     int32_t next_active; /* while switching: the one that comes */
     uint64_t slice_from; /* when `active` got the SMs */
     uint64_t slice_end;  /* 0: nobody else wants them */
+    uint64_t idle_from;  /* when `active` last ran out of work */
     uint64_t switch_end; /* 0: not switching */
-    uint32_t wanting;    /* domains with load */
+    uint64_t preempt_at; /* when `active` has to leave, if it is suspended */
+    uint32_t vacated;    /* domain + 1 that a suspension took off the SMs, until somebody gets them; 0: none */
+    uint32_t wanting;    /* domains with load that are not suspended */
     uint8_t kick;        /* something changed outside an instant: look at the present again */
 
     uint64_t sm_busy_ns, sm_busy_since, switches;
@@ -287,6 +299,14 @@ int rg_model_add_context(rg_model *m, uint32_t *context);
 /* rg_model_remove_context: its work stops this instant; its streams, events, graphs and memory go. */
 int rg_model_remove_context(rg_model *m, uint32_t context);
 
+/*
+ * rg_model_set_slice: the length of the context's slices, from the one in progress on; 0 is INVALID. A new context has
+ * the preset's. rg_model_suspend: whether the context is suspended (rule 8); telling it what it is already changes
+ * nothing. Both at any time; SHARED under `shared`: on the GPU, suspending one MPS client stalls the others.
+ */
+int rg_model_set_slice(rg_model *m, uint32_t context, uint64_t ns);
+int rg_model_suspend(rg_model *m, uint32_t context, bool suspended);
+
 enum { RG_MODEL_NON_BLOCKING = 0, RG_MODEL_BLOCKING = 1, RG_MODEL_LEGACY = 2 };
 
 /*
@@ -341,7 +361,8 @@ bool rg_model_context_done(const rg_model *m, uint32_t context, uint64_t ticket)
 bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns);
 
 /*
- * rg_model_earliest: no ticket of this stream up to `ticket` is finished before this time, unless a context is removed.
+ * rg_model_earliest: no ticket of this stream up to `ticket` is finished before this time, unless a context is removed,
+ * or a context's slice or suspension changes. RG_MODEL_NEVER: not before its context is resumed.
  * For waiters: sleeping until then costs one wake-up where waking at every event of the model would cost hundreds.
  */
 uint64_t rg_model_earliest(const rg_model *m, uint32_t stream, uint64_t ticket);

@@ -46,7 +46,8 @@ typedef struct {
     uint64_t due_ns;
     uint64_t last_ticket; /* of the context */
     bool busy;            /* from first launch to idle */
-    uint64_t idle_ns;     /* when that was over */
+    bool launching;       /* high: from first launch to the wait for all of it */
+    uint64_t idle_ns;     /* when the busy period was over */
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
 
@@ -79,6 +80,12 @@ typedef struct {
     uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
     uint64_t spell_ns, idle_ns, paid_ns; /* least share: high clients busy since; idle since; paid out */
     uint32_t high_bound;                /* orion: of the last high kernel */
+    struct {
+        enum { RUNNING, SUSPENDING, LEAVING, SUSPENDED, RESUMING } state;
+        uint64_t at; /* acts then; NEVER: when the high clients change */
+        bool busy;   /* whether a high client was when it last looked, and since when that is so */
+        uint64_t since;
+    } agent; /* of the best-effort processes: they all do the same at the same time */
     char *error;
     size_t error_bytes;
     bool failed;
@@ -423,6 +430,66 @@ static void become_idle(scenario *s, player *p)
     }
 }
 
+/* ---- Suspension */
+
+static void suspend_best_effort(scenario *s, bool suspended)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->players[i].of->best_effort && rg_model_suspend(s->model, s->players[i].context, suspended) < 0)
+            fail(s, "the model refused a suspension");
+}
+
+/* Whether best-effort processes are to be off the GPU. */
+static bool high_needs_gpu(const scenario *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->o->drain ? s->players[i].launching : s->players[i].busy)
+            return true;
+    return false;
+}
+
+/* Lets the agent act at this instant. False when it has nothing to do now. */
+static bool agent_act(scenario *s)
+{
+    if (s->mode != RG_SCENARIO_PREEMPT || !s->o->suspend)
+        return false;
+    bool busy = high_needs_gpu(s);
+    if (busy != s->agent.busy) {
+        s->agent.busy = busy;
+        s->agent.since = s->now;
+    }
+    if (s->agent.state == RUNNING || s->agent.state == SUSPENDED) {
+        bool wanted = busy == (s->agent.state == RUNNING);
+        uint64_t delay_us = busy ? s->o->suspend_delay_us : s->o->resume_delay_us;
+        s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
+    }
+    if (s->now < s->agent.at)
+        return false;
+    switch (s->agent.state) {
+    case RUNNING:
+        s->agent.state = SUSPENDING;
+        s->agent.at = s->now + s->o->suspend_ns;
+        break;
+    case SUSPENDING:
+        suspend_best_effort(s, true);
+        s->agent.state = LEAVING;
+        s->agent.at = s->now + s->o->gpu.preempt_ns;
+        break;
+    case LEAVING:
+        s->agent.state = SUSPENDED;
+        break;
+    case SUSPENDED:
+        s->agent.state = RESUMING;
+        s->agent.at = s->now + s->o->resume_ns;
+        break;
+    case RESUMING:
+        suspend_best_effort(s, false);
+        s->agent.state = RUNNING;
+        break;
+    }
+    return true;
+}
+
 /* ---- Launches */
 
 static bool gated(const scenario *s, const player *p, const rg_profile_op *op)
@@ -508,6 +575,8 @@ static bool act_on_op(scenario *s, player *p)
     }
     if (p->marks && !p->busy)
         become_busy(s, p);
+    if (p->marks && !p->of->best_effort)
+        p->launching = true;
     if (p->marks && !p->of->best_effort && op->kind == RG_PROFILE_KERNEL)
         s->high_bound = bound_of(op);
     if (gated(s, p, op)) {
@@ -532,6 +601,7 @@ static bool act_on_op(scenario *s, player *p)
 
 static bool act_on_sync(scenario *s, player *p)
 {
+    p->launching = false;
     if (p->last_ticket && !rg_model_context_done(s->model, p->context, p->last_ticket)) {
         p->at = NEVER;
         return false;
@@ -578,7 +648,7 @@ static bool act(scenario *s, player *p)
 /* The next instant at which a client may have something to do. */
 static uint64_t next_instant(const scenario *s)
 {
-    uint64_t next = NEVER;
+    uint64_t next = s->agent.at;
     bool watching = false; /* somebody waits for something that only the model can tell */
     for (uint32_t i = 0; i < s->count; i++) {
         const player *p = &s->players[i];
@@ -641,6 +711,8 @@ static void play(scenario *s)
             for (uint32_t i = 0; i < s->count; i++)
                 while (!s->failed && act(s, &s->players[i]))
                     any = true;
+            while (!s->failed && agent_act(s))
+                any = true;
         } while (any && !s->failed);
     }
 }
@@ -671,14 +743,16 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         .shared_bytes_per_block = gpu->shared_bytes_per_block,
         .reserved_shared_bytes = gpu->reserved_shared_bytes,
     };
-    bool governed = s->mode == RG_SCENARIO_GOVERNED && s->o->policy != RG_POLICY_NONE;
+    bool gate = s->mode == RG_SCENARIO_GOVERNED || (s->mode == RG_SCENARIO_PREEMPT && s->o->gate);
+    bool governed = gate && s->o->policy != RG_POLICY_NONE;
+    bool marked = s->mode == RG_SCENARIO_GOVERNED || s->mode == RG_SCENARIO_PREEMPT;
     bool fair = governed && s->o->policy == RG_POLICY_FAIR;
     /* As rg_stream_prioritise gives the NULL stream: one below the highest for high clients, else the lowest. */
     int priority = governed && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
     p->of = of;
     p->result = result;
     p->governed = governed && (fair || of->best_effort);
-    p->marks = governed && (fair || !of->best_effort);
+    p->marks = marked && (fair || !of->best_effort);
     p->inverse = rg_policy_inverse(of->weight);
     if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);
@@ -689,6 +763,9 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         if (of->profile->ops[i].kind == RG_PROFILE_KERNEL)
             rg_shape_plan(&of->profile->ops[i], &device, &p->shapes[i]);
     if (rg_model_add_context(s->model, &p->context) < 0)
+        return false;
+    uint64_t slice_us = of->best_effort ? s->o->be_slice_us : s->o->high_slice_us;
+    if (s->mode == RG_SCENARIO_PREEMPT && slice_us && rg_model_set_slice(s->model, p->context, slice_us * 1000) < 0)
         return false;
     for (uint32_t i = 0; i < of->profile->streams; i++) {
         int sync = i ? RG_MODEL_NON_BLOCKING : RG_MODEL_LEGACY;
@@ -702,6 +779,7 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
                         uint32_t count, rg_scenario_result *results, char *error, size_t error_bytes)
 {
     scenario s = {.o = o, .mode = mode, .count = count, .error = error, .error_bytes = error_bytes};
+    s.agent.at = NEVER;
     s.model = calloc(1, sizeof(*s.model));
     s.players = calloc(count, sizeof(*s.players));
     if (!s.model || !s.players) {
@@ -746,6 +824,14 @@ rg_scenario_options rg_scenario_defaults(void)
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,
+        .be_slice_us = 50,
+        .high_slice_us = 10000,
+        .suspend = true,
+        .drain = true,
+        .suspend_delay_us = 50,
+        .resume_delay_us = 50,
+        .suspend_ns = 280000,
+        .resume_ns = 230000,
     };
 }
 
@@ -754,6 +840,10 @@ int rg_scenario_run(const rg_scenario_options *options, rg_scenario_mode mode, c
 {
     if (count == 0 || count > RG_SCENARIO_MAX_CLIENTS) {
         snprintf(error, error_bytes, "expected 1 to %d clients, got %u", RG_SCENARIO_MAX_CLIENTS, count);
+        return -1;
+    }
+    if (mode == RG_SCENARIO_PREEMPT && options->gpu.shared) {
+        snprintf(error, error_bytes, "processes that share the GPU (MPS) have no slices and cannot be suspended");
         return -1;
     }
     memset(results, 0, count * sizeof(*results));

@@ -9,6 +9,10 @@
  * finished; launches of a best-effort client are counted until a batch of them is found finished, which is only looked
  * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out. Under fair every client is
  * busy in that way, charged and held back, whatever its class; under orion a profile's rows say what a kernel needs.
+ *
+ * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and each
+ * best-effort process has a thread that watches the high clients, and calls on the driver one after the other, to the
+ * end.
  */
 #ifndef RIGEL_SCENARIO_H
 #define RIGEL_SCENARIO_H
@@ -34,6 +38,7 @@ typedef enum {
     RG_SCENARIO_ALONE,      /* each client by itself, without Rigel */
     RG_SCENARIO_UNGOVERNED, /* together, without Rigel */
     RG_SCENARIO_GOVERNED,   /* together, with the policy and stream priorities */
+    RG_SCENARIO_PREEMPT,    /* together, with slices of their own, or suspended; only where the GPU has time slices */
 } rg_scenario_mode;
 
 typedef struct {
@@ -46,6 +51,16 @@ typedef struct {
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */
+
+    /* RG_SCENARIO_PREEMPT */
+    uint32_t be_slice_us, high_slice_us; /* 0: the GPU's */
+    bool gate;                           /* the policy and stream priorities too */
+    bool suspend;                        /* best-effort processes while a high client is busy */
+    bool drain;                          /* busy ends for that as soon as it waits for all that it has launched */
+    uint32_t suspend_delay_us;           /* a high client has been busy for so long when the call begins */
+    uint32_t resume_delay_us;            /* they have all been idle for so long when the call begins */
+    uint64_t suspend_ns, resume_ns;      /* from the beginning of a call to its effect; a suspension then takes the
+                                            GPU's preempt_ns, and no other call begins before */
 } rg_scenario_options;
 
 typedef struct {
@@ -59,13 +74,15 @@ typedef struct {
 
 /*
  * rg_scenario_defaults: the H200 preset under time slices, 10 s, the segment's default settings, and the costs measured
- * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread.
+ * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 50 us
+ * and 10 ms, no gate, suspension and `drain` as soon as a thread that watches has woken, 280 us to suspend and 230 us
+ * to resume.
  */
 rg_scenario_options rg_scenario_defaults(void);
 
 /*
  * rg_scenario_run: runs `count` clients and fills one result each. Returns 0, or -1 with one line in `error` (out of
- * memory, a kernel that no SM can hold, too many clients).
+ * memory, a kernel that no SM can hold, too many clients, RG_SCENARIO_PREEMPT under MPS).
  */
 int rg_scenario_run(const rg_scenario_options *options, rg_scenario_mode mode, const rg_scenario_client *clients,
                     uint32_t count, rg_scenario_result *results, char *error, size_t error_bytes);

@@ -49,6 +49,7 @@ static void become(const char *class)
     atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
     seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
     seg->settings.policy = policy;
+    seg->settings.preempt = 0;                                      /* the simulated GPU offers it; then nobody waits here */
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     CHECK(driver != NULL);
 #define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
@@ -125,6 +126,24 @@ static void waits_while_high_is_busy(void)
     CHECK(rg.slot->gate_wait_ns > 0);
     CHECK_EQUAL(rg.slot->starved, 0);
     CHECK_EQUAL(seg->devices[0].waiters, 0);
+    done();
+}
+
+/* Held back with nobody busy and the starvation bound long over, until the hold is taken back. */
+static void waits_while_held(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1;
+    launch(spin, NULL, 1000);
+    seg->settings.hold = 1;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    seg->settings.hold = 0;
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg.slot->starved, 0);
     done();
 }
 
@@ -425,19 +444,19 @@ static void breaks_end_a_spell(void)
     become("best-effort");
     rg_device *dev = &seg->devices[0];
     enum { US = 1000 };
-    rg_device_busy(dev, OTHER, 10000 * US);
+    rg_busy_enter(dev, OTHER, 10000 * US);
     CHECK_EQUAL(dev->spell_ns, 10000 * US);
     atomic_store(&dev->paid_ns, 7);
-    rg_device_busy(dev, OTHER + 1, 11000 * US);
-    rg_device_idle(dev, OTHER, 12000 * US);
+    rg_busy_enter(dev, OTHER + 1, 11000 * US);
+    rg_busy_exit(dev, OTHER, 12000 * US);
     CHECK_EQUAL(dev->idle_ns, 0);
-    rg_device_idle(dev, OTHER + 1, 13000 * US);
+    rg_busy_exit(dev, OTHER + 1, 13000 * US);
     CHECK_EQUAL(dev->idle_ns, 13000 * US);
-    rg_device_busy(dev, OTHER, 13999 * US);
+    rg_busy_enter(dev, OTHER, 13999 * US);
     CHECK_EQUAL(dev->spell_ns, 10000 * US);
     CHECK_EQUAL(dev->paid_ns, 7);
-    rg_device_idle(dev, OTHER, 14000 * US);
-    rg_device_busy(dev, OTHER, 15000 * US);
+    rg_busy_exit(dev, OTHER, 14000 * US);
+    rg_busy_enter(dev, OTHER, 15000 * US);
     CHECK_EQUAL(dev->spell_ns, 15000 * US);
     CHECK_EQUAL(dev->paid_ns, 0);
     done();
@@ -449,7 +468,7 @@ static void least_share_comes_only_after_the_bound(void)
     rg_device *dev = &seg->devices[0];
     seg->settings.inflight = 0;
     launch(spin, NULL, 1000);
-    rg_device_busy(dev, OTHER, rg_now_ns());
+    rg_busy_enter(dev, OTHER, rg_now_ns());
     pthread_t thread;
     CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
     WAIT_FOR(atomic_load(&dev->waiters) == 1); /* 600 s to go */
@@ -488,7 +507,7 @@ static void fair_waits_for_the_slowest(const char *class)
     become(class);
     rg_device *dev = &seg->devices[0];
     launch(spin, NULL, 1000); /* a track, so that the thread below has nothing to set up */
-    rg_device_busy(dev, OTHER, rg_now_ns());
+    rg_busy_enter(dev, OTHER, rg_now_ns());
     atomic_store(&share_of(OTHER)->virtual_ns, 5);
     atomic_store(&share_of(0)->virtual_ns, 10 * MS);
     atomic_store(&dev->virtual_ns, 4);
@@ -566,7 +585,7 @@ static void orion_lets_out_what_does_not_disturb(void)
     seg->settings.outstanding_us = 1000000;
     uint64_t shape = rg_shape(1, 1, 1, 32, 1, 1);
     CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY, 1000));
-    rg_device_busy(dev, OTHER, rg_now_ns());
+    rg_busy_enter(dev, OTHER, rg_now_ns());
     atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
     for (int i = 0; i < 20; i++)
         launch(spin, NULL, 1000);
@@ -901,6 +920,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(waits_while_high_is_busy);
+    RUN(waits_while_held);
     RUN(starvation_bound_lets_one_batch_out);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);

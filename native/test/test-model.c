@@ -385,6 +385,354 @@ static void test_slices_of_three(void)
     model_free(m);
 }
 
+/* Slices of different lengths, shorter than a kernel, and changed while they run. */
+static void test_slice_lengths(void)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 10;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    EQUAL(rg_model_set_slice(m, a, 100), 0);
+    /* A needs 250 in slices of 100, B 1500 in slices of 1000: A 0-100, B 110-1110, A 1120-1220, B 1230-1730 (done,
+     * yields), A 1740-1790. */
+    uint64_t ta = launch(m, sa, 8, 250), tb = launch(m, sb, 8, 1500);
+    EQUAL(end_of(m, sb, tb), 1730);
+    EQUAL(end_of(m, sa, ta), 1790);
+    EQUAL(busy_ns(m, a), 250);
+    EQUAL(busy_ns(m, b), 1500);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.switches, 4);
+    /* Alone, short slices cost nothing. A's follow one another from 1740, when it got the SMs: B, which comes at 2050,
+     * waits for 2140 and runs 2150 to 2180. A ran 140 of its 1000: 2190 to 3050. */
+    rg_model_advance(m, 2000);
+    ta = launch(m, sa, 8, 1000);
+    rg_model_advance(m, 2050);
+    tb = launch(m, sb, 8, 30);
+    EQUAL(end_of(m, sb, tb), 2180);
+    EQUAL(end_of(m, sa, ta), 3050);
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.switches, 6);
+    model_free(m);
+
+    /* A change holds for the slice in progress. A's 1000 from 0 become 500 at 300: B from 510. B's become 45 at 600,
+     * which is 2 x 45 after 510: A from 610, for 500. Then B 1120-1165, A 1175-1675, B 1685-... */
+    m = model_new(&p);
+    a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    ta = launch(m, sa, 8, 1600), tb = launch(m, sb, 8, 200);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_set_slice(m, a, 500), 0);
+    rg_model_advance(m, 509);
+    EQUAL(busy_ns(m, a), 500);
+    rg_model_advance(m, 600);
+    EQUAL(busy_ns(m, b), 90);
+    EQUAL(rg_model_set_slice(m, b, 45), 0);
+    /* A has 1100 left at 610: -1110, 1175-1675, 1740-1840. B: 90, 45 (-1165), 45 (-1730), 20 from 1850. */
+    EQUAL(end_of(m, sa, ta), 1840);
+    EQUAL(end_of(m, sb, tb), 1870);
+    EQUAL(rg_model_set_slice(m, a, 0), RG_MODEL_INVALID);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    EQUAL(rg_model_set_slice(m, a, 50), RG_MODEL_INVALID);
+    /* Who comes into its place has the preset's slice. */
+    a = context(m);
+    EQUAL(m->contexts[a & 0xffff].slice_ns, 1000);
+    model_free(m);
+}
+
+/* A context without work keeps the SMs for 30 ns, but not beyond its slice. */
+static void test_slices_idle(void)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 100;
+    p.idle_ns = 30;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    /* A is done at 200 and goes on from 220 to 270; at 300 it has had nothing for 30: B 400 to 900. */
+    uint64_t ta = launch(m, sa, 8, 200);
+    rg_model_advance(m, 10);
+    uint64_t tb = launch(m, sb, 8, 500);
+    rg_model_advance(m, 220);
+    ta = launch(m, sa, 8, 50);
+    EQUAL(end_of(m, sa, ta), 270);
+    EQUAL(rg_model_next_event(m), 300);
+    EQUAL(end_of(m, sb, tb), 900);
+    /* B has the SMs until 930, A from 1030 on. Its slice ends at 2030, and its work at 2010: B from 2130. */
+    rg_model_advance(m, 905);
+    ta = launch(m, sa, 8, 980);
+    rg_model_advance(m, 1100);
+    tb = launch(m, sb, 8, 100);
+    EQUAL(end_of(m, sa, ta), 2010);
+    EQUAL(end_of(m, sb, tb), 2230);
+    /* B has had nothing for long when A comes at 2500. */
+    rg_model_advance(m, 2500);
+    EQUAL(end_of(m, sa, launch(m, sa, 8, 10)), 2610);
+    model_free(m);
+}
+
+/* As measured: a best-effort context with short slices under long kernels, another with long ones and short kernels. */
+static void test_slices_asymmetric(void)
+{
+    const uint64_t us = 1000;
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.slice_ns = 2000 * us;
+    p.switch_ns = 160 * us;
+    rg_model *m = model_new(&p);
+    uint32_t high = context(m), low = context(m), sh = stream(m, high, 0), sl = stream(m, low, 0);
+    EQUAL(rg_model_set_slice(m, high, 10000 * us), 0);
+    EQUAL(rg_model_set_slice(m, low, 50 * us), 0);
+    uint64_t t = 0, first = launch(m, sl, 8, 2360 * us), second = launch(m, sl, 8, 2360 * us);
+    rg_model_advance(m, 1010 * us);
+    for (int i = 0; i < 20; i++) t = launch(m, sh, 8, 4 * us);
+    /* The slice ends at 1050, the switch at 1210, 20 x 4 at 1290. With the preset's slices it would end at 2240. */
+    EQUAL(end_of(m, sh, t), 1290 * us);
+    /* Low goes on at 1450 with the 1310 it had left. */
+    EQUAL(end_of(m, sl, first), 2760 * us);
+    /* High's 12 ms, from 3000 on: low's slices count from 1450, so it loses the SMs at 3000. High 3160-13160, low 50
+     * from 13320, high from 13530 the last 2000. Low had 240 + 50 of its second kernel: 15690 + 2070. */
+    rg_model_advance(m, 3000 * us);
+    t = launch(m, sh, 8, 12000 * us);
+    EQUAL(end_of(m, sh, t), 15530 * us);
+    EQUAL(end_of(m, sl, second), 17760 * us);
+    model_free(m);
+}
+
+static rg_model *suspendable(uint32_t *a, uint32_t *b, uint32_t *sa, uint32_t *sb)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 100;
+    p.preempt_ns = 50;
+    rg_model *m = model_new(&p);
+    *a = context(m), *b = context(m), *sa = stream(m, *a, 0), *sb = stream(m, *b, 0);
+    return m;
+}
+
+static void test_suspend_running(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = suspendable(&a, &b, &sa, &sb);
+    /* A, of 1000, is suspended at 300 and leaves at 350. At 400 it launches 100 more. Nothing happens until 2000.
+     * Resumed then, it has the SMs at 2100, and the remaining 650 end at 2750, the 100 at 2850. */
+    uint64_t ta = launch(m, sa, 8, 1000);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 320);
+    EQUAL(rg_model_suspend(m, a, true), 0); /* no second 50 ns */
+    EQUAL(rg_model_next_event(m), 350);
+    rg_model_advance(m, 400);
+    EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+    EQUAL(busy_ns(m, a), 350);
+    uint64_t more = launch(m, sa, 8, 100);
+    EQUAL(rg_model_earliest(m, sa, more), RG_MODEL_NEVER);
+    EQUAL(rg_model_context_earliest(m, a, more), RG_MODEL_NEVER);
+    EQUAL(rg_model_room_earliest(m, sa, 1), RG_MODEL_NEVER);
+    rg_model_advance(m, 2000);
+    TRUE(!rg_model_done(m, sa, ta));
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sa, ta), 2750);
+    EQUAL(end_of(m, sa, more), 2850);
+    EQUAL(busy_ns(m, a), 1100);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.sm_busy_ns, 2 * 1100);
+    EQUAL(stats.switches, 1);
+    model_free(m);
+
+    /* Resumed before it left: nothing is lost. */
+    m = suspendable(&a, &b, &sa, &sb);
+    ta = launch(m, sa, 8, 1000);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 349);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sa, ta), 1000);
+    model_free(m);
+
+    /* A kernel that ends within the 50 ns is done, and the next of its stream does not start. */
+    m = suspendable(&a, &b, &sa, &sb);
+    ta = launch(m, sa, 8, 330), more = launch(m, sa, 8, 70);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    EQUAL(end_of(m, sa, ta), 330);
+    EQUAL(end_of(m, sa, more), RG_MODEL_NEVER);
+    EQUAL(busy_ns(m, a), 330);
+    rg_model_advance(m, 1000);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sa, more), 1170);
+    model_free(m);
+}
+
+/* Two waves; the second one's blocks are placed only when the context is back. */
+static void test_suspend_waves(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = suspendable(&a, &b, &sa, &sb);
+    /* A: 12 blocks of 400. Suspended at 350, it leaves at 400, at the very instant at which its first 8 end. B has the
+     * empty SMs 100 after it comes at 500, for 30. A is resumed at 610 and has them at 730: the last 4, 730 to 1130. */
+    uint64_t ta = launch(m, sa, 12, 400);
+    rg_model_advance(m, 350);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 500);
+    uint64_t tb = launch(m, sb, 8, 30);
+    rg_model_advance(m, 610);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sb, tb), 630);
+    EQUAL(end_of(m, sa, ta), 1130);
+    model_free(m);
+}
+
+static void test_suspend_beside(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = suspendable(&a, &b, &sa, &sb);
+    /* B waits for A's slice to end at 1000. A is suspended at 300 and leaves at 350: B has the SMs at 450, and keeps
+     * them for all its 2000, for nobody else wants them. A, resumed at 3000, has them at 3100, and 650 left. */
+    uint64_t ta = launch(m, sa, 8, 1000), tb = 0;
+    rg_model_advance(m, 10);
+    tb = launch(m, sb, 8, 2000);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    EQUAL(end_of(m, sb, tb), 2450);
+    rg_model_advance(m, 3000);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sa, ta), 3750);
+    model_free(m);
+
+    /* Suspended at 980, A loses the SMs at the end of its slice as ever: B from 1100. Resumed at 1200, A waits for B's
+     * slice to end at 2100: 2200 on, with 1500 left: the slice ends at 3200, B's last 500 at 3800, A's at 4400. */
+    m = suspendable(&a, &b, &sa, &sb);
+    ta = launch(m, sa, 8, 2500), tb = launch(m, sb, 8, 1500);
+    rg_model_advance(m, 980);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 1200);
+    EQUAL(busy_ns(m, a), 1000);
+    EQUAL(busy_ns(m, b), 100);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sb, tb), 3800);
+    EQUAL(end_of(m, sa, ta), 4400);
+    model_free(m);
+
+    /* Three: B and C take turns while A is suspended. A leaves at 50; B 150-1150, C 1250-2050 (done), B 2150-2650. */
+    m = suspendable(&a, &b, &sa, &sb);
+    uint32_t sc = stream(m, context(m), 0);
+    ta = launch(m, sa, 8, 100), tb = launch(m, sb, 8, 1500);
+    uint64_t tc = launch(m, sc, 8, 800);
+    rg_model_advance(m, 0);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    EQUAL(end_of(m, sc, tc), 2050);
+    EQUAL(end_of(m, sb, tb), 2650);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sa, ta), 2800); /* 50 left, from 2750 */
+    model_free(m);
+}
+
+static void test_suspend_waiting(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = suspendable(&a, &b, &sa, &sb);
+    /* B waits for the SMs from 10 on and is suspended at 100: A's 2500 run through. B, resumed at 2600, from 2700. */
+    uint64_t ta = launch(m, sa, 8, 2500);
+    rg_model_advance(m, 10);
+    uint64_t tb = launch(m, sb, 8, 200);
+    rg_model_advance(m, 100);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    EQUAL(end_of(m, sa, ta), 2500);
+    rg_model_advance(m, 2600);
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    EQUAL(end_of(m, sb, tb), 2900);
+    rg_model_stats stats;
+    rg_model_get_stats(m, &stats);
+    EQUAL(stats.switches, 1);
+
+    /* Idle, with the SMs: B is suspended at 3000 and leaves at 3050. What it launches stays; the copy of 40 bytes in
+     * another stream does not need it, the one behind the kernel does, and so does a record. Resumed at 3500: the
+     * kernel runs 3600-3630, the copy to 3670. */
+    uint32_t copies = stream(m, b, 0), e = event(m, b);
+    rg_model_advance(m, 3000);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    rg_model_advance(m, 3100);
+    tb = launch(m, sb, 8, 30);
+    uint64_t behind = copy(m, sb, RG_MODEL_H2D, 40), beside = copy(m, copies, RG_MODEL_H2D, 40);
+    EQUAL(rg_model_record(m, e, copies, NULL), 0);
+    EQUAL(end_of(m, copies, beside), 3140);
+    EQUAL(end_of(m, sb, tb), RG_MODEL_NEVER);
+    TRUE(!rg_model_event_done(m, e, NULL));
+    EQUAL(rg_model_event_earliest(m, e), RG_MODEL_NEVER);
+    rg_model_advance(m, 3500);
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    uint64_t reached = 0;
+    TRUE(rg_model_event_done(m, e, &reached));
+    EQUAL(reached, 3500);
+    EQUAL(end_of(m, sb, tb), 3630);
+    EQUAL(end_of(m, sb, behind), 3670);
+    model_free(m);
+
+    /* Suspended on its way to the SMs: A's slice ends at 1000, B would have them at 1100; A has them back then. */
+    m = suspendable(&a, &b, &sa, &sb);
+    ta = launch(m, sa, 8, 1500), tb = launch(m, sb, 8, 200);
+    rg_model_advance(m, 1050);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    EQUAL(end_of(m, sa, ta), 1600);
+    EQUAL(end_of(m, sb, tb), RG_MODEL_NEVER);
+    model_free(m);
+}
+
+static void test_suspend_both(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = suspendable(&a, &b, &sa, &sb);
+    /* Both are suspended at 100; A leaves at 150. B is resumed at 500: 600 to 1600, for its slice, with A resumed at
+     * 700 beside it, lasts till then as well. A: from 1700 the 850 it had left. */
+    uint64_t ta = launch(m, sa, 8, 1000), tb = launch(m, sb, 8, 1000);
+    rg_model_advance(m, 100);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    rg_model_advance(m, 500);
+    EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+    EQUAL(busy_ns(m, a), 150);
+    EQUAL(busy_ns(m, b), 0);
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    rg_model_advance(m, 700);
+    EQUAL(rg_model_suspend(m, a, false), 0);
+    EQUAL(end_of(m, sb, tb), 1600);
+    EQUAL(end_of(m, sa, ta), 2550);
+    model_free(m);
+
+    /* Removed while suspended, at 200: B, with the SMs to itself from 250, ends its 1000 at 1250. And while leaving:
+     * the next A is suspended at 2400 and removed at 2430, while it still runs; nothing is left to save: B at once. */
+    m = suspendable(&a, &b, &sa, &sb);
+    launch(m, sa, 8, 1000), tb = launch(m, sb, 8, 1000);
+    rg_model_advance(m, 100);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 200);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    EQUAL(end_of(m, sb, tb), 1250);
+    EQUAL(rg_model_suspend(m, a, false), RG_MODEL_INVALID);
+    a = context(m), sa = stream(m, a, 0); /* in A's place, and not suspended */
+    ta = launch(m, sa, 8, 1000);
+    EQUAL(end_of(m, sa, ta), 2350);
+    launch(m, sa, 8, 1000);
+    rg_model_advance(m, 2400);
+    tb = launch(m, sb, 8, 70);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    rg_model_advance(m, 2430);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    EQUAL(end_of(m, sb, tb), 2500);
+    EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+    model_free(m);
+
+    /* Under `shared` there is neither. */
+    m = model_new(&tiny);
+    a = context(m), sa = stream(m, a, 0);
+    EQUAL(rg_model_suspend(m, a, true), RG_MODEL_SHARED);
+    EQUAL(rg_model_set_slice(m, a, 100), RG_MODEL_SHARED);
+    EQUAL(end_of(m, sa, launch(m, sa, 8, 10)), 10);
+    model_free(m);
+}
+
 static void test_copies(void)
 {
     rg_model *m = model_new(&tiny);
@@ -628,6 +976,7 @@ static void test_recover(void)
         rg_model_wait(m, e, sb, NULL);
         copy(m, sb, RG_MODEL_H2D, 500);
         rg_model_advance(m, 900);
+        if (!shared) EQUAL(rg_model_suspend(m, a, true), 0);
         /* Half a change, whatever it was. */
         m->op_free = 12345;
         m->ops[3].next = 7;
@@ -640,6 +989,10 @@ static void test_recover(void)
         rg_model_get_stats(m, &stats);
         EQUAL(stats.memory_bytes, 300);
         EQUAL(rg_model_submit_graph(m, sa, g, &ta), 0);
+        if (!shared) {
+            EQUAL(end_of(m, sa, ta), RG_MODEL_NEVER); /* suspended as before */
+            EQUAL(rg_model_suspend(m, a, false), 0);
+        }
         EQUAL(end_of(m, sa, ta), 1000);
         EQUAL(end_of(m, sb, launch(m, sb, 16, 100)), 1200);
         EQUAL(rg_model_remove_context(m, a), 0);
@@ -713,6 +1066,8 @@ static void program_start(program *g, uint64_t seed)
     p.chain_ns = random_below(2) * random_below(30);
     p.graph_node_ns = random_below(20);
     p.slice_ns = 1 + random_below(2000);
+    p.preempt_ns = random_below(2) * random_below(100);
+    p.idle_ns = random_below(2) * random_below(300);
     g->m = model_new(&p);
     for (int i = 0; i < CONTEXTS; i++) g->contexts[i] = context(g->m);
     for (int i = 0; i < STREAMS; i++) {
@@ -746,9 +1101,16 @@ static void program_step(program *g)
     else if (what < 75) rg_model_submit_transfer(g->m, g->streams[s], (rg_model_transfer)(what % 4), bytes, &t);
     else if (what < 83) rg_model_record(g->m, g->events[s % CONTEXTS], g->streams[s], &t);
     else if (what < 91) rg_model_wait(g->m, event_id, g->streams[s], &t);
-    else if (what < 99) rg_model_submit_graph(g->m, g->streams[s], g->graph, &t);
-    else rg_model_set_priority(g->m, g->streams[s], -(int)random_below(6));
+    else if (what < 96) rg_model_submit_graph(g->m, g->streams[s], g->graph, &t);
+    else if (what < 97) rg_model_set_priority(g->m, g->streams[s], -(int)random_below(6));
+    else if (what < 98) rg_model_set_slice(g->m, g->contexts[s % CONTEXTS], 1 + random_below(2000));
+    else rg_model_suspend(g->m, g->contexts[s % CONTEXTS], random_below(2));
     if (t) g->tickets[s] = t;
+}
+
+static void program_resume(program *g)
+{
+    for (int i = 0; i < CONTEXTS; i++) rg_model_suspend(g->m, g->contexts[i], false);
 }
 
 /* mode 0: one advance to each step's time; 1: many small ones; 2: event by event, with every invariant checked. */
@@ -774,6 +1136,7 @@ static void program_run(program *g, uint64_t seed, int mode)
         rg_model_advance(g->m, now);
         program_step(g);
     }
+    program_resume(g);
     if (mode == 2) run_out(g->m);
     rg_model_advance(g->m, now + 100 * 1000 * 1000);
     EQUAL(rg_model_next_event(g->m), RG_MODEL_NEVER);
@@ -817,6 +1180,7 @@ static void test_random_removals(void)
                 if (which == 0) rg_model_create_graph(g.m, g.contexts[0], &g.graph);
             }
         }
+        program_resume(&g);
         run_out(g.m);
         check_room(g.m);
         for (int i = 0; i < STREAMS; i++) TRUE(rg_model_stream_idle(g.m, g.streams[i]));
@@ -844,6 +1208,14 @@ int main(void)
         {"time slices", test_slices},
         {"time slices: alignment, waves", test_slice_grid},
         {"time slices: three contexts", test_slices_of_three},
+        {"time slices: lengths", test_slice_lengths},
+        {"time slices: without work", test_slices_idle},
+        {"time slices: short and long", test_slices_asymmetric},
+        {"suspended while it runs", test_suspend_running},
+        {"suspended between waves", test_suspend_waves},
+        {"suspended beside others", test_suspend_beside},
+        {"suspended while it does not run", test_suspend_waiting},
+        {"all suspended", test_suspend_both},
         {"copies", test_copies},
         {"events", test_events},
         {"graphs", test_graph},

@@ -176,6 +176,14 @@ int main(void)
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.corun_limit = 2 * LAUNCH, v_.inflight = 1 * LAUNCH), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.corun_limit = 2 * LAUNCH, v_.inflight = 2 * LAUNCH), RG_WAIT_HIGH);
 
+    /* A hold: whether or not anybody is busy, until its limit. */
+    CHECK_EQUAL(DECIDE(v_.hold = true), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = RG_HOLD_LIMIT_NS - 1), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = RG_HOLD_LIMIT_NS), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.preemptible = true), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.best_effort = false), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.policy = RG_POLICY_NONE), RG_PASS);
+
     /* Batches: half the limit, one by one for small limits and beside a busy high client. */
     rg_policy_view v = base;
     CHECK_EQUAL(rg_policy_batch(&v), 4 * LAUNCH);

@@ -62,7 +62,7 @@ static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
     rg_scenario_options o = rg_scenario_defaults();
     o.gpu.sms = sms;
     o.gpu.blocks_per_sm = 1;
-    o.gpu.launch_ns = o.gpu.chain_ns = o.gpu.switch_ns = 0;
+    o.gpu.launch_ns = o.gpu.chain_ns = o.gpu.switch_ns = o.gpu.idle_ns = 0;
     o.gpu.shared = 1;
     o.duration_ns = duration_ns;
     o.launch_ns = 1000;
@@ -340,6 +340,94 @@ static void test_least_share_leaves_requests_alone(void)
     rg_profile_free(&low);
 }
 
+/*
+ * One SM that is exchanged in 10 us and left in 5. Best-effort: kernels of 1000 us, back to back from 0. High: 50 us,
+ * due at 105. What best-effort has by `end` is one kernel more than 1 us before.
+ */
+static void preempted(rg_scenario_options *o, uint64_t high_us, uint64_t end_us)
+{
+    rg_profile high = profile_of(high_rows);
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_result r[2];
+    for (uint64_t early = 0; early < 2; early++) {
+        o->duration_ns = (end_us - early) * US;
+        run(o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        EQUAL(r[0].p50_ns, high_us * US);
+        EQUAL(r[1].iterations, 1 - early);
+        EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
+    }
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+static void test_preempt(void)
+{
+    rg_scenario_options o = tiny(1, 0);
+    o.gpu.shared = 0;
+    o.gpu.switch_ns = 10 * US;
+    o.gpu.preempt_ns = 5 * US;
+    o.suspend_delay_us = o.resume_delay_us = 0;
+    o.drain = false;
+    o.suspend_ns = 20 * US;
+    o.resume_ns = 15 * US;
+
+    /* Slices alone: best-effort's third ends at 150. High 160 to 210; best-effort has 850 left at 220. */
+    o.be_slice_us = 50;
+    o.suspend = false;
+    preempted(&o, 105, 1070);
+    /* The GPU's slices, of 2048: the one that runs ends then, and the first kernel at 1000. */
+    o.be_slice_us = 0;
+    preempted(&o, 2048 + 10 + 50 - 105, 1000);
+
+    /* Suspended: called at 105, in effect at 125, off the SM at 130. High 140 to 190. The call to resume begins at 220
+     * and is in effect at 235; best-effort has 870 left at 245. */
+    o.suspend = true;
+    o.resume_delay_us = 30;
+    preempted(&o, 85, 1115);
+    /* Both: the slice ends at 150, and the call that begins at 165 has no use any more: in effect at 185. High is idle
+     * at 210; resumed at 225, best-effort has 850 left at 235. */
+    o.be_slice_us = 50;
+    o.suspend_delay_us = 60;
+    o.resume_delay_us = 0;
+    preempted(&o, 105, 1085);
+    /* It takes effect at 255, and cannot be stopped at 210. Best-effort runs from 220 to 260, when the call returns.
+     * Resumed at 275 it has 810 left at 285. */
+    o.suspend_ns = 90 * US;
+    preempted(&o, 105, 1095);
+    /* A request that is over before the delay is: as with slices alone. */
+    o.suspend_delay_us = 106;
+    preempted(&o, 105, 1070);
+    /* High waits from 106 on. Off the SM at 130, best-effort is resumed at 145, while high is on it, from 140 to 190;
+     * it has 870 left at 200. */
+    o.be_slice_us = 0;
+    o.suspend_ns = 20 * US;
+    o.suspend_delay_us = 0;
+    o.drain = true;
+    preempted(&o, 85, 1070);
+    o.drain = false;
+
+    /* A second request, at 210, before the resumption at 225 is begun: best-effort stays off from 130 to the end. */
+    rg_profile high = profile_of(high_rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,140000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_result r[2];
+    char error[256] = "";
+    clients[0].iterations = 2;
+    o.resume_delay_us = 35;
+    o.duration_ns = 285 * US;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+    EQUAL(r[0].requests, 2);
+    EQUAL(r[0].p50_ns, 50 * US); /* the second: the SM is its own */
+    EQUAL(r[0].p99_ns, 85 * US);
+    EQUAL(r[1].iterations, 0);
+
+    o.gpu.shared = 1;
+    HOLDS(rg_scenario_run(&o, RG_SCENARIO_PREEMPT, clients, 2, r, error, sizeof(error)) == -1);
+    HOLDS(strstr(error, "MPS"));
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
 /* ---- fair */
 
 /* The folder of the recorded profiles: RIGEL_PROFILES, or profiles/ of the tree this program was built in. */
@@ -574,8 +662,8 @@ static void test_demo(const char *gpu, uint32_t mps, const numbers expected[3])
 /* Recorded with this program; see compare(). */
 static const numbers in_slices[3] = {
     {618, 2466200, 4277280, 5374526, 313, 249070, 0, 0},
-    {618, 6977330, 13888220, 19436421, 250, 199548, 0, 0},
-    {618, 2523500, 4467693, 5777446, 267, 211224, 1507291681, 17233},
+    {618, 3649754, 7245397, 9906374, 274, 218511, 0, 0},
+    {618, 2466200, 4558072, 6025003, 268, 212015, 1486800598, 17304},
 };
 static const numbers under_mps[3] = {
     {618, 2466200, 4277280, 5374526, 313, 249070, 0, 0},
@@ -583,8 +671,82 @@ static const numbers under_mps[3] = {
     {618, 2466200, 4277280, 5374526, 272, 215927, 1454701681, 17487},
 };
 
-int main(void)
+/* ---- Without MPS: the policy beside slices and suspension, for two recorded pairs; --table prints what it comes to */
+
+enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, SUSPENDED_UNTIL_IDLE, PRIORITY_SHORT_SLICES, WAYS };
+static const char *const way_names[WAYS] = {
+    "alone",     "time slices",          "priority",                  "slices of 50 us",
+    "suspended", "suspended until idle", "priority, slices of 50 us",
+};
+
+static void run_way(int way, const rg_scenario_client clients[2], rg_scenario_result r[2])
 {
+    static const rg_scenario_mode modes[WAYS] = {
+        RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED, RG_SCENARIO_PREEMPT,
+        RG_SCENARIO_PREEMPT, RG_SCENARIO_PREEMPT,    RG_SCENARIO_PREEMPT,
+    };
+    rg_scenario_options o = rg_scenario_defaults();
+    o.suspend = way == SUSPENDED || way == SUSPENDED_UNTIL_IDLE;
+    o.drain = way == SUSPENDED;
+    o.gate = way == PRIORITY_SHORT_SLICES;
+    run(&o, modes[way], clients, 2, r);
+}
+
+static void test_pair(const char *high, const char *low, bool table, const numbers expected[WAYS])
+{
+    rg_profile serving = recorded(high), training = recorded(low);
+    rg_scenario_client clients[2] = {
+        {.profile = &serving,
+         .open_loop = true,
+         .arrivals = RG_ARRIVALS_POISSON,
+         .mean_gap_ns = 1000000000 / 60,
+         .seed = 1},
+        {.profile = &training, .best_effort = true},
+    };
+    rg_scenario_result r[WAYS][2];
+    for (int way = 0; way < WAYS; way++) {
+        run_way(way, clients, r[way]);
+        char what[128];
+        snprintf(what, sizeof(what), "%s, %s", high, way_names[way]);
+        compare(what, r[way], &expected[way]);
+        if (table)
+            printf("%-25s %-27s p50 %.2f  p99 %.2f  share %.2f\n", high, way_names[way],
+                   (double)r[way][0].p50_ns / (double)r[ALONE][0].p50_ns,
+                   (double)r[way][0].p99_ns / (double)r[ALONE][0].p99_ns,
+                   (double)r[way][1].iterations / (double)r[ALONE][1].iterations);
+    }
+    /* Suspended, the high client has nearly what it has alone, for no less of the others' work than 0.95 of the
+     * gate's. */
+    HOLDS(20 * r[SUSPENDED][0].p99_ns <= 21 * r[ALONE][0].p99_ns);
+    HOLDS(r[SUSPENDED][0].p99_ns <= r[PRIORITY][0].p99_ns);
+    HOLDS(20 * r[SUSPENDED][1].iterations >= 19 * r[PRIORITY][1].iterations);
+    rg_profile_free(&serving);
+    rg_profile_free(&training);
+}
+
+/* Recorded with this program; see compare(). */
+static const numbers resnet50[WAYS] = {
+    {618, 2466200, 4277280, 5374526, 313, 249070, 0, 0},
+    {618, 3649754, 7245397, 9906374, 274, 218511, 0, 0},
+    {618, 2466200, 4558072, 6025003, 268, 212015, 1486800598, 17304},
+    {618, 2807177, 5050332, 6529325, 257, 205085, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
+    {618, 2807177, 5050332, 6031823, 257, 203814, 1118039419, 17281},
+};
+static const numbers bert_gpt2[WAYS] = {
+    {618, 3589706, 6745823, 9220595, 113, 107174, 0, 0},
+    {618, 7798036, 22390636, 33466028, 84, 79914, 0, 0},
+    {618, 4501610, 8292302, 11323121, 86, 81033, 2088208882, 10118},
+    {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
+    {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
+    {618, 3597850, 6756010, 9220595, 86, 81113, 0, 0},
+    {618, 3594752, 7045807, 9572469, 86, 81541, 592916353, 10500},
+};
+
+int main(int argc, char **argv)
+{
+    bool table = argc > 1 && strcmp(argv[1], "--table") == 0;
     test_closed_loop();
     test_open_loop();
     test_running_ahead();
@@ -600,7 +762,10 @@ int main(void)
     test_fair_idle_time_is_not_saved();
     test_orion();
     test_demo_least_share();
+    test_preempt();
     test_demo("time slices", 0, in_slices);
     test_demo("MPS", 1, under_mps);
+    test_pair("h200-resnet50-infer-bs4", "h200-resnet50-train-bs64", table, resnet50);
+    test_pair("h200-bert-infer-bs2x128", "h200-gpt2-train-bs8x512", table, bert_gpt2);
     return failures ? 1 : 0;
 }

@@ -6,6 +6,7 @@
  * ends with its context or its process.
  */
 #include "../cuda_abi.h"
+#include "../sim/sim-control.h"
 
 #include <dlfcn.h>
 #include <elf.h>
@@ -14,11 +15,13 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- The driver, as function pointers with the functions' own names */
@@ -143,6 +146,8 @@
     F(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *))
 #define POINTER(name, params) static CUresult(*name) params;
 FUNCTIONS(POINTER)
+static __typeof__(rigelSimSetTimeslice) *set_timeslice;
+static __typeof__(rigelSimSuspend) *suspend;
 
 /* ---- Checks */
 
@@ -180,6 +185,9 @@ static void *load_library(void)
     *(void **)&name = dlsym(h, #name); \
     check(name != NULL, __LINE__, "%s is not exported", #name);
     FUNCTIONS(RESOLVE)
+    *(void **)&set_timeslice = dlsym(h, "rigelSimSetTimeslice");
+    *(void **)&suspend = dlsym(h, "rigelSimSuspend");
+    TRUE(set_timeslice && suspend);
     if (failures) exit(1);
     return h;
 }
@@ -312,7 +320,7 @@ static void test_lookup(void)
     size_t count = exported(h, names, 4096);
     TRUE(count > 200);
     for (size_t n = 0; n < count; n++) {
-        int found = !strcmp(names[n], "rigel_sim_marker");
+        int found = !strcmp(names[n], "rigel_sim_marker") || !strncmp(names[n], "rigelSim", 8);
         for (size_t i = 0; i < rows && !found; i++)
             found = !strcmp(table[i].symbol, names[n]) || !strcmp(table[i].per_thread, names[n]);
         check(found, __LINE__, "%s is exported, but not in driver-exports.def", names[n]);
@@ -1348,6 +1356,8 @@ static void storm(int in, int out)
             OK(cuStreamDestroy_v2(s));
             s = stream(1, 0);
         }
+        if (i % 40 == 0) suspend(0, i % 80 == 0); /* no such thing under MPS */
+        if (i % 41 == 0) set_timeslice(0, i % 100 + 1);
     }
 }
 
@@ -1379,6 +1389,260 @@ static void kills(int mps)
 static void test_kills_sliced(void) { kills(0); }
 static void test_kills_shared(void) { kills(1); }
 
+/* ---- Slices and suspension */
+
+/* The whole GPU for an hour; then controls itself as it is told, and says when it has. */
+static void controlled(int in, int out)
+{
+    OK(launch(WHOLE_GPU, AN_HOUR, NULL));
+    tell(out, 'r');
+    for (char c; (c = hear(in)) != 'q'; tell(out, c)) {
+        if (c == 's') EQUAL(suspend(0, 1), 0);
+        if (c == 'r') EQUAL(suspend(0, 0), 0);
+        if (c == 't') EQUAL(set_timeslice(0, 50), 0);
+        if (failures) exit(1);
+    }
+    OK(cuDevicePrimaryCtxReset_v2(0));
+}
+
+static void order(peer p, char what)
+{
+    tell(p.to, what);
+    EQUAL(hear(p.from), what);
+}
+
+/*
+ * The model's time for a kernel of 20 ms that follows one of 50 ms. All of it has to be in the queue before the first
+ * one is done, else the time would be this machine's: then once more.
+ */
+static double twenty_ms(void)
+{
+    float ms = 0;
+    CUevent from = event(), to = event();
+    for (int in_time = 0; !in_time;) {
+        OK(launch(WHOLE_GPU, 50000000, NULL));
+        OK(cuEventRecord(from, NULL));
+        OK(launch(WHOLE_GPU, 20000000, NULL));
+        OK(cuEventRecord(to, NULL));
+        in_time = cuEventQuery(from) == CUDA_ERROR_NOT_READY;
+        OK(cuEventSynchronize(to));
+    }
+    OK(cuEventElapsedTime(&ms, from, to));
+    OK(cuEventDestroy_v2(from));
+    OK(cuEventDestroy_v2(to));
+    return ms;
+}
+
+/* What a process does to itself the other one sees in the time that its kernel takes: 20 ms, and what it has to
+ * wait. */
+static void test_controls(void)
+{
+    peer p = spawn(controlled);
+    EQUAL(hear(p.from), 'r');
+    start();
+    /* Slices of 2.048 ms each and switches of 0.17: ten times (2.048 + 0.34) between the pieces, or nine. */
+    double ms = twenty_ms();
+    check(ms >= 20 + 9 * 2.388 && ms <= 20.1 + 10 * 2.388, __LINE__, "%f ms beside equal slices", ms);
+    order(p, 't'); /* 50 us: each wait is 0.39 ms */
+    ms = twenty_ms();
+    check(ms >= 20 + 9 * 0.39 && ms <= 20.1 + 10 * 0.39, __LINE__, "%f ms beside slices of 50 us", ms);
+    EQUAL(set_timeslice(0, 10000), 0); /* and only two or three of them */
+    ms = twenty_ms();
+    check(ms >= 20 + 1 * 0.39 && ms <= 20.1 + 3 * 0.39, __LINE__, "%f ms with slices of 10 ms", ms);
+    order(p, 's');
+    ms = twenty_ms();
+    check(ms >= 20 && ms <= 20.1, __LINE__, "%f ms beside a suspended process", ms);
+    order(p, 'r');
+    ms = twenty_ms();
+    check(ms >= 20 + 1 * 0.39 && ms <= 20.1 + 3 * 0.39, __LINE__, "%f ms beside a resumed process", ms);
+    order(p, 's');
+    tell(p.to, 'q'); /* ends suspended, by itself */
+    reap_peer(p, 0);
+    ms = twenty_ms();
+    check(ms >= 20 && ms <= 20.1, __LINE__, "%f ms alone", ms);
+}
+
+static _Atomic int accepted, finished;
+
+static void *launch_many(void *s)
+{
+    OK(cuCtxSetCurrent(context));
+    for (int i = 0; i < 1500; i++) {
+        OK(launch(WHOLE_GPU, 1000, s));
+        atomic_fetch_add(&accepted, 1);
+    }
+    return NULL;
+}
+
+static void *synchronise(void *unused)
+{
+    OK(cuCtxSetCurrent(context));
+    OK(cuCtxSynchronize());
+    atomic_store(&finished, 1);
+    return unused;
+}
+
+/* Suspended, it launches until a queue is full, and waits for work in vain; then it is resumed and all of it is
+ * done. */
+static void suspended(int in, int out)
+{
+    enum { COUNT = 200 };
+    CUevent done[COUNT];
+    CUstream s = stream(1, 0), full = stream(1, 0);
+    for (int i = 0; i < COUNT; i++) done[i] = event();
+    CUcontext second;
+    CUmodule its_module;
+    CUfunction its_kernel;
+    OK(launch(WHOLE_GPU, 1000, NULL));
+    OK(cuCtxSynchronize());
+    EQUAL(suspend(0, 1), 0);
+    EQUAL(suspend(0, 1), 0);
+    for (int i = 0; i < COUNT; i++) {
+        OK(launch(WHOLE_GPU, 1000, s));
+        OK(cuEventRecord(done[i], s));
+    }
+    pthread_t launcher, waiter;
+    pthread_create(&launcher, NULL, launch_many, full);
+    pthread_create(&waiter, NULL, synchronise, NULL);
+    while (atomic_load(&accepted) < 1024) usleep(1000);
+    /* A context from after the suspension is not suspended. */
+    OK(cuCtxCreate_v2(&second, 0, 0));
+    OK(cuModuleLoadData(&its_module, ptx));
+    OK(cuModuleGetFunction(&its_kernel, its_module, "plain_kernel"));
+    OK(cuLaunchKernel(its_kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL));
+    OK(cuCtxSynchronize());
+    OK(cuCtxDestroy_v2(second));
+    tell(out, 's');
+    EQUAL(hear(in), 'p'); /* the other one has done its work */
+    for (int i = 0; i < COUNT; i++) EQUAL(cuEventQuery(done[i]), CUDA_ERROR_NOT_READY);
+    EQUAL(atomic_load(&accepted), 1024);
+    EQUAL(atomic_load(&finished), 0);
+    EQUAL(suspend(0, 0), 0);
+    pthread_join(launcher, NULL);
+    pthread_join(waiter, NULL);
+    OK(cuCtxSynchronize());
+    for (int i = 0; i < COUNT; i++) EQUAL(cuEventQuery(done[i]), CUDA_SUCCESS);
+    EQUAL(atomic_load(&accepted), 1500);
+    EQUAL(atomic_load(&finished), 1);
+}
+
+static void test_suspended(void)
+{
+    peer p = spawn(suspended);
+    EQUAL(hear(p.from), 's');
+    start();
+    for (int i = 0; i < 50; i++) OK(launch(WHOLE_GPU, 1000000, NULL));
+    OK(cuCtxSynchronize());
+    tell(p.to, 'p');
+    reap_peer(p, 0);
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* Stopped in the middle of a kernel, which goes on where it was: it takes its own time and the pause. */
+static void test_suspended_kernel(void)
+{
+    start();
+    CUevent from = event(), to = event();
+    OK(cuEventRecord(from, NULL));
+    OK(launch(WHOLE_GPU, 300000000, NULL));
+    OK(cuEventRecord(to, NULL));
+    EQUAL(suspend(0, 1), 0);
+    double stopped = seconds();
+    int before_the_end = cuEventQuery(to) == CUDA_ERROR_NOT_READY; /* else this machine slept for long */
+    for (int i = 0; i < 400; i++) {
+        usleep(1000);
+        EQUAL(cuEventQuery(to), before_the_end ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS);
+    }
+    double pause_ms = 1000 * (seconds() - stopped);
+    EQUAL(suspend(0, 0), 0);
+    OK(cuEventSynchronize(to));
+    float ms = 0;
+    OK(cuEventElapsedTime(&ms, from, to));
+    if (before_the_end) check(ms >= 300 + pause_ms, __LINE__, "%f ms with a pause of %f", (double)ms, pause_ms);
+}
+
+/* Killed while suspended, with the GPU's queue and 100 GiB: as after_the_hog, and nobody else is suspended. */
+static void suspended_hog(int in, int out)
+{
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 100ull << 30));
+    OK(launch(WHOLE_GPU, AN_HOUR, NULL));
+    EQUAL(suspend(0, 1), 0);
+    OK(launch(WHOLE_GPU, AN_HOUR, NULL));
+    tell(out, failures ? 'f' : 'r');
+    hear(in);
+}
+
+static void test_killed_suspended(void)
+{
+    peer p = spawn(suspended_hog);
+    EQUAL(hear(p.from), 'r');
+    start();
+    after_the_hog(p, 0);
+    OK(launch(WHOLE_GPU, 3000000, NULL));
+    OK(cuCtxSynchronize());
+}
+
+static void *control_thread(void *number)
+{
+    for (int i = 0; i < 100; i++) {
+        EQUAL(suspend(0, ((int)(intptr_t)number + i) % 2), 0); /* without a current context */
+        EQUAL(set_timeslice(0, (uint64_t)(20 + i)), 0);
+    }
+    return NULL;
+}
+
+static void test_control_errors(void)
+{
+    CUcontext c;
+    load_library();
+    EQUAL(suspend(0, 1), -ENODEV);
+    EQUAL(set_timeslice(0, 100), -ENODEV);
+    OK(cuInit(0));
+    EQUAL(suspend(0, 1), -ENODEV);
+    OK(cuDevicePrimaryCtxRetain(&c, 0));
+    EQUAL(suspend(1, 1), -ENODEV);
+    EQUAL(suspend(1000, 1), -ENODEV);
+    EQUAL(set_timeslice(0, 0), -EINVAL);
+    EQUAL(set_timeslice(0, 1000001), -EINVAL);
+    EQUAL(set_timeslice(0, UINT64_MAX), -EINVAL);
+    EQUAL(set_timeslice(0, 1000000), 0);
+    EQUAL(suspend(0, 0), 0); /* it is not */
+    /* Several threads at once, while others launch and wait. */
+    start();
+    pthread_t threads[4], waiter;
+    for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, control_thread, (void *)(intptr_t)i);
+    for (int i = 0; i < 300; i++) OK(launch(WHOLE_GPU, 10000, NULL));
+    pthread_create(&waiter, NULL, synchronise, NULL);
+    for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+    EQUAL(suspend(0, 0), 0);
+    pthread_join(waiter, NULL);
+    OK(cuCtxSynchronize());
+    /* It ends with the context. */
+    EQUAL(suspend(0, 1), 0);
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    EQUAL(suspend(0, 0), -ENODEV);
+    start();
+    OK(launch(1, 1000, NULL));
+    OK(cuCtxSynchronize());
+}
+
+static void test_control_shared(void)
+{
+    setenv("RIGEL_SIM_MPS", "1", 1);
+    start();
+    EQUAL(suspend(0, 1), -ENOTSUP);
+    EQUAL(set_timeslice(0, 100), -ENOTSUP);
+    OK(launch(WHOLE_GPU, 1000, NULL));
+    OK(cuCtxSynchronize());
+}
+
 /* A child of fork has no driver; the parent keeps its. */
 static void test_fork(void)
 {
@@ -1394,6 +1658,7 @@ static void test_fork(void)
         EQUAL(cuMemAlloc_v2(&p, 8), CUDA_ERROR_NOT_INITIALIZED);
         EQUAL(launch(1, 1, NULL), CUDA_ERROR_NOT_INITIALIZED);
         EQUAL(cuEventQuery(e), CUDA_ERROR_NOT_INITIALIZED);
+        EQUAL(suspend(0, 1), -ENODEV); /* it would be the parent that is suspended */
         exit(failures ? 1 : 0); /* runs the exit handlers: they must leave the parent's contexts alone */
     }
     int status;
@@ -1411,6 +1676,8 @@ static void after_the_driver(void)
     EQUAL(cuDeviceGetCount(&n), CUDA_ERROR_DEINITIALIZED);
     EQUAL(cuCtxGetCurrent(&c), CUDA_ERROR_DEINITIALIZED);
     EQUAL(cuInit(0), CUDA_ERROR_DEINITIALIZED);
+    EQUAL(suspend(0, 1), -ENODEV);
+    EQUAL(set_timeslice(0, 100), -ENODEV);
     if (failures) _exit(1);
 }
 
@@ -1505,6 +1772,12 @@ static const struct {
     {"exit with work", test_exit_with_work},
     {"kills, time slices", test_kills_sliced},
     {"kills, shared", test_kills_shared},
+    {"controls, two processes", test_controls},
+    {"controls, suspended", test_suspended},
+    {"controls, in a kernel", test_suspended_kernel},
+    {"controls, killed", test_killed_suspended},
+    {"controls, errors and threads", test_control_errors},
+    {"controls, shared", test_control_shared},
     {"fork", test_fork},
     {"end of the process", test_exit},
     {"uuid", test_uuid},

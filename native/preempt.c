@@ -1,0 +1,299 @@
+/*
+ * preempt.c: keeps best-effort clients off the GPU while a high client has work, by their channels (channel.c).
+ *
+ * Where it works (`rg.preemptible`), it takes the gate's place: best-effort launches go out at once, however long their kernels
+ * and graphs are, and wait on the GPU instead of in the program. Two means:
+ *   - time slices: long for a high client, short for a best-effort one, so that the GPU itself switches to a high client within
+ *     a slice (and not back while it has work queued) from its first kernel on;
+ *   - suspension: one thread per best-effort client and device sleeps until a high client becomes busy, disables the channels, and
+ *     enables them when the high client is idle or waits for all it has launched. That takes some 500 us and 250 us; until
+ *     it holds the slices do. It keeps best-effort work out of the gaps between the launches of a request, each of which would
+ *     cost the request a switch and back.
+ * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
+ * of its class at work on the device goes back to the driver's slice.
+ *
+ * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
+ * GPU time worth the least share (min_share_ppm, at least a hundredth) of that bound; when it leaves Rigel; when the process ends. Whatever fails, the channels are enabled
+ * and the gate holds this client from then on.
+ */
+#include "client.h"
+
+#include <linux/futex.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, LEAST_PPM = 10000, REFUSALS = 20 };
+
+typedef struct {
+    _Atomic bool started, suspended, failed;
+    pthread_t thread;
+    uint32_t device;
+    CUdevice ordinal;
+    pthread_mutex_t lock; /* over the channels and everything done with them */
+    rg_channels channels;
+    bool found;
+    uint64_t slice_us; /* as set; 0: not by us */
+    uint32_t refusals; /* beats in a row in which the driver refused */
+} preemptor;
+
+static preemptor preemptors[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
+static _Atomic bool stopping;
+static uint64_t beat_launches[RG_MAX_CLIENTS];
+
+static bool wanted(void)
+{
+    rg_settings *s = &rg.segment->settings;
+    uint32_t policy = atomic_load(&s->policy);
+    bool by_class = policy == RG_POLICY_PRIORITY || policy == RG_POLICY_SLO;
+    return atomic_load(&s->preempt) && by_class && !atomic_load(&s->shutdown) &&
+           atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
+}
+
+static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
+{
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+/* Looks the channels up again if the process made or freed some. */
+static bool refresh(preemptor *p)
+{
+    if (p->found && p->channels.generation == rg_channel_generation())
+        return true;
+    p->found = rg_channels_find(&p->channels, rg.segment->devices[p->device].uuid, p->ordinal);
+    p->slice_us = 0;
+    return p->found;
+}
+
+static bool slice(preemptor *p, uint64_t us)
+{
+    if (p->slice_us != us && rg_channels_slice(&p->channels, us) != 0)
+        return false;
+    p->slice_us = us;
+    atomic_store(&rg.slot->slice_us, (uint32_t)us);
+    return true;
+}
+
+/* ---- suspension ---- */
+
+static bool suspend(preemptor *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool ok = !atomic_load(&stopping) && refresh(p) && rg_channels_suspend(&p->channels) == 0;
+    atomic_store(&p->suspended, ok);
+    pthread_mutex_unlock(&p->lock);
+    return ok;
+}
+
+static void resume(preemptor *p)
+{
+    pthread_mutex_lock(&p->lock);
+    if (atomic_load(&p->suspended)) {
+        refresh(p);
+        for (int tries = 0; tries < 100 && p->found && rg_channels_resume(&p->channels) != 0; tries++) {
+            struct timespec t = {0, 1000000};
+            nanosleep(&t, NULL);
+            p->found = false;
+            refresh(p);
+        }
+        atomic_store(&p->suspended, false);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* The starvation bound has passed: this client runs for its due, in slices that a busy high client cannot cut short. */
+static void give_back(preemptor *p, uint64_t starvation_ns)
+{
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
+    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000, high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
+    uint64_t usual = p->slice_us;
+    pthread_mutex_lock(&p->lock);
+    if (p->found)
+        slice(p, due_ns / 1000 ? due_ns / 1000 : 1);
+    pthread_mutex_unlock(&p->lock);
+    resume(p);
+    atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
+    uint32_t seen = atomic_load(&dev->wake);
+    if (atomic_load(&dev->high_launching) && !atomic_load(&stopping)) {
+        atomic_fetch_add(&dev->waiters, 1);
+        wait_on(&dev->wake, seen, due_ns + high_ns);
+        atomic_fetch_sub(&dev->waiters, 1);
+    }
+    pthread_mutex_lock(&p->lock);
+    if (p->found && usual)
+        slice(p, usual);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Off the GPU until no high client is busy. */
+static void stand_aside(preemptor *p)
+{
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t since = rg_now_ns(), spent = 0;
+    if (!suspend(p)) {
+        atomic_store(&p->failed, true);
+        return;
+    }
+    atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
+    for (;;) {
+        uint32_t seen = atomic_load(&dev->wake);
+        uint64_t now = rg_now_ns();
+        uint64_t starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
+        if (!atomic_load(&dev->high_launching) || !wanted())
+            break;
+        if (now - since >= starvation_ns) {
+            spent += now - since;
+            give_back(p, starvation_ns);
+            if (!atomic_load(&dev->high_launching) || !wanted())
+                break;
+            since = rg_now_ns();
+            if (!suspend(p)) {
+                atomic_store(&p->failed, true);
+                break;
+            }
+            continue;
+        }
+        uint64_t left = starvation_ns - (now - since);
+        atomic_fetch_add(&dev->waiters, 1);
+        if (atomic_load(&dev->high_launching))
+            wait_on(&dev->wake, seen, left < WAIT_NS ? left : WAIT_NS);
+        atomic_fetch_sub(&dev->waiters, 1);
+    }
+    if (atomic_load(&p->suspended))
+        spent += rg_now_ns() - since;
+    resume(p);
+    atomic_fetch_add_explicit(&rg.slot->suspended_ns, spent, memory_order_relaxed);
+}
+
+static void *preempt_main(void *argument)
+{
+    preemptor *p = argument;
+    rg_device *dev = &rg.segment->devices[p->device];
+    prctl(PR_SET_NAME, "rigel-preempt");
+    prctl(PR_SET_TIMERSLACK, 1000);
+    while (!atomic_load(&stopping) && atomic_load(&rg.mode) == RG_MODE_BEST_EFFORT) {
+        uint32_t seen = atomic_load(&dev->busy_wake);
+        if (atomic_load(&rg.preemptible[p->device]) && atomic_load(&dev->high_launching) && wanted() &&
+            atomic_load(&rg.segment->settings.suspend)) {
+            stand_aside(p);
+            continue;
+        }
+        atomic_fetch_add(&dev->busy_waiters, 1);
+        /* Again: the high client looks at busy_waiters after it has said that it is busy. Where nothing is to be done about it
+         * (no suspension wanted, or it failed), the next beat is soon enough. */
+        bool act = atomic_load(&rg.preemptible[p->device]) && wanted() && atomic_load(&rg.segment->settings.suspend);
+        if (!act || !atomic_load(&dev->high_launching))
+            wait_on(&dev->busy_wake, seen, WAIT_NS);
+        atomic_fetch_sub(&dev->busy_waiters, 1);
+        if (!act) {
+            struct timespec t = {0, 20000000};
+            nanosleep(&t, NULL);
+        }
+    }
+    resume(p);
+    return NULL;
+}
+
+/* ---- the agent's part ---- */
+
+/* Who of this class, other than this client, has launched something since the last beat. */
+static uint32_t peers(uint32_t device, uint32_t class)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_client *c = &rg.segment->clients[i];
+        if (i == rg.slot_index || atomic_load(&c->state) != RG_LIVE || atomic_load(&c->class) != class ||
+            !(atomic_load(&c->devices) >> device & 1))
+            continue;
+        uint64_t launches = atomic_load(&c->launches) + atomic_load(&c->graph_launches);
+        n += launches != beat_launches[i];
+    }
+    return n;
+}
+
+/* The driver's number of a device in this process. */
+static CUdevice ordinal_of(uint32_t device)
+{
+    for (uint32_t i = 0; i < RG_MAX_TRACKS; i++)
+        if (atomic_load(&rg.tracks[i].key) && atomic_load(&rg.tracks[i].device) == device)
+            return rg.tracks[i].cu_device;
+    return -1;
+}
+
+static void start(preemptor *p)
+{
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool ok = pthread_create(&p->thread, NULL, preempt_main, p) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    atomic_store(&p->started, ok);
+    if (!ok)
+        atomic_store(&p->failed, true);
+}
+
+void rg_preempt_beat(void)
+{
+    uint32_t class = atomic_load(&rg.slot->class), devices = atomic_load(&rg.slot->devices);
+    rg_settings *s = &rg.segment->settings;
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        preemptor *p = &preemptors[d];
+        if (!(devices >> d & 1) || atomic_load(&p->failed)) {
+            atomic_store(&rg.preemptible[d], 0);
+            continue;
+        }
+        p->device = d;
+        if (!p->found)
+            p->ordinal = ordinal_of(d);
+        bool on = wanted();
+        uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
+        bool ok = false;
+        pthread_mutex_lock(&p->lock);
+        if (p->channels.simulated && p->slice_us)
+            p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
+        if (on || p->slice_us)
+            ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
+        /* Enabling what is enabled: shows that this driver would let it be disabled. */
+        if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
+            ok = rg_channels_resume(&p->channels) == 0;
+        pthread_mutex_unlock(&p->lock);
+        ok = ok && on;
+        if (ok && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
+            start(p);
+        p->refusals = ok || !on ? 0 : p->refusals + 1;
+        if (p->refusals > REFUSALS)
+            atomic_store(&p->failed, true);
+        ok = ok && !atomic_load(&p->failed);
+        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
+        atomic_store(&rg.slot->preemption, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
+    }
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
+}
+
+void rg_preempt_stop(void)
+{
+    atomic_store(&stopping, true);
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        preemptor *p = &preemptors[d];
+        if (!atomic_load(&p->started))
+            continue;
+        rg_device *dev = &rg.segment->devices[d];
+        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+        struct timespec limit;
+        clock_gettime(CLOCK_REALTIME, &limit);
+        limit.tv_nsec += 200000000;
+        if (limit.tv_nsec >= 1000000000) {
+            limit.tv_sec++;
+            limit.tv_nsec -= 1000000000;
+        }
+        /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
+        if (pthread_timedjoin_np(p->thread, NULL, &limit) != 0 && atomic_load(&p->suspended))
+            rg_channels_resume(&p->channels);
+    }
+}

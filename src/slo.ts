@@ -1,0 +1,406 @@
+/**
+ * slo.ts: the control loop of policy `slo`: from what the high clients' requests take, it chooses how much best-effort work may
+ * do beside them.
+ *
+ * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
+ * knows:
+ *   alone     durations of requests in windows in which best-effort work is held, at most 2% of the time after the first second
+ *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
+ * It stands on a rung whose requests are within the target, tries the next one for at most a second at a time, stays where
+ * best-effort gets more and the target holds, and steps back as soon as it does not. The lowest rung is what `priority` does, or
+ * stricter, so that a trial is all that can make things worse than `priority`.
+ */
+
+import type { Histogram } from "./usage.ts";
+
+/** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
+export type Target = { p99_over_alone: number } | { p99_ms: number };
+
+/** Settings of the segment that a rung stands for. */
+export type Rung = Readonly<Partial<Record<"suspend" | "slice_us" | "inflight" | "corun", number>>>;
+
+/** Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. */
+const PREEMPT_RUNGS: readonly Rung[] = [
+  { suspend: 1, slice_us: 50 },
+  { suspend: 0, slice_us: 50 },
+  { suspend: 0, slice_us: 200 },
+  { suspend: 0, slice_us: 500 },
+  { suspend: 0, slice_us: 2000 },
+];
+
+/** Where they are held at the gate: under MPS, or a driver that refuses. */
+const GATE_RUNGS: readonly Rung[] = [
+  { inflight: 4, corun: 0 },
+  { inflight: 8, corun: 0 },
+  { inflight: 16, corun: 0 },
+  { inflight: 16, corun: 1 },
+  { inflight: 16, corun: 2 },
+  { inflight: 32, corun: 8 },
+];
+
+export const TICK_S = 0.1;
+/** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
+const HELD_SHARE = 0.02;
+const FIRST_WINDOW_S = 1;
+const WINDOW_S = 0.2;
+/** Requests in the first window that are enough to end it. */
+const FIRST_REQUESTS = 40;
+/** Longest trial of a rung, shortest stay between two, and how long a rung that failed is left alone (doubled each time). */
+const TRIAL_S = 1;
+const STAY_S = 2;
+const BACK_OFF_S = 4;
+const BACK_OFF_MAX_S = 120;
+/** Requests that a decision needs. */
+const ENOUGH = 20;
+/** Old requests count half after this. */
+const HALF_LIFE_S = 20;
+/** A change of the request rate by this factor is another load. */
+const LOAD_CHANGE = 1.4;
+
+/** What happened since the last tick. */
+export interface Observation {
+  /** Durations of the requests that ended, of all high clients. */
+  requests: Histogram;
+  /** Launches of best-effort clients. */
+  launches: number;
+  /** Which best-effort clients are there; another set is another neighbourhood. */
+  neighbours: string;
+  /** All of them can be taken off the GPU. */
+  preemption: boolean;
+}
+
+export interface Action {
+  rung: Rung;
+  /** Hold best-effort work until the next tick. */
+  hold: boolean;
+}
+
+/** One line of the record. */
+export interface Second {
+  t_s: number;
+  rung: number;
+  held_s: number;
+  requests: number;
+  p50_ms: number | null;
+  p99_ms: number | null;
+  best_effort_launches_per_s: number;
+}
+
+/** Durations that fade. */
+class Pool {
+  #histogram: Histogram | undefined;
+
+  add(more: Histogram): void {
+    this.#histogram = this.#histogram ? this.#histogram.combined(more, 1) : more;
+  }
+  fade(seconds: number): void {
+    this.#histogram = this.#histogram?.scaled(0.5 ** (seconds / HALF_LIFE_S));
+  }
+  clear(): void {
+    this.#histogram = undefined;
+  }
+  get count(): number {
+    return this.#histogram?.total ?? 0;
+  }
+  quantile_ms(q: number): number {
+    return this.#histogram?.quantile_ms(q) ?? Number.NaN;
+  }
+}
+
+interface Known {
+  pool: Pool;
+  /** Best-effort launches in so many seconds. */
+  launches: number;
+  seconds: number;
+  /** Not to be tried before; how long it is left alone next time. */
+  notBefore_s: number;
+  backOff_s: number;
+}
+
+type State = "waiting" | "first window" | "window" | "run" | "trial";
+
+export class Controller {
+  readonly #target: Target;
+  #t_s = 0;
+  #state: State = "waiting";
+  #since_s = 0;
+  #held_s = 0;
+  #ladder: readonly Rung[] = GATE_RUNGS;
+  #rung = 0;
+  /** The rung to go back to if a trial fails. */
+  #home = 0;
+  #known: Known[] = [];
+  readonly #alone = new Pool();
+  #neighbours = "";
+  /** Requests per second, slowly and quickly averaged. */
+  #slow_per_s = 0;
+  #fast_per_s = 0;
+  #settle_s = 0;
+  #changes = 0;
+  #unreachable_s = 0;
+  #second: { requests: Histogram | undefined; launches: number; held_s: number } = {
+    requests: undefined,
+    launches: 0,
+    held_s: 0,
+  };
+  readonly seconds: Second[] = [];
+
+  constructor(target: Target) {
+    this.#target = target;
+    this.#reset(0);
+  }
+
+  /** The settings for the next tick, from what happened in the last one. */
+  step(seen: Observation): Action {
+    this.#t_s += TICK_S;
+    const held = this.#state === "first window" || this.#state === "window";
+    if (held) this.#held_s += TICK_S;
+    this.#record(seen, held);
+    this.#notice(seen);
+    const count = seen.requests.total;
+    // Requests that ended just after a change began before it.
+    if (this.#t_s - this.#settle_s > TICK_S) {
+      if (held) this.#alone.add(seen.requests);
+      else {
+        const known = this.#at(this.#rung);
+        known.pool.add(seen.requests);
+        known.launches += seen.launches;
+        known.seconds += TICK_S;
+      }
+    }
+    this.#alone.fade(TICK_S / 4);
+    this.#decide(count);
+    const hold = this.#state === "first window" || this.#state === "window";
+    return { rung: this.#ladder[this.#rung] ?? {}, hold };
+  }
+
+  /** What is to be told at the end: how well the target is met, and by which settings. */
+  summary(): {
+    target: Target;
+    alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
+    now: { requests: number; p50_ms: number | null; p99_ms: number | null };
+    rung: number;
+    settings: Rung;
+    changes: number;
+    held_s: number;
+    unreachable: boolean;
+    reachable: number | null;
+  } {
+    const pool = this.#at(this.#rung).pool;
+    const told = (from: Pool): { requests: number; p50_ms: number | null; p99_ms: number | null } => ({
+      requests: Math.round(from.count),
+      p50_ms: finite(from.quantile_ms(0.5)),
+      p99_ms: finite(from.quantile_ms(0.99)),
+    });
+    return {
+      target: this.#target,
+      alone: told(this.#alone),
+      now: told(pool),
+      rung: this.#rung,
+      settings: this.#ladder[this.#rung] ?? {},
+      changes: this.#changes,
+      held_s: round(this.#held_s),
+      unreachable: this.unreachable,
+      reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : this.#ratio(pool, 0.99)),
+    };
+  }
+
+  /** The lowest rung has missed the target for ten seconds. */
+  get unreachable(): boolean {
+    return this.#unreachable_s >= 10;
+  }
+
+  #at(rung: number): Known {
+    return (this.#known[rung] ??= {
+      pool: new Pool(),
+      launches: 0,
+      seconds: 0,
+      notBefore_s: 0,
+      backOff_s: BACK_OFF_S,
+    });
+  }
+
+  /** Forgets what was learned on the rungs: it was learned under other circumstances. */
+  #reset(rung: number): void {
+    this.#known = [];
+    this.#home = rung;
+    this.#go(rung);
+    this.#state = this.#state === "waiting" ? "waiting" : "run";
+    this.#since_s = this.#t_s;
+    this.#unreachable_s = 0;
+  }
+
+  #go(rung: number): void {
+    if (rung !== this.#rung) this.#changes++;
+    this.#rung = rung;
+    this.#settle_s = this.#t_s;
+  }
+
+  #enter(state: State): void {
+    this.#state = state;
+    this.#since_s = this.#t_s;
+    this.#settle_s = this.#t_s;
+  }
+
+  /** Another load, other neighbours, other means: what was learned no longer holds. */
+  #notice(seen: Observation): void {
+    const ladder = seen.preemption ? PREEMPT_RUNGS : GATE_RUNGS;
+    if (ladder !== this.#ladder || seen.neighbours !== this.#neighbours) {
+      this.#ladder = ladder;
+      this.#neighbours = seen.neighbours;
+      this.#reset(0);
+    }
+    const rate = seen.requests.total / TICK_S;
+    this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / 1);
+    this.#slow_per_s += (rate - this.#slow_per_s) * (TICK_S / 8);
+    const [low, high] = [Math.min(this.#fast_per_s, this.#slow_per_s), Math.max(this.#fast_per_s, this.#slow_per_s)];
+    // Poisson arrivals vary by the square root of their number: that is no change of load.
+    const noise = 4 * Math.sqrt(Math.max(high, 1));
+    if (this.#t_s > 10 && high > low * LOAD_CHANGE && high - low > noise) {
+      this.#slow_per_s = this.#fast_per_s;
+      this.#alone.clear();
+      this.#reset(0);
+    }
+  }
+
+  #decide(count: number): void {
+    const spent_s = this.#t_s - this.#since_s;
+    const relative = "p99_over_alone" in this.#target;
+    switch (this.#state) {
+      case "waiting":
+        if (count > 0) this.#enter(relative ? "first window" : "run");
+        return;
+      case "first window":
+        if (this.#alone.count >= FIRST_REQUESTS || spent_s >= FIRST_WINDOW_S) this.#enter("run");
+        return;
+      case "window":
+        if (spent_s >= WINDOW_S) this.#enter("run");
+        return;
+      case "trial": {
+        const verdict = this.#judge(this.#rung);
+        if (verdict === "over") return this.#retreat();
+        if (spent_s < TRIAL_S) return;
+        if (verdict === "within" && this.#throughput(this.#rung) > this.#throughput(this.#home)) {
+          this.#home = this.#rung;
+          this.#enter("run");
+        } else this.#retreat(verdict === "unknown");
+        return;
+      }
+      case "run": {
+        const known = this.#at(this.#rung);
+        known.pool.fade(TICK_S);
+        const over = this.#judge(this.#rung) === "over";
+        if (this.#rung > 0 && (over || this.#gainsNothing())) {
+          this.#home = this.#rung - 1;
+          return this.#retreat();
+        }
+        this.#unreachable_s = over ? this.#unreachable_s + TICK_S : 0;
+        const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < HELD_SHARE * this.#t_s + FIRST_WINDOW_S;
+        if (relative && due) return this.#enter("window");
+        if (!over && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
+      }
+    }
+  }
+
+  /** Tries the next rung up that is not being left alone. */
+  #tryNext(): void {
+    for (let rung = this.#home + 1; rung < this.#ladder.length; rung++) {
+      if (this.#t_s < this.#at(rung).notBefore_s) continue;
+      this.#go(rung);
+      this.#enter("trial");
+      return;
+    }
+  }
+
+  /**
+   * Back to where the target held. A rung that failed is left alone for a while, and longer the next time; one of which a trial
+   * showed too little (few requests came) is tried again soon, and what was seen of it counts.
+   */
+  #retreat(again = false): void {
+    const failed = this.#at(this.#rung);
+    if (again) failed.notBefore_s = this.#t_s + STAY_S;
+    else {
+      failed.notBefore_s = this.#t_s + failed.backOff_s;
+      failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
+      failed.pool.clear();
+      failed.launches = failed.seconds = 0;
+    }
+    this.#go(this.#home);
+    this.#enter("run");
+  }
+
+  /** Best-effort gets less here than one rung below, as seen over some time on both. */
+  #gainsNothing(): boolean {
+    const below = this.#at(this.#rung - 1);
+    return (
+      Math.min(below.seconds, this.#at(this.#rung).seconds) >= STAY_S &&
+      this.#throughput(this.#rung) < this.#throughput(this.#rung - 1) * 0.99
+    );
+  }
+
+  #throughput(rung: number): number {
+    const { launches, seconds } = this.#at(rung);
+    return seconds > 0 ? launches / seconds : 0;
+  }
+
+  #ratio(pool: Pool, q: number): number {
+    return pool.quantile_ms(q) / this.#alone.quantile_ms(q);
+  }
+
+  /**
+   * Whether the requests of a rung are within the target. A 99th percentile of thirty requests says nothing, so lower quantiles
+   * are compared as well, each with the margin that so few requests leave: what slows all requests shows in the median at
+   * once, what slows one in ten in the 90th percentile soon, and what is rarer when there are enough of them.
+   */
+  #judge(rung: number): "within" | "over" | "unknown" {
+    const { pool } = this.#at(rung);
+    if ("p99_ms" in this.#target) {
+      if (pool.count < ENOUGH) return "unknown";
+      const { p99_ms } = this.#target;
+      const q = pool.count >= 200 ? 0.99 : 1 - 2 / pool.count;
+      return pool.quantile_ms(q) > p99_ms ? "over" : "within";
+    }
+    const few = Math.min(pool.count, this.#alone.count);
+    if (few < ENOUGH) return "unknown";
+    const limit = this.#target.p99_over_alone;
+    const margin = 0.15 / Math.sqrt(few);
+    const over = (q: number, times: number): boolean => this.#ratio(pool, q) > limit + times * margin;
+    if (
+      over(0.5, 1) ||
+      over(0.75, 1.5) ||
+      (few >= 60 && over(0.9, 3)) ||
+      (few >= 150 && over(0.95, 4)) ||
+      (few >= 300 && over(0.99, 8))
+    )
+      return "over";
+    return "within";
+  }
+
+  #record(seen: Observation, held: boolean): void {
+    const second = this.#second;
+    second.requests = second.requests ? second.requests.combined(seen.requests, 1) : seen.requests;
+    second.launches += seen.launches;
+    if (held) second.held_s += TICK_S;
+    const tick = Math.round(this.#t_s / TICK_S);
+    if (tick % Math.round(1 / TICK_S) !== 0) return;
+    if (this.seconds.length >= 3600) this.seconds.shift();
+    this.seconds.push({
+      t_s: Math.round(this.#t_s),
+      rung: this.#rung,
+      held_s: round(second.held_s),
+      requests: second.requests.total,
+      p50_ms: finite(second.requests.quantile_ms(0.5)),
+      p99_ms: finite(second.requests.quantile_ms(0.99)),
+      best_effort_launches_per_s: second.launches,
+    });
+    this.#second = { requests: undefined, launches: 0, held_s: 0 };
+  }
+}
+
+function round(value: number): number {
+  return Math.round(value * 1e6) / 1e6;
+}
+
+function finite(value: number | null): number | null {
+  return value === null || !Number.isFinite(value) ? null : round(value);
+}

@@ -1,0 +1,559 @@
+/**
+ * mps.test.ts: how a launch shares a GPU: whose MPS daemon is used, what clients are told, and that nothing is left.
+ *
+ * The GPU is the simulated one under a driver that does not say so, which a launch takes for a real one; the daemon is
+ * fake-mps.ts, found on PATH under the name of the real one. gpu.test.ts has the real pair.
+ */
+
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { chmodSync, existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { Native } from "../src/native.ts";
+import { living, startedWith } from "../src/proc.ts";
+import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
+
+const PROGRAM = "nvidia-cuda-mps-control";
+let scratch: Scratch;
+
+// As setup.ts: what that says holds for the first file of a run alone. Two tests here wait for limits of seconds.
+setDefaultTimeout(120_000);
+
+beforeAll(async () => {
+  scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  for (const folder of ["bin", "driver"]) mkdirSync(join(scratch.path, folder));
+  const program = scratch.file(
+    `bin/${PROGRAM}`,
+    `#!/bin/sh\nexec '${process.execPath}' '${join(root, "test", "fake-mps.ts")}' "$@"\n`,
+  );
+  chmodSync(program, 0o755);
+  // The mark by which a program can tell that the GPU is simulated, under another name of the same length.
+  const driver = readFileSync(join(files.simulator, "libcuda.so.1"), "latin1");
+  expect(driver).toContain("rigel_sim_marker");
+  const unmarked = driver.replaceAll("rigel_sim_marker", "rigel_sim_marked");
+  writeFileSync(join(scratch.path, "driver", "libcuda.so.1"), unmarked, "latin1");
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+/** One machine: its runtime folder, what its daemons were told, and a state of the GPU. */
+class Machine implements AsyncDisposable {
+  readonly path: string;
+  readonly env: Record<string, string>;
+  static #count = 0;
+
+  constructor(fault = "") {
+    this.path = join(scratch.path, `machine-${Machine.#count++}`);
+    for (const folder of ["", "run", "daemon", "daemon/log"]) mkdirSync(join(this.path, folder), { mode: 0o700 });
+    this.env = {
+      PATH: `${join(scratch.path, "bin")}:${process.env["PATH"]}`,
+      LD_LIBRARY_PATH: join(scratch.path, "driver"),
+      RIGEL_SIM_STATE: join(this.path, "gpu"),
+      RIGEL_SIM_MPS: "1",
+      XDG_RUNTIME_DIR: join(this.path, "run"),
+      CUDA_MPS_PIPE_DIRECTORY: join(this.path, "daemon"),
+      CUDA_MPS_LOG_DIRECTORY: join(this.path, "daemon", "log"),
+      FAKE_MPS: fault,
+      FAKE_MPS_RECORD: this.path,
+    };
+  }
+
+  /** Starts the daemon that a launch may adopt. */
+  async startDaemon(env: Record<string, string> = {}): Promise<number> {
+    const child = Bun.spawn([join(scratch.path, "bin", PROGRAM), "-d"], {
+      env: { ...process.env, ...this.env, ...env },
+      stdio: ["ignore", "inherit", "inherit"],
+    });
+    expect(await child.exited).toBe(0);
+    return Number(readFileSync(join(this.path, "daemon", `${PROGRAM}.pid`), "utf8"));
+  }
+
+  config(clients: object[], rest: object = {}): string {
+    const path = join(this.path, "jobs.json");
+    writeFileSync(path, JSON.stringify({ clients, ...rest }));
+    return path;
+  }
+
+  launch(clients: object[], rest: object, ...flags: string[]) {
+    return start(["launch", this.config(clients, rest), ...flags], { env: this.env });
+  }
+
+  async run(clients: object[], rest: object, ...flags: string[]): Promise<Result> {
+    await using child = this.launch(clients, rest, ...flags);
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    return { stdout, stderr, status };
+  }
+
+  /** What its daemons were told, one line each. */
+  get told(): string[] {
+    const path = join(this.path, "told");
+    return existsSync(path) ? readFileSync(path, "utf8").trim().split("\n") : [];
+  }
+
+  /** Folders that launches have made and not removed. */
+  get folders(): string[] {
+    return readdirSync(join(this.path, "run"));
+  }
+
+  /** Daemons and servers that run. */
+  get processes(): number[] {
+    return living()
+      .filter(({ pid }) => startedWith(pid, [`FAKE_MPS_RECORD=${this.path}`]))
+      .map(({ pid }) => pid);
+  }
+
+  /** Settles when nothing is left of any launch; the test's time limit bounds this. */
+  async isClean(): Promise<void> {
+    while (this.folders.length > 0 || this.processes.length > 0) await Bun.sleep(20);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const pid of this.processes) process.kill(pid, "SIGKILL");
+    while (this.processes.length > 0) await Bun.sleep(20);
+  }
+}
+
+// Replays calibrate themselves on a real GPU, which this one would not stand: they may know.
+const { files } = await Native.load();
+const replay = { profile: "../tiny.csv", iterations: 20 };
+const env = { LD_LIBRARY_PATH: files.simulator };
+const serve = { name: "serve", class: "high", replay, env };
+const train = { name: "train", class: "best-effort", replay, env };
+
+function shell(name: string, kind: string, script: string, more: object = {}): object {
+  return { name, class: kind, command: ["sh", "-c", script], ...more };
+}
+
+/** Prints what a client is told of MPS. */
+const SAY =
+  'echo "pipe=$CUDA_MPS_PIPE_DIRECTORY; log=$CUDA_MPS_LOG_DIRECTORY; percent=${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE-none}; ' +
+  'mode=$(stat -c %a "$CUDA_MPS_PIPE_DIRECTORY"); holds=$(ls "$CUDA_MPS_PIPE_DIRECTORY" | tr "\\n" " ")"';
+
+function said(stderr: string, name: string): Record<string, string> {
+  const line = new RegExp(`^${name} *\\| (pipe=.*)$`, "m").exec(stderr)?.[1] ?? "";
+  return Object.fromEntries(line.split("; ").map((entry) => entry.split("=").map((part) => part.trim())));
+}
+
+describe("sharing mps starts a daemon", () => {
+  test("for the launch alone, tells the clients, and ends it", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([serve, shell("say", "high", SAY), train], { sharing: "mps" }, "--json");
+    const report = reportOf(result);
+    const { pipe = "", log, mode, holds } = said(result.stderr, "say");
+    expect(report.device).toMatchObject({ simulated: false });
+    expect(report.sharing).toEqual({ mode: "mps", daemon: "private", pipe_directory: pipe });
+    expect(report.clients).toMatchObject([{ mps: true }, { mps: true }, { mps: true }]);
+    expect(pipe).toMatch(new RegExp(`^${machine.path}/run/rigel-mps-\\d+-\\w+/pipe$`));
+    expect(log).toBe(pipe.replace(/pipe$/, "log"));
+    expect({ mode, holds }).toEqual({ mode: "700", holds: `control log ${PROGRAM}.pid` });
+    expect(machine.told.filter((line) => !line.startsWith("get_"))).toEqual([
+      `started for ${report.device.uuid} in ${pipe}`,
+      `start_server -uid ${process.getuid?.()}`,
+      "quit -t 5",
+    ]);
+    await machine.isClean();
+    expect(result.status).toBe(0);
+  });
+
+  test("that serves all phases of a comparison", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([serve, train], { sharing: "mps" }, "--json", "--compare");
+    const report = reportOf(result);
+    expect(report.compare.map(({ mode, clients }) => [mode, clients.map(({ mps }) => mps)])).toEqual([
+      ["alone", [true, true]],
+      ["ungoverned", [true, true]],
+      ["governed", [true, true]],
+    ]);
+    expect(machine.told.filter((line) => line.startsWith("started"))).toHaveLength(1);
+    await machine.isClean();
+    expect(result.status).toBe(0);
+  });
+
+  test.each([
+    ["and says which clients are not among the daemon's", "$$", false],
+    ["and believes nothing of a daemon that cannot tell its clients", "0", true],
+  ])("%s", async (_, pid, out) => {
+    await using machine = new Machine();
+    const endless = `env LD_LIBRARY_PATH=${files.simulator} ${files.replay} --profile ${scratch.path}/tiny.csv >&-`;
+    const joins = `echo ${pid} >> "$CUDA_MPS_PIPE_DIRECTORY/joined"`;
+    const report = reportOf(
+      await machine.run(
+        [shell("in", "high", `${joins}; exec ${endless}`), shell("out", "best-effort", `exec ${endless}`)],
+        { sharing: "mps", duration_s: 0.2 },
+        "--json",
+      ),
+    );
+    expect(report.clients).toMatchObject([
+      { name: "in", mps: true, attached: true },
+      { name: "out", mps: out, attached: true },
+    ]);
+    expect(report.notes).toEqual(
+      out ? [] : ["out: was to run under MPS, but the daemon does not have it among its clients"],
+    );
+    await machine.isClean();
+  });
+
+  test("in a folder whose path its sockets can have", async () => {
+    await using machine = new Machine();
+    machine.env["XDG_RUNTIME_DIR"] = join(machine.path, "a".repeat(100));
+    mkdirSync(machine.env["XDG_RUNTIME_DIR"]);
+    machine.env["TMPDIR"] = join(machine.path, "run");
+    const { sharing } = reportOf(await machine.run([serve], { sharing: "mps" }, "--json"));
+    expect(sharing.pipe_directory).toStartWith(`${machine.path}/run/rigel-mps-`);
+    await machine.isClean();
+  });
+
+  test("only in a launch: --dry-run shows what is meant", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([serve], { sharing: "mps" }, "--dry-run");
+    expect(result.stdout).toContain("sharing  MPS, own daemon\n");
+    expect(machine.told).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+
+  test.each(["denied", "silent", "exclusive"])("or says why it cannot: %s", async (fault) => {
+    await using machine = new Machine(fault);
+    const marker = join(machine.path, "must-not-appear");
+    const result = await machine.run([shell("a", "high", `touch ${marker}`)], { sharing: "mps" }, "--json");
+    expect(result.stderr).toContain(`rigel: ${machine.path}/jobs.json: sharing: "mps" cannot be had: `);
+    expect(result.stderr).toContain(
+      {
+        denied: `${PROGRAM} -d ended with status 1: Failed to create the pipe directory: permission denied`,
+        silent: `${PROGRAM} -d ended well, but no daemon answers`,
+        exclusive: "its server did not start",
+      }[fault] ?? fault,
+    );
+    if (fault === "exclusive") expect(result.stderr).toContain("devices are busy or unavailable");
+    expect(result.stderr).toContain('set sharing to "auto" or "time-slice" to go without');
+    expect(existsSync(marker)).toBe(false);
+    await machine.isClean();
+    expect(result).toMatchObject({ status: 1, stdout: "" });
+  });
+
+  test("or names the program that is missing", async () => {
+    await using machine = new Machine();
+    machine.env["PATH"] = "/usr/bin:/bin";
+    const result = await machine.run([serve], { sharing: "mps" }, "--dry-run");
+    expect(result.stderr).toContain(`jobs.json: sharing: expected ${PROGRAM} on PATH for "mps"`);
+    expect(result).toMatchObject({ status: 1, stdout: "" });
+  });
+});
+
+describe("the launch's own daemon ends", () => {
+  const waits = shell("a", "high", "echo ready; exec sleep 1000");
+
+  test.each([
+    ["SIGINT", 130],
+    ["SIGTERM", 143],
+    ["SIGKILL", 137],
+  ] as const)("with a launcher that gets %s", async (signal, status) => {
+    await using machine = new Machine();
+    await using child = machine.launch([waits], { sharing: "mps" });
+    await ready(child.stderr);
+    expect(machine.folders).toHaveLength(1);
+    child.kill(signal);
+    expect(await child.exited).toBe(status);
+    await machine.isClean();
+    expect(machine.told.at(-1)).toBe("quit -t 5");
+  });
+
+  test("with a client that crashes", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([shell("a", "high", "kill -SEGV $$")], { sharing: "mps" });
+    await machine.isClean();
+    expect(result.status).toBe(139);
+  });
+
+  test("with a launch that cannot go on", async () => {
+    await using machine = new Machine();
+    const result = await machine.run([waits], { sharing: "mps" }, "--segment", "/nonexistent/folder");
+    expect(result.stderr).toContain("choose a folder that exists");
+    expect(machine.told.at(-1)).toBe("quit -t 5");
+    await machine.isClean();
+    expect(result.status).toBe(1);
+  });
+
+  test("by a signal, if it does not when told to, also with a launcher that is killed", async () => {
+    await using machine = new Machine("stubborn");
+    await using child = machine.launch([waits], { sharing: "mps" });
+    await ready(child.stderr);
+    child.kill("SIGKILL");
+    await machine.isClean();
+    expect(machine.told.at(-1)).toBe("quit -t 5");
+  });
+
+  test("by a signal, with its server, if it does not when told to", async () => {
+    await using machine = new Machine("stubborn");
+    const result = await machine.run([serve], { sharing: "mps" });
+    expect(machine.told.slice(-2)).toEqual(["quit -t 5", "SIGTERM"]);
+    await machine.isClean();
+    expect(result.status).toBe(0);
+  });
+});
+
+/** Reads up to the line that says that a client runs. */
+async function ready(stream: ReadableStream<Uint8Array<ArrayBuffer>>): Promise<void> {
+  const decoder = new TextDecoder();
+  let text = "";
+  for await (const chunk of stream) {
+    text += decoder.decode(chunk, { stream: true });
+    if (text.includes("| ready")) return;
+  }
+  throw new Error(`the launch ended early: ${text}`);
+}
+
+describe("a daemon that runs", () => {
+  test.each(["auto", "mps"])("is used with sharing %s, and not stopped", async (sharing) => {
+    await using machine = new Machine();
+    const pid = await machine.startDaemon();
+    const result = await machine.run([shell("say", "high", SAY), train], { sharing }, "--json");
+    const report = reportOf(result);
+    const folder = join(machine.path, "daemon");
+    expect(report.sharing).toEqual({ mode: "mps", daemon: "adopted", pipe_directory: folder });
+    expect(report.clients).toMatchObject([{ mps: true }, { mps: true }]);
+    expect(said(result.stderr, "say")).toMatchObject({ pipe: folder, log: join(folder, "log") });
+    expect(machine.processes).toContain(pid);
+    expect(machine.told.filter((line) => /quit|start_server/.test(line))).toEqual([]);
+    expect(machine.folders).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+
+  test("is not found by clients that are to have time slices", async () => {
+    await using machine = new Machine();
+    await machine.startDaemon();
+    const result = await machine.run([shell("say", "high", SAY)], { sharing: "time-slice" }, "--json");
+    expect(reportOf(result)).toMatchObject({
+      sharing: { mode: "time-slice", daemon: null, pipe_directory: null },
+      clients: [{ mps: false }],
+    });
+    const { pipe, mode, holds } = said(result.stderr, "say");
+    expect(pipe).toStartWith(`${machine.path}/run/rigel-mps-`);
+    expect({ mode, holds }).toEqual({ mode: "700", holds: "" });
+    expect(machine.folders).toEqual([]);
+  });
+
+  test("but serves other GPUs is named and not used", async () => {
+    await using machine = new Machine();
+    await machine.startDaemon({ CUDA_VISIBLE_DEVICES: "GPU-0000,GPU-1111" });
+    const report = reportOf(await machine.run([train], {}, "--json"));
+    expect(report.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+    expect(report.notes).toEqual([
+      `${machine.path}/daemon: its MPS control daemon serves other GPUs (GPU-0000, GPU-1111), not ${report.device.uuid}; ` +
+        "it is not used, and left as it is, as Rigel did not make it",
+    ]);
+  });
+
+  test("but is stopped is named and not used", async () => {
+    await using machine = new Machine();
+    const pid = await machine.startDaemon();
+    process.kill(pid, "SIGSTOP");
+    const report = reportOf(await machine.run([train], {}, "--json"));
+    expect(report.sharing.mode).toBe("time-slice");
+    expect(report.notes.join()).toContain(`its MPS control daemon does not answer within 5 s (process ${pid})`);
+  });
+});
+
+test("what a dead daemon has left behind is named, not used and not removed", async () => {
+  await using machine = new Machine();
+  const pid = await machine.startDaemon();
+  process.kill(pid, "SIGKILL");
+  while (machine.processes.includes(pid)) await Bun.sleep(20);
+  const left = readdirSync(join(machine.path, "daemon"));
+  expect(left).toContain("control");
+  for (const [sharing, daemon] of [
+    ["auto", null],
+    ["mps", "private"],
+  ] as const) {
+    const report = reportOf(await machine.run([train], { sharing }, "--json"));
+    expect(report.sharing.daemon).toBe(daemon);
+    expect(report.notes.join()).toMatch(
+      new RegExp(
+        `^${machine.path}/daemon: it holds the files of an MPS control daemon that does not answer ` +
+          `\\(ECONNREFUSED; process ${pid} of its pid file is gone\\); it is not used, and left as it is`,
+      ),
+    );
+    expect(readdirSync(join(machine.path, "daemon"))).toEqual(left);
+  }
+  await machine.isClean();
+});
+
+test("auto without a daemon is time slices, and starts none", async () => {
+  await using machine = new Machine();
+  const result = await machine.run([shell("say", "high", SAY)], {}, "--json");
+  expect(reportOf(result)).toMatchObject({
+    sharing: { mode: "time-slice", daemon: null, pipe_directory: null },
+    clients: [{ mps: false }],
+    notes: [],
+  });
+  expect(said(result.stderr, "say")).toMatchObject({ pipe: join(machine.path, "daemon"), percent: "none" });
+  expect(machine.told).toEqual([]);
+});
+
+test("isolation and sm_percent are for one client", async () => {
+  await using machine = new Machine();
+  const clients = [
+    shell("serve", "high", SAY),
+    shell("half", "high", SAY, { sm_percent: 50 }),
+    shell("apart", "high", SAY, { isolation: "process" }),
+  ];
+  const result = await machine.run(clients, { sharing: "mps" }, "--json");
+  const report = reportOf(result);
+  const pipe = report.sharing.pipe_directory ?? "";
+  expect(report.clients).toMatchObject([{ mps: true }, { mps: true }, { mps: false }]);
+  expect(said(result.stderr, "serve")).toMatchObject({ pipe, percent: "none" });
+  expect(said(result.stderr, "half")).toMatchObject({ pipe, percent: "50" });
+  expect(said(result.stderr, "apart")).toMatchObject({ pipe: pipe.replace(/pipe$/, "none"), holds: "", mode: "700" });
+  await machine.isClean();
+  expect((await machine.run(clients, { sharing: "mps" })).stdout).toContain("\nnote: apart: not under MPS\n");
+});
+
+/** Does some work on the GPU. */
+function work(): string {
+  return `env LD_LIBRARY_PATH=${files.simulator} ${files.replay} --profile ${scratch.path}/tiny.csv --iterations 1 >&-`;
+}
+
+/** Works, waits for a file, then ends. */
+function later(file: string, status = 7): string {
+  return `${work()}; until [ -s ${file} ]; do sleep 0.02; done; sleep 0.3; exit ${status}`;
+}
+
+/** Works, leaves a line in the server's log, makes the file and crashes. */
+function crash(file: string): string {
+  const line = "[2026-01-01 00:00:01.000 Server 7] Client encountered a fatal exception";
+  return `${work()}; echo "${line}" >> "$CUDA_MPS_LOG_DIRECTORY/server.log"; echo $$ > ${file}; kill -SEGV $$`;
+}
+
+test("where every client has its own isolation, no daemon is started", async () => {
+  await using machine = new Machine();
+  const apart = shell("apart", "high", SAY, { isolation: "process" });
+  const result = await machine.run([apart], { sharing: "mps" }, "--json");
+  expect(reportOf(result).sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+  expect(said(result.stderr, "apart")["pipe"]).toMatch(new RegExp(`^${machine.path}/run/rigel-mps-\\d+-\\w+/none$`));
+  expect(machine.told).toEqual([]);
+  expect(machine.folders).toEqual([]);
+});
+
+test("a client whose own environment names a daemon is under that one", async () => {
+  await using machine = new Machine();
+  await machine.startDaemon();
+  const its = { CUDA_MPS_PIPE_DIRECTORY: join(machine.path, "daemon") };
+  machine.env["CUDA_MPS_PIPE_DIRECTORY"] = join(machine.path, "nothing");
+  const clients = [shell("a", "high", SAY, { env: its }), shell("b", "high", SAY)];
+  const result = await machine.run(clients, {}, "--json");
+  expect(reportOf(result)).toMatchObject({ sharing: { mode: "time-slice" }, clients: [{ mps: true }, { mps: false }] });
+  expect(said(result.stderr, "a")["pipe"]).toBe(its.CUDA_MPS_PIPE_DIRECTORY);
+});
+
+describe("clients that fail under MPS", () => {
+  test("one after the other may have one cause, which is said with the log", async () => {
+    await using machine = new Machine();
+    const file = join(machine.path, "crashed");
+    const clients = [shell("train", "best-effort", crash(file)), shell("serve", "high", later(file))];
+    const result = await machine.run(clients, { sharing: "mps" }, "--json");
+    const notes = reportOf(result).notes.join("\n");
+    expect(notes).toMatch(
+      /^train was the first to fail \(it was killed by SIGSEGV\), serve ended with status 7 \d+\.\d s later\. They shared/,
+    );
+    expect(notes).toContain("train may have ended the others");
+    expect(notes).toContain('"isolation": "process"');
+    expect(notes).toContain("server.log: [2026-01-01 00:00:01.000 Server 7] Client encountered a fatal exception");
+    expect(result.status).toBe(139);
+  });
+
+  test.each([
+    ["if only one does", {}, 0, later],
+    ["if the others are not under MPS", { isolation: "process" }, 7, later],
+    [
+      "if the others have not used the GPU",
+      {},
+      7,
+      (file: string) => `until [ -s ${file} ]; do sleep 0.02; done; exit 7`,
+    ],
+  ])("are not blamed on each other %s", async (_, more, status, script) => {
+    await using machine = new Machine();
+    const file = join(machine.path, "crashed");
+    const clients = [shell("train", "best-effort", crash(file)), shell("serve", "high", script(file, status), more)];
+    const report = reportOf(await machine.run(clients, { sharing: "mps" }, "--json"));
+    expect(report.clients).toMatchObject([{ exit_code: 139 }, { exit_code: status }]);
+    const notes = report.notes.join("\n");
+    expect(notes).not.toContain("first to fail");
+    expect(notes).toContain("Client encountered a fatal exception");
+  });
+
+  test("are not, where there is none", async () => {
+    await using machine = new Machine();
+    const file = join(machine.path, "crashed");
+    const clients = [shell("train", "best-effort", crash(file)), shell("serve", "high", later(file))];
+    const report = reportOf(await machine.run(clients, {}, "--json"));
+    expect(report.notes).toEqual(["train was killed by SIGSEGV in phase: train + serve together, governed"]);
+  });
+});
+
+test("--sharing is for the configuration's, and --mps for the simulated GPU alone", async () => {
+  await using machine = new Machine();
+  const shown = async (...flags: string[]): Promise<unknown> => {
+    const { stdout, stderr, status } = await machine.run([train], { sharing: "mps" }, "--dry-run", "--json", ...flags);
+    expect(status, stderr).toBe(0);
+    return JSON.parse(stdout);
+  };
+  expect(await shown()).toMatchObject({ sharing: { mode: "mps", daemon: "private" }, mps: true });
+  expect(await shown("--sharing", "time-slice")).toMatchObject({ sharing: { mode: "time-slice" }, mps: false });
+  expect(await shown("--mps", "off")).toMatchObject({
+    sharing: { mode: "mps" },
+    notes: ["--mps has no effect on a real GPU; use --sharing"],
+  });
+  expect(await shown("--device", "simulated", "--sharing", "auto", "--mps", "on")).toMatchObject({
+    sharing: { mode: "mps", daemon: null },
+  });
+  const refused = await machine.run([train], {}, "--sharing", "mig");
+  expect(refused.stderr).toContain("Allowed choices are auto, time-slice, mps.");
+  expect(refused).toMatchObject({ status: 2, stdout: "" });
+});
+
+describe("a configuration", () => {
+  const own = { name: "a", class: "high", command: ["true"] };
+  test.each([
+    [
+      { sharing: "time-slice", clients: [{ ...own, sm_percent: 50 }] },
+      "clients[0].sm_percent: expected no share, as sharing",
+    ],
+    [
+      { clients: [{ ...own, sm_percent: 50, isolation: "process" }] },
+      "clients[0].sm_percent: expected no share, as isolation",
+    ],
+    [{ clients: [{ ...own, sm_percent: 0 }] }, "clients[0].sm_percent: expected a number of at least 1, got 0"],
+    [{ clients: [{ ...own, sm_percent: 101 }] }, "clients[0].sm_percent: expected a number of at most 100, got 101"],
+    [{ clients: [{ ...own, isolation: "none" }] }, 'clients[0].isolation: expected one of "shared", "process"'],
+    [{ sharing: "mig", clients: [own] }, 'sharing: expected one of "auto", "time-slice", "mps"'],
+  ])("%j is refused with its place", async (config, message) => {
+    await using machine = new Machine();
+    const path = machine.config([], { device: "simulated", ...config });
+    await using child = start(["launch", path, "--dry-run"], { env: machine.env });
+    expect(await child.stderr.text()).toContain(`rigel: ${path}: ${message}`);
+    expect(await child.exited).toBe(2);
+  });
+});
+
+describe("on the simulated GPU", () => {
+  test.each([
+    [{ sharing: "mps" }, "MPS", []],
+    [{ simulated: { mps: true } }, "MPS", []],
+    [{}, "time slices", []],
+    [
+      { sharing: "time-slice", simulated: { mps: true } },
+      "time slices",
+      ['simulated.mps has no effect, as sharing is "time-slice"'],
+    ],
+  ])("%j is %s, without a daemon", async (rest, words, notes) => {
+    await using machine = new Machine();
+    const config = [[serve, train], { device: "simulated", ...rest }] as const;
+    const result = await machine.run([...config[0]], config[1], "--json");
+    const report = reportOf(result);
+    const mode = words === "MPS" ? "mps" : "time-slice";
+    expect(report.sharing).toEqual({ mode, daemon: null, pipe_directory: null });
+    expect(report.clients.map(({ mps }) => mps)).toEqual([mode === "mps", mode === "mps"]);
+    expect(report.notes).toEqual(notes);
+    expect((await machine.run([...config[0]], config[1])).stdout).toContain(` | ${words} | `);
+    expect(machine.told).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+});

@@ -1,0 +1,158 @@
+/** slo.test.ts: the controller of policy `slo` against made-up GPUs: what it settles on, how soon, and what it costs. */
+
+import { describe, expect, test } from "bun:test";
+import { type Action, Controller, type Observation, TICK_S, type Target } from "../src/slo.ts";
+import { Histogram } from "../src/usage.ts";
+
+/** The shape of native/histogram.h. */
+const SHAPE = { buckets: 1 + (24 << 6), sub_bits: 6, min_shift: 10 };
+
+function histogramOf(durations_ms: readonly number[]): Histogram {
+  const counts = new Float64Array(SHAPE.buckets);
+  for (const ms of durations_ms) {
+    const ns = ms * 1e6;
+    const octave = Math.floor(Math.log2(ns));
+    const sub = Math.floor(ns / 2 ** (octave - SHAPE.sub_bits)) % 64;
+    const bucket = 1 + ((octave - SHAPE.min_shift) << SHAPE.sub_bits) + sub;
+    counts[bucket] = (counts[bucket] ?? 0) + 1;
+  }
+  return new Histogram(counts, SHAPE);
+}
+
+/** A reproducible stream of numbers in [0, 1). */
+function random(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (Math.imul(state, 1664525) + 1013904223) >>> 0;
+    return state / 2 ** 32;
+  };
+}
+
+interface World {
+  rate_per_s: number;
+  neighbours: string;
+  preemption: boolean;
+  /** Latency over latency alone, and best-effort launches per second, under given settings. */
+  effect: (action: Action) => { slowdown: number; launches_per_s: number };
+}
+
+/** Runs a controller for so many seconds against a world that may change; what it did, by tick. */
+function run(target: Target, seconds: number, world: (t_s: number) => World, controller = new Controller(target)) {
+  const next = random(7);
+  let action: Action = { rung: {}, hold: false };
+  const ticks: (Action & { slowdown: number; t_s: number })[] = [];
+  for (let tick = 0; tick < seconds / TICK_S; tick++) {
+    const { rate_per_s, effect, ...rest } = world(tick * TICK_S);
+    const { slowdown, launches_per_s } = action.hold ? { slowdown: 1, launches_per_s: 0 } : effect(action);
+    let count = 0;
+    // Poisson, by counting exponential gaps.
+    for (let at = -Math.log(1 - next()); at < rate_per_s * TICK_S; at -= Math.log(1 - next())) count++;
+    const durations = Array.from({ length: count }, () => 3 * slowdown * (1 + 0.15 * next() + (next() < 0.05 ? 1 : 0)));
+    const seen: Observation = { requests: histogramOf(durations), launches: launches_per_s * TICK_S, ...rest };
+    action = controller.step(seen);
+    ticks.push({ ...action, slowdown, t_s: tick * TICK_S });
+  }
+  return { ticks, controller };
+}
+
+/** A request that best-effort work slows the more, the longer its slices are; 2 ms gives it most. */
+function sliced(slowdowns: Record<number, number>, suspended = 0.99): World["effect"] {
+  return ({ rung }) =>
+    rung.suspend === 0
+      ? { slowdown: slowdowns[rung.slice_us ?? 50] ?? 2, launches_per_s: 1000 + (rung.slice_us ?? 0) / 10 }
+      : { slowdown: suspended, launches_per_s: 900 };
+}
+
+const hostBound = sliced({ 50: 1.3, 200: 1.35, 500: 1.4, 2000: 1.5 });
+const gpuBound = sliced({ 50: 1.01, 200: 1.02, 500: 1.12, 2000: 1.9 });
+const world =
+  (effect: World["effect"], more: Partial<World> = {}) =>
+  (): World => ({
+    rate_per_s: 60,
+    neighbours: "1",
+    preemption: true,
+    effect,
+    ...more,
+  });
+
+describe("the controller", () => {
+  test("stays on the safest settings where anything else misses the target", () => {
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(hostBound));
+    expect(controller.summary().settings).toEqual({ suspend: 1, slice_us: 50 });
+    // Trials cost little: a second at a time, and ever more seldom.
+    expect(ticks.filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(0.12 * ticks.length);
+    let streak = 0;
+    for (const { slowdown } of ticks) {
+      streak = slowdown > 1.05 ? streak + 1 : 0;
+      expect(streak * TICK_S).toBeLessThanOrEqual(1.2);
+    }
+  });
+
+  test("moves to what gives best-effort most within the target, and settles within seconds", () => {
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200 });
+    const there = ticks.findIndex(({ rung }) => rung.suspend === 0 && rung.slice_us === 200);
+    expect(there * TICK_S).toBeLessThan(15);
+  });
+
+  test("a looser target takes the longer slices", () => {
+    const { controller } = run({ p99_over_alone: 1.2 }, 60, world(gpuBound));
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500 });
+  });
+
+  test("a target in milliseconds needs no window in which best-effort is held", () => {
+    const { ticks, controller } = run({ p99_ms: 8 }, 40, world(gpuBound));
+    expect(ticks.some(({ hold }) => hold)).toBe(false);
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500 });
+  });
+
+  test("holds best-effort for at most a second and a fiftieth of the time", () => {
+    const { ticks } = run({ p99_over_alone: 1.05 }, 120, world(gpuBound));
+    const held_s = ticks.filter(({ hold }) => hold).length * TICK_S;
+    expect(held_s).toBeGreaterThan(0);
+    expect(held_s).toBeLessThanOrEqual(1 + 0.02 * 120 + 0.2);
+  });
+
+  test("steps back when a neighbour comes that slows requests, and returns when it has gone", () => {
+    const changing = (t_s: number): World => ({
+      rate_per_s: 60,
+      preemption: true,
+      ...(t_s >= 30 && t_s < 60 ? { neighbours: "1 2", effect: hostBound } : { neighbours: "1", effect: gpuBound }),
+    });
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 100, changing);
+    const at = (from_s: number, to_s: number) => ticks.filter(({ t_s }) => t_s >= from_s && t_s < to_s);
+    // At once, since another neighbour is known without any request.
+    expect(at(30.3, 32).every(({ slowdown }) => slowdown <= 1)).toBe(true);
+    expect(at(45, 60).filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(20);
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200 });
+  });
+
+  test("a change of load makes it learn again what requests take alone", () => {
+    const changing = (t_s: number): World => ({ ...world(gpuBound)(), rate_per_s: t_s >= 30 && t_s < 60 ? 180 : 60 });
+    const { ticks } = run({ p99_over_alone: 1.05 }, 90, changing);
+    const held = ticks.filter(({ hold, t_s }) => hold && t_s > 30 && t_s < 40);
+    expect(held.length).toBeGreaterThan(0);
+    // What it does is safe meanwhile.
+    expect(ticks.filter(({ slowdown, t_s }) => slowdown > 1.05 && t_s > 30).length).toBeLessThan(60);
+  });
+
+  test("says when a target cannot be reached, and what can", () => {
+    const { controller } = run({ p99_over_alone: 1.05 }, 60, world(sliced({}, 1.4)));
+    expect(controller.unreachable).toBe(true);
+    expect(controller.summary().reachable).toBeGreaterThan(1.2);
+  });
+
+  test("under MPS it moves the launches in flight", () => {
+    const effect: World["effect"] = ({ rung: { inflight = 4, corun = 0 } }) => ({
+      slowdown: corun > 0 ? 1.4 : inflight > 8 ? 1.2 : 1.01,
+      launches_per_s: 1000 + inflight,
+    });
+    const { controller } = run({ p99_over_alone: 1.05 }, 60, world(effect, { preemption: false }));
+    expect(controller.summary().settings).toEqual({ inflight: 8, corun: 0 });
+  });
+
+  test("few requests decide nothing", () => {
+    const { controller } = run({ p99_over_alone: 1.05 }, 20, world(gpuBound, { rate_per_s: 0.3 }));
+    expect(controller.summary()).toMatchObject({ rung: 0, unreachable: false });
+  });
+});
