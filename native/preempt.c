@@ -13,8 +13,8 @@
  * of its class at work on the device goes back to the driver's slice.
  *
  * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
- * GPU time worth the least share (min_share_ppm, at least a hundredth) of that bound; when it leaves Rigel; when the process ends. Whatever fails, the channels are enabled
- * and the gate holds this client from then on.
+ * GPU time worth the least share (min_share_ppm, a hundredth at least) of that bound; when it leaves Rigel; when the process
+ * ends. Whatever fails, the channels are enabled and the gate holds this client from then on.
  */
 #include "client.h"
 
@@ -109,7 +109,8 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
-    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000, high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
+    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000;
+    uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
     uint64_t usual = p->slice_us;
     pthread_mutex_lock(&p->lock);
     if (p->found)
