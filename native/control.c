@@ -78,9 +78,11 @@ int rigel_segment_create(const char *path)
     return rg_segment_create(path);
 }
 
+/* What is wrong. One for all: thread-local storage of a library that is loaded late is scarce. */
+static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
+
 const char *rigel_segment_check(const char *path)
 {
-    static _Thread_local char why[512];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return why;
@@ -101,7 +103,6 @@ int rigel_segment_hold(const char *path, uint32_t ms)
 
 int rigel_segment_reap(const char *path)
 {
-    char why[512];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return -1;
@@ -121,7 +122,6 @@ static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
 
 const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)
 {
-    static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
     rg_profile p;
     rg_segment *seg = rg_segment_open(segment, why, sizeof why);
     if (!seg)
@@ -142,7 +142,6 @@ const char *rigel_segment_profile(const char *segment, const char *profile, uint
 
 uint64_t rigel_profile_latency(const char *profile)
 {
-    char why[RG_PROFILE_ERROR_BYTES];
     rg_profile p;
     if (rg_profile_read(profile, &p, why, sizeof why) < 0)
         return 0;

@@ -45,7 +45,7 @@ static void held_and_preemptible(void)
     /* Work that can be taken off the GPU does not wait, for a high client nor for its own launches. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.preemptible = true), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.inflight = 8 * LAUNCH, v_.preemptible = true), RG_PASS);
-    /* Held is held: idle GPU or not, after any time, with any credit. High clients are not. */
+    /* Held is held: idle GPU or not, beyond the starvation bound, with any credit. High clients are not. */
     CHECK_EQUAL(DECIDE(v_.hold = true), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = 1000000, v_.credit = 5, v_.allowance_ns = 5), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.hold = true, v_.preemptible = true), RG_PASS);
