@@ -269,7 +269,7 @@ async function runJobs(
   for (const [index, job] of jobs.entries()) {
     if (interrupt.signal) return;
     try {
-      const found = await inTime(job, timing);
+      const found = await inTime(job, timing, interrupt);
       result.measurements.push(...(found.measurements ?? []));
       if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
       if (found.solo) result.solo.push(found.solo);
@@ -294,9 +294,9 @@ async function runJobs(
 }
 
 /** Once more with a longer lead if programs were not ready in time; that lead is kept. */
-async function inTime(job: Job, timing: Timing): ReturnType<Job["run"]> {
+async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnType<Job["run"]> {
   const found = await job.run(timing);
-  if (found.late_s <= 0) return found;
+  if (found.late_s <= 0 || interrupt.signal) return found;
   timing.lead_s += found.late_s + LEAD_MARGIN_s;
   progress(`${job.title}: late by ${found.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
   return await job.run(timing);
