@@ -6,7 +6,7 @@
  * one, with recorded profiles for programs, and says so wherever a number is shown.
  */
 
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
@@ -28,7 +28,7 @@ import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
 import { type Device, Devices } from "./device.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
@@ -142,7 +142,30 @@ function seedNumber(text: string): number {
   return value;
 }
 
+/** Before minutes are spent on what could not be written down. */
+function checkOutputs({ json, html, markdown: md }: Flags): void {
+  const files = [
+    ["--json", json === "-" ? undefined : json],
+    ["--markdown", md],
+    ["--html", html],
+  ] as const;
+  for (const [option, file] of files)
+    if (file !== undefined)
+      try {
+        closeSync(openSync(file, "a"));
+      } catch (thrown) {
+        throw new RigelError(
+          "config",
+          `${option}: expected a file that can be written, got ${file} (${reason(thrown)})`,
+          {
+            cause: thrown,
+          },
+        );
+      }
+}
+
 async function runBench(flags: Flags): Promise<void> {
+  checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
