@@ -29,6 +29,7 @@ import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
 import { type Device, Devices } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
+import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
@@ -165,7 +166,7 @@ function checkOutputs({ json, html, markdown: md }: Flags): void {
 }
 
 async function runBench(flags: Flags): Promise<void> {
-  checkOutputs(flags);
+  if (!flags.dryRun) checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
@@ -191,6 +192,8 @@ async function runBench(flags: Flags): Promise<void> {
   else if (!hasDaemon) notes.push("nvidia-cuda-mps-control is not on PATH: the ways with MPS are left out");
 
   const scratch = mkdtempSync(join(tmpdir(), "rigel-bench-"));
+  // Whatever ends this process: nobody has the first in its environment, programs are watched where they are started.
+  using _ = new Guard(`RIGEL_BENCH_SCRATCH=${scratch}`, [scratch, state]);
   using interrupt = new Interrupt();
   const segmentFolder = resolve(defaultSegmentFolder(process.env));
   const runner = new Runner({ native, device, simulation, scratch, segmentFolder, interrupt });
