@@ -349,6 +349,26 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
   );
 
   test(
+    "a program bare and under Rigel in turn",
+    async () => {
+      using scratch = new Scratch();
+      const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
+      const result = await rigel(...TINY, "--solo", "--window", "0.3", "--json", json, "--html", html);
+      expect(result.status, result.stderr).toBe(0);
+      const { solo, rows, failures } = documentAt(json);
+      expect({ rows, failures }).toEqual({ rows: [], failures: [] });
+      expect(solo).toMatchObject([{ program: "resnet50" }]);
+      expect(solo[0]?.ratio).toBeGreaterThan(0);
+      expect(solo[0]?.windows.rounds).toBeGreaterThan(0);
+      expect(result.stdout).toContain("| resnet50 |");
+      const page = readFileSync(html, "utf8");
+      expect(page.match(/<svg /g)).toHaveLength(1);
+      expect(page).not.toMatch(/NaN|undefined/);
+    },
+    LIMIT_ms,
+  );
+
+  test(
     "Ctrl-C ends the programs, and what was measured so far is written",
     async () => {
       using scratch = new Scratch();
