@@ -51,6 +51,16 @@ void rigel_shutdown(void)
     atomic_store(&rg.slot->state, RG_EXITED);
 }
 
+/* RIGEL_WEIGHT in thousandths: a number from 0.01 to 100. The launcher has checked it; anything else counts as 1. */
+static uint32_t weight_of(const char *text)
+{
+    char *end = NULL;
+    double value = text && *text ? strtod(text, &end) : 1;
+    if ((end && *end) || !(value >= 0.01 && value <= 100))
+        value = 1;
+    return (uint32_t)(value * RG_POLICY_WEIGHT_ONE + 0.5);
+}
+
 static void attach(void)
 {
     const char *path = getenv("RIGEL_SEGMENT"), *class = getenv("RIGEL_CLASS"), *name = getenv("RIGEL_NAME");
@@ -82,7 +92,15 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
-    rg.set_priorities = atomic_load(&rg.segment->settings.policy) != RG_POLICY_NONE;
+    uint32_t policy = atomic_load(&rg.segment->settings.policy);
+    rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
+    if (policy == RG_POLICY_FAIR)
+        mode = RG_MODE_FAIR;
+    else if (policy == RG_POLICY_ORION && mode == RG_MODE_HIGH)
+        mode = RG_MODE_SHOWN;
+    uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
+    atomic_store(&rg.slot->weight, weight);
+    rg.inverse_weight = rg_policy_inverse(weight);
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);

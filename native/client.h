@@ -19,7 +19,7 @@
  *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
  *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event
  *      query ends a capture that is open elsewhere (seen on an H200: 900, then 901 from cuStreamEndCapture).
- *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit).
+ *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit, the end of a hold).
  */
 #ifndef RIGEL_CLIENT_H
 #define RIGEL_CLIENT_H
@@ -107,8 +107,10 @@ void *rg_replace(void *real);
 
 enum rg_mode {
     RG_MODE_BARE = 0, /* no client, refused, forked, or at exit: pass straight through */
-    RG_MODE_HIGH = 1,
-    RG_MODE_BEST_EFFORT = 2,
+    RG_MODE_HIGH = 1,        /* bit: its busy periods are marked */
+    RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
+    RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
+    RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
 };
 
 /* rg_client_attach: called after each successful cuInit; attaches once. */
@@ -200,11 +202,32 @@ void rg_busy_leave(void);
 
 enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
 
-/* rg_gate_wait: blocks the calling thread until a best-effort launch may go; `first` is the verdict that sent it here. */
-void rg_gate_wait(rg_track *track, enum rg_verdict first);
+typedef struct rg_duration rg_duration;
+
+/*
+ * rg_gate_wait: blocks the calling thread until a launch may go; `first` is the verdict that sent it here, `duration` its
+ * entry, if it has one. What the least share lets out it pays for.
+ */
+void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
+
+/* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
+enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
+
+/* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
+ * far as its duration says. */
+uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
+
+/* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
+void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
+
+/* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
+void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, uint64_t shape);
+
+/* rg_gate_profile: orion: looks a kernel that is new up in the profiles. */
+void rg_gate_profile(rg_duration *duration, CUfunction function, uint64_t shape);
 
 /* rg_retire: so much weight is no longer in flight. */
-void rg_retire(uint32_t weight);
+void rg_retire(uint32_t device, uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
@@ -221,13 +244,20 @@ bool rg_graph_communicates(CUgraphExec exec);
 
 /* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
 
-typedef struct {
+struct rg_duration {
     _Atomic uint64_t key;         /* of function and shape; 0 free */
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
     _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
-} rg_duration;
+    _Atomic uint32_t samples;     /* taken in */
+    _Atomic uint32_t least_ns;    /* the shortest of them */
+    _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
+    _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0 */
+    _Atomic uint32_t kernel;      /* orion: 1 + place in the segment's kernels; 0: in no profile */
+};
 enum { RG_DURATIONS = 4096, RG_DURATION_PROBES = 8, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
+/* fair: the shortest sample is what counts, and beside clients that all have work most hold some of theirs. */
+enum { RG_SAMPLE_FAIR = 16 };
 extern rg_duration rg_durations[RG_DURATIONS];
 
 /* rg_shape: grid and block folded into one number. */
@@ -333,11 +363,13 @@ typedef struct {
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
+    _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
     rg_segment *segment;
     rg_client *slot;
     int slot_index;
-    bool set_priorities;       /* policy other than none when the client attached */
+    bool set_priorities;       /* policy other than none and fair when the client attached */
+    uint64_t inverse_weight;   /* fair: rg_policy_inverse */
     _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
     _Atomic uint32_t track_count;
     rg_track tracks[RG_MAX_TRACKS];
@@ -396,8 +428,9 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
         .inflight = atomic_load_explicit(&rg.inflight, memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
+        .hold = RG_UNLIKELY(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed)) &&
+                rg_hold_left_ms(s, rg_now_ns()) != 0,
         .starvation_ns = 1,
-        .hold = atomic_load_explicit(&s->hold, memory_order_relaxed) != 0,
     };
 }
 
@@ -426,7 +459,8 @@ static inline void rg_mark(rg_track *t)
 
 /*
  * rg_work_begin: called before work is queued, in a client, outside captures.
- * High: counts and marks. Best-effort: one policy decision on a handful of loads; waits in gate.c if it says so.
+ * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
+ * it says so.
  */
 static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, uint64_t shape)
 {
@@ -445,36 +479,52 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
         work.track = t;
         return work;
     }
+    if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
+        rg_mark(t);
+        work.track = t;
+        work.weight = 0; /* what leaves early below only marks again, and counts for nothing */
+        if (!(mode & RG_MODE_BEST_EFFORT)) {
+            rg_gate_show(t, kind, units, shape);
+            return work;
+        }
+    }
     rg_settings *s = &rg.segment->settings;
     if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
-    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || (view.preemptible && !view.hold))
+    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || view.preemptible)
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;
     if (shape) {
         d = rg_duration_of(units, shape);
         seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
-        if (RG_UNLIKELY(seen == 0))
+        if (RG_UNLIKELY(seen == 0)) {
             rg_duration_first(d, kind, units);
+            if (view.policy == RG_POLICY_ORION && kind == RG_LAUNCH)
+                rg_gate_profile(d, (CUfunction)units, shape);
+        }
         atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
         if (RG_UNLIKELY(atomic_load_explicit(&d->communicates, memory_order_relaxed))) {
             atomic_fetch_add_explicit(&c->passed, 1, memory_order_relaxed);
             return work;
         }
     }
-    enum rg_verdict v = rg_policy_decide(&view);
+    enum rg_verdict v = RG_UNLIKELY(view.policy > RG_POLICY_SLO) ? rg_gate_decide(t, d) : rg_policy_decide_inline(&view);
     if (RG_UNLIKELY(v != RG_PASS))
-        rg_gate_wait(t, v);
-    if (!view.inflight_limit && !view.corun_limit)
+        rg_gate_wait(t, v, d);
+    if (!view.inflight_limit && !view.corun_limit && view.policy <= RG_POLICY_SLO)
         return work; /* nobody asks how much is in flight */
+    work.weight = RG_POLICY_LAUNCH;
     if (d) {
-        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || seen % RG_SAMPLE_EVERY == 0))
+        uint32_t every = RG_UNLIKELY(view.policy == RG_POLICY_FAIR) ? RG_SAMPLE_FAIR : RG_SAMPLE_EVERY;
+        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || (seen & (every - 1)) == 0))
             work.sample = rg_sample_begin(t, d);
         work.weight = rg_policy_weight(atomic_load_explicit(&d->duration_ns, memory_order_relaxed),
                                        atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);
     }
+    if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
+        work.weight = rg_gate_charge(t, d, view.policy, work.weight);
     atomic_fetch_add_explicit(&rg.inflight, work.weight, memory_order_relaxed);
     work.track = t;
     return work;
@@ -492,10 +542,16 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
             rg_mark(t);
         return;
     }
+    if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
+        if (ok && kind != RG_COPYWAIT)
+            rg_mark(t);
+        if (!work.weight)
+            return;
+    }
     if (RG_UNLIKELY(work.sample >= 0))
         rg_sample_end(work.sample, t, ok);
     if (RG_UNLIKELY(!ok)) {
-        rg_retire(work.weight);
+        rg_retire(t->device, work.weight);
         return;
     }
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;

@@ -3,11 +3,13 @@
  *
  * Holds no state but the text of the layout. Never used by clients.
  */
+#include "client.h"
+#include "replay/profile.h"
 #include "rigel.h"
-#include "segment.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -15,7 +17,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[8192];
+static char layout_text[16384];
 
 static void build_layout(void)
 {
@@ -42,6 +44,12 @@ static void build_layout(void)
 #undef RG_STRUCT
 #define RG_STRUCT rg_client
     RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_share
+    RG_SECTION("shares", RG_SHARE_FIELDS, offsetof(rg_segment, shares), RG_MAX_DEVICES * RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_kernel
+    RG_SECTION("kernels", RG_KERNEL_FIELDS, offsetof(rg_segment, kernels), RG_MAX_KERNELS);
 #undef RG_STRUCT
     RG_PUT("}");
 }
@@ -73,6 +81,17 @@ const char *rigel_segment_check(const char *path)
     return NULL;
 }
 
+int rigel_segment_hold(const char *path, uint32_t ms)
+{
+    char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    rg_segment_hold(seg, ms);
+    munmap(seg, sizeof *seg);
+    return 0;
+}
+
 int rigel_segment_reap(const char *path)
 {
     char why[512];
@@ -82,4 +101,53 @@ int rigel_segment_reap(const char *path)
     int n = rg_segment_reap(seg);
     munmap(seg, sizeof *seg);
     return n;
+}
+
+/* Entered by name and shape; Orion's rows have a name alone. */
+static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
+{
+    uint64_t shape =
+        op->sms ? 0 : rg_shape(op->grid[0], op->grid[1], op->grid[2], op->block[0], op->block[1], op->block[2]);
+    uint32_t bound = op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
+    return rg_kernel_put(seg, rg_kernel_key(op->name, shape), rg_profile_sms(op, sms), bound, op->duration_ns);
+}
+
+const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)
+{
+    static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
+    rg_profile p;
+    rg_segment *seg = rg_segment_open(segment, why, sizeof why);
+    if (!seg)
+        return why;
+    bool ok = rg_profile_read(profile, &p, why, sizeof why) == 0;
+    if (ok) {
+        for (uint32_t i = 0; i < p.op_count && ok; i++)
+            ok = p.ops[i].kind != RG_PROFILE_KERNEL || enter(seg, &p.ops[i], sms ? sms : 1);
+        if (!ok)
+            snprintf(why, sizeof why,
+                     "%s: more kernels than fit: the profiles of a launch may have %d that differ in name, grid or block",
+                     profile, RG_MAX_KERNELS / 4 * 3);
+        rg_profile_free(&p);
+    }
+    munmap(seg, sizeof *seg);
+    return ok ? NULL : why;
+}
+
+uint64_t rigel_profile_latency(const char *profile)
+{
+    char why[RG_PROFILE_ERROR_BYTES];
+    rg_profile p;
+    if (rg_profile_read(profile, &p, why, sizeof why) < 0)
+        return 0;
+    uint64_t gpu_ns = 0, host_ns = 0;
+    for (uint32_t i = 0; i < p.op_count; i++) {
+        gpu_ns += p.ops[i].duration_ns;
+        host_ns += p.ops[i].gap_ns;
+    }
+    const char *said = strstr(p.facts, "iteration_ms=");
+    double said_ns = said ? strtod(said + strlen("iteration_ms="), NULL) * 1e6 : 0;
+    rg_profile_free(&p);
+    if (said_ns >= 1 && said_ns < 1e15)
+        return (uint64_t)said_ns;
+    return gpu_ns > host_ns ? gpu_ns : host_ns;
 }

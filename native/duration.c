@@ -19,6 +19,7 @@ static struct {
     _Atomic uint32_t state;
     CUcontext context; /* that the events belong to */
     CUdevice device;
+    uint32_t index; /* of the device in the segment */
     CUevent start, stop;
     rg_duration *duration;
     uint64_t key;
@@ -38,6 +39,11 @@ rg_duration *rg_duration_add(uint64_t key)
     d = &rg_durations[(key >> 52) % RG_DURATIONS];
     atomic_store(&d->duration_ns, 0);
     atomic_store(&d->seen, 0);
+    atomic_store(&d->samples, 0);
+    atomic_store(&d->least_ns, 0);
+    atomic_store(&d->price_ns, 0);
+    atomic_store(&d->charged, 0);
+    atomic_store(&d->kernel, 0);
     atomic_store(&d->key, key);
     return d;
 }
@@ -70,6 +76,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         }
         samples[i].context = current;
         samples[i].device = t->cu_device;
+        samples[i].index = t->device;
         samples[i].duration = duration;
         samples[i].key = atomic_load(&duration->key);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
@@ -86,12 +93,20 @@ void rg_sample_end(int i, rg_track *t, bool ok)
     atomic_store(&samples[i].state, ok ? SAMPLE_RECORDED : SAMPLE_FREE);
 }
 
-static void take_in(rg_duration *d, uint64_t key, float ms)
+static void take_in(rg_duration *d, uint64_t key, uint32_t device, float ms)
 {
     if (atomic_load(&d->key) != key || !(ms >= 0 && ms < 4000))
         return;
     uint32_t sample = (uint32_t)(ms * 1e6f) + 1, old = atomic_load(&d->duration_ns);
     atomic_store(&d->duration_ns, old == 0 || sample < old ? sample : old + (sample - old) / 16);
+    uint32_t least = atomic_load(&d->least_ns), price = atomic_load(&d->price_ns);
+    if (least == 0 || sample < least)
+        atomic_store(&d->least_ns, least = sample);
+    /* The first ones of a program that starts beside others hold much of theirs: not to be charged by one alone. */
+    if (atomic_fetch_add(&d->samples, 1) + 1 >= RG_SAMPLE_FIRST && price != least) {
+        atomic_store(&d->price_ns, least);
+        rg_gate_recharge(device, atomic_load(&d->charged), price, least);
+    }
 }
 
 void rg_samples_poll(void)
@@ -104,7 +119,7 @@ void rg_samples_poll(void)
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
         if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
-            take_in(samples[i].duration, samples[i].key, ms);
+            take_in(samples[i].duration, samples[i].key, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
     }
 }

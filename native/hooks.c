@@ -36,7 +36,7 @@ static inline uint32_t mode_for_work(void)
 
 static inline bool is_high(void)
 {
-    return mode_now() == RG_MODE_HIGH;
+    return mode_now() & RG_MODE_HIGH;
 }
 
 /* Bytes of a batch of copies. */
@@ -56,11 +56,11 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
         rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
-        uint64_t token_ = RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH ? rg_wait_stream_begin(stream_) : 0; \
+        uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH) \
+        if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         return result_; \
@@ -269,7 +269,7 @@ RG_WAIT_EVENT(cuEventQuery, false)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BEST_EFFORT) \
+        if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
             rg_graph_note(*x, g); \
         return r; \
     }

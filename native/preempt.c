@@ -46,8 +46,16 @@ static uint64_t beat_launches[RG_MAX_CLIENTS];
 static bool wanted(void)
 {
     rg_settings *s = &rg.segment->settings;
-    return atomic_load(&s->preempt) && atomic_load(&s->policy) == RG_POLICY_PRIORITY && !atomic_load(&s->shutdown) &&
+    return atomic_load(&s->preempt) && (atomic_load(&s->policy) == RG_POLICY_PRIORITY || atomic_load(&s->policy) == RG_POLICY_SLO) && !atomic_load(&s->shutdown) &&
            atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
+}
+
+/* Whether best-effort work is to be off the device; when to look again, if nobody wakes us, in `again_ns`. */
+static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
+{
+    uint32_t hold_ms = atomic_load(&rg.segment->settings.hold_until_ms) ? rg_hold_left_ms(&rg.segment->settings, rg_now_ns()) : 0;
+    *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
+    return hold_ms || (atomic_load(&dev->high_launching) && atomic_load(&rg.segment->settings.suspend));
 }
 
 static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
@@ -115,7 +123,8 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     resume(p);
     atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
     uint32_t seen = atomic_load(&dev->wake);
-    if (atomic_load(&dev->high_launching) && !atomic_load(&stopping)) {
+    uint64_t again_ns;
+    if (to_stand_aside(dev, &again_ns) && !atomic_load(&stopping)) {
         atomic_fetch_add(&dev->waiters, 1);
         wait_on(&dev->wake, seen, due_ns + high_ns);
         atomic_fetch_sub(&dev->waiters, 1);
@@ -130,7 +139,7 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t since = rg_now_ns(), spent = 0;
+    uint64_t since = rg_now_ns(), spent = 0, again_ns;
     if (!suspend(p)) {
         atomic_store(&p->failed, true);
         return;
@@ -140,12 +149,16 @@ static void stand_aside(preemptor *p)
         uint32_t seen = atomic_load(&dev->wake);
         uint64_t now = rg_now_ns();
         uint64_t starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
-        if (!atomic_load(&dev->high_launching) || !wanted())
+        if (!to_stand_aside(dev, &again_ns) || !wanted())
             break;
+        if (atomic_load(&rg.segment->settings.hold_until_ms) && rg_hold_left_ms(&rg.segment->settings, now)) {
+            spent += now - since; /* a hold is short, and meant */
+            since = now;
+        }
         if (now - since >= starvation_ns) {
             spent += now - since;
             give_back(p, starvation_ns);
-            if (!atomic_load(&dev->high_launching) || !wanted())
+            if (!to_stand_aside(dev, &again_ns) || !wanted())
                 break;
             since = rg_now_ns();
             if (!suspend(p)) {
@@ -156,8 +169,8 @@ static void stand_aside(preemptor *p)
         }
         uint64_t left = starvation_ns - (now - since);
         atomic_fetch_add(&dev->waiters, 1);
-        if (atomic_load(&dev->high_launching))
-            wait_on(&dev->wake, seen, left < WAIT_NS ? left : WAIT_NS);
+        if (to_stand_aside(dev, &again_ns))
+            wait_on(&dev->wake, seen, left < again_ns ? left : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
     if (atomic_load(&p->suspended))
@@ -172,24 +185,19 @@ static void *preempt_main(void *argument)
     rg_device *dev = &rg.segment->devices[p->device];
     prctl(PR_SET_NAME, "rigel-preempt");
     prctl(PR_SET_TIMERSLACK, 1000);
-    while (!atomic_load(&stopping) && atomic_load(&rg.mode) == RG_MODE_BEST_EFFORT) {
+    while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
+        uint64_t again_ns;
         uint32_t seen = atomic_load(&dev->busy_wake);
-        if (atomic_load(&rg.preemptible[p->device]) && atomic_load(&dev->high_launching) && wanted() &&
-            atomic_load(&rg.segment->settings.suspend)) {
+        bool act = atomic_load(&rg.preemptible[p->device]) && wanted();
+        if (act && to_stand_aside(dev, &again_ns)) {
             stand_aside(p);
             continue;
         }
+        /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
-        /* Again: the high client looks at busy_waiters after it has said that it is busy. Where nothing is to be done about it
-         * (no suspension wanted, or it failed), the next beat is soon enough. */
-        bool act = atomic_load(&rg.preemptible[p->device]) && wanted() && atomic_load(&rg.segment->settings.suspend);
-        if (!act || !atomic_load(&dev->high_launching))
+        if (!act || !to_stand_aside(dev, &again_ns))
             wait_on(&dev->busy_wake, seen, WAIT_NS);
         atomic_fetch_sub(&dev->busy_waiters, 1);
-        if (!act) {
-            struct timespec t = {0, 20000000};
-            nanosleep(&t, NULL);
-        }
     }
     resume(p);
     return NULL;
@@ -210,15 +218,6 @@ static uint32_t peers(uint32_t device, uint32_t class)
         n += launches != beat_launches[i];
     }
     return n;
-}
-
-/* The driver's number of a device in this process. */
-static CUdevice ordinal_of(uint32_t device)
-{
-    for (uint32_t i = 0; i < RG_MAX_TRACKS; i++)
-        if (atomic_load(&rg.tracks[i].key) && atomic_load(&rg.tracks[i].device) == device)
-            return rg.tracks[i].cu_device;
-    return -1;
 }
 
 static void start(preemptor *p)
@@ -245,7 +244,7 @@ void rg_preempt_beat(void)
         }
         p->device = d;
         if (!p->found)
-            p->ordinal = ordinal_of(d);
+            p->ordinal = atomic_load(&rg.ordinal[d]);
         bool on = wanted();
         uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
         bool ok = false;

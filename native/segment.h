@@ -18,11 +18,19 @@
 #include "histogram.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum {
+    RG_SEGMENT_VERSION = 2,
+    RG_MAX_CLIENTS = 64,
+    RG_MAX_DEVICES = 16,
+    RG_NAME_BYTES = 64,
+    RG_DEVICE_NAME_BYTES = 96,
+    RG_MAX_KERNELS = 2048,
+};
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
@@ -55,19 +63,42 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
-    F(u32, hold, 1)          /* [control] 1: best-effort launches wait (policies other than none), each RG_HOLD_LIMIT_NS at most */
+    F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \
+    F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
+    F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
+    F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
-    F(u64, high_busy, 1) /* [any] bit per client slot: that high client has work on this device */ \
+    F(u64, high_busy, 1) /* [any] bit per client slot: that high client (under fair: any) has work on this device */ \
     F(u32, wake, 1)      /* [any] futex: raised whenever a high client becomes idle */ \
     F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
     F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
     F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
-    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client becomes busy and somebody waits for that */ \
+    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client begins to launch and somebody waits for that */ \
     F(u32, busy_waiters, 1) /* [any] threads asleep on `busy_wake`, as `waiters` */ \
-    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */
+    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */ \
+    F(u64, spell_ns, 1)   /* [any] since when high clients have been busy without a break; 0: never yet */ \
+    F(u64, idle_ns, 1)    /* [any] when high_busy last became 0 */ \
+    F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
+    F(u64, virtual_ns, 1) /* [any] fair: virtual time of the slowest active client, as last looked up; only grows */ \
+    F(u64, outstanding_ns, 1) /* [any] orion: GPU time of best-effort kernels not known to be finished */ \
+    F(u32, high_bound, 1) /* [client] orion: enum rg_bound of the kernel that a high client launched last */
+
+/* What a client has had of a device. */
+#define RG_SHARE_FIELDS(F) \
+    F(u64, virtual_ns, 1) /* [client] fair: its virtual time */ \
+    F(u64, idle_ns, 1)    /* [client] when it last became idle, or will have stopped waiting at the gate; 0: never yet */ \
+    F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */
+
+/* Kernels of profiles: a table with open addressing, written before any client starts. */
+#define RG_KERNEL_FIELDS(F) \
+    F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
+    F(u32, sms, 1)   /* [control] SMs it fills */ \
+    F(u32, bound, 1) /* [control] enum rg_bound */ \
+    F(u64, duration_ns, 1) /* [control] */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -86,7 +117,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
     F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
-    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy */ \
+    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
     F(u64, inflight_wait_ns, 1) /* [client] */ \
@@ -101,7 +132,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1)      /* [client] enum rg_preemption */ \
     F(u32, slice_us, 1)        /* [client] time slice of its channels as set by Rigel; 0: never set */ \
     F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU for a high client */ \
-    F(u64, suspended_ns, 1)    /* [client] */
+    F(u64, suspended_ns, 1)    /* [client] */ \
+    F(u32, weight, 1)          /* [client] fair: in thousandths */ \
+    F(u64, shared, 1)          /* [client] launches that the least share let out */ \
+    F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
+    F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -122,21 +157,31 @@ typedef struct {
     _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
 } rg_client;
 typedef struct {
+    _Alignas(64) RG_SHARE_FIELDS(RG_MEMBER)
+} rg_share;
+typedef struct {
+    RG_KERNEL_FIELDS(RG_MEMBER)
+} rg_kernel;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+    _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
+    _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
 } rg_segment;
 
 /* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
-_Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
-_Static_assert(sizeof(rg_device) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
+_Static_assert(sizeof(rg_device) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 49472, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3169408, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3170496, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3236032, "segment layout");
+_Static_assert(sizeof(rg_segment) == 3285184, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -162,6 +207,44 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
 /* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */
 int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name);
 
+/*
+ * rg_device_busy, rg_device_idle: a client's work on the device begins, or has ended; a break between high clients' work
+ * (RG_POLICY_BREAK_NS) begins a new spell. The spell is there before the bit: whoever sees the bit sees how long it has been so.
+ */
+void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns);
+void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns);
+
+/*
+ * rg_segment_hold: holds all best-effort work back for `ms` (at most RG_HOLD_LIMIT_MS: whoever wants more says so again, and who dies
+ * holds nobody), or, if 0, ends that. rg_hold_left_ms: how much of it is left.
+ */
+enum { RG_HOLD_LIMIT_MS = 5000 };
+void rg_segment_hold(rg_segment *seg, uint32_t ms);
+uint32_t rg_hold_left_ms(const rg_settings *settings, uint64_t now_ns);
+
+/* rg_device_launching: a high client may launch more, or waits for all it has. Tells those who keep off the device for it; a system
+ * call only if there is one. */
+void rg_device_launching(rg_device *dev, int slot, bool on);
+
+/* rg_share_of: what a client has had of a device. */
+static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
+{
+    return &seg->shares[device * RG_MAX_CLIENTS + (uint32_t)slot];
+}
+
+/* rg_share_settle: so much of the client's outstanding kernels is finished (orion), never more than there is. */
+void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns);
+
+/* rg_kernel_key: what a profiled kernel is known by: its name, and grid and block (rg_shape); 0 where a profile has none. */
+uint64_t rg_kernel_key(const char *name, uint64_t shape);
+
+/* rg_kernel_find: the kernel with this key; NULL if no profile has it. */
+rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
+
+/* rg_kernel_put: enters a kernel. One that is there already keeps the larger numbers, and a bound if both agree. False if the
+ * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns);
+
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);
 
@@ -173,9 +256,6 @@ void rg_segment_clear_busy(rg_segment *seg, int slot);
 
 /* rg_device_wake: wakes every thread that sleeps on the device's gate; a system call only if there is one. */
 void rg_device_wake(rg_device *dev);
-
-/* rg_device_busy: tells those who keep off the device for a high client that one is busy; a system call only if there is one. */
-void rg_device_busy(rg_device *dev);
 
 /* rg_now_ns: CLOCK_MONOTONIC in nanoseconds (no system call: vDSO). */
 uint64_t rg_now_ns(void);

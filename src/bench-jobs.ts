@@ -331,9 +331,8 @@ async function drive(
       await Bun.sleep(Math.min(left_ms, 100));
     }
     if (way === ALONE) {
-      // Nor is the GPU to be taken from a program that has nothing on it.
-      set({ ...PRIORITY, preempt: false });
-      segment.apply({ hold: 1 });
+      set(PRIORITY);
+      segment.hold(5000);
     } else set(ways.find((one) => one.name === way)?.policy ?? NONE);
     switches.push({ at_s: (Date.now() - start_ms) / 1000 });
     if (round !== windows[index - 1]?.round) {

@@ -8,7 +8,7 @@ import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import { addBench } from "./bench.ts";
-import { type Config, readConfig } from "./config.ts";
+import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
@@ -59,7 +59,7 @@ function commandLine(): Command {
     .option("--dry-run", "check everything and show what would run")
     .option("--duration <seconds>", "count for so long", positiveNumber)
     .option("--inflight <launches>", "launches a best-effort client may have unfinished; 0: no limit", wholeNumber)
-    .addOption(new Option("--policy <name>", "who may launch when").choices(["none", "priority"]))
+    .addOption(new Option("--policy <name>", "who may launch when").choices(POLICIES))
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(
       new Option("--sharing <mode>", "how the clients are on the GPU together").choices(["auto", "time-slice", "mps"]),

@@ -25,9 +25,15 @@ const deviceSchema = z.union(
   },
 );
 
+/** The policies of native/policy.h. */
+export const POLICIES = ["none", "priority", "slo", "fair", "orion"] as const;
+
 export const policySchema = fields({
-  /** `none` only measures; `priority` holds best-effort launches while a high client has work. */
-  name: z.enum(["none", "priority"]).default("priority"),
+  /**
+   * `none` only measures; `priority` holds best-effort launches while a high client has work; `slo` does, too, with its
+   * settings moved by a control loop; `fair` shares GPU time by weights, whatever the classes; `orion` follows Orion's rules.
+   */
+  name: z.enum(POLICIES).default("priority"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
   inflight: z.int().min(0).max(4096).optional(),
   /** A launch whose duration has been learned counts for that over this many microseconds; 0: each counts for one. */
@@ -43,6 +49,14 @@ export const policySchema = fields({
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),
+  /** `priority`, `slo`: the part of the GPU's time that best-effort work gets though high clients never rest. */
+  min_share: z.number().min(0).max(0.5).optional(),
+  /** `fair`: the most GPU time by which a client of weight 1 may be ahead of the others. */
+  quantum_us: z.int().min(100).max(10_000_000).optional(),
+  /** `orion`: best-effort kernels that need as many SMs, or more, wait; without it, all that the device has. */
+  sm_threshold: z.int().positive().max(100_000).optional(),
+  /** `orion`: unfinished best-effort work, as a part of a high request's latency alone. */
+  dur_threshold: z.number().positive().max(1000).optional(),
 });
 
 const replaySchema = fields({
@@ -69,6 +83,10 @@ const clientSchema = fields({
   class: z.enum(["high", "best-effort"]),
   command: z.array(text).min(1).optional(),
   replay: replaySchema.optional(),
+  /** `fair`: this client's part of GPU time against the others'. */
+  weight: z.number().min(0.01).max(100).optional(),
+  /** `orion`: kernel profile of a command's kernels; a replay has its own. Relative to the configuration file. */
+  profile: text.min(1).optional(),
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
@@ -90,6 +108,13 @@ const clientSchema = fields({
       code: "custom",
       input: context.value,
       message: `expected either "command" or "replay", got ${command === undefined ? "neither" : "both"}`,
+    });
+  if (replay !== undefined && context.value.profile !== undefined)
+    context.issues.push({
+      code: "custom",
+      input: context.value.profile,
+      path: ["profile"],
+      message: "expected no profile beside replay.profile, which says what a replay launches",
     });
   if (replay?.arrivals !== undefined) {
     const byRate = replay.arrivals === "uniform" || replay.arrivals === "poisson";
@@ -176,6 +201,7 @@ export async function readConfig(file: string): Promise<Config> {
     clients: raw.clients.map((client) => ({
       ...client,
       ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
+      ...(client.profile !== undefined && { profile: resolve(base, client.profile) }),
       ...(client.replay && { replay: absolutePaths(client.replay, base) }),
     })),
   };

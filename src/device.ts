@@ -16,6 +16,8 @@ const deviceSchema = z.object({
   name: z.string(),
   uuid: z.string(),
   simulated: z.boolean(),
+  /** Streaming multiprocessors. */
+  sms: z.int().positive(),
 });
 
 /** One GPU. */

@@ -10,12 +10,14 @@
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
+import { RigelError } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
 import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
+import { policySettings } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
@@ -136,8 +138,8 @@ async function runPhase(
   process.on("exit", cleanUp);
   try {
     const { policy } = plan.config;
-    const { name: _, ...knobs } = policy;
-    segment.configure({ ...knobs, policy: phase.policy });
+    segment.configure({ ...policySettings(policy, phase.clients, native), policy: phase.policy });
+    if (phase.policy === "orion") enterProfiles(segment, phase.clients, native);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
@@ -184,6 +186,15 @@ async function runPhase(
       process.off("exit", cleanUp);
       cleanUp();
     }
+  }
+}
+
+/** What policy orion knows of the clients' kernels. A replay says of each launch itself what it needs. */
+function enterProfiles(segment: Segment, clients: readonly PlannedClient[], native: Native): void {
+  for (const { name, profile, isReplay, device } of clients) {
+    if (profile === undefined || isReplay) continue;
+    const refused = native.enterProfile(segment.path, profile, device.sms);
+    if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
   }
 }
 
@@ -446,10 +457,12 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
+    RIGEL_WEIGHT: String(client.weight),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
-    ...(phase.policy !== "none" && {
-      CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
-    }),
+    ...(phase.policy !== "none" &&
+      phase.policy !== "fair" && {
+        CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
+      }),
   };
 }
 

@@ -45,7 +45,10 @@ const SYMBOLS = {
   rigel_layout: { args: [], returns: "cstring" },
   rigel_segment_create: { args: ["cstring"], returns: "i32" },
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
+  rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
+  rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
+  rigel_profile_latency: { args: ["cstring"], returns: "u64" },
 } as const;
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
@@ -96,6 +99,21 @@ export class Native {
   /** Why a segment cannot be used, or null if it can. */
   checkSegment(path: string): string | null {
     return this.#symbols.rigel_segment_check(path);
+  }
+
+  /** Enters a profile's kernels into a segment, for policy orion. Returns what is wrong, or null. */
+  enterProfile(segment: string, profile: string, sms: number): string | null {
+    return this.#symbols.rigel_segment_profile(segment, profile, sms);
+  }
+
+  /** How long a request or iteration of the profiled program takes alone, in nanoseconds; 0 if the file cannot be read. */
+  profileLatency_ns(profile: string): number {
+    return Number(this.#symbols.rigel_profile_latency(profile));
+  }
+
+  /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). */
+  holdSegment(path: string, ms: number): void {
+    this.#symbols.rigel_segment_hold(path, ms);
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */

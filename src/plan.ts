@@ -13,6 +13,7 @@ import { RigelError } from "./errors.ts";
 import { type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { type Native, checkPreloadable } from "./native.ts";
+import { checkPolicy } from "./policy.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
 
@@ -32,6 +33,10 @@ export interface PlannedClient {
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
+  /** Its part of GPU time under `fair`; 1 unless the configuration says otherwise. */
+  weight: number;
+  /** Kernel profile: of a replay, what it launches. */
+  profile: string | undefined;
 }
 
 export interface Phase {
@@ -86,6 +91,8 @@ export async function plan(config: Config, native: Native, simulationState: stri
       ...(await shareOf(client, its, decision, config, simulation)),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
+      weight: client.weight ?? 1,
+      profile: client.replay?.profile ?? client.profile,
     });
   notes.push(...sharingNotes(clients, config));
   const { mode, daemon, pipe_directory } = decision;
@@ -163,6 +170,7 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
     problems.push(
       new RigelError("config", `${file}: policy.name: expected a policy other than "none" to compare with`),
     );
+  problems.push(...checkPolicy(config, notes));
   for (const [index, client] of config.clients.entries()) {
     const names = config.fieldNames[index];
     if (!names) throw new Error(`client ${index} without field names`);
@@ -177,6 +185,7 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
             `${where}.sm_percent: expected no share, as sharing is "time-slice": only MPS can limit one`,
           ),
         );
+      if (client.profile !== undefined) await inField(`${where}.profile`, readProfile(client.profile));
       if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
       else if (config.compare && config.duration_s === undefined)
         notes.push(

@@ -45,7 +45,19 @@ export interface ClientReport {
   /** Iterations or requests that the program reported; null if it does not report. */
   iterations: number | null;
   iterations_per_s: number | null;
-  gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  gate: {
+    waits: number;
+    wait_ms: number;
+    inflight_waits: number;
+    inflight_wait_ms: number;
+    starved: number;
+    /** Launches that the least share let out beside high clients that never rest. */
+    shared: number;
+    /** Kernels launched under policy orion that no profile knows. */
+    unprofiled: number;
+  };
+  /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
+  charged_ms: number;
   /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
   preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
   /** Against the same client alone, in a comparison. */
@@ -92,6 +104,7 @@ export function measured(
   | "iterations_per_s"
   | "gate"
   | "preemption"
+  | "charged_ms"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -120,12 +133,15 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+      shared: counters.shared,
+      unprofiled: counters.unprofiled,
     },
     preemption: {
       state: usage.preemption,
       suspensions: counters.suspensions,
       suspended_ms: round(counters.suspended_ns / 1e6),
     },
+    charged_ms: round(counters.charged_ns / 1e6),
   };
 }
 

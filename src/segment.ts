@@ -32,7 +32,7 @@ const layoutSchema = z.object({
 
 type Layout = z.infer<typeof layoutSchema>;
 
-const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
 const PREEMPTION = ["unknown", "on", "off"] as const;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
@@ -68,6 +68,10 @@ interface Settings {
   suspend?: boolean | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
+  min_share_ppm?: number | undefined;
+  quantum_us?: number | undefined;
+  sms_limit?: number | undefined;
+  outstanding_us?: number | undefined;
 }
 
 export class Segment {
@@ -126,6 +130,11 @@ export class Segment {
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);
+  }
+
+  /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). Not under policy `none`. */
+  hold(ms: number): void {
+    this.#native.holdSegment(this.path, ms);
   }
 
   /** Opens every gate for good, so that clients that are told to stop can. */

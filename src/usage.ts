@@ -17,6 +17,9 @@ interface Counters {
   starved: number;
   suspensions: number;
   suspended_ns: number;
+  shared: number;
+  charged_ns: number;
+  unprofiled: number;
   requests: number;
   reports: number;
 }
@@ -118,6 +121,9 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     starved: value("starved"),
     suspensions: value("suspensions"),
     suspended_ns: value("suspended_ns"),
+    shared: value("shared"),
+    charged_ns: value("charged_ns"),
+    unprofiled: value("unprofiled"),
     requests: value("requests"),
     reports: value("reports"),
   };

@@ -9,6 +9,7 @@ import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { expect } from "bun:test";
 import { z } from "zod";
+import { POLICIES } from "../src/config.ts";
 
 export const root = resolve(import.meta.dir, "..");
 
@@ -85,7 +86,8 @@ const clientSchema = z.object({
   requests: requestsSchema,
   iterations: z.number().nullable(),
   iterations_per_s: z.number().nullable(),
-  gate: z.object({ waits: z.number(), wait_ms: z.number() }),
+  gate: z.object({ waits: z.number(), wait_ms: z.number(), shared: z.number(), unprofiled: z.number() }),
+  charged_ms: z.number(),
   versus_alone: z
     .object({ p50: z.number().nullable(), p99: z.number().nullable(), share: z.number().nullable() })
     .optional(),
@@ -95,7 +97,7 @@ const clientSchema = z.object({
 const reportSchema = z.object({
   schema: z.literal(1),
   device: z.object({ name: z.string(), uuid: z.string(), simulated: z.boolean() }),
-  policy: z.object({ name: z.enum(["none", "priority"]), inflight: z.number() }),
+  policy: z.object({ name: z.enum(POLICIES), inflight: z.number() }),
   sharing: z.object({
     mode: z.enum(["mps", "time-slice"]),
     daemon: z.enum(["private", "adopted"]).nullable(),

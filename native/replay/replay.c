@@ -401,7 +401,10 @@ typedef struct {
     uint32_t ahead_first, ahead_count;
     uint64_t last_finish_ns;
 
-    void (*report_request)(uint64_t latency_ns); /* librigel's, when the program runs under it */
+    /* librigel's, when the program runs under it */
+    void (*report_request)(uint64_t latency_ns);
+    void (*describe_launch)(uint32_t sms, int bound, uint64_t duration_ns);
+    uint32_t sms; /* of the device */
 } client;
 
 static void keep_sample(samples *s, uint64_t ns)
@@ -451,6 +454,10 @@ static void launch(client *c, const step *s)
     size_t bytes = op->bytes ? (size_t)op->bytes : 1;
     switch (op->kind) {
     case RG_PROFILE_KERNEL:
+        if (c->describe_launch) { /* all its kernels have one name: only the profile tells them apart */
+            uint32_t fills = (s->shape.blocks + s->shape.blocks_per_sm - 1) / s->shape.blocks_per_sm;
+            c->describe_launch(fills < c->sms ? fills : c->sms, op->bound, op->duration_ns);
+        }
         launch_spin(c, &s->shape, s->chain, stream);
         break;
     case RG_PROFILE_MEMSET:
@@ -711,6 +718,9 @@ static void set_up(client *c)
     /* Exported by librigel.so when it is preloaded. */
     void *report = dlsym(RTLD_DEFAULT, "rigel_report_request");
     memcpy(&c->report_request, &report, sizeof(report));
+    void *describe = dlsym(RTLD_DEFAULT, "rigel_describe_launch");
+    memcpy(&c->describe_launch, &describe, sizeof(describe));
+    c->sms = limits.sms;
 }
 
 /* ---- Run */
