@@ -26,7 +26,8 @@ import {
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
 import { progress } from "./log.ts";
-import type { NativeFiles } from "./native.ts";
+import type { Native } from "./native.ts";
+import { policySettings } from "./policy.ts";
 import type { ClientReport } from "./report.ts";
 import type { Segment } from "./segment.ts";
 
@@ -68,7 +69,7 @@ export interface Job {
 
 export interface Bed {
   runner: Runner;
-  files: NativeFiles;
+  native: Native;
   simulated: boolean;
   load: Load;
   /** What a program's environment needs to share the device by MPS, or not to. */
@@ -116,7 +117,8 @@ export function gpuTimeJob(bed: Bed, pair: string, program: Program): Job {
     seconds: () => (bed.simulated ? 0 : 12),
     async run() {
       if (bed.simulated) {
-        const header = readFileSync(join(bed.files.profiles, program.profile ?? ""), "utf8").split("\n", 1)[0] ?? "";
+        const header =
+          readFileSync(join(bed.native.files.profiles, program.profile ?? ""), "utf8").split("\n", 1)[0] ?? "";
         const gpu_ms = Number(/gpu_busy_ms=([\d.]+)/.exec(header)?.[1]);
         if (!(gpu_ms > 0)) throw new RunFailed(`${program.profile} does not state gpu_busy_ms`, []);
         const gpu_time = { program: program.name, gpu_ms, source: "the recorded profile" };
@@ -257,7 +259,7 @@ async function runLive(
     bed.runner.governed(runs, { lead_s: lead_s + LIVE_LEAD_s }, PRIORITY, {
       mps,
       started: (segment, start_ms, over) => {
-        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches }, over);
+        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches, native: bed.native }, over);
         // Waited for below, once the programs have ended.
         driver.catch(() => {});
       },
@@ -311,14 +313,22 @@ async function drive(
     start_ms,
     programs,
     switches,
-  }: { ways: readonly Way[]; windows: readonly Window[]; start_ms: number; programs: number; switches: Switch[] },
+    native,
+  }: {
+    ways: readonly Way[];
+    windows: readonly Window[];
+    start_ms: number;
+    programs: number;
+    switches: Switch[];
+    native: Native;
+  },
   over: AbortSignal,
 ): Promise<void> {
   // The end of the launch opens all gates, and that must not be undone.
   const { shutdown: _, ...defaults } = segment.settings();
-  const set = ({ name, ...knobs }: Policy): void => {
+  const set = (policy: Policy): void => {
     segment.apply(defaults);
-    segment.configure({ ...knobs, policy: name });
+    segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
   };
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
   while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs) await Bun.sleep(20);

@@ -176,6 +176,9 @@ export class Runner {
       class: run.program.class,
       command: this.#argv(run),
       env: run.env ?? {},
+      // It decides by what is known of each kernel; a program that was never recorded fails, and the error says so.
+      ...(policy.name === "orion" &&
+        run.program.profile !== undefined && { profile: join(native.files.profiles, run.program.profile) }),
     }));
     writeFileSync(
       file,

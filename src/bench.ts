@@ -200,7 +200,7 @@ async function runBench(flags: Flags): Promise<void> {
   const daemon = new Daemon(scratch, device);
   const bed = {
     runner,
-    files: native.files,
+    native,
     simulated,
     load,
     environment: (mps: boolean) => (simulated ? {} : daemon.environment(mps)),

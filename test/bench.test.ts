@@ -189,6 +189,9 @@ describe("pairs, policies and ways", () => {
     const without = allWays(policies, { mps: false, clientPriority: false });
     expect(without.some((way) => way.mps)).toBe(false);
     expect(chooseWays("rigel gentle", without).map(({ name }) => name)).toEqual(["alone", "rigel gentle"]);
+    // What a client takes over when it starts cannot be switched.
+    const fair = allWays(choosePolicies("fair", []), { mps: false, clientPriority: false });
+    expect(fair.filter(isLive).map(({ name }) => name)).toEqual(["alone", "time slicing"]);
     expect(allWays(policies, { mps: true, clientPriority: true }).filter((way) => !isLive(way))).toMatchObject([
       { name: "MPS" },
       { name: "MPS, client priority" },
@@ -329,10 +332,14 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
         "--rounds",
         "2",
         "--live",
+        "--policies",
+        "shared",
+        "--policy-json",
+        'shared={"name":"priority","min_share":0.1}',
         "--window",
         "1",
         "--ways",
-        "time slicing;rigel priority",
+        "time slicing;rigel shared",
         "--json",
         "-",
       );
@@ -342,7 +349,7 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual([
         "alone live",
         "time slicing live",
-        "rigel priority live",
+        "rigel shared live",
       ]);
     },
     LIMIT_ms,
