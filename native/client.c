@@ -8,7 +8,7 @@
  * registered there. It turns every hook into a pass-through and makes no CUDA call; handles, events and streams are
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
 
 #include <pthread.h>
@@ -92,6 +92,7 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
+    rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
     if (policy == RG_POLICY_FAIR)
@@ -101,6 +102,7 @@ static void attach(void)
     uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
     atomic_store(&rg.slot->weight, weight);
     rg.inverse_weight = rg_policy_inverse(weight);
+    rg_guard_attach();
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);

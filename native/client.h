@@ -12,6 +12,7 @@
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
  *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
@@ -25,6 +26,7 @@
 #define RIGEL_CLIENT_H
 
 #include "cuda_abi.h"
+#include "estimate.h"
 #include "policy.h"
 #include "segment.h"
 
@@ -67,7 +69,11 @@ enum rg_hook {
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
-    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuDeviceGetCount, (int *)) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
 
 /* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
 #define RG_SIMULATOR_FUNCTIONS(X) \
@@ -102,6 +108,12 @@ bool rg_real_ready(void);
 
 /* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
 void *rg_replace(void *real);
+
+/* rg_interposing: whether this process may become a client at all. */
+bool rg_interposing(void);
+
+/* rg_look_up: what the real dlsym finds. */
+void *rg_look_up(void *handle, const char *name);
 
 /* ---- client.c: the process as a client ---- */
 
@@ -221,10 +233,10 @@ uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t p
 void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
 
 /* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
-void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, uint64_t shape);
+void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
 /* rg_gate_profile: orion: looks a kernel that is new up in the profiles. */
-void rg_gate_profile(rg_duration *duration, CUfunction function, uint64_t shape);
+void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
 
 /* rg_retire: so much weight is no longer in flight. */
 void rg_retire(uint32_t device, uint32_t weight);
@@ -235,12 +247,22 @@ void rg_batch_record(rg_track *track);
 /* rg_batch_forget: the context (or every context of device `d`) goes, and its events with it. */
 void rg_batch_forget(CUcontext context, CUdevice d);
 
-/* rg_function_communicates: whether a kernel is one of NCCL's or NVSHMEM's, by name. */
-bool rg_function_communicates(CUfunction function);
+/* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
+const char *rg_function_name(CUfunction function);
 
-/* rg_graph_note: remembers whether an executable graph holds communication kernels; rg_graph_communicates: does it? */
+/* rg_name_communicates: whether a kernel of this name is one of NCCL's or NVSHMEM's. */
+bool rg_name_communicates(const char *name);
+
+/* What an executable graph consists of, as far as its launches are concerned. */
+typedef struct {
+    bool communicates; /* holds communication kernels */
+    uint64_t hash;     /* of its kernels' names and shapes in node order; 0 not known */
+    char label[128];   /* "graph of 50 kernels from gemm" */
+} rg_graph_facts;
+
+/* rg_graph_note: remembers what an executable graph is made of; rg_graph_known: tells it, or nothing (all zero). */
 void rg_graph_note(CUgraphExec exec, CUgraph graph);
-bool rg_graph_communicates(CUgraphExec exec);
+void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts);
 
 /* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
 
@@ -254,31 +276,30 @@ struct rg_duration {
     _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
     _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0 */
     _Atomic uint32_t kernel;      /* orion: 1 + place in the segment's kernels; 0: in no profile */
+    _Atomic uint8_t doubt;        /* samples for which an estimate that came from the segment is doubted */
+    _Atomic uint32_t shared;      /* 1 + index of its estimate in the segment; 0 none */
 };
 enum { RG_DURATIONS = 4096, RG_DURATION_PROBES = 8, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
 /* fair: the shortest sample is what counts, and beside clients that all have work most hold some of theirs. */
 enum { RG_SAMPLE_FAIR = 16 };
 extern rg_duration rg_durations[RG_DURATIONS];
 
-/* rg_shape: grid and block folded into one number. */
-static inline uint64_t rg_shape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz)
+/* rg_duration_key: of a kernel of this function and shape, or of a graph, in this process. */
+static inline uint64_t rg_duration_key(uintptr_t function, rg_dims dims)
 {
-    uint64_t h = ((uint64_t)gx << 32 | gy) * 0x9e3779b97f4a7c15u;
-    h = (h ^ ((uint64_t)gz << 32 | bx)) * 0xc2b2ae3d27d4eb4fu;
-    return (h ^ ((uint64_t)by << 32 | bz) ^ h >> 29) * 0x165667b19e3779f9u;
+    return ((uint64_t)function * 0x9e3779b97f4a7c15u ^ rg_dims_hash(dims)) | 1;
 }
 
 /* rg_duration_add: slow half of rg_duration_of: enters a kernel that is new. */
 rg_duration *rg_duration_add(uint64_t key);
 
 /*
- * rg_duration_of: the entry of a kernel of this function and shape, or of a graph. One probe where nothing collides. Looking
+ * rg_duration_of: the entry of a kernel or graph. One probe where nothing collides. Looking
  * on where something does keeps kernels that share a place from evicting each other: 5 to 7 launches of a training step, and
  * up to 26, met a new entry each time without it (the recorded profiles, function addresses drawn at random).
  */
-static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
+static inline rg_duration *rg_duration_of(uint64_t key)
 {
-    uint64_t key = (((uint64_t)function * 0x9e3779b97f4a7c15u) ^ shape) | 1;
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
         rg_duration *d = &rg_durations[((key >> 52) + i) % RG_DURATIONS];
         uint64_t found = atomic_load_explicit(&d->key, memory_order_relaxed);
@@ -290,8 +311,14 @@ static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
     return rg_duration_add(key);
 }
 
-/* rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate? */
-void rg_duration_first(rg_duration *duration, enum rg_kind kind, uintptr_t units);
+/*
+ * rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate, and how long
+ * has it taken before, in other clients of this program or earlier runs?
+ */
+void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_durations_attach: called once while the process becomes a client. */
+void rg_durations_attach(void);
 
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 int rg_sample_begin(rg_track *track, rg_duration *duration);
@@ -368,6 +395,7 @@ typedef struct {
     rg_segment *segment;
     rg_client *slot;
     int slot_index;
+    uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
     bool set_priorities;       /* policy other than none and fair when the client attached */
     uint64_t inverse_weight;   /* fair: rg_policy_inverse */
     _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
@@ -462,10 +490,11 @@ static inline void rg_mark(rg_track *t)
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, uint64_t shape)
+static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
 {
     rg_client *c = rg.slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
+    uint64_t key = rg_duration_key(units, dims);
     _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
@@ -484,25 +513,25 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
         work.track = t;
         work.weight = 0; /* what leaves early below only marks again, and counts for nothing */
         if (!(mode & RG_MODE_BEST_EFFORT)) {
-            rg_gate_show(t, kind, units, shape);
+            rg_gate_show(t, kind, units, dims);
             return work;
         }
     }
     rg_settings *s = &rg.segment->settings;
-    if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
+    if (kind > RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
     if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || view.preemptible)
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;
-    if (shape) {
-        d = rg_duration_of(units, shape);
+    if (kind <= RG_GRAPH) {
+        d = rg_duration_of(key);
         seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
         if (RG_UNLIKELY(seen == 0)) {
-            rg_duration_first(d, kind, units);
+            rg_duration_first(d, t, kind, units, dims);
             if (view.policy == RG_POLICY_ORION && kind == RG_LAUNCH)
-                rg_gate_profile(d, (CUfunction)units, shape);
+                rg_gate_profile(d, (CUfunction)units, dims);
         }
         atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
         if (RG_UNLIKELY(atomic_load_explicit(&d->communicates, memory_order_relaxed))) {

@@ -5,6 +5,7 @@
  */
 #include "client.h"
 #include "replay/profile.h"
+#include "estimate.h"
 #include "rigel.h"
 
 #include <pthread.h>
@@ -50,6 +51,9 @@ static void build_layout(void)
 #undef RG_STRUCT
 #define RG_STRUCT rg_kernel
     RG_SECTION("kernels", RG_KERNEL_FIELDS, offsetof(rg_segment, kernels), RG_MAX_KERNELS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_estimate
+    RG_SECTION("estimates", RG_ESTIMATE_FIELDS, offsetof(rg_segment, estimates), RG_MAX_ESTIMATES);
 #undef RG_STRUCT
     RG_PUT("}");
 }
@@ -107,7 +111,7 @@ int rigel_segment_reap(const char *path)
 static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
 {
     uint64_t shape =
-        op->sms ? 0 : rg_shape(op->grid[0], op->grid[1], op->grid[2], op->block[0], op->block[1], op->block[2]);
+        op->sms ? 0 : rg_dims_hash(rg_dims_of(op->grid[0], op->grid[1], op->grid[2], op->block[0], op->block[1], op->block[2]));
     uint32_t bound = op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
     return rg_kernel_put(seg, rg_kernel_key(op->name, shape), rg_profile_sms(op, sms), bound, op->duration_ns);
 }
@@ -150,4 +154,22 @@ uint64_t rigel_profile_latency(const char *profile)
     if (said_ns >= 1 && said_ns < 1e15)
         return (uint64_t)said_ns;
     return gpu_ns > host_ns ? gpu_ns : host_ns;
+}
+
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t gx, uint32_t gy, uint32_t gz,
+                            uint32_t bx, uint32_t by, uint32_t bz)
+{
+    rg_dims dims = gx ? rg_dims_of(gx, gy, gz, bx, by, bz) : RG_DIMS_ANY;
+    return rg_estimate_key(program, device, rg_text_hash(kernel), dims);
+}
+
+int rigel_estimate_enter(const char *path, uint64_t key)
+{
+    char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    int at = rg_estimate_enter(seg, key);
+    munmap(seg, sizeof *seg);
+    return at;
 }

@@ -232,6 +232,12 @@ enum {
 enum { CU_MEMORYTYPE_HOST = 1, CU_MEMORYTYPE_DEVICE = 2, CU_MEMORYTYPE_ARRAY = 3, CU_MEMORYTYPE_UNIFIED = 4 };
 enum { CU_LAUNCH_ATTRIBUTE_COOPERATIVE = 2 };
 
+enum {
+    CU_POINTER_ATTRIBUTE_CONTEXT = 1,
+    CU_POINTER_ATTRIBUTE_MEMORY_TYPE = 2,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9,
+};
+
 /* cuGraphInstantiateWithParams; `result` is 0 for success. */
 typedef struct {
     uint64_t flags;

@@ -15,6 +15,7 @@
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -145,24 +146,30 @@ void rg_batch_forget(CUcontext context, CUdevice d)
     }
 }
 
-/* ---- communication kernels ---- */
+/* ---- what functions and graphs are ---- */
 
-/* Executable graphs, with "holds communication kernels" in the lowest bit. A table without chains: of two that share a place the
- * later one is known. Functions are asked by name whenever they are new (rg_duration_first). */
-static _Atomic uintptr_t graphs[1024];
+/* Executable graphs. A table without chains: of two that share a place the later one is known. A graph that the program changes
+ * afterwards is known by what it was. */
+static struct {
+    _Atomic uintptr_t exec; /* 0 while the rest is being written */
+    _Atomic bool communicates;
+    _Atomic uint64_t hash;
+    _Atomic uint32_t kernels;
+    char first[80]; /* name of the first kernel, cut to fit */
+} graphs[1024];
 
-static _Atomic uintptr_t *graph_place(uintptr_t exec)
+static uint32_t graph_place(uintptr_t exec)
 {
-    return &graphs[(uint64_t)exec * 0x9e3779b97f4a7c15u >> 54];
+    return (uint32_t)((uint64_t)exec * 0x9e3779b97f4a7c15u >> 54);
 }
 
 /* NCCL's kernels are named ncclDevKernel_... (2.19 and later) or ncclKernel_...; NVSHMEM's nvshmem...  */
-static bool communication_name(const char *name)
+bool rg_name_communicates(const char *name)
 {
     return name && (strncmp(name, "nccl", 4) == 0 || strncmp(name, "nvshmem", 7) == 0);
 }
 
-static const char *function_name(CUfunction f)
+const char *rg_function_name(CUfunction f)
 {
     const char *name = NULL;
     /* libcudart passes a CUkernel where a CUfunction is declared. The driver tells them apart, and so must we by asking: each
@@ -174,47 +181,94 @@ static const char *function_name(CUfunction f)
 
 bool rg_function_communicates(CUfunction f)
 {
-    return communication_name(function_name(f));
+    return rg_name_communicates(rg_function_name(f));
 }
 
-static bool holds_communication(CUgraph graph, int depth)
+typedef struct {
+    bool communicates, nameless; /* nameless: some kernel's name cannot be had, and so what it is */
+    uint64_t hash;
+    uint32_t kernels;
+    const char *first;
+} graph_walk;
+
+static void walk_kernel(graph_walk *w, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+    const char *name = rg_function_name(p->func ? p->func : (CUfunction)p->kern);
+    rg_dims dims = rg_dims_of(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ);
+    w->communicates |= rg_name_communicates(name);
+    w->nameless |= !name;
+    if (name)
+        w->hash = rg_hash_fold(rg_hash_fold(rg_hash_fold(w->hash, rg_text_hash(name)), dims.grid), dims.block);
+    if (!w->kernels++)
+        w->first = name;
+}
+
+static void walk_graph(graph_walk *w, CUgraph graph, int depth)
 {
     CUgraphNode nodes[512];
     size_t n = 0;
     if (!rg_real.cuGraphGetNodes || !rg_real.cuGraphNodeGetType || depth > 4 ||
-        rg_real.cuGraphGetNodes(graph, NULL, &n) != CUDA_SUCCESS)
-        return false;
+        rg_real.cuGraphGetNodes(graph, NULL, &n) != CUDA_SUCCESS) {
+        w->nameless = true;
+        return;
+    }
     CUgraphNode *all = n <= 512 ? nodes : malloc(n * sizeof *all);
-    bool yes = false;
-    if (all && rg_real.cuGraphGetNodes(graph, all, &n) == CUDA_SUCCESS) {
-        for (size_t i = 0; i < n && !yes; i++) {
-            int type = -1;
-            CUDA_KERNEL_NODE_PARAMS params;
-            CUgraph child;
-            if (rg_real.cuGraphNodeGetType(all[i], &type) != CUDA_SUCCESS)
-                continue;
-            if (type == CU_GRAPH_NODE_TYPE_KERNEL && rg_real.cuGraphKernelNodeGetParams_v2 &&
-                rg_real.cuGraphKernelNodeGetParams_v2(all[i], &params) == CUDA_SUCCESS)
-                yes = rg_function_communicates(params.func ? params.func : (CUfunction)params.kern);
-            else if (type == CU_GRAPH_NODE_TYPE_GRAPH && rg_real.cuGraphChildGraphNodeGetGraph &&
-                     rg_real.cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
-                yes = holds_communication(child, depth + 1);
-        }
+    if (!all || rg_real.cuGraphGetNodes(graph, all, &n) != CUDA_SUCCESS) {
+        w->nameless = true;
+        n = 0;
+    }
+    for (size_t i = 0; i < n && !w->communicates; i++) {
+        int type = -1;
+        CUDA_KERNEL_NODE_PARAMS params;
+        CUgraph child;
+        if (rg_real.cuGraphNodeGetType(all[i], &type) != CUDA_SUCCESS)
+            w->nameless = true;
+        w->hash = rg_hash_fold(w->hash, (uint64_t)type);
+        if (type == CU_GRAPH_NODE_TYPE_KERNEL && rg_real.cuGraphKernelNodeGetParams_v2 &&
+            rg_real.cuGraphKernelNodeGetParams_v2(all[i], &params) == CUDA_SUCCESS)
+            walk_kernel(w, &params);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && rg_real.cuGraphChildGraphNodeGetGraph &&
+                 rg_real.cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
+            walk_graph(w, child, depth + 1);
+        else if (type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_GRAPH)
+            w->nameless = true;
     }
     if (all != nodes)
         free(all);
-    return yes;
 }
 
 void rg_graph_note(CUgraphExec exec, CUgraph graph)
 {
-    uintptr_t place = (uintptr_t)exec | holds_communication(graph, 0);
-    atomic_store_explicit(graph_place((uintptr_t)exec), place, memory_order_relaxed);
+    graph_walk w = {.hash = 1};
+    walk_graph(&w, graph, 0);
+    uint32_t at = graph_place((uintptr_t)exec);
+    atomic_store(&graphs[at].exec, 0);
+    atomic_store(&graphs[at].hash, w.nameless ? 0 : w.hash | 1);
+    atomic_store(&graphs[at].kernels, w.kernels);
+    size_t length = w.first ? strnlen(w.first, sizeof graphs[at].first - 1) : 0;
+    for (size_t i = 0; i < sizeof graphs[at].first - 1; i++)
+        __atomic_store_n(&graphs[at].first[i], i < length ? w.first[i] : 0, __ATOMIC_RELAXED);
+    atomic_store(&graphs[at].communicates, w.communicates);
+    atomic_store(&graphs[at].exec, (uintptr_t)exec);
 }
 
-bool rg_graph_communicates(CUgraphExec exec)
+void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts)
 {
-    return atomic_load_explicit(graph_place((uintptr_t)exec), memory_order_relaxed) == ((uintptr_t)exec | 1);
+    uint32_t at = graph_place((uintptr_t)exec);
+    *facts = (rg_graph_facts){0};
+    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+        return;
+    char first[sizeof graphs[at].first] = "";
+    bool communicates = atomic_load(&graphs[at].communicates);
+    uint64_t hash = atomic_load(&graphs[at].hash);
+    uint32_t kernels = atomic_load(&graphs[at].kernels);
+    for (size_t i = 0; i < sizeof first - 1; i++)
+        first[i] = __atomic_load_n(&graphs[at].first[i], __ATOMIC_RELAXED);
+    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+        return; /* another graph has come to this place meanwhile */
+    facts->communicates = communicates;
+    facts->hash = hash;
+    snprintf(facts->label, sizeof facts->label, "graph of %u kernels%s%s", kernels, first[0] ? " from " : "", first);
 }
 
 /* ---- fair ---- */
@@ -300,15 +354,15 @@ static char *demangled(const char *name)
 }
 
 /* Profiles name kernels as the driver does or as people read them, with or without a shape. */
-void rg_gate_profile(rg_duration *d, CUfunction f, uint64_t shape)
+void rg_gate_profile(rg_duration *d, CUfunction f, rg_dims dims)
 {
-    const char *name = function_name(f);
+    const char *name = rg_function_name(f);
     char *readable = name ? demangled(name) : NULL;
     const char *names[] = {name, readable};
     rg_kernel *k = NULL;
     for (int i = 0; i < 4 && !k; i++)
         if (names[i / 2])
-            k = rg_kernel_find(rg.segment, rg_kernel_key(names[i / 2], i % 2 ? 0 : shape));
+            k = rg_kernel_find(rg.segment, rg_kernel_key(names[i / 2], i % 2 ? 0 : rg_dims_hash(dims)));
     free(readable);
     if (!k)
         return;
@@ -318,16 +372,16 @@ void rg_gate_profile(rg_duration *d, CUfunction f, uint64_t shape)
     atomic_store(&d->kernel, (uint32_t)(k - rg.segment->kernels) + 1);
 }
 
-void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, uint64_t shape)
+void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     if (kind != RG_LAUNCH)
         return;
     uint32_t bound = described.bound;
     if (!described.set) {
-        rg_duration *d = rg_duration_of(units, shape);
+        rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
         if (atomic_load_explicit(&d->seen, memory_order_relaxed) == 0) {
             atomic_store_explicit(&d->seen, 1, memory_order_relaxed);
-            rg_gate_profile(d, (CUfunction)units, shape);
+            rg_gate_profile(d, (CUfunction)units, dims);
         }
         const rg_kernel *k = kernel_of(d);
         bound = k ? atomic_load_explicit(&k->bound, memory_order_relaxed) : RG_BOUND_UNKNOWN;

@@ -4,7 +4,7 @@
  * Each calls the driver's own function exactly once, in the caller's thread, with the caller's arguments, and returns its
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
 
 static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
@@ -48,6 +48,9 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+/* The table's SHAPE: grid and block, or 0 for work that has none. */
+#define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
+
 #define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
     CUresult symbol params \
     { \
@@ -55,7 +58,7 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
+        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
@@ -63,6 +66,8 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
+            rg_guard_driver_failed(#symbol, result_); \
         return result_; \
     }
 #define RG_SPECIAL(symbol, params, args)
@@ -114,6 +119,23 @@ RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
+
+/* Which device the program is on: the guard binds it on threads that have none. */
+CUresult cuCtxSetCurrent(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxSetCurrent, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxPushCurrent_v2, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
 
 static void forget_event(CUevent e)
 {

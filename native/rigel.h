@@ -43,7 +43,7 @@ const char *rigel_version(void);
  * rigel_layout: the segment's layout as JSON:
  *   {"version":2,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
- *    "settings":{...},"devices":{...},"clients":{...}}
+ *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...}}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
@@ -72,6 +72,16 @@ const char *rigel_segment_profile(const char *segment, const char *profile, uint
  * (iteration_ms), else the longer of its GPU time and its time on the host. 0 if the file cannot be read.
  */
 uint64_t rigel_profile_latency(const char *profile);
+
+/*
+ * rigel_estimate_key: what the segment knows a kernel's duration by: the program (RIGEL_PROGRAM of its clients), the name of the
+ * device, the kernel's name, grid and block. A grid of 0 stands for every shape of that kernel.
+ */
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t grid_x, uint32_t grid_y,
+                            uint32_t grid_z, uint32_t block_x, uint32_t block_y, uint32_t block_z);
+
+/* rigel_estimate_enter: index of the key among the segment's estimates, entered if new; -1: no room, or no such segment. */
+int rigel_estimate_enter(const char *path, uint64_t key);
 
 #pragma GCC visibility pop
 #endif

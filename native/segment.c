@@ -167,6 +167,9 @@ static void clear_client(rg_client *c)
 #define RG_CLEAR_u64(name, n) \
     if (offsetof(rg_client, name) != offsetof(rg_client, owner)) \
     atomic_store_explicit(&c->name, 0, memory_order_relaxed)
+#define RG_CLEAR_words(name, n) \
+    for (int i = 0; i < (n); i++) \
+    atomic_store_explicit(&c->name[i], 0, memory_order_relaxed)
 #define RG_CLEAR_char(name, n) memset(c->name, 0, n)
 #define RG_CLEAR_hist(name, n) \
     for (int i = 0; i < RG_HIST_BUCKETS; i++) \

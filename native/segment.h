@@ -31,12 +31,14 @@ enum {
     RG_DEVICE_NAME_BYTES = 96,
     RG_MAX_KERNELS = 2048,
 };
+enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
+enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
-/* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
+/* F(kind, name, count): kind is u32, u64 (atomic words), words (several of u64), char (bytes) or hist (histogram). */
 
 #define RG_HEADER_FIELDS(F) \
     F(u64, magic, 1)       /* [control] RG_SEGMENT_MAGIC, stored last by the creator */ \
@@ -46,7 +48,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
     F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
-    F(u64, created_ns, 1)  /* [control] */
+    F(u64, created_ns, 1)  /* [control] */ \
+    F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
+    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -136,10 +140,49 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, weight, 1)          /* [client] fair: in thousandths */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
-    F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */
+    F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
+    F(u64, durations_seeded, 1) /* [client] kernels whose duration was known before this client had launched them */ \
+    F(u64, samples, 1)         /* [client] launches that it timed */ \
+    F(u32, guard_mode, 1)      /* [client] 1: off, 2: warn, 3: repair (guard.c, as all that follows) */ \
+    F(u32, guard_major, 1)     /* [client] major version of the cuBLAS that it has; 0: none that made a handle */ \
+    F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
+    F(u64, guard_wrong_context, 1) /* [client] calls with a handle of another context than the current one */ \
+    F(u64, guard_no_context, 1) /* [client] calls on a thread without a current context */ \
+    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using at that moment */ \
+    F(u64, guard_foreign_stream, 1) /* [client] repairs whose handle was set to a stream of another context */ \
+    F(u64, guard_create_failed, 1) /* [client] handles that could not be made */ \
+    F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \
+    F(u64, guard_repaired, 1)  /* [client] calls that ran in another way than the program asked */ \
+    F(u64, guard_handles, 1)   /* [client] cuBLAS handles alive, the guard's own included */ \
+    F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
+    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
+                                  above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
+                                  among those of its thread; 32 bytes of name */
+
+/*
+ * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
+ * index means the same kernel for as long as the segment lives. What else is in an entry is the same whoever writes it,
+ * but for the estimate itself.
+ */
+#define RG_ESTIMATE_FIELDS(F) \
+    F(u64, key, 1)         /* [any] taken by compare-and-swap: rg_estimate_key; 0: free */ \
+    F(u64, program, 1)     /* [any] whose kernel it is */ \
+    F(u32, duration_ns, 1) /* [any] 0: not known yet */ \
+    F(u32, samples, 1)     /* [any] timed launches in it; 0 with a duration: it came from a profile */ \
+    F(u32, state, 1)       /* [any] 1 once program, device, shape and name are there */ \
+    F(u32, used, 1)        /* [any] 1: a client of this segment has launched it */ \
+    F(u32, device, 1)      /* [any] 1 + index of the device it was first launched on; 0: not launched here */ \
+    F(u32, grid_x, 1)      /* [any] 0: no shape of its own, a graph */ \
+    F(u32, grid_y, 1)      /* [any] */ \
+    F(u32, grid_z, 1)      /* [any] */ \
+    F(u32, block_x, 1)     /* [any] */ \
+    F(u32, block_y, 1)     /* [any] */ \
+    F(u32, block_z, 1)     /* [any] */ \
+    F(char, name, RG_KERNEL_NAME_BYTES) /* [any] for people: cut to fit, NUL-terminated */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
+#define RG_TYPE_words(name, n) _Atomic uint64_t name[n]
 #define RG_TYPE_char(name, n) char name[n]
 #define RG_TYPE_hist(name, n) rg_histogram name
 #define RG_MEMBER(kind, name, n) RG_TYPE_##kind(name, n);
@@ -163,12 +206,16 @@ typedef struct {
     RG_KERNEL_FIELDS(RG_MEMBER)
 } rg_kernel;
 typedef struct {
+    _Alignas(64) RG_ESTIMATE_FIELDS(RG_MEMBER)
+} rg_estimate;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
     _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
     _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
+    _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
 } rg_segment;
 
 /* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
@@ -178,10 +225,12 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49472, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3170496, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3236032, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3285184, "segment layout");
+_Static_assert(sizeof(rg_client) == 50624, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
+_Static_assert(sizeof(rg_segment) == 5456064, "segment layout");
+_Static_assert(sizeof(rg_estimate) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -235,7 +284,7 @@ static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
 /* rg_share_settle: so much of the client's outstanding kernels is finished (orion), never more than there is. */
 void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns);
 
-/* rg_kernel_key: what a profiled kernel is known by: its name, and grid and block (rg_shape); 0 where a profile has none. */
+/* rg_kernel_key: what a profiled kernel is known by: its name, and grid and block (rg_dims_hash); 0 where a profile has none. */
 uint64_t rg_kernel_key(const char *name, uint64_t shape);
 
 /* rg_kernel_find: the kernel with this key; NULL if no profile has it. */

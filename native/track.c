@@ -10,7 +10,7 @@
  *
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
-#include "client.h"
+#include "guard.h"
 
 #include <string.h>
 
@@ -200,6 +200,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_guard_forget_context(context, d);
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
         if (devices & 1u << i)
             rg_idle_check(i);

@@ -10,6 +10,7 @@ import packageJson from "../package.json" with { type: "json" };
 import { addBench } from "./bench.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
+import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
@@ -43,6 +44,12 @@ A configuration:
     "clients": [
       { "name": "serve", "class": "high", "command": ["python", "serve.py"] },
       { "name": "train", "class": "best-effort", "command": ["python", "train.py"] } ] }`;
+
+const DURATIONS_EXAMPLES = `
+Examples:
+  rigel durations                             every kernel that is known, by device and program
+  rigel durations --json | jq '.files[].kernels[].name'
+  rigel durations --clear                     start from nothing`;
 
 function commandLine(): Command {
   const program = new Command("rigel")
@@ -79,6 +86,13 @@ function commandLine(): Command {
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
     .action(runInfo);
+  program
+    .command("durations")
+    .description("show how long kernels take, as earlier launches have learned it, or forget it")
+    .option("--json", "print as JSON")
+    .option("--clear", "remove what is kept")
+    .addHelpText("after", DURATIONS_EXAMPLES)
+    .action(runDurations);
   addBench(program, deviceSelector);
   return program;
 }
@@ -167,6 +181,17 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
 /** As a shell would need it. */
 function quoted(text: string): string {
   return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function runDurations(flags: { json?: true; clear?: true }): void {
+  const folder = durationsFolder();
+  if (flags.clear) {
+    const removed = clearDurations(folder);
+    print(flags.json ? JSON.stringify({ schema: 1, folder, removed }, null, 2) : `${removed.length} files removed`);
+    return;
+  }
+  const kept = keptDurations(folder);
+  print(flags.json ? JSON.stringify(kept, null, 2) : durationsText(kept));
 }
 
 async function runInfo(flags: { json?: true }): Promise<void> {

@@ -85,11 +85,14 @@ const clientSchema = fields({
   replay: replaySchema.optional(),
   /** `fair`: this client's part of GPU time against the others'. */
   weight: z.number().min(0.01).max(100).optional(),
-  /** `orion`: kernel profile of a command's kernels; a replay has its own. Relative to the configuration file. */
-  profile: text.min(1).optional(),
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /**
+   * Kernel profile of this program, Orion's or Rigel's own, relative to the configuration file: how long its kernels take before
+   * any was timed, and under `orion` what they need. A replay has its own.
+   */
+  profile: text.min(1).optional(),
   /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
   isolation: z.enum(["shared", "process"]).default("shared"),
   /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
@@ -145,6 +148,8 @@ const configSchema = fields({
     /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
+  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
+  guard: z.enum(["off", "warn", "repair"]).optional(),
   clients: z.array(clientSchema).min(1).max(64),
 }).check((context) => {
   const seen = new Set<string>();

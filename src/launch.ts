@@ -11,6 +11,7 @@ import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
 import { RigelError } from "./errors.ts";
+import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
@@ -22,7 +23,7 @@ import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
 import { Segment } from "./segment.ts";
-import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
+import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
   /** Folder for the segment. */
@@ -56,11 +57,12 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
   }
   const { interrupt } = options;
   await using mps = await Mps.open(plan.sharing, plan.clients, `${plan.config.file}: sharing`);
+  const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
   for (const [index, phase] of plan.phases.entries()) {
     if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
-    const result = await runPhase(plan, phase, native, options, interrupt, mps);
+    const result = await runPhase(plan, phase, native, options, interrupt, mps, durations);
     done.push(result);
     notes.push(...result.notes);
     if (interrupt.signal || result.failed) {
@@ -69,6 +71,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       break;
     }
   }
+  durations.save();
   const last = done.at(-1);
   if (!last) throw new Error("a plan without phases");
   if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
@@ -119,6 +122,7 @@ async function runPhase(
   options: LaunchOptions,
   interrupt: Interrupt,
   mps: Mps,
+  durations: Durations,
 ): Promise<PhaseResult> {
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
@@ -140,6 +144,7 @@ async function runPhase(
     const { policy } = plan.config;
     segment.configure({ ...policySettings(policy, phase.clients, native), policy: phase.policy });
     if (phase.policy === "orion") enterProfiles(segment, phase.clients, native);
+    durations.seed(segment, phase.clients);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
@@ -160,6 +165,7 @@ async function runPhase(
     const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
+    durations.collect(segment, phase.clients);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped } }) =>
         exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client, attached }] : [],
@@ -425,6 +431,7 @@ function reportOf(
   const begin_ms = whole ? (launched_ms ?? child.startedAt_ms) : from_ms;
   const counted_s = (whole ? lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
   const { name, uuid, simulated } = client.device;
+  const { durations_seeded: seeded, samples } = usageOf(segment, client.name, undefined, after).counters;
   return {
     name: client.name,
     class: client.class,
@@ -433,8 +440,13 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
+    durations: { seeded, samples },
     mps: client.mps && !elsewhere.has(client.name),
-    ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(
+      usageOf(segment, client.name, whole ? undefined : before, after),
+      Math.max(0, counted_s),
+      guardOf(client.name, after),
+    ),
   };
 }
 
@@ -458,6 +470,9 @@ function clientEnvironment(
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
     RIGEL_WEIGHT: String(client.weight),
+    RIGEL_PROGRAM: client.program,
+    // One client's own setting comes before that of the launch, and that before what is in the environment.
+    ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(phase.policy !== "none" &&
       phase.policy !== "fair" && {

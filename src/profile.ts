@@ -12,6 +12,7 @@ import { parse as csv } from "csv-parse";
 import { z } from "zod";
 import { RigelError, reason } from "./errors.ts";
 import { readJson } from "./json.ts";
+import type { Dimensions } from "./native.ts";
 import { parse } from "./schema.ts";
 
 /** What a profile holds: one iteration or request of a program. */
@@ -20,6 +21,15 @@ interface ProfileSummary {
   kernels: number;
   /** All rows. */
   operations: number;
+}
+
+/** How long a kernel takes by a profile. */
+export interface ProfileKernel {
+  name: string;
+  /** All zero: whatever its shape. */
+  grid: Dimensions;
+  block: Dimensions;
+  duration_ns: number;
 }
 
 /** Checks one field; returns what was expected when it does not fit. */
@@ -75,8 +85,10 @@ const MOST_THREADS = 1024;
 
 const rowSchema = z.object({ record: z.array(z.string()), info: z.object({ lines: z.number() }) });
 
-/** Reads a profile to its end. Throws a coded error at the first row that does not fit. */
-export async function readProfile(path: string): Promise<ProfileSummary> {
+/**
+ * Reads a profile to its end. Throws a coded error at the first row that does not fit. `each` is told of every kernel's row.
+ */
+export async function readProfile(path: string, each?: (kernel: ProfileKernel) => void): Promise<ProfileSummary> {
   const { skip_bytes, skip_lines } = await readHead(path);
   const rows = createReadStream(path, { start: skip_bytes }).pipe(
     // Orion's files hold kernel names as the compiler writes them: unquoted, with commas and quotes in them.
@@ -97,7 +109,10 @@ export async function readProfile(path: string): Promise<ProfileSummary> {
       checkRow(fields, columns, where);
       summary.operations++;
       const kind = columns === ORION ? "kernel" : fields[KIND];
-      if (kind === "kernel") summary.kernels++;
+      if (kind === "kernel") {
+        summary.kernels++;
+        each?.(columns === ORION ? kernelOfOrion(fields) : kernelOfRigel(fields));
+      }
       if (kind !== "sync") launches++;
     }
   } catch (thrown) {
@@ -107,6 +122,60 @@ export async function readProfile(path: string): Promise<ProfileSummary> {
   if (launches === 0)
     throw new RigelError("profile", `${path}: expected a header line and at least one operation that uses the GPU`);
   return summary;
+}
+
+const NO_SHAPE: Dimensions = [0, 0, 0];
+const ORION_DURATION = 4;
+const RIGEL_DURATION = 12;
+
+function kernelOfOrion(fields: readonly string[]): ProfileKernel {
+  return { name: fields[0] ?? "", grid: NO_SHAPE, block: NO_SHAPE, duration_ns: Number(fields[ORION_DURATION]) };
+}
+
+function kernelOfRigel(fields: readonly string[]): ProfileKernel {
+  const three = (first: number): Dimensions => [
+    Number(fields[first]),
+    Number(fields[first + 1]),
+    Number(fields[first + 2]),
+  ];
+  return {
+    name: fields[0] ?? "",
+    grid: three(GRID_X),
+    block: three(BLOCK_X),
+    duration_ns: Number(fields[RIGEL_DURATION]),
+  };
+}
+
+/** Rows without a shape stand for a kernel of any shape where the longest takes at most so many times the shortest. */
+const ALIKE = 1.25;
+
+/** What a profile says of each kernel: the median of its rows. */
+interface ProfileDurations {
+  kernels: ProfileKernel[];
+  /** Names without shapes whose rows differ, so that a name alone does not say how long the kernel takes. */
+  unclear: number;
+}
+
+/**
+ * Reads how long each kernel of a profile takes, by name and shape. Orion's format has no shapes: there a name stands for
+ * all shapes, if all its rows take about the same time, and is left out if they do not.
+ */
+export async function readDurations(path: string): Promise<ProfileDurations> {
+  const taken = new Map<string, { kernel: ProfileKernel; durations_ns: number[] }>();
+  await readProfile(path, (kernel) => {
+    const key = JSON.stringify([kernel.name, kernel.grid, kernel.block]);
+    const before = taken.get(key);
+    if (before) before.durations_ns.push(kernel.duration_ns);
+    else taken.set(key, { kernel, durations_ns: [kernel.duration_ns] });
+  });
+  const durations: ProfileDurations = { kernels: [], unclear: 0 };
+  for (const { kernel, durations_ns } of taken.values()) {
+    const sorted = durations_ns.toSorted((a, b) => a - b);
+    const median = Math.round(sorted[sorted.length >> 1] ?? 0);
+    if (kernel.grid[0] === 0 && (sorted.at(-1) ?? 0) > ALIKE * (sorted[0] ?? 0)) durations.unclear++;
+    else if (median > 0) durations.kernels.push({ ...kernel, duration_ns: Math.min(median, 0xffff_ffff) });
+  }
+  return durations;
 }
 
 /** Gaps between arrivals in seconds, by the rules of native/replay/arrivals.c, which counts in nanoseconds. */

@@ -4,6 +4,7 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
+import { type GuardReport, guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
 import type { Sharing } from "./mps.ts";
@@ -58,8 +59,12 @@ export interface ClientReport {
   };
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: number;
+  /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
+  durations: { seeded: number; samples: number };
   /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
   preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
+  /** What the cuBLAS guard counted and repaired. */
+  guard: GuardReport;
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -91,6 +96,7 @@ export interface Report {
 export function measured(
   usage: Usage,
   counted_s: number,
+  guard: Pick<GuardReport, "mode" | "events">,
 ): Pick<
   ClientReport,
   | "counted_s"
@@ -105,6 +111,7 @@ export function measured(
   | "gate"
   | "preemption"
   | "charged_ms"
+  | "guard"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -142,6 +149,18 @@ export function measured(
       suspended_ms: round(counters.suspended_ns / 1e6),
     },
     charged_ms: round(counters.charged_ns / 1e6),
+    guard: {
+      mode: guard.mode,
+      null_handle: counters.guard_null_handle,
+      wrong_context: counters.guard_wrong_context,
+      no_context: counters.guard_no_context,
+      in_use_elsewhere: counters.guard_in_use_elsewhere,
+      foreign_stream: counters.guard_foreign_stream,
+      create_failed: counters.guard_create_failed,
+      create_retried: counters.guard_create_retried,
+      repaired: counters.guard_repaired,
+      events: guard.events,
+    },
   };
 }
 
@@ -193,6 +212,8 @@ export function table(report: Report): string {
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
+  const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
+  if (guarded.length > 0) parts.push("", ...guarded);
   const notes = [
     ...report.notes,
     ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),

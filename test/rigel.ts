@@ -19,10 +19,13 @@ export interface Result {
   stderr: string;
 }
 
+/** What Rigel keeps from one launch to the next goes here, not to the user's own; setup.ts removes it. */
+export const cache = join(tmpdir(), `rigel-test-cache-${process.pid}`);
+
 /** An environment without anything of Rigel's or a terminal's. */
 export function plainEnvironment(): Record<string, string | undefined> {
   const kept = Object.entries(process.env).filter(([name]) => !/^(RIGEL_|LD_PRELOAD$|FORCE_COLOR$)/.test(name));
-  return { ...Object.fromEntries(kept), NO_COLOR: "1" };
+  return { ...Object.fromEntries(kept), NO_COLOR: "1", XDG_CACHE_HOME: cache };
 }
 
 /** Starts `rigel` with these arguments; standard output and error are pipes. */
@@ -86,6 +89,7 @@ const clientSchema = z.object({
   requests: requestsSchema,
   iterations: z.number().nullable(),
   iterations_per_s: z.number().nullable(),
+  durations: z.object({ seeded: z.number(), samples: z.number() }),
   gate: z.object({ waits: z.number(), wait_ms: z.number(), shared: z.number(), unprofiled: z.number() }),
   charged_ms: z.number(),
   versus_alone: z

@@ -480,6 +480,24 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevicep
     return a ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+/* Whose memory it is; of the many attributes, those that programs without textures and sharing ask for. */
+API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!data) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&memory_lock);
+    allocation *a = at(pointer);
+    if (!a) r = CUDA_ERROR_INVALID_VALUE;
+    else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *(CUcontext *)data = sim_handle(a->context);
+    else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(int *)data = a->kind == HOST || a->kind == REGISTERED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)data = a->context->device;
+    else r = CUDA_ERROR_NOT_SUPPORTED;
+    pthread_mutex_unlock(&memory_lock);
+    return r;
+}
+
 /* ---- Copies and memsets */
 
 /* `bytes` at the address lie in one allocation (1), in none (0: a host pointer, maybe), or leave one (-1). */

@@ -751,7 +751,7 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     p->of = of;
     p->result = result;
     p->governed = governed && (fair || of->best_effort);
-    p->marks = governed && (fair || !of->best_effort);
+    p->marks = (governed && (fair || !of->best_effort)) || (s->mode == RG_SCENARIO_PREEMPT && !of->best_effort);
     p->inverse = rg_policy_inverse(of->weight);
     if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);

@@ -214,24 +214,26 @@ static void in_flight_wait_is_bounded(void)
 /* Kernels whose place in the table is the same keep an entry each, as long as there are no more than can be probed. */
 static void kernels_that_share_a_place_are_all_known(void)
 {
-    uint64_t shapes[RG_DURATION_PROBES + 1];
+    rg_dims shapes[RG_DURATION_PROBES + 1];
     rg_duration *entries[RG_DURATION_PROBES];
     uint32_t found = 0;
-    for (uint64_t shape = 2; found < RG_DURATION_PROBES + 1; shape += 2)
-        if ((((uint64_t)64 * 0x9e3779b97f4a7c15u) ^ (shape * 0x165667b19e3779f9u)) >> 52 == 4093) /* and wraps round */
-            shapes[found++] = shape * 0x165667b19e3779f9u;
+    for (unsigned grid = 1; found < RG_DURATION_PROBES + 1; grid++) {
+        rg_dims shape = rg_dims_of(grid, 1, 1, 32, 1, 1);
+        if (rg_duration_key(64, shape) >> 52 == 4093) /* and wraps round */
+            shapes[found++] = shape;
+    }
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
-        entries[i] = rg_duration_of(64, shapes[i]);
+        entries[i] = rg_duration_of(rg_duration_key(64, shapes[i]));
         CHECK_EQUAL(entries[i]->seen, 0);
         atomic_store(&entries[i]->seen, i + 1);
         atomic_store(&entries[i]->duration_ns, 1000 * (i + 1));
     }
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
-        CHECK(rg_duration_of(64, shapes[i]) == entries[i]);
+        CHECK(rg_duration_of(rg_duration_key(64, shapes[i])) == entries[i]);
         CHECK_EQUAL(entries[i]->duration_ns, 1000 * (i + 1));
     }
     /* One more takes the first's place, and starts from nothing. */
-    CHECK(rg_duration_of(64, shapes[RG_DURATION_PROBES]) == entries[0]);
+    CHECK(rg_duration_of(rg_duration_key(64, shapes[RG_DURATION_PROBES])) == entries[0]);
     CHECK_EQUAL(entries[0]->seen + entries[0]->duration_ns, 0);
 }
 
@@ -378,7 +380,7 @@ static void a_reset_context_starts_afresh(void)
     CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
     uint64_t waits = rg.slot->inflight_waits;
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 60; i++) { /* 41 to the limit while they count for what the segment knows of the kernel: 20 us */
         launch(spin, NULL, 1000000);
         CHECK(rg.inflight < 20 * RG_POLICY_LAUNCH);
     }
@@ -571,7 +573,7 @@ static void orion_lets_out_what_does_not_disturb(void)
     rg_device *dev = &seg->devices[0];
     seg->settings.sms_limit = 2;
     seg->settings.outstanding_us = 1000000;
-    uint64_t shape = rg_shape(1, 1, 1, 32, 1, 1);
+    uint64_t shape = rg_dims_hash(rg_dims_of(1, 1, 1, 32, 1, 1));
     CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY, 1000));
     rg_device_busy(dev, OTHER, rg_now_ns());
     atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
