@@ -13,7 +13,7 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
   training  a step loop over a batch that is already on the GPU, without reading the loss back, two steps ahead of
             the GPU; with --graph each step is one replay of one captured CUDA graph.
 
-One JSON line on standard output at the end. SIGTERM ends the run early: the line then holds what was measured.
+One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured.
 """
 
 import argparse
@@ -51,7 +51,8 @@ class Stop:
     def __init__(self):
         self.asked = False
         self.measuring = False
-        signal.signal(signal.SIGTERM, self._on_signal)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, _signum, _frame):
         self.asked = True

@@ -10,7 +10,7 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Pair, Program, Way } from "./bench-matrix.ts";
 import { isLive } from "./bench-matrix.ts";
-import { type Ran, type Run, RunFailed, type Runner } from "./bench-run.ts";
+import { Interrupted, type Ran, type Run, RunFailed, type Runner } from "./bench-run.ts";
 import {
   ALONE,
   type Arrivals,
@@ -25,7 +25,9 @@ import {
   within,
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
-import type { NativeFiles } from "./native.ts";
+import { progress } from "./log.ts";
+import type { Native } from "./native.ts";
+import { policySettings } from "./policy.ts";
 import type { ClientReport } from "./report.ts";
 import type { Segment } from "./segment.ts";
 
@@ -67,7 +69,7 @@ export interface Job {
 
 export interface Bed {
   runner: Runner;
-  files: NativeFiles;
+  native: Native;
   simulated: boolean;
   load: Load;
   /** What a program's environment needs to share the device by MPS, or not to. */
@@ -82,6 +84,8 @@ const SETTLE_s = 0.6;
 const GUARD_s = 0.05;
 /** Windows of each kind in which a copy of a program serves alone, at least. */
 const SOLO_WINDOWS = 6;
+/** One start serves many windows, so it is given more time than one that serves a single way. */
+const LIVE_LEAD_s = 3;
 
 const HIGH = "high";
 const PRIORITY = policySchema.parse({ name: "priority" });
@@ -113,7 +117,8 @@ export function gpuTimeJob(bed: Bed, pair: string, program: Program): Job {
     seconds: () => (bed.simulated ? 0 : 12),
     async run() {
       if (bed.simulated) {
-        const header = readFileSync(join(bed.files.profiles, program.profile ?? ""), "utf8").split("\n", 1)[0] ?? "";
+        const header =
+          readFileSync(join(bed.native.files.profiles, program.profile ?? ""), "utf8").split("\n", 1)[0] ?? "";
         const gpu_ms = Number(/gpu_busy_ms=([\d.]+)/.exec(header)?.[1]);
         if (!(gpu_ms > 0)) throw new RunFailed(`${program.profile} does not state gpu_busy_ms`, []);
         const gpu_time = { program: program.name, gpu_ms, source: "the recorded profile" };
@@ -220,7 +225,7 @@ export function liveJob(bed: Bed, pair: Pair, ways: readonly Way[], mps: boolean
   return {
     pair: pair.name,
     title: `${pair.name}, ${method}: ${switched.map(({ name }) => name).join("; ")}`,
-    seconds: (timing) => timing.lead_s + (windowsOf(timing).at(-1)?.to_s ?? 0) + AROUND_s,
+    seconds: (timing) => timing.lead_s + LIVE_LEAD_s + (windowsOf(timing).at(-1)?.to_s ?? 0) + AROUND_s,
     run: async (timing) => await runLive(bed, pair, switched, mps, method, timing, windowsOf(timing)),
   };
 }
@@ -250,15 +255,21 @@ async function runLive(
   ];
   const switches: Switch[] = [];
   let driver: Promise<void> | undefined;
-  const ran = await bed.runner.governed(runs, { lead_s }, PRIORITY, {
-    mps,
-    started: (segment, start_ms, over) => {
-      driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches }, over);
-    },
-  });
+  const { ran, complete } = await untilStopped(
+    bed.runner.governed(runs, { lead_s: lead_s + LIVE_LEAD_s }, PRIORITY, {
+      mps,
+      started: (segment, start_ms, over) => {
+        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches, native: bed.native }, over);
+        // Waited for below, once the programs have ended.
+        driver.catch(() => {});
+      },
+    }),
+  );
   await driver;
+  // When it was stopped, the last window was under way.
+  const ended = complete ? windows : windows.slice(0, Math.max(0, switches.length - 1));
   const high = ran.logs.get(HIGH)?.requests ?? [];
-  const measurements = windows.flatMap((window, index): Measurement[] => {
+  const measurements = ended.flatMap((window, index): Measurement[] => {
     const { way, round, from_s, counted_s, to_s } = window;
     const switched_s = switches[index]?.at_s ?? Number.POSITIVE_INFINITY;
     // Switched late, it is not the way that it is called.
@@ -273,10 +284,20 @@ async function runLive(
     const requests_s = to_s - GUARD_s - counted_s;
     return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best }];
   });
-  if (measurements.length === 0) throw new RunFailed("no window was switched in time", []);
-  const lost = windows.length - measurements.length;
+  if (measurements.length === 0 && complete) throw new RunFailed("no window was switched in time", []);
+  const lost = ended.length - measurements.length;
   const note = `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`;
   return found(ran, { measurements, said: note });
+}
+
+/** What programs measured, also if the user has stopped them. */
+async function untilStopped(running: Promise<Ran>): Promise<{ ran: Ran; complete: boolean }> {
+  try {
+    return { ran: await running, complete: true };
+  } catch (thrown) {
+    if (!(thrown instanceof Interrupted) || !thrown.ran) throw thrown;
+    return { ran: thrown.ran, complete: false };
+  }
 }
 
 interface Switch {
@@ -292,18 +313,27 @@ async function drive(
     start_ms,
     programs,
     switches,
-  }: { ways: readonly Way[]; windows: readonly Window[]; start_ms: number; programs: number; switches: Switch[] },
+    native,
+  }: {
+    ways: readonly Way[];
+    windows: readonly Window[];
+    start_ms: number;
+    programs: number;
+    switches: Switch[];
+    native: Native;
+  },
   over: AbortSignal,
 ): Promise<void> {
-  const defaults = segment.settings();
-  const set = ({ name, ...knobs }: Policy): void => {
+  // The end of the launch opens all gates, and that must not be undone.
+  const { shutdown: _, ...defaults } = segment.settings();
+  const set = (policy: Policy): void => {
     segment.apply(defaults);
-    segment.configure({ ...knobs, policy: name });
+    segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
   };
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
   while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs) await Bun.sleep(20);
   if (!over.aborted) set(NONE);
-  for (const { way, from_s } of windows) {
+  for (const [index, { way, round, from_s }] of windows.entries()) {
     for (;;) {
       const left_ms = start_ms + from_s * 1000 - Date.now();
       if (over.aborted) return;
@@ -315,6 +345,10 @@ async function drive(
       segment.hold(5000);
     } else set(ways.find((one) => one.name === way)?.policy ?? NONE);
     switches.push({ at_s: (Date.now() - start_ms) / 1000 });
+    if (round !== windows[index - 1]?.round) {
+      const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
+      progress(`round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${left_s.toFixed(0)} s of this run left`);
+    }
   }
 }
 

@@ -5,7 +5,7 @@
  */
 
 import { type BenchDocument, circumstances, wayOf } from "./bench-report.ts";
-import { ALONE, type Row, type Spread, ascending, quantile } from "./bench-stats.ts";
+import { ALONE, type Row, type Sample, type Spread, ascending, quantile } from "./bench-stats.ts";
 
 /** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf"];
@@ -129,11 +129,26 @@ function distribution({ measurements, rows }: BenchDocument, pair: string): stri
   const ways = rows.filter((row) => row.pair === pair);
   const curves = ways.flatMap((row) => {
     const own = measurements.filter((one) => one.pair === pair && one.way === row.way && one.method === row.method);
-    const sorted = ascending(own.flatMap(({ requests }) => requests.map(([, latency_ms]) => latency_ms)));
+    const sorted = latencies(own.flatMap(({ requests }) => requests));
     // Colours as in the bars, where `alone` is not among the ways.
     const index = ways.filter((one) => one.way !== ALONE).indexOf(row);
-    return sorted.length > 0 ? [{ row, sorted, colour: index < 0 ? "var(--ink)" : colour(index) }] : [];
+    return sorted.length > 0 ? [{ name: wayOf(row), sorted, colour: index < 0 ? "var(--ink)" : colour(index) }] : [];
   });
+  return curvesOf(curves);
+}
+
+interface Curve {
+  name: string;
+  /** Latencies in ms, ascending. */
+  sorted: number[];
+  colour: string;
+}
+
+function latencies(samples: readonly Sample[]): number[] {
+  return ascending(samples.map(([, latency_ms]) => latency_ms));
+}
+
+function curvesOf(curves: readonly Curve[]): string {
   if (curves.length === 0) return "";
   const low = Math.max(0.01, Math.min(...curves.map(({ sorted }) => quantile(sorted, 0)))) * 0.9;
   const high = Math.max(low * 2, ...curves.map(({ sorted }) => quantile(sorted, 1))) * 1.05;
@@ -160,9 +175,9 @@ function distribution({ measurements, rows }: BenchDocument, pair: string): stri
     return `<polyline fill="none" stroke="${stroke}" stroke-width="2" points="${points.join(" ")}"/>`;
   });
   const legend = curves.map(
-    ({ row, colour: fill }, index) =>
+    ({ name, colour: fill }, index) =>
       `<rect x="${left}" y="${bottom + 34 + index * 20}" width="14" height="12" fill="${fill}"/>` +
-      `<text x="${left + 20}" y="${bottom + 45 + index * 20}">${text(wayOf(row))}</text>`,
+      `<text x="${left + 20}" y="${bottom + 45 + index * 20}">${text(name)}</text>`,
   );
   const axis = `<text x="${WIDTH - 12}" y="${bottom + 18}" text-anchor="end">ms</text>`;
   return figure(
@@ -201,7 +216,13 @@ function soloTable(solo: BenchDocument["solo"]): string {
     windows ? `${windows.min.toFixed(3)} to ${windows.max.toFixed(3)}` : "",
   ]);
   const header = ["program", "p50 bare, ms", "p50 under Rigel, ms", "ratio", "of neighbouring windows"];
-  return `<section><h2>What Rigel costs with nothing beside it</h2>${grid(header, rows)}</section>`;
+  const plots = solo.map(({ program, samples }) => {
+    return curvesOf([
+      { name: `${program}, bare`, sorted: latencies(samples.bare), colour: "var(--ink)" },
+      { name: `${program}, under Rigel`, sorted: latencies(samples.rigel), colour: colour(0) },
+    ]);
+  });
+  return `<section><h2>What Rigel costs with nothing beside it</h2>${grid(header, rows)}${plots.join("")}</section>`;
 }
 
 function grid(header: string[], rows: string[][]): string {

@@ -13,7 +13,7 @@ import type { Program } from "./bench-matrix.ts";
 import { gapsOf } from "./bench-stats.ts";
 import { type Policy, readConfig } from "./config.ts";
 import { type Device, type Simulation, deviceEnvironment } from "./device.ts";
-import { RigelError } from "./errors.ts";
+import { reason } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import type { Interrupt } from "./interrupt.ts";
 import { launch } from "./launch.ts";
@@ -68,7 +68,15 @@ export class RunFailed extends Error {
 }
 
 /** The user wants it to end. */
-export class Interrupted extends Error {}
+export class Interrupted extends Error {
+  /** What the programs had measured by then, if all of them had begun. */
+  readonly ran: Ran | undefined;
+
+  constructor(ran?: Ran) {
+    super("interrupted");
+    this.ran = ran;
+  }
+}
 
 interface Place {
   native: Native;
@@ -168,6 +176,9 @@ export class Runner {
       class: run.program.class,
       command: this.#argv(run),
       env: run.env ?? {},
+      // It decides by what is known of each kernel; a program that was never recorded fails, and the error says so.
+      ...(policy.name === "orion" &&
+        run.program.profile !== undefined && { profile: join(native.files.profiles, run.program.profile) }),
     }));
     writeFileSync(
       file,
@@ -201,7 +212,7 @@ export class Runner {
         show: (name, line) => output.keep(name, line),
         started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
       });
-      if (interrupt.signal) throw new Interrupted();
+      if (interrupt.signal) throw new Interrupted(this.#soFar(runs, report.clients));
       if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
       const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
       if (exitStatus !== 0 || failed)
@@ -239,6 +250,15 @@ export class Runner {
     return ["python3", native.files.workload, ...program.args, "--duration", length, ...common, ...more];
   }
 
+  #soFar(runs: readonly Run[], clients: ClientReport[]): Ran | undefined {
+    try {
+      return { logs: this.#logs(runs, new Output(runs)), clients };
+    } catch (thrown) {
+      if (thrown instanceof RunFailed) return undefined;
+      throw thrown;
+    }
+  }
+
   #logs(runs: readonly Run[], output: Output): Map<string, Log> {
     return new Map(
       runs.map(({ name }) => {
@@ -246,8 +266,7 @@ export class Runner {
         try {
           return [name, logSchema.parse(JSON.parse(readFileSync(path, "utf8")))];
         } catch (thrown) {
-          if (thrown instanceof RigelError) throw thrown;
-          throw new RunFailed(`${name} left no measurements`, output.lines());
+          throw new RunFailed(`${name} left no measurements (${reason(thrown)})`, output.lines());
         }
       }),
     );

@@ -6,7 +6,7 @@
  * one, with recorded profiles for programs, and says so wherever a number is shown.
  */
 
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
@@ -28,7 +28,8 @@ import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
 import { type Device, Devices } from "./device.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
+import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
@@ -142,7 +143,30 @@ function seedNumber(text: string): number {
   return value;
 }
 
+/** Before minutes are spent on what could not be written down. */
+function checkOutputs({ json, html, markdown: md }: Flags): void {
+  const files = [
+    ["--json", json === "-" ? undefined : json],
+    ["--markdown", md],
+    ["--html", html],
+  ] as const;
+  for (const [option, file] of files)
+    if (file !== undefined)
+      try {
+        closeSync(openSync(file, "a"));
+      } catch (thrown) {
+        throw new RigelError(
+          "config",
+          `${option}: expected a file that can be written, got ${file} (${reason(thrown)})`,
+          {
+            cause: thrown,
+          },
+        );
+      }
+}
+
 async function runBench(flags: Flags): Promise<void> {
+  if (!flags.dryRun) checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
@@ -168,13 +192,15 @@ async function runBench(flags: Flags): Promise<void> {
   else if (!hasDaemon) notes.push("nvidia-cuda-mps-control is not on PATH: the ways with MPS are left out");
 
   const scratch = mkdtempSync(join(tmpdir(), "rigel-bench-"));
+  // Whatever ends this process: nobody has the first in its environment, programs are watched where they are started.
+  using _ = new Guard(`RIGEL_BENCH_SCRATCH=${scratch}`, [scratch, state]);
   using interrupt = new Interrupt();
   const segmentFolder = resolve(defaultSegmentFolder(process.env));
   const runner = new Runner({ native, device, simulation, scratch, segmentFolder, interrupt });
   const daemon = new Daemon(scratch, device);
   const bed = {
     runner,
-    files: native.files,
+    native,
     simulated,
     load,
     environment: (mps: boolean) => (simulated ? {} : daemon.environment(mps)),
@@ -269,7 +295,7 @@ async function runJobs(
   for (const [index, job] of jobs.entries()) {
     if (interrupt.signal) return;
     try {
-      const found = await inTime(job, timing);
+      const found = await inTime(job, timing, interrupt);
       result.measurements.push(...(found.measurements ?? []));
       if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
       if (found.solo) result.solo.push(found.solo);
@@ -294,9 +320,9 @@ async function runJobs(
 }
 
 /** Once more with a longer lead if programs were not ready in time; that lead is kept. */
-async function inTime(job: Job, timing: Timing): ReturnType<Job["run"]> {
+async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnType<Job["run"]> {
   const found = await job.run(timing);
-  if (found.late_s <= 0) return found;
+  if (found.late_s <= 0 || interrupt.signal) return found;
   timing.lead_s += found.late_s + LEAD_MARGIN_s;
   progress(`${job.title}: late by ${found.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
   return await job.run(timing);

@@ -25,7 +25,7 @@ import {
   stepsBetween,
   within,
 } from "../src/bench-stats.ts";
-import { Scratch, rigel, start } from "./rigel.ts";
+import { Scratch, rigel, root, start } from "./rigel.ts";
 
 /** Ten requests of one latency. */
 function ten(latency_ms: number): Sample[] {
@@ -189,12 +189,36 @@ describe("pairs, policies and ways", () => {
     const without = allWays(policies, { mps: false, clientPriority: false });
     expect(without.some((way) => way.mps)).toBe(false);
     expect(chooseWays("rigel gentle", without).map(({ name }) => name)).toEqual(["alone", "rigel gentle"]);
+    // What a client takes over when it starts cannot be switched.
+    const fair = allWays(choosePolicies("fair", []), { mps: false, clientPriority: false });
+    expect(fair.filter(isLive).map(({ name }) => name)).toEqual(["alone", "time slicing"]);
     expect(allWays(policies, { mps: true, clientPriority: true }).filter((way) => !isLive(way))).toMatchObject([
       { name: "MPS" },
       { name: "MPS, client priority" },
       { name: "alone, Rigel" },
     ]);
   });
+});
+
+const python = Bun.which("python3");
+if (python === null) console.warn("bench.test.ts: without python3 the arguments of workload.py are not checked");
+
+test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
+  const pairs = choosePairs("all", false);
+  const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
+  expect(programs.size).toBe(8);
+  const folder = join(root, "bench");
+  // Nothing of what it needs on a GPU host is imported before the arguments have been read.
+  const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
+import workload; workload.arguments(sys.argv[2:])`;
+  for (const { name, args } of programs) {
+    await using child = Bun.spawn([python ?? "", "-c", script, folder, ...args, "--log", "x", "--start-at", "1"], {
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [stderr, status] = await Promise.all([child.stderr.text(), child.exited]);
+    expect({ name, stderr, status }).toEqual({ name, stderr: "", status: 0 });
+  }
 });
 
 const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
@@ -302,13 +326,20 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
   test(
     "a pair whose ways are switched while it runs",
     async () => {
+      // Twice, as a window that is switched late on a busy machine is left out.
       const result = await rigel(
         ...TINY,
+        "--rounds",
+        "2",
         "--live",
+        "--policies",
+        "shared",
+        "--policy-json",
+        'shared={"name":"priority","min_share":0.1}',
         "--window",
         "1",
         "--ways",
-        "time slicing;rigel priority",
+        "time slicing;rigel shared",
         "--json",
         "-",
       );
@@ -318,8 +349,28 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual([
         "alone live",
         "time slicing live",
-        "rigel priority live",
+        "rigel shared live",
       ]);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "a program bare and under Rigel in turn",
+    async () => {
+      using scratch = new Scratch();
+      const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
+      const result = await rigel(...TINY, "--solo", "--window", "0.3", "--json", json, "--html", html);
+      expect(result.status, result.stderr).toBe(0);
+      const { solo, rows, failures } = documentAt(json);
+      expect({ rows, failures }).toEqual({ rows: [], failures: [] });
+      expect(solo).toMatchObject([{ program: "resnet50" }]);
+      expect(solo[0]?.ratio).toBeGreaterThan(0);
+      expect(solo[0]?.windows.rounds).toBeGreaterThan(0);
+      expect(result.stdout).toContain("| resnet50 |");
+      const page = readFileSync(html, "utf8");
+      expect(page.match(/<svg /g)).toHaveLength(1);
+      expect(page).not.toMatch(/NaN|undefined/);
     },
     LIMIT_ms,
   );
@@ -349,6 +400,33 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       expect(failures).toEqual([]);
       // Neither a folder of its own nor a program that uses it is left.
       expect(readdirSync(scratch.path)).toEqual(["b.json"]);
+      expect(commandsWith(scratch.path)).toEqual([]);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "Ctrl-C while ways are switched keeps the windows that are over",
+    async () => {
+      using scratch = new Scratch();
+      const json = join(scratch.path, "b.json");
+      const args = [...SIMULATED, "--live", "--rounds", "500", "--duration", "1", "--window", "1", "--lead", "2"];
+      await using child = start([...args, "--ways", "time slicing", "--json", json], { env: { TMPDIR: scratch.path } });
+      let stderr = "";
+      let sent = false;
+      for await (const chunk of child.stderr) {
+        stderr += new TextDecoder().decode(chunk);
+        if (!sent && stderr.includes("round 3 of 500")) {
+          sent = true;
+          child.kill("SIGINT");
+        }
+      }
+      expect(await child.exited, stderr).toBe(130);
+      const { failures, measurements } = documentAt(json);
+      expect(failures).toEqual([]);
+      // Three windows a round; those that were switched late are not there.
+      expect(measurements.length).toBeGreaterThan(0);
+      expect(measurements.length).toBeLessThan(3 * 500);
       expect(commandsWith(scratch.path)).toEqual([]);
     },
     LIMIT_ms,
@@ -410,6 +488,7 @@ describe.concurrent("rigel bench refuses", () => {
       'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel priority',
     ],
     [["--ways", "MPS, client priority"], "there is no way"],
+    [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
     [["--rounds", "0"], "Expected a number above 0"],
     [["--rounds", "1.5"], "Expected a whole number"],
     [["--window", "5"], "Expected at most 4 seconds"],
