@@ -29,6 +29,19 @@ const deviceSchema = z.union(
 /** The policies of native/policy.h. */
 export const POLICIES = ["none", "priority", "slo", "fair", "orion"] as const;
 
+const targetSchema = fields({
+  p99_over_alone: z.number().min(1).max(100).optional(),
+  p99_ms: z.number().positive().max(3_600_000).optional(),
+}).check((context) => {
+  const { p99_over_alone, p99_ms } = context.value;
+  if ((p99_over_alone === undefined) === (p99_ms === undefined))
+    context.issues.push({
+      code: "custom",
+      input: context.value,
+      message: `expected either "p99_over_alone" or "p99_ms", got ${p99_ms === undefined ? "neither" : "both"}`,
+    });
+});
+
 export const policySchema = fields({
   /**
    * `none` only measures; `priority` holds best-effort launches while a high client has work; `slo` does, too, with its
@@ -50,6 +63,8 @@ export const policySchema = fields({
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),
+  /** `slo`: what the high clients' p99 may be, over what it is alone, or in milliseconds. */
+  target: targetSchema.optional(),
   /** `priority`, `slo`: the part of the GPU's time that best-effort work gets though high clients never rest. */
   min_share: z.number().min(0).max(0.5).optional(),
   /** `fair`: the most GPU time by which a client of weight 1 may be ahead of the others. */

@@ -19,11 +19,12 @@ import { sizeText } from "./memory.ts";
 import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
-import { policySettings } from "./policy.ts";
+import { policySettings, targetOf } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, measured, memoryReport } from "./report.ts";
 import { type MemoryUse, Segment } from "./segment.ts";
+import { SloLoop, type SloReport } from "./slo-loop.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -86,6 +87,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       sharing: mps.sharing,
       mps: mps.sharing.mode === "mps",
       duration_s: Math.round(last.duration_s * 1000) / 1000,
+      slo: last.slo,
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
       notes,
@@ -111,6 +113,8 @@ interface PhaseResult {
   clients: ClientReport[];
   inflight: number;
   duration_s: number;
+  /** What the control loop of policy slo did. */
+  slo: SloReport | null;
   notes: string[];
   /** The first client that failed. */
   failed: { name: string; status: number; text: string } | undefined;
@@ -161,6 +165,7 @@ async function runPhase(
     }
     interrupt.clients = running.map(({ child }) => child);
     options.started?.(segment);
+    using loop = phase.policy === "slo" ? new SloLoop(segment, targetOf(policy), classesOf(phase)) : undefined;
     const counted = await count(plan, running, segment, native, options, interrupt);
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);
@@ -177,6 +182,7 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
+      slo: loop?.report ?? null,
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),
@@ -204,6 +210,10 @@ function enterProfiles(segment: Segment, clients: readonly PlannedClient[], nati
     const refused = native.enterProfile(segment.path, profile, device.sms);
     if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
   }
+}
+
+function classesOf(phase: Phase): Map<string, "high" | "best-effort"> {
+  return new Map(phase.clients.map((client) => [client.name, client.class]));
 }
 
 /** Ends what a client has started under another name and out of its group. */

@@ -8,6 +8,7 @@ import type { Config, Policy } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import type { PlannedClient } from "./plan.ts";
+import type { Target } from "./slo.ts";
 
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
@@ -15,10 +16,20 @@ const READ_BY = {
   quantum_us: ["fair"],
   sm_threshold: ["orion"],
   dur_threshold: ["orion"],
+  target: ["slo"],
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
 const DUR_THRESHOLD = 0.025;
+
+/** Without any: the high client's p99 at most 5% over alone. */
+const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
+
+/** What policy slo aims at. */
+export function targetOf({ target }: Policy): Target {
+  if (target?.p99_ms !== undefined) return { p99_ms: target.p99_ms };
+  return target?.p99_over_alone === undefined ? DEFAULT_TARGET : { p99_over_alone: target.p99_over_alone };
+}
 
 /** What is wrong with a configuration under its policy. What has no effect becomes a note. */
 export function checkPolicy(config: Config, notes: string[]): RigelError[] {
@@ -32,6 +43,10 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
   if (policy.name !== "fair")
     for (const { name } of clients.filter(({ weight }) => weight !== undefined))
       notes.push(`${name}: weight has no effect under policy ${policy.name}, only under fair`);
+  if (policy.name === "slo") {
+    const moved = (["inflight", "suspend", "slice_us"] as const).filter((field) => policy[field] !== undefined);
+    for (const field of moved) notes.push(`policy.${field}: only where policy slo starts from, which then moves it`);
+  }
   if (policy.name === "fair" && policy.inflight === 0)
     problems.push(
       "policy.inflight: expected a limit of at least 1 under policy fair, got 0: without one the driver's queue decides " +

@@ -10,6 +10,7 @@ import type { Policy } from "./config.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
+import type { SloReport } from "./slo-loop.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -91,6 +92,8 @@ export interface Report {
   /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
+  /** What the control loop of policy slo found and did in the last phase; null under other policies. */
+  slo: SloReport | null;
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
   notes: string[];
@@ -228,6 +231,7 @@ export function table(report: Report): string {
   parts.push(...clientTable(report.clients));
   if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
+  if (report.slo) parts.push("", ...sloLines(report.slo));
   const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
   if (guarded.length > 0) parts.push("", ...guarded);
   const notes = [
@@ -314,6 +318,23 @@ function compareTable(compare: Report["compare"]): string[] {
     }
   }
   return aligned(["compared", "", ...modes], rows, 2);
+}
+
+function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
+  return `p50 ${digits(p50_ms)} ms, p99 ${digits(p99_ms)} ms (${requests} requests)`;
+}
+
+/** What the control loop aimed at, and where it stands. */
+function sloLines({ target, alone, now, settings, held_s, changes, unreachable }: SloReport): string[] {
+  const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
+  const knobs = Object.entries(settings).map(([name, value]) => `${name} ${value}`);
+  return [
+    `slo: target p99 ${asked}${unreachable ? ": NOT reached even by the strictest settings" : ""}`,
+    ...(alone.requests > 0
+      ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
+      : []),
+    `     at the end: ${latencies(now)} with ${knobs.join(", ")}; ${changes} changes`,
+  ];
 }
 
 function withRatio(value: number | null, versusAlone: number | null | undefined): string {

@@ -4,7 +4,7 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held, at most 2% of the time after the first second
+ *   alone     durations of requests in windows in which best-effort work is held: half a second at first, then at most 2% of the time
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for at most a second at a time, stays where
  * best-effort gets more and the target holds, and steps back as soon as it does not. The lowest rung is what `priority` does, or
@@ -41,10 +41,10 @@ const GATE_RUNGS: readonly Rung[] = [
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
-const FIRST_WINDOW_S = 1;
+const FIRST_WINDOW_S = 0.5;
 const WINDOW_S = 0.2;
 /** Requests in the first window that are enough to end it. */
-const FIRST_REQUESTS = 40;
+const FIRST_REQUESTS = 24;
 /** Longest trial of a rung, shortest stay between two, and how long a rung that failed is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
