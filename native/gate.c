@@ -524,7 +524,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
     uint64_t now = rg_now_ns();
     uint64_t since = now;      /* this kind of wait began, or last saw progress */
     uint64_t spin_until = 0;
-    uint64_t slowest = UINT64_MAX; /* fair: the device's virtual time when last seen */
+    uint64_t slowest_before = UINT64_MAX; /* fair: the device's virtual time when last seen */
     naps napped = {0};
     uint64_t spent_ns[2] = {0, 0}; /* waiting for high clients; waiting for our own launches */
     if (verdict == RG_WAIT_TURN) { /* nobody may have looked for a quantum */
@@ -568,11 +568,12 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
             /* Who waits here is active, though the GPU may be through with what it has launched. */
             atomic_store_explicit(&rg_share_of(rg.segment, t->device, rg.slot_index)->idle_ns, now + IN_GATE_NS,
                                   memory_order_relaxed);
-            uint64_t before = atomic_load(&dev->virtual_ns);
-            look_up_virtual(t->device, now);
-            if (verdict == RG_WAIT_TURN && (atomic_load(&dev->virtual_ns) > before || before > slowest))
+            if (verdict == RG_WAIT_TURN)
+                look_up_virtual(t->device, now);
+            uint64_t slowest = atomic_load(&dev->virtual_ns); /* by whoever looked */
+            if (verdict == RG_WAIT_TURN && slowest > slowest_before)
                 since = now;
-            slowest = before;
+            slowest_before = slowest;
         }
         if (v.policy > RG_POLICY_SLO)
             complete(t, d, &v);
