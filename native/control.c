@@ -75,9 +75,11 @@ int rigel_segment_create(const char *path)
     return rg_segment_create(path);
 }
 
+/* What is wrong. One for all: thread-local storage of a library that is loaded late is scarce. */
+static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
+
 const char *rigel_segment_check(const char *path)
 {
-    static _Thread_local char why[512];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return why;
@@ -118,7 +120,6 @@ static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
 
 const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)
 {
-    static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
     rg_profile p;
     rg_segment *seg = rg_segment_open(segment, why, sizeof why);
     if (!seg)

@@ -13,8 +13,8 @@
  * of its class at work on the device goes back to the driver's slice.
  *
  * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
- * GPU time worth a GIVE_BACKth of that bound; when it leaves Rigel; when the process ends. Whatever fails, the channels are enabled
- * and the gate holds this client from then on.
+ * GPU time worth the least share (min_share_ppm, a hundredth at least) of that bound; when it leaves Rigel; when the process
+ * ends. Whatever fails, the channels are enabled and the gate holds this client from then on.
  */
 #include "client.h"
 
@@ -25,7 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, GIVE_BACK = 20, REFUSALS = 20 };
+enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, LEAST_PPM = 10000, REFUSALS = 20 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
@@ -114,7 +114,9 @@ static void resume(preemptor *p)
 static void give_back(preemptor *p, uint64_t starvation_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t due_ns = starvation_ns / GIVE_BACK, high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
+    uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
+    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000;
+    uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
     uint64_t usual = p->slice_us;
     pthread_mutex_lock(&p->lock);
     if (p->found)

@@ -5,13 +5,15 @@
  * its threads, start-up and agent included. One per launch, or per hundred, would stand out.
  */
 
-import { expect, test } from "bun:test";
+import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
 import { Scratch, plainEnvironment, root } from "./rigel.ts";
 import { z } from "zod";
+
+setDefaultTimeout(120_000);
 
 const LAUNCHES = 800_000;
 const MOST_CALLS = LAUNCHES / 100;
