@@ -26,6 +26,7 @@
 #include <unistd.h>
 
 enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, LEAST_PPM = 10000, REFUSALS = 20 };
+enum { LINGER_NS = 1000000 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
@@ -37,6 +38,7 @@ typedef struct {
     bool found;
     uint64_t slice_us; /* as set; 0: not by us */
     uint32_t refusals; /* beats in a row in which the driver refused */
+    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
 } preemptor;
 
 static preemptor preemptors[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -139,32 +141,74 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* ---- when to come back ---- */
+
+/*
+ * Programs that wait for the GPU in the middle of what they do (a token of a decoding loop, a step of a solver) are idle for an
+ * instant many times a request. To come back in each would cost the next part a switch. So where half of the last idle times
+ * were shorter than LINGER_NS, the next one is waited for that long before it is believed.
+ */
+static bool bursts(const preemptor *p)
+{
+    return __builtin_popcount(p->short_gaps & 0xff) >= 4;
+}
+
+/* True if a high client launches again soon. */
+static bool linger(preemptor *p)
+{
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t until = 0, again_ns;
+    for (;;) {
+        uint32_t seen = atomic_load(&dev->busy_wake);
+        uint64_t now = rg_now_ns();
+        if (to_stand_aside(dev, &again_ns) || !wanted())
+            return true;
+        /* What it waits for may take long; counted is from when that is done. */
+        if (!until && !atomic_load(&dev->high_busy))
+            until = now + LINGER_NS;
+        if (until && now >= until)
+            return false;
+        atomic_fetch_add(&dev->busy_waiters, 1);
+        if (!to_stand_aside(dev, &again_ns))
+            wait_on(&dev->busy_wake, seen, until ? until - now : LINGER_NS / 10);
+        atomic_fetch_sub(&dev->busy_waiters, 1);
+    }
+}
+
 /* Off the GPU until no high client is busy. */
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t since = rg_now_ns(), spent = 0, again_ns;
+    rg_settings *s = &rg.segment->settings;
+    uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
+    p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     if (!suspend(p)) {
         atomic_store(&p->failed, true);
         return;
     }
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
-    for (;;) {
+    while (wanted()) {
         uint32_t seen = atomic_load(&dev->wake);
-        uint64_t now = rg_now_ns();
-        uint64_t starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
-        if (!to_stand_aside(dev, &again_ns) || !wanted())
-            break;
-        if (atomic_load(&rg.segment->settings.hold_until_ms) && rg_hold_left_ms(&rg.segment->settings, now)) {
+        uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+        if (!to_stand_aside(dev, &again_ns)) {
+            if (!bursts(p))
+                break;
+            bool more = linger(p);
+            p->short_gaps = p->short_gaps << 1 | more;
+            if (!more)
+                break;
+            continue;
+        }
+        if (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, now)) {
             spent += now - since; /* a hold is short, and meant */
             since = now;
         }
         if (now - since >= starvation_ns) {
             spent += now - since;
             give_back(p, starvation_ns);
+            since = rg_now_ns();
             if (!to_stand_aside(dev, &again_ns) || !wanted())
                 break;
-            since = rg_now_ns();
             if (!suspend(p)) {
                 atomic_store(&p->failed, true);
                 break;

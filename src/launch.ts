@@ -167,6 +167,7 @@ async function runPhase(
     options.started?.(segment);
     using loop = phase.policy === "slo" ? new SloLoop(segment, targetOf(policy), classesOf(phase)) : undefined;
     const counted = await count(plan, running, segment, native, options, interrupt);
+    const slo = loop?.end() ?? null;
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
@@ -182,7 +183,7 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
-      slo: loop?.report ?? null,
+      slo,
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),

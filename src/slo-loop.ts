@@ -38,7 +38,9 @@ export class SloLoop implements Disposable {
     clearInterval(this.#timer);
   }
 
-  get report(): SloReport {
+  /** Ends the loop; what it found. */
+  end(): SloReport {
+    clearInterval(this.#timer);
     return { ...this.#controller.summary(), seconds: this.#controller.seconds };
   }
 
