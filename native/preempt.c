@@ -121,8 +121,8 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
     uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000;
     uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
-    uint64_t usual = p->slice_us;
     pthread_mutex_lock(&p->lock);
+    uint64_t usual = p->slice_us;
     if (p->found)
         slice(p, due_ns / 1000 ? due_ns / 1000 : 1);
     pthread_mutex_unlock(&p->lock);
@@ -290,13 +290,13 @@ void rg_preempt_beat(void)
             atomic_store(&rg.preemptible[d], 0);
             continue;
         }
-        p->device = d;
-        if (!p->found)
-            p->ordinal = atomic_load(&rg.ordinal[d]);
+        if (!atomic_load(&p->started))
+            p->device = d;
         bool on = wanted();
         uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
         bool ok = false;
         pthread_mutex_lock(&p->lock);
+        p->ordinal = atomic_load(&rg.ordinal[d]);
         if (p->channels.simulated && p->slice_us)
             p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
         if (on || p->slice_us)

@@ -825,6 +825,122 @@ static void best_effort_priorities_are_the_lowest(void)
 
 /* ---- joining and leaving ---- */
 
+/* ---- taken off the GPU (preempt.c) ---- */
+
+static rg_device *dev0(void)
+{
+    return &seg->devices[0];
+}
+
+/* Another client of class high begins to launch, or waits for what it has and is done. */
+static void other_launches(bool on)
+{
+    if (on)
+        rg_device_busy(dev0(), OTHER, rg_now_ns());
+    else
+        rg_device_idle(dev0(), OTHER, rg_now_ns());
+    if (on)
+        rg_device_launching(dev0(), OTHER, true);
+    else
+        rg_device_wake(dev0());
+}
+
+/* A best-effort client whose channels can be controlled, as the simulated GPU's can. */
+static void become_preemptible(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+}
+
+static _Atomic int synchronised;
+static void *synchronise(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&synchronised, 1);
+    return NULL;
+}
+
+/* It launches on, beyond any limit; its work waits on the GPU, until the high client waits for all it has launched. */
+static void suspended_while_high_launches(void)
+{
+    become_preemptible();
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, synchronise, current()), 0);
+    usleep(20000);
+    CHECK_EQUAL(atomic_load(&synchronised), 0);
+    /* Still busy, but nothing more comes: what is queued has the GPU, and best-effort work may queue up behind it. */
+    rg_device_launching(dev0(), OTHER, false);
+    rg_device_wake(dev0());
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(rg.slot->suspended_ns > 0);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    /* The next request; this time it ends by a hold's end as well. */
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_segment_hold(seg, 50);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 3);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* once the hold has ended by itself */
+    done();
+}
+
+/* Nobody waits for ever: after the starvation bound it gets its due, though the high client goes on. */
+static void suspension_ends_by_the_starvation_bound(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 20000;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg.slot->starved > 0);
+    done();
+}
+
+/* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
+static void preemption_can_be_changed_at_any_time(void)
+{
+    become_preemptible();
+    seg->settings.suspend = 0;
+    other_launches(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    seg->settings.slice_us = 300;
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 300);
+    seg->settings.policy = RG_POLICY_NONE;
+    WAIT_FOR(!atomic_load(&rg.preemptible[0]));
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 2048);
+    seg->settings.policy = RG_POLICY_SLO;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    done();
+}
+
+/* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
+static void leaving_while_suspended(void)
+{
+    become_preemptible();
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    launch(spin, NULL, 1000);
+    rigel_shutdown();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 static void leaving_is_final_and_may_be_said_twice(void)
 {
     become("high");
@@ -941,6 +1057,10 @@ int main(int argc, char **argv)
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);
     RUN(best_effort_priorities_are_the_lowest);
+    RUN(suspended_while_high_launches);
+    RUN(suspension_ends_by_the_starvation_bound);
+    RUN(preemption_can_be_changed_at_any_time);
+    RUN(leaving_while_suspended);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);
     RUN(exit_leaves_the_slot_finished);
