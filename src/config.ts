@@ -47,7 +47,7 @@ export const policySchema = fields({
    * `none` only measures; `priority` holds best-effort launches while a high client has work; `slo` does, too, with its
    * settings moved by a control loop; `fair` shares GPU time by weights, whatever the classes; `orion` follows Orion's rules.
    */
-  name: z.enum(POLICIES).default("priority"),
+  name: z.enum(POLICIES).default("slo"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
   inflight: z.int().min(0).max(4096).optional(),
   /** A launch whose duration has been learned counts for that over this many microseconds; 0: each counts for one. */
@@ -152,7 +152,7 @@ const clientSchema = fields({
 });
 
 const configSchema = fields({
-  policy: policySchema.default({ name: "priority", preempt: true }),
+  policy: policySchema.default({ name: "slo", preempt: true }),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),

@@ -51,8 +51,9 @@ const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_MAX_S = 120;
-/** Requests that a decision needs. */
+/** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
+const KNOWN = 36;
 /** Old requests count half after this. */
 const HALF_LIFE_S = 20;
 /** A change of the request rate by this factor is another load. */
@@ -297,8 +298,7 @@ export class Controller {
         return;
       }
       case "run": {
-        const known = this.#at(this.#rung);
-        known.pool.fade(TICK_S);
+        this.#at(this.#rung).pool.fade(TICK_S);
         const over = this.#judge(this.#rung) === "over";
         if (this.#rung > 0 && (over || this.#gainsNothing())) {
           this.#home = this.#rung - 1;
@@ -310,7 +310,8 @@ export class Controller {
           HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_WINDOW_S * (1 + Math.min(this.#relearned, 2));
         const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < allowed_s;
         if (relative && due) return this.#enter("window");
-        if (!over && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
+        const known = !relative || this.#alone.count >= KNOWN;
+        if (!over && known && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
       }
     }
   }

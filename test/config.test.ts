@@ -279,9 +279,9 @@ test("fields that the policy does not read have a note", async () => {
       .split("\n")
       .filter((line) => line.startsWith("note"));
   expect(await noted()).toEqual([
-    "note     policy.quantum_us: has no effect under policy priority, only under fair",
-    "note     policy.sm_threshold: has no effect under policy priority, only under orion",
-    "note     serve: weight has no effect under policy priority, only under fair",
+    "note     policy.quantum_us: has no effect under policy slo, only under fair",
+    "note     policy.sm_threshold: has no effect under policy slo, only under orion",
+    "note     serve: weight has no effect under policy slo, only under fair",
   ]);
   expect(await noted("--policy", "fair")).toEqual([
     "note     policy.min_share: has no effect under policy fair, only under priority and slo",

@@ -73,7 +73,7 @@ describe("a launch on the simulated GPU", () => {
     const report = reportOf(result);
     expect(report.device).toMatchObject({ simulated: true });
     expect(report.device.uuid).toMatch(/^GPU-/);
-    expect(report.policy).toMatchObject({ name: "priority", inflight: 8 });
+    expect(report.policy).toMatchObject({ name: "slo", inflight: 8 });
     expect(report.compare).toEqual([]);
     expect(String(report.duration_s)).toMatch(/^\d+(\.\d{1,3})?$/);
     expect(report.clients).toMatchObject([
@@ -573,7 +573,7 @@ describe("--dry-run", () => {
       "phase    alone: a, policy none",
       "phase    alone: train, policy none",
       "phase    ungoverned: a + train, policy none",
-      "phase    governed: a + train, policy priority",
+      "phase    governed: a + train, policy slo",
     ]);
     expect(await Bun.file(marker).exists()).toBe(false);
     expect(status).toBe(0);

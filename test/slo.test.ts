@@ -107,7 +107,7 @@ describe("the controller", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
     expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200 });
     const there = ticks.findIndex(({ rung }) => rung.suspend === 0 && rung.slice_us === 200);
-    expect(there * TICK_S).toBeLessThan(15);
+    expect(there * TICK_S).toBeLessThan(35);
   });
 
   test("a looser target takes the longer slices", () => {
