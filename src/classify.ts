@@ -6,6 +6,7 @@
  * a name: it comes from measured metrics, else from a roofline, else it is unknown, and the reason says which.
  */
 
+import { qualifiedName } from "./kernel-name.ts";
 import { type Precision, peaksOf } from "./peaks.ts";
 
 /** What a row of a profile is to the GPU; the words of the profile's `kind` column. */
@@ -88,55 +89,6 @@ export function familyOf(name: string, kind: OperationKind): Family {
   const own = qualifiedName(name);
   const subject = WRAPPERS.test(own) ? name : own;
   return RULES.find(([pattern]) => pattern.test(subject))?.[1] ?? "other";
-}
-
-/** The function's name with its namespaces, without return type, template arguments and parameters. */
-export function qualifiedName(name: string): string {
-  const bare = name
-    .replaceAll("(anonymous namespace)::", "")
-    .replaceAll("<unnamed>::", "")
-    .replace(/^std::enable_if<.*?>::type +/, "")
-    .replace(/^(void|int|float|static|__global__) +/, "");
-  const end = bare.search(/[<(]/);
-  return (end > 0 ? bare.slice(0, end) : bare).trim();
-}
-
-/** A name for people: the qualified one without namespaces; of a wrapper, what it runs. */
-export function shortName(name: string): string {
-  const own = qualifiedName(name);
-  if (own.startsWith("_Z")) return mangledPath(own) ?? own;
-  if (/\b(Kernel2?|device_kernel|kernel)$/.test(own)) {
-    const inner = /<\s*([\w:]+)/.exec(name)?.[1];
-    return inner === undefined || /^(int|float|bool|unsigned|long|double|T\d+)$/.test(inner) ? own : inner;
-  }
-  if (/(elementwise_kernel|reduce_kernel|multi_tensor_apply_kernel)$/.test(own)) {
-    const detail = [
-      ...name.matchAll(
-        /(\w+?)(?:_kernel_(?:cuda|impl)|_cuda_out|CUDAKernelImpl|(?:Binary|Unary)?Functor(?:OnSelf)?(?:_\w+)?|_functor|Ops)\b/g,
-      ),
-    ]
-      .map(([text]) => text)
-      .find((text) => !/^([AB]?Unary|Binary)Functor$|^gpu_kernel_impl/.test(text));
-    return detail === undefined ? lastPart(own) : `${lastPart(own)}<${detail}>`;
-  }
-  return lastPart(own);
-}
-
-function lastPart(path: string): string {
-  return path.split("::").at(-1) || path;
-}
-
-/** The leading identifiers of a name that was too long for the profiler to demangle: `_ZN3foo3barI…` is foo::bar. */
-function mangledPath(mangled: string): string | undefined {
-  let rest = mangled.replace(/^_ZN?K?/, "");
-  const parts: string[] = [];
-  for (;;) {
-    const length = /^\d+/.exec(rest)?.[0];
-    if (length === undefined) break;
-    parts.push(rest.slice(length.length, length.length + Number(length)));
-    rest = rest.slice(length.length + Number(length));
-  }
-  return parts.length > 0 ? parts.join("::") : undefined;
 }
 
 /** The arithmetic a kernel's name says it uses; fp32 where it says nothing, which no tensor core runs. */
