@@ -9,6 +9,9 @@ import { RigelError } from "./errors.ts";
 
 const COLUMNS = ["Name", "Profile", "Memory_footprint", "SM_usage", "Duration"];
 
+/** The four numbers of a row inside of a name. Compilers put a blank after each comma. */
+const ANOTHER_ROW = /,(-1|0|1)(\.0)?,\d+(\.\d+)?,\d+(\.\d+)?,\d/;
+
 export async function* readOrion(source: Source, table: TableStart, report: FileReport): AsyncGenerator<Recorded[]> {
   const got = table.columns.map(({ name }) => name);
   if (got.join() !== COLUMNS.join())
@@ -18,13 +21,16 @@ export async function* readOrion(source: Source, table: TableStart, report: File
     );
   const decimalComma = table.delimiter === ";";
   const recorded = (record: string[]): Recorded => {
+    const name = record.slice(0, -4).join(",").trim();
+    if (ANOTHER_ROW.test(name))
+      throw new FieldError("Name: expected one row on a line; this looks like two, their line end lost");
     const [profile = "", , sms = "", duration = ""] = record.slice(-4);
     const stated = Number(profile.trim() === "" ? NaN : profile);
     if (stated !== 1 && stated !== 0 && stated !== -1)
       throw new FieldError(`Profile: expected 1 (compute), 0 (memory) or -1 (unknown), got ${JSON.stringify(profile)}`);
     return {
       // Names are as the compiler writes them: unquoted, with commas in them.
-      name: record.slice(0, -4).join(",").trim(),
+      name,
       kind: "kernel",
       device: "",
       stream: "0",

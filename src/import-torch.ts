@@ -1,12 +1,13 @@
 /**
  * import-torch.ts: traces of torch.profiler (Kineto's Chrome trace JSON, 1.8 and later), as it is or gzipped.
  *
- * Events stand in no order of time, so what the GPU did is kept until the end, some 100 bytes for each operation (names and
+ * Events stand in no order of time, so what the GPU did is kept until the end, some 70 bytes for each operation (names and
  * shapes once each), and then put in the order in which the host launched it. Where the host's calls were traced, gaps are the
  * host's time between them; else they are idle time of the GPU.
  */
 
 import { type OperationKind, familyOf } from "./classify.ts";
+import { Column } from "./column.ts";
 import { FieldError } from "./import-number.ts";
 import { tracePieces } from "./import-json.ts";
 import type { FileReport, Recorded } from "./import-row.ts";
@@ -45,6 +46,7 @@ interface Shape {
   block: [number, number, number];
   registers: number;
   shared_bytes: number;
+  bytes: number;
   device: string;
   stream: string;
 }
@@ -62,21 +64,22 @@ class Interned<Value> {
   }
 }
 
-/** Columns of numbers rather than objects: a million of them stay under 100 MB. */
+/** No id: they are counted from 0 or 1. */
+const NONE = 2 ** 32 - 1;
+
 class Operations {
   readonly shapes = new Interned<Shape>();
-  readonly shape: number[] = [];
-  readonly bytes: number[] = [];
-  readonly start_ns: number[] = [];
-  readonly duration_ns: number[] = [];
-  readonly correlation: number[] = [];
-  readonly external: number[] = [];
+  readonly shape = new Column("u32");
+  readonly start_ns = new Column("f64");
+  readonly duration_ns = new Column("f64");
+  readonly correlation = new Column("u32");
+  readonly external = new Column("u32");
 }
 
 class Calls {
-  readonly correlation: number[] = [];
-  readonly start_ns: number[] = [];
-  readonly end_ns: number[] = [];
+  readonly correlation = new Column("u32");
+  readonly start_ns = new Column("f64");
+  readonly end_ns = new Column("f64");
 }
 
 interface Wait {
@@ -98,7 +101,14 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
     return nanoseconds(value, "ts", base_us);
   };
 
-  for await (const pieces of tracePieces(source.path, source.text))
+  let pieces_read = 0;
+  for await (const pieces of tracePieces(source.path, source.text)) {
+    // Left alone, the heap grows with the machine's memory rather than with what is kept.
+    pieces_read += pieces.length;
+    if (pieces_read >= COLLECT_EVERY) {
+      pieces_read = 0;
+      Bun.gc(true);
+    }
     for (const { key, text, line, broken } of pieces) {
       if (broken !== undefined) {
         report.rows++;
@@ -116,6 +126,7 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
       });
       if (one && isRecord(value)) keep(value, one);
     }
+  }
 
   function event(value: Record<string, unknown>): Recorded | undefined {
     const phase = value["ph"];
@@ -130,21 +141,27 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
       if (phase === "X" && "dur" in value) return report.drop("events without a category");
       return report.drop("metadata");
     }
-    if (HOST.has(category)) hostCall(value, name);
-    else if (!OTHER_CATEGORIES.has(category)) return report.drop(`events of the unknown category "${category}"`);
+    if (HOST.has(category)) {
+      // A wait becomes an operation, later.
+      if (hostCall(value, name) === "wait") return undefined;
+    } else if (!OTHER_CATEGORIES.has(category)) return report.drop(`events of the unknown category "${category}"`);
     else if (phase === "X") annotation(value, name, category);
     return report.drop("events of the host, annotations and metadata");
   }
 
-  function hostCall(value: Record<string, unknown>, name: string): void {
+  function hostCall(value: Record<string, unknown>, name: string): "wait" | "call" {
     const start_ns = begin(value);
     const end_ns = start_ns + nanoseconds(value, "dur");
-    if (WAITS.test(name)) waits.push({ name, start_ns, end_ns });
-    const correlation = args(value)["correlation"];
-    if (typeof correlation !== "number" || !LAUNCHES.test(name)) return;
+    if (WAITS.test(name)) {
+      waits.push({ name, start_ns, end_ns });
+      return "wait";
+    }
+    const correlation = idOf(args(value)["correlation"]);
+    if (correlation === NONE || !LAUNCHES.test(name)) return "call";
     calls.correlation.push(correlation);
     calls.start_ns.push(start_ns);
     calls.end_ns.push(end_ns);
+    return "call";
   }
 
   function annotation(value: Record<string, unknown>, name: string, category: string): void {
@@ -154,26 +171,28 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
     }
     const external = externalId(value);
     const product = matrixProduct(name, args(value));
-    if (external !== undefined && product) work.set(external, product);
+    if (external !== NONE && product) work.set(external, product);
   }
 
   function keep(value: Record<string, unknown>, one: Recorded): void {
-    const { name, kind, grid, block, registers, shared_bytes, device, stream } = one;
-    const shape: Shape = { name, kind, grid, block, registers, shared_bytes, device, stream };
+    const { name, kind, grid, block, registers, shared_bytes, bytes, device, stream } = one;
+    const shape: Shape = { name, kind, grid, block, registers, shared_bytes, bytes, device, stream };
     operations.shape.push(operations.shapes.indexOf(JSON.stringify(shape), shape));
-    operations.bytes.push(one.bytes);
     operations.start_ns.push(one.start_ns ?? 0);
     operations.duration_ns.push(one.duration_ns);
-    const correlation = args(value)["correlation"];
-    operations.correlation.push(typeof correlation === "number" ? correlation : -1);
-    operations.external.push(externalId(value) ?? -1);
+    operations.correlation.push(idOf(args(value)["correlation"]));
+    operations.external.push(externalId(value));
   }
 
   yield* inOrder(operations, calls, waits, steps, work, devices, report);
 }
 
+/** Events between two collections of garbage: some 10 MB of it. */
+const COLLECT_EVERY = 20_000;
+
 /** Batches of so many rows. */
 const BATCH = 1024;
+const BATCHES_PER_COLLECTION = 20;
 
 function* inOrder(
   operations: Operations,
@@ -190,22 +209,27 @@ function* inOrder(
   const traced = calls.start_ns.length > 0;
   if (traced && uncalled > 0)
     report.notes.add(`${uncalled} operations without their launch call stand where the GPU began them`);
+  if (!traced) for (const _ of waits) report.drop("waits of the host without launches");
   if (!traced && count > 0) report.notes.add("no calls of the host in this trace: gaps are idle time of the GPU");
-  const launched_ns = (index: number): number => calls.start_ns[callOf[index] ?? -1] ?? operations.start_ns[index] ?? 0;
+  const launched_ns = (index: number): number => {
+    const call = callOf[index] ?? -1;
+    return call >= 0 ? calls.start_ns.at(call) : operations.start_ns.at(index);
+  };
   const gemms = new Map<number, number>();
   for (let index = 0; index < count; index++) {
-    const shape = operations.shapes.values[operations.shape[index] ?? -1];
-    const external = operations.external[index] ?? -1;
+    const shape = operations.shapes.values[operations.shape.at(index)];
+    const external = operations.external.at(index);
     if (shape && work.has(external) && familyOf(shape.name, shape.kind) === "gemm")
       gemms.set(external, (gemms.get(external) ?? 0) + 1);
   }
   // Waits come after the operations in `order`, as indices from `count` on.
-  const order = Array.from({ length: count + (traced ? waits.length : 0) }, (_, index) => index);
+  const order = Uint32Array.from({ length: count + (traced ? waits.length : 0) }, (_, index) => index);
   const key = (index: number): number => (index < count ? launched_ns(index) : (waits[index - count]?.start_ns ?? 0));
-  order.sort((a, b) => key(a) - key(b) || (operations.start_ns[a] ?? 0) - (operations.start_ns[b] ?? 0));
+  sortUnlessSorted(order, (a, b) => key(a) - key(b) || operations.start_ns.at(a) - operations.start_ns.at(b));
   steps.sort((a, b) => a.start_ns - b.start_ns);
 
   let batch: Recorded[] = [];
+  let batches = 0;
   let previous_ns = Number.NaN;
   let lastCall = -1;
   let step = 0;
@@ -217,7 +241,7 @@ function* inOrder(
     if (steps.length > 0 && !inside) outside++;
     const wait = waits[index - count];
     const call = callOf[index] ?? -1;
-    const end_ns = wait ? wait.end_ns : (calls.end_ns[call] ?? now_ns);
+    const end_ns = wait ? wait.end_ns : call >= 0 ? calls.end_ns.at(call) : now_ns;
     const sameCall = call >= 0 && call === lastCall;
     const gap_ns = sameCall || Number.isNaN(previous_ns) ? 0 : Math.max(0, Math.round(now_ns - previous_ns));
     previous_ns = Number.isNaN(previous_ns) ? end_ns : Math.max(previous_ns, end_ns);
@@ -227,23 +251,23 @@ function* inOrder(
       batch.push({ ...WAIT, name: wait.name, ...common });
       continue;
     }
-    const shape = operations.shapes.values[operations.shape[index] ?? -1];
+    const shape = operations.shapes.values[operations.shape.at(index)];
     if (!shape) continue;
-    const external = operations.external[index] ?? -1;
+    const external = operations.external.at(index);
     const product =
       gemms.get(external) === 1 && familyOf(shape.name, shape.kind) === "gemm" ? work.get(external) : undefined;
     batch.push({
       ...shape,
       device: devices.get(shape.device) ?? `device ${shape.device}`,
-      bytes: operations.bytes[index] ?? 0,
-      start_ns: operations.start_ns[index] ?? 0,
-      duration_ns: operations.duration_ns[index] ?? 0,
+      start_ns: operations.start_ns.at(index),
+      duration_ns: operations.duration_ns.at(index),
       ...(product && { flops: product.flops, dram_bytes: product.bytes }),
       ...common,
     });
     if (batch.length < BATCH) continue;
     yield batch;
     batch = [];
+    if (++batches % BATCHES_PER_COLLECTION === 0) Bun.gc(true);
   }
   if (outside > 0)
     report.notes.add(`${outside} operations outside of ProfilerStep belong to the first or last request`);
@@ -263,19 +287,26 @@ const WAIT: Recorded = {
   duration_ns: 0,
 };
 
+/** Traces mostly are in order, and sorting takes several times the memory of what is sorted. */
+function sortUnlessSorted(indices: Uint32Array, compare: (a: number, b: number) => number): void {
+  if (indices.some((index, at) => at > 0 && compare(indices[at - 1] ?? 0, index) > 0)) indices.sort(compare);
+}
+
 /** For each of `wanted`, the index of its like in `among`, or -1. Both may be long and in any order. */
-function matched(wanted: number[], among: number[]): Int32Array {
-  const byValue = Int32Array.from(among.keys()).toSorted((a, b) => (among[a] ?? 0) - (among[b] ?? 0));
-  return Int32Array.from(wanted, (value) => {
+function matched(wanted: Column, among: Column): Int32Array {
+  const byValue = Uint32Array.from({ length: among.length }, (_, index) => index);
+  sortUnlessSorted(byValue, (a, b) => among.at(a) - among.at(b));
+  return Int32Array.from({ length: wanted.length }, (_, index) => {
+    const value = wanted.at(index);
     let low = 0;
     let high = byValue.length;
     while (low < high) {
       const middle = (low + high) >> 1;
-      if ((among[byValue[middle] ?? 0] ?? 0) < value) low = middle + 1;
+      if (among.at(byValue[middle] ?? 0) < value) low = middle + 1;
       else high = middle;
     }
-    const found = byValue[low] ?? -1;
-    return among[found] === value ? found : -1;
+    const found = byValue[low];
+    return found !== undefined && value !== NONE && among.at(found) === value ? found : -1;
   });
 }
 
@@ -338,9 +369,13 @@ function args(value: Record<string, unknown>): Record<string, unknown> {
   return isRecord(value["args"]) ? value["args"] : {};
 }
 
-function externalId(value: Record<string, unknown>): number | undefined {
-  const id = args(value)["External id"] ?? args(value)["external id"];
-  return typeof id === "number" && id > 0 ? id : undefined;
+function externalId(value: Record<string, unknown>): number {
+  const id = idOf(args(value)["External id"] ?? args(value)["external id"]);
+  return id === 0 ? NONE : id;
+}
+
+function idOf(value: unknown): number {
+  return typeof value === "number" && Number.isInteger(value) && value >= 0 && value < NONE ? value : NONE;
 }
 
 /** FLOPs of a matrix product, and the bytes that it moves at least (each operand once), from its recorded shapes. */

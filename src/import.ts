@@ -191,6 +191,8 @@ class Assembler {
   /** On the clock of the file that is being read. */
   #busyUntil_ns: number | undefined;
   #request = -1;
+  /** An operation of the file that is being read has been seen. */
+  #begun = false;
   #firstRequest = 0;
 
   constructor(options: ImportOptions, metrics: ReadonlyMap<string, Metrics>, file: WholeFile) {
@@ -202,6 +204,7 @@ class Assembler {
   /** What follows is of another file: its clock and its requests begin anew. */
   nextFile(): void {
     this.#busyUntil_ns = undefined;
+    this.#begun = false;
     this.#firstRequest = this.#request + 1;
     this.#request = this.#firstRequest;
   }
@@ -214,7 +217,8 @@ class Assembler {
     }
     const gap_ns = this.#gap(recorded);
     if (recorded.request !== undefined) this.#request = this.#firstRequest + recorded.request;
-    else if (gap_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#operations > 0) this.#request++;
+    else if (gap_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#begun) this.#request++;
+    this.#begun = true;
     if (this.#options.request !== undefined && this.#request !== this.#options.request) {
       this.#requests.add(this.#request);
       report.drop("of another request");

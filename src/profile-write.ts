@@ -4,10 +4,7 @@
  * What is written is read back exactly by profile.ts and by native/replay/profile.c. A file appears whole or not at all.
  */
 
-import { createWriteStream } from "node:fs";
-import { rename, rm } from "node:fs/promises";
-import { once } from "node:events";
-import { finished } from "node:stream/promises";
+import { type FileHandle, open, rename, rm } from "node:fs/promises";
 import { RigelError, reason } from "./errors.ts";
 import { COLUMN_NAMES, type Operation } from "./profile.ts";
 
@@ -62,20 +59,15 @@ const FLUSH_characters = 1 << 18;
 export class WholeFile {
   readonly #path: string;
   readonly #part: string;
-  readonly #stream;
+  #handle: FileHandle | undefined;
   #pending = "";
-  #failed: unknown;
 
   constructor(path: string) {
     this.#path = path;
     this.#part = `${path}.part-${process.pid}`;
-    this.#stream = createWriteStream(this.#part, { encoding: "utf8" });
-    this.#stream.on("error", (error) => {
-      this.#failed = error;
-    });
   }
 
-  /** Appends. Resolves at once unless the disk is behind. */
+  /** Appends. Resolves at once unless much has gathered. */
   async write(text: string): Promise<void> {
     this.#pending += text;
     if (this.#pending.length >= FLUSH_characters) await this.#flush();
@@ -84,27 +76,35 @@ export class WholeFile {
   async #flush(): Promise<void> {
     const text = this.#pending;
     this.#pending = "";
-    if (this.#failed === undefined && !this.#stream.write(text))
-      await once(this.#stream, "drain").catch(() => undefined);
-    if (this.#failed !== undefined) throw this.#error(this.#failed);
+    try {
+      this.#handle ??= await open(this.#part, "w");
+      await this.#handle.appendFile(text);
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
   }
 
   /** Ends the file and gives it its name. */
   async finish(): Promise<void> {
     await this.#flush();
     try {
-      this.#stream.end();
-      await finished(this.#stream);
+      await this.#close();
       await rename(this.#part, this.#path);
     } catch (thrown) {
       throw this.#error(thrown);
     }
   }
 
-  /** Leaves nothing behind. */
+  /** Leaves nothing behind, unless it was finished. */
   async discard(): Promise<void> {
-    this.#stream.destroy();
+    await this.#close();
     await rm(this.#part, { force: true });
+  }
+
+  async #close(): Promise<void> {
+    const handle = this.#handle;
+    this.#handle = undefined;
+    await handle?.close();
   }
 
   #error(thrown: unknown): RigelError {

@@ -147,6 +147,7 @@ const KIND = 1;
 const GRID_X = 3;
 const BLOCK_X = 6;
 const BLOCK_Z = 8;
+const BOUND_REASON = 16;
 const SMS = 17;
 const MOST_THREADS = 1024;
 
@@ -329,8 +330,9 @@ function fieldsOf(record: string[], columns: [string, FieldCheck][], where: stri
   if (extra < 0 || (extra > 0 && columns !== ORION))
     throw new RigelError("profile", `${where}: expected ${columns.length} fields, got ${record.length}`);
   const [name = "", ...rest] = [record.slice(0, extra + 1).join(","), ...record.slice(extra + 1)];
-  // Blanks at the ends of a quoted name are part of it.
-  return [columns === ORION ? name.trim() : name, ...rest.map((field) => field.trim())];
+  if (columns === ORION) return [name.trim(), ...rest.map((field) => field.trim())];
+  // Blanks at the ends of a quoted text are part of it.
+  return [name, ...rest.map((field, index) => (index + 1 === BOUND_REASON ? field : field.trim()))];
 }
 
 function checkRow(fields: string[], columns: [string, FieldCheck][], where: string): void {
