@@ -64,7 +64,7 @@ const METRICS: Record<string, { metric: Metric; unit?: RegExp } | undefined> = {
 };
 
 /** Threads that executed an add, a multiply or a multiply-add, which counts twice; and what tensor cores did. */
-const ARITHMETIC = /^(?:smsp|sm)__sass_thread_inst_executed_op_[fdh](add|mul|fma)_pred_on\.sum$/;
+const ARITHMETIC = /^(?:smsp|sm)__sass_thread_inst_executed_op_([fdh](add|mul|fma))_pred_on\.sum$/;
 const TENSOR = /^sm__ops_path_tensor_\w+\.sum$/;
 
 /** What is gathered of one kernel. */
@@ -78,6 +78,8 @@ interface Gathered {
   block: string;
   metrics: Map<Metric, number>;
   flops: number;
+  /** Which instructions are among the FLOPs. */
+  counted: Set<string>;
   tensor: boolean;
   problem: string | undefined;
 }
@@ -108,6 +110,7 @@ export async function* readNcu(
     block: record[column("Block Size")] ?? "",
     metrics: new Map(),
     flops: 0,
+    counted: new Set(),
     tensor: false,
     problem: undefined,
   });
@@ -175,7 +178,8 @@ function addChecked(kernel: Gathered, name: string, unit: string, text: string, 
   if (dimension?.[1] === "grid") kernel.grid = joined(kernel.grid, dimension[2], number());
   else if (dimension?.[1] === "block") kernel.block = joined(kernel.block, dimension[2], number());
   const arithmetic = ARITHMETIC.exec(name);
-  if (arithmetic) kernel.flops += (number() ?? 0) * (arithmetic[1] === "fma" ? 2 : 1);
+  if (arithmetic) kernel.flops += (number() ?? 0) * (arithmetic[2] === "fma" ? 2 : 1);
+  if (arithmetic?.[1] !== undefined) kernel.counted.add(arithmetic[1]);
   if (TENSOR.test(name)) {
     const value = number() ?? 0;
     kernel.tensor ||= value > 0;
@@ -208,15 +212,25 @@ function finish(kernel: Gathered, report: FileReport): Recorded {
   const duration_ns = metrics.get("duration");
   if (duration_ns === undefined)
     throw new FieldError("no Duration (gpu__time_duration.sum) for this kernel; measure with the section SpeedOfLight");
+  const { read, write, rate } = {
+    read: metrics.get("dram_read"),
+    write: metrics.get("dram_write"),
+    rate: metrics.get("dram_rate"),
+  };
   const dram_bytes =
     metrics.get("dram_bytes") ??
-    (metrics.has("dram_read") && metrics.has("dram_write")
-      ? (metrics.get("dram_read") ?? 0) + (metrics.get("dram_write") ?? 0)
-      : ((metrics.get("dram_rate") ?? 0) * duration_ns) / 1e9);
+    (read !== undefined && write !== undefined
+      ? read + write
+      : rate !== undefined
+        ? (rate * duration_ns) / 1e9
+        : undefined);
+  if (dram_bytes === undefined) report.notes.add("bytes of device memory are not measured for every kernel");
   // Tensor cores do not count in the instructions of threads: without their own counter the work is not known.
   const precision = precisionOf(name);
-  const counted = kernel.tensor || precision === "fp32" || precision === "fp64";
-  if (kernel.flops > 0 && !counted) report.notes.add("FLOPs of tensor-core kernels are not in this file");
+  const letter = precision === "fp64" ? "d" : precision === "fp32" ? "f" : undefined;
+  const whole = letter !== undefined && ["add", "mul", "fma"].every((what) => kernel.counted.has(letter + what));
+  const flops = kernel.tensor || whole ? Math.round(kernel.flops) : 0;
+  if (!kernel.tensor && !whole) report.notes.add("FLOPs are not measured, or in part, for some kernels");
   for (const metric of ["registers", "static_shared", "dynamic_shared", "compute_percent", "memory_percent"] as const)
     if (!metrics.has(metric)) report.notes.add(`${metric} is not measured for every kernel: taken as not known`);
   const compute_percent = metrics.get("compute_percent");
@@ -232,8 +246,8 @@ function finish(kernel: Gathered, report: FileReport): Recorded {
     shared_bytes: Math.round((metrics.get("static_shared") ?? 0) + (metrics.get("dynamic_shared") ?? 0)),
     bytes: 0,
     duration_ns: Math.round(duration_ns),
-    flops: counted ? Math.round(kernel.flops) : 0,
-    dram_bytes: Math.round(dram_bytes),
+    flops,
+    dram_bytes: Math.round(dram_bytes ?? 0),
     ...(compute_percent !== undefined && { compute_percent }),
     ...(memory_percent !== undefined && { memory_percent }),
   };
