@@ -29,6 +29,8 @@ const CHUNK_bytes = 1 << 18;
 /** Opens a file and reads its beginning. Throws a coded error if there is no text in it. */
 export async function openSource(path: string): Promise<Source> {
   const size_bytes = await checkedSize(path);
+  const report = REPORTS.find(([ending]) => ending.test(path));
+  if (report) throw new RigelError("profile", `${path}: this is ${report[1]}`);
   let read_bytes = 0;
   async function* counted(): AsyncGenerator<Uint8Array> {
     const file = createReadStream(path, { highWaterMark: CHUNK_bytes });
@@ -73,6 +75,15 @@ async function describe(path: string): Promise<{ size: number; isFile: boolean; 
   const info = await stat(path);
   return { size: info.size, isFile: info.isFile(), isDirectory: info.isDirectory() };
 }
+
+/** The tools' own files, which have no beginning in common over the versions. */
+const REPORTS: [RegExp, string][] = [
+  [
+    /\.(nsys-rep|qdrep|qdstrm)$/,
+    "nsys's report; run: nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep (gputrace before 2022.4)",
+  ],
+  [/\.(ncu-rep|nsight-cuprof-report)$/, "ncu's report; run: ncu --import FILE.ncu-rep --page raw --csv"],
+];
 
 /** What files begin with that people take for the text they export from. */
 const OTHERS: [string, string][] = [

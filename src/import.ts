@@ -177,7 +177,10 @@ class Assembler {
   readonly #metrics: ReadonlyMap<string, Metrics>;
   readonly #file: WholeFile;
   readonly #streams = new Map<string, number>();
-  readonly #devices = new Map<string, number>();
+  /** All that were seen, as the tools wrote them. */
+  readonly #devices = new Set<string>();
+  /** Those that were kept, by name. */
+  readonly #kept = new Set<string>();
   readonly #families: Record<string, number> = {};
   readonly #bounds: Record<Bound, number> = { compute: 0, memory: 0, unknown: 0 };
   readonly #requests = new Set<number>();
@@ -203,6 +206,7 @@ class Assembler {
 
   /** What follows is of another file: its clock and its requests begin anew. */
   nextFile(): void {
+    this.#device = undefined;
     this.#busyUntil_ns = undefined;
     this.#begun = false;
     this.#firstRequest = this.#request + 1;
@@ -213,6 +217,10 @@ class Assembler {
     const { kind, device } = recorded;
     if (kind !== "sync" && !this.#keeps(device)) {
       report.drop(`on another device than ${this.#options.device ?? this.#device}`);
+      return;
+    }
+    if (kind === "sync" && this.#operations === 0) {
+      report.drop("waits before the first operation");
       return;
     }
     const gap_ns = this.#gap(recorded);
@@ -239,15 +247,18 @@ class Assembler {
   }
 
   #keeps(device: string): boolean {
-    this.#devices.set(device, (this.#devices.get(device) ?? 0) + 1);
+    this.#devices.add(device);
     const { device: wanted } = this.#options;
     if (wanted !== undefined && this.#device === undefined) {
       const index = /\((\d+)\)$|^device (\d+)$/.exec(device);
       if (device === wanted || deviceName(device) === wanted || (index?.[1] ?? index?.[2]) === wanted)
         this.#device = device;
-      return this.#device !== undefined;
+      if (this.#device === undefined) return false;
     }
     this.#device ??= device;
+    if (device === this.#device) this.#kept.add(deviceName(device));
+    else if (wanted === undefined)
+      this.#notes.add(`several devices: kept ${this.#device}, left out ${device}; --device chooses`);
     return device === this.#device;
   }
 
@@ -327,18 +338,17 @@ class Assembler {
   }
 
   summary(reports: FileReport[]): ImportSummary {
-    const { out, device, request } = this.#options;
+    const { out, request } = this.#options;
     if (this.#operations === 0) throw this.#nothing(reports);
-    const others = [...this.#devices.keys()].filter((name) => name !== this.#device);
-    if (others.length > 0 && device === undefined)
-      this.#notes.add(`several devices: kept ${this.#device}, left out ${others.join(", ")}; --device chooses`);
+    const names = [...this.#kept].filter((name) => name !== "");
+    if (names.length > 1) this.#notes.add(`recorded on different GPUs: ${names.join(", ")}`);
     if (this.#metrics.size > 0) this.#notes.add(`${this.#measured} of ${this.#kernels} kernels have metrics of ncu`);
     if (this.#operations > MOST_REPLAYED)
       this.#notes.add(`more than ${MOST_REPLAYED} operations: too long to be replayed as one request; see --request`);
     return {
       schema: 1,
       out: out ?? null,
-      device: deviceName(this.#device ?? "") || null,
+      device: names[0] ?? null,
       operations: this.#operations,
       kernels: this.#kernels,
       requests: request === undefined ? this.#requests.size : 1,
@@ -361,10 +371,10 @@ class Assembler {
 
   #nothing(reports: FileReport[]): RigelError {
     const { device, request, files } = this.#options;
-    const seen = [...this.#devices.keys()];
+    const seen = [...this.#devices];
     const rows = reports.reduce((sum, report) => sum + report.rows, 0);
     const what =
-      device !== undefined && this.#device === undefined && seen.length > 0
+      device !== undefined && this.#kept.size === 0 && seen.length > 0
         ? `no device ${device} in it; there are ${seen.join(", ")}`
         : request !== undefined && this.#requests.size > 0
           ? `no request ${request} in it; there are ${this.#requests.size}, counted from 0`

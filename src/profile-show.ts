@@ -146,7 +146,7 @@ export function viewText(view: ProfileView, coloured: boolean): string {
     `${counted(requests, "request")}, ${counted(streams, "stream")}, ${ms(time_ns)} ms on the GPU, ` +
       `${ms(gap_ns)} ms of gaps${facts["gaps"] === undefined ? "" : ` (${facts["gaps"]})`}`,
     "",
-    `${"kind".padEnd(14)}${"count".padStart(8)}${"time ms".padStart(12)}${"share".padStart(8)}  ${"bound".padEnd(14)}`,
+    `${"kind".padEnd(14)}${"count".padStart(8)}${"time ms".padStart(12)}${"share".padStart(8)}  bound`,
   ];
   for (const { family, count, time_ns: time, share, bound_ns } of view.families) {
     const bar = "#".repeat(Math.round(share * BAR_width));

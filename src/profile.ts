@@ -174,12 +174,12 @@ export async function openProfile(path: string): Promise<Profile> {
   return { format: head.orion ? "orion" : "rigel", facts: head.facts, operations: readOperations(path, head) };
 }
 
-async function* readOperations(path: string, { skip_bytes, skip_lines }: Head): AsyncGenerator<Operation> {
+async function* readOperations(path: string, { skip_bytes, skip_lines, orion }: Head): AsyncGenerator<Operation> {
   const batches = csvRecords(createReadStream(path, { start: skip_bytes, highWaterMark: 1 << 18 }), {
     bom: true,
     skip_empty_lines: true,
     // Orion's files hold kernel names as the compiler writes them: unquoted, with commas and quotes in them.
-    relax_quotes: true,
+    relax_quotes: orion,
   });
   let columns: [string, FieldCheck][] | undefined;
   let launches = 0;
@@ -310,7 +310,7 @@ async function readHead(path: string): Promise<Head> {
   return {
     skip_bytes: line.length,
     skip_lines: line === "" ? 0 : 1,
-    orion: line === "" && /^(\u00ef\u00bb\u00bf)?"?Name\b/.test(text),
+    orion: line === "" && /^(\u00ef\u00bb\u00bf)?\s*"?Name\b/.test(text),
     facts: new Map(pairs.filter(([key]) => key !== "")),
   };
 }

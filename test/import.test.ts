@@ -64,8 +64,8 @@ const NSYS = readFileSync(fixture("nsys-2025-cuda_gpu_trace.csv"), "utf8");
 const NSYS_HEADER =
   "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Reg/Trd,StcSMem (MB),DymSMem (MB),Bytes (MB)," +
   "Throughput (MB/s),SrcMemKd,DstMemKd,Device,Ctx,Strm,Name\n";
-const nsysRow = (start: number, name = "k", duration = "100"): string =>
-  `${start},${duration},1,8,1,1,128,1,1,32,0.000,0.000,,,,,NVIDIA L4 (0),1,7,${name}\n`;
+const nsysRow = (start_ns: number, name = "k", duration = "100"): string =>
+  `${start_ns},${duration},1,8,1,1,128,1,1,32,0.000,0.000,,,,,NVIDIA L4 (0),1,7,${name}\n`;
 
 describe.concurrent("nsys", () => {
   test("of 2021.1: seconds, and sizes without a unit", async () => {
@@ -229,6 +229,14 @@ describe.concurrent("torch", () => {
   });
 });
 
+test("several files become one profile, each with requests of its own", async () => {
+  const files = [fixture("torch-2.trace"), fixture("torch-2.trace"), fixture("nsys-2025-cuda_gpu_trace.csv")];
+  const { rows, summary } = await imported("", { files });
+  expect(rows.map(({ request }) => request)).toEqual([0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 4, 4]);
+  expect(summary.files.map(({ operations }) => operations)).toEqual([4, 4, 4]);
+  expect(summary.notes).toEqual(["several devices: kept NVIDIA H200 (0), left out NVIDIA H200 (1); --device chooses"]);
+});
+
 test("orion: shapes unknown, bounds as stated, and out again as it was", async () => {
   const { rows } = await imported(fixture("orion-resnet50.csv"));
   expect(rows.map(({ grid, sms, bound, duration_ns }) => [grid[0], sms, bound, duration_ns])).toEqual([
@@ -329,6 +337,12 @@ describe.concurrent("a file that is not what it should be", () => {
     expect((await refusal(content)).slice(0, message.length)).toBe(message);
   });
 
+  test("a report that its tool has to export first", async () => {
+    using scratch = new Scratch();
+    expect(async () => await imported(scratch.file("a.ncu-rep", "x"))).toThrow("run: ncu --import FILE.ncu-rep");
+    expect(async () => await imported(scratch.file("a.nsys-rep", "x"))).toThrow("run: nsys stats --report");
+  });
+
   test("of another tool is named", async () => {
     expect(await refusal(NSYS, { tool: "ncu" })).toBe(
       "in.csv: this is not a CSV page of ncu but a GPU trace of nsys (cuda_gpu_trace, gputrace); use rigel import nsys",
@@ -349,11 +363,25 @@ describe.concurrent("a file that is not what it should be", () => {
   });
 });
 
+/** Semicolons between fields, and a comma in numbers with a fraction; kernel names keep theirs. */
+function spreadsheet(text: string): string {
+  const lines = text.split("\n").slice(3, 9);
+  return lines
+    .map((line) => {
+      const [table = "", name = ""] = line.split(/,(?=")/);
+      const fields = table
+        .replaceAll(/(?<=,\d+)\.(?=\d{3},)/g, ":")
+        .replaceAll(",", ";")
+        .replaceAll(":", ",");
+      return name === "" ? fields : `${fields};${name}`;
+    })
+    .join("\n");
+}
+
 describe.concurrent("the same text", () => {
-  const utf16be = (text: string): Buffer => Buffer.from(`\ufeff${text}`, "utf16le").swap16();
   test.each<[string, string | Uint8Array]>([
     ["in UTF-16, little endian", Buffer.from(`\ufeff${NSYS}`, "utf16le")],
-    ["in UTF-16, big endian", utf16be(NSYS)],
+    ["in UTF-16, big endian", Buffer.from(`\ufeff${NSYS}`, "utf16le").swap16()],
     ["with a byte order mark and CRLF", `\ufeff${NSYS.replaceAll("\n", "\r\n")}`],
     ["gzipped", gzipSync(NSYS)],
     ["without the last line's end", NSYS.slice(0, NSYS.indexOf("\n\nProcessing"))],
@@ -365,21 +393,6 @@ describe.concurrent("the same text", () => {
     const { rows } = await imported(path);
     expect(rows).toEqual((await imported(fixture("nsys-2025-cuda_gpu_trace.csv"))).rows);
   });
-
-  /** Semicolons between fields, and a comma in numbers with a fraction; kernel names keep theirs. */
-  function spreadsheet(text: string): string {
-    const lines = text.split("\n").slice(3, 9);
-    return lines
-      .map((line) => {
-        const [table = "", name = ""] = line.split(/,(?=")/);
-        const fields = table
-          .replaceAll(/(?<=,\d+)\.(?=\d{3},)/g, ":")
-          .replaceAll(",", ";")
-          .replaceAll(":", ",");
-        return name === "" ? fields : `${fields};${name}`;
-      })
-      .join("\n");
-  }
 });
 
 describe("the command line", () => {
@@ -510,6 +523,10 @@ function left(rows: string[], others: string[]): string[] {
   });
 }
 
+function notesOf({ notes, files }: ImportSummary): string {
+  return JSON.stringify([notes, files.map((file) => file.notes)]);
+}
+
 function droppedOf({ files }: ImportSummary): number {
   return files.reduce((sum, { dropped }) => Object.values(dropped).reduce((total, count) => total + count, sum), 0);
 }
@@ -554,9 +571,9 @@ describe("one flipped bit in each byte", () => {
         const before = comparable(whole.rows, sameDevice);
         const after = comparable(rows, sameDevice);
         const [gone, come] = [left(before, after).length, left(after, before).length];
-        const notes = (of: ImportSummary): string => JSON.stringify([of.notes, of.files.map((file) => file.notes)]);
         const dropped = droppedOf(summary) - droppedOf(whole.summary);
-        const told = notes(summary) !== notes(whole.summary) || (come <= 1 && gone > come && dropped >= gone - come);
+        const told =
+          notesOf(summary) !== notesOf(whole.summary) || (come <= 1 && gone > come && dropped >= gone - come);
         if (gone === 0 && come === 0) outcomes.same++;
         else if (gone === 1 && come === 1) outcomes.changed++;
         else if (told) outcomes.told++;
@@ -575,19 +592,15 @@ describe("one flipped bit in each byte", () => {
 /** Runs `rigel` and reads the most memory that it had; the operating system's own count includes that of its parent. */
 async function measured(...args: string[]): Promise<{ stdout: string; status: number; peak_bytes: number }> {
   await using child = start(args);
-  let ended = false;
   let peak_bytes = 0;
-  const watch = async (): Promise<void> => {
-    while (!ended) {
-      const kilobytes = /^VmHWM:\s+(\d+) kB/m.exec(await readFile(`/proc/${child.pid}/status`, "utf8").catch(() => ""));
-      peak_bytes = Math.max(peak_bytes, Number(kilobytes?.[1] ?? 0) * 1024);
-      await Bun.sleep(20);
-    }
-  };
-  const watched = watch();
-  const [stdout, status] = await Promise.all([child.stdout.text(), child.exited]);
-  ended = true;
-  await watched;
+  const ended = Promise.all([child.stdout.text(), child.exited]);
+  while (child.exitCode === null) {
+    const text = await readFile(`/proc/${child.pid}/status`, "utf8").catch(() => "");
+    const kilobytes = /^VmHWM:\s+(\d+) kB/m.exec(text)?.[1];
+    peak_bytes = Math.max(peak_bytes, Number(kilobytes ?? 0) * 1024);
+    await Promise.race([ended, Bun.sleep(20)]);
+  }
+  const [stdout, status] = await ended;
   return { stdout, status, peak_bytes };
 }
 
