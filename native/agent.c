@@ -106,8 +106,7 @@ static void clear_stale(uint64_t now)
             uint64_t beat = atomic_load(&rg.segment->clients[i].heartbeat_ns);
             if (!(busy >> i & 1) || now <= beat || now - beat <= stale_ns)
                 continue;
-            atomic_fetch_and(&dev->high_launching, ~(1ull << i));
-            atomic_fetch_and(&dev->high_busy, ~(1ull << i));
+            rg_device_idle(dev, i, now);
             atomic_fetch_add(&rg.slot->stale_cleared, 1);
             rg_device_wake(dev);
         }
@@ -132,7 +131,7 @@ static void *agent_main(void *unused)
             rg_preempt_beat();
             beat = now;
         }
-        if (atomic_load(&rg.mode) != RG_MODE_HIGH) {
+        if (!(atomic_load(&rg.mode) & RG_MODE_HIGH)) {
             agent_sleep(BEAT_NS);
             continue;
         }

@@ -8,9 +8,10 @@
  * registered there. It turns every hook into a pass-through and makes no CUDA call; handles, events and streams are
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -51,6 +52,37 @@ void rigel_shutdown(void)
     atomic_store(&rg.slot->state, RG_EXITED);
 }
 
+/* RIGEL_WEIGHT in thousandths: a number from 0.01 to 100. The launcher has checked it; anything else counts as 1. */
+static uint32_t weight_of(const char *text)
+{
+    char *end = NULL;
+    double value = text && *text ? strtod(text, &end) : 1;
+    if ((end && *end) || !(value >= 0.01 && value <= 100))
+        value = 1;
+    return (uint32_t)(value * RG_POLICY_WEIGHT_ONE + 0.5);
+}
+
+/* The client's account and its limit. The limit stays what it was where this process is told none. */
+static void join_account(const char *name)
+{
+    static rg_account alone; /* more names than there are accounts: the limit is then this process's */
+    rg.account = rg_account_join(rg.segment, rg.slot_index, name);
+    if (!rg.account) {
+        atomic_store(&alone.slots, 1ull << rg.slot_index);
+        rg.account = &alone;
+    }
+    const char *memory = getenv("RIGEL_MEMORY");
+    if (!memory || !*memory)
+        return;
+    char *end;
+    errno = 0;
+    unsigned long long limit = strtoull(memory, &end, 10);
+    if (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')
+        say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
+    else
+        atomic_store(&rg.account->limit_bytes, limit);
+}
+
 static void attach(void)
 {
     const char *path = getenv("RIGEL_SEGMENT"), *class = getenv("RIGEL_CLASS"), *name = getenv("RIGEL_NAME");
@@ -82,7 +114,18 @@ static void attach(void)
         return;
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
-    rg.set_priorities = atomic_load(&rg.segment->settings.policy) != RG_POLICY_NONE;
+    join_account(name);
+    rg_durations_attach();
+    uint32_t policy = atomic_load(&rg.segment->settings.policy);
+    rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
+    if (policy == RG_POLICY_FAIR)
+        mode = RG_MODE_FAIR;
+    else if (policy == RG_POLICY_ORION && mode == RG_MODE_HIGH)
+        mode = RG_MODE_SHOWN;
+    uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
+    atomic_store(&rg.slot->weight, weight);
+    rg.inverse_weight = rg_policy_inverse(weight);
+    rg_guard_attach();
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);

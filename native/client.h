@@ -12,6 +12,7 @@
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
  *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
@@ -19,12 +20,14 @@
  *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
  *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event
  *      query ends a capture that is open elsewhere (seen on an H200: 900, then 901 from cuStreamEndCapture).
- *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit).
+ *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit, the end of a hold).
  */
 #ifndef RIGEL_CLIENT_H
 #define RIGEL_CLIENT_H
 
+#include "account.h"
 #include "cuda_abi.h"
+#include "estimate.h"
 #include "policy.h"
 #include "segment.h"
 
@@ -52,6 +55,12 @@ enum rg_hook {
     X(cuCtxPushCurrent_v2, (CUcontext)) \
     X(cuCtxPopCurrent_v2, (CUcontext *)) \
     X(cuCtxGetDevice, (CUdevice *)) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr)) \
+    X(cuDeviceGetMemPool, (CUmemoryPool *, CUdevice)) \
+    X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *)) \
+    X(cuMemPoolTrimTo, (CUmemoryPool, size_t)) \
+    X(cuStreamIsCapturing, (CUstream, int *)) \
     X(cuCtxGetStreamPriorityRange, (int *, int *)) \
     X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
     X(cuDeviceGetUuid, (CUuuid *, CUdevice)) \
@@ -67,7 +76,10 @@ enum rg_hook {
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
-    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *))
+    X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuDeviceGetCount, (int *)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
 
 /* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
 #define RG_SIMULATOR_FUNCTIONS(X) \
@@ -100,15 +112,32 @@ extern rg_driver rg_real;
 /* rg_real_ready: finds the driver (already loaded, or loads it) and fills rg_real. False if there is none. Idempotent. */
 bool rg_real_ready(void);
 
+/* rg_real_late: slow half of RG_CALL: whether the driver, looked for now, has the function behind a hook. */
+bool rg_real_late(enum rg_hook hook);
+
+/* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
+ * CUDA_ERROR_NOT_INITIALIZED. */
+#define RG_CALL(symbol, args) \
+    (RG_LIKELY(rg_real.hooked[RG_HOOK_##symbol] != NULL) || rg_real_late(RG_HOOK_##symbol) ? RG_REAL(symbol) args \
+                                                                                           : CUDA_ERROR_NOT_INITIALIZED)
+
 /* rg_replace: the hook for a pointer the driver handed out, or NULL if it is not a hooked function. */
 void *rg_replace(void *real);
+
+/* rg_interposing: whether this process may become a client at all. */
+bool rg_interposing(void);
+
+/* rg_look_up: what the real dlsym finds. */
+void *rg_look_up(void *handle, const char *name);
 
 /* ---- client.c: the process as a client ---- */
 
 enum rg_mode {
     RG_MODE_BARE = 0, /* no client, refused, forked, or at exit: pass straight through */
-    RG_MODE_HIGH = 1,
-    RG_MODE_BEST_EFFORT = 2,
+    RG_MODE_HIGH = 1,        /* bit: its busy periods are marked */
+    RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
+    RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
+    RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
 };
 
 /* rg_client_attach: called after each successful cuInit; attaches once. */
@@ -200,11 +229,32 @@ void rg_busy_leave(void);
 
 enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
 
-/* rg_gate_wait: blocks the calling thread until a best-effort launch may go; `first` is the verdict that sent it here. */
-void rg_gate_wait(rg_track *track, enum rg_verdict first);
+typedef struct rg_duration rg_duration;
+
+/*
+ * rg_gate_wait: blocks the calling thread until a launch may go; `first` is the verdict that sent it here, `duration` its
+ * entry, if it has one. What the least share lets out it pays for.
+ */
+void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
+
+/* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
+enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
+
+/* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
+ * far as its duration says. */
+uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
+
+/* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
+void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
+
+/* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
+void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_gate_profile: orion: looks a kernel that is new up in the profiles. */
+void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
 
 /* rg_retire: so much weight is no longer in flight. */
-void rg_retire(uint32_t weight);
+void rg_retire(uint32_t device, uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
@@ -212,43 +262,59 @@ void rg_batch_record(rg_track *track);
 /* rg_batch_forget: the context (or every context of device `d`) goes, and its events with it. */
 void rg_batch_forget(CUcontext context, CUdevice d);
 
-/* rg_function_communicates: whether a kernel is one of NCCL's or NVSHMEM's, by name. */
-bool rg_function_communicates(CUfunction function);
+/* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
+const char *rg_function_name(CUfunction function);
 
-/* rg_graph_note: remembers whether an executable graph holds communication kernels; rg_graph_communicates: does it? */
+/* rg_name_communicates: whether a kernel of this name is one of NCCL's or NVSHMEM's. */
+bool rg_name_communicates(const char *name);
+
+/* What an executable graph consists of, as far as its launches are concerned. */
+typedef struct {
+    bool communicates; /* holds communication kernels */
+    uint64_t hash;     /* of its kernels' names and shapes in node order; 0 not known */
+    char label[128];   /* "graph of 50 kernels from gemm" */
+} rg_graph_facts;
+
+/* rg_graph_note: remembers what an executable graph is made of; rg_graph_known: tells it, or nothing (all zero). */
 void rg_graph_note(CUgraphExec exec, CUgraph graph);
-bool rg_graph_communicates(CUgraphExec exec);
+void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts);
 
 /* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
 
-typedef struct {
+struct rg_duration {
     _Atomic uint64_t key;         /* of function and shape; 0 free */
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
     _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
-} rg_duration;
+    _Atomic uint32_t samples;     /* taken in */
+    _Atomic uint32_t least_ns;    /* the shortest of them */
+    _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
+    _Atomic uint32_t charged;     /* fair: launches charged at that, be it 0 */
+    _Atomic uint32_t kernel;      /* orion: 1 + place in the segment's kernels; 0: in no profile */
+    _Atomic uint8_t doubt;        /* samples for which an estimate that came from the segment is doubted */
+    _Atomic uint32_t shared;      /* 1 + index of its estimate in the segment; 0 none */
+};
 enum { RG_DURATIONS = 4096, RG_DURATION_PROBES = 8, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
+/* fair: the shortest sample is what counts, and beside clients that all have work most hold some of theirs. */
+enum { RG_SAMPLE_FAIR = 16 };
 extern rg_duration rg_durations[RG_DURATIONS];
 
-/* rg_shape: grid and block folded into one number. */
-static inline uint64_t rg_shape(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz)
+/* rg_duration_key: of a kernel of this function and shape, or of a graph, in this process. */
+static inline uint64_t rg_duration_key(uintptr_t function, rg_dims dims)
 {
-    uint64_t h = ((uint64_t)gx << 32 | gy) * 0x9e3779b97f4a7c15u;
-    h = (h ^ ((uint64_t)gz << 32 | bx)) * 0xc2b2ae3d27d4eb4fu;
-    return (h ^ ((uint64_t)by << 32 | bz) ^ h >> 29) * 0x165667b19e3779f9u;
+    return ((uint64_t)function * 0x9e3779b97f4a7c15u ^ rg_dims_hash(dims)) | 1;
 }
 
 /* rg_duration_add: slow half of rg_duration_of: enters a kernel that is new. */
 rg_duration *rg_duration_add(uint64_t key);
 
 /*
- * rg_duration_of: the entry of a kernel of this function and shape, or of a graph. One probe where nothing collides. Looking
+ * rg_duration_of: the entry of a kernel or graph. One probe where nothing collides. Looking
  * on where something does keeps kernels that share a place from evicting each other: 5 to 7 launches of a training step, and
  * up to 26, met a new entry each time without it (the recorded profiles, function addresses drawn at random).
  */
-static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
+static inline rg_duration *rg_duration_of(uint64_t key)
 {
-    uint64_t key = (((uint64_t)function * 0x9e3779b97f4a7c15u) ^ shape) | 1;
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
         rg_duration *d = &rg_durations[((key >> 52) + i) % RG_DURATIONS];
         uint64_t found = atomic_load_explicit(&d->key, memory_order_relaxed);
@@ -260,8 +326,14 @@ static inline rg_duration *rg_duration_of(uintptr_t function, uint64_t shape)
     return rg_duration_add(key);
 }
 
-/* rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate? */
-void rg_duration_first(rg_duration *duration, enum rg_kind kind, uintptr_t units);
+/*
+ * rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate, and how long
+ * has it taken before, in other clients of this program or earlier runs?
+ */
+void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_durations_attach: called once while the process becomes a client. */
+void rg_durations_attach(void);
 
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 int rg_sample_begin(rg_track *track, rg_duration *duration);
@@ -323,6 +395,20 @@ void rg_agent_stop(void);
  * whoever destroys a stream or context or begins a capture. */
 extern pthread_mutex_t rg_agent_lock;
 
+/* ---- memory.c: what is charged to this client, and given back ---- */
+
+/* rg_memory_mark: a moment, to tell what was allocated before it from what came later. */
+uint64_t rg_memory_mark(void);
+
+/* rg_memory_forget_context: the context has been destroyed, and what was allocated in it before `mark` has gone with it. */
+void rg_memory_forget_context(CUcontext context, uint64_t mark);
+
+/* rg_memory_primary: the device's primary context; NULL if it is not active, or nothing is charged. */
+CUcontext rg_memory_primary(CUdevice device);
+
+/* rg_memory_tracked: allocations that are charged now. */
+uint64_t rg_memory_tracked(void);
+
 /* ---- the state of the client ---- */
 
 typedef struct {
@@ -333,11 +419,15 @@ typedef struct {
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
+    _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
     rg_segment *segment;
     rg_client *slot;
     int slot_index;
-    bool set_priorities;       /* policy other than none when the client attached */
+    rg_account *account;       /* of the client's memory */
+    uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
+    bool set_priorities;       /* policy other than none and fair when the client attached */
+    uint64_t inverse_weight;   /* fair: rg_policy_inverse */
     _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
     _Atomic uint32_t track_count;
     rg_track tracks[RG_MAX_TRACKS];
@@ -396,6 +486,8 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
         .inflight = atomic_load_explicit(&rg.inflight, memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
+        .hold = RG_UNLIKELY(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed)) &&
+                rg_hold_left_ms(s, rg_now_ns()) != 0,
         .starvation_ns = 1,
     };
 }
@@ -425,12 +517,14 @@ static inline void rg_mark(rg_track *t)
 
 /*
  * rg_work_begin: called before work is queued, in a client, outside captures.
- * High: counts and marks. Best-effort: one policy decision on a handful of loads; waits in gate.c if it says so.
+ * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
+ * it says so.
  */
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, uint64_t shape)
+static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
 {
     rg_client *c = rg.slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
+    uint64_t key = rg_duration_key(units, dims);
     _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
@@ -444,36 +538,52 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
         work.track = t;
         return work;
     }
+    if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
+        rg_mark(t);
+        work.track = t;
+        work.weight = 0; /* what leaves early below only marks again, and counts for nothing */
+        if (!(mode & RG_MODE_BEST_EFFORT)) {
+            rg_gate_show(t, kind, units, dims);
+            return work;
+        }
+    }
     rg_settings *s = &rg.segment->settings;
-    if (!shape && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
+    if (kind > RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
     if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || view.preemptible)
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;
-    if (shape) {
-        d = rg_duration_of(units, shape);
+    if (kind <= RG_GRAPH) {
+        d = rg_duration_of(key);
         seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
-        if (RG_UNLIKELY(seen == 0))
-            rg_duration_first(d, kind, units);
+        if (RG_UNLIKELY(seen == 0)) {
+            rg_duration_first(d, t, kind, units, dims);
+            if (view.policy == RG_POLICY_ORION && kind == RG_LAUNCH)
+                rg_gate_profile(d, (CUfunction)units, dims);
+        }
         atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
         if (RG_UNLIKELY(atomic_load_explicit(&d->communicates, memory_order_relaxed))) {
             atomic_fetch_add_explicit(&c->passed, 1, memory_order_relaxed);
             return work;
         }
     }
-    enum rg_verdict v = rg_policy_decide(&view);
+    enum rg_verdict v = RG_UNLIKELY(view.policy > RG_POLICY_SLO) ? rg_gate_decide(t, d) : rg_policy_decide_inline(&view);
     if (RG_UNLIKELY(v != RG_PASS))
-        rg_gate_wait(t, v);
-    if (!view.inflight_limit && !view.corun_limit)
+        rg_gate_wait(t, v, d);
+    if (!view.inflight_limit && !view.corun_limit && view.policy <= RG_POLICY_SLO)
         return work; /* nobody asks how much is in flight */
+    work.weight = RG_POLICY_LAUNCH;
     if (d) {
-        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || seen % RG_SAMPLE_EVERY == 0))
+        uint32_t every = RG_UNLIKELY(view.policy == RG_POLICY_FAIR) ? RG_SAMPLE_FAIR : RG_SAMPLE_EVERY;
+        if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || (seen & (every - 1)) == 0))
             work.sample = rg_sample_begin(t, d);
         work.weight = rg_policy_weight(atomic_load_explicit(&d->duration_ns, memory_order_relaxed),
                                        atomic_load_explicit(&s->unit_us, memory_order_relaxed) * 1000ull);
     }
+    if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
+        work.weight = rg_gate_charge(t, d, view.policy, work.weight);
     atomic_fetch_add_explicit(&rg.inflight, work.weight, memory_order_relaxed);
     work.track = t;
     return work;
@@ -491,10 +601,16 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
             rg_mark(t);
         return;
     }
+    if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
+        if (ok && kind != RG_COPYWAIT)
+            rg_mark(t);
+        if (!work.weight)
+            return;
+    }
     if (RG_UNLIKELY(work.sample >= 0))
         rg_sample_end(work.sample, t, ok);
     if (RG_UNLIKELY(!ok)) {
-        rg_retire(work.weight);
+        rg_retire(t->device, work.weight);
         return;
     }
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;

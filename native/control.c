@@ -3,11 +3,14 @@
  *
  * Holds no state but the text of the layout. Never used by clients.
  */
+#include "client.h"
+#include "replay/profile.h"
+#include "estimate.h"
 #include "rigel.h"
-#include "segment.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -15,7 +18,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[8192];
+static char layout_text[16384];
 
 static void build_layout(void)
 {
@@ -43,6 +46,18 @@ static void build_layout(void)
 #define RG_STRUCT rg_client
     RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_share
+    RG_SECTION("shares", RG_SHARE_FIELDS, offsetof(rg_segment, shares), RG_MAX_DEVICES * RG_MAX_CLIENTS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_kernel
+    RG_SECTION("kernels", RG_KERNEL_FIELDS, offsetof(rg_segment, kernels), RG_MAX_KERNELS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_estimate
+    RG_SECTION("estimates", RG_ESTIMATE_FIELDS, offsetof(rg_segment, estimates), RG_MAX_ESTIMATES);
+#undef RG_STRUCT
+#define RG_STRUCT rg_account
+    RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
+#undef RG_STRUCT
     RG_PUT("}");
 }
 
@@ -63,9 +78,11 @@ int rigel_segment_create(const char *path)
     return rg_segment_create(path);
 }
 
+/* What is wrong. One for all: thread-local storage of a library that is loaded late is scarce. */
+static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
+
 const char *rigel_segment_check(const char *path)
 {
-    static _Thread_local char why[512];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return why;
@@ -73,13 +90,88 @@ const char *rigel_segment_check(const char *path)
     return NULL;
 }
 
-int rigel_segment_reap(const char *path)
+int rigel_segment_hold(const char *path, uint32_t ms)
 {
     char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    rg_segment_hold(seg, ms);
+    munmap(seg, sizeof *seg);
+    return 0;
+}
+
+int rigel_segment_reap(const char *path)
+{
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return -1;
     int n = rg_segment_reap(seg);
     munmap(seg, sizeof *seg);
     return n;
+}
+
+/* Entered by name and shape; Orion's rows have a name alone. */
+static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
+{
+    uint64_t shape =
+        op->sms ? 0 : rg_dims_hash(rg_dims_of(op->grid[0], op->grid[1], op->grid[2], op->block[0], op->block[1], op->block[2]));
+    uint32_t bound = op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
+    return rg_kernel_put(seg, rg_kernel_key(op->name, shape), rg_profile_sms(op, sms), bound, op->duration_ns);
+}
+
+const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)
+{
+    rg_profile p;
+    rg_segment *seg = rg_segment_open(segment, why, sizeof why);
+    if (!seg)
+        return why;
+    bool ok = rg_profile_read(profile, &p, why, sizeof why) == 0;
+    if (ok) {
+        for (uint32_t i = 0; i < p.op_count && ok; i++)
+            ok = p.ops[i].kind != RG_PROFILE_KERNEL || enter(seg, &p.ops[i], sms ? sms : 1);
+        if (!ok)
+            snprintf(why, sizeof why,
+                     "%s: more kernels than fit: the profiles of a launch may have %d that differ in name, grid or block",
+                     profile, RG_MAX_KERNELS / 4 * 3);
+        rg_profile_free(&p);
+    }
+    munmap(seg, sizeof *seg);
+    return ok ? NULL : why;
+}
+
+uint64_t rigel_profile_latency(const char *profile)
+{
+    rg_profile p;
+    if (rg_profile_read(profile, &p, why, sizeof why) < 0)
+        return 0;
+    uint64_t gpu_ns = 0, host_ns = 0;
+    for (uint32_t i = 0; i < p.op_count; i++) {
+        gpu_ns += p.ops[i].duration_ns;
+        host_ns += p.ops[i].gap_ns;
+    }
+    const char *said = strstr(p.facts, "iteration_ms=");
+    double said_ns = said ? strtod(said + strlen("iteration_ms="), NULL) * 1e6 : 0;
+    rg_profile_free(&p);
+    if (said_ns >= 1 && said_ns < 1e15)
+        return (uint64_t)said_ns;
+    return gpu_ns > host_ns ? gpu_ns : host_ns;
+}
+
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t gx, uint32_t gy, uint32_t gz,
+                            uint32_t bx, uint32_t by, uint32_t bz)
+{
+    rg_dims dims = gx ? rg_dims_of(gx, gy, gz, bx, by, bz) : RG_DIMS_ANY;
+    return rg_estimate_key(program, device, rg_text_hash(kernel), dims);
+}
+
+int rigel_estimate_enter(const char *path, uint64_t key)
+{
+    char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    int at = rg_estimate_enter(seg, key);
+    munmap(seg, sizeof *seg);
+    return at;
 }

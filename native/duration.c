@@ -4,11 +4,17 @@
  * A sample is a pair of timing events round one launch (0.78 us each to record, measured on an H200): the first
  * RG_SAMPLE_FIRST launches of a kernel of one function, grid and block, then one in RG_SAMPLE_EVERY. What lies between
  * the events also holds whatever delayed the kernel, so the estimate falls at once to a shorter sample and rises slowly.
+ * A kernel that is new to this process starts with what the segment knows of it (estimate.h): from other clients of the same
+ * program, from an earlier run, or from a profile. What this process then uses is learned by it alone, as two functions may
+ * have one name; its samples go to the segment too.
  * Samples are taken in by whoever polls the gate's batches; a sample is owned by whoever moved its state, so nothing locks.
  *
  * Must never: wait for an event. Used in relaxed capture mode only (rg_gate_wait), but for recording.
  */
 #include "client.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
 
 rg_duration rg_durations[RG_DURATIONS];
 
@@ -17,8 +23,10 @@ enum { SAMPLES = 16 };
 
 static struct {
     _Atomic uint32_t state;
+    uint32_t shared; /* as in rg_duration; it stays with the kernel, whatever becomes of that entry */
     CUcontext context; /* that the events belong to */
     CUdevice device;
+    uint32_t index; /* of the device in the segment */
     CUevent start, stop;
     rg_duration *duration;
     uint64_t key;
@@ -38,21 +46,113 @@ rg_duration *rg_duration_add(uint64_t key)
     d = &rg_durations[(key >> 52) % RG_DURATIONS];
     atomic_store(&d->duration_ns, 0);
     atomic_store(&d->seen, 0);
+    atomic_store(&d->samples, 0);
+    atomic_store(&d->least_ns, 0);
+    atomic_store(&d->price_ns, 0);
+    atomic_store(&d->charged, 0);
+    atomic_store(&d->kernel, 0);
+    atomic_store(&d->shared, 0);
+    atomic_store(&d->doubt, 0);
     atomic_store(&d->key, key);
     return d;
 }
 
-void rg_duration_first(rg_duration *d, enum rg_kind kind, uintptr_t units)
+/* ---- what the segment knows ---- */
+
+/* __cxa_demangle of the program's C++ library, if it has one and profiles were given; their names are those people read. */
+static char *(*demangle)(const char *, char *, size_t *, int *);
+
+void rg_durations_attach(void)
 {
-    bool yes = kind == RG_GRAPH ? rg_graph_communicates((CUgraphExec)units) : rg_function_communicates((CUfunction)units);
-    atomic_store(&d->communicates, yes);
+    const char *given = getenv("RIGEL_PROGRAM");
+    char *end = NULL;
+    rg.program = given ? strtoull(given, &end, 16) : 0;
+    if (!given || !*given || *end) /* started by hand: clients of one name are taken for one program */
+        rg.program = rg_text_hash(rg.slot->name);
+    if (!atomic_load(&rg.segment->header.name_seeds))
+        return;
+    /* Only where it is loaded already: a program without it is not given one. dlvsym is not among the hooked names. */
+    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    if (library)
+        *(void **)&demangle = dlvsym(library, "__cxa_demangle", "CXXABI_1.3");
 }
+
+static uint32_t duration_of_key(const char *device, uint64_t kernel_hash, rg_dims dims)
+{
+    int at = rg_estimate_find(rg.segment, rg_estimate_key(rg.program, device, kernel_hash, dims));
+    return at < 0 ? 0 : atomic_load(&rg.segment->estimates[at].duration_ns);
+}
+
+/* What a profile says of a kernel: by its name as it is or as people read it, of this shape or of any. */
+static uint32_t duration_of_name(const char *device, const char *name, rg_dims dims)
+{
+    int status = 0;
+    char *read = demangle ? demangle(name, NULL, NULL, &status) : NULL;
+    uint32_t ns = read ? duration_of_key(device, rg_text_hash(read), dims) : 0;
+    if (!ns)
+        ns = duration_of_key(device, rg_text_hash(name), RG_DIMS_ANY);
+    if (!ns && read)
+        ns = duration_of_key(device, rg_text_hash(read), RG_DIMS_ANY);
+    free(read);
+    return ns;
+}
+
+/* Finds or enters the kernel among the estimates of the segment; its duration, if that is known there, becomes this process's. */
+static void share(rg_duration *d, const rg_track *t, uint64_t kernel_hash, const char *name, rg_dims dims, bool graph)
+{
+    uint32_t device = atomic_load(&t->device);
+    const char *device_name = rg.segment->devices[device].name;
+    int at = rg_estimate_enter(rg.segment, rg_estimate_key(rg.program, device_name, kernel_hash, dims));
+    uint32_t ns = 0, none = 0;
+    if (at >= 0) {
+        rg_estimate *e = &rg.segment->estimates[at];
+        rg_estimate_facts facts = {.program = rg.program, .device = device + 1, .dims = dims, .name = name};
+        rg_estimate_describe(rg.segment, at, &facts);
+        atomic_store(&e->used, 1);
+        ns = atomic_load(&e->duration_ns);
+    } else {
+        atomic_fetch_add(&rg.segment->header.unshared, 1);
+    }
+    if (!ns && !graph && atomic_load(&rg.segment->header.name_seeds)) {
+        ns = duration_of_name(device_name, name, dims);
+        if (ns && at >= 0)
+            atomic_compare_exchange_strong(&rg.segment->estimates[at].duration_ns, &none, ns);
+        none = 0;
+    }
+    atomic_store(&d->shared, (uint32_t)(at + 1));
+    if (ns && atomic_compare_exchange_strong(&d->duration_ns, &none, ns)) {
+        atomic_store(&d->doubt, RG_ESTIMATE_DOUBT);
+        atomic_fetch_add_explicit(&rg.slot->durations_seeded, 1, memory_order_relaxed);
+    }
+}
+
+void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    if (kind == RG_GRAPH) {
+        rg_graph_facts graph;
+        rg_graph_known((CUgraphExec)units, &graph);
+        atomic_store(&d->communicates, graph.communicates);
+        if (graph.hash && !graph.communicates)
+            share(d, t, graph.hash, graph.label, dims, true);
+        return;
+    }
+    const char *name = rg_function_name((CUfunction)units);
+    bool communicates = rg_name_communicates(name);
+    atomic_store(&d->communicates, communicates);
+    if (name && *name && !communicates)
+        share(d, t, rg_text_hash(name), name, dims, false);
+}
+
+/* ---- samples ---- */
 
 int rg_sample_begin(rg_track *t, rg_duration *duration)
 {
     /* Events need the track's context to be current; where it is not, somebody else will sample this kernel. */
     CUcontext current = NULL;
     if (rg_real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || current != t->context || !rg_real.cuEventElapsedTime)
+        return -1;
+    /* A kernel's first launch may load its code, which counts in the sample: better no sample where there is an estimate. */
+    if (atomic_load(&duration->seen) == 1 && atomic_load(&duration->duration_ns))
         return -1;
     for (int i = 0; i < SAMPLES; i++) {
         uint32_t free = SAMPLE_FREE;
@@ -70,8 +170,10 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         }
         samples[i].context = current;
         samples[i].device = t->cu_device;
+        samples[i].index = t->device;
         samples[i].duration = duration;
         samples[i].key = atomic_load(&duration->key);
+        samples[i].shared = atomic_load(&duration->shared);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
             return i;
         atomic_store(&samples[i].state, SAMPLE_FREE);
@@ -86,12 +188,28 @@ void rg_sample_end(int i, rg_track *t, bool ok)
     atomic_store(&samples[i].state, ok ? SAMPLE_RECORDED : SAMPLE_FREE);
 }
 
-static void take_in(rg_duration *d, uint64_t key, float ms)
+static void take_in(rg_duration *d, uint64_t key, uint32_t shared, uint32_t device, float ms)
 {
-    if (atomic_load(&d->key) != key || !(ms >= 0 && ms < 4000))
+    if (!(ms >= 0 && ms < 4000))
         return;
-    uint32_t sample = (uint32_t)(ms * 1e6f) + 1, old = atomic_load(&d->duration_ns);
-    atomic_store(&d->duration_ns, old == 0 || sample < old ? sample : old + (sample - old) / 16);
+    uint32_t sample = (uint32_t)(ms * 1e6f) + 1;
+    atomic_fetch_add_explicit(&rg.slot->samples, 1, memory_order_relaxed);
+    if (shared)
+        rg_estimate_sample(rg.segment, (int)shared - 1, sample);
+    if (atomic_load(&d->key) != key)
+        return;
+    uint8_t doubt = atomic_load(&d->doubt);
+    if (doubt)
+        atomic_store(&d->doubt, (uint8_t)(doubt - 1));
+    atomic_store(&d->duration_ns, rg_estimate_next(atomic_load(&d->duration_ns), sample, doubt > 0));
+    uint32_t least = atomic_load(&d->least_ns), price = atomic_load(&d->price_ns);
+    if (least == 0 || sample < least)
+        atomic_store(&d->least_ns, least = sample);
+    /* The first ones of a program that starts beside others hold much of theirs: not to be charged by one alone. */
+    if (atomic_fetch_add(&d->samples, 1) + 1 >= RG_SAMPLE_FIRST && price != least) {
+        atomic_store(&d->price_ns, least);
+        rg_gate_recharge(device, atomic_load(&d->charged), price, least);
+    }
 }
 
 void rg_samples_poll(void)
@@ -104,7 +222,7 @@ void rg_samples_poll(void)
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
         if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
-            take_in(samples[i].duration, samples[i].key, ms);
+            take_in(samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
     }
 }

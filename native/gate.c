@@ -10,9 +10,12 @@
  * for (batches_flush).
  */
 #include "client.h"
+#include "rigel.h"
 
+#include <dlfcn.h>
 #include <linux/futex.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -22,19 +25,30 @@
 
 enum { BATCH_FREE = 0, BATCH_FILLING, BATCH_RECORDED, BATCH_QUERYING };
 enum { BATCHES = 64 };
+#define IN_GATE_NS 5000000u /* fair: so long does a look of who waits count; several naps of a busy machine */
+#define UNKNOWN_US 100u /* what a kernel is taken to last before it is known, where it has to be something */
 
 static struct {
     _Atomic uint32_t state;
-    uint32_t weight;
-    CUcontext context; /* that `event` belongs to */
+    uint32_t weight, index; /* in flight; of the device in the segment */
+    CUcontext context;      /* that `event` belongs to */
     CUdevice device;
     CUevent event;
 } batches[BATCHES];
 
 /* ---- in flight ---- */
 
-void rg_retire(uint32_t weight)
+/* GPU time that a weight stands for. */
+static uint64_t weight_ns(uint32_t weight)
 {
+    uint64_t unit_us = atomic_load_explicit(&rg.segment->settings.unit_us, memory_order_relaxed);
+    return weight * (unit_us ? unit_us : UNKNOWN_US) * 1000 / RG_POLICY_LAUNCH;
+}
+
+void rg_retire(uint32_t device, uint32_t weight)
+{
+    if (atomic_load_explicit(&rg.segment->settings.policy, memory_order_relaxed) == RG_POLICY_ORION)
+        rg_share_settle(rg.segment, device, rg.slot_index, weight_ns(weight));
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
     uint32_t n = atomic_load(&rg.inflight);
     while (!atomic_compare_exchange_weak(&rg.inflight, &n, n > weight ? n - weight : 0))
@@ -68,8 +82,9 @@ void rg_batch_record(rg_track *t)
         if (pushed)
             rg_real.cuCtxPopCurrent_v2(&popped);
         batches[i].weight = n;
+        batches[i].index = t->device;
         if (!ok)
-            rg_retire(n); /* cannot be followed: do not hold anybody back for it */
+            rg_retire(t->device, n); /* cannot be followed: do not hold anybody back for it */
         atomic_store(&batches[i].state, ok ? BATCH_RECORDED : BATCH_FREE);
         return;
     }
@@ -88,7 +103,7 @@ static bool batches_poll(void)
             continue;
         bool done = RG_REAL(cuEventQuery)(batches[i].event) != CUDA_ERROR_NOT_READY; /* an error ends the wait too */
         if (done)
-            rg_retire(batches[i].weight);
+            rg_retire(batches[i].index, batches[i].weight);
         any |= done;
         atomic_store(&batches[i].state, done ? BATCH_FREE : BATCH_RECORDED);
     }
@@ -121,7 +136,7 @@ void rg_batch_forget(CUcontext context, CUdevice d)
             if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
                 atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
                 if (state == BATCH_RECORDED)
-                    rg_retire(batches[i].weight);
+                    rg_retire(batches[i].index, batches[i].weight);
                 batches[i].event = NULL;
                 atomic_store(&batches[i].state, BATCH_FREE);
                 break;
@@ -131,72 +146,324 @@ void rg_batch_forget(CUcontext context, CUdevice d)
     }
 }
 
-/* ---- communication kernels ---- */
+/* ---- what functions and graphs are ---- */
 
-/* Executable graphs, with "holds communication kernels" in the lowest bit. A table without chains: of two that share a place the
- * later one is known. Functions are asked by name whenever they are new (rg_duration_first). */
-static _Atomic uintptr_t graphs[1024];
+/* Executable graphs. A table without chains: of two that share a place the later one is known. A graph that the program changes
+ * afterwards is known by what it was. */
+static struct {
+    _Atomic uintptr_t exec; /* 0 while the rest is being written */
+    _Atomic bool communicates;
+    _Atomic uint64_t hash;
+    _Atomic uint32_t kernels;
+    char first[80]; /* name of the first kernel, cut to fit */
+} graphs[1024];
 
-static _Atomic uintptr_t *graph_place(uintptr_t exec)
+static uint32_t graph_place(uintptr_t exec)
 {
-    return &graphs[(uint64_t)exec * 0x9e3779b97f4a7c15u >> 54];
+    return (uint32_t)((uint64_t)exec * 0x9e3779b97f4a7c15u >> 54);
 }
 
 /* NCCL's kernels are named ncclDevKernel_... (2.19 and later) or ncclKernel_...; NVSHMEM's nvshmem...  */
-static bool communication_name(const char *name)
+bool rg_name_communicates(const char *name)
 {
     return name && (strncmp(name, "nccl", 4) == 0 || strncmp(name, "nvshmem", 7) == 0);
 }
 
-bool rg_function_communicates(CUfunction f)
+const char *rg_function_name(CUfunction f)
 {
     const char *name = NULL;
     /* libcudart passes a CUkernel where a CUfunction is declared. The driver tells them apart, and so must we by asking: each
      * of the two answers CUDA_ERROR_INVALID_HANDLE for the other kind (seen on an H200, CUDA 13.0). */
     if (rg_real.cuFuncGetName && rg_real.cuFuncGetName(&name, f) == CUDA_SUCCESS)
-        return communication_name(name);
-    return rg_real.cuKernelGetName && rg_real.cuKernelGetName(&name, (CUkernel)f) == CUDA_SUCCESS &&
-           communication_name(name);
+        return name;
+    return rg_real.cuKernelGetName && rg_real.cuKernelGetName(&name, (CUkernel)f) == CUDA_SUCCESS ? name : NULL;
 }
 
-static bool holds_communication(CUgraph graph, int depth)
+bool rg_function_communicates(CUfunction f)
+{
+    return rg_name_communicates(rg_function_name(f));
+}
+
+typedef struct {
+    bool communicates, nameless; /* nameless: some kernel's name cannot be had, and so what it is */
+    uint64_t hash;
+    uint32_t kernels;
+    const char *first;
+} graph_walk;
+
+static void walk_kernel(graph_walk *w, const CUDA_KERNEL_NODE_PARAMS *p)
+{
+    const char *name = rg_function_name(p->func ? p->func : (CUfunction)p->kern);
+    rg_dims dims = rg_dims_of(p->gridDimX, p->gridDimY, p->gridDimZ, p->blockDimX, p->blockDimY, p->blockDimZ);
+    w->communicates |= rg_name_communicates(name);
+    w->nameless |= !name;
+    if (name)
+        w->hash = rg_hash_fold(rg_hash_fold(rg_hash_fold(w->hash, rg_text_hash(name)), dims.grid), dims.block);
+    if (!w->kernels++)
+        w->first = name;
+}
+
+static void walk_graph(graph_walk *w, CUgraph graph, int depth)
 {
     CUgraphNode nodes[512];
     size_t n = 0;
     if (!rg_real.cuGraphGetNodes || !rg_real.cuGraphNodeGetType || depth > 4 ||
-        rg_real.cuGraphGetNodes(graph, NULL, &n) != CUDA_SUCCESS)
-        return false;
+        rg_real.cuGraphGetNodes(graph, NULL, &n) != CUDA_SUCCESS) {
+        w->nameless = true;
+        return;
+    }
     CUgraphNode *all = n <= 512 ? nodes : malloc(n * sizeof *all);
-    bool yes = false;
-    if (all && rg_real.cuGraphGetNodes(graph, all, &n) == CUDA_SUCCESS) {
-        for (size_t i = 0; i < n && !yes; i++) {
-            int type = -1;
-            CUDA_KERNEL_NODE_PARAMS params;
-            CUgraph child;
-            if (rg_real.cuGraphNodeGetType(all[i], &type) != CUDA_SUCCESS)
-                continue;
-            if (type == CU_GRAPH_NODE_TYPE_KERNEL && rg_real.cuGraphKernelNodeGetParams_v2 &&
-                rg_real.cuGraphKernelNodeGetParams_v2(all[i], &params) == CUDA_SUCCESS)
-                yes = rg_function_communicates(params.func ? params.func : (CUfunction)params.kern);
-            else if (type == CU_GRAPH_NODE_TYPE_GRAPH && rg_real.cuGraphChildGraphNodeGetGraph &&
-                     rg_real.cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
-                yes = holds_communication(child, depth + 1);
-        }
+    if (!all || rg_real.cuGraphGetNodes(graph, all, &n) != CUDA_SUCCESS) {
+        w->nameless = true;
+        n = 0;
+    }
+    for (size_t i = 0; i < n && !w->communicates; i++) {
+        int type = -1;
+        CUDA_KERNEL_NODE_PARAMS params;
+        CUgraph child;
+        if (rg_real.cuGraphNodeGetType(all[i], &type) != CUDA_SUCCESS)
+            w->nameless = true;
+        w->hash = rg_hash_fold(w->hash, (uint64_t)type);
+        if (type == CU_GRAPH_NODE_TYPE_KERNEL && rg_real.cuGraphKernelNodeGetParams_v2 &&
+            rg_real.cuGraphKernelNodeGetParams_v2(all[i], &params) == CUDA_SUCCESS)
+            walk_kernel(w, &params);
+        else if (type == CU_GRAPH_NODE_TYPE_GRAPH && rg_real.cuGraphChildGraphNodeGetGraph &&
+                 rg_real.cuGraphChildGraphNodeGetGraph(all[i], &child) == CUDA_SUCCESS)
+            walk_graph(w, child, depth + 1);
+        else if (type == CU_GRAPH_NODE_TYPE_KERNEL || type == CU_GRAPH_NODE_TYPE_GRAPH)
+            w->nameless = true;
     }
     if (all != nodes)
         free(all);
-    return yes;
 }
 
 void rg_graph_note(CUgraphExec exec, CUgraph graph)
 {
-    uintptr_t place = (uintptr_t)exec | holds_communication(graph, 0);
-    atomic_store_explicit(graph_place((uintptr_t)exec), place, memory_order_relaxed);
+    graph_walk w = {.hash = 1};
+    walk_graph(&w, graph, 0);
+    uint32_t at = graph_place((uintptr_t)exec);
+    atomic_store(&graphs[at].exec, 0);
+    atomic_store(&graphs[at].hash, w.nameless ? 0 : w.hash | 1);
+    atomic_store(&graphs[at].kernels, w.kernels);
+    size_t length = w.first ? strnlen(w.first, sizeof graphs[at].first - 1) : 0;
+    for (size_t i = 0; i < sizeof graphs[at].first - 1; i++)
+        __atomic_store_n(&graphs[at].first[i], i < length ? w.first[i] : 0, __ATOMIC_RELAXED);
+    atomic_store(&graphs[at].communicates, w.communicates);
+    atomic_store(&graphs[at].exec, (uintptr_t)exec);
 }
 
-bool rg_graph_communicates(CUgraphExec exec)
+void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts)
 {
-    return atomic_load_explicit(graph_place((uintptr_t)exec), memory_order_relaxed) == ((uintptr_t)exec | 1);
+    uint32_t at = graph_place((uintptr_t)exec);
+    *facts = (rg_graph_facts){0};
+    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+        return;
+    char first[sizeof graphs[at].first] = "";
+    bool communicates = atomic_load(&graphs[at].communicates);
+    uint64_t hash = atomic_load(&graphs[at].hash);
+    uint32_t kernels = atomic_load(&graphs[at].kernels);
+    for (size_t i = 0; i < sizeof first - 1; i++)
+        first[i] = __atomic_load_n(&graphs[at].first[i], __ATOMIC_RELAXED);
+    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+        return; /* another graph has come to this place meanwhile */
+    facts->communicates = communicates;
+    facts->hash = hash;
+    snprintf(facts->label, sizeof facts->label, "graph of %u kernels%s%s", kernels, first[0] ? " from " : "", first);
+}
+
+/* ---- fair ---- */
+
+/*
+ * Raises the device's virtual time to that of the slowest active client. Done by who is about to wait, or waits, once for each
+ * quantum of GPU time at most, so that the launch path reads one word however many clients there are.
+ */
+static void look_up_virtual(uint32_t device, uint64_t now)
+{
+    rg_device *dev = &rg.segment->devices[device];
+    uint64_t busy = atomic_load(&dev->high_busy), least = UINT64_MAX;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_share *share = rg_share_of(rg.segment, device, i);
+        uint64_t idle = atomic_load_explicit(&share->idle_ns, memory_order_relaxed);
+        bool active = i == rg.slot_index || busy >> i & 1 || (idle && (now < idle || now - idle < RG_POLICY_GRACE_NS));
+        uint64_t own = active ? atomic_load_explicit(&share->virtual_ns, memory_order_relaxed) : UINT64_MAX;
+        least = own < least ? own : least;
+    }
+    uint64_t old = atomic_load(&dev->virtual_ns);
+    while (old < least && !atomic_compare_exchange_weak(&dev->virtual_ns, &old, least))
+        continue;
+}
+
+static void charge(uint32_t device, uint32_t charge_ns)
+{
+    rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
+    atomic_fetch_add_explicit(&rg.slot->charged_ns, charge_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, rg.inverse_weight), memory_order_relaxed);
+}
+
+void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns)
+{
+    rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
+    uint64_t off_ns = from_ns > to_ns ? from_ns - to_ns : to_ns - from_ns;
+    uint64_t charged = off_ns * launches;
+    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, rg.inverse_weight) * launches;
+    if (from_ns > to_ns) {
+        /* What is given back is no credit: the next launch raises the virtual time to that of the slowest again. Never below
+         * zero, were a launch counted before it is charged. */
+        uint64_t old = atomic_load(&share->virtual_ns), sum = atomic_load(&rg.slot->charged_ns);
+        while (!atomic_compare_exchange_weak(&share->virtual_ns, &old, old > virtual ? old - virtual : 0))
+            continue;
+        while (!atomic_compare_exchange_weak(&rg.slot->charged_ns, &sum, sum > charged ? sum - charged : 0))
+            continue;
+    } else {
+        atomic_fetch_add(&share->virtual_ns, virtual);
+        atomic_fetch_add(&rg.slot->charged_ns, charged);
+    }
+}
+
+/* ---- orion ---- */
+
+/* What rigel_describe_launch said of this thread's next launch. */
+static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
+    bool set;
+    uint32_t sms, bound;
+    uint64_t duration_ns;
+} described;
+
+void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns)
+{
+    described.set = true;
+    described.sms = sms;
+    described.bound = bound < 0 ? RG_BOUND_UNKNOWN : bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
+    described.duration_ns = duration_ns;
+}
+
+static const rg_kernel *kernel_of(const rg_duration *d)
+{
+    uint32_t k = d ? atomic_load_explicit(&d->kernel, memory_order_relaxed) : 0;
+    return k ? &rg.segment->kernels[k - 1] : NULL;
+}
+
+/* The readable form of a C++ symbol, by the program's own libstdc++; NULL where it has none. To be freed. */
+static char *demangled(const char *name)
+{
+    char *(*demangle)(const char *, char *, size_t *, int *) = NULL;
+    void *library = strncmp(name, "_Z", 2) == 0 ? dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    if (library)
+        *(void **)&demangle = dlvsym(library, "__cxa_demangle", "CXXABI_1.3"); /* dlsym would be our own hook */
+    return demangle ? demangle(name, NULL, NULL, NULL) : NULL;
+}
+
+/* Profiles name kernels as the driver does or as people read them, with or without a shape. */
+void rg_gate_profile(rg_duration *d, CUfunction f, rg_dims dims)
+{
+    const char *name = rg_function_name(f);
+    char *readable = name ? demangled(name) : NULL;
+    const char *names[] = {name, readable};
+    rg_kernel *k = NULL;
+    for (int i = 0; i < 4 && !k; i++)
+        if (names[i / 2])
+            k = rg_kernel_find(rg.segment, rg_kernel_key(names[i / 2], i % 2 ? 0 : rg_dims_hash(dims)));
+    free(readable);
+    if (!k)
+        return;
+    uint32_t unknown = 0;
+    uint64_t ns = atomic_load(&k->duration_ns);
+    atomic_compare_exchange_strong(&d->duration_ns, &unknown, ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX);
+    atomic_store(&d->kernel, (uint32_t)(k - rg.segment->kernels) + 1);
+}
+
+void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    if (kind != RG_LAUNCH)
+        return;
+    uint32_t bound = described.bound;
+    if (!described.set) {
+        rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
+        if (atomic_load_explicit(&d->seen, memory_order_relaxed) == 0) {
+            atomic_store_explicit(&d->seen, 1, memory_order_relaxed);
+            rg_gate_profile(d, (CUfunction)units, dims);
+        }
+        const rg_kernel *k = kernel_of(d);
+        bound = k ? atomic_load_explicit(&k->bound, memory_order_relaxed) : RG_BOUND_UNKNOWN;
+    }
+    described.set = false;
+    rg_device *dev = &rg.segment->devices[t->device];
+    if (atomic_load_explicit(&dev->high_bound, memory_order_relaxed) != bound)
+        atomic_store_explicit(&dev->high_bound, bound, memory_order_relaxed);
+}
+
+/* ---- what both decide on, and what both charge ---- */
+
+/* Adds to a view what fair and orion decide on. */
+static void complete(const rg_track *t, const rg_duration *d, rg_policy_view *v)
+{
+    rg_device *dev = &rg.segment->devices[t->device];
+    rg_settings *s = &rg.segment->settings;
+    if (v->policy == RG_POLICY_FAIR) {
+        rg_share *share = rg_share_of(rg.segment, t->device, rg.slot_index);
+        uint64_t slowest = atomic_load_explicit(&dev->virtual_ns, memory_order_relaxed);
+        uint64_t own = atomic_load_explicit(&share->virtual_ns, memory_order_relaxed);
+        while (own < slowest && !atomic_compare_exchange_weak(&share->virtual_ns, &own, slowest))
+            continue; /* it was idle */
+        v->lead_ns = own > slowest ? own - slowest : 0;
+        v->quantum_ns = (uint64_t)atomic_load_explicit(&s->quantum_us, memory_order_relaxed) * 1000u;
+    } else if (v->policy == RG_POLICY_ORION) {
+        const rg_kernel *k = kernel_of(d);
+        v->profiled = k || described.set;
+        if (v->profiled) {
+            v->sms = described.set ? described.sms : atomic_load_explicit(&k->sms, memory_order_relaxed);
+            v->bound = described.set ? described.bound : atomic_load_explicit(&k->bound, memory_order_relaxed);
+        }
+        v->high_bound = atomic_load_explicit(&dev->high_bound, memory_order_relaxed);
+        v->sms_limit = atomic_load_explicit(&s->sms_limit, memory_order_relaxed);
+        v->outstanding_ns = atomic_load_explicit(&dev->outstanding_ns, memory_order_relaxed);
+        v->outstanding_limit_ns = (uint64_t)atomic_load_explicit(&s->outstanding_us, memory_order_relaxed) * 1000u;
+    }
+}
+
+enum rg_verdict rg_gate_decide(const rg_track *t, const rg_duration *d)
+{
+    rg_policy_view v = rg_gate_view(t);
+    complete(t, d, &v);
+    return rg_policy_decide(&v);
+}
+
+uint32_t rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
+{
+    if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
+        /* The estimate rises where others slow the kernel down; that is not this client's to pay for. */
+        atomic_fetch_add_explicit(&d->charged, 1, memory_order_relaxed);
+        charge(t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
+    } else if (policy == RG_POLICY_ORION) {
+        if (described.set)
+            weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
+        else if (d && !kernel_of(d))
+            atomic_fetch_add_explicit(&rg.slot->unprofiled, 1, memory_order_relaxed);
+        described.set = false;
+        atomic_fetch_add(&rg_share_of(rg.segment, t->device, rg.slot_index)->outstanding_ns, weight_ns(weight));
+        atomic_fetch_add(&rg.segment->devices[t->device].outstanding_ns, weight_ns(weight));
+    }
+    return weight;
+}
+
+/* ---- the least share ---- */
+
+static uint64_t busy_for(rg_device *dev, uint64_t now)
+{
+    uint64_t since = atomic_load(&dev->spell_ns);
+    return since && now > since && atomic_load(&dev->high_busy) ? now - since : 0;
+}
+
+/* Takes a launch's GPU time out of the bucket. */
+static void pay(rg_device *dev, const rg_duration *d, uint64_t now, uint64_t starvation_ns)
+{
+    uint32_t known = d ? atomic_load_explicit(&d->duration_ns, memory_order_relaxed) : 0;
+    uint64_t cost_ns = !d ? 0 : known ? known : weight_ns(RG_POLICY_LAUNCH);
+    uint32_t ppm = atomic_load_explicit(&rg.segment->settings.min_share_ppm, memory_order_relaxed);
+    uint64_t paid = atomic_load(&dev->paid_ns);
+    while (!atomic_compare_exchange_weak(&dev->paid_ns, &paid,
+                                         rg_policy_pay(busy_for(dev, now), paid, starvation_ns, ppm, cost_ns)))
+        continue;
 }
 
 /* ---- waiting ---- */
@@ -234,18 +501,18 @@ static void naps_end(const naps *n)
         prctl(PR_SET_TIMERSLACK, n->slack);
 }
 
-/* Sleeps until the device's gate may have opened, at most 2 ms. */
+/* Sleeps until the device's gate may have opened, at most 2 ms (the end of a hold wakes nobody). */
 static void sleep_on(rg_device *dev)
 {
     uint32_t before = atomic_load(&dev->wake);
     struct timespec limit = {0, 2000000};
     atomic_fetch_add(&dev->waiters, 1);
-    if (atomic_load(&dev->high_busy))
+    if (atomic_load(&dev->high_busy) || atomic_load(&rg.segment->settings.hold_until_ms))
         syscall(SYS_futex, &dev->wake, FUTEX_WAIT, before, &limit, NULL, 0);
     atomic_fetch_sub(&dev->waiters, 1);
 }
 
-void rg_gate_wait(rg_track *t, enum rg_verdict verdict)
+void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 {
     /* Launches that may still go out in this starvation period; shared by the client's threads. */
     static _Atomic uint32_t credit;
@@ -257,17 +524,24 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict)
     uint64_t now = rg_now_ns();
     uint64_t since = now;      /* this kind of wait began, or last saw progress */
     uint64_t spin_until = 0;
+    uint64_t slowest_before = UINT64_MAX; /* fair: the device's virtual time when last seen */
     naps napped = {0};
     uint64_t spent_ns[2] = {0, 0}; /* waiting for high clients; waiting for our own launches */
-    while (verdict == RG_WAIT_HIGH || verdict == RG_WAIT_INFLIGHT) {
+    if (verdict == RG_WAIT_TURN) { /* nobody may have looked for a quantum */
+        look_up_virtual(t->device, now);
+        rg_policy_view v = rg_gate_view(t);
+        complete(t, d, &v);
+        verdict = rg_policy_decide(&v);
+    }
+    while (rg_policy_waits(verdict)) {
         /* Somebody began a capture, or this process left Rigel: nothing of ours may stand in the way any more. */
-        if (atomic_load(&rg.captures) || atomic_load(&rg.mode) != RG_MODE_BEST_EFFORT)
+        if (atomic_load(&rg.captures) || !(atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT))
             break;
         if (!spin_until) {
             spin_until = now + (uint64_t)atomic_load_explicit(&s->spin_us, memory_order_relaxed) * 1000u;
             batches_flush();
         }
-        bool own = verdict == RG_WAIT_INFLIGHT || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
+        bool own = verdict != RG_WAIT_HIGH || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
                                                    atomic_load_explicit(&rg.inflight, memory_order_relaxed));
         bool progress = own && batches_poll();
         if (progress) {
@@ -289,20 +563,39 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict)
 
         rg_policy_view v = rg_gate_view(t);
         v.starvation_ns = (uint64_t)atomic_load_explicit(&s->starvation_us, memory_order_relaxed) * 1000u;
-        v.waited_ns = now - since;
         v.credit = atomic_load(&credit);
+        if (v.policy == RG_POLICY_FAIR) {
+            /* Who waits here is active, though the GPU may be through with what it has launched. */
+            atomic_store_explicit(&rg_share_of(rg.segment, t->device, rg.slot_index)->idle_ns, now + IN_GATE_NS,
+                                  memory_order_relaxed);
+            if (verdict == RG_WAIT_TURN)
+                look_up_virtual(t->device, now);
+            uint64_t slowest = atomic_load(&dev->virtual_ns); /* by whoever looked */
+            if (verdict == RG_WAIT_TURN && slowest > slowest_before)
+                since = now;
+            slowest_before = slowest;
+        }
+        if (v.policy > RG_POLICY_SLO)
+            complete(t, d, &v);
+        else
+            v.allowance_ns = rg_policy_allowance(busy_for(dev, now), atomic_load(&dev->paid_ns), v.starvation_ns,
+                                                 atomic_load_explicit(&s->min_share_ppm, memory_order_relaxed));
+        v.waited_ns = now - since;
         enum rg_verdict next = rg_policy_decide(&v);
         bool full = v.inflight_limit && v.inflight >= v.inflight_limit;
         if (next == RG_PASS_STARVED && !full) {
             uint32_t left = v.credit;
             if (!left) {
-                left = v.inflight_limit ? v.inflight_limit / RG_POLICY_LAUNCH : 1;
+                left = v.inflight_limit && v.policy != RG_POLICY_FAIR ? v.inflight_limit / RG_POLICY_LAUNCH : 1;
                 atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
             }
             atomic_store(&credit, left - 1);
         } else if (!v.high_busy) {
             atomic_store(&credit, 0);
         }
+        if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && v.high_busy))
+            pay(dev, d, now, v.starvation_ns);
+        atomic_fetch_add_explicit(&rg.slot->shared, next == RG_PASS_SHARE, memory_order_relaxed);
         if (next != verdict) {
             since = now;
             spin_until = 0;

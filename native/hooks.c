@@ -4,19 +4,8 @@
  * Each calls the driver's own function exactly once, in the caller's thread, with the caller's arguments, and returns its
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
-#include "client.h"
+#include "guard.h"
 #include "rigel.h"
-
-static __attribute__((noinline, cold)) bool late(enum rg_hook hook)
-{
-    return rg_real_ready() && rg_real.hooked[hook];
-}
-
-/* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
- * CUDA_ERROR_NOT_INITIALIZED. */
-#define RG_CALL(symbol, args) \
-    (RG_LIKELY(rg_real.hooked[RG_HOOK_##symbol] != NULL) || late(RG_HOOK_##symbol) ? RG_REAL(symbol) args \
-                                                                                   : CUDA_ERROR_NOT_INITIALIZED)
 
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
 static inline uint32_t mode_now(void)
@@ -36,7 +25,7 @@ static inline uint32_t mode_for_work(void)
 
 static inline bool is_high(void)
 {
-    return mode_now() == RG_MODE_HIGH;
+    return mode_now() & RG_MODE_HIGH;
 }
 
 /* Bytes of a batch of copies. */
@@ -48,6 +37,9 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+/* The table's SHAPE: grid and block, or 0 for work that has none. */
+#define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
+
 #define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
     CUresult symbol params \
     { \
@@ -55,14 +47,16 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), SHAPE); \
-        uint64_t token_ = RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH ? rg_wait_stream_begin(stream_) : 0; \
+        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE)); \
+        uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (RG_##KIND == RG_COPYWAIT && mode == RG_MODE_HIGH) \
+        if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
+            rg_guard_driver_failed(#symbol, result_); \
         return result_; \
     }
 #define RG_SPECIAL(symbol, params, args)
@@ -106,14 +100,45 @@ static bool primary_gone(CUdevice d)
 #define RG_IF_GONE(action) \
     if (result_ == CUDA_SUCCESS && primary_gone(d)) \
     action
-RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1), )
-RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1), )
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), , RG_IF_GONE(rg_track_forget_context(NULL, d)))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d), )
+/* What is allocated in a context goes with it. */
+#define RG_NOTE_MEMORY(context) \
+    CUcontext gone_ = context; \
+    uint64_t mark_ = rg_memory_mark()
+#define RG_FORGET_MEMORY rg_memory_forget_context(gone_, mark_)
+#define RG_IF_DONE(action) \
+    if (result_ == CUDA_SUCCESS) \
+    action
+RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
+             RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d);
+             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
+
+/* Which device the program is on: the guard binds it on threads that have none. */
+CUresult cuCtxSetCurrent(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxSetCurrent, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
+
+CUresult cuCtxPushCurrent_v2(CUcontext c)
+{
+    CUresult r = RG_CALL(cuCtxPushCurrent_v2, (c));
+    if (r == CUDA_SUCCESS)
+        rg_guard_selected(c);
+    return r;
+}
 
 static void forget_event(CUevent e)
 {
@@ -269,7 +294,7 @@ RG_WAIT_EVENT(cuEventQuery, false)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BEST_EFFORT) \
+        if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
             rg_graph_note(*x, g); \
         return r; \
     }

@@ -11,9 +11,11 @@
  * dlsym must reach the real one by a jump, not a call: glibc resolves RTLD_NEXT relative to its caller, so a call would
  * resolve relative to this library and, with a second preloaded dlsym, recurse. `make` checks the jump in the object code.
  *
+ * The names of cuBLAS (cublas.def) are treated alike, except that guard.c finds the real ones and answers for them.
+ *
  * Must never: call the driver, or do anything at all in a process that is no client (RIGEL_SEGMENT unset or RIGEL_DISABLE=1).
  */
-#include "client.h"
+#include "guard.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -77,7 +79,10 @@ __asm__(".text\n"
         "    jnz 1f\n"
         "    movq rg_real_dlsym(%rip), %r11\n"
         "    jmp *%r11\n"
-        "1:  ret\n"
+        "1:  cmpq $1, %rax\n"
+        "    jne 2f\n"
+        "    xorl %eax, %eax\n"
+        "2:  ret\n"
         "    .cfi_endproc\n"
         ".size dlsym, .-dlsym\n");
 #elif defined(__aarch64__)
@@ -103,7 +108,8 @@ __asm__(".text\n"
         "    adrp x16, rg_real_dlsym\n"
         "    ldr x16, [x16, #:lo12:rg_real_dlsym]\n"
         "    br x16\n"
-        "1:  mov x0, x9\n"
+        "1:  cmp x9, #1\n"
+        "    csel x0, xzr, x9, eq\n"
         "    ret\n"
         "    .cfi_endproc\n"
         ".size dlsym, .-dlsym\n");
@@ -117,8 +123,13 @@ static void *real_dlsym(void *handle, const char *name)
     return rg_real_dlsym(handle, name);
 }
 
+void *rg_look_up(void *handle, const char *name)
+{
+    return real_dlsym(handle, name);
+}
+
 /* Whether this process may become a client at all; 0 not looked at yet, 1 no, 2 yes. */
-static bool interposing(void)
+bool rg_interposing(void)
 {
     static _Atomic int known;
     int k = atomic_load_explicit(&known, memory_order_relaxed);
@@ -173,9 +184,14 @@ bool rg_real_ready(void)
     return handle && fill(handle);
 }
 
+__attribute__((noinline, cold)) bool rg_real_late(enum rg_hook hook)
+{
+    return rg_real_ready() && rg_real.hooked[hook];
+}
+
 void *rg_replace(void *real)
 {
-    if (!real || !interposing() || !atomic_load_explicit(&filled, memory_order_acquire))
+    if (!real || !rg_interposing() || !atomic_load_explicit(&filled, memory_order_acquire))
         return NULL;
     for (int i = 0; i < RG_HOOK_COUNT; i++)
         if (rg_real.hooked[i] == real)
@@ -183,12 +199,17 @@ void *rg_replace(void *real)
     return NULL;
 }
 
+#define NOT_FOUND ((void *)1) /* the assembly makes NULL of it */
+
 /* What dlsym should answer, or NULL to let the real one answer as if we were not there. */
 void *rg_dlsym_target(void *handle, const char *name)
 {
     if (!rg_real_dlsym)
         rg_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", LIBC_BASE_VERSION);
-    if (!name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT || handle == RTLD_DEFAULT || !interposing())
+    void *blas;
+    if (name && strncmp(name, "cublas", 6) == 0)
+        return !rg_guard_look_up(handle, name, rg_interposing(), &blas) ? NULL : blas ? blas : NOT_FOUND;
+    if (!name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT || handle == RTLD_DEFAULT || !rg_interposing())
         return NULL;
     int hook = -1;
     for (int i = 0; i < RG_HOOK_COUNT && hook < 0; i++)
@@ -223,7 +244,7 @@ __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, 
     if (!real)
         *(void **)&real = real_dlsym(RTLD_NEXT, "ioctl");
     int result = real ? real(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
-    if (result == 0 && (request >> 8 & 0xff) == 'F' && interposing())
+    if (result == 0 && (request >> 8 & 0xff) == 'F' && rg_interposing())
         rg_channel_saw(fd, request, argument);
     return result;
 }

@@ -2,7 +2,15 @@
  * policy.h: what a launch may do, decided from plain numbers.
  *
  * The gate (gate.c) asks this in the launching thread; the virtual-time scenario (sim/scenario.c) asks the same code.
- * Pure: no clock, no memory, no atomics. Whoever calls collects the numbers and does the waiting.
+ * Pure: no clock, no memory, no atomics. Whoever calls collects the numbers and does the waiting. What the default policy
+ * needs is inline; the rest of the policies, and the arithmetic of waits, are in policy.c.
+ *
+ *   none      measures only
+ *   priority  best-effort launches wait while a high client has work, and are limited in flight otherwise. Where high clients
+ *             never rest, `min_share` of the GPU's time goes to best-effort work all the same
+ *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, unit_us, corun, suspend, slice_us, hold)
+ *   fair      all clients alike, by weights: start-time fair queueing of GPU time
+ *   orion     the published rules of Orion, reimplemented
  */
 #ifndef RIGEL_POLICY_H
 #define RIGEL_POLICY_H
@@ -11,49 +19,82 @@
 #include <stdint.h>
 
 enum rg_policy {
-    RG_POLICY_NONE = 0,     /* measure only: everything passes */
-    RG_POLICY_PRIORITY = 1, /* best-effort work waits while a high client has work, and is limited in flight otherwise */
+    RG_POLICY_NONE = 0,
+    RG_POLICY_PRIORITY = 1,
+    RG_POLICY_SLO = 2,
+    RG_POLICY_FAIR = 3,
+    RG_POLICY_ORION = 4,
 };
 
 enum rg_verdict {
     RG_PASS = 0,          /* launch now */
     RG_PASS_STARVED,      /* launch now: it has waited as long as anything may */
-    RG_WAIT_HIGH,         /* wait until no high client has work */
+    RG_PASS_SHARE,        /* launch now: out of the least share that best-effort work has; to be paid for (rg_policy_pay) */
+    RG_WAIT_HIGH,         /* wait until no high client has work; this and what follows are waits (rg_policy_waits) */
     RG_WAIT_INFLIGHT,     /* wait until earlier launches of this client have finished */
+    RG_WAIT_TURN,         /* fair: wait until the others have had as much */
 };
 
 /* One launch, as the limits count it; shorter ones may count for less (rg_policy_weight). */
 enum { RG_POLICY_LAUNCH = 1024 };
 
+/* What bounds a kernel, as Orion's profiles say it. */
+enum rg_bound { RG_BOUND_UNKNOWN = 0, RG_BOUND_MEMORY = 1, RG_BOUND_COMPUTE = 2 };
+
 typedef struct {
     uint32_t policy;         /* enum rg_policy */
-    bool best_effort;        /* the launching client is of class best-effort */
+    bool best_effort;        /* the launching client is of class best-effort; not asked under fair */
     bool high_busy;          /* some other client of class high has work on the device */
-    bool preemptible;        /* the GPU itself is taken from this client then: its launches need not wait */
+    bool preemptible;        /* this client's work can be taken off the GPU: it need not wait at the gate */
+    bool hold;               /* best-effort work is held back altogether, for a time */
     uint32_t inflight;       /* launches of this client not known to be finished, in RG_POLICY_LAUNCH-ths */
     uint32_t inflight_limit; /* likewise; 0: no limit */
     uint32_t corun_limit;    /* the same while a high client is busy; 0: none may start then */
     uint32_t credit;         /* launches that the starvation bound still lets out in this period */
     uint64_t waited_ns;      /* how long this launch has waited for the same thing without progress */
     uint64_t starvation_ns;  /* bound on that */
+    uint64_t allowance_ns;   /* priority, slo: GPU time out of the least share (rg_policy_allowance) */
+
+    uint64_t lead_ns;        /* fair: virtual time of this client minus that of the slowest active one */
+    uint64_t quantum_ns;     /* fair: the most by which a client may be ahead */
+
+    bool profiled;           /* orion: the kernel is in a profile, so that the next three are known */
+    uint32_t sms;            /* orion: SMs that the kernel fills */
+    uint32_t bound;          /* orion: enum rg_bound, of the kernel */
+    uint32_t high_bound;     /* orion: enum rg_bound, of the kernel that the high client launched last */
+    uint32_t sms_limit;      /* orion: SM_THRESHOLD */
+    uint64_t outstanding_ns; /* orion: GPU time of all best-effort kernels not known to be finished */
+    uint64_t outstanding_limit_ns; /* orion: DUR_THRESHOLD */
 } rg_policy_view;
 
+/* rg_policy_decide: the verdict for one launch, under any policy. */
+enum rg_verdict rg_policy_decide(const rg_policy_view *v);
+
 /*
- * rg_policy_decide: the verdict for one launch.
+ * rg_policy_decide_inline: the same for none, priority and slo, on the launch path.
  * A starved client is still limited in flight, so one batch of `inflight_limit` launches (the credit) goes out per
  * starvation period, not the whole backlog. The in-flight wait has the same bound, for kernels that wait for work which
- * their own program has yet to launch.
+ * their own program has yet to launch. `hold` ends by itself.
  */
-static inline enum rg_verdict rg_policy_decide(const rg_policy_view *v)
+static inline enum rg_verdict rg_policy_decide_inline(const rg_policy_view *v)
 {
     if (v->policy == RG_POLICY_NONE || !v->best_effort || v->preemptible)
         return RG_PASS;
+    if (v->hold)
+        return RG_WAIT_HIGH;
     bool starved = v->waited_ns >= v->starvation_ns;
     if (v->inflight_limit && v->inflight >= v->inflight_limit)
         return starved ? RG_PASS_STARVED : RG_WAIT_INFLIGHT;
     if (!v->high_busy || v->inflight < v->corun_limit)
         return RG_PASS;
+    if (v->allowance_ns)
+        return RG_PASS_SHARE;
     return v->credit || starved ? RG_PASS_STARVED : RG_WAIT_HIGH;
+}
+
+static inline bool rg_policy_waits(enum rg_verdict verdict)
+{
+    return verdict >= RG_WAIT_HIGH;
 }
 
 /*
@@ -76,7 +117,52 @@ static inline uint32_t rg_policy_weight(uint64_t duration_ns, uint64_t unit_ns)
  */
 static inline uint32_t rg_policy_batch(const rg_policy_view *v)
 {
-    return v->inflight_limit < 4 * RG_POLICY_LAUNCH || v->high_busy ? 1 : v->inflight_limit / 2;
+    bool beside = v->high_busy && v->policy != RG_POLICY_FAIR;
+    return v->inflight_limit < 4 * RG_POLICY_LAUNCH || beside ? 1 : v->inflight_limit / 2;
+}
+
+/*
+ * The least share: best-effort work gets `min_share_ppm` millionths of the GPU's time even if high clients never rest. A token
+ * bucket in GPU time: it is filled when high clients have been busy without a break for as long as the starvation bound, so that
+ * no work gets into ordinary requests, and again after each such time (after a second where the bound is longer), with the
+ * share of that time. At once, because under time slices a launch every few milliseconds costs a change of context each:
+ * let in singly, 5% cost ResNet-50 training 20% of its speed on the simulated GPU. A launch may overdraw the bucket, since a
+ * kernel cannot be cut; what is in it when it is filled again is lost.
+ */
+
+/* A break: high clients idle for so long. A training loop that reads its loss is idle for less after each step. */
+#define RG_POLICY_BREAK_NS 1000000u
+
+/* rg_policy_allowance: what is in the bucket: `busy_ns` into a spell without a break, `paid_ns` having been taken out. */
+uint64_t rg_policy_allowance(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_ns, uint32_t min_share_ppm);
+
+/* rg_policy_pay: `paid_ns` after a launch of `cost_ns`. What ran over is not kept for later. */
+uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_ns, uint32_t min_share_ppm,
+                       uint64_t cost_ns);
+
+/*
+ * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that
+ * it was charged over its weight. A launch goes when its client is ahead of the slowest active one by no more than a quantum;
+ * a client that comes back from being idle starts at the slowest active one's time, so that idle time is not saved up.
+ *
+ * The charge is the sum of the kernels' own durations as learned, not the time that passes: under time slices that would hold
+ * the others' slices too, under MPS, where kernels of several clients run side by side, it would charge each for being slowed
+ * down by the others. What a client pays then does not depend on who else is there. Nor does it depend on how many SMs a
+ * kernel fills: under MPS a client of small kernels pays for the whole GPU, as it would need it alone.
+ */
+#define RG_POLICY_WEIGHT_ONE 1000u    /* weights are in thousandths: 10 to 100000 */
+#define RG_POLICY_QUANTUM_NS 2000000u /* default quantum: a time slice */
+/* A client counts as active for so long after its last work: what it takes a program to launch again. Longer, and the GPU would
+ * stand idle while others wait for one that does not come; shorter, and a program that waits for each result loses its lag. */
+#define RG_POLICY_GRACE_NS 250000u
+
+/* rg_policy_inverse: what rg_policy_virtual takes for a weight: computed once, since a launch should not divide. */
+uint64_t rg_policy_inverse(uint32_t weight);
+
+/* rg_policy_virtual: virtual time for a charge of GPU time (below 2^32 ns: no kernel is longer). */
+static inline uint64_t rg_policy_virtual(uint32_t charge_ns, uint64_t inverse)
+{
+    return charge_ns * inverse >> 22;
 }
 
 #endif

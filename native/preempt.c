@@ -13,8 +13,8 @@
  * of its class at work on the device goes back to the driver's slice.
  *
  * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
- * GPU time worth a GIVE_BACKth of that bound; when it leaves Rigel; when the process ends. Whatever fails, the channels are enabled
- * and the gate holds this client from then on.
+ * GPU time worth the least share (min_share_ppm, a hundredth at least) of that bound; when it leaves Rigel; when the process
+ * ends. Whatever fails, the channels are enabled and the gate holds this client from then on.
  */
 #include "client.h"
 
@@ -25,7 +25,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, GIVE_BACK = 20, REFUSALS = 20 };
+enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, LEAST_PPM = 10000, REFUSALS = 20 };
+enum { LINGER_NS = 1000000 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
@@ -37,6 +38,7 @@ typedef struct {
     bool found;
     uint64_t slice_us; /* as set; 0: not by us */
     uint32_t refusals; /* beats in a row in which the driver refused */
+    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
 } preemptor;
 
 static preemptor preemptors[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -46,8 +48,18 @@ static uint64_t beat_launches[RG_MAX_CLIENTS];
 static bool wanted(void)
 {
     rg_settings *s = &rg.segment->settings;
-    return atomic_load(&s->preempt) && atomic_load(&s->policy) == RG_POLICY_PRIORITY && !atomic_load(&s->shutdown) &&
+    uint32_t policy = atomic_load(&s->policy);
+    bool by_class = policy == RG_POLICY_PRIORITY || policy == RG_POLICY_SLO;
+    return atomic_load(&s->preempt) && by_class && !atomic_load(&s->shutdown) &&
            atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
+}
+
+/* Whether best-effort work is to be off the device; when to look again, if nobody wakes us, in `again_ns`. */
+static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
+{
+    uint32_t hold_ms = atomic_load(&rg.segment->settings.hold_until_ms) ? rg_hold_left_ms(&rg.segment->settings, rg_now_ns()) : 0;
+    *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
+    return hold_ms || (atomic_load(&dev->high_launching) && atomic_load(&rg.segment->settings.suspend));
 }
 
 static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
@@ -106,7 +118,9 @@ static void resume(preemptor *p)
 static void give_back(preemptor *p, uint64_t starvation_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t due_ns = starvation_ns / GIVE_BACK, high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
+    uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
+    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000;
+    uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
     uint64_t usual = p->slice_us;
     pthread_mutex_lock(&p->lock);
     if (p->found)
@@ -115,7 +129,8 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     resume(p);
     atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
     uint32_t seen = atomic_load(&dev->wake);
-    if (atomic_load(&dev->high_launching) && !atomic_load(&stopping)) {
+    uint64_t again_ns;
+    if (to_stand_aside(dev, &again_ns) && !atomic_load(&stopping)) {
         atomic_fetch_add(&dev->waiters, 1);
         wait_on(&dev->wake, seen, due_ns + high_ns);
         atomic_fetch_sub(&dev->waiters, 1);
@@ -126,28 +141,74 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* ---- when to come back ---- */
+
+/*
+ * Programs that wait for the GPU in the middle of what they do (a token of a decoding loop, a step of a solver) are idle for an
+ * instant many times a request. To come back in each would cost the next part a switch. So where half of the last idle times
+ * were shorter than LINGER_NS, the next one is waited for that long before it is believed.
+ */
+static bool bursts(const preemptor *p)
+{
+    return __builtin_popcount(p->short_gaps & 0xff) >= 4;
+}
+
+/* True if a high client launches again soon. */
+static bool linger(preemptor *p)
+{
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t until = 0, again_ns;
+    for (;;) {
+        uint32_t seen = atomic_load(&dev->busy_wake);
+        uint64_t now = rg_now_ns();
+        if (to_stand_aside(dev, &again_ns) || !wanted())
+            return true;
+        /* What it waits for may take long; counted is from when that is done. */
+        if (!until && !atomic_load(&dev->high_busy))
+            until = now + LINGER_NS;
+        if (until && now >= until)
+            return false;
+        atomic_fetch_add(&dev->busy_waiters, 1);
+        if (!to_stand_aside(dev, &again_ns))
+            wait_on(&dev->busy_wake, seen, until ? until - now : LINGER_NS / 10);
+        atomic_fetch_sub(&dev->busy_waiters, 1);
+    }
+}
+
 /* Off the GPU until no high client is busy. */
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t since = rg_now_ns(), spent = 0;
+    rg_settings *s = &rg.segment->settings;
+    uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
+    p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     if (!suspend(p)) {
         atomic_store(&p->failed, true);
         return;
     }
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
-    for (;;) {
+    while (wanted()) {
         uint32_t seen = atomic_load(&dev->wake);
-        uint64_t now = rg_now_ns();
-        uint64_t starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
-        if (!atomic_load(&dev->high_launching) || !wanted())
-            break;
+        uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+        if (!to_stand_aside(dev, &again_ns)) {
+            if (!bursts(p))
+                break;
+            bool more = linger(p);
+            p->short_gaps = p->short_gaps << 1 | more;
+            if (!more)
+                break;
+            continue;
+        }
+        if (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, now)) {
+            spent += now - since; /* a hold is short, and meant */
+            since = now;
+        }
         if (now - since >= starvation_ns) {
             spent += now - since;
             give_back(p, starvation_ns);
-            if (!atomic_load(&dev->high_launching) || !wanted())
-                break;
             since = rg_now_ns();
+            if (!to_stand_aside(dev, &again_ns) || !wanted())
+                break;
             if (!suspend(p)) {
                 atomic_store(&p->failed, true);
                 break;
@@ -156,8 +217,8 @@ static void stand_aside(preemptor *p)
         }
         uint64_t left = starvation_ns - (now - since);
         atomic_fetch_add(&dev->waiters, 1);
-        if (atomic_load(&dev->high_launching))
-            wait_on(&dev->wake, seen, left < WAIT_NS ? left : WAIT_NS);
+        if (to_stand_aside(dev, &again_ns))
+            wait_on(&dev->wake, seen, left < again_ns ? left : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
     if (atomic_load(&p->suspended))
@@ -172,24 +233,19 @@ static void *preempt_main(void *argument)
     rg_device *dev = &rg.segment->devices[p->device];
     prctl(PR_SET_NAME, "rigel-preempt");
     prctl(PR_SET_TIMERSLACK, 1000);
-    while (!atomic_load(&stopping) && atomic_load(&rg.mode) == RG_MODE_BEST_EFFORT) {
+    while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
+        uint64_t again_ns;
         uint32_t seen = atomic_load(&dev->busy_wake);
-        if (atomic_load(&rg.preemptible[p->device]) && atomic_load(&dev->high_launching) && wanted() &&
-            atomic_load(&rg.segment->settings.suspend)) {
+        bool act = atomic_load(&rg.preemptible[p->device]) && wanted();
+        if (act && to_stand_aside(dev, &again_ns)) {
             stand_aside(p);
             continue;
         }
+        /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
-        /* Again: the high client looks at busy_waiters after it has said that it is busy. Where nothing is to be done about it
-         * (no suspension wanted, or it failed), the next beat is soon enough. */
-        bool act = atomic_load(&rg.preemptible[p->device]) && wanted() && atomic_load(&rg.segment->settings.suspend);
-        if (!act || !atomic_load(&dev->high_launching))
+        if (!act || !to_stand_aside(dev, &again_ns))
             wait_on(&dev->busy_wake, seen, WAIT_NS);
         atomic_fetch_sub(&dev->busy_waiters, 1);
-        if (!act) {
-            struct timespec t = {0, 20000000};
-            nanosleep(&t, NULL);
-        }
     }
     resume(p);
     return NULL;
@@ -210,15 +266,6 @@ static uint32_t peers(uint32_t device, uint32_t class)
         n += launches != beat_launches[i];
     }
     return n;
-}
-
-/* The driver's number of a device in this process. */
-static CUdevice ordinal_of(uint32_t device)
-{
-    for (uint32_t i = 0; i < RG_MAX_TRACKS; i++)
-        if (atomic_load(&rg.tracks[i].key) && atomic_load(&rg.tracks[i].device) == device)
-            return rg.tracks[i].cu_device;
-    return -1;
 }
 
 static void start(preemptor *p)
@@ -245,11 +292,13 @@ void rg_preempt_beat(void)
         }
         p->device = d;
         if (!p->found)
-            p->ordinal = ordinal_of(d);
+            p->ordinal = atomic_load(&rg.ordinal[d]);
         bool on = wanted();
         uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
         bool ok = false;
         pthread_mutex_lock(&p->lock);
+        if (p->channels.simulated && p->slice_us)
+            p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
         if (on || p->slice_us)
             ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         /* Enabling what is enabled: shows that this driver would let it be disabled. */

@@ -22,6 +22,13 @@
 void rigel_report_request(uint64_t latency_ns);
 
 /*
+ * rigel_describe_launch: under policy orion, what the calling thread's next kernel launch needs, for programs that know it
+ * better than a profile by kernel names does: the SMs it fills, what it is bound by (1: compute, 0: memory, -1: not known), and
+ * how long it takes. Does nothing under other policies.
+ */
+void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns);
+
+/*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
  * nothing of this client holds others back. Optional (it happens at exit by itself), may be called twice and from any thread.
  */
@@ -34,9 +41,9 @@ const char *rigel_version(void);
 
 /*
  * rigel_layout: the segment's layout as JSON:
- *   {"version":1,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *   {"version":2,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
- *    "settings":{...},"devices":{...},"clients":{...}}
+ *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...}}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
@@ -47,8 +54,34 @@ int rigel_segment_create(const char *path);
 /* rigel_segment_check: NULL if clients could use the segment, else the reason, one line. Storage of the calling thread. */
 const char *rigel_segment_check(const char *path);
 
+/* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
+int rigel_segment_hold(const char *path, uint32_t ms);
+
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);
+
+/*
+ * rigel_segment_profile: enters the kernels of a profile (Orion's format or Rigel's, native/replay/profile.h) into a segment,
+ * for policy orion, before any client starts. `sms` is how many SMs the device has: a kernel fills no more. NULL, or what
+ * is wrong, one line. Storage of the calling thread.
+ */
+const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms);
+
+/*
+ * rigel_profile_latency: nanoseconds of one request or iteration of the profiled program alone: what the profile itself says
+ * (iteration_ms), else the longer of its GPU time and its time on the host. 0 if the file cannot be read.
+ */
+uint64_t rigel_profile_latency(const char *profile);
+
+/*
+ * rigel_estimate_key: what the segment knows a kernel's duration by: the program (RIGEL_PROGRAM of its clients), the name of the
+ * device, the kernel's name, grid and block. A grid of 0 stands for every shape of that kernel.
+ */
+uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *kernel, uint32_t grid_x, uint32_t grid_y,
+                            uint32_t grid_z, uint32_t block_x, uint32_t block_y, uint32_t block_z);
+
+/* rigel_estimate_enter: index of the key among the segment's estimates, entered if new; -1: no room, or no such segment. */
+int rigel_estimate_enter(const char *path, uint64_t key);
 
 #pragma GCC visibility pop
 #endif

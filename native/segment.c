@@ -62,7 +62,7 @@ static uint64_t owner_word(uint32_t pid, uint32_t ticks)
     return (uint64_t)ticks << 32 | pid;
 }
 
-static int owner_alive(uint64_t owner)
+int rg_owner_alive(uint64_t owner)
 {
     uint32_t ticks;
     if (!owner || !process_start((uint32_t)owner, &ticks))
@@ -72,7 +72,7 @@ static int owner_alive(uint64_t owner)
 
 int rg_client_alive(const rg_client *client)
 {
-    return owner_alive(atomic_load(&client->owner));
+    return rg_owner_alive(atomic_load(&client->owner));
 }
 
 int rg_segment_create(const char *path)
@@ -111,6 +111,8 @@ int rg_segment_create(const char *path)
         seg->settings.suspend = 1;
         seg->settings.slice_us = 50;
         seg->settings.high_slice_us = 10000;
+        seg->settings.min_share_ppm = 50000;
+        seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -165,6 +167,9 @@ static void clear_client(rg_client *c)
 #define RG_CLEAR_u64(name, n) \
     if (offsetof(rg_client, name) != offsetof(rg_client, owner)) \
     atomic_store_explicit(&c->name, 0, memory_order_relaxed)
+#define RG_CLEAR_words(name, n) \
+    for (int i = 0; i < (n); i++) \
+    atomic_store_explicit(&c->name[i], 0, memory_order_relaxed)
 #define RG_CLEAR_char(name, n) memset(c->name, 0, n)
 #define RG_CLEAR_hist(name, n) \
     for (int i = 0; i < RG_HIST_BUCKETS; i++) \
@@ -172,6 +177,16 @@ static void clear_client(rg_client *c)
 #define RG_CLEAR(kind, name, n) RG_CLEAR_##kind(name, n);
     RG_CLIENT_FIELDS(RG_CLEAR)
     atomic_store(&c->state, RG_CLAIMING);
+}
+
+/* What another client had of each device. */
+static void clear_shares(rg_segment *seg, int slot)
+{
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        rg_share *share = rg_share_of(seg, d, slot);
+        atomic_store(&share->virtual_ns, 0);
+        atomic_store(&share->idle_ns, 0);
+    }
 }
 
 /* Whether the slot belongs to a client of this name (as far as it fits) and class. */
@@ -193,19 +208,24 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
         for (int i = 0; i < RG_MAX_CLIENTS; i++) {
             rg_client *c = &seg->clients[i];
             uint64_t old = atomic_load(&c->owner);
-            if (pass == NEVER_USED ? old != 0 : !old || (pass == SAME_NAME && !same_client(c, name, class)) || owner_alive(old))
+            if (pass == NEVER_USED ? old != 0 : !old || (pass == SAME_NAME && !same_client(c, name, class)) || rg_owner_alive(old))
                 continue;
             if (!atomic_compare_exchange_strong(&c->owner, &old, me))
                 continue;
             atomic_store(&c->state, RG_CLAIMING);
             rg_segment_clear_busy(seg, i);
+            for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+                rg_share_settle(seg, d, i, UINT64_MAX);
             if (!same_client(c, name, class)) {
                 if (atomic_load(&c->first_launch_ns))
                     atomic_fetch_add(&seg->header.overwritten, 1);
                 clear_client(c);
+                clear_shares(seg, i);
                 atomic_store(&c->class, class);
                 snprintf(c->name, sizeof c->name, "%s", name);
             }
+            /* Before the slot is live again: only what live slots hold is in use. */
+            atomic_store(&c->memory_bytes, 0);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);
@@ -247,13 +267,116 @@ void rg_device_wake(rg_device *dev)
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void rg_device_busy(rg_device *dev)
+uint32_t rg_hold_left_ms(const rg_settings *settings, uint64_t now_ns)
 {
+    uint32_t until = atomic_load(&settings->hold_until_ms);
+    int32_t left = (int32_t)(until - (uint32_t)(now_ns / 1000000));
+    return until && left > 0 && left <= RG_HOLD_LIMIT_MS ? (uint32_t)left : 0;
+}
+
+void rg_segment_hold(rg_segment *seg, uint32_t ms)
+{
+    uint32_t until = (uint32_t)(rg_now_ns() / 1000000) + (ms < RG_HOLD_LIMIT_MS ? ms : RG_HOLD_LIMIT_MS);
+    atomic_store(&seg->settings.hold_until_ms, ms == 0 ? 0 : until ? until : 1);
+    for (int i = 0; i < RG_MAX_DEVICES; i++) {
+        rg_device *d = &seg->devices[i];
+        if (!atomic_load(&d->key))
+            continue;
+        rg_device_wake(d);
+        if (atomic_load(&d->busy_waiters)) {
+            atomic_fetch_add(&d->busy_wake, 1);
+            syscall(SYS_futex, &d->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+        }
+    }
+}
+
+void rg_device_launching(rg_device *dev, int slot, bool on)
+{
+    if (!on) {
+        atomic_fetch_and(&dev->high_launching, ~(1ull << slot));
+        return;
+    }
+    atomic_fetch_or(&dev->high_launching, 1ull << slot);
     /* The order pairs with preempt_main: it says that it waits, then looks whether anybody is busy. */
     if (!atomic_load(&dev->busy_waiters))
         return;
     atomic_fetch_add(&dev->busy_wake, 1);
     syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
+{
+    uint64_t spell = atomic_load(&dev->spell_ns);
+    if (!atomic_load(&dev->high_busy) && (!spell || now_ns - atomic_load(&dev->idle_ns) >= RG_POLICY_BREAK_NS)) {
+        atomic_store(&dev->spell_ns, now_ns);
+        atomic_store(&dev->paid_ns, 0);
+    }
+    atomic_fetch_or(&dev->high_busy, 1ull << slot);
+}
+
+void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns)
+{
+    uint64_t bit = 1ull << slot;
+    rg_device_launching(dev, slot, false);
+    if ((atomic_fetch_and(&dev->high_busy, ~bit) & ~bit) == 0)
+        atomic_store(&dev->idle_ns, now_ns);
+}
+
+void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns)
+{
+    rg_share *share = rg_share_of(seg, device, slot);
+    uint64_t own = atomic_load(&share->outstanding_ns);
+    while (!atomic_compare_exchange_weak(&share->outstanding_ns, &own, own > ns ? own - ns : 0))
+        continue;
+    if (own)
+        atomic_fetch_sub(&seg->devices[device].outstanding_ns, own > ns ? ns : own);
+}
+
+uint64_t rg_kernel_key(const char *name, uint64_t shape)
+{
+    uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
+    for (const char *p = name; *p; p++)
+        key = (key ^ (unsigned char)*p) * 0x100000001b3u;
+    return ((key ^ shape) * 0x9e3779b97f4a7c15u) | 1;
+}
+
+/* The place of a key: where it is, or the free one where it would be. */
+static rg_kernel *kernel_place(rg_segment *seg, uint64_t key)
+{
+    for (uint32_t i = (uint32_t)(key >> 40), n = 0; n < RG_MAX_KERNELS; i++, n++) {
+        rg_kernel *k = &seg->kernels[i % RG_MAX_KERNELS];
+        uint64_t found = atomic_load_explicit(&k->key, memory_order_relaxed);
+        if (found == key || !found)
+            return k;
+    }
+    return NULL;
+}
+
+rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key)
+{
+    rg_kernel *k = kernel_place(seg, key);
+    return k && atomic_load_explicit(&k->key, memory_order_relaxed) ? k : NULL;
+}
+
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns)
+{
+    rg_kernel *k = kernel_place(seg, key);
+    uint32_t used = 0;
+    if (k && atomic_load(&k->key)) {
+        sms = sms > k->sms ? sms : k->sms;
+        bound = bound == k->bound ? bound : RG_BOUND_UNKNOWN;
+        duration_ns = duration_ns > k->duration_ns ? duration_ns : k->duration_ns;
+    } else {
+        for (uint32_t i = 0; i < RG_MAX_KERNELS; i++)
+            used += atomic_load(&seg->kernels[i].key) != 0;
+        if (used >= RG_MAX_KERNELS / 4 * 3)
+            return false;
+    }
+    atomic_store(&k->sms, sms);
+    atomic_store(&k->bound, bound);
+    atomic_store(&k->duration_ns, duration_ns);
+    atomic_store(&k->key, key);
+    return true;
 }
 
 void rg_segment_clear_busy(rg_segment *seg, int slot)
@@ -262,8 +385,7 @@ void rg_segment_clear_busy(rg_segment *seg, int slot)
     for (int i = 0; i < RG_MAX_DEVICES; i++) {
         rg_device *d = &seg->devices[i];
         if (atomic_load(&d->high_busy) & bit) {
-            atomic_fetch_and(&d->high_launching, ~bit);
-            atomic_fetch_and(&d->high_busy, ~bit);
+            rg_device_idle(d, slot, rg_now_ns());
             rg_device_wake(d);
         }
     }
@@ -276,7 +398,7 @@ int rg_segment_reap(rg_segment *seg)
         rg_client *c = &seg->clients[i];
         uint64_t owner = atomic_load(&c->owner);
         uint32_t state = atomic_load(&c->state);
-        if ((state != RG_LIVE && state != RG_CLAIMING) || owner_alive(owner) ||
+        if ((state != RG_LIVE && state != RG_CLAIMING) || rg_owner_alive(owner) ||
             !atomic_compare_exchange_strong(&c->state, &state, RG_DEAD))
             continue;
         if (atomic_load(&c->owner) != owner) {
@@ -286,6 +408,8 @@ int rg_segment_reap(rg_segment *seg)
             continue;
         }
         rg_segment_clear_busy(seg, i);
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            rg_share_settle(seg, d, i, UINT64_MAX);
         reaped++;
     }
     return reaped;

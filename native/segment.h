@@ -18,17 +18,27 @@
 #include "histogram.h"
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
-enum { RG_SEGMENT_VERSION = 2, RG_MAX_CLIENTS = 64, RG_MAX_DEVICES = 16, RG_NAME_BYTES = 64, RG_DEVICE_NAME_BYTES = 96 };
+enum {
+    RG_SEGMENT_VERSION = 2,
+    RG_MAX_CLIENTS = 64,
+    RG_MAX_DEVICES = 16,
+    RG_NAME_BYTES = 64,
+    RG_DEVICE_NAME_BYTES = 96,
+    RG_MAX_KERNELS = 2048,
+};
+enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
+enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
-/* F(kind, name, count): kind is u32, u64 (atomic words), char (bytes) or hist (histogram). */
+/* F(kind, name, count): kind is u32, u64 (atomic words), words (several of u64), char (bytes) or hist (histogram). */
 
 #define RG_HEADER_FIELDS(F) \
     F(u64, magic, 1)       /* [control] RG_SEGMENT_MAGIC, stored last by the creator */ \
@@ -38,7 +48,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
     F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
-    F(u64, created_ns, 1)  /* [control] */
+    F(u64, created_ns, 1)  /* [control] */ \
+    F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
+    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -54,19 +66,43 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
-    F(u32, high_slice_us, 1) /* [control] likewise of a high client */
+    F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
+    F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \
+    F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
+    F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
+    F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
-    F(u64, high_busy, 1) /* [any] bit per client slot: that high client has work on this device */ \
+    F(u64, high_busy, 1) /* [any] bit per client slot: that high client (under fair: any) has work on this device */ \
     F(u32, wake, 1)      /* [any] futex: raised whenever a high client becomes idle */ \
     F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
     F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
     F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
-    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client becomes busy and somebody waits for that */ \
+    F(u32, busy_wake, 1)    /* [any] futex: raised when a high client begins to launch and somebody waits for that */ \
     F(u32, busy_waiters, 1) /* [any] threads asleep on `busy_wake`, as `waiters` */ \
-    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */
+    F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */ \
+    F(u64, spell_ns, 1)   /* [any] since when high clients have been busy without a break; 0: never yet */ \
+    F(u64, idle_ns, 1)    /* [any] when high_busy last became 0 */ \
+    F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
+    F(u64, virtual_ns, 1) /* [any] fair: virtual time of the slowest active client, as last looked up; only grows */ \
+    F(u64, outstanding_ns, 1) /* [any] orion: GPU time of best-effort kernels not known to be finished */ \
+    F(u32, high_bound, 1) /* [client] orion: enum rg_bound of the kernel that a high client launched last */
+
+/* What a client has had of a device. */
+#define RG_SHARE_FIELDS(F) \
+    F(u64, virtual_ns, 1) /* [client] fair: its virtual time */ \
+    F(u64, idle_ns, 1)    /* [client] when it last became idle, or will have stopped waiting at the gate; 0: never yet */ \
+    F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */
+
+/* Kernels of profiles: a table with open addressing, written before any client starts. */
+#define RG_KERNEL_FIELDS(F) \
+    F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
+    F(u32, sms, 1)   /* [control] SMs it fills */ \
+    F(u32, bound, 1) /* [control] enum rg_bound */ \
+    F(u64, duration_ns, 1) /* [control] */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -85,7 +121,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
     F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
-    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy */ \
+    F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
     F(u64, inflight_wait_ns, 1) /* [client] */ \
@@ -100,10 +136,67 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1)      /* [client] enum rg_preemption */ \
     F(u32, slice_us, 1)        /* [client] time slice of its channels as set by Rigel; 0: never set */ \
     F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU for a high client */ \
-    F(u64, suspended_ns, 1)    /* [client] */
+    F(u64, suspended_ns, 1)    /* [client] */ \
+    F(u32, weight, 1)          /* [client] fair: in thousandths */ \
+    F(u64, shared, 1)          /* [client] launches that the least share let out */ \
+    F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
+    F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
+    F(u64, durations_seeded, 1) /* [client] kernels whose duration was known before this client had launched them */ \
+    F(u64, samples, 1)         /* [client] launches that it timed */ \
+    F(u32, guard_mode, 1)      /* [client] 1: off, 2: warn, 3: repair (guard.c, as all that follows) */ \
+    F(u32, guard_major, 1)     /* [client] major version of the cuBLAS that it has; 0: none that made a handle */ \
+    F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
+    F(u64, guard_wrong_context, 1) /* [client] calls with a handle of another context than the current one */ \
+    F(u64, guard_no_context, 1) /* [client] calls on a thread without a current context */ \
+    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using at that moment */ \
+    F(u64, guard_foreign_stream, 1) /* [client] repairs whose handle was set to a stream of another context */ \
+    F(u64, guard_create_failed, 1) /* [client] handles that could not be made */ \
+    F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \
+    F(u64, guard_repaired, 1)  /* [client] calls that ran in another way than the program asked */ \
+    F(u64, guard_handles, 1)   /* [client] cuBLAS handles alive, the guard's own included */ \
+    F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
+    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
+                                  above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
+                                  among those of its thread; 32 bytes of name */ \
+    F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
+    F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
+
+/*
+ * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
+ * index means the same kernel for as long as the segment lives. What else is in an entry is the same whoever writes it,
+ * but for the estimate itself.
+ */
+#define RG_ESTIMATE_FIELDS(F) \
+    F(u64, key, 1)         /* [any] taken by compare-and-swap: rg_estimate_key; 0: free */ \
+    F(u64, program, 1)     /* [any] whose kernel it is */ \
+    F(u32, duration_ns, 1) /* [any] 0: not known yet */ \
+    F(u32, samples, 1)     /* [any] timed launches in it; 0 with a duration: it came from a profile */ \
+    F(u32, state, 1)       /* [any] 1 once program, device, shape and name are there */ \
+    F(u32, used, 1)        /* [any] 1: a client of this segment has launched it */ \
+    F(u32, device, 1)      /* [any] 1 + index of the device it was first launched on; 0: not launched here */ \
+    F(u32, grid_x, 1)      /* [any] 0: no shape of its own, a graph */ \
+    F(u32, grid_y, 1)      /* [any] */ \
+    F(u32, grid_z, 1)      /* [any] */ \
+    F(u32, block_x, 1)     /* [any] */ \
+    F(u32, block_y, 1)     /* [any] */ \
+    F(u32, block_z, 1)     /* [any] */ \
+    F(char, name, RG_KERNEL_NAME_BYTES) /* [any] for people: cut to fit, NUL-terminated */
+
+/* Device memory of one client: all processes of one name. What is in use is the sum of `memory_bytes` over its live slots. */
+#define RG_ACCOUNT_FIELDS(F) \
+    F(u64, key, 1)            /* [any] taken by compare-and-swap: hash of the name; 0: free. Never given back */ \
+    F(u64, slots, 1)          /* [any] bit per client slot whose process belongs to it */ \
+    F(u64, limit_bytes, 1)    /* [client] RIGEL_MEMORY; 0: no limit */ \
+    F(u64, lock, 1)           /* [any] owner word of the process that is comparing with the limit; 0: none */ \
+    F(u64, peak_bytes, 1)     /* [any] the most that was in use at once */ \
+    F(u64, denied, 1)         /* [any] allocations refused because of the limit */ \
+    F(u64, denied_bytes, 1)   /* [any] what the last of them asked for */ \
+    F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
+    F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
+#define RG_TYPE_words(name, n) _Atomic uint64_t name[n]
 #define RG_TYPE_char(name, n) char name[n]
 #define RG_TYPE_hist(name, n) rg_histogram name
 #define RG_MEMBER(kind, name, n) RG_TYPE_##kind(name, n);
@@ -121,21 +214,43 @@ typedef struct {
     _Alignas(64) RG_CLIENT_FIELDS(RG_MEMBER)
 } rg_client;
 typedef struct {
+    _Alignas(64) RG_SHARE_FIELDS(RG_MEMBER)
+} rg_share;
+typedef struct {
+    RG_KERNEL_FIELDS(RG_MEMBER)
+} rg_kernel;
+typedef struct {
+    _Alignas(64) RG_ESTIMATE_FIELDS(RG_MEMBER)
+} rg_estimate;
+typedef struct {
+    _Alignas(64) RG_ACCOUNT_FIELDS(RG_MEMBER)
+} rg_account;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
     _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
+    _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
+    _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
+    _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
+    _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
 /* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
-_Static_assert(offsetof(rg_segment, devices) == 128, "segment layout");
-_Static_assert(sizeof(rg_device) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, clients) == 3200, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
+_Static_assert(sizeof(rg_device) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 49472, "segment layout");
-_Static_assert(sizeof(rg_segment) == 3169408, "segment layout");
+_Static_assert(sizeof(rg_client) == 50624, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
+_Static_assert(sizeof(rg_segment) == 5464256, "segment layout");
+_Static_assert(sizeof(rg_estimate) == 256, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
+_Static_assert(sizeof(rg_account) == 128, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5456064, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -161,20 +276,58 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
 /* rg_segment_device: index of the device with this UUID, entered if new. -1 when the table is full. */
 int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name);
 
+/*
+ * rg_device_busy, rg_device_idle: a client's work on the device begins, or has ended; a break between high clients' work
+ * (RG_POLICY_BREAK_NS) begins a new spell. The spell is there before the bit: whoever sees the bit sees how long it has been so.
+ */
+void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns);
+void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns);
+
+/*
+ * rg_segment_hold: holds all best-effort work back for `ms` (at most RG_HOLD_LIMIT_MS: whoever wants more says so again, and who dies
+ * holds nobody), or, if 0, ends that. rg_hold_left_ms: how much of it is left.
+ */
+enum { RG_HOLD_LIMIT_MS = 5000 };
+void rg_segment_hold(rg_segment *seg, uint32_t ms);
+uint32_t rg_hold_left_ms(const rg_settings *settings, uint64_t now_ns);
+
+/* rg_device_launching: a high client may launch more, or waits for all it has. Tells those who keep off the device for it; a system
+ * call only if there is one. */
+void rg_device_launching(rg_device *dev, int slot, bool on);
+
+/* rg_share_of: what a client has had of a device. */
+static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
+{
+    return &seg->shares[device * RG_MAX_CLIENTS + (uint32_t)slot];
+}
+
+/* rg_share_settle: so much of the client's outstanding kernels is finished (orion), never more than there is. */
+void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns);
+
+/* rg_kernel_key: what a profiled kernel is known by: its name, and grid and block (rg_dims_hash); 0 where a profile has none. */
+uint64_t rg_kernel_key(const char *name, uint64_t shape);
+
+/* rg_kernel_find: the kernel with this key; NULL if no profile has it. */
+rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
+
+/* rg_kernel_put: enters a kernel. One that is there already keeps the larger numbers, and a bound if both agree. False if the
+ * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns);
+
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);
 
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);
 
+/* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
+int rg_owner_alive(uint64_t owner);
+
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);
 
 /* rg_device_wake: wakes every thread that sleeps on the device's gate; a system call only if there is one. */
 void rg_device_wake(rg_device *dev);
-
-/* rg_device_busy: tells those who keep off the device for a high client that one is busy; a system call only if there is one. */
-void rg_device_busy(rg_device *dev);
 
 /* rg_now_ns: CLOCK_MONOTONIC in nanoseconds (no system call: vDSO). */
 uint64_t rg_now_ns(void);

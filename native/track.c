@@ -10,7 +10,7 @@
  *
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
-#include "client.h"
+#include "guard.h"
 
 #include <string.h>
 
@@ -100,7 +100,7 @@ static void drop(rg_track *t)
     index_remove(atomic_load(&t->key));
     if (atomic_exchange(&t->capturing, false))
         uncount_capture();
-    rg_retire(atomic_exchange(&t->unbatched, 0));
+    rg_retire(t->device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
     atomic_store(&rg.full, 0);
@@ -150,6 +150,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         if (position >= atomic_load(&rg.track_count))
             atomic_store(&rg.track_count, position + 1);
         index_insert(key, position);
+        atomic_store(&rg.ordinal[device], t->cu_device);
         atomic_fetch_or(&rg.slot->devices, 1u << device);
         uint64_t zero = 0;
         atomic_compare_exchange_strong(&rg.slot->first_launch_ns, &zero, rg_now_ns());
@@ -199,6 +200,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_guard_forget_context(context, d);
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
         if (devices & 1u << i)
             rg_idle_check(i);
@@ -237,7 +239,7 @@ void rg_stream_prioritise(CUstream stream, int asked)
         return;
     bool raised = asked < 0;
     CUlaunchAttributeValue value = {.pad = {0}};
-    value.priority = atomic_load(&rg.mode) == RG_MODE_HIGH ? greatest + !raised : least - raised;
+    value.priority = atomic_load(&rg.mode) & RG_MODE_HIGH ? greatest + !raised : least - raised;
     rg_real.cuStreamSetAttribute(stream, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value);
 }
 
@@ -246,13 +248,13 @@ void rg_stream_prioritise(CUstream stream, int asked)
 void rg_busy_begin(uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
-        atomic_store(&rg.busy_since[device], rg_now_ns());
-        atomic_fetch_or(&rg.segment->devices[device].high_busy, 1ull << rg.slot_index);
-        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
+    if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
+        uint64_t now = rg_now_ns();
+        atomic_store(&rg.busy_since[device], now);
+        rg_device_busy(&rg.segment->devices[device], rg.slot_index, now);
         atomic_store(&rg.draining[device], 0);
         atomic_store(&rg.busy[device], 1);
-        rg_device_busy(&rg.segment->devices[device]);
+        rg_device_launching(&rg.segment->devices[device], rg.slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
 }
@@ -285,7 +287,7 @@ void rg_drain(void)
             /* Pairs with rg_mark: `draining` first, then the tracks. */
             atomic_store(&rg.draining[device], 1);
             if (all_covered(device)) {
-                atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
+                rg_device_launching(&rg.segment->devices[device], rg.slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
             } else {
                 atomic_store(&rg.draining[device], 0);
@@ -298,10 +300,9 @@ void rg_drain(void)
 void rg_drain_end(uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (atomic_load(&rg.draining[device]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
+    if (atomic_load(&rg.draining[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
         atomic_store(&rg.draining[device], 0);
-        atomic_fetch_or(&rg.segment->devices[device].high_launching, 1ull << rg.slot_index);
-        rg_device_busy(&rg.segment->devices[device]);
+        rg_device_launching(&rg.segment->devices[device], rg.slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
 }
@@ -315,11 +316,12 @@ void rg_idle_check(uint32_t device)
         /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
         atomic_store(&rg.busy[device], 0);
         if (all_clean(device)) {
-            rg_hist_add(&rg.slot->request_ns, rg_now_ns() - atomic_load(&rg.busy_since[device]));
+            uint64_t now = rg_now_ns();
+            rg_hist_add(&rg.slot->request_ns, now - atomic_load(&rg.busy_since[device]));
             atomic_fetch_add(&rg.slot->requests, 1);
             atomic_store(&rg.draining[device], 0);
-            atomic_fetch_and(&rg.segment->devices[device].high_launching, ~(1ull << rg.slot_index));
-            atomic_fetch_and(&rg.segment->devices[device].high_busy, ~(1ull << rg.slot_index));
+            atomic_store(&rg_share_of(rg.segment, device, rg.slot_index)->idle_ns, now);
+            rg_device_idle(&rg.segment->devices[device], rg.slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
         } else {
             atomic_store(&rg.busy[device], 1);
@@ -332,10 +334,10 @@ void rg_busy_assert(void)
 {
     pthread_mutex_lock(&busy_lock);
     for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) == RG_MODE_HIGH) {
-            atomic_fetch_or(&rg.segment->devices[i].high_busy, 1ull << rg.slot_index);
+        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
+            rg_device_busy(&rg.segment->devices[i], rg.slot_index, rg_now_ns());
             if (!atomic_load(&rg.draining[i]))
-                atomic_fetch_or(&rg.segment->devices[i].high_launching, 1ull << rg.slot_index);
+                rg_device_launching(&rg.segment->devices[i], rg.slot_index, true);
         }
     pthread_mutex_unlock(&busy_lock);
 }

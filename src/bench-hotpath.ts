@@ -1,8 +1,9 @@
 /**
- * bench-hotpath.ts: what Rigel adds to one launch, in nanoseconds, on this machine.
+ * bench-hotpath.ts: what Rigel adds to one launch, and to one call of cuBLAS, in nanoseconds, on this machine.
  *
- * native/bench/hotpath.c launches against a stand-in whose launch does nothing, and prints nanoseconds a launch.
- * It is run in turn in four ways, many rounds, so that a change of clock speed hits all four alike; medians are shown.
+ * native/bench/hotpath.c launches against a stand-in whose launch does nothing, and prints nanoseconds a launch;
+ * native/bench/guard.c does the same with a multiplication (`blas_`). Each is run in turn in its ways, many rounds, so that
+ * a change of clock speed hits all alike; medians are shown.
  */
 
 import { join, resolve } from "node:path";
@@ -25,15 +26,20 @@ const segment = Segment.create(native, join(defaultSegmentFolder(process.env), `
 try {
   segment.configure({ policy: "priority" });
   const client = { LD_PRELOAD: native.files.library, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
-  const ways: Record<string, Record<string, string>> = {
-    bare_ns: {},
-    disabled_ns: { ...client, RIGEL_CLASS: "high", RIGEL_DISABLE: "1" },
-    high_ns: { ...client, RIGEL_CLASS: "high" },
-    best_effort_ns: { ...client, RIGEL_CLASS: "best-effort" },
+  const high = { ...client, RIGEL_CLASS: "high" };
+  const ways: Record<string, [bench: string, environment: Record<string, string>]> = {
+    bare_ns: ["bench-hotpath", {}],
+    disabled_ns: ["bench-hotpath", { ...high, RIGEL_DISABLE: "1" }],
+    high_ns: ["bench-hotpath", high],
+    best_effort_ns: ["bench-hotpath", { ...client, RIGEL_CLASS: "best-effort" }],
+    blas_bare_ns: ["bench-guard", {}],
+    blas_off_ns: ["bench-guard", { ...high, RIGEL_GUARD: "off" }],
+    blas_repair_ns: ["bench-guard", { ...high, RIGEL_GUARD: "repair" }],
   };
   const taken: Record<string, number[]> = {};
   for (let round = 0; round < rounds; round++)
-    for (const [way, environment] of Object.entries(ways)) (taken[way] ??= []).push(await launch_ns(environment));
+    for (const [way, [bench, environment]] of Object.entries(ways))
+      (taken[way] ??= []).push(await call_ns(bench, environment));
   const medians = Object.fromEntries(Object.entries(taken).map(([way, values]) => [way, median(values)]));
   const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(15)} ${ns.toFixed(1)}`);
   process.stdout.write(`${json ? JSON.stringify(medians) : lines.join("\n")}\n`);
@@ -41,14 +47,14 @@ try {
   segment.remove();
 }
 
-async function launch_ns(environment: Record<string, string>): Promise<number> {
-  const child = Bun.spawn([join(build, "bench-hotpath")], {
+async function call_ns(bench: string, environment: Record<string, string>): Promise<number> {
+  const child = Bun.spawn([join(build, bench)], {
     env: { ...process.env, LD_LIBRARY_PATH: join(build, "bench"), ...environment },
     stdout: "pipe",
     stderr: "inherit",
   });
   const [text, status] = await Promise.all([child.stdout.text(), child.exited]);
-  if (status !== 0) throw new Error(`bench-hotpath ended with status ${status}`);
+  if (status !== 0) throw new Error(`${bench} ended with status ${status}`);
   return Number(text);
 }
 

@@ -21,6 +21,7 @@ try {
   cpSync(files.library, join(embed, "librigel.so"));
   cpSync(files.replay, join(embed, "rigel-replay"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));
+  cpSync(files.workload, join(embed, "workload.py"));
   cpSync(files.profiles, join(embed, "profiles"), {
     recursive: true,
     filter: (path) => path === files.profiles || /\.(csv|json)$/.test(path),

@@ -7,11 +7,14 @@
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
-import { type Config, readConfig } from "./config.ts";
+import { addBench } from "./bench.ts";
+import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
+import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
@@ -44,6 +47,12 @@ A configuration:
       { "name": "serve", "class": "high", "command": ["python", "serve.py"] },
       { "name": "train", "class": "best-effort", "command": ["python", "train.py"] } ] }`;
 
+const DURATIONS_EXAMPLES = `
+Examples:
+  rigel durations                             every kernel that is known, by device and program
+  rigel durations --json | jq '.files[].kernels[].name'
+  rigel durations --clear                     start from nothing`;
+
 function commandLine(): Command {
   const program = new Command("rigel")
     .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
@@ -59,7 +68,7 @@ function commandLine(): Command {
     .option("--dry-run", "check everything and show what would run")
     .option("--duration <seconds>", "count for so long", positiveNumber)
     .option("--inflight <launches>", "launches a best-effort client may have unfinished; 0: no limit", wholeNumber)
-    .addOption(new Option("--policy <name>", "who may launch when").choices(["none", "priority"]))
+    .addOption(new Option("--policy <name>", "who may launch when").choices(POLICIES))
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(
       new Option("--sharing <mode>", "how the clients are on the GPU together").choices(["auto", "time-slice", "mps"]),
@@ -81,6 +90,14 @@ function commandLine(): Command {
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
     .action(runInfo);
+  program
+    .command("durations")
+    .description("show how long kernels take, as earlier launches have learned it, or forget it")
+    .option("--json", "print as JSON")
+    .option("--clear", "remove what is kept")
+    .addHelpText("after", DURATIONS_EXAMPLES)
+    .action(runDurations);
+  addBench(program, deviceSelector);
   return program;
 }
 
@@ -150,10 +167,11 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
     `device   ${device.name} ${device.uuid}`,
     `sharing  ${shared(sharing)}`,
     `ends     ${config.duration_s === undefined ? "with the clients" : `after ${config.duration_s} s`}`,
-    ...clients.flatMap(({ name, class: kind, argv, cwd, env }) => [
+    ...clients.flatMap(({ name, class: kind, argv, cwd, env, memory_bytes }) => [
       `client   ${name} (${kind})`,
       `  run    ${argv.map(quoted).join(" ")}`,
       `  in     ${cwd}`,
+      ...(memory_bytes === undefined ? [] : [`  memory at most ${sizeText(memory_bytes)}`]),
       ...Object.entries(env).map(([key, value]) => `  with   ${key}=${quoted(value)}`),
     ]),
     ...phases.map(
@@ -168,6 +186,17 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
 /** As a shell would need it. */
 function quoted(text: string): string {
   return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function runDurations(flags: { json?: true; clear?: true }): void {
+  const folder = durationsFolder();
+  if (flags.clear) {
+    const removed = clearDurations(folder);
+    print(flags.json ? JSON.stringify({ schema: 1, folder, removed }, null, 2) : `${removed.length} files removed`);
+    return;
+  }
+  const kept = keptDurations(folder);
+  print(flags.json ? JSON.stringify(kept, null, 2) : durationsText(kept));
 }
 
 async function runInfo(flags: { json?: true }): Promise<void> {

@@ -9,6 +9,7 @@
 import { dirname, resolve } from "node:path";
 import { z } from "zod";
 import { readJson } from "./json.ts";
+import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
 import { fields, parse } from "./schema.ts";
 
@@ -25,9 +26,28 @@ const deviceSchema = z.union(
   },
 );
 
-const policySchema = fields({
-  /** `none` only measures; `priority` holds best-effort launches while a high client has work. */
-  name: z.enum(["none", "priority"]).default("priority"),
+/** The policies of native/policy.h. */
+export const POLICIES = ["none", "priority", "slo", "fair", "orion"] as const;
+
+const targetSchema = fields({
+  p99_over_alone: z.number().min(1).max(100).optional(),
+  p99_ms: z.number().positive().max(3_600_000).optional(),
+}).check((context) => {
+  const { p99_over_alone, p99_ms } = context.value;
+  if ((p99_over_alone === undefined) === (p99_ms === undefined))
+    context.issues.push({
+      code: "custom",
+      input: context.value,
+      message: `expected either "p99_over_alone" or "p99_ms", got ${p99_ms === undefined ? "neither" : "both"}`,
+    });
+});
+
+export const policySchema = fields({
+  /**
+   * `none` only measures; `priority` holds best-effort launches while a high client has work; `slo` does, too, with its
+   * settings moved by a control loop; `fair` shares GPU time by weights, whatever the classes; `orion` follows Orion's rules.
+   */
+  name: z.enum(POLICIES).default("priority"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
   inflight: z.int().min(0).max(4096).optional(),
   /** A launch whose duration has been learned counts for that over this many microseconds; 0: each counts for one. */
@@ -43,6 +63,16 @@ const policySchema = fields({
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),
+  /** `slo`: what the high clients' p99 may be, over what it is alone, or in milliseconds. */
+  target: targetSchema.optional(),
+  /** `priority`, `slo`: the part of the GPU's time that best-effort work gets though high clients never rest. */
+  min_share: z.number().min(0).max(0.5).optional(),
+  /** `fair`: the most GPU time by which a client of weight 1 may be ahead of the others. */
+  quantum_us: z.int().min(100).max(10_000_000).optional(),
+  /** `orion`: best-effort kernels that need as many SMs, or more, wait; without it, all that the device has. */
+  sm_threshold: z.int().positive().max(100_000).optional(),
+  /** `orion`: unfinished best-effort work, as a part of a high request's latency alone. */
+  dur_threshold: z.number().positive().max(1000).optional(),
 });
 
 const replaySchema = fields({
@@ -69,9 +99,18 @@ const clientSchema = fields({
   class: z.enum(["high", "best-effort"]),
   command: z.array(text).min(1).optional(),
   replay: replaySchema.optional(),
+  /** `fair`: this client's part of GPU time against the others'. */
+  weight: z.number().min(0.01).max(100).optional(),
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
   device: deviceSchema.optional(),
+  /**
+   * Kernel profile of this program, Orion's or Rigel's own, relative to the configuration file: how long its kernels take before
+   * any was timed, and under `orion` what they need. A replay has its own.
+   */
+  profile: text.min(1).optional(),
+  /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
+  memory: memorySchema.optional(),
   /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
   isolation: z.enum(["shared", "process"]).default("shared"),
   /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
@@ -90,6 +129,13 @@ const clientSchema = fields({
       code: "custom",
       input: context.value,
       message: `expected either "command" or "replay", got ${command === undefined ? "neither" : "both"}`,
+    });
+  if (replay !== undefined && context.value.profile !== undefined)
+    context.issues.push({
+      code: "custom",
+      input: context.value.profile,
+      path: ["profile"],
+      message: "expected no profile beside replay.profile, which says what a replay launches",
     });
   if (replay?.arrivals !== undefined) {
     const byRate = replay.arrivals === "uniform" || replay.arrivals === "poisson";
@@ -120,6 +166,8 @@ const configSchema = fields({
     /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
+  /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
+  guard: z.enum(["off", "warn", "repair"]).optional(),
   clients: z.array(clientSchema).min(1).max(64),
 }).check((context) => {
   const seen = new Set<string>();
@@ -176,6 +224,7 @@ export async function readConfig(file: string): Promise<Config> {
     clients: raw.clients.map((client) => ({
       ...client,
       ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
+      ...(client.profile !== undefined && { profile: resolve(base, client.profile) }),
       ...(client.replay && { replay: absolutePaths(client.replay, base) }),
     })),
   };

@@ -16,6 +16,9 @@ const deviceSchema = z.object({
   name: z.string(),
   uuid: z.string(),
   simulated: z.boolean(),
+  /** Streaming multiprocessors. */
+  sms: z.int().positive(),
+  memory_bytes: z.int().nonnegative(),
 });
 
 /** One GPU. */

@@ -10,23 +10,34 @@
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
+import { RigelError } from "./errors.ts";
+import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { prefixed, progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
+import { policySettings, targetOf } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
-import { type ClientReport, type Mode, type Report, compared, measured } from "./report.ts";
-import { Segment } from "./segment.ts";
-import { type Snapshot, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
+import { type ClientReport, type Mode, type Report, compared, measured, memoryReport } from "./report.ts";
+import { type MemoryUse, Segment } from "./segment.ts";
+import { SloLoop, type SloReport } from "./slo-loop.ts";
+import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
   /** Folder for the segment. */
   segmentFolder: string;
   /** How long to wait for every client's first work before counting begins without it. */
   start_timeout_s: number;
+  /** Whoever handles signals over several launches; without it a launch does so itself. */
+  interrupt?: Interrupt;
+  /** Takes the lines that clients print; without it they go to standard error. */
+  show?: (name: string, line: string) => void;
+  /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
+  started?: (segment: Segment) => void;
 }
 
 interface Outcome {
@@ -42,13 +53,18 @@ const LOOK_ms = 500;
 
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
-  using interrupt = new Interrupt();
+  if (!options.interrupt) {
+    using interrupt = new Interrupt();
+    return await launch(plan, native, { ...options, interrupt });
+  }
+  const { interrupt } = options;
   await using mps = await Mps.open(plan.sharing, plan.clients, `${plan.config.file}: sharing`);
+  const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
   for (const [index, phase] of plan.phases.entries()) {
     if (plan.phases.length > 1) progress(`phase ${index + 1} of ${plan.phases.length}: ${title(phase)}`);
-    const result = await runPhase(plan, phase, native, options, interrupt, mps);
+    const result = await runPhase(plan, phase, native, options, interrupt, mps, durations);
     done.push(result);
     notes.push(...result.notes);
     if (interrupt.signal || result.failed) {
@@ -57,6 +73,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       break;
     }
   }
+  durations.save();
   const last = done.at(-1);
   if (!last) throw new Error("a plan without phases");
   if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
@@ -70,6 +87,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       sharing: mps.sharing,
       mps: mps.sharing.mode === "mps",
       duration_s: Math.round(last.duration_s * 1000) / 1000,
+      slo: last.slo,
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
       notes,
@@ -95,6 +113,8 @@ interface PhaseResult {
   clients: ClientReport[];
   inflight: number;
   duration_s: number;
+  /** What the control loop of policy slo did. */
+  slo: SloReport | null;
   notes: string[];
   /** The first client that failed. */
   failed: { name: string; status: number; text: string } | undefined;
@@ -107,6 +127,7 @@ async function runPhase(
   options: LaunchOptions,
   interrupt: Interrupt,
   mps: Mps,
+  durations: Durations,
 ): Promise<PhaseResult> {
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
@@ -126,12 +147,14 @@ async function runPhase(
   process.on("exit", cleanUp);
   try {
     const { policy } = plan.config;
-    const { name: _, ...knobs } = policy;
-    segment.configure({ ...knobs, policy: phase.policy });
+    segment.configure({ ...policySettings(policy, phase.clients, native), policy: phase.policy });
+    if (phase.policy === "orion") enterProfiles(segment, phase.clients, native);
+    durations.seed(segment, phase.clients);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
-      const show = prefixed(client.name, index, width);
+      const own = options.show;
+      const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
       const env = clientEnvironment(plan, phase, client, native, segment.path, mps);
       const { name, argv, cwd, isReplay } = client;
       const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
@@ -141,11 +164,15 @@ async function runPhase(
       running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
     interrupt.clients = running.map(({ child }) => child);
+    options.started?.(segment);
+    using loop = phase.policy === "slo" ? new SloLoop(segment, targetOf(policy), classesOf(phase)) : undefined;
     const counted = await count(plan, running, segment, native, options, interrupt);
+    const slo = loop?.end() ?? null;
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
+    durations.collect(segment, phase.clients);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped } }) =>
         exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client, attached }] : [],
@@ -156,8 +183,10 @@ async function runPhase(
       phase,
       inflight,
       duration_s,
+      slo,
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
+        ...notesOnMemory(running, counted),
         ...mpsNotes(failures, elsewhere, mps),
       ],
       clients: running.map((one) => reportOf(one, counted, segment, elsewhere)),
@@ -173,6 +202,19 @@ async function runPhase(
       cleanUp();
     }
   }
+}
+
+/** What policy orion knows of the clients' kernels. A replay says of each launch itself what it needs. */
+function enterProfiles(segment: Segment, clients: readonly PlannedClient[], native: Native): void {
+  for (const { name, profile, isReplay, device } of clients) {
+    if (profile === undefined || isReplay) continue;
+    const refused = native.enterProfile(segment.path, profile, device.sms);
+    if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
+  }
+}
+
+function classesOf(phase: Phase): Map<string, "high" | "best-effort"> {
+  return new Map(phase.clients.map((client) => [client.name, client.class]));
 }
 
 /** Ends what a client has started under another name and out of its group. */
@@ -204,6 +246,19 @@ function notesOf(running: readonly Running[], segment: Segment, took_s: number, 
         "other clients needed their places",
     );
   return notes;
+}
+
+/** Who was refused memory because of its limit. */
+function notesOnMemory(running: readonly Running[], { memory }: Counted): string[] {
+  return running.flatMap(({ client: { name } }) => {
+    const { limit_bytes = null, denied = 0, last_denied } = memory.get(name) ?? {};
+    if (limit_bytes === null || denied === 0 || last_denied === undefined) return [];
+    return [
+      `${name}: ${denied} ${denied === 1 ? "allocation was" : "allocations were"} refused at its memory limit of ` +
+        `${sizeText(limit_bytes)}; the last one asked for ${sizeText(last_denied.bytes)} with ` +
+        `${sizeText(last_denied.used_bytes)} in use`,
+    ];
+  });
 }
 
 /** Clients that run, were meant to run under the launch's own MPS daemon, and are no clients of it. */
@@ -263,6 +318,8 @@ interface Counted {
   /** What had been counted before `from_ms`; undefined counts from the start. */
   before: Snapshot | undefined;
   after: Snapshot;
+  /** At the end, by client name. */
+  memory: ReadonlyMap<string, MemoryUse>;
 }
 
 /** Waits for the clients to begin, then for the end of the launch. Returns with the clients still running. */
@@ -318,13 +375,14 @@ async function count(
   // Who was killed has not said that it ended.
   segment.reap();
   const after = snapshotOf(segment);
+  const memory = segment.memory();
   observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
     const problem = problemOf(one, segment);
     if (problem !== undefined) one.problem = problem;
   }
-  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after };
+  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory };
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
@@ -402,6 +460,7 @@ function reportOf(
   const begin_ms = whole ? (launched_ms ?? child.startedAt_ms) : from_ms;
   const counted_s = (whole ? lifetime_s(client.name, after) : undefined) ?? (end_ms - begin_ms) / 1000;
   const { name, uuid, simulated } = client.device;
+  const { durations_seeded: seeded, samples } = usageOf(segment, client.name, undefined, after).counters;
   return {
     name: client.name,
     class: client.class,
@@ -410,8 +469,14 @@ function reportOf(
     attached,
     attach_problem: problem ?? null,
     device: { name, uuid, simulated },
+    durations: { seeded, samples },
     mps: client.mps && !elsewhere.has(client.name),
-    ...measured(usageOf(segment, client.name, whole ? undefined : before, after), Math.max(0, counted_s)),
+    ...measured(
+      usageOf(segment, client.name, whole ? undefined : before, after),
+      Math.max(0, counted_s),
+      guardOf(client.name, after),
+    ),
+    memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
   };
 }
 
@@ -434,10 +499,16 @@ function clientEnvironment(
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
+    RIGEL_WEIGHT: String(client.weight),
+    RIGEL_PROGRAM: client.program,
+    // One client's own setting comes before that of the launch, and that before what is in the environment.
+    ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
+    RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
-    ...(phase.policy !== "none" && {
-      CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
-    }),
+    ...(phase.policy !== "none" &&
+      phase.policy !== "fair" && {
+        CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
+      }),
   };
 }
 

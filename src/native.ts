@@ -36,14 +36,27 @@ export interface NativeFiles {
   simulator: string;
   /** Folder of the profiles that come with Rigel. */
   profiles: string;
+  /** The PyTorch program of `rigel bench`. */
+  workload: string;
 }
+
+/** Of a grid or a block: x, y, z. */
+export type Dimensions = readonly [number, number, number];
 
 const SYMBOLS = {
   rigel_version: { args: [], returns: "cstring" },
   rigel_layout: { args: [], returns: "cstring" },
   rigel_segment_create: { args: ["cstring"], returns: "i32" },
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
+  rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
+  rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
+  rigel_profile_latency: { args: ["cstring"], returns: "u64" },
+  rigel_estimate_key: {
+    args: ["u64", "cstring", "cstring", "u32", "u32", "u32", "u32", "u32", "u32"],
+    returns: "u64",
+  },
+  rigel_estimate_enter: { args: ["cstring", "u64"], returns: "i32" },
 } as const;
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
@@ -96,9 +109,35 @@ export class Native {
     return this.#symbols.rigel_segment_check(path);
   }
 
+  /** Enters a profile's kernels into a segment, for policy orion. Returns what is wrong, or null. */
+  enterProfile(segment: string, profile: string, sms: number): string | null {
+    return this.#symbols.rigel_segment_profile(segment, profile, sms);
+  }
+
+  /** How long a request or iteration of the profiled program takes alone, in nanoseconds; 0 if the file cannot be read. */
+  profileLatency_ns(profile: string): number {
+    return Number(this.#symbols.rigel_profile_latency(profile));
+  }
+
+  /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). */
+  holdSegment(path: string, ms: number): void {
+    this.#symbols.rigel_segment_hold(path, ms);
+  }
+
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */
   reapSegment(path: string): number {
     return this.#symbols.rigel_segment_reap(path);
+  }
+
+  /** What a segment knows a kernel's duration by, as 16 hexadecimal digits; a grid of zeros stands for every shape. */
+  estimateKey(program: string, device: string, kernel: string, grid: Dimensions, block: Dimensions): string {
+    const key = this.#symbols.rigel_estimate_key(BigInt(`0x${program}`), device, kernel, ...grid, ...block);
+    return BigInt.asUintN(64, BigInt(key)).toString(16).padStart(16, "0");
+  }
+
+  /** Index of a key among a segment's estimates; below 0 when there is no room. */
+  enterEstimate(path: string, key: string): number {
+    return this.#symbols.rigel_estimate_enter(path, BigInt(`0x${key}`));
   }
 }
 
@@ -138,6 +177,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     replay: join(build, "rigel-replay"),
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
+    workload: join(root, "bench", "workload.py"),
   };
   const stamp = join(build, ".made");
   const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
@@ -207,6 +247,7 @@ async function unpack(): Promise<Native> {
         replay: join(folder, "rigel-replay"),
         simulator: join(folder, "sim"),
         profiles: join(folder, "profiles"),
+        workload: join(folder, "workload.py"),
       });
     } catch (thrown) {
       refusals.push(`  ${folder}: ${reason(thrown)}`);
@@ -228,8 +269,8 @@ function listFiles(folder: string): string[] {
   return names.toSorted();
 }
 
-/** Folders to try, best first. With an empty environment the home folder comes from the user database. */
-function cacheFolders(): string[] {
+/** Folders for what Rigel keeps, best first. With an empty environment the home folder comes from the user database. */
+export function cacheFolders(): string[] {
   const xdg = process.env["XDG_CACHE_HOME"];
   const home = process.env["HOME"] || homedir();
   const uid = process.getuid?.() ?? 0;
@@ -241,8 +282,8 @@ function cacheFolders(): string[] {
   return candidates.filter((path) => path !== undefined);
 }
 
-/** Makes a folder that only this user can change, or throws: code that others could replace must not be loaded. */
-function privateFolder(path: string): void {
+/** Makes a folder that only this user can change, or throws: what others could replace must not be used. */
+export function privateFolder(path: string): void {
   mkdirSync(dirname(path), { recursive: true });
   if (!existsSync(path)) mkdirSync(path, { mode: 0o700 });
   const { uid, mode } = lstatSync(path);

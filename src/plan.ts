@@ -9,11 +9,14 @@ import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation } from "./device.ts";
+import { programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
+import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { type Native, checkPreloadable } from "./native.ts";
-import { checkArrivals, readProfile } from "./profile.ts";
+import { checkPolicy } from "./policy.ts";
+import { type ProfileKernel, checkArrivals, readDurations, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
 
 export interface PlannedClient {
@@ -24,6 +27,10 @@ export interface PlannedClient {
   /** What the configuration adds to the environment. */
   env: Record<string, string>;
   device: Device;
+  /** Tells its program from others, whose kernels' durations are not its own: 16 hexadecimal digits. */
+  program: string;
+  /** The most device memory it may have; undefined: no limit. */
+  memory_bytes: number | undefined;
   /** Is to share its GPU with others side by side, under MPS. */
   mps: boolean;
   /** Must not find an MPS daemon, though there may be one. */
@@ -32,6 +39,10 @@ export interface PlannedClient {
   isReplay: boolean;
   /** Is known to end by itself. */
   isBounded: boolean;
+  /** Its part of GPU time under `fair`; 1 unless the configuration says otherwise. */
+  weight: number;
+  /** Kernel profile: of a replay, what it launches. */
+  profile: string | undefined;
 }
 
 export interface Phase {
@@ -48,6 +59,8 @@ export interface Plan {
   simulation: Simulation;
   clients: PlannedClient[];
   phases: Phase[];
+  /** Kernel durations from profiles, by client name. */
+  seeds: ReadonlyMap<string, readonly ProfileKernel[]>;
   notes: string[];
 }
 
@@ -61,7 +74,8 @@ export async function plan(config: Config, native: Native, simulationState: stri
   };
   const notes = [...config.notes];
   checkPreloadable(native.files.library);
-  await checkClients(config, notes);
+  const seeds = new Map<string, readonly ProfileKernel[]>();
+  await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
   const on: { client: ClientConfig; device: Device }[] = [];
@@ -81,13 +95,17 @@ export async function plan(config: Config, native: Native, simulationState: stri
       class: client.class,
       argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
       cwd: client.cwd ?? process.cwd(),
+      program: programOf(client),
       env: client.env ?? {},
       device: its,
+      memory_bytes: client.memory === undefined ? undefined : limit_bytes(client.memory, its.memory_bytes),
       ...(await shareOf(client, its, decision, config, simulation)),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
+      weight: client.weight ?? 1,
+      profile: client.replay?.profile ?? client.profile,
     });
-  notes.push(...sharingNotes(clients, config));
+  notes.push(...sharingNotes(clients, config), ...notesOnLimits(clients));
   const { mode, daemon, pipe_directory } = decision;
   return {
     config,
@@ -96,6 +114,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     simulation,
     clients,
     phases: phasesOf(config, clients),
+    seeds,
     notes,
   };
 }
@@ -156,13 +175,18 @@ function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
   ];
 }
 
-async function checkClients(config: Config, notes: string[]): Promise<void> {
+async function checkClients(
+  config: Config,
+  notes: string[],
+  seeds: Map<string, readonly ProfileKernel[]>,
+): Promise<void> {
   const problems: RigelError[] = [];
   const { file } = config;
   if (config.compare && config.policy.name === "none")
     problems.push(
       new RigelError("config", `${file}: policy.name: expected a policy other than "none" to compare with`),
     );
+  problems.push(...checkPolicy(config, notes));
   for (const [index, client] of config.clients.entries()) {
     const names = config.fieldNames[index];
     if (!names) throw new Error(`client ${index} without field names`);
@@ -170,6 +194,8 @@ async function checkClients(config: Config, notes: string[]): Promise<void> {
     try {
       checkFolder(client, where);
       if (client.command) checkCommand(client, client.command, where);
+      if (client.profile !== undefined)
+        seeds.set(client.name, await kernelsOf(client.name, client.profile, where, notes));
       if (client.sm_percent !== undefined && config.sharing === "time-slice")
         problems.push(
           new RigelError(
@@ -243,6 +269,17 @@ async function checkReplay(
       `${name}: the configuration states ${stated} kernels, ${profile} has ${kernels}; ` +
         "what the file has is replayed, nothing waits for a count",
     );
+}
+
+/** The kernels of a client's profile. */
+async function kernelsOf(name: string, path: string, where: string, notes: string[]): Promise<ProfileKernel[]> {
+  const { kernels, unclear } = await inField(`${where}.profile`, readDurations(path));
+  if (unclear > 0)
+    notes.push(
+      `${name}: ${path} has no shapes; ${kernels.length} of its ${kernels.length + unclear} kernel names are used, of which ` +
+        "all rows take about the same time; the others are learned",
+    );
+  return kernels;
 }
 
 /** Puts the field that names a file before what is wrong with the file. */

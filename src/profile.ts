@@ -74,6 +74,9 @@ export interface Profile {
   operations: AsyncIterable<Operation>;
 }
 
+/** How long a kernel takes by a profile; grid and block all zero: whatever its shape. */
+export type ProfileKernel = Pick<Operation, "name" | "grid" | "block" | "duration_ns">;
+
 /** Checks one field; returns what was expected when it does not fit. */
 type FieldCheck = (value: string) => string | undefined;
 
@@ -257,6 +260,39 @@ function rigelOperation(fields: string[]): Operation {
     dram_bytes: number(F + 5),
     request: number(F + 6),
   };
+}
+
+/** Rows without a shape stand for a kernel of any shape where the longest takes at most so many times the shortest. */
+const ALIKE = 1.25;
+
+/** What a profile says of each kernel: the median of its rows. */
+interface ProfileDurations {
+  kernels: ProfileKernel[];
+  /** Names without shapes whose rows differ, so that a name alone does not say how long the kernel takes. */
+  unclear: number;
+}
+
+/**
+ * Reads how long each kernel of a profile takes, by name and shape. Orion's format has no shapes: there a name stands for
+ * all shapes, if all its rows take about the same time, and is left out if they do not.
+ */
+export async function readDurations(path: string): Promise<ProfileDurations> {
+  const taken = new Map<string, { kernel: ProfileKernel; durations_ns: number[] }>();
+  for await (const { name, kind, grid, block, duration_ns } of (await openProfile(path)).operations) {
+    if (kind !== "kernel") continue;
+    const key = JSON.stringify([name, grid, block]);
+    const before = taken.get(key);
+    if (before) before.durations_ns.push(duration_ns);
+    else taken.set(key, { kernel: { name, grid, block, duration_ns }, durations_ns: [duration_ns] });
+  }
+  const durations: ProfileDurations = { kernels: [], unclear: 0 };
+  for (const { kernel, durations_ns } of taken.values()) {
+    const sorted = durations_ns.toSorted((a, b) => a - b);
+    const median = Math.round(sorted[sorted.length >> 1] ?? 0);
+    if (kernel.grid[0] === 0 && (sorted.at(-1) ?? 0) > ALIKE * (sorted[0] ?? 0)) durations.unclear++;
+    else if (median > 0) durations.kernels.push({ ...kernel, duration_ns: Math.min(median, 0xffff_ffff) });
+  }
+  return durations;
 }
 
 /** Gaps between arrivals in seconds, by the rules of native/replay/arrivals.c, which counts in nanoseconds. */

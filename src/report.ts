@@ -4,9 +4,13 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
+import { type GuardReport, guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import { sizeText } from "./memory.ts";
+import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
+import type { SloReport } from "./slo-loop.ts";
 import type { Usage } from "./usage.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
@@ -45,9 +49,27 @@ export interface ClientReport {
   /** Iterations or requests that the program reported; null if it does not report. */
   iterations: number | null;
   iterations_per_s: number | null;
-  gate: { waits: number; wait_ms: number; inflight_waits: number; inflight_wait_ms: number; starved: number };
+  gate: {
+    waits: number;
+    wait_ms: number;
+    inflight_waits: number;
+    inflight_wait_ms: number;
+    starved: number;
+    /** Launches that the least share let out beside high clients that never rest. */
+    shared: number;
+    /** Kernels launched under policy orion that no profile knows. */
+    unprofiled: number;
+  };
+  /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
+  charged_ms: number;
+  /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
+  durations: { seeded: number; samples: number };
+  /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
+  memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
   /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
   preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
+  /** What the cuBLAS guard counted and repaired. */
+  guard: GuardReport;
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -70,6 +92,8 @@ export interface Report {
   /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
+  /** What the control loop of policy slo found and did in the last phase; null under other policies. */
+  slo: SloReport | null;
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
   notes: string[];
@@ -79,6 +103,7 @@ export interface Report {
 export function measured(
   usage: Usage,
   counted_s: number,
+  guard: Pick<GuardReport, "mode" | "events">,
 ): Pick<
   ClientReport,
   | "counted_s"
@@ -92,6 +117,8 @@ export function measured(
   | "iterations_per_s"
   | "gate"
   | "preemption"
+  | "charged_ms"
+  | "guard"
 > {
   const { counters } = usage;
   const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
@@ -120,12 +147,38 @@ export function measured(
       inflight_waits: counters.inflight_waits,
       inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
       starved: counters.starved,
+      shared: counters.shared,
+      unprofiled: counters.unprofiled,
     },
     preemption: {
       state: usage.preemption,
       suspensions: counters.suspensions,
       suspended_ms: round(counters.suspended_ns / 1e6),
     },
+    charged_ms: round(counters.charged_ns / 1e6),
+    guard: {
+      mode: guard.mode,
+      null_handle: counters.guard_null_handle,
+      wrong_context: counters.guard_wrong_context,
+      no_context: counters.guard_no_context,
+      in_use_elsewhere: counters.guard_in_use_elsewhere,
+      foreign_stream: counters.guard_foreign_stream,
+      create_failed: counters.guard_create_failed,
+      create_retried: counters.guard_create_retried,
+      repaired: counters.guard_repaired,
+      events: guard.events,
+    },
+  };
+}
+
+/** The part about device memory; `limit_bytes` is what was configured, for a client that has not attached. */
+export function memoryReport(use: MemoryUse | undefined, limit_bytes: number | undefined): ClientReport["memory"] {
+  if (!use) return { limit_bytes: limit_bytes ?? null, used_bytes: 0, peak_bytes: 0, denied: 0 };
+  return {
+    limit_bytes: use.limit_bytes,
+    used_bytes: use.used_bytes,
+    peak_bytes: use.peak_bytes,
+    denied: use.denied,
   };
 }
 
@@ -176,7 +229,11 @@ export function table(report: Report): string {
   const head = `${device.name} | policy: ${how} | ${shared(report.sharing)} | ${report.duration_s.toFixed(1)} s`;
   const parts = [head, ""];
   parts.push(...clientTable(report.clients));
+  if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
+  if (report.slo) parts.push("", ...sloLines(report.slo));
+  const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
+  if (guarded.length > 0) parts.push("", ...guarded);
   const notes = [
     ...report.notes,
     ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
@@ -230,6 +287,17 @@ function clientTable(clients: readonly ClientReport[]): string[] {
   );
 }
 
+function memoryTable(clients: readonly ClientReport[]): string[] {
+  const rows = clients.map(({ name, memory }) => [
+    name,
+    memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes),
+    sizeText(memory.used_bytes),
+    sizeText(memory.peak_bytes),
+    String(memory.denied),
+  ]);
+  return aligned(["device memory", "limit", "in use", "peak", "refused"], rows, 1);
+}
+
 function compareTable(compare: Report["compare"]): string[] {
   const modes = compare.map(({ mode }) => mode);
   const names = [...new Set(compare.flatMap(({ clients }) => clients.map(({ name }) => name)))];
@@ -250,6 +318,23 @@ function compareTable(compare: Report["compare"]): string[] {
     }
   }
   return aligned(["compared", "", ...modes], rows, 2);
+}
+
+function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
+  return `p50 ${digits(p50_ms)} ms, p99 ${digits(p99_ms)} ms (${requests} requests)`;
+}
+
+/** What the control loop aimed at, and where it stands. */
+function sloLines({ target, alone, now, settings, held_s, changes, unreachable }: SloReport): string[] {
+  const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
+  const knobs = Object.entries(settings).map(([name, value]) => `${name} ${value}`);
+  return [
+    `slo: target p99 ${asked}${unreachable ? ": NOT reached even by the strictest settings" : ""}`,
+    ...(alone.requests > 0
+      ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
+      : []),
+    `     at the end: ${latencies(now)} with ${knobs.join(", ")}; ${changes} changes`,
+  ];
 }
 
 function withRatio(value: number | null, versusAlone: number | null | undefined): string {

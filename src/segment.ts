@@ -9,13 +9,14 @@
 import { rmSync } from "node:fs";
 import { getSystemErrorName } from "node:util";
 import { z } from "zod";
+import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
-import type { Native } from "./native.ts";
+import type { Dimensions, Native } from "./native.ts";
 import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
-  type: z.enum(["u32", "u64", "i32", "char", "hist"]),
+  type: z.enum(["u32", "u64", "words", "i32", "char", "hist"]),
   count: z.int().positive(),
 });
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
@@ -28,12 +29,16 @@ const layoutSchema = z.object({
   settings: recordSchema,
   devices: tableSchema,
   clients: tableSchema,
+  estimates: tableSchema,
+  accounts: tableSchema,
 });
 
 type Layout = z.infer<typeof layoutSchema>;
 
-const POLICY_NUMBER = { none: 0, priority: 1 } as const;
+const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
 const PREEMPTION = ["unknown", "on", "off"] as const;
+/** RG_GUARD_EVENT_WORDS in native/segment.h. */
+const GUARD_EVENT_WORDS = 8;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -55,6 +60,38 @@ export interface SlotUsage {
   first_launch_ns: number;
   /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
   ended_ns: number | undefined;
+  guard_mode: GuardMode;
+  guard_events: GuardEvent[];
+}
+
+/** How long a kernel takes, as a segment has it. */
+interface Estimate {
+  /** 16 hexadecimal digits, as is `program`. */
+  key: string;
+  program: string;
+  name: string;
+  /** All zero for work without a shape: graphs. */
+  grid: Dimensions;
+  block: Dimensions;
+  duration_ns: number;
+  /** Timed launches in it; 0: it came from a profile. */
+  samples: number;
+  /** A client of this segment has launched it. */
+  used: boolean;
+  /** Name of the device that it was launched on. */
+  device: string | undefined;
+}
+
+/** Device memory of one client, all its processes together. */
+export interface MemoryUse {
+  /** null: none. */
+  limit_bytes: number | null;
+  used_bytes: number;
+  peak_bytes: number;
+  /** Allocations that were refused because of the limit. */
+  denied: number;
+  /** Of the last of them: what it asked for, and what was in use. */
+  last_denied: { bytes: number; used_bytes: number };
 }
 
 /** What can be set. Left out: what the library has as default. */
@@ -68,6 +105,10 @@ interface Settings {
   suspend?: boolean | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
+  min_share_ppm?: number | undefined;
+  quantum_us?: number | undefined;
+  sms_limit?: number | undefined;
+  outstanding_us?: number | undefined;
 }
 
 export class Segment {
@@ -117,9 +158,20 @@ export class Segment {
     for (const [name, value] of Object.entries(settings)) this.#set(name, value);
   }
 
+  /** All settings as they are now; `apply` puts them back. */
+  settings(): Readonly<Record<string, number>> {
+    const { settings } = this.#layout;
+    return Object.fromEntries(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
+  }
+
   /** The in-flight limit in force. */
   get inflight(): number {
     return this.#word(this.#layout.settings, "inflight", 0);
+  }
+
+  /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). Not under policy `none`. */
+  hold(ms: number): void {
+    this.#native.holdSegment(this.path, ms);
   }
 
   /** Opens every gate for good, so that clients that are told to stop can. */
@@ -162,7 +214,7 @@ export class Segment {
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
       taken.push({
         index,
-        name: this.#text(base, "name"),
+        name: this.#text(this.#layout.clients, base, "name"),
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
@@ -182,7 +234,92 @@ export class Segment {
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
     };
-    return { usage, first_launch_ns, ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined };
+    return {
+      usage,
+      first_launch_ns,
+      ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined,
+      guard_mode: guardMode(this.#word(this.#layout.clients, "guard_mode", base)),
+      guard_events: guardEvents(this.#ring(base, "guard_ring"), GUARD_EVENT_WORDS),
+    };
+  }
+
+  /** What the clients know of their kernels' durations. */
+  estimates(): Estimate[] {
+    const table = this.#layout.estimates;
+    const found: Estimate[] = [];
+    for (let index = 0; index < table.count; index++) {
+      const base = index * table.stride;
+      const word = (name: string): number => this.#word(table, name, base);
+      // Without the description nobody could tell whose kernel it is: whoever entered it was killed at that moment.
+      if (word("state") === 0) continue;
+      const device = word("device");
+      found.push({
+        key: this.#hex(table, "key", base),
+        program: this.#hex(table, "program", base),
+        name: this.#text(table, base, "name"),
+        grid: [word("grid_x"), word("grid_y"), word("grid_z")],
+        block: [word("block_x"), word("block_y"), word("block_z")],
+        duration_ns: word("duration_ns"),
+        samples: word("samples"),
+        used: word("used") !== 0,
+        device:
+          device === 0
+            ? undefined
+            : this.#text(this.#layout.devices, (device - 1) * this.#layout.devices.stride, "name"),
+      });
+    }
+    return found;
+  }
+
+  /**
+   * Enters a duration that is known before any client runs. What is there already stays. `byName`: the name may be
+   * written in another way than the driver does. False if there is no room.
+   */
+  enterEstimate(known: Omit<Estimate, "used" | "device"> & { byName: boolean }): boolean {
+    const index = this.#native.enterEstimate(this.path, known.key);
+    if (index < 0) return false;
+    const table = this.#layout.estimates;
+    const base = index * table.stride;
+    if (this.#word(table, "duration_ns", base) !== 0) return true;
+    const put = (name: string, value: number): void => this.#put(table, name, base, value);
+    const at = (table.offset + base + this.#field(table, "program").offset) >> 3;
+    Atomics.store(this.#longs, at, BigInt(`0x${known.program}`));
+    for (const [axis, name] of ["x", "y", "z"].entries()) {
+      put(`grid_${name}`, known.grid[axis] ?? 0);
+      put(`block_${name}`, known.block[axis] ?? 0);
+    }
+    const { offset, count } = this.#field(table, "name");
+    this.#bytes.set(new TextEncoder().encode(known.name).subarray(0, count - 1), table.offset + base + offset);
+    put("samples", known.samples);
+    put("duration_ns", known.duration_ns);
+    put("state", 1);
+    const { header } = this.#layout;
+    if (known.byName) this.#put(header, "name_seeds", 0, this.#word(header, "name_seeds", 0) + 1);
+    return true;
+  }
+
+  /** Device memory by client name. */
+  memory(): Map<string, MemoryUse> {
+    const { clients, accounts } = this.#layout;
+    const found = new Map<string, MemoryUse>();
+    for (let index = 0; index < accounts.count; index++) {
+      const base = index * accounts.stride;
+      const word = (name: string): number => Number(this.#long64(accounts, name, base));
+      if (word("key") === 0) continue;
+      const slots = this.#long64(accounts, "slots", base);
+      let used_bytes = 0;
+      for (let slot = 0; slot < clients.count; slot++)
+        if ((slots >> BigInt(slot)) & 1n && this.#word(clients, "state", slot * clients.stride) === CLIENT_LIVE)
+          used_bytes += this.#long(slot * clients.stride, "memory_bytes");
+      found.set(this.#text(accounts, base, "name"), {
+        limit_bytes: word("limit_bytes") || null,
+        used_bytes,
+        peak_bytes: word("peak_bytes"),
+        denied: word("denied"),
+        last_denied: { bytes: word("denied_bytes"), used_bytes: word("denied_at_bytes") },
+      });
+    }
+    return found;
   }
 
   /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
@@ -203,6 +340,12 @@ export class Segment {
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
   remove(): void {
     rmSync(this.path, { force: true });
+  }
+
+  #ring(base: number, name: string): bigint[] {
+    const { offset, count } = this.#field(this.#layout.clients, name);
+    const first = (this.#layout.clients.offset + base + offset) >> 3;
+    return Array.from({ length: count }, (_, index) => Atomics.load(this.#longs, first + index));
   }
 
   #histogram(base: number, name: string): Histogram {
@@ -228,20 +371,32 @@ export class Segment {
   }
 
   #long(base: number, name: string): number {
-    const { clients } = this.#layout;
-    return Number(Atomics.load(this.#longs, (clients.offset + base + this.#field(clients, name).offset) >> 3));
+    return Number(this.#long64(this.#layout.clients, name, base));
   }
 
-  #text(base: number, name: string): string {
-    const { offset, count } = this.#field(this.#layout.clients, name);
-    const start = this.#layout.clients.offset + base + offset;
+  /** A number of 64 bits, as hexadecimal digits. */
+  #hex(record: Layout["header"], name: string, base: number): string {
+    const at = (record.offset + base + this.#field(record, name).offset) >> 3;
+    return Atomics.load(this.#longs, at).toString(16).padStart(16, "0");
+  }
+
+  #long64(record: Layout["header"], name: string, base: number): bigint {
+    return Atomics.load(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3);
+  }
+
+  #text(record: Layout["header"], base: number, name: string): string {
+    const { offset, count } = this.#field(record, name);
+    const start = record.offset + base + offset;
     const bytes = this.#bytes.slice(start, start + count);
     const end = bytes.indexOf(0);
     return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
   }
 
   #set(name: string, value: number): void {
-    const { settings } = this.#layout;
-    Atomics.store(this.#words, (settings.offset + this.#field(settings, name).offset) >> 2, value);
+    this.#put(this.#layout.settings, name, 0, value);
+  }
+
+  #put(record: Layout["header"], name: string, base: number, value: number): void {
+    Atomics.store(this.#words, (record.offset + base + this.#field(record, name).offset) >> 2, value);
   }
 }

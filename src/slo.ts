@@ -4,7 +4,8 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held, at most 2% of the time after the first second
+ *   alone     durations of requests in windows in which best-effort work is held: half a second at first, again at the first two changes of load, and at
+ *             most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for at most a second at a time, stays where
  * best-effort gets more and the target holds, and steps back as soon as it does not. The lowest rung is what `priority` does, or
@@ -41,10 +42,10 @@ const GATE_RUNGS: readonly Rung[] = [
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
-const FIRST_WINDOW_S = 1;
+const FIRST_WINDOW_S = 0.5;
 const WINDOW_S = 0.2;
 /** Requests in the first window that are enough to end it. */
-const FIRST_REQUESTS = 40;
+const FIRST_REQUESTS = 24;
 /** Longest trial of a rung, shortest stay between two, and how long a rung that failed is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
@@ -136,6 +137,9 @@ export class Controller {
   #slow_per_s = 0;
   #fast_per_s = 0;
   #settle_s = 0;
+  /** When the first request was seen, and how often what requests take alone had to be learned anew since. */
+  #began_s = 0;
+  #relearned = 0;
   #changes = 0;
   #unreachable_s = 0;
   #second: { requests: Histogram | undefined; launches: number; held_s: number } = {
@@ -251,14 +255,18 @@ export class Controller {
       this.#reset(0);
     }
     const rate = seen.requests.total / TICK_S;
-    this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / 1);
-    this.#slow_per_s += (rate - this.#slow_per_s) * (TICK_S / 8);
+    if (this.#state === "waiting") return;
+    // Averages over all there is, until that is more than they go back.
+    const since_s = this.#t_s - this.#began_s + TICK_S;
+    this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / Math.min(since_s, 1));
+    this.#slow_per_s += (rate - this.#slow_per_s) * (TICK_S / Math.min(since_s, 8));
     const [low, high] = [Math.min(this.#fast_per_s, this.#slow_per_s), Math.max(this.#fast_per_s, this.#slow_per_s)];
     // Poisson arrivals vary by the square root of their number: that is no change of load.
     const noise = 4 * Math.sqrt(Math.max(high, 1));
-    if (this.#t_s > 10 && high > low * LOAD_CHANGE && high - low > noise) {
+    if (this.#t_s - this.#began_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
       this.#alone.clear();
+      this.#relearned++;
       this.#reset(0);
     }
   }
@@ -268,7 +276,9 @@ export class Controller {
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
-        if (count > 0) this.#enter(relative ? "first window" : "run");
+        if (count === 0) return;
+        this.#began_s = this.#t_s;
+        this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
         if (this.#alone.count >= FIRST_REQUESTS || spent_s >= FIRST_WINDOW_S) this.#enter("run");
@@ -295,7 +305,10 @@ export class Controller {
           return this.#retreat();
         }
         this.#unreachable_s = over ? this.#unreachable_s + TICK_S : 0;
-        const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < HELD_SHARE * this.#t_s + FIRST_WINDOW_S;
+        // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
+        const allowed_s =
+          HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_WINDOW_S * (1 + Math.min(this.#relearned, 2));
+        const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < allowed_s;
         if (relative && due) return this.#enter("window");
         if (!over && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
       }

@@ -4,6 +4,7 @@
  * A process that takes the slot of a finished one of the same client counts on in it, so the slots hold everything.
  */
 
+import { EVENTS, type GuardEvent, type GuardMode } from "./cublas-guard.ts";
 import type { Segment } from "./segment.ts";
 import { type Usage, combine, nothing } from "./usage.ts";
 
@@ -14,6 +15,9 @@ interface Total {
   first_ns: number;
   /** When the last of its processes ended; undefined while one lives that has launched something. */
   last_ns: number | undefined;
+  guard_mode: GuardMode;
+  /** The last ones of all its processes. */
+  guard_events: GuardEvent[];
 }
 
 /** By client name. */
@@ -23,18 +27,22 @@ export type Snapshot = ReadonlyMap<string, Total>;
 export function snapshotOf(segment: Segment): Snapshot {
   const totals = new Map<string, Total>();
   for (const slot of segment.slots()) {
-    const { usage, first_launch_ns, ended_ns } = segment.read(slot);
+    const { usage, first_launch_ns, ended_ns, guard_mode, guard_events } = segment.read(slot);
     const launched = first_launch_ns > 0;
     const total = totals.get(slot.name) ?? {
       usage: nothing(segment.histogram),
       first_ns: Number.POSITIVE_INFINITY,
       last_ns: 0,
+      guard_mode: null,
+      guard_events: [],
     };
     const lives = total.last_ns === undefined || (launched && ended_ns === undefined);
     totals.set(slot.name, {
       usage: combine(total.usage, usage, 1),
       first_ns: launched ? Math.min(total.first_ns, first_launch_ns) : total.first_ns,
       last_ns: lives ? undefined : Math.max(total.last_ns ?? 0, launched ? (ended_ns ?? 0) : 0),
+      guard_mode: guard_mode ?? total.guard_mode,
+      guard_events: [...total.guard_events, ...guard_events].slice(-EVENTS),
     });
   }
   return totals;
@@ -45,6 +53,12 @@ export function usageOf(segment: Segment, name: string, from: Snapshot | undefin
   const after = to.get(name)?.usage ?? nothing(segment.histogram);
   const before = from?.get(name)?.usage;
   return before ? combine(after, before, -1) : after;
+}
+
+/** The guard's mode and last events up to a snapshot. */
+export function guardOf(name: string, snapshot: Snapshot): { mode: GuardMode; events: GuardEvent[] } {
+  const { guard_mode, guard_events } = snapshot.get(name) ?? {};
+  return { mode: guard_mode ?? null, events: guard_events ?? [] };
 }
 
 /** Seconds from a client's first launch until the last process that launched something ended; undefined while one lives. */

@@ -17,8 +17,21 @@ interface Counters {
   starved: number;
   suspensions: number;
   suspended_ns: number;
+  shared: number;
+  charged_ns: number;
+  unprofiled: number;
   requests: number;
   reports: number;
+  durations_seeded: number;
+  samples: number;
+  guard_null_handle: number;
+  guard_wrong_context: number;
+  guard_no_context: number;
+  guard_in_use_elsewhere: number;
+  guard_foreign_stream: number;
+  guard_create_failed: number;
+  guard_create_retried: number;
+  guard_repaired: number;
 }
 
 /** Which durations the buckets stand for: native/histogram.h. */
@@ -118,8 +131,21 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     starved: value("starved"),
     suspensions: value("suspensions"),
     suspended_ns: value("suspended_ns"),
+    shared: value("shared"),
+    charged_ns: value("charged_ns"),
+    unprofiled: value("unprofiled"),
     requests: value("requests"),
     reports: value("reports"),
+    durations_seeded: value("durations_seeded"),
+    samples: value("samples"),
+    guard_null_handle: value("guard_null_handle"),
+    guard_wrong_context: value("guard_wrong_context"),
+    guard_no_context: value("guard_no_context"),
+    guard_in_use_elsewhere: value("guard_in_use_elsewhere"),
+    guard_foreign_stream: value("guard_foreign_stream"),
+    guard_create_failed: value("guard_create_failed"),
+    guard_create_retried: value("guard_create_retried"),
+    guard_repaired: value("guard_repaired"),
   };
 }
 

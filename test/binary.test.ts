@@ -4,7 +4,16 @@
  */
 
 import { beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, existsSync, mkdirSync, readdirSync, rmSync, statSync, writeFileSync } from "node:fs";
+import {
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readFileSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, root } from "./rigel.ts";
@@ -83,6 +92,18 @@ describe("the single binary", () => {
       expect(stdout, stderr).toContain("client   resnet50-infer (high)");
       expect(status).toBe(0);
     });
+  });
+
+  test("has the program of rigel bench with it", async () => {
+    using place = new Elsewhere();
+    const environment = { XDG_CACHE_HOME: place.cache };
+    const args = ["bench", "--device", "simulated", "--dry-run"];
+    const { status, stdout, stderr } = await run(place.binary, place.empty, environment, ...args);
+    expect(stdout, stderr).toContain("resnet50+resnet50-train, round 1, time slicing");
+    const [digest] = readdirSync(join(place.cache, "rigel"));
+    const unpacked = readFileSync(join(place.cache, "rigel", digest ?? "", "workload.py"));
+    expect(unpacked).toEqual(readFileSync(join(root, "bench", "workload.py")));
+    expect(status).toBe(0);
   });
 
   test("starts commands without any environment", async () => {

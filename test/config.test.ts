@@ -58,6 +58,75 @@ describe.concurrent("a configuration is refused with the field and what was expe
     ]);
   });
 
+  test("policies: shares, weights and thresholds out of range", async () => {
+    expect(
+      await refused({
+        policy: { name: "fast", min_share: 0.51, quantum_us: 99, sm_threshold: 0, dur_threshold: 0 },
+        clients: [
+          { ...high, weight: 0 },
+          { ...high, name: "b", weight: 101 },
+        ],
+      }),
+    ).toEqual([
+      'rigel: config.json: policy.name: expected one of "none", "priority", "slo", "fair", "orion", got "fast"',
+      "rigel: config.json: policy.min_share: expected a number of at most 0.5, got 0.51",
+      "rigel: config.json: policy.quantum_us: expected a number of at least 100, got 99",
+      "rigel: config.json: policy.sm_threshold: expected a number above 0, got 0",
+      "rigel: config.json: policy.dur_threshold: expected a number above 0, got 0",
+      "rigel: config.json: clients[0].weight: expected a number of at least 0.01, got 0",
+      "rigel: config.json: clients[1].weight: expected a number of at most 100, got 101",
+    ]);
+    expect(await refused({ policy: { min_share: -0.1 }, clients: [high] })).toEqual([
+      "rigel: config.json: policy.min_share: expected a number of at least 0, got -0.1",
+    ]);
+  });
+
+  test("orion: programs without a profile, and other than one high client", async () => {
+    const command = { class: "best-effort", command: ["true"] };
+    expect(
+      await refused({
+        policy: { name: "orion" },
+        clients: [
+          { name: "a", ...command },
+          { name: "b", ...command },
+        ],
+      }),
+    ).toEqual([
+      "rigel: config.json: clients: expected one client of class high under policy orion, whose rules are for one, got 0",
+      ...[0, 1].map(
+        (index) =>
+          `rigel: config.json: clients[${index}].profile: expected a kernel profile under policy orion, which decides by what each ` +
+          "kernel needs, but it is missing; name the program's profile, or choose another policy",
+      ),
+    ]);
+    const lines = await refused({
+      policy: { name: "orion" },
+      clients: [
+        high,
+        { name: "a", ...command, profile: "absent.csv" },
+        { ...high, name: "c", class: "best-effort", profile: "tiny.csv" },
+      ],
+    });
+    expect(lines).toEqual([
+      "rigel: config.json: clients[2].profile: expected no profile beside replay.profile, which says what a replay launches",
+    ]);
+    const missing = await refused({
+      policy: { name: "orion" },
+      clients: [high, { name: "a", ...command, profile: "absent.csv" }],
+    });
+    expect(missing).toHaveLength(1);
+    expect(missing[0]).toStartWith(
+      "rigel: config.json: clients[1].profile: absent.csv: cannot be read as a kernel profile",
+    );
+  });
+
+  test("fair without a limit in flight", async () => {
+    expect(await refused({ policy: { name: "fair", inflight: 0 }, clients: [high] })).toEqual([
+      "rigel: config.json: policy.inflight: expected a limit of at least 1 under policy fair, got 0: without one the driver's " +
+        "queue decides who is next",
+    ]);
+  });
+
   test("wrong types and missing fields", async () => {
     expect(await refused({ clients: [{ class: "higher", command: "python" }] })).toEqual([
       "rigel: config.json: clients[0].name: expected text, but it is missing",
@@ -200,6 +269,26 @@ describe.concurrent("what only looks like a configuration is refused:", () => {
   });
 });
 
+test("fields that the policy does not read have a note", async () => {
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const policy = { min_share: 0.1, quantum_us: 1000, sm_threshold: 20 };
+  const path = scratch.file("config.json", { policy, clients: [{ ...high, weight: 2 }] });
+  const noted = async (...flags: string[]) =>
+    (await rigel("launch", path, "--dry-run", "--device", "simulated", ...flags)).stdout
+      .split("\n")
+      .filter((line) => line.startsWith("note"));
+  expect(await noted()).toEqual([
+    "note     policy.quantum_us: has no effect under policy priority, only under fair",
+    "note     policy.sm_threshold: has no effect under policy priority, only under orion",
+    "note     serve: weight has no effect under policy priority, only under fair",
+  ]);
+  expect(await noted("--policy", "fair")).toEqual([
+    "note     policy.min_share: has no effect under policy fair, only under priority and slo",
+    "note     policy.sm_threshold: has no effect under policy fair, only under orion",
+  ]);
+});
+
 test("a comparison of a command that may never end has a note", async () => {
   using scratch = new Scratch();
   const path = scratch.file("config.json", { clients: [{ name: "a", class: "high", command: ["true"] }] });
@@ -225,7 +314,7 @@ test("a device that is not there is named, with those that are", async () => {
 test.each([
   [["launch", "--inflight", "-1"], "Expected a whole number from 0 to 4096."],
   [["launch", "--duration", "0"], "Expected a number above 0."],
-  [["launch", "--policy", "fair"], "Allowed choices are none, priority."],
+  [["launch", "--policy", "round-robin"], "Allowed choices are none, priority, slo, fair, orion."],
   [["launch", "--mps", "maybe"], "Allowed choices are on, off."],
   [["launch", "--device", "cuda:0"], "Expected auto, simulated, a device index, or a UUID"],
   [["launch", "--frobnicate"], "unknown option '--frobnicate'"],

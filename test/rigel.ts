@@ -9,6 +9,7 @@ import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { expect } from "bun:test";
 import { z } from "zod";
+import { POLICIES } from "../src/config.ts";
 
 export const root = resolve(import.meta.dir, "..");
 
@@ -18,10 +19,13 @@ export interface Result {
   stderr: string;
 }
 
+/** What Rigel keeps from one launch to the next goes here, not to the user's own; setup.ts removes it. */
+export const cache = join(tmpdir(), `rigel-test-cache-${process.pid}`);
+
 /** An environment without anything of Rigel's or a terminal's. */
 export function plainEnvironment(): Record<string, string | undefined> {
   const kept = Object.entries(process.env).filter(([name]) => !/^(RIGEL_|LD_PRELOAD$|FORCE_COLOR$)/.test(name));
-  return { ...Object.fromEntries(kept), NO_COLOR: "1" };
+  return { ...Object.fromEntries(kept), NO_COLOR: "1", XDG_CACHE_HOME: cache };
 }
 
 /** Starts `rigel` with these arguments; standard output and error are pipes. */
@@ -85,7 +89,15 @@ const clientSchema = z.object({
   requests: requestsSchema,
   iterations: z.number().nullable(),
   iterations_per_s: z.number().nullable(),
-  gate: z.object({ waits: z.number(), wait_ms: z.number() }),
+  durations: z.object({ seeded: z.number(), samples: z.number() }),
+  gate: z.object({ waits: z.number(), wait_ms: z.number(), shared: z.number(), unprofiled: z.number() }),
+  charged_ms: z.number(),
+  memory: z.object({
+    limit_bytes: z.number().nullable(),
+    used_bytes: z.number(),
+    peak_bytes: z.number(),
+    denied: z.number(),
+  }),
   versus_alone: z
     .object({ p50: z.number().nullable(), p99: z.number().nullable(), share: z.number().nullable() })
     .optional(),
@@ -95,7 +107,7 @@ const clientSchema = z.object({
 const reportSchema = z.object({
   schema: z.literal(1),
   device: z.object({ name: z.string(), uuid: z.string(), simulated: z.boolean() }),
-  policy: z.object({ name: z.enum(["none", "priority"]), inflight: z.number() }),
+  policy: z.object({ name: z.enum(POLICIES), inflight: z.number() }),
   sharing: z.object({
     mode: z.enum(["mps", "time-slice"]),
     daemon: z.enum(["private", "adopted"]).nullable(),

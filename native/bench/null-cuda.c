@@ -76,6 +76,14 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
     return CUDA_SUCCESS;
 }
 
+/* What a launch counts as one for in flight, as it does where durations are not known. */
+CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b);
+CUresult cuEventElapsedTime(float *ms, CUevent a, CUevent b)
+{
+    *ms = 0.1f;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuEventCreate(CUevent *e, unsigned flags);
 CUresult cuEventCreate(CUevent *e, unsigned flags)
 {

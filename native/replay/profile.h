@@ -75,4 +75,10 @@ void rg_profile_free(rg_profile *profile);
 /* rg_profile_blocks: blocks of a kernel row's grid (up to 2^63: the product of the limits of each axis). */
 uint64_t rg_profile_blocks(const rg_profile_op *op);
 
+/*
+ * rg_profile_sms: how many of a device's `sms` SMs a kernel row fills, in shape.c: what Orion's rows say, else its blocks over
+ * what an SM holds of them. That is the same on V100, A100, H100 and H200 but for shared memory, of which the H100's is taken.
+ */
+uint32_t rg_profile_sms(const rg_profile_op *op, uint32_t sms);
+
 #endif

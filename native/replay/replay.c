@@ -10,7 +10,8 @@
  *   2. Percentiles are nearest-rank over every sample: the smallest sample that at least q% of all do not exceed.
  *   3. Nothing is ever ended because it takes long. --idle-ms is only how often a wait at the end says that it waits.
  *   4. SIGTERM and SIGINT end it after the request in progress; the report is printed all the same.
- *   5. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error.
+ *   5. With --log, every iteration is written down by when it fell due (or ended) after the start, in order.
+ *   6. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error.
  */
 #include "../cuda_abi.h"
 #include "arrivals.h"
@@ -175,9 +176,10 @@ static void wait_until(uint64_t due_ns, bool breakable)
 /* ---- Options */
 
 typedef struct {
-    const char *profile, *arrivals;
+    const char *profile, *arrivals, *log;
     uint64_t iterations; /* 0: no limit */
     double duration_s;   /* 0: no limit */
+    double start_at;     /* UNIX time; 0: as soon as it is ready */
     double rate;         /* 0: closed loop, unless `arrivals` is a file */
     uint64_t seed, warmup, idle_ms;
     int device;
@@ -195,6 +197,8 @@ static const char usage[] =
     "  --arrivals KIND       uniform, poisson (default), or FILE: a JSON list of gaps in seconds, repeated\n"
     "  --seed N              of the Poisson arrivals (default 1)\n"
     "  --warmup N            requests or iterations before measuring (default 3)\n"
+    "  --start-at T          measure from this UNIX time on, in seconds; what falls due before it is ready is left out\n"
+    "  --log FILE            write every latency by its due time, or every end of an iteration, as JSON\n"
     "  --device I            index of the GPU (default 0)\n"
     "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
     "  --probe               print the devices as a JSON array and exit\n"
@@ -247,7 +251,7 @@ static options read_options(int argc, char **argv)
             continue;
         }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
-                                                 "--seed",    "--warmup",     "--device",     "--idle-ms"};
+                                                 "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log"};
         bool known = false;
         for (size_t k = 0; k < sizeof(with_value) / sizeof(with_value[0]); k++)
             known |= strcmp(name, with_value[k]) == 0;
@@ -266,6 +270,10 @@ static options read_options(int argc, char **argv)
             o.rate = number_option(name, value, 1e-6, 1e6);
         else if (strcmp(name, "--arrivals") == 0)
             o.arrivals = value;
+        else if (strcmp(name, "--start-at") == 0)
+            o.start_at = number_option(name, value, 1, 1e11);
+        else if (strcmp(name, "--log") == 0)
+            o.log = value;
         else if (strcmp(name, "--seed") == 0)
             o.seed = integer_option(name, value, 0, UINT64_MAX);
         else if (strcmp(name, "--warmup") == 0)
@@ -385,12 +393,18 @@ typedef struct {
     uint64_t launches, iterations;
     bool measuring;
     samples latencies;
+    samples ends;      /* with --log: of iterations, in order */
+    samples log_latencies;
+    uint64_t late_ns;  /* how long after --start-at it was ready */
 
     CUevent ahead[AHEAD]; /* ends of iterations that are not known to be finished */
     uint32_t ahead_first, ahead_count;
     uint64_t last_finish_ns;
 
-    void (*report_request)(uint64_t latency_ns); /* librigel's, when the program runs under it */
+    /* librigel's, when the program runs under it */
+    void (*report_request)(uint64_t latency_ns);
+    void (*describe_launch)(uint32_t sms, int bound, uint64_t duration_ns);
+    uint32_t sms; /* of the device */
 } client;
 
 static void keep_sample(samples *s, uint64_t ns)
@@ -440,6 +454,10 @@ static void launch(client *c, const step *s)
     size_t bytes = op->bytes ? (size_t)op->bytes : 1;
     switch (op->kind) {
     case RG_PROFILE_KERNEL:
+        if (c->describe_launch) { /* all its kernels have one name: only the profile tells them apart */
+            uint32_t fills = (s->shape.blocks + s->shape.blocks_per_sm - 1) / s->shape.blocks_per_sm;
+            c->describe_launch(fills < c->sms ? fills : c->sms, op->bound, op->duration_ns);
+        }
         launch_spin(c, &s->shape, s->chain, stream);
         break;
     case RG_PROFILE_MEMSET:
@@ -475,12 +493,16 @@ static void launch_iteration(client *c)
         c->launches += c->profile.launches;
 }
 
-/* One more iteration has finished; `latency_ns` is since its due time, or since the one before it. */
-static void count_iteration(client *c, uint64_t latency_ns)
+/* One more iteration has finished at `end_ns`; `latency_ns` is since its due time, or since the one before it. */
+static void count_iteration(client *c, uint64_t end_ns, uint64_t latency_ns)
 {
     if (!c->measuring)
         return;
     c->iterations++;
+    if (c->o->log) {
+        keep_sample(&c->ends, end_ns);
+        keep_sample(&c->log_latencies, latency_ns);
+    }
     if (c->report_request)
         c->report_request(latency_ns);
 }
@@ -495,7 +517,7 @@ static void serve_request(client *c, uint64_t due_ns)
     c->last_finish_ns = end_ns;
     if (c->measuring)
         keep_sample(&c->latencies, latency_ns);
-    count_iteration(c, latency_ns);
+    count_iteration(c, end_ns, latency_ns);
 }
 
 /* Takes iterations off the front that are finished; with `wait`, waits for one first. */
@@ -513,7 +535,7 @@ static void collect_ahead(client *c, bool wait)
             check(result, "cuEventQuery");
         }
         uint64_t now = now_ns();
-        count_iteration(c, now - c->last_finish_ns);
+        count_iteration(c, now, now - c->last_finish_ns);
         c->last_finish_ns = now;
         c->ahead_first = (c->ahead_first + 1) % AHEAD;
         c->ahead_count--;
@@ -696,9 +718,31 @@ static void set_up(client *c)
     /* Exported by librigel.so when it is preloaded. */
     void *report = dlsym(RTLD_DEFAULT, "rigel_report_request");
     memcpy(&c->report_request, &report, sizeof(report));
+    void *describe = dlsym(RTLD_DEFAULT, "rigel_describe_launch");
+    memcpy(&c->describe_launch, &describe, sizeof(describe));
+    c->sms = limits.sms;
 }
 
 /* ---- Run */
+
+/* Waits for --start-at. Returns it as CLOCK_MONOTONIC, also if it has passed. */
+static uint64_t wait_for_start(client *c)
+{
+    uint64_t now = now_ns();
+    if (c->o->start_at <= 0)
+        return now;
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    double left_s = c->o->start_at - ((double)wall.tv_sec + (double)wall.tv_nsec / 1e9);
+    if (left_s < 0) {
+        c->late_ns = (uint64_t)(-left_s * 1e9);
+        say("late by %.3f s: set-up ended after --start-at", -left_s);
+        return now > c->late_ns ? now - c->late_ns : 0;
+    }
+    uint64_t start_ns = now + (uint64_t)(left_s * 1e9);
+    wait_until(start_ns, true);
+    return start_ns;
+}
 
 static void warm_up(client *c)
 {
@@ -716,6 +760,8 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
         due_ns += rg_arrivals_next_gap_ns(arrivals);
         if (due_ns >= end_ns)
             break;
+        if (due_ns < start_ns + c->late_ns)
+            continue;
         wait_until(due_ns, true);
         if (stop_asked)
             break;
@@ -762,6 +808,25 @@ static void print_report(client *c, uint64_t elapsed_ns)
     fflush(stdout);
 }
 
+/* --log: seconds are since the start. False if the file cannot be written. */
+static bool write_log(const client *c, bool open_loop, uint64_t start_ns)
+{
+    FILE *file = fopen(c->o->log, "w");
+    if (!file)
+        return false;
+    fprintf(file, "{\"late_s\":%.6f,\"%s\":[", (double)c->late_ns / 1e9, open_loop ? "requests" : "ends_s");
+    for (size_t i = 0; i < c->ends.count; i++) {
+        uint64_t latency_ns = c->log_latencies.ns[i];
+        double end_s = ((double)c->ends.ns[i] - (double)start_ns) / 1e9;
+        if (open_loop)
+            fprintf(file, "%s[%.6f,%.6f]", i ? "," : "", end_s - (double)latency_ns / 1e9, (double)latency_ns / 1e6);
+        else
+            fprintf(file, "%s%.6f", i ? "," : "", end_s);
+    }
+    fputs("]}\n", file);
+    return fclose(file) == 0;
+}
+
 int main(int argc, char **argv)
 {
     options o = read_options(argc, argv);
@@ -785,7 +850,7 @@ int main(int argc, char **argv)
     set_up(&c);
     warm_up(&c);
     c.measuring = true;
-    uint64_t start_ns = now_ns();
+    uint64_t start_ns = wait_for_start(&c);
     uint64_t end_ns = o.duration_s > 0 ? start_ns + (uint64_t)(o.duration_s * 1e9) : UINT64_MAX;
     c.last_finish_ns = start_ns;
     if (open_loop)
@@ -794,5 +859,9 @@ int main(int argc, char **argv)
         run_closed_loop(&c, end_ns);
     drain(&c);
     print_report(&c, c.last_finish_ns - start_ns);
+    if (o.log && !write_log(&c, open_loop, start_ns)) {
+        say("--log %s: %s; choose a file that can be written", o.log, strerror(errno));
+        return 1;
+    }
     return 0;
 }

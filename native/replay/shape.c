@@ -83,3 +83,21 @@ void rg_shape_plan(const rg_profile_op *op, const rg_shape_device *d, rg_shape *
     out->warps_per_sm = warps * (fullest < held ? (uint32_t)fullest : held);
     out->block_ns = op->duration_ns / waves;
 }
+
+uint32_t rg_profile_sms(const rg_profile_op *op, uint32_t sms)
+{
+    const rg_shape_device device = {
+        .sms = sms,
+        .threads_per_sm = 2048,
+        .blocks_per_sm = 32,
+        .registers_per_sm = 65536,
+        .shared_bytes_per_sm = 233472,
+        .shared_bytes_per_block = 232448,
+        .reserved_shared_bytes = 1024,
+    };
+    rg_shape shape;
+    rg_shape_plan(op, &device, &shape);
+    uint64_t blocks = op->sms ? op->sms : rg_profile_blocks(op);
+    uint64_t filled = (blocks + shape.blocks_per_sm - 1) / shape.blocks_per_sm;
+    return filled < sms ? (uint32_t)filled : sms;
+}

@@ -20,12 +20,13 @@
 
 enum { ALIGNMENT = 512, PITCH = 512 };
 
-typedef enum { DEVICE, MANAGED, HOST, REGISTERED } space_kind;
+typedef enum { DEVICE, MANAGED, HOST, REGISTERED, MAPPED } space_kind;
 typedef struct {
     uint64_t base, bytes, charged;
     space_kind kind;
     int device;
     const sim_object *context;
+    void *pool; /* handle of the pool that it is from; NULL: of none */
     unsigned char *data; /* DEVICE: contents, once written */
     unsigned char fill;  /* DEVICE: every byte of it before that */
 } allocation;
@@ -99,6 +100,7 @@ void sim_forget_memory(const sim_object *context)
     pthread_mutex_lock(&memory_lock);
     for (size_t i = table_count; i--;)
         if (table[i].context == context) {
+            if (table[i].pool) sim_pool_return(table[i].pool, table[i].charged);
             drop_data(&table[i]);
             erase(&table[i]);
         }
@@ -235,7 +237,8 @@ void sim_do_move(const sim_move *m)
 
 /* ---- Allocation */
 
-static CUresult allocate_device(CUdeviceptr *out, size_t bytes)
+/* Of a pool, or with NULL of none. */
+static CUresult allocate_from(sim_object *pool, CUdeviceptr *out, size_t bytes)
 {
     sim_object *context;
     CUresult r = sim_current(&context);
@@ -244,26 +247,25 @@ static CUresult allocate_device(CUdeviceptr *out, size_t bytes)
     if (bytes > sim_params(context->device)->memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t charged = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     allocation a = {.bytes = bytes, .charged = charged, .device = context->device, .context = context};
-    for (int attempt = 0;; attempt++) {
-        rg_model *m = sim_lock(a.device);
-        int full = rg_model_allocate(m, context->id, charged);
-        sim_unlock();
-        if (!full) break;
-        if (attempt) return CUDA_ERROR_OUT_OF_MEMORY;
-        sim_reap(0); /* the memory may be a dead process's */
-    }
+    a.pool = pool ? sim_handle(pool) : NULL;
+    r = pool ? sim_pool_take(pool, context, charged) : sim_charge(a.device, context->id, charged);
+    if (r) return r;
     pthread_mutex_lock(&memory_lock);
     a.base = free_address(a.device, charged);
     int entered = a.base && insert(&a);
     pthread_mutex_unlock(&memory_lock);
     if (!entered) {
-        rg_model *m = sim_lock(a.device);
-        rg_model_release(m, context->id, charged);
-        sim_unlock();
+        if (pool) sim_pool_give(a.pool, charged);
+        else rg_model_release(sim_lock(a.device), context->id, charged), sim_unlock();
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     *out = a.base;
     return CUDA_SUCCESS;
+}
+
+static CUresult allocate_device(CUdeviceptr *out, size_t bytes)
+{
+    return allocate_from(NULL, out, bytes);
 }
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
@@ -288,13 +290,12 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *out, size_t *pitch, size_t width, s
 
 static CUresult free_device(CUdeviceptr pointer)
 {
-    CUresult r = CUDA_SUCCESS;
     pthread_mutex_lock(&memory_lock);
-    allocation *a = starting_at(pointer);
-    if (!a || (a->kind != DEVICE && a->kind != MANAGED)) {
-        r = CUDA_ERROR_INVALID_VALUE;
-    } else {
-        if (a->kind == DEVICE) {
+    allocation *a = starting_at(pointer), gone;
+    int found = a && (a->kind == DEVICE || a->kind == MANAGED);
+    if (found) {
+        gone = *a;
+        if (a->kind == DEVICE && !a->pool) {
             rg_model *m = sim_lock(a->device);
             rg_model_release(m, a->context->id, a->charged);
             sim_unlock();
@@ -303,7 +304,8 @@ static CUresult free_device(CUdeviceptr pointer)
         erase(a);
     }
     pthread_mutex_unlock(&memory_lock);
-    return r;
+    if (found && gone.pool) sim_pool_give(gone.pool, gone.charged);
+    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Freeing waits for the context's work, as the real driver does. */
@@ -321,12 +323,13 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
 }
 
 /* Stream-ordered allocation takes effect at the call: contents move then too, so the order is the same. */
-static CUresult allocate_async(int pt, CUdeviceptr *out, size_t bytes, CUstream stream)
+static CUresult allocate_async(int pt, CUdeviceptr *out, size_t bytes, CUmemoryPool from, CUstream stream)
 {
-    sim_object *s;
+    sim_object *s, *pool;
     CUresult r = sim_enter();
     if (r || (r = sim_stream(stream, pt, &s)) || (r = sim_capture_conflict(s))) return r;
-    return allocate_device(out, bytes);
+    if ((r = sim_pool(from, s->device, &pool))) return r;
+    return allocate_from(pool, out, bytes);
 }
 
 static CUresult free_async(int pt, CUdeviceptr pointer, CUstream stream)
@@ -339,12 +342,22 @@ static CUresult free_async(int pt, CUdeviceptr pointer, CUstream stream)
 
 API CUresult cuMemAllocAsync(CUdeviceptr *out, size_t bytes, CUstream stream)
 {
-    return allocate_async(0, out, bytes, stream);
+    return allocate_async(0, out, bytes, NULL, stream);
 }
 
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *out, size_t bytes, CUstream stream)
 {
-    return allocate_async(1, out, bytes, stream);
+    return allocate_async(1, out, bytes, NULL, stream);
+}
+
+API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return pool ? allocate_async(0, out, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *out, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    return pool ? allocate_async(1, out, bytes, pool, stream) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
@@ -392,6 +405,23 @@ API CUresult cuMemAllocManaged(CUdeviceptr *out, size_t bytes, unsigned flags)
     CUresult r = allocate_host(&p, bytes, MANAGED);
     if (r == CUDA_SUCCESS) *out = (uint64_t)(uintptr_t)p;
     return r;
+}
+
+CUresult sim_enter_mapping(uint64_t address, uint64_t bytes)
+{
+    allocation a = {.base = address, .bytes = bytes, .kind = MAPPED};
+    pthread_mutex_lock(&memory_lock);
+    int entered = insert(&a);
+    pthread_mutex_unlock(&memory_lock);
+    return entered ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void sim_leave_mapping(uint64_t address)
+{
+    pthread_mutex_lock(&memory_lock);
+    allocation *a = starting_at(address);
+    if (a && a->kind == MAPPED) erase(a);
+    pthread_mutex_unlock(&memory_lock);
 }
 
 static CUresult forget_host(void *pointer, space_kind kind, CUresult otherwise)
@@ -445,7 +475,7 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *out, void *pointer, unsig
     if (!out || flags) return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&memory_lock);
     allocation *a = at((uint64_t)(uintptr_t)pointer);
-    if (!a || a->kind == DEVICE) r = CUDA_ERROR_INVALID_VALUE;
+    if (!a || a->kind == DEVICE || a->kind == MAPPED) r = CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_unlock(&memory_lock);
     if (r == CUDA_SUCCESS) *out = (uint64_t)(uintptr_t)pointer;
     return r;
@@ -480,6 +510,24 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdevicep
     return a ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+/* Whose memory it is; of the many attributes, those that programs without textures and sharing ask for. */
+API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointer)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!data) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&memory_lock);
+    allocation *a = at(pointer);
+    if (!a) r = CUDA_ERROR_INVALID_VALUE;
+    else if (attribute == CU_POINTER_ATTRIBUTE_CONTEXT) *(CUcontext *)data = sim_handle(a->context);
+    else if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+        *(int *)data = a->kind == HOST || a->kind == REGISTERED ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+    else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) *(int *)data = a->context->device;
+    else r = CUDA_ERROR_NOT_SUPPORTED;
+    pthread_mutex_unlock(&memory_lock);
+    return r;
+}
+
 /* ---- Copies and memsets */
 
 /* `bytes` at the address lie in one allocation (1), in none (0: a host pointer, maybe), or leave one (-1). */
@@ -488,7 +536,7 @@ static int known(uint64_t address, uint64_t bytes, int *device)
     pthread_mutex_lock(&memory_lock);
     allocation *a = at(address);
     int inside = !a ? 0 : a->base + a->bytes - address >= bytes ? 1 : -1;
-    *device = a && (a->kind == DEVICE || a->kind == MANAGED);
+    *device = a && (a->kind == DEVICE || a->kind == MANAGED || a->kind == MAPPED);
     pthread_mutex_unlock(&memory_lock);
     return inside;
 }

@@ -473,6 +473,13 @@ static int find_context(unsigned device)
     return result;
 }
 
+static void sleep_for(uint64_t ns)
+{
+    uint64_t until = now_ns() + ns;
+    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
+}
+
 API int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us)
 {
     int result = find_context(device_ordinal);
@@ -484,8 +491,8 @@ API int rigelSimSuspend(unsigned device_ordinal, int suspend)
 {
     int result = find_context(device_ordinal);
     if (result) return result;
-    uint64_t until = now_ns() + (suspend ? SUSPEND_CALL_NS : RESUME_CALL_NS);
-    struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;
-    return control(device_ordinal, 0, suspend);
+    sleep_for(suspend ? SUSPEND_CALL_NS : RESUME_CALL_NS);
+    result = control(device_ordinal, 0, suspend);
+    if (suspend && !result) sleep_for(sim_params((int)device_ordinal)->preempt_ns); /* it waits for that, also when idle */
+    return result;
 }

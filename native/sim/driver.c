@@ -371,6 +371,7 @@ static void drop_context(sim_object *c)
         case SIM_GRAPH: sim_delete_graph(o); break;
         case SIM_EXEC: sim_delete_exec(o); break;
         case SIM_STREAM:
+        case SIM_ARRAY:
         case SIM_EVENT: sim_delete(o); break;
         default: break; /* functions and nodes go with theirs */
         }

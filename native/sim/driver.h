@@ -11,6 +11,7 @@
  *   driver-graph.c    stream capture and graphs
  *   driver-launch.c   modules, functions, kernel launches
  *   driver-memory.c   allocation, copies, memsets
+ *   driver-virtual.c  physical memory and its mappings, pools, arrays
  *   driver-lookup.c   cuGetProcAddress, from driver-exports.def
  *
  * It must never call a cu* function through its exported name (the name may be somebody else's, preloaded), print
@@ -44,6 +45,9 @@ typedef enum {
     SIM_GRAPH,
     SIM_EXEC,
     SIM_NODE,
+    SIM_PHYSICAL,
+    SIM_ARRAY, /* CUarray and CUmipmappedArray */
+    SIM_POOL,
 } sim_type;
 
 typedef struct sim_object sim_object;
@@ -122,6 +126,18 @@ struct sim_object {
             sim_object *graph;
             sim_work work;
         } node;
+        struct {
+            uint64_t bytes;
+            uint32_t context, handles, mappings; /* the model's context that it is charged to */
+            int file; /* what holds its bytes */
+        } physical;
+        struct {
+            uint64_t bytes;
+        } array;
+        struct {
+            uint64_t reserved, used, threshold; /* bytes */
+            uint32_t context; /* the model's context that it is charged to; 0: none yet */
+        } pool;
     };
 };
 
@@ -145,7 +161,7 @@ typedef struct {
     int devices;
     _Atomic int captures; /* in progress, in the whole process */
     struct {
-        sim_object *primary;
+        sim_object *primary, *pool; /* pool: the default one, once somebody has asked for it */
         unsigned primary_refs, primary_flags;
     } device[SIM_MAX_DEVICES];
 } sim_process;
@@ -229,8 +245,23 @@ void sim_delete_module(sim_object *module);
 
 /* sim_do_move: moves the bytes, now. What lies outside of any allocation by now is left alone. */
 void sim_do_move(const sim_move *move);
+/* sim_enter_mapping: bytes of a mapping become memory that copies reach; OUT_OF_MEMORY. sim_leave_mapping: no longer. */
+CUresult sim_enter_mapping(uint64_t address, uint64_t bytes);
+void sim_leave_mapping(uint64_t address);
 /* sim_forget_memory: the context's allocations are gone. The caller holds sim.lock. */
 void sim_forget_memory(const sim_object *context);
+
+/* ---- driver-virtual.c */
+
+/* sim_charge: takes so much of the device's memory for a context; OUT_OF_MEMORY if there is not so much. */
+CUresult sim_charge(int device, uint32_t context, uint64_t bytes);
+/* sim_pool_take: so much from a pool, which takes it from the device if it has not kept enough. sim_pool_give: back;
+ * sim_pool_return: the same where the caller holds sim.lock. */
+CUresult sim_pool_take(sim_object *pool, const sim_object *context, uint64_t bytes);
+void sim_pool_give(void *pool, uint64_t bytes);
+void sim_pool_return(void *pool, uint64_t bytes);
+/* sim_pool: the pool behind a handle, or the device's default one for NULL. */
+CUresult sim_pool(CUmemoryPool handle, int device, sim_object **pool);
 
 /* ---- driver-lookup.c: the bodies of cuGetProcAddress, whose names its table declares differently. */
 

@@ -28,7 +28,7 @@ enum state {
 
 typedef struct {
     uint32_t stream, weight;
-    uint64_t ticket;
+    uint64_t ticket, outstanding_ns;
 } batch;
 
 typedef struct {
@@ -36,7 +36,8 @@ typedef struct {
     rg_shape *shapes; /* by operation */
     rg_arrivals arrivals;
     uint32_t context, streams[RG_PROFILE_MAX_STREAMS];
-    bool governed; /* best-effort, under a policy */
+    bool governed; /* passes the gate */
+    bool marks;    /* its busy periods count: high under a policy, everybody under fair */
 
     enum state state;
     uint64_t at; /* acts at this time, whatever else happens; NEVER: only when a condition is met */
@@ -44,7 +45,11 @@ typedef struct {
     uint64_t begun; /* iterations */
     uint64_t due_ns;
     uint64_t last_ticket; /* of the context */
-    bool busy;            /* high: from first launch to idle */
+    bool busy;            /* from first launch to idle */
+    bool launching;       /* high: from first launch to the wait for all of it */
+    uint64_t idle_ns;     /* when that was over */
+    uint64_t virtual_ns, inverse; /* fair */
+    uint64_t outstanding_ns;      /* orion */
 
     struct {
         uint32_t stream;
@@ -53,6 +58,7 @@ typedef struct {
     uint32_t ahead_first, ahead_count;
 
     uint32_t inflight, credit, unbatched[RG_PROFILE_MAX_STREAMS];
+    uint64_t unbatched_ns[RG_PROFILE_MAX_STREAMS];
     uint64_t stream_ticket[RG_PROFILE_MAX_STREAMS];
     batch batches[BATCHES];
     uint32_t batch_count;
@@ -72,11 +78,14 @@ typedef struct {
     uint32_t count;
     uint64_t now;
     struct {
-        enum { RUNNING, SUSPENDING, SUSPENDED, RESUMING } state;
+        enum { RUNNING, SUSPENDING, LEAVING, SUSPENDED, RESUMING } state;
         uint64_t at; /* acts then; NEVER: when the high clients change */
         bool busy;   /* whether a high client was when it last looked, and since when that is so */
         uint64_t since;
     } agent; /* of the best-effort processes: they all do the same at the same time */
+    uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
+    uint64_t spell_ns, idle_ns, paid_ns; /* least share: high clients busy since; idle since; paid out */
+    uint32_t high_bound;                /* orion: of the last high kernel */
     char *error;
     size_t error_bytes;
     bool failed;
@@ -187,26 +196,82 @@ static bool high_busy(const scenario *s)
     return false;
 }
 
+/* As rg_device.virtual_ns: raised to the slowest active client's; the one that asks is active. */
+static void look_up_virtual(scenario *s, const player *asking)
+{
+    uint64_t least = asking->virtual_ns;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        bool active = p->busy || p->state == GATE || (p->idle_ns && s->now - p->idle_ns < RG_POLICY_GRACE_NS);
+        if (active && p->virtual_ns < least)
+            least = p->virtual_ns;
+    }
+    if (least > s->virtual_ns)
+        s->virtual_ns = least;
+}
+
+static uint64_t lead(const scenario *s, const player *p)
+{
+    return p->virtual_ns > s->virtual_ns ? p->virtual_ns - s->virtual_ns : 0;
+}
+
+static uint32_t bound_of(const rg_profile_op *op)
+{
+    return op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
+}
+
+static uint32_t sms_of(const scenario *s, const player *p)
+{
+    const rg_shape *shape = &p->shapes[p->op];
+    uint32_t sms = (shape->blocks + shape->blocks_per_sm - 1) / shape->blocks_per_sm;
+    return sms < s->o->gpu.sms ? sms : s->o->gpu.sms;
+}
+
 static rg_policy_view view_of(const scenario *s, const player *p)
 {
-    return (rg_policy_view){
+    rg_policy_view v = {
         .policy = s->o->policy,
-        .best_effort = true,
+        .best_effort = p->of->best_effort,
         .high_busy = high_busy(s),
         .inflight = p->inflight,
         .inflight_limit = s->o->inflight * RG_POLICY_LAUNCH,
         .corun_limit = s->o->corun * RG_POLICY_LAUNCH,
         .credit = p->credit,
         .starvation_ns = (uint64_t)s->o->starvation_us * 1000,
+        .lead_ns = lead(s, p),
+        .quantum_ns = (uint64_t)s->o->quantum_us * 1000,
     };
+    if (s->o->policy == RG_POLICY_ORION && p->op < p->of->profile->op_count) {
+        const rg_profile_op *op = &p->of->profile->ops[p->op];
+        v.profiled = op->kind == RG_PROFILE_KERNEL;
+        v.sms = v.profiled ? sms_of(s, p) : 0;
+        v.bound = bound_of(op);
+        v.high_bound = s->high_bound;
+        v.sms_limit = s->o->sms_limit;
+        v.outstanding_limit_ns = (uint64_t)s->o->outstanding_us * 1000;
+        for (uint32_t i = 0; i < s->count; i++)
+            v.outstanding_ns += s->players[i].outstanding_ns;
+    }
+    return v;
 }
 
 static void record_batch(player *p, uint32_t stream)
 {
     if (p->batch_count == BATCHES || !p->unbatched[stream])
         return;
-    p->batches[p->batch_count++] = (batch){p->streams[stream], p->unbatched[stream], p->stream_ticket[stream]};
+    p->batches[p->batch_count++] =
+        (batch){p->streams[stream], p->unbatched[stream], p->stream_ticket[stream], p->unbatched_ns[stream]};
     p->unbatched[stream] = 0;
+    p->unbatched_ns[stream] = 0;
+}
+
+/* Held back and spinning: it sees at once when the others have caught up. */
+static bool sees_turn(scenario *s, player *p)
+{
+    if (p->state != GATE || p->verdict != RG_WAIT_TURN || s->now >= p->spin_until)
+        return false;
+    look_up_virtual(s, p);
+    return lead(s, p) <= (uint64_t)s->o->quantum_us * 1000;
 }
 
 /* Held back and spinning: it sees at once when its own launches finish. */
@@ -223,10 +288,12 @@ static bool batch_done(scenario *s, player *p, bool take)
     for (uint32_t i = 0; i < p->batch_count; i++) {
         bool done = rg_model_done(s->model, p->batches[i].stream, p->batches[i].ticket);
         any |= done;
-        if (done && take)
+        if (done && take) {
             p->inflight -= p->batches[i].weight;
-        else
+            p->outstanding_ns -= p->batches[i].outstanding_ns;
+        } else {
             p->batches[kept++] = p->batches[i];
+        }
     }
     p->batch_count = kept;
     return any;
@@ -244,10 +311,23 @@ static void set_gate_timer(scenario *s, player *p)
     if (s->now < p->spin_until)
         p->at = p->spin_until;
     else
-        p->at = s->now + (p->verdict == RG_WAIT_INFLIGHT || naps(s, p) ? NAP_NS : SLEEP_NS) + s->o->wake_ns;
+        p->at = s->now + (p->verdict != RG_WAIT_HIGH || naps(s, p) ? NAP_NS : SLEEP_NS) + s->o->wake_ns;
     uint64_t starves = p->since + (uint64_t)s->o->starvation_us * 1000;
     if (s->now < p->spin_until && starves < p->at)
         p->at = starves;
+}
+
+/* Into the spell of high clients' work; 0: none. */
+static uint64_t busy_ns(const scenario *s)
+{
+    return high_busy(s) ? s->now - s->spell_ns : 0;
+}
+
+static uint64_t allowance(const scenario *s)
+{
+    bool has = s->o->policy == RG_POLICY_PRIORITY || s->o->policy == RG_POLICY_SLO;
+    uint64_t starvation_ns = (uint64_t)s->o->starvation_us * 1000;
+    return has ? rg_policy_allowance(busy_ns(s), s->paid_ns, starvation_ns, s->o->min_share_ppm) : 0;
 }
 
 static void enter_gate(scenario *s, player *p, enum rg_verdict verdict)
@@ -260,6 +340,8 @@ static void enter_gate(scenario *s, player *p, enum rg_verdict verdict)
     p->spin_until = s->now + (uint64_t)s->o->spin_us * 1000;
     p->spent_ns[0] = p->spent_ns[1] = 0;
     set_gate_timer(s, p);
+    if (verdict == RG_WAIT_HIGH && allowance(s))
+        p->at = s->now;
 }
 
 static void leave_gate(player *p)
@@ -271,28 +353,42 @@ static void leave_gate(player *p)
     r->inflight_wait_ns += p->spent_ns[1];
 }
 
+/* What the present operation costs the GPU, as far as the policies count it: copies and memsets use no SMs. */
+static uint64_t cost_of(const player *p)
+{
+    const rg_profile_op *op = &p->of->profile->ops[p->op];
+    return op->kind == RG_PROFILE_KERNEL ? op->duration_ns : 0;
+}
+
 /* One turn of the loop in rg_gate_wait. True when the launch may go. */
 static bool look_again(scenario *s, player *p)
 {
-    bool progress = (p->verdict == RG_WAIT_INFLIGHT || s->o->corun) && batch_done(s, p, true);
+    bool progress = (p->verdict != RG_WAIT_HIGH || s->o->corun) && batch_done(s, p, true);
+    uint64_t before = s->virtual_ns;
     p->spent_ns[p->verdict == RG_WAIT_INFLIGHT] += s->now - p->looked;
     p->looked = s->now;
-    if (progress && p->verdict == RG_WAIT_INFLIGHT)
+    if (s->o->policy == RG_POLICY_FAIR)
+        look_up_virtual(s, p);
+    if ((progress && p->verdict == RG_WAIT_INFLIGHT) || (p->verdict == RG_WAIT_TURN && s->virtual_ns > before))
         p->since = s->now;
     rg_policy_view view = view_of(s, p);
     view.waited_ns = s->now - p->since;
+    view.allowance_ns = allowance(s);
     enum rg_verdict next = rg_policy_decide(&view);
     bool full = view.inflight_limit && view.inflight >= view.inflight_limit;
     if (next == RG_PASS_STARVED && !full) {
         if (!p->credit) {
-            p->credit = s->o->inflight ? s->o->inflight : 1;
+            p->credit = view.policy != RG_POLICY_FAIR && s->o->inflight ? s->o->inflight : 1;
             p->result->starved++;
         }
         p->credit--;
     } else if (!view.high_busy) {
         p->credit = 0;
     }
-    if (next == RG_PASS || next == RG_PASS_STARVED) {
+    if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && view.high_busy))
+        s->paid_ns = rg_policy_pay(busy_ns(s), s->paid_ns, view.starvation_ns, s->o->min_share_ppm, cost_of(p));
+    p->result->shared += next == RG_PASS_SHARE;
+    if (!rg_policy_waits(next)) {
         leave_gate(p);
         return true;
     }
@@ -305,14 +401,26 @@ static bool look_again(scenario *s, player *p)
     return false;
 }
 
+/* Its first work of a busy period. */
+static void become_busy(scenario *s, player *p)
+{
+    if (!high_busy(s) && (!s->spell_ns || s->now - s->idle_ns >= RG_POLICY_BREAK_NS)) {
+        s->spell_ns = s->now;
+        s->paid_ns = 0;
+    }
+    p->busy = true;
+}
+
 /* A high client's work is finished: those that wait for it go on, sleepers once they are awake. */
 static void become_idle(scenario *s, player *p)
 {
     if (!p->busy)
         return;
     p->busy = false;
+    p->idle_ns = s->now;
     if (high_busy(s))
         return;
+    s->idle_ns = s->now;
     for (uint32_t i = 0; i < s->count; i++) {
         player *q = &s->players[i];
         if (q->state != GATE || q->verdict != RG_WAIT_HIGH)
@@ -331,18 +439,26 @@ static void suspend_best_effort(scenario *s, bool suspended)
             fail(s, "the model refused a suspension");
 }
 
+/* Whether best-effort processes are to be off the GPU. */
+static bool high_needs_gpu(const scenario *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->o->drain ? s->players[i].launching : s->players[i].busy)
+            return true;
+    return false;
+}
+
 /* Lets the agent act at this instant. False when it has nothing to do now. */
 static bool agent_act(scenario *s)
 {
     if (s->mode != RG_SCENARIO_PREEMPT || !s->o->suspend)
         return false;
-    bool busy = high_busy(s);
+    bool busy = high_needs_gpu(s);
     if (busy != s->agent.busy) {
         s->agent.busy = busy;
         s->agent.since = s->now;
     }
-    bool calling = s->agent.state == SUSPENDING || s->agent.state == RESUMING;
-    if (!calling) {
+    if (s->agent.state == RUNNING || s->agent.state == SUSPENDED) {
         bool wanted = busy == (s->agent.state == RUNNING);
         uint64_t delay_us = busy ? s->o->suspend_delay_us : s->o->resume_delay_us;
         s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
@@ -356,6 +472,10 @@ static bool agent_act(scenario *s)
         break;
     case SUSPENDING:
         suspend_best_effort(s, true);
+        s->agent.state = LEAVING;
+        s->agent.at = s->now + s->o->gpu.preempt_ns;
+        break;
+    case LEAVING:
         s->agent.state = SUSPENDED;
         break;
     case SUSPENDED:
@@ -431,6 +551,10 @@ static bool launch(scenario *s, player *p)
                                                         : RG_POLICY_LAUNCH;
         p->inflight += weight;
         p->unbatched[op->stream] += weight;
+        p->outstanding_ns += cost_of(p);
+        p->unbatched_ns[op->stream] += cost_of(p);
+        p->virtual_ns += rg_policy_virtual((uint32_t)cost_of(p), p->inverse);
+        p->result->charged_ns += cost_of(p);
         rg_policy_view view = view_of(s, p);
         if (p->unbatched[op->stream] >= rg_policy_batch(&view)) {
             record_batch(p, op->stream);
@@ -449,14 +573,25 @@ static bool act_on_op(scenario *s, player *p)
         p->at = s->now;
         return true;
     }
-    if ((s->mode == RG_SCENARIO_GOVERNED || s->mode == RG_SCENARIO_PREEMPT) && !p->of->best_effort)
-        p->busy = true;
+    if (p->marks && !p->busy)
+        become_busy(s, p);
+    if (p->marks && !p->of->best_effort)
+        p->launching = true;
+    if (p->marks && !p->of->best_effort && op->kind == RG_PROFILE_KERNEL)
+        s->high_bound = bound_of(op);
     if (gated(s, p, op)) {
+        if (p->virtual_ns < s->virtual_ns)
+            p->virtual_ns = s->virtual_ns; /* it was idle */
         rg_policy_view view = view_of(s, p);
         view.credit = 0; /* as rg_gate_view: the first decision knows of no wait and no credit */
         view.starvation_ns = 1;
         enum rg_verdict verdict = rg_policy_decide(&view);
-        if (verdict == RG_WAIT_HIGH || verdict == RG_WAIT_INFLIGHT) {
+        if (verdict == RG_WAIT_TURN) { /* before it waits, it looks who is the slowest by now */
+            look_up_virtual(s, p);
+            view.lead_ns = lead(s, p);
+            verdict = rg_policy_decide(&view);
+        }
+        if (rg_policy_waits(verdict)) {
             enter_gate(s, p, verdict);
             return true;
         }
@@ -466,6 +601,7 @@ static bool act_on_op(scenario *s, player *p)
 
 static bool act_on_sync(scenario *s, player *p)
 {
+    p->launching = false;
     if (p->last_ticket && !rg_model_context_done(s->model, p->context, p->last_ticket)) {
         p->at = NEVER;
         return false;
@@ -496,7 +632,7 @@ static bool act(scenario *s, player *p)
     case OP:
         return timer && act_on_op(s, p);
     case GATE:
-        if (!timer && !(watches_batches(s, p) && batch_done(s, p, false)))
+        if (!timer && !(watches_batches(s, p) && batch_done(s, p, false)) && !sees_turn(s, p))
             return false;
         return look_again(s, p) ? launch(s, p) : true;
     case QUEUE:
@@ -542,6 +678,7 @@ static void end_duration(scenario *s)
         if (p->state == GATE)
             leave_gate(p);
         p->state = DONE;
+        p->busy = false;
     }
 }
 
@@ -608,11 +745,14 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     };
     bool gate = s->mode == RG_SCENARIO_GOVERNED || (s->mode == RG_SCENARIO_PREEMPT && s->o->gate);
     bool governed = gate && s->o->policy != RG_POLICY_NONE;
+    bool fair = governed && s->o->policy == RG_POLICY_FAIR;
     /* As rg_stream_prioritise gives the NULL stream: one below the highest for high clients, else the lowest. */
-    int priority = governed && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
+    int priority = governed && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
     p->of = of;
     p->result = result;
-    p->governed = governed && of->best_effort;
+    p->governed = governed && (fair || of->best_effort);
+    p->marks = (governed && (fair || !of->best_effort)) || (s->mode == RG_SCENARIO_PREEMPT && !of->best_effort);
+    p->inverse = rg_policy_inverse(of->weight);
     if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);
     p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
@@ -678,12 +818,15 @@ rg_scenario_options rg_scenario_defaults(void)
         .starvation_us = 100000,
         .spin_us = 20,
         .bulk_bytes = 65536,
+        .min_share_ppm = 50000,
+        .quantum_us = RG_POLICY_QUANTUM_NS / 1000,
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,
-        .be_slice_us = 200,
+        .be_slice_us = 50,
         .high_slice_us = 10000,
         .suspend = true,
+        .drain = true,
         .suspend_delay_us = 50,
         .resume_delay_us = 50,
         .suspend_ns = 280000,

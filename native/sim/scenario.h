@@ -7,7 +7,8 @@
  *
  * What it takes from the real gate (gate.c): a high client is busy from its first launch until its wait finds its work
  * finished; launches of a best-effort client are counted until a batch of them is found finished, which is only looked
- * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out.
+ * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out. Under fair every client is
+ * busy in that way, charged and held back, whatever its class; under orion a profile's rows say what a kernel needs.
  *
  * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and each
  * best-effort process has a thread that watches the high clients, and calls on the driver one after the other, to the
@@ -30,6 +31,7 @@ typedef struct {
     enum rg_arrivals_kind arrivals; /* uniform or Poisson */
     uint64_t mean_gap_ns, seed;
     uint64_t iterations; /* end after so many; 0: no limit */
+    uint32_t weight;     /* fair: in thousandths; 0: RG_POLICY_WEIGHT_ONE */
 } rg_scenario_client;
 
 typedef enum {
@@ -44,6 +46,8 @@ typedef struct {
     uint64_t duration_ns;
     uint32_t policy; /* enum rg_policy, and the settings of the same names in the segment */
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
+    uint32_t min_share_ppm, quantum_us;    /* likewise */
+    uint32_t sms_limit, outstanding_us;    /* likewise */
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */
@@ -52,23 +56,27 @@ typedef struct {
     uint32_t be_slice_us, high_slice_us; /* 0: the GPU's */
     bool gate;                           /* the policy and stream priorities too */
     bool suspend;                        /* best-effort processes while a high client is busy */
+    bool drain;                          /* busy ends for that as soon as it waits for all that it has launched */
     uint32_t suspend_delay_us;           /* a high client has been busy for so long when the call begins */
     uint32_t resume_delay_us;            /* they have all been idle for so long when the call begins */
-    uint64_t suspend_ns, resume_ns;      /* what a call takes; at its end it takes effect */
+    uint64_t suspend_ns, resume_ns;      /* from the beginning of a call to its effect; a suspension then takes the
+                                            GPU's preempt_ns, and no other call begins before */
 } rg_scenario_options;
 
 typedef struct {
     uint64_t iterations; /* finished by the end of the duration (requests: that fell due in it) */
     uint64_t launches;
+    uint64_t charged_ns;             /* governed: durations of the kernels that passed the gate */
     uint64_t requests;               /* iterations that were waited for: those have latencies */
     uint64_t p50_ns, p95_ns, p99_ns; /* from the due time; nearest rank; 0 without requests */
-    uint64_t gate_waits, gate_wait_ns, inflight_waits, inflight_wait_ns, starved;
+    uint64_t gate_waits, gate_wait_ns, inflight_waits, inflight_wait_ns, starved, shared;
 } rg_scenario_result;
 
 /*
  * rg_scenario_defaults: the H200 preset under time slices, 10 s, the segment's default settings, and the costs measured
- * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 200
- * us and 10 ms, no gate, suspension as soon as a thread that watches has woken, 280 us to suspend and 230 us to resume.
+ * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 50 us
+ * and 10 ms, no gate, suspension and `drain` as soon as a thread that watches has woken, 280 us to suspend and 230 us
+ * to resume.
  */
 rg_scenario_options rg_scenario_defaults(void);
 

@@ -28,10 +28,10 @@ int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us);
 
 /*
  * rigelSimSuspend: with `suspend`, takes this process off the GPU: no kernel of it runs on until it calls with 0,
- * launches go on being accepted, and waits wait. A running kernel stops within 0.2 ms of the return and goes on where
+ * launches go on being accepted, and waits wait. A running kernel is stopped when the call returns, and goes on where
  * it was. Copies go on. Telling it what it is already changes nothing. The caller sleeps for as long as the real
- * control takes, 280 us to suspend and 230 us to resume, then it takes effect. It ends with the process, however that
- * ends.
+ * control takes: 280 us until it takes effect and 180 us while a kernel is preempted; to resume, 230 us until it takes
+ * effect. It ends with the process, however that ends.
  */
 int rigelSimSuspend(unsigned device_ordinal, int suspend);
 

@@ -13,6 +13,7 @@ static const char *segment_path;
 static rg_segment *seg;
 static void *driver;
 enum { OTHER = 40 }; /* slot of the client that is not there */
+static uint32_t policy = RG_POLICY_PRIORITY;
 
 #define DRIVER_FUNCTIONS(X) \
     X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
@@ -47,6 +48,8 @@ static void become(const char *class)
     setenv("RIGEL_SIM_STATE", scratch("gate-sim"), 1);
     atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
     seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
+    seg->settings.preempt = 0;                                      /* the simulated GPU offers it; then nobody waits here */
+    seg->settings.policy = policy;
     driver = dlopen("libcuda.so.1", RTLD_NOW);
     CHECK(driver != NULL);
 #define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
@@ -211,24 +214,26 @@ static void in_flight_wait_is_bounded(void)
 /* Kernels whose place in the table is the same keep an entry each, as long as there are no more than can be probed. */
 static void kernels_that_share_a_place_are_all_known(void)
 {
-    uint64_t shapes[RG_DURATION_PROBES + 1];
+    rg_dims shapes[RG_DURATION_PROBES + 1];
     rg_duration *entries[RG_DURATION_PROBES];
     uint32_t found = 0;
-    for (uint64_t shape = 2; found < RG_DURATION_PROBES + 1; shape += 2)
-        if ((((uint64_t)64 * 0x9e3779b97f4a7c15u) ^ (shape * 0x165667b19e3779f9u)) >> 52 == 4093) /* and wraps round */
-            shapes[found++] = shape * 0x165667b19e3779f9u;
+    for (unsigned grid = 1; found < RG_DURATION_PROBES + 1; grid++) {
+        rg_dims shape = rg_dims_of(grid, 1, 1, 32, 1, 1);
+        if (rg_duration_key(64, shape) >> 52 == 4093) /* and wraps round */
+            shapes[found++] = shape;
+    }
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
-        entries[i] = rg_duration_of(64, shapes[i]);
+        entries[i] = rg_duration_of(rg_duration_key(64, shapes[i]));
         CHECK_EQUAL(entries[i]->seen, 0);
         atomic_store(&entries[i]->seen, i + 1);
         atomic_store(&entries[i]->duration_ns, 1000 * (i + 1));
     }
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
-        CHECK(rg_duration_of(64, shapes[i]) == entries[i]);
+        CHECK(rg_duration_of(rg_duration_key(64, shapes[i])) == entries[i]);
         CHECK_EQUAL(entries[i]->duration_ns, 1000 * (i + 1));
     }
     /* One more takes the first's place, and starts from nothing. */
-    CHECK(rg_duration_of(64, shapes[RG_DURATION_PROBES]) == entries[0]);
+    CHECK(rg_duration_of(rg_duration_key(64, shapes[RG_DURATION_PROBES])) == entries[0]);
     CHECK_EQUAL(entries[0]->seen + entries[0]->duration_ns, 0);
 }
 
@@ -375,7 +380,7 @@ static void a_reset_context_starts_afresh(void)
     CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
     uint64_t waits = rg.slot->inflight_waits;
-    for (int i = 0; i < 30; i++) {
+    for (int i = 0; i < 60; i++) { /* 41 to the limit while they count for what the segment knows of the kernel: 20 us */
         launch(spin, NULL, 1000000);
         CHECK(rg.inflight < 20 * RG_POLICY_LAUNCH);
     }
@@ -394,6 +399,255 @@ static void per_thread_streams_of_many_threads_do_not_lock_up(void)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     CHECK_EQUAL(rg.slot->launches, 300);
     CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+/* A held client waits though nobody is busy; the starvation bound does not let it out. A hold ends by itself, if nobody ends it. */
+static void hold_has_an_end(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1;
+    launch(spin, NULL, 1000);
+    rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    usleep(10000); /* several sleeps, far beyond the bound */
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    rg_segment_hold(seg, 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    rg_segment_hold(seg, 30);
+    launch(spin, NULL, 1000); /* waits those 30 ms */
+    CHECK_EQUAL(rg.slot->gate_waits, 2);
+    /* A time far ahead is nobody's wish: what is left in a segment whose clock began anew. */
+    atomic_store(&seg->settings.hold_until_ms, (uint32_t)(rg_now_ns() / 1000000) + 2 * RG_HOLD_LIMIT_MS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 2);
+    done();
+}
+
+/* A spell of high work goes on over idle times below a millisecond, and over a change of clients. */
+static void breaks_end_a_spell(void)
+{
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    enum { US = 1000 };
+    rg_device_busy(dev, OTHER, 10000 * US);
+    CHECK_EQUAL(dev->spell_ns, 10000 * US);
+    atomic_store(&dev->paid_ns, 7);
+    rg_device_busy(dev, OTHER + 1, 11000 * US);
+    rg_device_idle(dev, OTHER, 12000 * US);
+    CHECK_EQUAL(dev->idle_ns, 0);
+    rg_device_idle(dev, OTHER + 1, 13000 * US);
+    CHECK_EQUAL(dev->idle_ns, 13000 * US);
+    rg_device_busy(dev, OTHER, 13999 * US);
+    CHECK_EQUAL(dev->spell_ns, 10000 * US);
+    CHECK_EQUAL(dev->paid_ns, 7);
+    rg_device_idle(dev, OTHER, 14000 * US);
+    rg_device_busy(dev, OTHER, 15000 * US);
+    CHECK_EQUAL(dev->spell_ns, 15000 * US);
+    CHECK_EQUAL(dev->paid_ns, 0);
+    done();
+}
+
+static void least_share_comes_only_after_the_bound(void)
+{
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    seg->settings.inflight = 0;
+    launch(spin, NULL, 1000);
+    rg_device_busy(dev, OTHER, rg_now_ns());
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->waiters) == 1); /* 600 s to go */
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    CHECK_EQUAL(rg.slot->shared, 0);
+    /* The same spell, had it begun 600 s ago: 50 ms are there, and a kernel that is not known costs 0.1 of them. */
+    atomic_store(&dev->spell_ns, rg_now_ns() - 600000000000);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->shared, 1);
+    CHECK_EQUAL(dev->paid_ns, 100000);
+    for (int i = 1; i < 500; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->shared, 500);
+    CHECK_EQUAL(dev->paid_ns, 50000000);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->waiters) == 1); /* nothing is left of it */
+    CHECK_EQUAL(rg.slot->shared, 500);
+    other_busy(false);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+/* ---- fair ---- */
+
+enum { MS = 1000000 };
+
+static rg_share *share_of(int slot)
+{
+    return rg_share_of(seg, 0, slot);
+}
+
+static void fair_waits_for_the_slowest(const char *class)
+{
+    policy = RG_POLICY_FAIR;
+    become(class);
+    rg_device *dev = &seg->devices[0];
+    launch(spin, NULL, 1000); /* a track, so that the thread below has nothing to set up */
+    rg_device_busy(dev, OTHER, rg_now_ns());
+    atomic_store(&share_of(OTHER)->virtual_ns, 5);
+    atomic_store(&share_of(0)->virtual_ns, 10 * MS);
+    atomic_store(&dev->virtual_ns, 4);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->virtual_ns) == 5); /* it has looked */
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&share_of(OTHER)->virtual_ns, 7 * MS);
+    WAIT_FOR(atomic_load(&dev->virtual_ns) == 7 * MS); /* and again: still 3 ms ahead */
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&share_of(OTHER)->virtual_ns, 9 * MS); /* less than a quantum */
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+static void fair_best_effort_waits(void)
+{
+    fair_waits_for_the_slowest("best-effort");
+}
+
+static void fair_high_waits_as_well(void)
+{
+    fair_waits_for_the_slowest("high");
+}
+
+static void fair_ignores_the_idle_and_levels_who_comes_back(void)
+{
+    policy = RG_POLICY_FAIR;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    atomic_store(&share_of(OTHER)->virtual_ns, 5);
+    atomic_store(&share_of(OTHER)->idle_ns, 1); /* long ago */
+    atomic_store(&share_of(0)->virtual_ns, 100 * MS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK(dev->virtual_ns >= 100 * MS);
+    /* Others have gone on while this client did nothing. */
+    atomic_store(&dev->virtual_ns, 900 * MS);
+    launch(spin, NULL, 1000);
+    CHECK(share_of(0)->virtual_ns >= 900 * MS);
+    done();
+}
+
+/* 100 kernels of 1 ms: 100 ms of GPU time and a little, whether or not their duration was known, or right, when they went out. */
+static void fair_charges_what_was_launched(void)
+{
+    policy = RG_POLICY_FAIR;
+    setenv("RIGEL_WEIGHT", "4", 1);
+    become("best-effort");
+    seg->settings.unit_us = 0; /* eight at once, so that some go out before the first is known */
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1 * MS);
+    CHECK_EQUAL(rg.slot->weight, 4000);
+    uint64_t charged = rg.slot->charged_ns;
+    CHECK(charged >= 100ull * MS && charged < 300ull * MS);
+    CHECK(share_of(0)->virtual_ns >= charged / 4 - 100 && share_of(0)->virtual_ns < charged); /* a weight of 4 */
+    CHECK(rg.slot->inflight_waits > 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0); /* its requests are seen, as those of any high client */
+    CHECK(rg.slot->requests >= 1);
+    CHECK(share_of(0)->idle_ns > 0);
+    done();
+}
+
+/* ---- orion ---- */
+
+static void orion_lets_out_what_does_not_disturb(void)
+{
+    policy = RG_POLICY_ORION;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    seg->settings.sms_limit = 2;
+    seg->settings.outstanding_us = 1000000;
+    uint64_t shape = rg_dims_hash(rg_dims_of(1, 1, 1, 32, 1, 1));
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY, 1000));
+    rg_device_busy(dev, OTHER, rg_now_ns());
+    atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
+    for (int i = 0; i < 20; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(rg.slot->unprofiled, 0);
+    CHECK(dev->outstanding_ns > 0);
+    CHECK_EQUAL(dev->outstanding_ns, share_of(0)->outstanding_ns);
+    pthread_t thread;
+    atomic_store(&dev->high_bound, RG_BOUND_MEMORY);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    /* A program that describes its launches is believed rather than the table; once each. */
+    rigel_describe_launch(1, 0, 5000);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    seg->settings.starvation_us = 1000;
+    rigel_describe_launch(2, 0, 5000);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 2);
+    /* In no profile: waits for the high client to be idle, or for the bound. */
+    other_busy(false);
+    launch(nccl, NULL, 1000); /* never waits, never counts */
+    CHECK_EQUAL(rg.slot->unprofiled, 0);
+    uint64_t n = 1, ns = 1000;
+    void *params[] = {&n, &ns};
+    CHECK_EQUAL(cuLaunchKernel(spin, 2, 1, 1, 32, 1, 1, 0, NULL, params, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->unprofiled, 1);
+    done();
+}
+
+/* Nothing outstanding is allowed beyond 3 us: each launch waits until the one before is known to be finished. */
+static void orion_limits_what_is_outstanding(void)
+{
+    policy = RG_POLICY_ORION;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    seg->settings.sms_limit = 2;
+    seg->settings.outstanding_us = 3;
+    for (int i = 0; i < 20; i++) {
+        rigel_describe_launch(1, -1, 10000);
+        launch(spin, NULL, 1000);
+        CHECK(dev->outstanding_ns < 20000);
+    }
+    CHECK(rg.slot->inflight_waits > 0);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    rg_share_settle(seg, 0, 0, UINT64_MAX); /* as whoever finds it dead does */
+    CHECK_EQUAL(dev->outstanding_ns, 0);
+    rg_share_settle(seg, 0, 0, 5000);
+    CHECK_EQUAL(dev->outstanding_ns, 0);
+    done();
+}
+
+static void orion_shows_what_high_kernels_are_bound_by(void)
+{
+    policy = RG_POLICY_ORION;
+    become("high");
+    rg_device *dev = &seg->devices[0];
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", 0), 1, RG_BOUND_COMPUTE, 1000)); /* whatever the shape */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(dev->high_bound, RG_BOUND_COMPUTE);
+    CHECK_EQUAL(busy_word(), 1);
+    rigel_describe_launch(1, 0, 1000);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(dev->high_bound, RG_BOUND_MEMORY);
+    launch(nccl, NULL, 1000);
+    CHECK_EQUAL(dev->high_bound, RG_BOUND_UNKNOWN);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
     done();
 }
 
@@ -664,6 +918,16 @@ int main(int argc, char **argv)
     RUN(in_flight_wait_is_bounded);
     RUN(kernels_that_share_a_place_are_all_known);
     RUN(small_copies_pass_bulk_copies_wait);
+    RUN(hold_has_an_end);
+    RUN(breaks_end_a_spell);
+    RUN(least_share_comes_only_after_the_bound);
+    RUN(fair_best_effort_waits);
+    RUN(fair_high_waits_as_well);
+    RUN(fair_ignores_the_idle_and_levels_who_comes_back);
+    RUN(fair_charges_what_was_launched);
+    RUN(orion_lets_out_what_does_not_disturb);
+    RUN(orion_limits_what_is_outstanding);
+    RUN(orion_shows_what_high_kernels_are_bound_by);
     RUN(communication_kernels_never_wait);
     RUN(capture_passes_and_a_graph_is_one_unit);
     RUN(captures_are_counted_right);

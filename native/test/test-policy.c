@@ -17,8 +17,145 @@ static const rg_policy_view base = {
         rg_policy_decide(&v_); \
     })
 
+/* slo decides as priority does, whatever the inputs. */
+static void slo_is_priority(void)
+{
+    for (uint32_t bits = 0; bits < 1u << 10; bits++) {
+        rg_policy_view v = base;
+        v.best_effort = bits & 1;
+        v.high_busy = bits & 2;
+        v.preemptible = bits & 4;
+        v.hold = bits & 8;
+        v.inflight = (bits & 16 ? 8 : 1) * LAUNCH;
+        v.inflight_limit = (bits & 32 ? 8 : 0) * LAUNCH;
+        v.corun_limit = (bits & 64 ? 2 : 0) * LAUNCH;
+        v.credit = bits & 128 ? 1 : 0;
+        v.waited_ns = bits & 256 ? 1000 : 999;
+        v.allowance_ns = bits & 512 ? 1 : 0;
+        enum rg_verdict priority = rg_policy_decide(&v);
+        uint32_t batch = rg_policy_batch(&v);
+        v.policy = RG_POLICY_SLO;
+        CHECK_EQUAL(rg_policy_decide(&v), priority);
+        CHECK_EQUAL(rg_policy_batch(&v), batch);
+    }
+}
+
+static void held_and_preemptible(void)
+{
+    /* Work that can be taken off the GPU does not wait, for a high client nor for its own launches. */
+    CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.preemptible = true), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.inflight = 8 * LAUNCH, v_.preemptible = true), RG_PASS);
+    /* Held is held: idle GPU or not, beyond the starvation bound, with any credit. High clients are not. */
+    CHECK_EQUAL(DECIDE(v_.hold = true), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = 1000000, v_.credit = 5, v_.allowance_ns = 5), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.preemptible = true), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.best_effort = false), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.policy = RG_POLICY_NONE), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.policy = RG_POLICY_ORION), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.policy = 99, v_.high_busy = true), RG_PASS);
+    CHECK(rg_policy_waits(RG_WAIT_HIGH) && rg_policy_waits(RG_WAIT_INFLIGHT) && rg_policy_waits(RG_WAIT_TURN));
+    CHECK(!rg_policy_waits(RG_PASS) && !rg_policy_waits(RG_PASS_STARVED) && !rg_policy_waits(RG_PASS_SHARE));
+}
+
+/* 5% with a bound of 100 ms: 5 ms at 100, 200, ... ms of unbroken work. */
+static void least_share(void)
+{
+    enum { MS = 1000000, PPM = 50000 };
+#define LEFT(busy_ns, paid_ns) rg_policy_allowance(busy_ns, paid_ns, 100ull * MS, PPM)
+#define PAID(busy_ns, paid_ns, cost_ns) rg_policy_pay(busy_ns, paid_ns, 100ull * MS, PPM, cost_ns)
+    CHECK_EQUAL(LEFT(0, 0), 0);
+    CHECK_EQUAL(LEFT(100 * MS - 1, 0), 0);
+    CHECK_EQUAL(LEFT(100 * MS, 0), 5 * MS);
+    CHECK_EQUAL(LEFT(199 * MS, 3 * MS), 2 * MS);
+    CHECK_EQUAL(LEFT(199 * MS, 5 * MS), 0);
+    CHECK_EQUAL(LEFT(200 * MS, 5 * MS), 5 * MS);
+    /* Overdrawn by a kernel of 12 ms: nothing at 200, 3 of the third 5 at 300. */
+    CHECK_EQUAL(PAID(100 * MS, 0, 12 * MS), 12 * MS);
+    CHECK_EQUAL(LEFT(200 * MS, 12 * MS), 0);
+    CHECK_EQUAL(LEFT(300 * MS, 12 * MS), 3 * MS);
+    /* Nothing is saved up: after a second without best-effort work there are 5 ms, and they can be spent once. */
+    CHECK_EQUAL(LEFT(1000ull * MS, 0), 5 * MS);
+    CHECK_EQUAL(PAID(1000ull * MS, 0, 1 * MS), 46 * MS);
+    CHECK_EQUAL(LEFT(1000ull * MS, 46 * MS), 4 * MS);
+    CHECK_EQUAL(LEFT(1099ull * MS, 50 * MS), 0);
+    /* No share: never. A bound beyond a second: first at that bound, then every second. A month does not overflow. */
+    CHECK_EQUAL(rg_policy_allowance(3600000ull * MS, 0, 100ull * MS, 0), 0);
+    CHECK_EQUAL(rg_policy_allowance(4999ull * MS, 0, 5000ull * MS, PPM), 0);
+    CHECK_EQUAL(rg_policy_allowance(5000ull * MS, 0, 5000ull * MS, PPM), 50 * MS);
+    CHECK_EQUAL(rg_policy_allowance(6000ull * MS, 50 * MS, 5000ull * MS, PPM), 50 * MS);
+    CHECK_EQUAL(rg_policy_allowance(30 * 86400000ull * MS, 30 * 86400000ull * MS / 2 - 50 * MS, 100ull * MS, 500000), 50 * MS);
+    CHECK_EQUAL(rg_policy_allowance(1000ull * MS, 0, 0, PPM), 0);
+    /* It lets out what would wait for a high client, not what waits for its own launches. */
+    CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1), RG_PASS_SHARE);
+    CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1, v_.inflight = 8 * LAUNCH), RG_WAIT_INFLIGHT);
+    CHECK_EQUAL(DECIDE(v_.allowance_ns = 1), RG_PASS);
+}
+
+static void fair(void)
+{
+#define FAIR(...) DECIDE(v_.policy = RG_POLICY_FAIR, v_.quantum_ns = 500, __VA_ARGS__)
+    CHECK_EQUAL(FAIR(v_.lead_ns = 500), RG_PASS);
+    CHECK_EQUAL(FAIR(v_.lead_ns = 501), RG_WAIT_TURN);
+    /* Classes, busy high clients, hold and preemption mean nothing here. */
+    CHECK_EQUAL(FAIR(v_.lead_ns = 501, v_.best_effort = false), RG_WAIT_TURN);
+    CHECK_EQUAL(FAIR(v_.lead_ns = 501, v_.preemptible = true), RG_WAIT_TURN);
+    CHECK_EQUAL(FAIR(v_.high_busy = true), RG_PASS);
+    CHECK_EQUAL(FAIR(v_.hold = true), RG_PASS);
+    CHECK_EQUAL(FAIR(v_.inflight = 8 * LAUNCH, v_.lead_ns = 501), RG_WAIT_INFLIGHT);
+    CHECK_EQUAL(FAIR(v_.lead_ns = 501, v_.waited_ns = 1000), RG_PASS_STARVED);
+    CHECK_EQUAL(FAIR(v_.inflight = 8 * LAUNCH, v_.waited_ns = 1000), RG_PASS_STARVED);
+    CHECK_EQUAL(FAIR(v_.lead_ns = 501, v_.credit = 8), RG_WAIT_TURN);
+    rg_policy_view v = base;
+    v.policy = RG_POLICY_FAIR;
+    v.high_busy = true; /* its own bit, under fair */
+    CHECK_EQUAL(rg_policy_batch(&v), 4 * LAUNCH);
+    /* Virtual time: the charge over the weight, to 0.01% between the smallest and the largest weight. */
+    CHECK_EQUAL(rg_policy_virtual(1000000, rg_policy_inverse(1000)), 1000000);
+    CHECK_EQUAL(rg_policy_virtual(1000000, rg_policy_inverse(2000)), 500000);
+    CHECK_EQUAL(rg_policy_virtual(1000000, rg_policy_inverse(4000)), 250000);
+    CHECK_EQUAL(rg_policy_virtual(1000000, rg_policy_inverse(10)), 100000000);
+    CHECK_EQUAL(rg_policy_virtual(UINT32_MAX, rg_policy_inverse(10)), 100ull * UINT32_MAX);
+    uint64_t least = rg_policy_virtual(1000000000, rg_policy_inverse(100000));
+    CHECK(least > 9999000 && least <= 10000000);
+    CHECK_EQUAL(rg_policy_inverse(0), rg_policy_inverse(1000));
+}
+
+static void orion(void)
+{
+    /* A kernel of 40 SMs bound by memory beside one bound by compute, with 80 SMs allowed and room for 1000 ns. */
+#define ORION(...) \
+    DECIDE(v_.policy = RG_POLICY_ORION, v_.high_busy = true, v_.profiled = true, v_.sms = 40, v_.bound = RG_BOUND_MEMORY, \
+           v_.high_bound = RG_BOUND_COMPUTE, v_.sms_limit = 80, v_.outstanding_limit_ns = 1000, __VA_ARGS__)
+    CHECK_EQUAL(ORION(v_.credit = 0), RG_PASS);
+    CHECK_EQUAL(ORION(v_.sms = 79), RG_PASS);
+    CHECK_EQUAL(ORION(v_.sms = 80), RG_WAIT_HIGH);
+    CHECK_EQUAL(ORION(v_.bound = RG_BOUND_COMPUTE), RG_WAIT_HIGH);
+    CHECK_EQUAL(ORION(v_.bound = RG_BOUND_COMPUTE, v_.high_bound = RG_BOUND_MEMORY), RG_PASS);
+    CHECK_EQUAL(ORION(v_.bound = RG_BOUND_UNKNOWN), RG_PASS);
+    CHECK_EQUAL(ORION(v_.high_bound = RG_BOUND_UNKNOWN), RG_PASS);
+    CHECK_EQUAL(ORION(v_.profiled = false), RG_WAIT_HIGH);
+    /* No high work: any kernel, but for what is outstanding. */
+    CHECK_EQUAL(ORION(v_.high_busy = false, v_.sms = 132, v_.bound = RG_BOUND_COMPUTE), RG_PASS);
+    CHECK_EQUAL(ORION(v_.high_busy = false, v_.profiled = false), RG_PASS);
+    CHECK_EQUAL(ORION(v_.outstanding_ns = 999), RG_PASS);
+    CHECK_EQUAL(ORION(v_.outstanding_ns = 1000), RG_WAIT_INFLIGHT);
+    CHECK_EQUAL(ORION(v_.outstanding_ns = 1000, v_.high_busy = false), RG_WAIT_INFLIGHT);
+    CHECK_EQUAL(ORION(v_.outstanding_ns = 1000, v_.outstanding_limit_ns = 0), RG_PASS);
+    /* Who never waits, and the bound. */
+    CHECK_EQUAL(ORION(v_.sms = 80, v_.best_effort = false), RG_PASS);
+    CHECK_EQUAL(ORION(v_.sms = 80, v_.waited_ns = 1000), RG_PASS_STARVED);
+    CHECK_EQUAL(ORION(v_.sms = 80, v_.credit = 1), RG_PASS_STARVED);
+    CHECK_EQUAL(ORION(v_.outstanding_ns = 1000, v_.waited_ns = 1000), RG_PASS_STARVED);
+    CHECK_EQUAL(ORION(v_.sms = 80, v_.allowance_ns = 1000), RG_WAIT_HIGH);
+}
+
 int main(void)
 {
+    slo_is_priority();
+    held_and_preemptible();
+    least_share();
+    fair();
+    orion();
     CHECK_EQUAL(DECIDE(), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.high_busy = true), RG_WAIT_HIGH);
     CHECK_EQUAL(DECIDE(v_.inflight = 7 * LAUNCH), RG_PASS);
@@ -38,6 +175,13 @@ int main(void)
     /* Running beside a busy high client, if allowed, has a limit of its own. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.corun_limit = 2 * LAUNCH, v_.inflight = 1 * LAUNCH), RG_PASS);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.corun_limit = 2 * LAUNCH, v_.inflight = 2 * LAUNCH), RG_WAIT_HIGH);
+
+    /* A hold: whether or not anybody is busy, however long. Who is taken off the GPU for it need not wait here. */
+    CHECK_EQUAL(DECIDE(v_.hold = true), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.waited_ns = 1000000000), RG_WAIT_HIGH);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.preemptible = true), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.best_effort = false), RG_PASS);
+    CHECK_EQUAL(DECIDE(v_.hold = true, v_.policy = RG_POLICY_NONE), RG_PASS);
 
     /* Batches: half the limit, one by one for small limits and beside a busy high client. */
     rg_policy_view v = base;

@@ -70,6 +70,7 @@ static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
     o.inflight = 2;
     o.unit_us = 0; /* every launch counts as one */
     o.spin_us = 1000;
+    o.min_share_ppm = 0; /* unless a case says so */
     return o;
 }
 
@@ -309,6 +310,31 @@ static void preempted(rg_scenario_options *o, uint64_t high_us, uint64_t end_us)
     rg_profile_free(&low);
 }
 
+/*
+ * As test_starvation, with a tenth of the time for best-effort work: 10 us at 100, 200, ... us of the high client's work,
+ * which began at 10. One kernel of 10 us empties the bucket at 110, 210, ... 410; the starvation bound itself is never reached.
+ */
+static void test_least_share(void)
+{
+    rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_profile low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_options o = tiny(2, 500 * US);
+    o.starvation_us = 100;
+    o.min_share_ppm = 100000;
+    rg_scenario_result r[2], slo[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[1].shared, 4);
+    EQUAL(r[1].starved, 0);
+    EQUAL(r[1].launches, 2 + 4); /* 0 and 1, then at 110, 210, 310, 410 */
+    EQUAL(r[1].charged_ns, 60 * US);
+    o.policy = RG_POLICY_SLO;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, slo);
+    HOLDS(memcmp(r, slo, sizeof(r)) == 0);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
 static void test_preempt(void)
 {
     rg_scenario_options o = tiny(1, 0);
@@ -316,6 +342,7 @@ static void test_preempt(void)
     o.gpu.switch_ns = 10 * US;
     o.gpu.preempt_ns = 5 * US;
     o.suspend_delay_us = o.resume_delay_us = 0;
+    o.drain = false;
     o.suspend_ns = 20 * US;
     o.resume_ns = 15 * US;
 
@@ -338,13 +365,21 @@ static void test_preempt(void)
     o.suspend_delay_us = 60;
     o.resume_delay_us = 0;
     preempted(&o, 105, 1085);
-    /* The call takes until 255, and cannot be stopped at 210. Best-effort runs from 220 to 260. Resumed at 270 it has
-     * 810 left at 280. */
+    /* It takes effect at 255, and cannot be stopped at 210. Best-effort runs from 220 to 260, when the call returns.
+     * Resumed at 275 it has 810 left at 285. */
     o.suspend_ns = 90 * US;
-    preempted(&o, 105, 1090);
+    preempted(&o, 105, 1095);
     /* A request that is over before the delay is: as with slices alone. */
     o.suspend_delay_us = 106;
     preempted(&o, 105, 1070);
+    /* High waits from 106 on. Off the SM at 130, best-effort is resumed at 145, while high is on it, from 140 to 190;
+     * it has 870 left at 200. */
+    o.be_slice_us = 0;
+    o.suspend_ns = 20 * US;
+    o.suspend_delay_us = 0;
+    o.drain = true;
+    preempted(&o, 85, 1070);
+    o.drain = false;
 
     /* A second request, at 210, before the resumption at 225 is begun: best-effort stays off from 130 to the end. */
     rg_profile high = profile_of(high_rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,140000,0\n");
@@ -352,9 +387,6 @@ static void test_preempt(void)
     rg_scenario_result r[2];
     char error[256] = "";
     clients[0].iterations = 2;
-    o.be_slice_us = 0;
-    o.suspend_ns = 20 * US;
-    o.suspend_delay_us = 0;
     o.resume_delay_us = 35;
     o.duration_ns = 285 * US;
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
@@ -370,7 +402,33 @@ static void test_preempt(void)
     rg_profile_free(&low);
 }
 
-/* ---- The demo: the recorded profiles, ResNet-50 inference at Poisson 60/s beside ResNet-50 training */
+/*
+ * Requests of 80 us one after the other, so that high work goes on for 400 us with an idle instant every 80: nothing leaks into
+ * them once a break (1 ms of idle time) is behind; the same work without any break gets the share.
+ */
+static void test_least_share_leaves_requests_alone(void)
+{
+    rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,80000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,0\n");
+    rg_scenario_client clients[2] = {
+        {.profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1080 * US, .iterations = 10},
+        {.profile = &low, .best_effort = true},
+    };
+    rg_scenario_options o = tiny(2, 20000 * US);
+    o.starvation_us = 100;
+    o.min_share_ppm = 500000;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].p99_ns, 80 * US);
+    EQUAL(r[1].shared + r[1].starved, 0);
+    clients[0].mean_gap_ns = 1079 * US; /* idle for 999 us: it is one spell now */
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    HOLDS(r[1].shared > 0);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/* ---- fair */
 
 /* The folder of the recorded profiles: RIGEL_PROFILES, or profiles/ of the tree this program was built in. */
 static rg_profile recorded(const char *name)
@@ -394,6 +452,140 @@ static rg_profile recorded(const char *name)
     return p;
 }
 
+/* GPU time that each of `count` clients was charged in `duration_ns`, all launching without a rest. */
+static void fair_run(uint32_t mps, const rg_profile *const *profiles, const uint32_t *weights, uint32_t count,
+                     uint64_t duration_ns, rg_scenario_result *r)
+{
+    rg_scenario_client clients[RG_SCENARIO_MAX_CLIENTS] = {0};
+    rg_scenario_result again[RG_SCENARIO_MAX_CLIENTS];
+    for (uint32_t i = 0; i < count; i++)
+        clients[i] = (rg_scenario_client){.profile = profiles[i], .best_effort = i > 0, .weight = weights[i]};
+    rg_scenario_options o = rg_scenario_defaults();
+    o.gpu.shared = mps;
+    o.duration_ns = duration_ns;
+    o.policy = RG_POLICY_FAIR;
+    run(&o, RG_SCENARIO_GOVERNED, clients, count, r);
+    run(&o, RG_SCENARIO_GOVERNED, clients, count, again);
+    HOLDS(memcmp(r, again, count * sizeof(*r)) == 0);
+}
+
+/* Whether all shares are within `percent` of what the weights say. */
+static bool proportional(const rg_scenario_result *r, const uint32_t *weights, uint32_t count, uint64_t percent)
+{
+    uint64_t all = 0, weight = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        all += r[i].charged_ns;
+        weight += weights[i];
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t due = all * weights[i] / weight, got = r[i].charged_ns;
+        uint64_t off = got > due ? got - due : due - got;
+        if (off * 100 > due * percent) {
+            fprintf(stderr, "client %u: charged %" PRIu64 " ns, due %" PRIu64 "\n", i, got, due);
+            return false;
+        }
+    }
+    return true;
+}
+
+/* One of four is of class high, two have kernels of 6 ms beside the others' of a few us: all get the same. */
+static void test_fair_shares(void)
+{
+    rg_profile training = recorded("h200-resnet50-train-bs64"), gpt = recorded("h200-gpt2-train-bs8x512");
+    const rg_profile *profiles[4] = {&training, &gpt, &training, &gpt};
+    static const uint32_t equal[4] = {1000, 1000, 1000, 1000}, doubling[3] = {1000, 2000, 4000};
+    rg_scenario_result r[4];
+    for (uint32_t mps = 0; mps < 2; mps++) {
+        fair_run(mps, profiles, equal, 4, 2000000000, r);
+        HOLDS(proportional(r, equal, 4, 3));
+        fair_run(mps, profiles, doubling, 3, 2000000000, r);
+        HOLDS(proportional(r, doubling, 3, 5));
+    }
+    rg_profile_free(&training);
+    rg_profile_free(&gpt);
+}
+
+/*
+ * Kernels of 1 ms on one SM, two clients of equal weight, 2 ms of quantum. The second comes at 20 ms, when the first has had all:
+ * it starts level, and does not get the 20 ms that it missed: at 60 ms the first has had 40, the second 20, give or take the
+ * quantum and what is in flight.
+ */
+static void test_fair_idle_time_is_not_saved(void)
+{
+    rg_profile now = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n");
+    rg_profile later = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,20000000\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
+                                  "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_scenario_client clients[2] = {{.profile = &now, .best_effort = true},
+                                     {.profile = &later, .best_effort = true, .iterations = 1}};
+    rg_scenario_options o = tiny(1, 60000 * US);
+    o.policy = RG_POLICY_FAIR;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    /* Its 10 kernels take the second at least 10, at most twice that and the quantum, and what the first had in flight. */
+    EQUAL(r[1].requests, 1);
+    HOLDS(r[1].p50_ns >= (20000 + 18000) * US);
+    HOLDS(r[1].p50_ns <= (20000 + 20000 + 2000 + 2000 + 1000) * US);
+    rg_profile_free(&now);
+    rg_profile_free(&later);
+}
+
+/* ---- orion */
+
+/*
+ * Two SMs. High: a kernel of 100 us bound by compute on one, from 10. Best-effort: 10 us on one SM, bound by memory in one case
+ * and by compute in the other. The first runs beside it, the second waits until 110. No more than 10 us outstanding, so one
+ * at a time: at 0, 10, 20, ... in the first case.
+ */
+static rg_scenario_result orion_run(const char *low_row, uint32_t sms_limit)
+{
+    static char text[512], error[RG_PROFILE_ERROR_BYTES];
+    static const char names[] = "Name,Profile,Memory_footprint,SM_usage,Duration\n";
+    rg_profile high, low;
+    snprintf(text, sizeof(text), "%sgemm,1,0,1,100000\n", names);
+    if (rg_profile_parse("high", text, strlen(text), &high, error, sizeof(error)) < 0)
+        exit(1);
+    char rows[512];
+    snprintf(rows, sizeof(rows), "%s%s", names, low_row);
+    if (rg_profile_parse("low", rows, strlen(rows), &low, error, sizeof(error)) < 0)
+        exit(1);
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_options o = tiny(3, 200 * US);
+    o.policy = RG_POLICY_ORION;
+    o.sms_limit = sms_limit;
+    o.outstanding_us = 10;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(r[0].p50_ns, 100 * US);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+    return r[1];
+}
+
+static void test_orion(void)
+{
+    rg_scenario_result beside = orion_run("relu,0,0,1,10000\n", 2), same = orion_run("gemm,1,0,1,10000\n", 2);
+    rg_scenario_result wide = orion_run("relu,0,0,2,10000\n", 2), narrow = orion_run("relu,0,0,2,10000\n", 3);
+    rg_scenario_result unknown = orion_run("relu,-1,0,1,10000\n", 2);
+    EQUAL(beside.iterations, 20); /* 0 to 200 without a gap */
+    EQUAL(beside.gate_waits, 0);
+    EQUAL(unknown.iterations, 20);
+    EQUAL(narrow.iterations, 20);
+    EQUAL(same.iterations, 10); /* 0, then 110 to 190 */
+    EQUAL(same.gate_wait_ns, 100 * US);
+    EQUAL(wide.iterations, same.iterations);
+}
+
+/* ---- The demo: the recorded profiles, ResNet-50 inference at Poisson 60/s beside ResNet-50 training */
+
 /* What is compared to the last integer. */
 typedef struct {
     uint64_t requests, p50_ns, p95_ns, p99_ns;                   /* high */
@@ -411,6 +603,30 @@ static void compare(const char *what, const rg_scenario_result r[2], const numbe
         fprintf(stderr, "%s%" PRIu64, i ? ", " : "", ((const uint64_t *)&got)[i]);
     fprintf(stderr, "},\n");
     failures++;
+}
+
+/* A training job of class high that never rests: the others get a twentieth of the GPU's time, together, and nobody nothing. */
+static void test_demo_least_share(void)
+{
+    rg_profile training = recorded("h200-resnet50-train-bs64"), gpt = recorded("h200-gpt2-train-bs8x512");
+    rg_scenario_client clients[4] = {{.profile = &training},
+                                     {.profile = &training},
+                                     {.profile = &training, .best_effort = true},
+                                     {.profile = &gpt, .best_effort = true}};
+    rg_scenario_options o = rg_scenario_defaults();
+    rg_scenario_result r[4];
+    o.duration_ns = 3000000000;
+    for (uint32_t mps = 0; mps < 2; mps++) {
+        o.gpu.shared = mps;
+        run(&o, RG_SCENARIO_GOVERNED, clients + 1, 2, r);
+        HOLDS(r[1].charged_ns * 100 >= o.duration_ns * 9 / 2 && r[1].charged_ns * 100 <= o.duration_ns * 6);
+        run(&o, RG_SCENARIO_GOVERNED, clients, 4, r); /* two and two: GPT-2's kernels of 6 ms overdraw */
+        HOLDS((r[2].charged_ns + r[3].charged_ns) * 100 >= o.duration_ns * 9 / 2);
+        HOLDS((r[2].charged_ns + r[3].charged_ns) * 100 <= o.duration_ns * 8);
+        HOLDS(r[2].charged_ns * 100 >= o.duration_ns && r[3].charged_ns * 100 >= o.duration_ns);
+    }
+    rg_profile_free(&training);
+    rg_profile_free(&gpt);
 }
 
 static void test_demo(const char *gpu, uint32_t mps, const numbers expected[3])
@@ -457,22 +673,22 @@ static const numbers under_mps[3] = {
 
 /* ---- Without MPS: the policy beside slices and suspension, for two recorded pairs; --table prints what it comes to */
 
-enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, PRIORITY_SHORT_SLICES, WAYS };
+enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, SUSPENDED_UNTIL_IDLE, PRIORITY_SHORT_SLICES, WAYS };
 static const char *const way_names[WAYS] = {
-    "alone", "time slices", "priority", "slices of 50 us", "suspended", "priority, slices of 50 us",
+    "alone",     "time slices",          "priority",                  "slices of 50 us",
+    "suspended", "suspended until idle", "priority, slices of 50 us",
 };
 
 static void run_way(int way, const rg_scenario_client clients[2], rg_scenario_result r[2])
 {
     static const rg_scenario_mode modes[WAYS] = {
-        RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED,
+        RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED, RG_SCENARIO_PREEMPT,
         RG_SCENARIO_PREEMPT, RG_SCENARIO_PREEMPT,    RG_SCENARIO_PREEMPT,
     };
     rg_scenario_options o = rg_scenario_defaults();
-    o.suspend = way == SUSPENDED;
+    o.suspend = way == SUSPENDED || way == SUSPENDED_UNTIL_IDLE;
+    o.drain = way == SUSPENDED;
     o.gate = way == PRIORITY_SHORT_SLICES;
-    if (way != SUSPENDED)
-        o.be_slice_us = 50;
     run(&o, modes[way], clients, 2, r);
 }
 
@@ -514,7 +730,8 @@ static const numbers resnet50[WAYS] = {
     {618, 3649754, 7245397, 9906374, 274, 218511, 0, 0},
     {618, 2466200, 4558072, 6025003, 268, 212015, 1486800598, 17304},
     {618, 2807177, 5050332, 6529325, 257, 205085, 0, 0},
-    {618, 2466200, 4277280, 5374526, 260, 207415, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
+    {618, 2466200, 4277280, 5374526, 259, 206449, 0, 0},
     {618, 2807177, 5050332, 6031823, 257, 203814, 1118039419, 17281},
 };
 static const numbers bert_gpt2[WAYS] = {
@@ -522,7 +739,8 @@ static const numbers bert_gpt2[WAYS] = {
     {618, 7798036, 22390636, 33466028, 84, 79914, 0, 0},
     {618, 4501610, 8292302, 11323121, 86, 81033, 2088208882, 10118},
     {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
-    {618, 3691337, 6861593, 9390017, 86, 81302, 0, 0},
+    {618, 3595445, 7062848, 9572469, 87, 82734, 0, 0},
+    {618, 3597850, 6756010, 9220595, 86, 81113, 0, 0},
     {618, 3594752, 7045807, 9572469, 86, 81541, 592916353, 10500},
 };
 
@@ -539,6 +757,12 @@ int main(int argc, char **argv)
     test_priority();
     test_corun();
     test_preempt();
+    test_least_share();
+    test_least_share_leaves_requests_alone();
+    test_fair_shares();
+    test_fair_idle_time_is_not_saved();
+    test_orion();
+    test_demo_least_share();
     test_demo("time slices", 0, in_slices);
     test_demo("MPS", 1, under_mps);
     test_pair("h200-resnet50-infer-bs4", "h200-resnet50-train-bs64", table, resnet50);

@@ -1,0 +1,593 @@
+#!/usr/bin/env python3
+"""A PyTorch program as users have it: one model, serving requests or training, with nothing of Rigel in it.
+
+The GPU tests and `rigel bench` run it bare, beside another one, and under Rigel. It must never import
+anything of Rigel, read a RIGEL_* variable, or do anything for the sake of being co-located.
+
+Weights are random and nothing is fetched. Precision is PyTorch's default (fp32; TF32 in cuDNN convolutions only).
+
+  serving   an open loop: requests fall due at --rate whatever happened to those before, and a latency counts from
+            the due time to the output being in host memory. Input starts in pinned host memory.
+  decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
+            of --seq tokens whose keys and values are there already.
+  training  a step loop over a batch that is already on the GPU, without reading the loss back, two steps ahead of
+            the GPU; with --graph each step is one replay of one captured CUDA graph.
+
+One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured.
+"""
+
+import argparse
+import collections
+import gc
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+
+# Before torch and transformers are imported: both read these once. cuBLAS's is for runs whose bits are compared only: it
+# makes each bias-adding linear layer cost the host 109 us instead of 18 (measured on the H200 host).
+if "--losses" in sys.argv:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
+
+MODELS = ("resnet50", "mobilenetv2", "bert", "gpt2")
+AHEAD = 2  # training steps that are issued before the end of the first of them is waited for
+TRACED = 20  # requests under the profiler for --gpu-time
+SPIN_S = 300e-6  # the end of a wait is spun: time.sleep alone oversleeps by 50 to 100 us
+
+
+class Stopped(BaseException):
+    """SIGTERM before measuring began. Not an Exception, so that no library's handler swallows it."""
+
+
+class Stop:
+    """SIGTERM: ends set-up at once, and a measurement after the request or step in progress."""
+
+    def __init__(self):
+        self.asked = False
+        self.measuring = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _signum, _frame):
+        self.asked = True
+        if not self.measuring:
+            raise Stopped
+
+
+def arguments(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, choices=MODELS)
+    parser.add_argument("--mode", required=True, choices=("infer", "train"))
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--seq", type=int, default=128, help="tokens, for bert and gpt2")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 is a closed loop")
+    parser.add_argument("--arrivals", default="poisson", help="poisson, uniform, or a JSON list of gaps in seconds")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--warmup", type=int, default=None, help="default: 150 requests or 10 iterations")
+    parser.add_argument("--start-at", type=float, default=None, help="measure from this UNIX time on")
+    parser.add_argument("--duration", type=float, default=None, help="seconds measured")
+    parser.add_argument("--requests", type=int, default=None, help="requests or iterations measured")
+    parser.add_argument("--losses", metavar="FILE", help="deterministic run; one loss (or output digest) a line")
+    parser.add_argument("--compile", action="store_true", help="torch.compile the model")
+    parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
+    parser.add_argument("--decode", type=int, default=0, metavar="N", help="a request is N tokens of GPT-2")
+    parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
+    parser.add_argument("--gpu-time", action="store_true", help="only measure the GPU time of one request")
+    args = parser.parse_args(argv)
+    if args.batch < 1 or args.seq < 1 or args.rate < 0:
+        parser.error("--batch and --seq must be at least 1, --rate at least 0")
+    if args.graph and args.mode == "train" and args.model != "gpt2":
+        parser.error("--graph with --mode train is for --model gpt2")
+    if args.decode and (args.mode != "infer" or args.model != "gpt2" or args.decode < 1):
+        parser.error("--decode is for --mode infer --model gpt2, and at least 1")
+    if args.gpu_time and args.mode != "infer":
+        parser.error("--gpu-time is for --mode infer")
+    args.gaps = read_gaps(parser, args.arrivals)
+    if args.warmup is None:
+        args.warmup = 150 if args.mode == "infer" else 10
+    if args.losses and args.requests is None:
+        args.requests = 20
+    return args
+
+
+def read_gaps(parser, arrivals):
+    """The gaps of a file that --arrivals names; None where it names a process."""
+    if arrivals in ("poisson", "uniform"):
+        return None
+    try:
+        with open(arrivals, encoding="ascii") as file:
+            return [float(gap) for gap in json.load(file)]
+    except (OSError, ValueError, TypeError) as error:
+        parser.error(f"--arrivals {arrivals}: expected poisson, uniform, or a JSON list of seconds ({error})")
+
+
+def make_model(torch, args):
+    """The model in eval or train mode on the GPU, a host batch, and a function from batch to result."""
+    if args.model in ("resnet50", "mobilenetv2"):
+        import torchvision
+
+        make = torchvision.models.resnet50 if args.model == "resnet50" else torchvision.models.mobilenet_v2
+        model = make(weights=None)
+        batch = torch.randn(args.batch, 3, 224, 224)
+
+        def result(net, x):
+            return net(x)
+    else:
+        import transformers
+
+        # Eager attention where bits must agree between runs: the fused backward uses atomics.
+        attention = "eager" if args.losses else "sdpa"
+        if args.model == "bert":
+            config = transformers.BertConfig(attn_implementation=attention)
+            model = transformers.BertModel(config)
+
+            def result(net, x):
+                return net(input_ids=x).pooler_output
+        else:
+            config = transformers.GPT2Config(attn_implementation=attention, use_cache=False)
+            model = transformers.GPT2LMHeadModel(config)
+
+            def result(net, x):
+                logits = net(input_ids=x, use_cache=False).logits
+                return logits if args.mode == "train" else logits[:, -1]
+        if args.seq > config.max_position_embeddings:
+            raise SystemExit(f"--seq: {args.model} takes at most {config.max_position_embeddings} tokens")
+        batch = torch.randint(0, config.vocab_size, (args.batch, args.seq))
+    model = model.cuda()
+    model.train(args.mode == "train")
+    return model, batch, result
+
+
+class Inference:
+    """request() = issue() + finish(): input to the GPU, forward pass, output in host memory."""
+
+    def __init__(self, torch, args):
+        self.torch = torch
+        model, batch, self.result = make_model(torch, args)
+        self.net = torch.compile(model) if args.compile else model
+        self.host = batch.pin_memory()
+        self.graph = None
+        if args.graph:
+            self._capture()
+
+    def _capture(self):
+        torch = self.torch
+        self.static_in = self.host.cuda()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(5):
+                self.result(self.net, self.static_in)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            self.static_out = self.result(self.net, self.static_in)
+        self.graph = graph
+
+    def issue(self):
+        with self.torch.no_grad():
+            if self.graph is not None:
+                self.static_in.copy_(self.host, non_blocking=True)
+                self.graph.replay()
+                return self.static_out
+            return self.result(self.net, self.host.to("cuda", non_blocking=True))
+
+    def finish(self, output):
+        return output.cpu()
+
+    def request(self):
+        return self.finish(self.issue())
+
+
+def gpt2_forward(model, hidden, attend):
+    """GPT-2's layers and output layer on embeddings. `attend(layer, q, k, v)` is the attention.
+
+    Spelled out over the model's own modules: transformers' forward makes masks and cache objects in ways that differ
+    between versions, and what it asks of the GPU on the way cannot be captured in all of them.
+    """
+    batch, tokens, width = hidden.shape
+    heads = model.config.n_head
+    for i, block in enumerate(model.transformer.h):
+        parts = block.attn.c_attn(block.ln_1(hidden)).split(width, dim=2)
+        q, k, v = (part.view(batch, tokens, heads, width // heads).transpose(1, 2) for part in parts)
+        attended = attend(i, q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+        hidden = hidden + block.attn.resid_dropout(block.attn.c_proj(attended))
+        hidden = hidden + block.mlp(block.ln_2(hidden))
+    return model.lm_head(model.transformer.ln_f(hidden))
+
+
+class Decoding:
+    """request(): --decode tokens, one after the other, greedily. Everything the graph touches lies still."""
+
+    def __init__(self, torch, args):
+        self.torch = torch
+        self.model, _, _ = make_model(torch, args)
+        config = self.model.config
+        self.past = args.seq
+        slots = args.seq + args.decode
+        if slots > config.n_positions:
+            raise SystemExit(f"--seq and --decode: gpt2 has {config.n_positions} positions in all")
+        shape = (args.batch, config.n_head, slots, config.n_embd // config.n_head)
+        self.keys = [torch.randn(shape, device="cuda") for _ in range(config.n_layer)]
+        self.values = [torch.randn(shape, device="cuda") for _ in range(config.n_layer)]
+        self.slots = torch.arange(slots, device="cuda")
+        self.position = torch.full((1,), self.past, dtype=torch.long, device="cuda")
+        self.host = torch.randint(0, config.vocab_size, (args.batch, 1)).pin_memory()
+        self.token = self.host.cuda()
+        self.decoded = torch.zeros((args.batch, args.decode), dtype=torch.long, device="cuda")
+        self._capture()
+
+    def _step(self):
+        """One token: reads and advances `token` and `position`, and fills in its keys and values."""
+        transformer = self.model.transformer
+        visible = (self.slots <= self.position).view(1, 1, 1, -1)
+
+        def attend(layer, q, k, v):
+            self.keys[layer].index_copy_(2, self.position, k)
+            self.values[layer].index_copy_(2, self.position, v)
+            attention = self.torch.nn.functional.scaled_dot_product_attention
+            return attention(q, self.keys[layer], self.values[layer], attn_mask=visible)
+
+        hidden = transformer.wte(self.token) + transformer.wpe(self.position)
+        logits = gpt2_forward(self.model, hidden, attend)
+        self.token.copy_(logits.argmax(dim=-1))
+        self.position.add_(1)
+
+    def _capture(self):
+        torch = self.torch
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(3):
+                self.position.fill_(self.past)
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        self.position.fill_(self.past)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(self.graph):
+            self._step()
+
+    def issue(self):
+        with self.torch.no_grad():
+            self.token.copy_(self.host, non_blocking=True)
+            self.position.fill_(self.past)
+            for i in range(self.decoded.size(1)):
+                self.graph.replay()
+                self.decoded[:, i].copy_(self.token[:, 0])
+        return self.decoded
+
+    def finish(self, output):
+        return output.cpu()
+
+    def request(self):
+        return self.finish(self.issue())
+
+
+class Training:
+    """step() = one optimiser step; it returns the loss, still on the GPU."""
+
+    def __init__(self, torch, args):
+        self.torch = torch
+        model, batch, self.result = make_model(torch, args)
+        self.net = torch.compile(model) if args.compile else model
+        self.batch = batch.cuda()
+        self.tokens = args.model in ("bert", "gpt2")
+        if args.model == "gpt2":
+            self.target = self.batch[:, 1:].reshape(-1)
+        elif args.model == "bert":
+            self.target = torch.randn(args.batch, model.config.hidden_size).cuda()
+        else:
+            self.target = torch.randint(0, 1000, (args.batch,)).cuda()
+        self.model_name = args.model
+        if self.tokens:
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, capturable=args.graph)
+        else:
+            self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def loss(self):
+        functional = self.torch.nn.functional
+        output = self.result(self.net, self.batch)
+        if self.model_name == "gpt2":
+            return functional.cross_entropy(output[:, :-1].reshape(-1, output.size(-1)), self.target)
+        if self.model_name == "bert":
+            return functional.mse_loss(output, self.target)
+        return functional.cross_entropy(output, self.target)
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+class GraphTraining(Training):
+    """A GPT-2 training step (forward, backward, optimiser) as one CUDA graph, captured once and replayed."""
+
+    def __init__(self, torch, args):
+        super().__init__(torch, args)
+        self.keep_losses = bool(args.losses)
+        self.positions = torch.arange(args.seq, device="cuda").unsqueeze(0)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                super().step()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        # Without gradients at the start, those that the capture makes lie in the graph's memory and are overwritten.
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.static_loss = self.loss()
+            self.static_loss.backward()
+            self.optimizer.step()
+
+    def loss(self):
+        functional = self.torch.nn.functional
+        transformer, config = self.net.transformer, self.net.config
+
+        def attend(_layer, q, k, v):
+            dropout = config.attn_pdrop
+            return functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+
+        hidden = transformer.drop(transformer.wte(self.batch) + transformer.wpe(self.positions))
+        logits = gpt2_forward(self.net, hidden, attend)
+        return functional.cross_entropy(logits[:, :-1].reshape(-1, logits.size(-1)), self.target)
+
+    def step(self):
+        self.graph.replay()
+        # The next replay overwrites it, so whoever keeps the losses gets copies.
+        return self.static_loss.detach().clone() if self.keep_losses else self.static_loss.detach()
+
+
+def make(torch, args):
+    """The workload of the arguments, seeded. profiles/record.py uses it too."""
+    random.seed(args.seed)
+    torch.manual_seed(args.seed)
+    torch.cuda.manual_seed_all(args.seed)
+    if args.losses:
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    if args.mode == "infer":
+        return Decoding(torch, args) if args.decode else Inference(torch, args)
+    return GraphTraining(torch, args) if args.graph else Training(torch, args)
+
+
+def percentile(ordered, q):
+    """Nearest rank: the smallest sample with at least q percent of all at or below it."""
+    if not ordered:
+        return None
+    rank = -(-len(ordered) * q // 100)
+    return ordered[max(1, int(rank)) - 1]
+
+
+def wait_until(due, stop):
+    """Until time.perf_counter() is due: naps, so that SIGTERM is seen, then a spin."""
+    while not stop.asked:
+        left = due - time.perf_counter()
+        if left <= 0:
+            return
+        if left > SPIN_S:
+            time.sleep(min(left - SPIN_S, 0.05))
+
+
+def wait_for_start(args, stop):
+    """Waits for --start-at: time.perf_counter() of it, also if it has passed, and for how many seconds it had."""
+    now = time.perf_counter()
+    if args.start_at is None:
+        return now, 0.0
+    left = args.start_at - time.time()
+    if left < 0:
+        print(f"workload: late by {-left:.3f} s: set-up ended after --start-at", file=sys.stderr, flush=True)
+        return now + left, -left
+    wait_until(now + left, stop)
+    return now + left, 0.0
+
+
+def due_times(args, start):
+    """Seconds after the start at which requests fall due, one after the other."""
+    if args.gaps is not None:
+        due = 0.0
+        for gap in args.gaps:
+            due += gap
+            yield due
+        return
+    arrivals = random.Random(args.seed)
+    due = 0.0
+    while True:
+        if args.rate > 0:
+            due += arrivals.expovariate(args.rate) if args.arrivals == "poisson" else 1.0 / args.rate
+        else:
+            due = time.perf_counter() - start
+        yield due
+
+
+def serve(work, args, stop):
+    outputs = []
+    for _ in range(args.warmup):
+        work.request()
+    gc.collect()
+    gc.disable()
+    stop.measuring = True
+    start, late_s = wait_for_start(args, stop)
+    served = []  # (seconds after the start at which it fell due, latency in seconds)
+    for due in due_times(args, start):
+        if stop.asked or (args.requests is not None and len(served) >= args.requests):
+            break
+        if args.duration is not None and due >= args.duration:
+            break
+        if due < late_s:
+            continue
+        wait_until(start + due, stop)
+        if stop.asked:
+            break
+        output = work.request()
+        served.append((due, time.perf_counter() - start - due))
+        if args.losses:
+            outputs.append(output)
+    elapsed = time.perf_counter() - start
+    if args.losses:
+        with open(args.losses, "w", encoding="ascii") as file:
+            for output in outputs:
+                file.write(hashlib.sha256(output.contiguous().numpy().tobytes()).hexdigest() + "\n")
+    write_log(args, late_s, requests=[[round(due, 6), round(latency * 1e3, 6)] for due, latency in served])
+    return infer_report(args, [latency for _, latency in served], elapsed, late_s > 0)
+
+
+def write_log(args, late_s, **measured):
+    if args.log:
+        with open(args.log, "w", encoding="ascii") as file:
+            json.dump({"late_s": round(late_s, 6), "versions": versions(), **measured}, file)
+
+
+def versions():
+    """Of what is loaded."""
+    names = [name for name in ("torch", "torchvision", "transformers") if name in sys.modules]
+    found = {name: str(sys.modules[name].__version__) for name in names}
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        found["cuda"] = str(torch.version.cuda)
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    return {"python": sys.version.split()[0], **found}
+
+
+def gpu_time_ms(torch, work):
+    """Time in which the GPU does anything for one request, from a trace of its kernels and copies."""
+    for _ in range(30):
+        work.request()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(TRACED):
+            work.request()
+        torch.cuda.synchronize()
+    handle, path = tempfile.mkstemp(suffix=".json")
+    os.close(handle)
+    try:
+        profiler.export_chrome_trace(path)
+        with open(path, encoding="utf-8") as file:
+            events = json.load(file)["traceEvents"]
+    finally:
+        os.unlink(path)
+    spans = sorted(
+        (float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+    if not spans:
+        raise SystemExit("workload: --gpu-time: the trace holds no work of the GPU; is profiling allowed on this host?")
+    busy_us = 0.0
+    reached = spans[0][0]
+    for begin, end in spans:
+        busy_us += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return busy_us / 1e3 / TRACED
+
+
+def infer_report(args, latencies, elapsed, late):
+    ordered = sorted(latencies)
+
+    def ms(seconds):
+        return None if seconds is None else round(seconds * 1e3, 4)
+
+    return {
+        "role": "infer",
+        "model": args.model,
+        "batch": args.batch,
+        "count": len(ordered),
+        "elapsed_s": round(elapsed, 6),
+        "p50_ms": ms(percentile(ordered, 50)),
+        "p95_ms": ms(percentile(ordered, 95)),
+        "p99_ms": ms(percentile(ordered, 99)),
+        "mean_ms": ms(sum(ordered) / len(ordered)) if ordered else None,
+        "max_ms": ms(ordered[-1]) if ordered else None,
+        "late": late,
+    }
+
+
+def train(torch, work, args, stop):
+    losses = []
+    for _ in range(args.warmup):
+        loss = work.step()
+        if args.losses:
+            losses.append(loss)
+    torch.cuda.synchronize()
+    gc.collect()
+    gc.disable()
+    stop.measuring = True
+    start, late_s = wait_for_start(args, stop)
+    issued = 0
+    ends = []  # of steps, in seconds after the start
+    ahead = collections.deque()
+
+    def wait_for_first():
+        ahead.popleft().synchronize()
+        ends.append(time.perf_counter() - start)
+
+    while not stop.asked and (args.requests is None or issued < args.requests):
+        loss = work.step()
+        issued += 1
+        ahead.append(torch.cuda.Event())
+        ahead[-1].record()
+        if args.losses:
+            losses.append(loss)
+        if len(ahead) > AHEAD:
+            wait_for_first()
+        if args.duration is not None and ends and ends[-1] >= args.duration:
+            break
+    while ahead:
+        wait_for_first()
+    if args.losses:
+        with open(args.losses, "w", encoding="ascii") as file:
+            for loss in losses:
+                file.write(float(loss.item()).hex() + "\n")
+    write_log(args, late_s, ends_s=[round(end, 6) for end in ends])
+    within = [end for end in ends if args.duration is None or end <= args.duration]
+    return train_report(args, len(within), within[-1] - late_s if within else 0.0, late_s > 0)
+
+
+def train_report(args, iterations, elapsed, late):
+    return {
+        "role": "train",
+        "model": args.model,
+        "batch": args.batch,
+        "iterations": iterations,
+        "elapsed_s": round(elapsed, 6),
+        "iterations_per_s": round(iterations / elapsed, 4) if elapsed > 0 else None,
+        "late": late,
+    }
+
+
+def main():
+    args = arguments()
+    stop = Stop()
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("workload: no CUDA device: torch.cuda.is_available() is false")
+        work = make(torch, args)
+        if args.gpu_time:
+            gpu_ms = gpu_time_ms(torch, work)
+            write_log(args, 0.0, gpu_ms=gpu_ms)
+            report = {"role": "gpu-time", "gpu_ms": round(gpu_ms, 6)}
+        elif args.mode == "infer":
+            report = serve(work, args, stop)
+        else:
+            report = train(torch, work, args, stop)
+    except Stopped:
+        report = infer_report(args, [], 0.0, False) if args.mode == "infer" else train_report(args, 0, 0.0, False)
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

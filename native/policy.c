@@ -1,0 +1,96 @@
+/*
+ * policy.c: the parts of policy.h that the default policy's open gate does not need. Pure, as it says there.
+ */
+#include "policy.h"
+
+/*
+ * fair: the in-flight limit first, as everywhere, for it is what leaves the order to us: what is queued in the driver runs in
+ * the driver's order. No credit: one launch a starvation period, should the slowest client hang with work unfinished.
+ */
+static enum rg_verdict decide_fair(const rg_policy_view *v)
+{
+    bool starved = v->waited_ns >= v->starvation_ns;
+    if (v->inflight_limit && v->inflight >= v->inflight_limit)
+        return starved ? RG_PASS_STARVED : RG_WAIT_INFLIGHT;
+    if (v->lead_ns <= v->quantum_ns)
+        return RG_PASS;
+    return starved ? RG_PASS_STARVED : RG_WAIT_TURN;
+}
+
+/*
+ * orion: a reimplementation of the rules published as "Orion: Interference-aware, Fine-grained GPU Sharing for ML
+ * Applications" (Strati, Ma, Klimovic, EuroSys 2024, section 5) and in its code (github.com/eth-easl/orion,
+ * src/scheduler/scheduler_eval.cpp, busy_wait_profile):
+ *
+ *   1. High kernels are launched at once (they never come here).
+ *   2. A best-effort kernel may go when no high work is outstanding, or when it needs fewer SMs than SM_THRESHOLD and its
+ *      profile differs from that of the high kernel launched last. Unknown profiles differ from all, as in that code.
+ *   3. Whichever of the two it was, once the best-effort kernels that were launched and have not finished add up to
+ *      DUR_THRESHOLD (2.5% of a high request's latency alone) no more are launched until some have.
+ *
+ * Not Orion's: a kernel that no profile knows waits for the high client's idle moments, where Orion's programs hang or read
+ * the wrong row; launches have the starvation bound that every wait in Rigel has. Of Orion's, SM_THRESHOLD's search for
+ * high clients that train is left out.
+ */
+static enum rg_verdict decide_orion(const rg_policy_view *v)
+{
+    bool starved = v->waited_ns >= v->starvation_ns;
+    if (v->outstanding_limit_ns && v->outstanding_ns >= v->outstanding_limit_ns)
+        return starved ? RG_PASS_STARVED : RG_WAIT_INFLIGHT;
+    bool differs = v->bound == RG_BOUND_UNKNOWN || v->high_bound == RG_BOUND_UNKNOWN || v->bound != v->high_bound;
+    if (!v->high_busy || (v->profiled && v->sms < v->sms_limit && differs))
+        return RG_PASS;
+    return v->credit || starved ? RG_PASS_STARVED : RG_WAIT_HIGH;
+}
+
+enum rg_verdict rg_policy_decide(const rg_policy_view *v)
+{
+    if (v->policy <= RG_POLICY_SLO)
+        return rg_policy_decide_inline(v);
+    if (v->policy == RG_POLICY_FAIR)
+        return decide_fair(v);
+    if (v->policy != RG_POLICY_ORION || !v->best_effort)
+        return RG_PASS; /* a number that this version does not know: stand in nobody's way */
+    return v->hold ? RG_WAIT_HIGH : decide_orion(v);
+}
+
+#define SHARE_PERIOD_NS 1000000000u
+
+/* Millionths of a time. In two steps: a week in nanoseconds, times a million, has no room in 64 bits. */
+static uint64_t millionths(uint64_t ns, uint32_t ppm)
+{
+    return ns / 1000000 * ppm + ns % 1000000 * ppm / 1000000;
+}
+
+/* What comes in at once, at the starvation bound and then again and again. */
+static uint64_t lump(uint64_t starvation_ns, uint32_t ppm)
+{
+    return millionths(starvation_ns < SHARE_PERIOD_NS ? starvation_ns : SHARE_PERIOD_NS, ppm);
+}
+
+static uint64_t earned(uint64_t busy_ns, uint64_t starvation_ns, uint32_t ppm)
+{
+    uint64_t period = starvation_ns < SHARE_PERIOD_NS ? starvation_ns : SHARE_PERIOD_NS;
+    if (busy_ns < starvation_ns || !period)
+        return 0;
+    return ((busy_ns - starvation_ns) / period + 1) * lump(starvation_ns, ppm);
+}
+
+uint64_t rg_policy_allowance(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_ns, uint32_t ppm)
+{
+    uint64_t in = earned(busy_ns, starvation_ns, ppm), most = lump(starvation_ns, ppm);
+    uint64_t left = in > paid_ns ? in - paid_ns : 0;
+    return left < most ? left : most;
+}
+
+uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_ns, uint32_t ppm, uint64_t cost_ns)
+{
+    uint64_t in = earned(busy_ns, starvation_ns, ppm), most = lump(starvation_ns, ppm);
+    uint64_t lost = in > most ? in - most : 0;
+    return (paid_ns > lost ? paid_ns : lost) + cost_ns;
+}
+
+uint64_t rg_policy_inverse(uint32_t weight)
+{
+    return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);
+}

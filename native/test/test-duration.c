@@ -1,0 +1,624 @@
+/*
+ * test-duration.c: the segment's table of kernel durations: concurrent and killed writers, a full table, and what a client makes
+ * of it: seeding, samples written back, names as profiles have them, graphs.
+ *
+ * The client's parts are linked into this program and run on the simulated GPU, each case in a process of its own; a second
+ * client is a forked process that becomes one of the same segment. Nothing here depends on how long anything takes: how long a
+ * kernel is taken to last is compared with what the simulated GPU was told, or with what was put into the table.
+ */
+#include "client.h"
+#include "rigel.h"
+#include "testing.h"
+
+#include <sched.h>
+#include <sys/mman.h>
+
+static rg_segment *seg;
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuCtxSetCurrent, (CUcontext)) \
+    X(cuDeviceGetName, (char *, int, CUdevice)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+#define MANGLED "_Z4gemmIfLi4EEvPfi"
+#define READABLE "void gemm<float, 4>(float*, int)"
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
+                          ".visible .entry " MANGLED "(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
+                          ".visible .entry ncclDevKernel_AllReduce(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+static CUfunction spin, gemm, nccl;
+static char device_name[256];
+
+static rg_segment *fresh(const char *path)
+{
+    char why[512];
+    unlink(path);
+    CHECK_EQUAL(rg_segment_create(path), 0);
+    rg_segment *made = rg_segment_open(path, why, sizeof why);
+    CHECK(made != NULL);
+    return made;
+}
+
+static void find_driver(void)
+{
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+}
+
+/* Makes a segment; clients that this process and its children become are of the program 0xabc. */
+static void prepare(void)
+{
+    const char *path = scratch("duration");
+    seg = fresh(path);
+    seg->settings.starvation_us = 600000000;
+    seg->settings.preempt = 0; /* where the GPU is taken away instead, durations do not count and are not learned */
+    setenv("RIGEL_SEGMENT", path, 1);
+    setenv("RIGEL_CLASS", "best-effort", 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_PROGRAM", "abc", 1);
+    setenv("RIGEL_SIM_STATE", scratch("duration-sim"), 1);
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(getenv("RIGEL_SEGMENT"));
+}
+
+static void become(void)
+{
+    CUcontext context;
+    CUmodule module;
+    find_driver();
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDeviceGetName(device_name, sizeof device_name, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&gemm, module, MANGLED), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
+}
+
+static void launch(CUfunction f, CUstream s, unsigned grid, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(f, grid, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+/* Launches one kernel after the other until that many were timed. */
+static void launch_until_sampled(CUfunction f, unsigned grid, uint64_t block_ns, uint64_t samples)
+{
+    uint64_t want = rg.slot->samples + samples;
+    for (int i = 0; rg.slot->samples < want; i++) {
+        CHECK(i < 100000);
+        launch(f, NULL, grid, block_ns);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        rg_samples_poll();
+    }
+}
+
+/* What this process holds for a launch, and what the segment holds for the kernel. */
+static uint32_t own(CUfunction f, unsigned grid)
+{
+    return rg_duration_of(rg_duration_key((uintptr_t)f, rg_dims_of(grid, 1, 1, 32, 1, 1)))->duration_ns;
+}
+
+static rg_estimate *shared(const char *name, unsigned grid)
+{
+    uint64_t key = rg_estimate_key(0xabc, device_name, rg_text_hash(name), rg_dims_of(grid, 1, 1, 32, 1, 1));
+    int at = rg_estimate_find(seg, key);
+    return at < 0 ? NULL : &seg->estimates[at];
+}
+
+static void in_child(void (*body)(void))
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        body();
+        exit(0);
+    }
+    int status = -1;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+}
+
+/* As the control process does it: a profile's row, or with a count of samples one of the cache. */
+static void put(const char *name, unsigned grid, uint32_t duration_ns, uint32_t samples)
+{
+    char simulated[256];
+    snprintf(simulated, sizeof simulated, "%s", "NVIDIA H200 (simulated)");
+    uint64_t key = rigel_estimate_key(0xabc, simulated, name, grid, 1, 1, 32, 1, 1);
+    int at = rigel_estimate_enter(getenv("RIGEL_SEGMENT"), key);
+    CHECK(at >= 0);
+    seg->estimates[at].duration_ns = duration_ns;
+    seg->estimates[at].samples = samples;
+    if (!samples)
+        seg->header.name_seeds++;
+}
+
+/* ---- the table ---- */
+
+static void the_estimate_falls_at_once_and_rises_slowly(void)
+{
+    CHECK_EQUAL(rg_estimate_next(0, 5000, false), 5000);
+    CHECK_EQUAL(rg_estimate_next(5000, 700, false), 700);
+    CHECK_EQUAL(rg_estimate_next(1000, 17000, false), 2000);
+    CHECK_EQUAL(rg_estimate_next(1000, 17000, true), 9000);
+    CHECK_EQUAL(rg_estimate_next(1000, UINT32_MAX, true), 1000 + (UINT32_MAX - 1000) / 2);
+}
+
+static void dimensions_are_kept_whole(void)
+{
+    seg = fresh(scratch("dims"));
+    rg_dims most = rg_dims_of(2147483647, 65535, 65534, 1024, 1023, 64);
+    rg_estimate_facts facts = {.program = 7, .device = 3, .dims = most, .name = "kernel"};
+    int at = rg_estimate_enter(seg, 12345);
+    rg_estimate_describe(seg, at, &facts);
+    rg_estimate *e = &seg->estimates[at];
+    CHECK_EQUAL(e->grid_x, 2147483647);
+    CHECK_EQUAL(e->grid_y, 65535);
+    CHECK_EQUAL(e->grid_z, 65534);
+    CHECK_EQUAL(e->block_x, 1024);
+    CHECK_EQUAL(e->block_y, 1023);
+    CHECK_EQUAL(e->block_z, 64);
+    CHECK_EQUAL(e->device, 3);
+    CHECK(strcmp(e->name, "kernel") == 0);
+    unlink(scratch("dims"));
+}
+
+/* Everything that tells kernels apart is in the key, and a device's name as far as the segment holds it. */
+static void keys_tell_kernels_apart(void)
+{
+    rg_dims dims = rg_dims_of(1, 2, 3, 4, 5, 6);
+    uint64_t hash = rg_text_hash("a"), key = rg_estimate_key(1, "GPU", hash, dims);
+    CHECK(key != 0);
+    CHECK(key == rg_estimate_key(1, "GPU", rg_text_hash("a"), dims));
+    CHECK(key != rg_estimate_key(2, "GPU", hash, dims));
+    CHECK(key != rg_estimate_key(1, "GPU 2", hash, dims));
+    CHECK(key != rg_estimate_key(1, "GPU", rg_text_hash("b"), dims));
+    CHECK(key != rg_estimate_key(1, "GPU", hash, rg_dims_of(1, 2, 4, 4, 5, 6)));
+    CHECK(key != rg_estimate_key(1, "GPU", hash, rg_dims_of(2, 1, 3, 4, 5, 6)));
+    CHECK(key != rg_estimate_key(1, "GPU", hash, rg_dims_of(1, 2, 3, 4, 6, 5)));
+    CHECK(key == rigel_estimate_key(1, "GPU", "a", 1, 2, 3, 4, 5, 6));
+    CHECK(rigel_estimate_key(1, "GPU", "a", 0, 0, 0, 0, 0, 0) == rg_estimate_key(1, "GPU", hash, RG_DIMS_ANY));
+    char longer[300], cut[300];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    memcpy(cut, longer, sizeof cut);
+    cut[RG_DEVICE_NAME_BYTES - 1] = 0;
+    CHECK(rg_estimate_key(1, longer, hash, dims) == rg_estimate_key(1, cut, hash, dims));
+}
+
+static uint64_t key_number(uint32_t i)
+{
+    return rg_hash_fold(rg_text_hash("kernel"), i) | 1;
+}
+
+/* Eight processes enter the same 500 kernels and take samples in, at once: none is entered twice, no sample is lost. */
+static void writers_at_once_lose_nothing(void)
+{
+    enum { WRITERS = 8, KERNELS = 500, ROUNDS = 40 };
+    seg = fresh(scratch("writers"));
+    int go[2];
+    pid_t pids[WRITERS];
+    CHECK_EQUAL(pipe(go), 0);
+    for (int w = 0; w < WRITERS; w++) {
+        pids[w] = fork();
+        if (pids[w] == 0) {
+            char byte;
+            CHECK_EQUAL(read(go[0], &byte, 1), 1);
+            for (int round = 0; round < ROUNDS; round++)
+                for (uint32_t i = 0; i < KERNELS; i++) {
+                    int at = rg_estimate_enter(seg, key_number(i));
+                    CHECK(at >= 0);
+                    rg_estimate_facts facts = {.program = i, .dims = rg_dims_of(i + 1, 1, 1, 32, 1, 1), .name = "kernel"};
+                    rg_estimate_describe(seg, at, &facts);
+                    rg_estimate_sample(seg, at, 1000 + i + (uint32_t)w);
+                }
+            _exit(0);
+        }
+    }
+    CHECK_EQUAL(write(go[1], "12345678", WRITERS), WRITERS);
+    for (int w = 0; w < WRITERS; w++) {
+        int status = -1;
+        CHECK_EQUAL(waitpid(pids[w], &status, 0), pids[w]);
+        CHECK_EQUAL(status, 0);
+    }
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++)
+        taken += seg->estimates[i].key != 0;
+    CHECK_EQUAL(taken, KERNELS);
+    for (uint32_t i = 0; i < KERNELS; i++) {
+        int at = rg_estimate_find(seg, key_number(i));
+        CHECK(at >= 0);
+        CHECK_EQUAL(seg->estimates[at].samples, WRITERS * ROUNDS);
+        CHECK(seg->estimates[at].duration_ns >= 1000 + i && seg->estimates[at].duration_ns < 1000 + i + WRITERS);
+        CHECK_EQUAL(seg->estimates[at].program, i);
+        CHECK_EQUAL(seg->estimates[at].grid_x, i + 1);
+        CHECK(strcmp(seg->estimates[at].name, "kernel") == 0);
+    }
+    unlink(scratch("writers"));
+}
+
+/* Two processes, in step, enter keys whose place is the same: each gets an entry of its own. */
+static void keys_that_meet_at_one_place_both_get_in(void)
+{
+    enum { MEETINGS = 3000 };
+    seg = fresh(scratch("meet"));
+    _Atomic uint32_t *step = mmap(NULL, 2 * sizeof *step, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(step != MAP_FAILED);
+    pid_t pids[2];
+    for (uint32_t w = 0; w < 2; w++) {
+        pids[w] = fork();
+        if (pids[w] == 0) {
+            for (uint32_t i = 1; i <= MEETINGS; i++) {
+                atomic_store(&step[w], i);
+                for (uint32_t spins = 0; atomic_load(&step[1 - w]) < i; spins++)
+                    if (spins % 1000 == 999)
+                        sched_yield();
+                CHECK(rg_estimate_enter(seg, (uint64_t)i * 2 << 40 | (w + 1)) >= 0);
+            }
+            _exit(0);
+        }
+    }
+    for (int w = 0; w < 2; w++) {
+        int status = -1;
+        CHECK_EQUAL(waitpid(pids[w], &status, 0), pids[w]);
+        CHECK_EQUAL(status, 0);
+    }
+    for (uint64_t i = 1; i <= MEETINGS; i++) {
+        int first = rg_estimate_find(seg, i * 2 << 40 | 1), second = rg_estimate_find(seg, i * 2 << 40 | 2);
+        CHECK(first >= 0 && second >= 0);
+        CHECK(first != second);
+    }
+    unlink(scratch("meet"));
+}
+
+/*
+ * Writers killed at whatever instant the signal finds them, 200 in all, on a table they keep filling. Whatever they leave can be
+ * used: every key is there once, takes samples in, and gets its description from the next who comes.
+ */
+static void writers_killed_at_any_instant(void)
+{
+    enum { KERNELS = 3000 };
+    seg = fresh(scratch("killed"));
+    uint32_t seed = 4711;
+    for (int round = 0; round < 50; round++) {
+        pid_t pids[4];
+        for (int w = 0; w < 4; w++) {
+            pids[w] = fork();
+            if (pids[w] == 0)
+                for (uint32_t i = (uint32_t)(round * 37 + w);; i++) {
+                    int at = rg_estimate_enter(seg, key_number(i % KERNELS));
+                    rg_estimate_facts facts = {.program = 1, .device = 1, .dims = rg_dims_of(1, 1, 1, 32, 1, 1), .name = "kernel"};
+                    rg_estimate_sample(seg, at, 1000 + i % 7);
+                    rg_estimate_describe(seg, at, &facts);
+                }
+        }
+        seed = seed * 1103515245u + 12345u;
+        usleep(100 + (seed >> 16) % 1000);
+        for (int w = 0; w < 4; w++) {
+            kill(pids[w], SIGKILL);
+            waitpid(pids[w], NULL, 0);
+        }
+    }
+    for (uint32_t i = 0; i < KERNELS; i++) {
+        int at = rg_estimate_enter(seg, key_number(i));
+        CHECK(at >= 0);
+        CHECK_EQUAL(rg_estimate_find(seg, key_number(i)), at);
+        rg_estimate *e = &seg->estimates[at];
+        CHECK(e->duration_ns == 0 || (e->duration_ns >= 1000 && e->duration_ns < 1007));
+        CHECK(e->name[RG_KERNEL_NAME_BYTES - 1] == 0);
+        rg_estimate_facts facts = {.program = 1, .device = 1, .dims = rg_dims_of(1, 1, 1, 32, 1, 1), .name = "kernel"};
+        rg_estimate_describe(seg, at, &facts);
+        CHECK_EQUAL(e->state, 1);
+        CHECK_EQUAL(e->grid_x, 1);
+        CHECK(strcmp(e->name, "kernel") == 0);
+        uint32_t samples = e->samples;
+        rg_estimate_sample(seg, at, 1000);
+        CHECK_EQUAL(e->samples, samples + 1);
+        CHECK_EQUAL(e->duration_ns, 1000);
+    }
+    uint32_t taken = 0;
+    for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++)
+        taken += seg->estimates[i].key != 0;
+    CHECK_EQUAL(taken, KERNELS);
+    unlink(scratch("killed"));
+}
+
+static void a_full_table_refuses_and_keeps_what_it_has(void)
+{
+    seg = fresh(scratch("full"));
+    uint32_t entered = 0, refused = 0;
+    for (uint32_t i = 0; entered < RG_MAX_ESTIMATES; i++) {
+        CHECK(i < 100 * RG_MAX_ESTIMATES);
+        if (rg_estimate_enter(seg, key_number(i)) >= 0)
+            entered++;
+        else if (entered < RG_MAX_ESTIMATES * 3 / 4)
+            refused++;
+    }
+    CHECK(refused < RG_MAX_ESTIMATES / 100); /* three quarters full, nearly everything has room */
+    CHECK_EQUAL(rg_estimate_enter(seg, 1), -1);
+    CHECK_EQUAL(rg_estimate_find(seg, 1), -1);
+    CHECK_EQUAL(rigel_estimate_enter(scratch("full"), 1), -1);
+    CHECK_EQUAL(rigel_estimate_enter("/nonexistent/segment", 1), -1);
+    CHECK(rg_estimate_find(seg, key_number(0)) >= 0);
+    unlink(scratch("full"));
+}
+
+/* ---- clients ---- */
+
+static void learn_one(void)
+{
+    become();
+    launch_until_sampled(spin, 1, 300000, 4);
+    CHECK_EQUAL(rg.slot->durations_seeded, 0);
+    CHECK(own(spin, 1) >= 300000);
+}
+
+/* A process counts on in the slot of one of its name that has ended: another name starts from nothing. */
+static void meet_again(void)
+{
+    setenv("RIGEL_NAME", "again", 1);
+    become();
+    uint32_t known = shared("rigel_spin", 1)->duration_ns;
+    launch(spin, NULL, 1, 300000);
+    CHECK_EQUAL(rg.slot->durations_seeded, 1);
+    CHECK_EQUAL(own(spin, 1), known);
+    /* It counts for what is known of it already, 300 us being three units. */
+    CHECK(rg.inflight >= 3 * RG_POLICY_LAUNCH && rg.inflight < 4096 * RG_POLICY_LAUNCH);
+    /* Another shape is another kernel. */
+    launch(spin, NULL, 2, 300000);
+    CHECK_EQUAL(rg.slot->durations_seeded, 1);
+    CHECK_EQUAL(own(spin, 2), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void meet_as_another_program(void)
+{
+    setenv("RIGEL_NAME", "another", 1);
+    setenv("RIGEL_PROGRAM", "def", 1);
+    become();
+    launch(spin, NULL, 1, 300000);
+    CHECK_EQUAL(rg.slot->durations_seeded, 0);
+    CHECK_EQUAL(own(spin, 1), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void clients_of_one_program_share_what_they_learn(void)
+{
+    prepare();
+    in_child(learn_one);
+    snprintf(device_name, sizeof device_name, "%s", seg->devices[0].name);
+    rg_estimate *e = shared("rigel_spin", 1);
+    CHECK(e != NULL);
+    CHECK_EQUAL(e->samples, 4);
+    CHECK(e->duration_ns >= 300000);
+    CHECK_EQUAL(e->used, 1);
+    CHECK_EQUAL(e->device, 1);
+    CHECK_EQUAL(e->program, 0xabc);
+    CHECK_EQUAL(e->grid_x, 1);
+    CHECK_EQUAL(e->block_x, 32);
+    CHECK(strcmp(e->name, "rigel_spin") == 0);
+    in_child(meet_again);
+    in_child(meet_as_another_program);
+    CHECK_EQUAL(e->samples, 4);
+    done();
+}
+
+/* Without RIGEL_PROGRAM (or with one that is no number), clients of one name are one program. */
+static void program_by_name(void)
+{
+    unsetenv("RIGEL_PROGRAM");
+    become();
+    CHECK(rg.program == rg_text_hash("test"));
+}
+
+static void program_of_nonsense(void)
+{
+    setenv("RIGEL_PROGRAM", "12x", 1);
+    become();
+    CHECK(rg.program == rg_text_hash("test"));
+}
+
+static void a_program_without_a_number_goes_by_its_name(void)
+{
+    prepare();
+    in_child(program_by_name);
+    in_child(program_of_nonsense);
+    done();
+}
+
+/* What is known is not believed for long where it is wrong: too long falls at the first sample, too short is soon above half. */
+static void wrong_estimates_are_soon_corrected(void)
+{
+    prepare();
+    put("rigel_spin", 1, 900000000, 5);
+    put("rigel_spin", 2, 1000, 5);
+    become();
+    launch(spin, NULL, 1, 20000);
+    CHECK_EQUAL(own(spin, 1), 900000000);
+    /* The first launch, which may load the code, is not timed where something is known. */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, 0);
+    launch_until_sampled(spin, 1, 20000, 1);
+    CHECK(own(spin, 1) < 900000000);
+    CHECK(shared("rigel_spin", 1)->duration_ns < 900000000);
+    launch_until_sampled(spin, 2, 2000000, 3);
+    CHECK(own(spin, 2) > 1000000);
+    CHECK(shared("rigel_spin", 2)->samples == 8);
+    CHECK(rg.slot->durations_seeded == 2);
+    done();
+}
+
+/* A profile says how long kernels take, by names as they are or as people read them, for one shape or for all. */
+static void profiles_seed(void)
+{
+    prepare();
+    put("rigel_spin", 1, 111000, 0);
+    put("rigel_spin", 0, 222000, 0);
+    void *cxx = dlopen("libstdc++.so.6", RTLD_NOW); /* as a C++ program has it */
+    put(READABLE, 1, 333000, 0);
+    become();
+    launch(spin, NULL, 1, 1000);
+    CHECK_EQUAL(own(spin, 1), 111000);
+    launch(spin, NULL, 5, 1000);
+    CHECK_EQUAL(own(spin, 5), 222000);
+    CHECK_EQUAL(shared("rigel_spin", 5)->duration_ns, 222000);
+    CHECK_EQUAL(shared("rigel_spin", 5)->samples, 0);
+    CHECK_EQUAL(rg.slot->durations_seeded, 2);
+    launch(gemm, NULL, 1, 1000);
+    launch(gemm, NULL, 2, 1000);
+    CHECK_EQUAL(own(gemm, 1), cxx ? 333000 : 0);
+    CHECK_EQUAL(own(gemm, 2), 0);
+    CHECK_EQUAL(rg.slot->durations_seeded, cxx ? 3 : 2);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static CUgraphExec capture(CUstream s, const unsigned *grids, int n)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    for (int i = 0; i < n; i++)
+        launch(spin, s, grids[i], 50000);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    return exec;
+}
+
+static CUstream stream(void)
+{
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return s;
+}
+
+static void learn_graph(void)
+{
+    become();
+    CUstream s = stream();
+    CUgraphExec exec = capture(s, (unsigned[]){1, 2, 3}, 3);
+    for (int i = 0; rg.slot->samples < 2; i++) {
+        CHECK(i < 100000);
+        CHECK_EQUAL(cuGraphLaunch(exec, s), CUDA_SUCCESS);
+        CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+        rg_samples_poll();
+    }
+    CHECK_EQUAL(rg.slot->durations_seeded, 0);
+}
+
+static void meet_graph_again(void)
+{
+    setenv("RIGEL_NAME", "again", 1);
+    become();
+    CUstream s = stream();
+    /* The same kernels in another order are another graph. */
+    CHECK_EQUAL(cuGraphLaunch(capture(s, (unsigned[]){1, 3, 2}, 3), s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphLaunch(capture(s, (unsigned[]){1, 2}, 2), s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->durations_seeded, 0);
+    CHECK_EQUAL(cuGraphLaunch(capture(s, (unsigned[]){1, 2, 3}, 3), s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->durations_seeded, 1);
+    CHECK_EQUAL(cuGraphLaunch(capture(s, (unsigned[]){1, 2, 3}, 3), s), CUDA_SUCCESS); /* made again */
+    CHECK_EQUAL(rg.slot->durations_seeded, 2);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+}
+
+static void graphs_are_known_again(void)
+{
+    prepare();
+    in_child(learn_graph);
+    int found = 0;
+    for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++) {
+        rg_estimate *e = &seg->estimates[i];
+        if (!e->key)
+            continue;
+        found++;
+        CHECK(strcmp(e->name, "graph of 3 kernels from rigel_spin") == 0);
+        CHECK_EQUAL(e->grid_x, 0);
+        CHECK(e->duration_ns >= 150000);
+        CHECK(e->samples >= 2);
+    }
+    CHECK_EQUAL(found, 1);
+    in_child(meet_graph_again);
+    done();
+}
+
+/* Communication kernels are not learned: they never count in flight. A table without room stops nobody from learning alone. */
+static void what_is_not_shared(void)
+{
+    prepare();
+    for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++)
+        seg->estimates[i].key = 2;
+    become();
+    launch(nccl, NULL, 1, 1000);
+    CHECK_EQUAL(seg->header.unshared, 0);
+    launch_until_sampled(spin, 1, 20000, 4);
+    CHECK_EQUAL(seg->header.unshared, 1);
+    CHECK(own(spin, 1) >= 20000);
+    CHECK_EQUAL(rg.slot->durations_seeded, 0);
+    done();
+}
+
+static void *meet_in_a_thread(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CUstream s = stream();
+    for (unsigned grid = 1; grid <= 40; grid++)
+        launch(spin, s, grid, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* Threads that meet the same new kernels at once: each kernel is seeded once. */
+static void threads_seed_each_kernel_once(void)
+{
+    prepare();
+    for (unsigned grid = 1; grid <= 40; grid++)
+        put("rigel_spin", grid, 5000, 9);
+    become();
+    CUcontext context = NULL;
+    CHECK_EQUAL(rg_real.cuCtxGetCurrent(&context), CUDA_SUCCESS);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, meet_in_a_thread, context), 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(rg.slot->durations_seeded, 40);
+    CHECK_EQUAL(rg.slot->launches, 160);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(the_estimate_falls_at_once_and_rises_slowly);
+    RUN(dimensions_are_kept_whole);
+    RUN(keys_tell_kernels_apart);
+    RUN(writers_at_once_lose_nothing);
+    RUN(keys_that_meet_at_one_place_both_get_in);
+    RUN(writers_killed_at_any_instant);
+    RUN(a_full_table_refuses_and_keeps_what_it_has);
+    RUN(clients_of_one_program_share_what_they_learn);
+    RUN(a_program_without_a_number_goes_by_its_name);
+    RUN(wrong_estimates_are_soon_corrected);
+    RUN(profiles_seed);
+    RUN(graphs_are_known_again);
+    RUN(what_is_not_shared);
+    RUN(threads_seed_each_kernel_once);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,974 @@
+/*
+ * test-guard.c: what the cuBLAS guard does, over the stand-in cuBLAS and the simulated GPU.
+ *
+ * The client's parts are linked into this program, so that sanitizers see them; the guarded functions are called by name, as a
+ * program linked to cuBLAS calls them, and reach whichever libcublas.so.N the case has loaded. Each case is a process. Who is
+ * inside a call when is decided by the stand-in's hook, never by time.
+ */
+#include "guard.h"
+#include "rigel.h"
+#include "sim/cublas.h"
+#include "testing.h"
+
+#include <pthread.h>
+
+static rg_segment *seg;
+static const char *segment_path;
+static void *blas;
+static CUcontext primary[2];
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
+    X(cuCtxGetCurrent, (CUcontext *)) \
+    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
+    X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+static rigel_cublas_statistics *counts;
+static void (*_Atomic *inside)(const char *);
+
+static rigel_cublas_record *last(void)
+{
+    return dlsym(blas, "rigel_cublas_last"); /* of the calling thread */
+}
+
+/* Becomes a client with a fresh segment, two simulated GPUs, a cuBLAS and this guard mode; no context yet. */
+static void become_without_context(const char *guard, const char *soname)
+{
+    segment_path = scratch("guard");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    char why[512];
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", "high", 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_SIM_STATE", scratch("guard-sim"), 1);
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    setenv("RIGEL_SIM_PRESET", "l4", 1);
+    setenv("RIGEL_GUARD", guard, 1);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+    blas = dlopen(soname, RTLD_NOW);
+    if (!blas)
+        fprintf(stderr, "%s\n", dlerror());
+    CHECK(blas != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    *(void **)&counts = dlsym(blas, "rigel_cublas_counts");
+    *(void **)&inside = dlsym(blas, "rigel_cublas_inside");
+    CHECK(counts && inside);
+}
+
+static void become_with(const char *guard, const char *soname)
+{
+    become_without_context(guard, soname);
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[0], 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+}
+
+static void become(const char *guard)
+{
+    become_with(guard, "libcublas.so.12");
+}
+
+static void second_device(void)
+{
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[1], 1), CUDA_SUCCESS);
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(segment_path);
+}
+
+static CUcontext current(void)
+{
+    CUcontext c = NULL;
+    CHECK_EQUAL(cu.cuCtxGetCurrent(&c), CUDA_SUCCESS);
+    return c;
+}
+
+static rg_client *me(void)
+{
+    return &seg->clients[0];
+}
+
+/* Two by two matrices in the current context: A = [1 2; 3 4], B = [5 6; 7 8], so A B = [19 22; 43 50]. */
+typedef struct {
+    CUdeviceptr a, b, c;
+} matrices;
+
+static matrices allocate(void)
+{
+    static const float a[] = {1, 3, 2, 4}, b[] = {5, 7, 6, 8}, nothing[4];
+    matrices m;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&m.a, sizeof a), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&m.b, sizeof b), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&m.c, sizeof a), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyHtoD_v2(m.a, a, sizeof a), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyHtoD_v2(m.b, b, sizeof b), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyHtoD_v2(m.c, nothing, sizeof nothing), CUDA_SUCCESS);
+    return m;
+}
+
+static cublasStatus_t multiply(cublasHandle_t h, const matrices *m)
+{
+    float one = 1, zero = 0;
+    return cublasSgemm_v2(h, CUBLAS_OP_N, CUBLAS_OP_N, 2, 2, 2, &one, (void *)(uintptr_t)m->a, 2, (void *)(uintptr_t)m->b, 2,
+                          &zero, (void *)(uintptr_t)m->c, 2);
+}
+
+static bool is_product(const matrices *m)
+{
+    float c[4];
+    CHECK_EQUAL(cuMemcpyDtoH_v2(c, m->c, sizeof c), CUDA_SUCCESS);
+    return c[0] == 19 && c[1] == 43 && c[2] == 22 && c[3] == 50;
+}
+
+static CUstream stream(void)
+{
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    return s;
+}
+
+static cublasHandle_t handle(void)
+{
+    cublasHandle_t h = NULL;
+    CHECK_EQUAL(cublasCreate_v2(&h), CUBLAS_STATUS_SUCCESS);
+    CHECK(h != NULL);
+    return h;
+}
+
+static void nothing_was_counted(void)
+{
+    CHECK_EQUAL(me()->guard_events, 0);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+}
+
+/* ---- Used rightly ---- */
+
+static void a_handle_used_rightly_is_never_replaced(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    matrices m = allocate();
+    CUstream s = stream(), found;
+    CHECK_EQUAL(cublasSetStream_v2(h, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(h, 3), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK(last()->handle == h);
+        CHECK(last()->stream == s);
+    }
+    CHECK(is_product(&m));
+    CHECK_EQUAL(cublasGetStream_v2(h, &found), CUBLAS_STATUS_SUCCESS);
+    CHECK(found == s);
+    CHECK_EQUAL(counts->created, 1);
+    CHECK_EQUAL(me()->guard_handles, 1);
+    CHECK_EQUAL(me()->guard_major, 12);
+    CHECK_EQUAL(me()->guard_mode, 3);
+    nothing_was_counted();
+    CHECK_EQUAL(cublasDestroy_v2(h), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_handles, 0);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_NOT_INITIALIZED); /* cuBLAS's own answer: it is no longer known */
+    done();
+}
+
+static void every_major_version_is_guarded(void)
+{
+    static const char *const sonames[] = {"libcublas.so.11", "libcublas.so.12", "libcublas.so.13"};
+    for (int i = 0; i < 3; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            become_with("repair", sonames[i]);
+            matrices m = allocate();
+            CHECK_EQUAL(multiply(handle(), &m), CUBLAS_STATUS_SUCCESS);
+            CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+            CHECK(is_product(&m));
+            CHECK_EQUAL(me()->guard_major, 11 + i);
+            CHECK_EQUAL(me()->guard_null_handle, 1);
+            /* What this version lacks is not called. */
+            CHECK_EQUAL(cublasHgemm_64(NULL, 0, 0, 1, 1, 1, NULL, NULL, 1, NULL, 1, NULL, NULL, 1),
+                        i == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS);
+            CHECK_EQUAL(cublasSetEmulationStrategy(handle(), 2), i < 2 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS);
+            done();
+            _exit(0);
+        }
+        int status;
+        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+        CHECK_EQUAL(status, 0);
+    }
+}
+
+/* ---- NULL handles ---- */
+
+static void a_null_handle_runs_on_the_pool(void)
+{
+    become("repair");
+    matrices m = allocate();
+    CUstream s = stream(), found = NULL;
+    int mode = -1;
+    CHECK_EQUAL(cublasSetStream_v2(NULL, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(NULL, 3), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(is_product(&m));
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->settings[0], 3);
+    cublasHandle_t first = last()->handle;
+    CHECK_EQUAL(cublasGetStream_v2(NULL, &found), CUBLAS_STATUS_SUCCESS);
+    CHECK(found == s);
+    CHECK_EQUAL(cublasGetMathMode(NULL, &mode), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(mode, 3);
+    CHECK_EQUAL(cublasGetPointerMode_v2(NULL, &mode), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(mode, 0);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == first); /* no second handle is made for nothing */
+    CHECK_EQUAL(counts->created, 1);
+    CHECK_EQUAL(me()->guard_null_handle, 7);
+    CHECK_EQUAL(me()->guard_repaired, 7);
+    done();
+}
+
+static void modes_say_what_is_done(void)
+{
+    static const char *const modes[] = {"off", "warn", "repair"};
+    for (int i = 0; i < 3; i++) {
+        int out[2];
+        CHECK_EQUAL(pipe(out), 0);
+        pid_t pid = fork();
+        if (pid == 0) {
+            dup2(out[1], STDERR_FILENO);
+            become(modes[i]);
+            matrices m = allocate();
+            for (int k = 0; k < 2; k++)
+                CHECK_EQUAL(multiply(NULL, &m), i == 2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED);
+            CHECK_EQUAL(me()->guard_null_handle, i == 0 ? 0 : 2);
+            CHECK_EQUAL(me()->guard_repaired, i == 2 ? 2 : 0);
+            CHECK_EQUAL(counts->created, i == 2 ? 1 : 0);
+            CHECK_EQUAL(me()->guard_mode, i + 1);
+            done();
+            _exit(0);
+        }
+        close(out[1]);
+        char text[4096] = "";
+        ssize_t n = 0, got;
+        while ((got = read(out[0], text + n, sizeof text - 1 - (size_t)n)) > 0)
+            n += got;
+        int status;
+        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+        if (status)
+            fputs(text, stderr);
+        CHECK_EQUAL(status, 0);
+        char *line = strstr(text, "rigel: cublasSgemm_v2 was called with a NULL handle");
+        CHECK_EQUAL(line != NULL, i == 1); /* said once, with what would help */
+        CHECK(i != 1 || (strstr(line, "\"repair\"") && !strstr(line + 1, "rigel: ")));
+        close(out[0]);
+    }
+}
+
+static void without_a_client_nothing_is_guarded(void)
+{
+    become_without_context("repair", "libcublas.so.12");
+    setenv("RIGEL_SEGMENT", "", 1);
+    cublasHandle_t h = handle(); /* binds device 0, as without Rigel */
+    CHECK_EQUAL(rg.mode, RG_MODE_BARE);
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED);
+    done();
+}
+
+/* ---- Contexts ---- */
+
+static void operands_of_the_current_context_run_on_the_pool(void)
+{
+    become("repair");
+    second_device();
+    cublasHandle_t h = handle();
+    CUstream s = stream();
+    CUdeviceptr workspace;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasSetStream_v2(h, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(h, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(h, 2), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetAtomicsMode(h, 1), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetSmCountTarget(h, 17), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(is_product(&m));
+    CHECK(last()->handle != h);
+    CHECK(last()->stream == NULL); /* that of the handle belongs elsewhere */
+    CHECK_EQUAL(last()->workspace, 0);
+    CHECK_EQUAL(last()->settings[0], 2);
+    CHECK_EQUAL(last()->settings[2], 1);
+    CHECK_EQUAL(last()->settings[3], 17);
+    CHECK_EQUAL(me()->guard_wrong_context, 1);
+    CHECK_EQUAL(me()->guard_foreign_stream, 1);
+    CHECK_EQUAL(me()->guard_repaired, 1);
+    CHECK(current() == primary[1]);
+    /* A stream of this context that the program set is the stream it gets. */
+    CUstream here = stream();
+    CHECK_EQUAL(cublasSetStream_v2(h, here), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->stream == here);
+    CHECK_EQUAL(last()->workspace, 0);
+    CHECK_EQUAL(me()->guard_foreign_stream, 1);
+    /* So is a workspace of this context. */
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(h, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(last()->workspace, workspace);
+    CHECK(last()->stream == here);
+    CHECK_EQUAL(counts->created, 2);
+    done();
+}
+
+static void operands_of_the_handles_context_take_the_call_there(void)
+{
+    become("repair");
+    second_device();
+    cublasHandle_t h = handle();
+    CUstream s = stream();
+    CHECK_EQUAL(cublasSetStream_v2(h, s), CUBLAS_STATUS_SUCCESS);
+    matrices m = allocate();
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == h);
+    CHECK(last()->stream == s);
+    CHECK(current() == primary[1]);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK(is_product(&m));
+    CHECK_EQUAL(me()->guard_wrong_context, 1);
+    CHECK_EQUAL(me()->guard_repaired, 1);
+    CHECK_EQUAL(counts->created, 1);
+    done();
+}
+
+static void two_contexts_of_one_device_are_told_apart(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    CUcontext other;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle != h);
+    CHECK(is_product(&m));
+    CHECK_EQUAL(me()->guard_wrong_context, 1);
+    done();
+}
+
+static cublasHandle_t made, given;
+static matrices operands;
+static cublasStatus_t status_there;
+static CUcontext context_there;
+
+static void *make_there(void *unused)
+{
+    status_there = cublasCreate_v2(&made);
+    context_there = current();
+    return unused;
+}
+
+static void *multiply_there(void *unused)
+{
+    status_there = multiply(given, &operands);
+    context_there = current();
+    return unused;
+}
+
+static void in_a_thread(void *(*body)(void *))
+{
+    pthread_t t;
+    CHECK_EQUAL(pthread_create(&t, NULL, body, NULL), 0);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+}
+
+static int active_primary(CUdevice d)
+{
+    unsigned flags;
+    int yes = -1;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxGetState(d, &flags, &yes), CUDA_SUCCESS);
+    return yes;
+}
+
+static void a_thread_without_context_gets_the_device_in_use(void)
+{
+    become_without_context("repair", "libcublas.so.12");
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    second_device(); /* the rank's own device is 1; 0 is somebody else's */
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    operands = allocate();
+    in_a_thread(make_there);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there == primary[1]);
+    CHECK_EQUAL(active_primary(0), 0);
+    CHECK_EQUAL(me()->guard_no_context, 1);
+    /* And a handle brings its own context. */
+    given = made;
+    in_a_thread(multiply_there);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there == primary[1]);
+    CHECK(is_product(&operands));
+    CHECK_EQUAL(me()->guard_no_context, 2);
+    CHECK_EQUAL(me()->guard_repaired, 2);
+    CHECK_EQUAL(active_primary(0), 0);
+    given = NULL;
+    in_a_thread(multiply_there);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_no_context, 3);
+    CHECK_EQUAL(me()->guard_null_handle, 1);
+    done();
+}
+
+/* Program of two devices: a thread that selected nothing is on device 0 by CUDA's rule, whatever others have selected. */
+static void where_cuda_has_a_rule_it_stands(void)
+{
+    become("repair");
+    second_device();
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    in_a_thread(make_there);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there == primary[0]);
+    CHECK_EQUAL(me()->guard_no_context, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0); /* cuBLAS has done it */
+    done();
+}
+
+static void *select_clear_make(void *unused)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+    return make_there(unused);
+}
+
+static void what_the_thread_itself_selected_comes_first(void)
+{
+    become("repair");
+    second_device();
+    in_a_thread(select_clear_make);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there == primary[1]);
+    done();
+}
+
+static void cublas_11_decides_itself_between_devices(void)
+{
+    become_without_context("repair", "libcublas.so.11");
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    second_device();
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    in_a_thread(make_there);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there != primary[1]);
+    CHECK_EQUAL(me()->guard_no_context, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
+static void a_reset_device_takes_its_handles_along(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    cublasHandle_t old = last()->handle;
+    CHECK_EQUAL(me()->guard_handles, 2);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(me()->guard_handles, 0);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[0], 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    m = allocate();
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle != old);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_EXECUTION_FAILED); /* not known any more: cuBLAS's own answer */
+    done();
+}
+
+static void nothing_is_repaired_during_capture(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    CUstream s = stream();
+    matrices m = allocate();
+    CUgraph graph;
+    size_t nodes = 0;
+    CHECK_EQUAL(cublasSetStream_v2(h, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuGraphGetNodes(graph, NULL, &nodes), CUDA_SUCCESS);
+    CHECK_EQUAL(nodes, 1);
+    CHECK_EQUAL(me()->guard_null_handle, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    CHECK_EQUAL(counts->created, 1);
+    done();
+}
+
+/* ---- Threads ---- */
+
+static _Atomic int holding, held;
+static void hold_first_gemm(const char *call)
+{
+    if (strcmp(call, "cublasSgemm_v2") == 0 && atomic_exchange(&holding, 0)) {
+        atomic_store(&held, 1);
+        WAIT_FOR(!atomic_load(&held));
+    }
+}
+
+static void *multiply_and_be_held(void *m)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(given, m), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
+/* Puts another thread inside a call on `given`. */
+static pthread_t hold_handle(matrices *m)
+{
+    pthread_t t;
+    atomic_store(inside, hold_first_gemm);
+    atomic_store(&holding, 1);
+    CHECK_EQUAL(pthread_create(&t, NULL, multiply_and_be_held, m), 0);
+    WAIT_FOR(atomic_load(&held));
+    return t;
+}
+
+static void let_go(pthread_t t)
+{
+    atomic_store(&held, 0);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+}
+
+static void a_handle_in_use_elsewhere_is_stood_in_for(void)
+{
+    become_with("repair", "libcublas.so.13");
+    CUstream s = stream();
+    CUdeviceptr workspace;
+    matrices m = allocate(), n = allocate();
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    given = handle();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(given, 2), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetEmulationStrategy(given, 2), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetEmulationSpecialValuesSupport(given, 1), CUBLAS_STATUS_SUCCESS);
+    pthread_t t = hold_handle(&m);
+    CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle != given);
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->workspace, 0); /* the other thread is using the program's */
+    CHECK_EQUAL(last()->settings[0], 2);
+    CHECK_EQUAL(last()->settings[4], 2);
+    CHECK_EQUAL(last()->settings[5], 1);
+    CHECK(is_product(&n));
+    let_go(t);
+    CHECK(is_product(&m));
+    CHECK_EQUAL(counts->corrupted, 0);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    /* Now it is free again. */
+    CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    /* The handle of the pool keeps nothing of what it stood in for. */
+    CHECK_EQUAL(multiply(NULL, &n), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(counts->created, 2);
+    CHECK(last()->stream == NULL);
+    CHECK_EQUAL(last()->workspace, 0);
+    CHECK_EQUAL(last()->settings[0], 0);
+    CHECK_EQUAL(last()->settings[4], 0);
+    CHECK_EQUAL(last()->settings[5], 0xffff);
+    done();
+}
+
+static void a_handle_in_use_is_only_counted_where_the_mode_says_so(void)
+{
+    become("warn");
+    CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    matrices m = allocate(), n = allocate();
+    given = handle();
+    pthread_t t = hold_handle(&m);
+    CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_INTERNAL_ERROR);
+    let_go(t);
+    CHECK_EQUAL(counts->corrupted, 1);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
+static _Atomic int inside_now, stay;
+static void stay_inside(const char *call)
+{
+    if (strcmp(call, "cublasSgemm_v2") == 0) {
+        atomic_fetch_add(&inside_now, 1);
+        WAIT_FOR(!atomic_load(&stay));
+    }
+}
+
+static void *multiply_null(void *m)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, m), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
+/* With all handles of the pool in use, the next thread waits for one. */
+static void the_pool_is_bounded(void)
+{
+    become("repair");
+    pthread_t t[RG_POOL_PER_CONTEXT + 1];
+    matrices m[RG_POOL_PER_CONTEXT + 1];
+    atomic_store(&stay, 1);
+    atomic_store(inside, stay_inside);
+    for (int i = 0; i <= RG_POOL_PER_CONTEXT; i++) {
+        m[i] = allocate();
+        CHECK_EQUAL(pthread_create(&t[i], NULL, multiply_null, &m[i]), 0);
+        if (i < RG_POOL_PER_CONTEXT)
+            WAIT_FOR(atomic_load(&inside_now) == i + 1);
+        else
+            WAIT_FOR(me()->guard_null_handle == RG_POOL_PER_CONTEXT + 1);
+    }
+    usleep(2000); /* time to do wrong in */
+    CHECK_EQUAL(inside_now, RG_POOL_PER_CONTEXT);
+    atomic_store(&stay, 0);
+    for (int i = 0; i <= RG_POOL_PER_CONTEXT; i++) {
+        CHECK_EQUAL(pthread_join(t[i], NULL), 0);
+        CHECK(is_product(&m[i]));
+    }
+    CHECK_EQUAL(counts->created, RG_POOL_PER_CONTEXT);
+    done();
+}
+
+/* 32 threads on a shared handle, on NULL, on their own, and across devices; all results right, no handle used by two.
+ * TEST_ROUNDS: how often, 12 unless told. */
+enum { THREADS = 32 };
+static int rounds = 12;
+static void *make_use_destroy(void *number)
+{
+    int i = (int)(intptr_t)number, device = i % 2;
+    CHECK_EQUAL(cuCtxSetCurrent(primary[device]), CUDA_SUCCESS);
+    matrices m = allocate();
+    CUstream s = stream();
+    for (int round = 0; round < rounds; round++) {
+        cublasHandle_t own = handle();
+        CHECK_EQUAL(cublasSetStream_v2(own, s), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK(last()->handle == own && last()->stream == s);
+        CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(cublasSetMathMode(own, i), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(last()->settings[0], i);
+        CHECK_EQUAL(cublasDestroy_v2(own), CUBLAS_STATUS_SUCCESS);
+    }
+    CHECK(is_product(&m));
+    return NULL;
+}
+
+static void many_threads_at_once(void)
+{
+    const char *text = getenv("TEST_ROUNDS");
+    if (text)
+        rounds = atoi(text);
+    become("repair");
+    second_device();
+    given = handle();
+    pthread_t t[THREADS];
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&t[i], NULL, make_use_destroy, (void *)(intptr_t)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_join(t[i], NULL), 0);
+    CHECK_EQUAL(counts->corrupted, 0);
+    CHECK_EQUAL(counts->calls, THREADS * rounds * 4);
+    CHECK_EQUAL(me()->guard_null_handle, THREADS * rounds);
+    CHECK_EQUAL(me()->guard_wrong_context, THREADS / 2 * rounds);
+    CHECK_EQUAL(me()->guard_create_failed, 0);
+    int pooled = counts->created - counts->destroyed - 1;
+    CHECK(pooled >= 2 && pooled <= 2 * RG_POOL_PER_CONTEXT);
+    CHECK_EQUAL(me()->guard_handles, pooled + 1);
+    done();
+}
+
+/* ---- Making handles ---- */
+
+static pthread_barrier_t together;
+static void *make_together(void *unused)
+{
+    cublasHandle_t h = NULL;
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    pthread_barrier_wait(&together);
+    CHECK_EQUAL(cublasCreate_v2(&h), CUBLAS_STATUS_SUCCESS);
+    return unused;
+}
+
+static void linger(const char *call)
+{
+    (void)call;
+    usleep(20000);
+}
+
+static void handles_are_made_one_at_a_time(void)
+{
+    setenv("RIGEL_CUBLAS_STRICT", "1", 1);
+    become("repair");
+    pthread_t t[4];
+    atomic_store(inside, linger);
+    pthread_barrier_init(&together, NULL, 4);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_create(&t[i], NULL, make_together, NULL), 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_join(t[i], NULL), 0);
+    CHECK_EQUAL(counts->most_creating, 1);
+    nothing_was_counted();
+    done();
+}
+
+/* Leaves `bytes` of the device free. */
+static void fill_memory(size_t bytes)
+{
+    size_t free_bytes, total;
+    CUdeviceptr p;
+    CHECK_EQUAL(cu.cuMemGetInfo_v2(&free_bytes, &total), CUDA_SUCCESS);
+    CHECK(free_bytes > bytes);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, free_bytes - bytes), CUDA_SUCCESS);
+}
+
+static void idle_handles_of_the_pool_make_room(void)
+{
+    become("repair");
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    fill_memory(32 << 20); /* not enough for a handle, but for the one that the pool has */
+    cublasHandle_t h = handle();
+    CHECK_EQUAL(me()->guard_create_retried, 1);
+    CHECK_EQUAL(me()->guard_create_failed, 0);
+    CHECK_EQUAL(counts->destroyed, 1);
+    CHECK_EQUAL(me()->guard_handles, 1);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    done();
+}
+
+static void a_failure_is_explained(void)
+{
+    int out[2];
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(out[1], STDERR_FILENO);
+        become("repair");
+        rg_client *other = &seg->clients[7];
+        strcpy(other->name, "train");
+        other->guard_handles = 5;
+        other->state = RG_LIVE;
+        cublasHandle_t h = handle(), none = NULL;
+        fill_memory(32 << 20);
+        CHECK(cuMemcpyHtoD_v2(12345, "x", 1) != CUDA_SUCCESS);
+        for (int i = 0; i < 3; i++)
+            CHECK_EQUAL(cublasCreate_v2(&none), CUBLAS_STATUS_ALLOC_FAILED);
+        matrices m = {1, 2, 3};
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED); /* no handle could be made for it either */
+        CHECK_EQUAL(me()->guard_create_failed, 4);
+        CHECK_EQUAL(cublasDestroy_v2(h), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(cublasCreate_v2(&none), CUBLAS_STATUS_SUCCESS);
+        other->state = RG_FREE;
+        done();
+        _exit(0);
+    }
+    close(out[1]);
+    char text[4096] = "";
+    ssize_t n = 0, got;
+    while ((got = read(out[0], text + n, sizeof text - 1 - (size_t)n)) > 0)
+        n += got;
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    char *line = strstr(text, "rigel: cublasCreate failed with status 3 (out of memory) on device 0: 32 of 24576 MiB free; "
+                              "handles alive, about 64 MiB each: this process 1, train 5; last failing driver call: "
+                              "cuMemcpyHtoD_v2 returned 1; ");
+    if (status || !line || strstr(line + 1, "rigel: "))
+        fprintf(stderr, "status %x, said: %s\n", status, text);
+    CHECK_EQUAL(status, 0);
+    CHECK(line && !strstr(line + 1, "rigel: ")); /* once in ten seconds */
+}
+
+static void the_first_call_may_be_to_make_a_handle(void)
+{
+    become_without_context("repair", "libcublas.so.12");
+    cublasHandle_t h = handle();
+    CHECK_EQUAL(rg.mode, RG_MODE_HIGH);
+    CHECK_EQUAL(me()->guard_handles, 1);
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    done();
+}
+
+/* ---- Leaving ---- */
+
+static void *make_and_be_held(void *unused)
+{
+    cublasHandle_t h = NULL;
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasCreate_v2(&h), CUBLAS_STATUS_SUCCESS);
+    return unused;
+}
+
+static void hold_creation(const char *call)
+{
+    (void)call;
+    if (atomic_exchange(&holding, 0)) {
+        atomic_store(&held, 1);
+        WAIT_FOR(!atomic_load(&held));
+    }
+}
+
+static void a_forked_child_passes_through(void)
+{
+    become("repair");
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    pthread_t t;
+    atomic_store(&holding, 1);
+    atomic_store(inside, hold_creation);
+    CHECK_EQUAL(pthread_create(&t, NULL, make_and_be_held, NULL), 0);
+    WAIT_FOR(atomic_load(&held)); /* it holds the lock now, and never will in the child */
+    uint64_t events = me()->guard_events;
+    pid_t pid = fork();
+    if (pid == 0) {
+        cublasHandle_t h = NULL;
+        atomic_store(inside, NULL);
+        CHECK(cublasCreate_v2(&h) != CUBLAS_STATUS_SUCCESS); /* CUDA does not work in a forked child */
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED);
+        exit(3);
+    }
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQUAL(WEXITSTATUS(status), 3);
+    CHECK_EQUAL(me()->guard_events, events);
+    let_go(t);
+    done();
+}
+
+static void exit_leaves_the_pool_alone(void)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        become("repair");
+        matrices m = allocate();
+        CHECK_EQUAL(multiply(handle(), &m), CUBLAS_STATUS_SUCCESS);
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+        done();
+        exit(7);
+    }
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK(WIFEXITED(status));
+    CHECK_EQUAL(WEXITSTATUS(status), 7);
+}
+
+static void after_shutdown_calls_pass_through(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    matrices m = allocate();
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    rigel_shutdown();
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED);
+    CHECK_EQUAL(cublasDestroy_v2(h), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(counts->destroyed, 1); /* the pool's handle lives on */
+    done();
+}
+
+/* ---- What is told ---- */
+
+static void the_last_events_are_kept(void)
+{
+    become("repair");
+    matrices m = allocate();
+    for (int i = 0; i < RG_GUARD_EVENTS + 4; i++)
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_events, RG_GUARD_EVENTS + 4);
+    for (uint64_t event = 4; event < RG_GUARD_EVENTS + 4; event++) {
+        _Atomic uint64_t *word = &me()->guard_ring[event % RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS];
+        CHECK_EQUAL(word[0], (event + 1) << 8 | 1);
+        CHECK_EQUAL(word[1], (uint32_t)gettid());
+        CHECK_EQUAL(word[2], (uintptr_t)primary[0]);
+        CHECK_EQUAL(word[3], event + 1); /* each was one call */
+        CHECK(strcmp((const char *)(uintptr_t)&word[4], "cublasSgemm_v2") == 0);
+    }
+    done();
+}
+
+static void names_are_only_found_where_cublas_is(void)
+{
+    void *found = &found;
+    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
+    CHECK(found == NULL);
+    CHECK(dlerror() != NULL);
+    CHECK(!rg_guard_look_up(RTLD_NEXT, "cublasSgemm_v2", true, &found));
+    CHECK(!rg_guard_look_up(RTLD_DEFAULT, "cublasNoSuchFunction", true, &found));
+    CHECK_EQUAL(cublasCreate_v2((cublasHandle_t *)&found), CUBLAS_STATUS_NOT_INITIALIZED);
+    become("repair");
+    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
+    CHECK(found == (void *)cublasSgemm_v2);
+    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSetEmulationStrategy", true, &found));
+    CHECK(found == NULL); /* cuBLAS 12 has none */
+    dlerror();
+    CHECK(rg_guard_look_up(blas, "cublasDgemm_v2_64", true, &found));
+    CHECK(found == (void *)cublasDgemm_v2_64);
+    CHECK(dlerror() == NULL);
+    CHECK(rg_guard_look_up(blas, "cublasDgemm_v2_64", false, &found)); /* no client: the real one */
+    CHECK(found == dlsym(blas, "cublasDgemm_v2_64"));
+    void *second = dlopen("libcublas.so.13", RTLD_NOW);
+    CHECK(rg_guard_look_up(second, "cublasDgemm_v2_64", true, &found));
+    CHECK(found == dlsym(second, "cublasDgemm_v2_64")); /* the guard knows one cuBLAS */
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    char path[2 * PATH_MAX];
+    snprintf(path, sizeof path, "%s:%s", in_build_folder("sim"), in_build_folder("cublas"));
+    ensure_environment("LD_LIBRARY_PATH", path, argv);
+    int failures = 0;
+    RUN(a_handle_used_rightly_is_never_replaced);
+    RUN(every_major_version_is_guarded);
+    RUN(a_null_handle_runs_on_the_pool);
+    RUN(modes_say_what_is_done);
+    RUN(without_a_client_nothing_is_guarded);
+    RUN(operands_of_the_current_context_run_on_the_pool);
+    RUN(operands_of_the_handles_context_take_the_call_there);
+    RUN(two_contexts_of_one_device_are_told_apart);
+    RUN(a_thread_without_context_gets_the_device_in_use);
+    RUN(where_cuda_has_a_rule_it_stands);
+    RUN(what_the_thread_itself_selected_comes_first);
+    RUN(cublas_11_decides_itself_between_devices);
+    RUN(a_reset_device_takes_its_handles_along);
+    RUN(nothing_is_repaired_during_capture);
+    RUN(a_handle_in_use_elsewhere_is_stood_in_for);
+    RUN(a_handle_in_use_is_only_counted_where_the_mode_says_so);
+    RUN(the_pool_is_bounded);
+    RUN(many_threads_at_once);
+    RUN(handles_are_made_one_at_a_time);
+    RUN(idle_handles_of_the_pool_make_room);
+    RUN(a_failure_is_explained);
+    RUN(the_first_call_may_be_to_make_a_handle);
+    RUN(a_forked_child_passes_through);
+    RUN(exit_leaves_the_pool_alone);
+    RUN(after_shutdown_calls_pass_through);
+    RUN(the_last_events_are_kept);
+    RUN(names_are_only_found_where_cublas_is);
+    return failures ? 1 : 0;
+}

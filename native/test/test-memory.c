@@ -1,0 +1,1026 @@
+/*
+ * test-memory.c: what is counted as a client's device memory, and what its limit does, on the simulated GPU.
+ *
+ * The client's parts are linked into this program; the hooks are called by name. Each case is a process, and so is each client
+ * of a case. What Rigel counts is compared with what the case itself has added up and with what the simulated GPU has left.
+ */
+#include "client.h"
+#include "rigel.h"
+#include "testing.h"
+
+#include <sys/mman.h>
+#include <sys/prctl.h>
+
+static const char *segment_path, *sim_path;
+static rg_segment *seg;
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
+    X(cuCtxSetCurrent, (CUcontext)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
+    X(cuMemHostAlloc, (void **, size_t, unsigned)) \
+    X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
+    X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
+    X(cuDeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice)) \
+    X(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *)) \
+    X(cuMemPoolSetAttribute, (CUmemoryPool, int, void *)) \
+    X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+enum { KiB = 1 << 10, MiB = 1 << 20 };
+#define GiB (1ull << 30)
+#define OK(call) CHECK_EQUAL(call, CUDA_SUCCESS)
+
+/* A segment and a simulated GPU of this case's own. */
+static void prepare(void)
+{
+    char why[512];
+    segment_path = scratch("memory");
+    sim_path = scratch("memory-sim");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", "best-effort", 1);
+    setenv("RIGEL_SIM_STATE", sim_path, 1);
+}
+
+static CUcontext context;
+
+/* Becomes a process of the client, with the limit in its environment and a context. */
+static void become(const char *name, const char *memory)
+{
+    setenv("RIGEL_NAME", name, 1);
+    if (memory)
+        setenv("RIGEL_MEMORY", memory, 1);
+    else
+        unsetenv("RIGEL_MEMORY");
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    OK(cuInit(0));
+    CHECK(rg.mode == RG_MODE_BEST_EFFORT);
+    OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cu.cuCtxSetCurrent(context));
+}
+
+static void done(void)
+{
+    unlink(sim_path);
+    unlink(segment_path);
+}
+
+static uint64_t used(void)
+{
+    return rg_account_used(rg.segment, rg.account);
+}
+
+/* Bytes that the GPU has given away, to anybody. */
+static uint64_t taken(void)
+{
+    size_t left, total;
+    OK(cu.cuMemGetInfo_v2(&left, &total));
+    return total - left;
+}
+
+static uint64_t round_up(uint64_t bytes, uint64_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
+static const CUmemAllocationProp on_device = {
+    .type = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+
+static CUDA_ARRAY3D_DESCRIPTOR texture(size_t w, size_t h, size_t d, int format, unsigned channels)
+{
+    return (CUDA_ARRAY3D_DESCRIPTOR){.Width = w, .Height = h, .Depth = d, .Format = format, .NumChannels = channels};
+}
+
+/* ---- Each kind by itself. */
+
+static void each_kind_is_counted_and_given_back(void)
+{
+    prepare();
+    become("kinds", NULL);
+    CUdeviceptr p, q;
+    size_t pitch;
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 1000);
+    OK(cuMemAllocPitch_v2(&q, &pitch, 700, 10, 4));
+    CHECK_EQUAL(pitch, 1024);
+    CHECK_EQUAL(used(), 1000 + 10240);
+    OK(cuMemFree_v2(p));
+    OK(cuMemFree_v2(q));
+    CHECK_EQUAL(used(), 0);
+    OK(cuMemAllocManaged(&p, 5000, CU_MEM_ATTACH_GLOBAL));
+    CHECK_EQUAL(used(), 5000);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+
+    CUarray array;
+    CUmipmappedArray mipmaps;
+    CUDA_ARRAY_DESCRIPTOR flat = {.Width = 100, .Height = 10, .Format = CU_AD_FORMAT_FLOAT, .NumChannels = 2};
+    OK(cuArrayCreate_v2(&array, &flat));
+    CHECK_EQUAL(used(), 100 * 10 * 8);
+    OK(cuArrayDestroy(array));
+    CUDA_ARRAY3D_DESCRIPTOR d = texture(64, 32, 16, CU_AD_FORMAT_HALF, 4);
+    OK(cuArray3DCreate_v2(&array, &d));
+    CHECK_EQUAL(used(), 64 * 32 * 16 * 8);
+    OK(cuArrayDestroy(array));
+    d = texture(8, 4, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1);
+    OK(cuMipmappedArrayCreate(&mipmaps, &d, 10));
+    CHECK_EQUAL(used(), 32 + 8 + 2 + 1); /* 8x4, 4x2, 2x1, 1x1: it has no more levels */
+    OK(cuMipmappedArrayDestroy(mipmaps));
+    d = texture(8, 4, 6, CU_AD_FORMAT_UNSIGNED_INT8, 1);
+    d.Flags = CUDA_ARRAY3D_LAYERED;
+    OK(cuMipmappedArrayCreate(&mipmaps, &d, 2));
+    CHECK_EQUAL(used(), 32 * 6 + 8 * 6); /* layers do not shrink */
+    OK(cuMipmappedArrayDestroy(mipmaps));
+    CHECK_EQUAL(used(), 0);
+
+    /* The host's memory is not the device's. */
+    void *host;
+    OK(cu.cuMemHostAlloc(&host, MiB, 0));
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(rg_memory_tracked(), 0);
+    CHECK_EQUAL(taken(), 0);
+    CHECK_EQUAL(rg.account->peak_bytes, 64 * 32 * 16 * 8);
+    CHECK_EQUAL(rg.account->denied, 0);
+    done();
+}
+
+static void stream_ordered_memory_is_counted_until_it_is_freed(void)
+{
+    prepare();
+    become("async", NULL);
+    CUstream s;
+    CUdeviceptr p, q;
+    CUmemoryPool pool, own;
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    OK(cuStreamCreate(&s, 0));
+    OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
+    OK(cu.cuMemPoolCreate(&own, &props));
+    uint64_t keep = UINT64_MAX, reserved;
+    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, MiB, s));
+    OK(cuMemAllocAsync_ptsz(&q, 2 * MiB, NULL));
+    CHECK_EQUAL(used(), 3 * MiB);
+    OK(cuMemFreeAsync(p, s));
+    OK(cuMemFree_v2(q)); /* either call frees either kind */
+    CHECK_EQUAL(used(), 0);
+    /* The pool has kept it, and nobody is charged for that. */
+    OK(cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    CHECK_EQUAL(reserved, 3 * MiB);
+    CHECK_EQUAL(taken(), 3 * MiB);
+    OK(cuMemAllocFromPoolAsync(&p, MiB, own, s));
+    OK(cuMemAllocFromPoolAsync_ptsz(&q, 5, own, NULL));
+    CHECK_EQUAL(used(), MiB + 5);
+    OK(cuMemFreeAsync_ptsz(q, NULL));
+    OK(cuMemFreeAsync(p, s));
+    CHECK_EQUAL(used(), 0);
+    /* A free that fails changes nothing. */
+    OK(cuMemAllocAsync(&p, 77, s));
+    CHECK(cuMemFreeAsync(p, (CUstream)(uintptr_t)0x1234560) != CUDA_SUCCESS);
+    CHECK(cuMemFree_v2(p + 1) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 77);
+    OK(cuMemFreeAsync(p, s));
+    CHECK(cuMemFreeAsync(p, s) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(rg_memory_tracked(), 0);
+    done();
+}
+
+/* What is allocated in a captured stream belongs to the graph, and is the driver's alone to refuse. */
+static void captured_allocations_are_the_graphs(void)
+{
+    prepare();
+    become("captured", "1000");
+    CUstream s;
+    CUgraph graph;
+    CUdeviceptr p;
+    OK(cuStreamCreate(&s, 0));
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+    OK(cuMemAlloc_v2(&p, 600)); /* not in the stream */
+    CHECK_EQUAL(used(), 600);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 5000, s), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* as the simulated GPU answers */
+    CHECK_EQUAL(rg.account->denied, 0);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 5000, s), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(rg.account->denied, 1);
+    CHECK_EQUAL(used(), 600);
+    done();
+}
+
+static void physical_memory_is_counted_until_nothing_holds_it(void)
+{
+    prepare();
+    become("virtual", NULL);
+    CUmemGenericAllocationHandle h, again, other;
+    CUdeviceptr at;
+    CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, 3};
+    OK(cuMemCreate(&h, 4 * MiB, &on_device, 0));
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cu.cuMemAddressReserve(&at, 16 * MiB, 0, 0, 0));
+    CHECK_EQUAL(used(), 4 * MiB); /* addresses are free */
+    OK(cuMemMap(at, 2 * MiB, 0, h, 0));
+    OK(cuMemMap(at + 2 * MiB, 4 * MiB, 0, h, 0)); /* the same memory twice */
+    OK(cu.cuMemSetAccess(at, 6 * MiB, &access, 1));
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemsetD8_v2(at, 7, 2 * MiB));
+    unsigned char byte = 0;
+    OK(cuMemcpyDtoH_v2(&byte, at + 2 * MiB + 5, 1));
+    CHECK_EQUAL(byte, 7);
+    /* Handles: one more by the address, then all released; the mappings keep the memory. */
+    OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(at + 3 * MiB)));
+    OK(cuMemRelease(h));
+    OK(cuMemRelease(again));
+    CHECK(cuMemRelease(h) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)at));
+    CHECK(cuMemUnmap(at, MiB) != CUDA_SUCCESS); /* fails, and changes nothing */
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)at)); /* the same handle twice */
+    CHECK_EQUAL(h, again);
+    OK(cuMemUnmap(at, 6 * MiB)); /* both */
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRelease(h));
+    CHECK_EQUAL(used(), 4 * MiB);
+    OK(cuMemRelease(again));
+    CHECK_EQUAL(used(), 0);
+    /* Released before it is unmapped, as a program does that needs no handle. */
+    OK(cuMemCreate(&h, 2 * MiB, &on_device, 0));
+    OK(cuMemCreate(&other, 2 * MiB, &on_device, 0));
+    OK(cuMemMap(at, 2 * MiB, 0, h, 0));
+    OK(cuMemRelease(h));
+    OK(cuMemRelease(other));
+    CHECK_EQUAL(used(), 2 * MiB);
+    OK(cuMemUnmap(at, 2 * MiB));
+    CHECK_EQUAL(used(), 0);
+    /* What fails, and what is the host's, is not charged. */
+    CUmemAllocationProp on_host = on_device;
+    on_host.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    CHECK(cuMemCreate(&h, 2 * MiB, &on_host, 0) != CUDA_SUCCESS);
+    CHECK(cuMemCreate(&h, 2 * MiB + 1, &on_device, 0) != CUDA_SUCCESS);
+    CHECK(cuMemImportFromShareableHandle(&h, NULL, 1) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(rg_memory_tracked(), 0);
+    CHECK_EQUAL(taken(), 0);
+    done();
+}
+
+static void contexts_take_their_memory_with_them(void)
+{
+    prepare();
+    become("contexts", NULL);
+    CUdeviceptr p;
+    CUcontext own;
+    CUarray array;
+    CUDA_ARRAY3D_DESCRIPTOR d = texture(16, 16, 0, CU_AD_FORMAT_FLOAT, 1);
+    OK(cuMemAlloc_v2(&p, 1000)); /* of the primary context */
+    OK(cu.cuCtxCreate_v2(&own, 0, 0));
+    for (int i = 0; i < 50; i++)
+        OK(cuMemAlloc_v2(&p, MiB));
+    OK(cuArray3DCreate_v2(&array, &d));
+    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024);
+    CHECK(cuCtxDestroy_v2((CUcontext)(uintptr_t)0x10) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024);
+    OK(cuCtxDestroy_v2(own));
+    CHECK_EQUAL(used(), 1000);
+    CHECK_EQUAL(rg_memory_tracked(), 1);
+    /* The primary one: retained twice, so the first release leaves it. */
+    OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    CHECK_EQUAL(used(), 1000);
+    OK(cuDevicePrimaryCtxRelease_v2(0));
+    CHECK_EQUAL(used(), 0);
+    OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cu.cuCtxSetCurrent(context));
+    OK(cuMemAlloc_v2(&p, 500));
+    OK(cu.cuCtxCreate_v2(&own, 0, 0));
+    OK(cuMemAlloc_v2(&p, 30));
+    OK(cuDevicePrimaryCtxReset_v2(0)); /* the other context of the device stays */
+    CHECK_EQUAL(used(), 30);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(rg_memory_tracked(), 0);
+    done();
+}
+
+/* ---- The limit. */
+
+static int calls;
+static CUresult answer;
+static CUresult (*real_alloc)(CUdeviceptr *, size_t);
+static CUresult counting_alloc(CUdeviceptr *p, size_t n)
+{
+    calls++;
+    return answer ? answer : real_alloc(p, n);
+}
+
+static void count_calls(void)
+{
+    *(void **)&real_alloc = rg_real.hooked[RG_HOOK_cuMemAlloc_v2];
+    CHECK(real_alloc != NULL);
+    rg_real.hooked[RG_HOOK_cuMemAlloc_v2] = (void *)counting_alloc;
+}
+
+/* The last byte fits; one more is refused, without the driver, and leaves no trace. */
+static void the_limit_is_exact(void)
+{
+    prepare();
+    become("exact", "104857600");
+    count_calls();
+    CUdeviceptr p, q, r = 42;
+    OK(cuMemAlloc_v2(&p, 100 * MiB - 1));
+    OK(cuMemAlloc_v2(&q, 1));
+    CHECK_EQUAL(used(), 100 * MiB);
+    CHECK_EQUAL(calls, 2);
+    uint64_t before = taken();
+    CHECK_EQUAL(cuMemAlloc_v2(&r, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(cuMemAlloc_v2(&r, SIZE_MAX), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(cuMemAllocAsync(&r, 1, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(cuMemAllocManaged(&r, 1, CU_MEM_ATTACH_GLOBAL), CUDA_ERROR_OUT_OF_MEMORY);
+    size_t pitch = 43;
+    CHECK_EQUAL(cuMemAllocPitch_v2(&r, &pitch, 1, 1, 4), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(cuMemAllocPitch_v2(&r, &pitch, SIZE_MAX, SIZE_MAX, 4), CUDA_ERROR_OUT_OF_MEMORY);
+    CUmemGenericAllocationHandle h = 44;
+    CHECK_EQUAL(cuMemCreate(&h, 2 * MiB, &on_device, 0), CUDA_ERROR_OUT_OF_MEMORY);
+    CUarray array = (CUarray)45;
+    CUDA_ARRAY3D_DESCRIPTOR d = texture(1, 0, 0, CU_AD_FORMAT_UNSIGNED_INT8, 1);
+    CHECK_EQUAL(cuArray3DCreate_v2(&array, &d), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(rg.account->denied, 8);
+    CHECK_EQUAL(rg.account->denied_bytes, 1);
+    CHECK_EQUAL(rg.account->denied_at_bytes, 100 * MiB);
+    /* No trace. */
+    CHECK_EQUAL(calls, 2);
+    CHECK(r == 42 && pitch == 43 && h == 44 && array == (CUarray)45);
+    CHECK_EQUAL(used(), 100 * MiB);
+    CHECK_EQUAL(rg_memory_tracked(), 2);
+    CHECK_EQUAL(taken(), before);
+    CHECK_EQUAL(rg.account->peak_bytes, 100 * MiB);
+    /* Nothing, and nonsense, is the driver's to answer. */
+    CHECK_EQUAL(cuMemAlloc_v2(&r, 0), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQUAL(calls, 3);
+    OK(cuMemFree_v2(q));
+    OK(cuMemAlloc_v2(&q, 1));
+    OK(cuMemFree_v2(p));
+    OK(cuMemFree_v2(q));
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(taken(), 0);
+    done();
+}
+
+/* Rows are longer than was asked for, and the driver alone knows by how much: what does not fit then goes back to it. */
+static void what_the_driver_adds_counts_against_the_limit(void)
+{
+    prepare();
+    become("rows", "10000");
+    CUdeviceptr p;
+    size_t pitch;
+    CHECK_EQUAL(cuMemAllocPitch_v2(&p, &pitch, 100, 20, 4), CUDA_ERROR_OUT_OF_MEMORY); /* 2000 asked for, 10240 taken */
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(taken(), 0);
+    CHECK_EQUAL(rg.account->denied, 1);
+    OK(cuMemAllocPitch_v2(&p, &pitch, 100, 19, 4));
+    CHECK_EQUAL(used(), 19 * 512);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+    done();
+}
+
+static void the_drivers_errors_are_its_own(void)
+{
+    static const char *const limits[] = {NULL, "1099511627776"};
+    for (int i = 0; i < 2; i++) {
+        fflush(NULL);
+        pid_t pid = fork();
+        if (pid == 0) {
+            prepare();
+            become("errors", limits[i]);
+            CUdeviceptr p;
+            CHECK_EQUAL(cuMemAlloc_v2(&p, 500 * GiB), CUDA_ERROR_OUT_OF_MEMORY); /* more than the GPU has */
+            CHECK_EQUAL(cuMemAllocAsync(&p, 500 * GiB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+            CHECK_EQUAL(cuMemAllocAsync(&p, 5, (CUstream)(uintptr_t)0x1234560), CUDA_ERROR_INVALID_HANDLE);
+            CUarray array;
+            CUDA_ARRAY3D_DESCRIPTOR bad = texture(4, 4, 0, CU_AD_FORMAT_FLOAT, 3);
+            CHECK_EQUAL(cuArray3DCreate_v2(&array, &bad), CUDA_ERROR_INVALID_VALUE);
+            count_calls();
+            answer = CUDA_ERROR_ILLEGAL_ADDRESS;
+            CHECK_EQUAL(cuMemAlloc_v2(&p, 5), CUDA_ERROR_ILLEGAL_ADDRESS);
+            CHECK_EQUAL(calls, 1);
+            CHECK_EQUAL(used(), 0);
+            CHECK_EQUAL(rg.account->denied, 0);
+            CHECK_EQUAL(rg.account->peak_bytes, 0);
+            CHECK_EQUAL(rg_memory_tracked(), 0);
+            done();
+            exit(0);
+        }
+        int status = 1;
+        waitpid(pid, &status, 0);
+        CHECK_EQUAL(status, 0);
+    }
+}
+
+static void programs_are_told_the_limit(void)
+{
+    prepare();
+    become("told", "1000000");
+    size_t left, total;
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 300000));
+    OK(cuMemGetInfo_v2(&left, &total));
+    CHECK_EQUAL(total, 1000000);
+    CHECK_EQUAL(left, 700000);
+    OK(cuDeviceTotalMem_v2(&total, 0));
+    CHECK_EQUAL(total, 1000000);
+    /* Lowered below what is in use: nothing is left. */
+    atomic_store(&rg.account->limit_bytes, 200000);
+    OK(cuMemGetInfo_v2(&left, &total));
+    CHECK_EQUAL(left, 0);
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    /* More than the GPU has, or than others have left of it: the GPU's own numbers. */
+    size_t real_left, real_total;
+    atomic_store(&rg.account->limit_bytes, 1000 * GiB);
+    OK(cu.cuMemGetInfo_v2(&real_left, &real_total));
+    OK(cuMemGetInfo_v2(&left, &total));
+    CHECK(left == real_left && total == real_total);
+    atomic_store(&rg.account->limit_bytes, 0);
+    OK(cuMemGetInfo_v2(&left, &total));
+    CHECK(left == real_left && total == real_total);
+    OK(cuDeviceTotalMem_v2(&total, 0));
+    CHECK_EQUAL(total, real_total);
+    done();
+}
+
+static void a_limit_that_is_no_number_is_none(void)
+{
+    prepare();
+    int out[2], saved = dup(STDERR_FILENO);
+    CHECK_EQUAL(pipe(out), 0);
+    dup2(out[1], STDERR_FILENO);
+    become("nonsense", "-5");
+    dup2(saved, STDERR_FILENO);
+    char line[512] = "";
+    ssize_t n = read(out[0], line, sizeof line - 1);
+    CHECK(n > 0 && strstr(line, "RIGEL_MEMORY is \"-5\", expected a number of bytes") && strchr(line, '\n') == line + n - 1);
+    CHECK_EQUAL(rg.account->limit_bytes, 0);
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 10));
+    CHECK_EQUAL(used(), 10);
+    done();
+}
+
+/* What a pool keeps after a free is not charged, and goes back before it and the rest exceed the limit. */
+static void pools_give_back_what_they_keep(void)
+{
+    prepare();
+    become("keeper", "104857600");
+    CUmemoryPool pools[2];
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    uint64_t keep = UINT64_MAX;
+    CUdeviceptr p, q;
+    OK(cu.cuDeviceGetDefaultMemPool(&pools[0], 0));
+    OK(cu.cuMemPoolCreate(&pools[1], &props));
+    for (int i = 0; i < 2; i++)
+        OK(cu.cuMemPoolSetAttribute(pools[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, 50 * MiB, NULL));
+    OK(cuMemAllocFromPoolAsync(&q, 30 * MiB, pools[1], NULL));
+    CHECK_EQUAL(cuMemAllocAsync(&p, 21 * MiB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cuMemFreeAsync(p, NULL));
+    OK(cuMemFreeAsync(q, NULL));
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(taken(), 80 * MiB);
+    OK(cuMemAlloc_v2(&p, 20 * MiB)); /* beside the 80 that are kept, it just fits */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAllocAsync(&q, 50 * MiB, NULL)); /* from what is kept */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemFreeAsync(q, NULL));
+    CHECK_EQUAL(cuMemAlloc_v2(&q, 101 * MiB), CUDA_ERROR_OUT_OF_MEMORY); /* never fits: nothing is given back for it */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAlloc_v2(&q, 1));
+    CHECK_EQUAL(taken(), 20 * MiB + 512);
+    CHECK_EQUAL(used(), 20 * MiB + 1);
+    OK(cuMemFree_v2(q));
+    OK(cuMemFree_v2(p));
+    /* A pool that was destroyed is not asked any more. */
+    OK(cuMemAllocFromPoolAsync(&q, 30 * MiB, pools[1], NULL));
+    OK(cuMemFreeAsync(q, NULL));
+    OK(cuMemPoolDestroy(pools[1]));
+    OK(cuMemAlloc_v2(&p, 100 * MiB));
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+    done();
+}
+
+/* ---- Threads. */
+
+enum { THREADS = 8, OPERATIONS = 1250, HELD = 24 };
+
+static CUmemoryPool shared_pool;
+
+typedef struct {
+    int kind;
+    CUdeviceptr p;
+    CUarray array;
+    CUmipmappedArray mipmaps;
+    CUmemGenericAllocationHandle h;
+} holding;
+
+static uint32_t next_random(uint32_t *seed)
+{
+    *seed = *seed * 1664525u + 1013904223u;
+    return *seed >> 8;
+}
+
+static void give_up(holding *one, CUstream s)
+{
+    switch (one->kind) {
+    case 0: break;
+    case 1: case 2: case 3: OK(cuMemFree_v2(one->p)); break;
+    case 4: OK(cuMemFreeAsync(one->p, s)); break;
+    case 5: OK(cuMemFreeAsync_ptsz(one->p, s)); break;
+    case 6: OK(cuMemRelease(one->h)); break;
+    case 7: OK(cuArrayDestroy(one->array)); break;
+    case 8: OK(cuMipmappedArrayDestroy(one->mipmaps)); break;
+    case 9:
+        OK(cuMemUnmap(one->p, 2 * MiB));
+        OK(cuMemRelease(one->h));
+        break;
+    default: CHECK(false);
+    }
+    one->kind = 0;
+}
+
+static _Atomic uint64_t refused;
+
+/* Takes something of a random kind and size; being refused is fine. */
+static void take_something(holding *one, uint32_t *seed, CUstream s, CUdeviceptr addresses)
+{
+    size_t n = next_random(seed) % (3 * MiB) + 1, pitch;
+    CUDA_ARRAY3D_DESCRIPTOR d = texture(next_random(seed) % 500 + 1, next_random(seed) % 500, 0, CU_AD_FORMAT_FLOAT, 4);
+    int kind = (int)(next_random(seed) % 9) + 1;
+    CUresult r = CUDA_ERROR_UNKNOWN;
+    switch (kind) {
+    case 1: r = cuMemAlloc_v2(&one->p, n); break;
+    case 2: r = cuMemAllocPitch_v2(&one->p, &pitch, n / 1000 + 1, 100, 8); break;
+    case 3: r = cuMemAllocManaged(&one->p, n, CU_MEM_ATTACH_GLOBAL); break;
+    case 4: r = cuMemAllocAsync(&one->p, n, s); break;
+    case 5: r = cuMemAllocFromPoolAsync_ptsz(&one->p, n, shared_pool, s); break;
+    case 6: r = cuMemCreate(&one->h, round_up(n, 2 * MiB), &on_device, 0); break;
+    case 7: r = cuArray3DCreate_v2(&one->array, &d); break;
+    case 8: r = cuMipmappedArrayCreate(&one->mipmaps, &d, 4); break;
+    case 9:
+        r = cuMemCreate(&one->h, 2 * MiB, &on_device, 0);
+        one->p = addresses;
+        if (r == CUDA_SUCCESS)
+            OK(cuMemMap(addresses, 2 * MiB, 0, one->h, 0));
+        break;
+    }
+    if (r == CUDA_SUCCESS)
+        one->kind = kind;
+    else
+        atomic_fetch_add(&refused, 1);
+    CHECK(r == CUDA_SUCCESS || r == CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+static void *allocate_at_random(void *number)
+{
+    uint32_t seed = (uint32_t)(uintptr_t)number * 7919 + 1;
+    holding held[HELD] = {0};
+    CUdeviceptr addresses;
+    CUstream s;
+    OK(cu.cuCtxSetCurrent(context));
+    OK(cuStreamCreate(&s, 0));
+    OK(cu.cuMemAddressReserve(&addresses, HELD * 2 * MiB, 0, 0, 0));
+    for (int i = 0; i < OPERATIONS; i++) {
+        uint32_t at = next_random(&seed) % HELD;
+        if (held[at].kind)
+            give_up(&held[at], s);
+        else
+            take_something(&held[at], &seed, s, addresses + at * 2 * MiB);
+    }
+    for (int i = 0; i < HELD; i++)
+        give_up(&held[i], s);
+    return NULL;
+}
+
+static void random_work_accounts_to_zero(const char *limit)
+{
+    prepare();
+    become("threads", limit);
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    OK(cu.cuMemPoolCreate(&shared_pool, &props));
+    pthread_t threads[THREADS];
+    for (uintptr_t i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, allocate_at_random, (void *)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(rg_memory_tracked(), 0);
+    CHECK_EQUAL(taken(), 0);
+    CHECK_EQUAL(rg.account->denied, atomic_load(&refused));
+    CHECK(rg.account->peak_bytes > 10 * MiB);
+    done();
+}
+
+static void ten_thousand_operations_of_8_threads(void)
+{
+    random_work_accounts_to_zero(NULL);
+    CHECK_EQUAL(atomic_load(&refused), 0);
+}
+
+static void the_same_at_a_limit(void)
+{
+    random_work_accounts_to_zero("41943040");
+    CHECK(atomic_load(&refused) > 0);
+    CHECK(rg.account->peak_bytes <= 40 * MiB);
+}
+
+static void *allocate_for_ever(void *unused)
+{
+    (void)unused;
+    CUdeviceptr p;
+    OK(cu.cuCtxSetCurrent(context));
+    for (;;) {
+        CUresult r = cuMemAlloc_v2(&p, 6 * MiB);
+        if (r == CUDA_SUCCESS)
+            r = cuMemFree_v2(p);
+        if (r == CUDA_ERROR_DEINITIALIZED)
+            return NULL;
+    }
+}
+
+/* Whatever the threads hold at a fork or at the exit that ends this case, nobody waits for it. */
+static void fork_and_exit_in_the_midst(void)
+{
+    prepare();
+    become("midst", "20971520");
+    pthread_t thread;
+    for (int i = 0; i < 4; i++) {
+        CHECK_EQUAL(pthread_create(&thread, NULL, allocate_for_ever, NULL), 0);
+        CHECK_EQUAL(pthread_detach(thread), 0);
+    }
+    WAIT_FOR(rg.account->denied > 0);
+    for (int i = 0; i < 50; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            CUdeviceptr p;
+            alarm(50);
+            CHECK(cuMemAlloc_v2(&p, 1) != CUDA_SUCCESS);
+            CHECK(cuMemFree_v2(4096) != CUDA_SUCCESS);
+            _exit(0);
+        }
+        int status = 1;
+        waitpid(pid, &status, 0);
+        CHECK_EQUAL(status, 0);
+    }
+    CHECK(used() <= 20 * MiB);
+    done();
+}
+
+/* ---- Processes. */
+
+/* Runs `body` as another process of this case, which must not have become a client yet. */
+static pid_t other(void (*body)(void))
+{
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* some never end by themselves */
+        body();
+        exit(0);
+    }
+    return pid;
+}
+
+static void ends_well(pid_t pid)
+{
+    int status = 1;
+    waitpid(pid, &status, 0);
+    CHECK_EQUAL(status, 0);
+}
+
+static void ends_killed(pid_t pid)
+{
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+static uint64_t used_by(int account)
+{
+    return rg_account_used(seg, &seg->accounts[account]);
+}
+
+/* What processes of a case share. */
+typedef struct {
+    _Atomic int ready, go, failures;
+    _Atomic uint64_t count;
+} meeting;
+static meeting *shared;
+
+static void meet(void)
+{
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+}
+
+static void churn_forever(void)
+{
+    become("victim", "67108864");
+    atomic_fetch_add(&shared->ready, 1);
+    uint32_t seed = (uint32_t)getpid();
+    for (;;) {
+        CUdeviceptr p[4] = {0};
+        for (int i = 0; i < 4; i++)
+            if (cuMemAlloc_v2(&p[i], next_random(&seed) % (16 * MiB) + 1) != CUDA_SUCCESS)
+                p[i] = 0;
+        for (int i = 0; i < 4; i++)
+            if (p[i])
+                OK(cuMemFree_v2(p[i]));
+        atomic_fetch_add(&shared->count, 1);
+    }
+}
+
+/* Two processes of a client, killed at any instant, again and again: what they had is nobody's, and the limit still works. */
+static void killed_processes_return_to_zero(void)
+{
+    prepare();
+    meet();
+    uint32_t seed = 99;
+    for (int round = 0; round < 40; round++) {
+        atomic_store(&shared->ready, 0);
+        pid_t a = other(churn_forever), b = other(churn_forever);
+        WAIT_FOR(atomic_load(&shared->ready) == 2);
+        usleep(next_random(&seed) % 3000);
+        CHECK(used_by(0) <= 64 * MiB);
+        ends_killed(a);
+        ends_killed(b);
+        rg_segment_reap(seg); /* one of them may have cleared the other away */
+        CHECK_EQUAL(used_by(0), 0);
+    }
+    CHECK(atomic_load(&shared->count) > 0);
+    CHECK(seg->accounts[0].peak_bytes <= 64 * MiB);
+    become("victim", "67108864");
+    CUdeviceptr p, q;
+    OK(cuMemAlloc_v2(&p, 64 * MiB));
+    CHECK_EQUAL(cuMemAlloc_v2(&q, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(used(), 64 * MiB);
+    done();
+}
+
+static CUresult wait_in_the_driver(CUdeviceptr *p, size_t n)
+{
+    (void)p, (void)n;
+    atomic_store(&shared->ready, 1);
+    while (true)
+        pause();
+    return CUDA_ERROR_UNKNOWN;
+}
+
+static void charge_and_hang(void)
+{
+    become("hung", "1000");
+    rg_real.hooked[RG_HOOK_cuMemAlloc_v2] = (void *)wait_in_the_driver;
+    CUdeviceptr p;
+    cuMemAlloc_v2(&p, 1000);
+}
+
+static void killed_between_charging_and_allocating(void)
+{
+    prepare();
+    meet();
+    pid_t pid = other(charge_and_hang);
+    WAIT_FOR(atomic_load(&shared->ready));
+    CHECK_EQUAL(used_by(0), 1000);
+    ends_killed(pid);
+    CHECK_EQUAL(used_by(0), 1000); /* nobody has looked yet */
+    /* Who comes next looks. */
+    become("hung", "1000");
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 1000);
+    CHECK_EQUAL(rg.account->denied, 0);
+    done();
+}
+
+/* A process that was there before looks when it needs the room. */
+static void killed_beside_another_process(void)
+{
+    prepare();
+    meet();
+    pid_t pid = other(charge_and_hang);
+    WAIT_FOR(atomic_load(&shared->ready));
+    become("hung", "1000");
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    ends_killed(pid);
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 1000);
+    CHECK_EQUAL(rg.account->denied, 1);
+    done();
+}
+
+static void die_with_the_lock(void)
+{
+    become("locked", "1000");
+    atomic_store(&rg.account->lock, atomic_load(&rg.slot->owner));
+    atomic_store(&shared->ready, 1);
+    for (;;)
+        pause();
+}
+
+static void a_lock_whose_owner_died_is_taken(void)
+{
+    prepare();
+    meet();
+    pid_t pid = other(die_with_the_lock);
+    WAIT_FOR(atomic_load(&shared->ready));
+    uint64_t lock = atomic_load(&seg->accounts[0].lock);
+    CHECK(lock != 0);
+    ends_killed(pid);
+    become("locked", "1000");
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(rg.account->lock, 0);
+    /* One of a process that lives and never lets go is waited for, then passed. */
+    atomic_store(&rg.account->lock, 1); /* init */
+    OK(cuMemFree_v2(p));
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    done();
+}
+
+static void one_half_for_ever(void)
+{
+    become("half", "1000000");
+    CUdeviceptr p;
+    atomic_fetch_add(&shared->ready, 1);
+    WAIT_FOR(atomic_load(&shared->go));
+    for (int i = 0; i < 3000; i++) {
+        if (cuMemAlloc_v2(&p, 500000) != CUDA_SUCCESS) {
+            atomic_fetch_add(&shared->failures, 1);
+            continue;
+        }
+        OK(cuMemFree_v2(p));
+    }
+}
+
+static void too_much_for_ever(void)
+{
+    become("half", "1000000");
+    CUdeviceptr p;
+    atomic_fetch_add(&shared->ready, 1);
+    WAIT_FOR(atomic_load(&shared->go));
+    for (int i = 0; i < 3000; i++)
+        CHECK_EQUAL(cuMemAlloc_v2(&p, 1000001), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+/* The processes of a client share its limit: two halves always fit, whatever else is asked for and refused meanwhile. */
+static void processes_of_a_client_share_its_limit(void)
+{
+    prepare();
+    meet();
+    pid_t pids[] = {other(one_half_for_ever), other(one_half_for_ever), other(too_much_for_ever)};
+    WAIT_FOR(atomic_load(&shared->ready) == 3);
+    atomic_store(&shared->go, 1);
+    for (int i = 0; i < 3; i++)
+        ends_well(pids[i]);
+    CHECK_EQUAL(atomic_load(&shared->failures), 0);
+    CHECK_EQUAL(seg->accounts[0].denied, 3000);
+    CHECK(seg->accounts[0].peak_bytes <= 1000000);
+    CHECK_EQUAL(used_by(0), 0);
+    CHECK_EQUAL(seg->accounts[1].key, 0);
+    done();
+}
+
+static void hold_700(void)
+{
+    become("pair", NULL);
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 700));
+    atomic_store(&shared->ready, 1);
+    WAIT_FOR(atomic_load(&shared->go));
+}
+
+static void another_client(void)
+{
+    become("stranger", NULL);
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 5000));
+    CHECK_EQUAL(used(), 5000);
+}
+
+static void what_one_process_holds_the_other_cannot(void)
+{
+    prepare();
+    meet();
+    pid_t first = other(hold_700);
+    WAIT_FOR(atomic_load(&shared->ready));
+    become("pair", "1000");
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 301), CUDA_ERROR_OUT_OF_MEMORY);
+    OK(cuMemAlloc_v2(&p, 300));
+    CHECK_EQUAL(used(), 1000);
+    size_t left, total;
+    OK(cuMemGetInfo_v2(&left, &total));
+    CHECK(left == 0 && total == 1000);
+    pid_t second = fork(); /* a forked child is no client, and its driver refuses everything */
+    if (second == 0) {
+        CHECK(cuMemAlloc_v2(&p, 1) != CUDA_ERROR_OUT_OF_MEMORY);
+        CHECK(cuMemFree_v2(p) != CUDA_SUCCESS);
+        _exit(0);
+    }
+    ends_well(second);
+    CHECK_EQUAL(used(), 1000);
+    atomic_store(&shared->go, 1);
+    ends_well(first);
+    CHECK_EQUAL(used(), 300);
+    done();
+}
+
+static void another_clients_memory_is_its_own(void)
+{
+    prepare();
+    meet();
+    pid_t first = other(hold_700);
+    WAIT_FOR(atomic_load(&shared->ready));
+    ends_well(other(another_client));
+    CHECK_EQUAL(used_by(0), 700);
+    CHECK_EQUAL(seg->accounts[1].peak_bytes, 5000);
+    CHECK(strcmp(seg->accounts[0].name, "pair") == 0 && strcmp(seg->accounts[1].name, "stranger") == 0);
+    atomic_store(&shared->go, 1);
+    ends_well(first);
+    CHECK_EQUAL(used_by(0), 0);
+    done();
+}
+
+/* An exec keeps the process and takes its device memory: the program that follows starts from nothing. */
+static void exec_starts_from_nothing(void)
+{
+    prepare();
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        become("exec", "1000");
+        CUdeviceptr p;
+        OK(cuMemAlloc_v2(&p, 1000));
+        setenv("TEST_AFTER_EXEC", "1", 1);
+        execl("/proc/self/exe", "test-memory", (char *)NULL);
+        _exit(1);
+    }
+    ends_well(pid);
+    CHECK_EQUAL(seg->accounts[0].peak_bytes, 1000);
+    CHECK_EQUAL(used_by(0), 0);
+    done();
+}
+
+static int after_exec(void)
+{
+    become("exec", getenv("RIGEL_MEMORY")); /* environment survives an exec, and so does the limit */
+    CUdeviceptr p;
+    CHECK_EQUAL(used(), 0);
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 1000);
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    if (getenv("TEST_AFTER_EXEC"))
+        return after_exec();
+    int failures = 0;
+    RUN(each_kind_is_counted_and_given_back);
+    RUN(stream_ordered_memory_is_counted_until_it_is_freed);
+    RUN(captured_allocations_are_the_graphs);
+    RUN(physical_memory_is_counted_until_nothing_holds_it);
+    RUN(contexts_take_their_memory_with_them);
+    RUN(the_limit_is_exact);
+    RUN(what_the_driver_adds_counts_against_the_limit);
+    RUN(the_drivers_errors_are_its_own);
+    RUN(programs_are_told_the_limit);
+    RUN(a_limit_that_is_no_number_is_none);
+    RUN(pools_give_back_what_they_keep);
+    RUN(ten_thousand_operations_of_8_threads);
+    RUN(the_same_at_a_limit);
+    RUN(fork_and_exit_in_the_midst);
+    RUN(killed_processes_return_to_zero);
+    RUN(killed_between_charging_and_allocating);
+    RUN(killed_beside_another_process);
+    RUN(a_lock_whose_owner_died_is_taken);
+    RUN(processes_of_a_client_share_its_limit);
+    RUN(what_one_process_holds_the_other_cannot);
+    RUN(another_clients_memory_is_its_own);
+    RUN(exec_starts_from_nothing);
+    return failures ? 1 : 0;
+}

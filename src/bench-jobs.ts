@@ -1,0 +1,405 @@
+/**
+ * bench-jobs.ts: the runs that make up a benchmark, and what each adds to the result.
+ *
+ * Three methods. _Anew_ starts the programs for every way of every round. _Live_ starts a pair once under Rigel and
+ * switches the ways in turn, so that what differs between two starts of a program drops out. _Solo_ lets a bare and a
+ * governed copy of one program take turns on a GPU that is otherwise idle.
+ */
+
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import type { Pair, Program, Way } from "./bench-matrix.ts";
+import { isLive } from "./bench-matrix.ts";
+import { Interrupted, type Ran, type Run, RunFailed, type Runner } from "./bench-run.ts";
+import {
+  ALONE,
+  type Arrivals,
+  type Measurement,
+  type Sample,
+  type Solo,
+  type Window,
+  arrivalTimes,
+  schedule,
+  soloOf,
+  stepsBetween,
+  within,
+} from "./bench-stats.ts";
+import { type Policy, policySchema } from "./config.ts";
+import { progress } from "./log.ts";
+import type { Native } from "./native.ts";
+import { policySettings } from "./policy.ts";
+import type { ClientReport } from "./report.ts";
+import type { Segment } from "./segment.ts";
+
+export interface Timing {
+  rounds: number;
+  /** Seconds measured for each way and round. */
+  duration_s: number;
+  /** Seconds for programs to start and warm up. Raised when they needed more. */
+  lead_s: number;
+  /** Seconds counted of a window, where ways are switched. */
+  window_s: number;
+}
+
+export interface Load {
+  rate_per_s: number;
+  arrivals: Arrivals;
+  seed: number;
+}
+
+/** What one run adds; everything of it goes into the JSON document. */
+export interface Found {
+  measurements?: (Measurement & { rigel?: ClientReport[] })[];
+  gpu_time?: { program: string; gpu_ms: number; source: string };
+  solo?: Solo & { windows_used: Window[]; samples: { bare: Sample[]; rigel: Sample[] } };
+  /** For the line of progress. */
+  said: string;
+  late_s: number;
+  versions: Record<string, string>;
+}
+
+/** One run of programs. */
+export interface Job {
+  pair: string;
+  title: string;
+  /** About how long it takes. */
+  seconds(timing: Timing): number;
+  run(timing: Timing): Promise<Found>;
+}
+
+export interface Bed {
+  runner: Runner;
+  native: Native;
+  simulated: boolean;
+  load: Load;
+  /** What a program's environment needs to share the device by MPS, or not to. */
+  environment(mps: boolean): Record<string, string>;
+}
+
+/** Seconds that starting and ending takes besides. */
+const AROUND_s = 2;
+/** After a switch: until what was queued before has drained, and clients have changed their time slices (250 ms at most). */
+const SETTLE_s = 0.6;
+/** Requests that fall due this shortly before a switch are not counted. */
+const GUARD_s = 0.05;
+/** Windows of each kind in which a copy of a program serves alone, at least. */
+const SOLO_WINDOWS = 6;
+/** One start serves many windows, so it is given more time than one that serves a single way. */
+const LIVE_LEAD_s = 3;
+
+const HIGH = "high";
+const PRIORITY = policySchema.parse({ name: "priority" });
+const NONE = policySchema.parse({ name: "none" });
+
+function found(ran: Ran, more: Omit<Found, "late_s" | "versions">): Found {
+  const logs = [...ran.logs.values()];
+  return {
+    ...more,
+    late_s: Math.max(0, ...logs.map((log) => log.late_s)),
+    versions: Object.assign({}, ...logs.map((log) => log.versions ?? {})),
+  };
+}
+
+function milliseconds(requests: readonly Sample[]): string {
+  const sorted = requests.map(([, latency_ms]) => latency_ms).toSorted((a, b) => a - b);
+  const at = (q: number): string =>
+    (sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? Number.NaN).toFixed(2);
+  return sorted.length > 0 ? `p50 ${at(0.5)} p99 ${at(0.99)} ms` : "no request";
+}
+
+/* ---- GPU time of a request */
+
+/** How long one request of a program keeps the GPU busy: what the ceiling of the others follows from. */
+export function gpuTimeJob(bed: Bed, pair: string, program: Program): Job {
+  return {
+    pair,
+    title: `GPU time of ${program.name}`,
+    seconds: () => (bed.simulated ? 0 : 12),
+    async run() {
+      if (bed.simulated) {
+        const header =
+          readFileSync(join(bed.native.files.profiles, program.profile ?? ""), "utf8").split("\n", 1)[0] ?? "";
+        const gpu_ms = Number(/gpu_busy_ms=([\d.]+)/.exec(header)?.[1]);
+        if (!(gpu_ms > 0)) throw new RunFailed(`${program.profile} does not state gpu_busy_ms`, []);
+        const gpu_time = { program: program.name, gpu_ms, source: "the recorded profile" };
+        return { gpu_time, said: `${gpu_ms.toFixed(2)} ms`, late_s: 0, versions: {} };
+      }
+      const run: Run = { name: HIGH, program, duration_s: 0, more: ["--gpu-time"], env: bed.environment(false) };
+      const ran = await bed.runner.bare([run], { lead_s: 0 });
+      const gpu_ms = ran.logs.get(HIGH)?.gpu_ms ?? Number.NaN;
+      const source = "torch.profiler: kernels and copies of 20 requests, alone";
+      return {
+        ...found(ran, { said: `${gpu_ms.toFixed(3)} ms` }),
+        gpu_time: { program: program.name, gpu_ms, source },
+      };
+    },
+  };
+}
+
+/* ---- Programs started anew */
+
+/** One way of one pair in one round. `alone` is a run for each program. */
+export function anewJobs(bed: Bed, pair: Pair, way: Way, round: number): Job[] {
+  const parts: Program[][] = way.together
+    ? [[pair.high, ...pair.best]]
+    : [[pair.high], ...(way.policy ? [] : pair.best.map((program) => [program]))];
+  return parts.map((programs) => ({
+    pair: pair.name,
+    title: `${pair.name}, round ${round + 1}, ${way.name}${way.together ? "" : `: ${programs[0]?.name}`}`,
+    seconds: ({ lead_s, duration_s }) => lead_s + duration_s + AROUND_s,
+    run: async (timing) => await runAnew(bed, pair, way, round, programs, timing),
+  }));
+}
+
+async function runAnew(
+  bed: Bed,
+  pair: Pair,
+  way: Way,
+  round: number,
+  programs: readonly Program[],
+  { lead_s, duration_s }: Timing,
+): Promise<Found> {
+  const { rate_per_s, arrivals, seed } = bed.load;
+  const runs = programs.map((program): Run => {
+    const isHigh = program.class === "high";
+    const env = {
+      ...bed.environment(way.mps),
+      // To MPS, 0 is normal and 1 below normal.
+      ...(way.clientPriority && { CUDA_MPS_CLIENT_PRIORITY: isHigh ? "0" : "1" }),
+    };
+    if (!isHigh) return { name: program.name, program, duration_s, env };
+    // The same requests in every way of a round.
+    const due_s = arrivalTimes(arrivals, rate_per_s, seed + round, 0, duration_s);
+    return { name: HIGH, program, due_s, duration_s, env };
+  });
+  const ran = way.policy
+    ? await bed.runner.governed(runs, { lead_s }, way.policy, { mps: way.mps })
+    : await bed.runner.bare(runs, { lead_s }, way.mps);
+  const high = ran.logs.get(HIGH);
+  const best = programs.flatMap(({ name }) => {
+    const log = ran.logs.get(name);
+    return log ? [{ program: name, ...counted(log.ends_s, log.late_s, duration_s) }] : [];
+  });
+  const measurement = {
+    pair: pair.name,
+    way: way.name,
+    method: "anew",
+    round,
+    requests: high?.requests ?? [],
+    requests_s: high ? Math.max(0, duration_s - high.late_s) : 0,
+    best,
+    ...(ran.clients.length > 0 && { rigel: ran.clients }),
+  };
+  return found(ran, { measurements: [measurement], said: said(measurement) });
+}
+
+/** Steps between two moments, as far as they are known. */
+function counted(ends_s: readonly number[], from_s: number, to_s: number): { steps: number; seconds: number } {
+  const until_s = Math.min(to_s, ends_s.at(-1) ?? from_s);
+  return { steps: stepsBetween(ends_s, from_s, until_s), seconds: Math.max(0, until_s - from_s) };
+}
+
+function said({ requests, requests_s, best }: Measurement): string {
+  return [
+    ...(requests_s > 0 ? [milliseconds(requests)] : []),
+    ...best.map(({ steps, seconds }) => `${(steps / seconds).toFixed(2)} steps/s`),
+  ].join(", ");
+}
+
+/* ---- Programs switched while they run */
+
+const BEST_ALONE = "best-effort alone";
+
+/** All rounds of the ways of a pair that can be switched, with MPS or without it. */
+export function liveJob(bed: Bed, pair: Pair, ways: readonly Way[], mps: boolean): Job | undefined {
+  const switched = ways.filter((way) => isLive(way) && (way.mps === mps || way.name === ALONE));
+  if (switched.length < 2) return undefined;
+  const windowsOf = ({ rounds, duration_s, window_s }: Timing): Window[] =>
+    schedule([ALONE, BEST_ALONE, ...switched.map(({ name }) => name).filter((name) => name !== ALONE)], {
+      rounds,
+      cycles: Math.max(1, Math.round(duration_s / window_s)),
+      window_s: Math.min(window_s, duration_s),
+      settle_s: SETTLE_s,
+    });
+  const method = mps ? "live, MPS" : "live";
+  return {
+    pair: pair.name,
+    title: `${pair.name}, ${method}: ${switched.map(({ name }) => name).join("; ")}`,
+    seconds: (timing) => timing.lead_s + LIVE_LEAD_s + (windowsOf(timing).at(-1)?.to_s ?? 0) + AROUND_s,
+    run: async (timing) => await runLive(bed, pair, switched, mps, method, timing, windowsOf(timing)),
+  };
+}
+
+async function runLive(
+  bed: Bed,
+  pair: Pair,
+  ways: readonly Way[],
+  mps: boolean,
+  method: string,
+  { lead_s }: Timing,
+  windows: readonly Window[],
+): Promise<Found> {
+  const { rate_per_s, arrivals, seed } = bed.load;
+  const ways_per_turn = new Set(windows.map(({ way }) => way)).size;
+  const end_s = windows.at(-1)?.to_s ?? 0;
+  const due_s = windows.flatMap(({ way, from_s, to_s }, index) => {
+    if (way === BEST_ALONE) return [];
+    // The same requests in every window of a turn.
+    const turn = Math.floor(index / ways_per_turn);
+    return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - from_s).map((due) => from_s + due);
+  });
+  const env = bed.environment(mps);
+  const runs: Run[] = [
+    { name: HIGH, program: pair.high, due_s, duration_s: end_s, env },
+    ...pair.best.map((program) => ({ name: program.name, program, duration_s: end_s, env })),
+  ];
+  const switches: Switch[] = [];
+  let driver: Promise<void> | undefined;
+  const { ran, complete } = await untilStopped(
+    bed.runner.governed(runs, { lead_s: lead_s + LIVE_LEAD_s }, PRIORITY, {
+      mps,
+      started: (segment, start_ms, over) => {
+        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches, native: bed.native }, over);
+        // Waited for below, once the programs have ended.
+        driver.catch(() => {});
+      },
+    }),
+  );
+  await driver;
+  // When it was stopped, the last window was under way.
+  const ended = complete ? windows : windows.slice(0, Math.max(0, switches.length - 1));
+  const high = ran.logs.get(HIGH)?.requests ?? [];
+  const measurements = ended.flatMap((window, index): Measurement[] => {
+    const { way, round, from_s, counted_s, to_s } = window;
+    const switched_s = switches[index]?.at_s ?? Number.POSITIVE_INFINITY;
+    // Switched late, it is not the way that it is called.
+    if (switched_s > from_s + SETTLE_s / 4) return [];
+    const base = { pair: pair.name, method, round, window: { from_s, counted_s, to_s, switched_s } };
+    const best = pair.best.flatMap(({ name }) => {
+      const ends_s = ran.logs.get(name)?.ends_s ?? [];
+      return [{ program: name, ...counted(ends_s, counted_s, to_s) }];
+    });
+    if (way === BEST_ALONE) return [{ ...base, way: ALONE, requests: [], requests_s: 0, best }];
+    const requests = within(high, window, GUARD_s);
+    const requests_s = to_s - GUARD_s - counted_s;
+    return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best }];
+  });
+  if (measurements.length === 0 && complete) throw new RunFailed("no window was switched in time", []);
+  const lost = ended.length - measurements.length;
+  const note = `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`;
+  return found(ran, { measurements, said: note });
+}
+
+/** What programs measured, also if the user has stopped them. */
+async function untilStopped(running: Promise<Ran>): Promise<{ ran: Ran; complete: boolean }> {
+  try {
+    return { ran: await running, complete: true };
+  } catch (thrown) {
+    if (!(thrown instanceof Interrupted) || !thrown.ran) throw thrown;
+    return { ran: thrown.ran, complete: false };
+  }
+}
+
+interface Switch {
+  at_s: number;
+}
+
+/** Puts the settings of each window into force at its beginning. */
+async function drive(
+  segment: Segment,
+  {
+    ways,
+    windows,
+    start_ms,
+    programs,
+    switches,
+    native,
+  }: {
+    ways: readonly Way[];
+    windows: readonly Window[];
+    start_ms: number;
+    programs: number;
+    switches: Switch[];
+    native: Native;
+  },
+  over: AbortSignal,
+): Promise<void> {
+  // The end of the launch opens all gates, and that must not be undone.
+  const { shutdown: _, ...defaults } = segment.settings();
+  const set = (policy: Policy): void => {
+    segment.apply(defaults);
+    segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
+  };
+  // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
+  while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs) await Bun.sleep(20);
+  if (!over.aborted) set(NONE);
+  for (const [index, { way, round, from_s }] of windows.entries()) {
+    for (;;) {
+      const left_ms = start_ms + from_s * 1000 - Date.now();
+      if (over.aborted) return;
+      if (left_ms <= 0) break;
+      await Bun.sleep(Math.min(left_ms, 100));
+    }
+    if (way === ALONE) {
+      set(PRIORITY);
+      segment.hold(5000);
+    } else set(ways.find((one) => one.name === way)?.policy ?? NONE);
+    switches.push({ at_s: (Date.now() - start_ms) / 1000 });
+    if (round !== windows[index - 1]?.round) {
+      const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
+      progress(`round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${left_s.toFixed(0)} s of this run left`);
+    }
+  }
+}
+
+/* ---- One program, bare and under Rigel */
+
+function soloWindows({ rounds, window_s }: Timing): Window[] {
+  const cycles = Math.max(SOLO_WINDOWS, 2 * rounds);
+  return schedule(["bare", "rigel"], { rounds: 1, cycles, window_s, settle_s: GUARD_s });
+}
+
+/** What Rigel costs a program that has the GPU to itself. */
+export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy): Job {
+  return {
+    pair,
+    title: `${program.name} alone, bare and under Rigel in turn`,
+    seconds: (timing) => timing.lead_s + (soloWindows(timing).at(-1)?.to_s ?? 0) + AROUND_s,
+    run: async (timing) => {
+      const windows = soloWindows(timing);
+      const { rate_per_s, arrivals, seed } = bed.load;
+      const runOf = (name: string): Run => ({
+        name,
+        program,
+        duration_s: windows.at(-1)?.to_s ?? 0,
+        env: bed.environment(false),
+        due_s: windows.flatMap(({ way, from_s, to_s }, index) =>
+          way === name
+            ? arrivalTimes(arrivals, rate_per_s, seed + (index >> 1), 0, to_s - from_s - GUARD_s).map(
+                (due) => from_s + due,
+              )
+            : [],
+        ),
+      });
+      const start = { at_ms: Date.now() + (timing.lead_s + AROUND_s) * 1000 };
+      const [bare, rigel] = await both(
+        bed.runner.bare([runOf("bare")], start),
+        bed.runner.governed([runOf("rigel")], start, policy),
+      );
+      const samples = { bare: bare.logs.get("bare")?.requests ?? [], rigel: rigel.logs.get("rigel")?.requests ?? [] };
+      const solo = soloOf(program.name, windows, samples);
+      if (!solo) throw new RunFailed("no request was served in time", []);
+      const ran: Ran = { logs: new Map([...bare.logs, ...rigel.logs]), clients: rigel.clients };
+      return found(ran, {
+        solo: { ...solo, windows_used: windows, samples },
+        said: `p50 ${solo.bare.p50_ms.toFixed(3)} ms bare, ${solo.rigel.p50_ms.toFixed(3)} ms under Rigel, x${solo.ratio.toFixed(3)}`,
+      });
+    },
+  };
+}
+
+/** Both results, or once both have ended, the first failure. */
+async function both<A, B>(a: Promise<A>, b: Promise<B>): Promise<[A, B]> {
+  await Promise.allSettled([a, b]);
+  return await Promise.all([a, b]);
+}

@@ -1,0 +1,239 @@
+/**
+ * bench-matrix.ts: what `rigel bench` can run: the programs, pairs of them, and the ways of running a pair.
+ *
+ * Names only and what they stand for; nothing here starts anything.
+ */
+
+import { z } from "zod";
+import { type Policy, policySchema } from "./config.ts";
+import { RigelError, reason } from "./errors.ts";
+import { parse } from "./schema.ts";
+import { ALONE } from "./bench-stats.ts";
+
+/** One program: bench/workload.py with these arguments, or on the simulated GPU the replay of a recorded profile. */
+export interface Program {
+  name: string;
+  class: "high" | "best-effort";
+  /** In words, for people. */
+  title: string;
+  args: readonly string[];
+  /** File in profiles/, where one was recorded. */
+  profile?: string;
+}
+
+const train = (model: string, batch: number, ...more: string[]): string[] => [
+  ..."--mode train --model".split(" "),
+  model,
+  "--batch",
+  String(batch),
+  ...more,
+];
+const serve = (model: string, batch: number, ...more: string[]): string[] => [
+  ..."--mode infer --model".split(" "),
+  model,
+  "--batch",
+  String(batch),
+  ...more,
+];
+
+const PROGRAMS: readonly Program[] = [
+  {
+    name: "resnet50",
+    class: "high",
+    title: "ResNet-50 inference, batch 4",
+    args: serve("resnet50", 4),
+    profile: "h200-resnet50-infer-bs4.csv",
+  },
+  {
+    name: "bert",
+    class: "high",
+    title: "BERT-base inference, batch 2, 128 tokens",
+    args: serve("bert", 2, "--seq", "128"),
+    profile: "h200-bert-infer-bs2x128.csv",
+  },
+  {
+    name: "gpt2-decode",
+    class: "high",
+    title: "GPT-2 decoding, batch 4, 4 tokens a request after 256, CUDA graph",
+    args: serve("gpt2", 4, "--seq", "256", "--decode", "4"),
+  },
+  {
+    name: "resnet50-train",
+    class: "best-effort",
+    title: "ResNet-50 training, batch 64",
+    args: train("resnet50", 64),
+    profile: "h200-resnet50-train-bs64.csv",
+  },
+  {
+    name: "bert-train",
+    class: "best-effort",
+    title: "BERT-base training, batch 32, 128 tokens",
+    args: train("bert", 32),
+  },
+  {
+    name: "gpt2-train",
+    class: "best-effort",
+    title: "GPT-2 training, batch 8, 512 tokens",
+    args: train("gpt2", 8, "--seq", "512"),
+    profile: "h200-gpt2-train-bs8x512.csv",
+  },
+  {
+    name: "mobilenet-train",
+    class: "best-effort",
+    title: "MobileNetV2 training, batch 64",
+    args: train("mobilenetv2", 64),
+  },
+  {
+    name: "gpt2-train-graph",
+    class: "best-effort",
+    title: "GPT-2 training, batch 8, 512 tokens, each step one CUDA graph",
+    args: train("gpt2", 8, "--seq", "512", "--graph"),
+  },
+];
+
+/** A high program and those beside it. */
+export interface Pair {
+  /** The names, joined by plus signs. */
+  name: string;
+  high: Program;
+  best: readonly Program[];
+}
+
+const TRIPLE = "resnet50+resnet50-train+gpt2-train";
+
+/** Every pair that can run here, most telling first, and the triple. */
+export function allPairs(simulated: boolean): Pair[] {
+  const first = ["resnet50+resnet50-train", "bert+gpt2-train"];
+  const product = namesOf("high").flatMap((high) => namesOf("best-effort").map((best) => `${high}+${best}`));
+  return [...new Set([...first, ...product, TRIPLE])]
+    .map((name) => pairOf(name))
+    .filter(({ high, best }) => !simulated || [high, ...best].every(({ profile }) => profile !== undefined));
+}
+
+/** `--pairs`: names joined by plus signs, separated by commas; `all`; undefined where it was not given. */
+export function choosePairs(text: string | undefined, simulated: boolean): Pair[] {
+  if (text === undefined || text === "all") return allPairs(simulated);
+  return text.split(",").map((name) => {
+    const pair = pairOf(name.trim());
+    const missing = [pair.high, ...pair.best].find(({ profile }) => profile === undefined);
+    if (simulated && missing)
+      throw new RigelError(
+        "config",
+        `--pairs: no profile of ${missing.name} was recorded, so the simulated GPU cannot run it; it has ` +
+          `${allPairs(true)
+            .map((one) => one.name)
+            .join(", ")}`,
+      );
+    return pair;
+  });
+}
+
+function namesOf(kind: Program["class"]): string[] {
+  return PROGRAMS.filter((program) => program.class === kind).map(({ name }) => name);
+}
+
+function pairOf(name: string): Pair {
+  const [high, ...best] = name
+    .split("+")
+    .map((part, index) => programOf(name, part, index === 0 ? "high" : "best-effort"));
+  if (!high || best.length === 0)
+    throw new RigelError("config", `--pairs: expected a high and a best-effort program joined by "+", got "${name}"`);
+  if (new Set(best).size < best.length)
+    throw new RigelError("config", `--pairs: expected each best-effort program once, got "${name}"`);
+  return { name, high, best };
+}
+
+function programOf(pair: string, name: string, kind: Program["class"]): Program {
+  const found = PROGRAMS.find((program) => program.name === name && program.class === kind);
+  if (found) return found;
+  throw new RigelError(
+    "config",
+    `--pairs: ${pair}: expected a ${kind} program, one of ${namesOf(kind).join(", ")}, got "${name}"`,
+  );
+}
+
+/* ---- Policies and ways */
+
+/** `--policies` and `--policy-json`: each policy by the name that the ways carry. */
+export function choosePolicies(names: string | undefined, extras: readonly string[]): Map<string, Policy> {
+  const given = new Map(extras.map(extraOf));
+  const chosen = names?.split(",").map((name) => name.trim()) ?? [
+    policySchema.parse({}).name,
+    "priority",
+    ...given.keys(),
+  ];
+  const policies = new Map<string, Policy>();
+  for (const name of chosen)
+    policies.set(
+      name,
+      parse(policySchema, { name, ...given.get(name) }, given.has(name) ? "--policy-json" : "--policies"),
+    );
+  for (const name of given.keys())
+    if (!policies.has(name))
+      throw new RigelError("config", `--policy-json: "${name}" is not among --policies ${names ?? ""}`);
+  return policies;
+}
+
+function extraOf(text: string): [string, object] {
+  const [, name, json] = /^([^=]+)=(\{.*\})$/s.exec(text) ?? [];
+  if (name === undefined || json === undefined)
+    throw new RigelError("config", `--policy-json: expected NAME={...}, got "${text}"`);
+  return [name, objectOf(json, name)];
+}
+
+function objectOf(json: string, name: string): object {
+  try {
+    return z.record(z.string(), z.unknown()).parse(JSON.parse(json));
+  } catch (thrown) {
+    throw new RigelError("config", `--policy-json: ${name}: ${reason(thrown)}`, { cause: thrown });
+  }
+}
+
+export interface Way {
+  name: string;
+  /** The high program and the best-effort ones run at the same time. */
+  together: boolean;
+  mps: boolean;
+  /** Tell MPS the classes, without Rigel. */
+  clientPriority: boolean;
+  /** The policy, for those under Rigel. */
+  policy: Policy | undefined;
+}
+
+/** Every way there is here, in the order in which a round runs them; `alone` comes first. */
+export function allWays(policies: ReadonlyMap<string, Policy>, has: { mps: boolean; clientPriority: boolean }): Way[] {
+  const plain = { together: true, mps: false, clientPriority: false, policy: undefined };
+  const [first] = policies.values();
+  return [
+    { ...plain, name: ALONE, together: false },
+    { ...plain, name: "time slicing" },
+    { ...plain, name: "MPS", mps: true },
+    { ...plain, name: "MPS, client priority", mps: true, clientPriority: true },
+    { ...plain, name: "alone, Rigel", together: false, policy: first },
+    ...[...policies].flatMap(([name, policy]) => [
+      { ...plain, name: `rigel ${name}`, policy },
+      { ...plain, name: `rigel ${name}, MPS`, policy, mps: true },
+    ]),
+  ].filter((way) => (has.mps || !way.mps) && (has.clientPriority || !way.clientPriority));
+}
+
+/** `--ways`: names separated by semicolons, as some hold commas. `alone` is always there: the others are compared to it. */
+export function chooseWays(text: string | undefined, all: readonly Way[]): Way[] {
+  if (text === undefined) return [...all];
+  const names = text.split(";").map((name) => name.trim());
+  for (const name of names)
+    if (!all.some((way) => way.name === name))
+      throw new RigelError(
+        "config",
+        `--ways: there is no way "${name}" here; there are: ${all.map((way) => way.name).join("; ")}`,
+      );
+  return all.filter((way) => way.name === ALONE || names.includes(way.name));
+}
+
+/** Policies that are nothing but settings: others are followed by the launcher, or decide when a client starts. */
+const SETTINGS_ONLY: ReadonlySet<Policy["name"]> = new Set(["none", "priority"]);
+
+/** Whether running programs can be switched into it and out of it. */
+export function isLive({ name, together, policy, mps }: Way): boolean {
+  return name === ALONE || (together && (policy ? SETTINGS_ONLY.has(policy.name) : !mps));
+}

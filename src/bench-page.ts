@@ -1,0 +1,262 @@
+/**
+ * bench-page.ts: a benchmark as one HTML page that loads nothing from elsewhere: plots as inline SVG, readable on a phone.
+ *
+ * Colours follow the reader's light or dark setting. Every plot has its numbers as text in the table below it.
+ */
+
+import { type BenchDocument, circumstances, wayOf } from "./bench-report.ts";
+import { ALONE, type Row, type Sample, type Spread, ascending, quantile } from "./bench-stats.ts";
+
+/** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf"];
+/** In units of which a phone's screen has nearly as many pixels: text keeps its size there. */
+const WIDTH = 400;
+/** A label, and the bar under it. */
+const BAR = 36;
+
+const STYLE = `
+:root { color-scheme: light dark; --ink: #1a1a1a; --faint: #8884; --paper: #fff; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #161616; } }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 1rem; max-width: 60rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin-bottom: 0; }
+svg { width: 100%; max-width: 40rem; height: auto; display: block; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
+.axis { stroke: var(--ink); } .grid { stroke: var(--faint); } .one { stroke: var(--ink); stroke-dasharray: 4 3; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.85rem; }
+th, td { padding: 0.25rem 0.6rem; text-align: right; border-bottom: 1px solid var(--faint); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; }
+.mark { border: 2px solid; padding: 0.4rem 0.8rem; font-weight: 600; }
+pre { overflow-x: auto; font-size: 0.8rem; } .plots { display: grid; gap: 1rem; }`;
+
+export function page(document: BenchDocument): string {
+  const { rows, simulated, pairs, solo, failures, notes } = document;
+  const sections = pairs.flatMap(({ name, high, best }) => {
+    const own = rows.filter((row) => row.pair === name);
+    if (own.length === 0) return [];
+    const compared = own.filter((row) => row.way !== ALONE);
+    return [
+      `<section><h2>${text(name)}</h2><p>${text(high)}, beside ${text(best.join(" and "))}.</p><div class="plots">`,
+      bars("p99 latency over p99 alone (1 is no change; lower is better)", compared, (row) => row.p99_ratio, "log"),
+      bars("Best-effort throughput over throughput alone (higher is better)", compared, (row) => row.share, "linear"),
+      distribution(document, name),
+      `</div>${table(own)}</section>`,
+    ];
+  });
+  const mark = simulated ? '<p class="mark">Simulated: a model of a GPU, no measurement of one.</p>' : "";
+  return `<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Rigel benchmark: ${text(document.device.name)}</title><style>${STYLE}</style></head><body>
+<h1>Sharing one GPU: ${text(document.device.name)}</h1>
+${mark}<ul>${circumstances(document)
+    .map((one) => `<li>${text(one)}</li>`)
+    .join("")}</ul>
+${sections.join("\n")}
+${soloTable(solo)}
+${failures.length > 0 ? `<section><h2>Failed</h2>${failures.map(failure).join("")}</section>` : ""}
+${notes.length > 0 ? `<section><h2>Notes</h2><ul>${notes.map((note) => `<li>${text(note)}</li>`).join("")}</ul></section>` : ""}
+</body></html>
+`;
+}
+
+/** For HTML's text and attributes. */
+function text(raw: string): string {
+  return raw.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
+}
+
+function colour(index: number): string {
+  return COLOURS[index % COLOURS.length] ?? "#888";
+}
+
+/* ---- Bars */
+
+/** One bar a way, with a line from the least to the greatest round, and a broken line at 1. */
+function bars(
+  title: string,
+  rows: readonly Row[],
+  value: (row: Row) => Spread | null,
+  scale: "linear" | "log",
+): string {
+  const shown = rows.flatMap((row, index) => {
+    const spread = value(row);
+    return spread && spread.median > 0 ? [{ row, spread, colour: colour(index) }] : [];
+  });
+  if (shown.length === 0) return "";
+  const greatest = Math.max(1.1, ...shown.map(({ spread }) => spread.max));
+  const least = Math.min(0.9, ...shown.map(({ spread }) => spread.min));
+  // Of a share, 0 is where bars begin; a ratio of latencies is the further from 1 the worse, in either direction.
+  const logarithmic = scale === "log" && greatest > 4;
+  const low = scale === "linear" ? 0 : logarithmic ? Math.min(0.5, least) : 0;
+  const place = (x: number): number => {
+    const part = logarithmic ? Math.log(x / low) / Math.log(greatest / low) : (x - low) / (greatest - low);
+    return 8 + Math.max(0, part) * (WIDTH - 60);
+  };
+  const height = shown.length * BAR + 34;
+  const marks = logarithmic ? decades(low, greatest) : steps(greatest);
+  const behind = marks.map(
+    (mark) =>
+      `<line class="grid" x1="${at(place(mark))}" x2="${at(place(mark))}" y1="4" y2="${height - 26}"/>` +
+      `<text x="${at(place(mark))}" y="${height - 10}" text-anchor="middle">${number(mark)}</text>`,
+  );
+  const drawn = shown.map(({ row, spread, colour: fill }, index) => {
+    const y = 8 + index * BAR;
+    const x = place(low);
+    return (
+      `<text x="${at(x)}" y="${y + 8}">${text(wayOf(row))}</text>` +
+      `<rect fill-opacity="0.8" x="${at(x)}" y="${y + 12}" width="${at(Math.max(1, place(spread.median) - x))}" height="14" fill="${fill}"/>` +
+      `<line class="axis" x1="${at(place(spread.min))}" x2="${at(place(spread.max))}" y1="${y + 19}" y2="${y + 19}"/>` +
+      `<text x="${at(place(spread.max) + 4)}" y="${y + 23}">${number(spread.median)}</text>`
+    );
+  });
+  const one = `<line class="one" x1="${at(place(1))}" x2="${at(place(1))}" y1="0" y2="${height - 26}"/>`;
+  return figure(title, height, [...behind, one, ...drawn]);
+}
+
+function decades(low: number, high: number): number[] {
+  const marks: number[] = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
+    for (const digit of high / low > 100 ? [1] : [1, 2, 5]) marks.push(digit * 10 ** power);
+  return marks.filter((mark) => mark >= low && mark <= high);
+}
+
+function steps(high: number): number[] {
+  const step = [0.25, 0.5, 1, 2, 5, 10].find((one) => high / one <= 6) ?? high / 5;
+  return Array.from({ length: Math.floor(high / step) + 1 }, (_, index) => index * step);
+}
+
+/* ---- Distribution of latencies */
+
+/** Of every way, the part of the requests (upwards) that took no longer than so many ms (to the right, logarithmic). */
+function distribution({ measurements, rows }: BenchDocument, pair: string): string {
+  const ways = rows.filter((row) => row.pair === pair);
+  const curves = ways.flatMap((row) => {
+    const own = measurements.filter((one) => one.pair === pair && one.way === row.way && one.method === row.method);
+    const sorted = latencies(own.flatMap(({ requests }) => requests));
+    // Colours as in the bars, where `alone` is not among the ways.
+    const index = ways.filter((one) => one.way !== ALONE).indexOf(row);
+    return sorted.length > 0 ? [{ name: wayOf(row), sorted, colour: index < 0 ? "var(--ink)" : colour(index) }] : [];
+  });
+  return curvesOf(curves);
+}
+
+interface Curve {
+  name: string;
+  /** Latencies in ms, ascending. */
+  sorted: number[];
+  colour: string;
+}
+
+function latencies(samples: readonly Sample[]): number[] {
+  return ascending(samples.map(([, latency_ms]) => latency_ms));
+}
+
+function curvesOf(curves: readonly Curve[]): string {
+  if (curves.length === 0) return "";
+  const low = Math.max(0.01, Math.min(...curves.map(({ sorted }) => quantile(sorted, 0)))) * 0.9;
+  const high = Math.max(low * 2, ...curves.map(({ sorted }) => quantile(sorted, 1))) * 1.05;
+  const left = 46;
+  const bottom = 280;
+  const x = (ms: number): number =>
+    left + (Math.log(Math.max(ms, low) / low) / Math.log(high / low)) * (WIDTH - left - 12);
+  // The tail is what matters: upwards is -log10 of what is still to come, down to one in 1000.
+  const y = (q: number): number => bottom - (Math.min(3, -Math.log10(Math.max(1e-9, 1 - q))) / 3) * (bottom - 12);
+  const across = [0.5, 0.9, 0.95, 0.99, 0.999].map(
+    (q) =>
+      `<line class="grid" x1="${left}" x2="${WIDTH - 12}" y1="${at(y(q))}" y2="${at(y(q))}"/>` +
+      `<text x="${left - 6}" y="${at(y(q) + 4)}" text-anchor="end">${number(q * 100)}%</text>`,
+  );
+  const upright = decades(low, high).map(
+    (ms) =>
+      `<line class="grid" x1="${at(x(ms))}" x2="${at(x(ms))}" y1="12" y2="${bottom}"/>` +
+      `<text x="${at(x(ms))}" y="${bottom + 18}" text-anchor="middle">${number(ms)}</text>`,
+  );
+  const lines = curves.map(({ sorted, colour: stroke }) => {
+    const points = POINTS.filter((q) => q <= 1 - 1 / sorted.length).map(
+      (q) => `${at(x(quantile(sorted, q)))},${at(y(q))}`,
+    );
+    return `<polyline fill="none" stroke="${stroke}" stroke-width="2" points="${points.join(" ")}"/>`;
+  });
+  const legend = curves.map(
+    ({ name, colour: fill }, index) =>
+      `<rect x="${left}" y="${bottom + 34 + index * 20}" width="14" height="12" fill="${fill}"/>` +
+      `<text x="${left + 20}" y="${bottom + 45 + index * 20}">${text(name)}</text>`,
+  );
+  const axis = `<text x="${WIDTH - 12}" y="${bottom + 18}" text-anchor="end">ms</text>`;
+  return figure(
+    "Latencies: the part of the requests that took no longer (the upper part of the scale is stretched)",
+    bottom + 44 + curves.length * 20,
+    [...across, ...upright, axis, ...lines, ...legend],
+  );
+}
+
+/** Where the curve is drawn: denser to the end. */
+const POINTS = Array.from({ length: 151 }, (_, index) => 1 - 10 ** (-index / 50));
+
+/* ---- Tables */
+
+const HEADER = "way,p50 ms,p95 ms,p99 ms,p50 / alone,p95 / alone,p99 / alone,share,steps/s,ceiling,harvest".split(",");
+
+function table(rows: readonly Row[]): string {
+  const cells = rows.map((row) => [
+    text(wayOf(row)),
+    ...[row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? number(value.median) : "")),
+    ...[row.p50_ratio, row.p95_ratio, row.p99_ratio, row.share].map(extremes),
+    row.steps_per_s.flatMap(({ per_s }) => (per_s ? [number(per_s.median)] : [])).join(", "),
+    row.ceiling === null ? "" : row.ceiling.toFixed(2),
+    row.harvest === null ? "" : row.harvest.toFixed(2),
+  ]);
+  return grid(HEADER, cells);
+}
+
+function soloTable(solo: BenchDocument["solo"]): string {
+  if (solo.length === 0) return "";
+  const rows = solo.map(({ program, bare, rigel, ratio, windows }) => [
+    text(program),
+    bare.p50_ms.toFixed(3),
+    rigel.p50_ms.toFixed(3),
+    ratio.toFixed(3),
+    windows ? `${windows.min.toFixed(3)} to ${windows.max.toFixed(3)}` : "",
+  ]);
+  const header = ["program", "p50 bare, ms", "p50 under Rigel, ms", "ratio", "of neighbouring windows"];
+  const plots = solo.map(({ program, samples }) => {
+    return curvesOf([
+      { name: `${program}, bare`, sorted: latencies(samples.bare), colour: "var(--ink)" },
+      { name: `${program}, under Rigel`, sorted: latencies(samples.rigel), colour: colour(0) },
+    ]);
+  });
+  return `<section><h2>What Rigel costs with nothing beside it</h2>${grid(header, rows)}${plots.join("")}</section>`;
+}
+
+function grid(header: string[], rows: string[][]): string {
+  const body = rows.map((cells) => line("td", cells)).join("");
+  return `<div class="scroll"><table><thead>${line("th", header)}</thead><tbody>${body}</tbody></table></div>`;
+}
+
+function line(tag: string, cells: string[]): string {
+  return `<tr>${cells.map((cell) => `<${tag}>${cell}</${tag}>`).join("")}</tr>`;
+}
+
+function extremes(value: Spread | null): string {
+  if (value === null) return "";
+  const between = value.rounds > 1 ? ` (${number(value.min)}-${number(value.max)})` : "";
+  return `${number(value.median)}${between}`;
+}
+
+function failure({ title, problem, output }: BenchDocument["failures"][number]): string {
+  return `<h3>${text(title)}</h3><p>${text(problem)}</p><pre>${text(output.join("\n"))}</pre>`;
+}
+
+function figure(title: string, height: number, parts: string[]): string {
+  return (
+    `<figure style="margin:0"><h3>${text(title)}</h3>` +
+    `<svg viewBox="0 0 ${WIDTH} ${height}" role="img" aria-label="${text(title)}">${parts.join("")}</svg></figure>`
+  );
+}
+
+/** A coordinate. */
+function at(x: number): string {
+  return x.toFixed(1);
+}
+
+/** Three significant digits. */
+function number(x: number): string {
+  return x >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3)));
+}

@@ -1,0 +1,127 @@
+/**
+ * bench-report.ts: what a benchmark found: the JSON document, and the Markdown table made from it.
+ *
+ * Fields of the document are public: they may be added, never renamed. Schema 1.
+ */
+
+import type { Found, Load, Timing } from "./bench-jobs.ts";
+import { ALONE, type Row, type Spread, rowsOf } from "./bench-stats.ts";
+import type { Policy } from "./config.ts";
+import type { Device } from "./device.ts";
+
+/** What is collected while a benchmark runs. */
+export interface BenchResult {
+  /** When, as ISO 8601. */
+  started: string;
+  device: Device;
+  /** Version of the NVIDIA driver; null on the simulated GPU or where nvidia-smi is not there. */
+  driver: string | null;
+  versions: Record<string, string>;
+  host: { processor: string; processors: number; kernel: string };
+  options: Timing & Load & { live: boolean; solo: boolean };
+  /** By the name that the ways carry. */
+  policies: Record<string, Policy>;
+  pairs: { name: string; high: string; best: string[] }[];
+  /** How many runs there were to be, and how many there were. */
+  runs: number;
+  done: number;
+  gpu_times: (NonNullable<Found["gpu_time"]> & { pairs: string[] })[];
+  measurements: NonNullable<Found["measurements"]>;
+  solo: NonNullable<Found["solo"]>[];
+  failures: { title: string; problem: string; output: string[] }[];
+  notes: string[];
+}
+
+export interface BenchDocument extends BenchResult {
+  schema: 1;
+  simulated: boolean;
+  rows: Row[];
+}
+
+export function documentOf(result: BenchResult): BenchDocument {
+  const gpu_ms = new Map(result.gpu_times.flatMap(({ pairs, gpu_ms: ms }) => pairs.map((pair) => [pair, ms] as const)));
+  return { schema: 1, simulated: result.device.simulated, rows: rowsOf(result.measurements, gpu_ms), ...result };
+}
+
+/** Where and how the numbers came about, a line each. */
+export function circumstances(document: BenchDocument): string[] {
+  const { device, simulated, driver, versions, host, options, gpu_times, runs, done } = document;
+  const stack = Object.entries(versions).map(([name, version]) => `${name} ${version}`);
+  const { rate_per_s, arrivals, seed, rounds, duration_s } = options;
+  return [
+    `${device.name}${simulated ? ": a model, no measurement of a GPU" : ""}${driver ? `, driver ${driver}` : ""}`,
+    stack.join(", "),
+    `${host.processors} x ${host.processor}, Linux ${host.kernel}`,
+    `${arrivals} arrivals at ${rate_per_s}/s, seed ${seed}, ${rounds} ${rounds === 1 ? "round" : "rounds"}` +
+      `${document.options.solo ? "" : ` of ${duration_s} s a way`}, begun ${document.started}`,
+    ...gpu_times.map(
+      ({ program, gpu_ms, source }) =>
+        `ceiling for ${program}: ${gpu_ms.toFixed(3)} ms of the GPU a request (${source})`,
+    ),
+    ...(done < runs ? [`ended after ${done} of ${runs} runs`] : []),
+  ];
+}
+
+export function markdown(document: BenchDocument): string {
+  const { rows, solo, failures, notes } = document;
+  const parts: string[][] = [circumstances(document).map((line) => `- ${line}`)];
+  if (rows.length > 0)
+    parts.push(
+      table(
+        ["pair", "way", "p50 / alone", "p95 / alone", "p99 / alone", "share", "ceiling", "harvest"],
+        rows.map((row) => [
+          row.pair,
+          wayOf(row),
+          ...(row.way === ALONE
+            ? [row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? `${value.median.toFixed(2)} ms` : ""))
+            : [row.p50_ratio, row.p95_ratio, row.p99_ratio].map(ratio)),
+          row.way === ALONE ? throughput(row) : ratio(row.share),
+          row.ceiling === null ? "" : row.ceiling.toFixed(2),
+          row.harvest === null ? "" : row.harvest.toFixed(2),
+        ]),
+      ),
+      [
+        "Medians over the rounds, with the extremes in brackets. Rows `alone` show what the others are compared with. share: " +
+          "best-effort throughput over its throughput alone. ceiling: 1 minus the part of the time for which the high " +
+          "program alone keeps the GPU busy. harvest: share over ceiling.",
+      ],
+    );
+  if (solo.length > 0)
+    parts.push(
+      table(
+        ["program alone", "p50 bare", "p50 under Rigel", "ratio", "of neighbouring windows"],
+        solo.map(({ program, bare, rigel, ratio: pooled, windows }) => [
+          program,
+          `${bare.p50_ms.toFixed(3)} ms`,
+          `${rigel.p50_ms.toFixed(3)} ms`,
+          pooled.toFixed(3),
+          windows ? `${windows.median.toFixed(3)} (${windows.min.toFixed(3)} to ${windows.max.toFixed(3)})` : "",
+        ]),
+      ),
+    );
+  if (failures.length > 0) parts.push(failures.map(({ title, problem }) => `- failed: ${title}: ${problem}`));
+  if (notes.length > 0) parts.push(notes.map((note) => `- note: ${note}`));
+  return parts.map((lines) => lines.join("\n")).join("\n\n");
+}
+
+/** With how the programs were started, where that is not anew. */
+export function wayOf({ way, method }: { way: string; method: string }): string {
+  if (method === "anew") return way;
+  // That it is with MPS, most ways say themselves.
+  return `${way} (${way.endsWith("MPS") ? "live" : method})`;
+}
+
+function throughput({ steps_per_s }: Row): string {
+  return steps_per_s.flatMap(({ per_s }) => (per_s ? [`${per_s.median.toFixed(2)}/s`] : [])).join(", ");
+}
+
+function ratio(value: Spread | null): string {
+  if (value === null) return "";
+  const extremes = value.rounds > 1 ? ` (${value.min.toFixed(2)}-${value.max.toFixed(2)})` : "";
+  return `${value.median.toFixed(2)}${extremes}`;
+}
+
+function table(header: string[], rows: string[][]): string[] {
+  const lines = [header, header.map(() => "---"), ...rows];
+  return lines.map((cells) => `| ${cells.join(" | ")} |`);
+}

@@ -1,0 +1,297 @@
+/**
+ * bench-run.ts: runs programs of a benchmark together from a common start time, bare or under Rigel, and reads what they
+ * measured.
+ *
+ * Every program gets its arrivals as a file and leaves its samples in one, so that nothing depends on its output; that is
+ * kept only to be shown when it fails. What runs under Rigel goes through the launcher, as a user's programs do.
+ */
+
+import { readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import type { Program } from "./bench-matrix.ts";
+import { gapsOf } from "./bench-stats.ts";
+import { type Policy, readConfig } from "./config.ts";
+import { type Device, type Simulation, deviceEnvironment } from "./device.ts";
+import { reason } from "./errors.ts";
+import { Guard } from "./guard.ts";
+import type { Interrupt } from "./interrupt.ts";
+import { launch } from "./launch.ts";
+import type { Native } from "./native.ts";
+import { plan } from "./plan.ts";
+import { ClientProcess } from "./process.ts";
+import type { ClientReport } from "./report.ts";
+import type { Segment } from "./segment.ts";
+
+/** What a program writes to its log: bench/workload.py and rigel-replay alike. */
+const logSchema = z.object({
+  /** Seconds after the start at which it was ready; 0 if it was in time. */
+  late_s: z.number(),
+  versions: z.record(z.string(), z.string()).optional(),
+  requests: z.array(z.tuple([z.number(), z.number()])).default([]),
+  ends_s: z.array(z.number()).default([]),
+  gpu_ms: z.number().optional(),
+});
+export type Log = z.infer<typeof logSchema>;
+
+/** One program to run. */
+export interface Run {
+  /** Of its own among those that run together. */
+  name: string;
+  program: Program;
+  /** When its requests fall due; none for a program that asks for none. */
+  due_s?: readonly number[];
+  duration_s: number;
+  /** Arguments besides. */
+  more?: readonly string[];
+  env?: Record<string, string>;
+}
+
+/** When all programs of a run begin to measure: so long after they are started, or at a time of Date.now(). */
+type Start = { lead_s: number } | { at_ms: number };
+
+export interface Ran {
+  /** By the names of the runs. */
+  logs: Map<string, Log>;
+  /** What Rigel counted, where it was there. */
+  clients: ClientReport[];
+}
+
+/** A program failed, or was not measured as asked. */
+export class RunFailed extends Error {
+  readonly output: readonly string[];
+
+  constructor(message: string, output: readonly string[]) {
+    super(message);
+    this.output = output;
+  }
+}
+
+/** The user wants it to end. */
+export class Interrupted extends Error {
+  /** What the programs had measured by then, if all of them had begun. */
+  readonly ran: Ran | undefined;
+
+  constructor(ran?: Ran) {
+    super("interrupted");
+    this.ran = ran;
+  }
+}
+
+interface Place {
+  native: Native;
+  device: Device;
+  simulation: Simulation;
+  /** Folder for files of this benchmark. */
+  scratch: string;
+  /** Folder for the segment. */
+  segmentFolder: string;
+  interrupt: Interrupt;
+}
+
+/** Lines of output that are kept of each program. */
+const KEPT_LINES = 12;
+/** What programs may take longer than they were told before they are ended. */
+const PATIENCE_s = 90;
+const START = "@start";
+
+export class Runner {
+  readonly #place: Place;
+  #count = 0;
+
+  constructor(place: Place) {
+    this.#place = place;
+  }
+
+  /** Runs programs without Rigel. `mps` is for the simulated GPU, which has no daemon. */
+  async bare(runs: readonly Run[], start: Start, mps = false): Promise<Ran> {
+    const { native, device, interrupt } = this.#place;
+    const simulation = { ...this.#place.simulation, mps };
+    const start_s = startOf(start);
+    const mark = `RIGEL_BENCH_RUN=${process.pid}-${++this.#count}`;
+    const output = new Output(runs);
+    using guard = new Guard(mark, device.simulated ? [simulation.state] : []);
+    const children: ClientProcess[] = [];
+    const problems: string[] = [];
+    try {
+      for (const run of runs) {
+        const own = `RIGEL_BENCH_NAME=${run.name}`;
+        const given = { ...process.env, ...run.env, RIGEL_SEGMENT: undefined };
+        const child = new ClientProcess(
+          {
+            name: run.name,
+            where: `rigel bench: ${run.program.name}`,
+            argv: this.#argv(run).map((part) => (part === START ? start_s.toFixed(6) : part)),
+            env: {
+              ...given,
+              ...deviceEnvironment(device, native.files, simulation, given),
+              ...Object.fromEntries([mark, own].map((entry) => entry.split("="))),
+            },
+            marks: [mark, own],
+            cwd: process.cwd(),
+            hideOutput: false,
+          },
+          (line) => output.keep(run.name, line),
+        );
+        guard.watch(child.pid);
+        children.push(child);
+      }
+      interrupt.clients = [...interrupt.clients, ...children];
+      const limit_s = start_s - Date.now() / 1000 + Math.max(...runs.map((run) => run.duration_s)) + PATIENCE_s;
+      const failed = Promise.withResolvers<void>();
+      for (const child of children)
+        void child.ended.then(() => {
+          if (child.exit?.status !== 0) failed.resolve();
+        });
+      const ended = Promise.all(children.map((child) => child.ended));
+      const timer = setTimeout(() => {
+        problems.push(`did not end within ${limit_s.toFixed(0)} s`);
+        failed.resolve();
+      }, limit_s * 1000);
+      await Promise.race([ended, failed.promise, interrupt.raised]);
+      clearTimeout(timer);
+      for (const { name, exit } of children) if (exit && exit.status !== 0) problems.push(`${name} ${exit.text}`);
+    } finally {
+      await Promise.all(children.map((child) => child.stop(interrupt.signal ?? "SIGTERM")));
+      for (const child of children) guard.forget(child.pid);
+      interrupt.clients = interrupt.clients.filter((client) => !children.includes(client));
+      rmSync(simulation.state, { force: true });
+    }
+    if (interrupt.signal) throw new Interrupted();
+    if (problems.length > 0) throw new RunFailed(problems.join("; "), output.lines());
+    return { logs: this.#logs(runs, output), clients: [] };
+  }
+
+  /** Runs programs under Rigel. `started` gets the segment as soon as they run. */
+  async governed(
+    runs: readonly Run[],
+    start: Start,
+    policy: Policy,
+    options: { mps?: boolean; started?: (segment: Segment, start_ms: number, over: AbortSignal) => void } = {},
+  ): Promise<Ran> {
+    const { native, device, simulation, scratch, segmentFolder, interrupt } = this.#place;
+    const file = join(scratch, "config.json");
+    const clients = runs.map((run) => ({
+      name: run.name,
+      class: run.program.class,
+      command: this.#argv(run),
+      env: run.env ?? {},
+      // It decides by what is known of each kernel; a program that was never recorded fails, and the error says so.
+      ...(policy.name === "orion" &&
+        run.program.profile !== undefined && { profile: join(native.files.profiles, run.program.profile) }),
+    }));
+    writeFileSync(
+      file,
+      JSON.stringify({
+        policy,
+        clients,
+        device: device.simulated ? "simulated" : device.uuid,
+        // On a real GPU the environment of each client names the benchmark's own daemon.
+        sharing: !options.mps ? "time-slice" : device.simulated ? "mps" : "auto",
+        simulated: { preset: simulation.preset },
+      }),
+    );
+    const planned = await plan(await readConfig(file), native, simulation.state);
+    // Only now, as finding the device takes seconds on some hosts.
+    const start_s = startOf(start);
+    for (const client of planned.clients)
+      client.argv = client.argv.map((part) => (part === START ? start_s.toFixed(6) : part));
+    const output = new Output(runs);
+    const limit_s = start_s - Date.now() / 1000 + Math.max(...runs.map((run) => run.duration_s)) + PATIENCE_s;
+    let tooLong = false;
+    const timer = setTimeout(() => {
+      tooLong = true;
+      for (const client of interrupt.clients) client.signal("SIGKILL");
+    }, limit_s * 1000);
+    const over = new AbortController();
+    try {
+      const { report, exitStatus } = await launch(planned, native, {
+        segmentFolder,
+        start_timeout_s: limit_s,
+        interrupt,
+        show: (name, line) => output.keep(name, line),
+        started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
+      });
+      if (interrupt.signal) throw new Interrupted(this.#soFar(runs, report.clients));
+      if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
+      const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
+      if (exitStatus !== 0 || failed)
+        throw new RunFailed(`${failed?.name ?? "a program"} ended with status ${exitStatus}`, output.lines());
+      const apart = report.clients.find((client) => !client.attached);
+      if (apart) throw new RunFailed(`${apart.name} was not under Rigel: ${apart.attach_problem}`, output.lines());
+      return { logs: this.#logs(runs, output), clients: report.clients };
+    } finally {
+      over.abort();
+      clearTimeout(timer);
+    }
+  }
+
+  #argv({ name, program, due_s, duration_s, more = [] }: Run): string[] {
+    const { native, device, scratch } = this.#place;
+    const log = join(scratch, `${name}.log`);
+    rmSync(log, { force: true });
+    const common = ["--start-at", START, "--log", log];
+    if (due_s) {
+      const gaps = join(scratch, `${name}.gaps`);
+      // One that is too late to be served, so that the list is never empty and never begun again.
+      writeFileSync(gaps, JSON.stringify(gapsOf([...due_s, duration_s + 1])));
+      common.push("--arrivals", gaps);
+    }
+    const length = String(duration_s);
+    if (device.simulated)
+      return [
+        native.files.replay,
+        "--profile",
+        join(native.files.profiles, program.profile ?? ""),
+        "--duration-s",
+        length,
+        ...common,
+      ];
+    return ["python3", native.files.workload, ...program.args, "--duration", length, ...common, ...more];
+  }
+
+  #soFar(runs: readonly Run[], clients: ClientReport[]): Ran | undefined {
+    try {
+      return { logs: this.#logs(runs, new Output(runs)), clients };
+    } catch (thrown) {
+      if (thrown instanceof RunFailed) return undefined;
+      throw thrown;
+    }
+  }
+
+  #logs(runs: readonly Run[], output: Output): Map<string, Log> {
+    return new Map(
+      runs.map(({ name }) => {
+        const path = join(this.#place.scratch, `${name}.log`);
+        try {
+          return [name, logSchema.parse(JSON.parse(readFileSync(path, "utf8")))];
+        } catch (thrown) {
+          throw new RunFailed(`${name} left no measurements (${reason(thrown)})`, output.lines());
+        }
+      }),
+    );
+  }
+}
+
+function startOf(start: Start): number {
+  return "at_ms" in start ? start.at_ms / 1000 : Date.now() / 1000 + start.lead_s;
+}
+
+/** The last lines that each program printed. */
+class Output {
+  readonly #lines: Map<string, string[]>;
+
+  constructor(runs: readonly Run[]) {
+    this.#lines = new Map(runs.map(({ name }) => [name, []]));
+  }
+
+  keep(name: string, line: string): void {
+    const lines = this.#lines.get(name);
+    lines?.push(line);
+    if (lines && lines.length > KEPT_LINES) lines.shift();
+  }
+
+  lines(): string[] {
+    return [...this.#lines].flatMap(([name, lines]) => lines.map((line) => `${name} | ${line}`));
+  }
+}

@@ -1,0 +1,318 @@
+/**
+ * bench-stats.ts: the numbers of a benchmark: arrival times, windows of a schedule, percentiles, throughput, ratios.
+ *
+ * Pure: no clock, no file, no process. Seconds are since the start that all programs of a run share.
+ */
+
+/** When a request fell due, in seconds, and its latency from then, in milliseconds. */
+export type Sample = readonly [due_s: number, latency_ms: number];
+
+export interface Latency {
+  count: number;
+  p50_ms: number;
+  p95_ms: number;
+  p99_ms: number;
+  mean_ms: number;
+  max_ms: number;
+}
+
+/** Nearest rank: the smallest value that at least the fraction `q` does not exceed. `sorted` ascends and is not empty. */
+export function quantile(sorted: readonly number[], q: number): number {
+  const rank = Math.max(1, Math.ceil(q * sorted.length - 1e-9));
+  return sorted[rank - 1] ?? Number.NaN;
+}
+
+/** What latencies come to; undefined without any. */
+export function latencyOf(samples: readonly Sample[]): Latency | undefined {
+  if (samples.length === 0) return undefined;
+  const sorted = ascending(samples.map(([, latency_ms]) => latency_ms));
+  return {
+    count: sorted.length,
+    p50_ms: quantile(sorted, 0.5),
+    p95_ms: quantile(sorted, 0.95),
+    p99_ms: quantile(sorted, 0.99),
+    mean_ms: sorted.reduce((sum, value) => sum + value, 0) / sorted.length,
+    max_ms: quantile(sorted, 1),
+  };
+}
+
+export function ascending(values: readonly number[]): number[] {
+  return values.toSorted((a, b) => a - b);
+}
+
+/** The middle one, or the mean of the two in the middle; NaN without any. */
+export function median(values: readonly number[]): number {
+  const sorted = ascending(values);
+  const middle = sorted.length >> 1;
+  const upper = sorted[middle] ?? Number.NaN;
+  return sorted.length % 2 === 1 ? upper : ((sorted[middle - 1] ?? Number.NaN) + upper) / 2;
+}
+
+/** Middle and extremes of one number per round. */
+export interface Spread {
+  median: number;
+  min: number;
+  max: number;
+  /** How many. */
+  rounds: number;
+}
+
+export function spread(values: readonly number[]): Spread | null {
+  const finite = values.filter(Number.isFinite);
+  if (finite.length === 0) return null;
+  return { median: median(finite), min: Math.min(...finite), max: Math.max(...finite), rounds: finite.length };
+}
+
+/** Steps done between two moments, of a program whose steps ended at `ends_s`; parts of a step count as such. */
+export function stepsBetween(ends_s: readonly number[], from_s: number, to_s: number): number {
+  return stepsUntil(ends_s, to_s) - stepsUntil(ends_s, from_s);
+}
+
+/** Up to the last end known; what was under way then is not counted. */
+function stepsUntil(ends_s: readonly number[], at_s: number): number {
+  let before_s = 0;
+  for (const [done, end_s] of ends_s.entries()) {
+    if (at_s < end_s) return done + Math.max(0, at_s - before_s) / (end_s - before_s);
+    before_s = end_s;
+  }
+  return ends_s.length;
+}
+
+/* ---- Arrivals */
+
+export const ARRIVALS = ["poisson", "bursty", "uniform"] as const;
+export type Arrivals = (typeof ARRIVALS)[number];
+
+/** Requests of one burst follow each other this closely. */
+const BURST_GAP_s = 0.002;
+/** A burst holds from 1 to so many requests, each number as likely as the other. */
+const BURST_MOST = 8;
+
+/** Times from `from_s` to `to_s` at which requests fall due; the seed decides everything. */
+export function arrivalTimes(kind: Arrivals, rate_per_s: number, seed: number, from_s: number, to_s: number): number[] {
+  const random = generator(seed);
+  const exponential = (mean_s: number): number => -Math.log(1 - random()) * mean_s;
+  const due_s: number[] = [];
+  let at_s = from_s;
+  for (;;) {
+    if (kind === "bursty") {
+      at_s += exponential((BURST_MOST + 1) / 2 / rate_per_s);
+      const size = 1 + Math.floor(random() * BURST_MOST);
+      for (let i = 0; i < size; i++) due_s.push(at_s + i * BURST_GAP_s);
+    } else {
+      at_s += kind === "poisson" ? exponential(1 / rate_per_s) : 1 / rate_per_s;
+      due_s.push(at_s);
+    }
+    if (at_s >= to_s) return ascending(due_s).filter((due) => due < to_s);
+  }
+}
+
+/** As a program reads them: from the start to the first, then from each to the next. */
+export function gapsOf(due_s: readonly number[]): number[] {
+  return due_s.map((due, index) => due - (due_s[index - 1] ?? 0));
+}
+
+/** Numbers from 0 to 1, by a 32-bit counter and a mixing function (splitmix32). */
+function generator(seed: number): () => number {
+  let state = seed >>> 0;
+  return () => {
+    state = (state + 0x9e3779b9) >>> 0;
+    let mixed = Math.imul(state ^ (state >>> 16), 0x21f0aaad);
+    mixed = Math.imul(mixed ^ (mixed >>> 15), 0x735a2d97);
+    return ((mixed ^ (mixed >>> 15)) >>> 0) / 2 ** 32;
+  };
+}
+
+/* ---- Windows */
+
+/** A spell in which the programs run in one way. What falls into its first part, while they settle, is not counted. */
+export interface Window {
+  way: string;
+  round: number;
+  from_s: number;
+  /** Counting begins. */
+  counted_s: number;
+  to_s: number;
+}
+
+/** The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. */
+export function schedule(
+  ways: readonly string[],
+  lengths: { rounds: number; cycles: number; window_s: number; settle_s: number },
+): Window[] {
+  const { rounds, cycles, window_s, settle_s } = lengths;
+  const windows: Window[] = [];
+  let at_s = 0;
+  for (let turn = 0; turn < rounds * cycles; turn++)
+    for (const way of turn % 2 === 0 ? ways : ways.toReversed()) {
+      const to_s = at_s + settle_s + window_s;
+      windows.push({ way, round: Math.floor(turn / cycles), from_s: at_s, counted_s: at_s + settle_s, to_s });
+      at_s = to_s;
+    }
+  return windows;
+}
+
+/** The samples that belong to a window; `guard_s` before its end are left out, as the next window shows in them. */
+export function within(samples: readonly Sample[], { counted_s, to_s }: Window, guard_s: number): Sample[] {
+  return samples.filter(([due_s]) => due_s >= counted_s && due_s < to_s - guard_s);
+}
+
+/* ---- The matrix */
+
+/** What one way of running a pair gave in one round. */
+export interface Measurement {
+  pair: string;
+  way: string;
+  /** What it may be compared with: programs started in the same manner. */
+  method: string;
+  round: number;
+  /** Latencies of the high program; empty where it did not run. */
+  requests: Sample[];
+  /** Seconds in which requests could fall due. */
+  requests_s: number;
+  /** Where ways are switched, when it was so, and when the switch was really made. */
+  window?: { from_s: number; counted_s: number; to_s: number; switched_s: number };
+  /** For each best-effort program that ran. */
+  best: { program: string; steps: number; seconds: number }[];
+}
+
+/** One row of the result: ratios are within a round, against `alone` of the same method; spread is over the rounds. */
+export interface Row {
+  pair: string;
+  way: string;
+  method: string;
+  p50_ms: Spread | null;
+  p95_ms: Spread | null;
+  p99_ms: Spread | null;
+  p50_ratio: Spread | null;
+  p95_ratio: Spread | null;
+  p99_ratio: Spread | null;
+  /** Best-effort steps a second; with several programs, of each. */
+  steps_per_s: { program: string; per_s: Spread | null }[];
+  /** Best-effort throughput over throughput alone; with several programs, their sum. */
+  share: Spread | null;
+  /** 1 minus the part of the time that the high program alone keeps the GPU busy. */
+  ceiling: number | null;
+  /** Share over ceiling. */
+  harvest: number | null;
+}
+
+export const ALONE = "alone";
+
+/** GPU time of one request of each high program, in ms, by pair. */
+export type GpuTimes = ReadonlyMap<string, number>;
+
+/** The rows of all that was measured, in the order in which pairs and ways first appear. */
+export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): Row[] {
+  const groups = Map.groupBy(measurements, ({ pair, method, way }) => JSON.stringify([pair, method, way]));
+  return [...groups.values()].flatMap((group) => {
+    const [first] = group;
+    if (!first) return [];
+    const { pair, way, method } = first;
+    const bases = measurements.filter((one) => one.pair === pair && one.method === method && one.way === ALONE);
+    const rounds = [...new Set(group.map(({ round }) => round))];
+    const each = rounds.map((round) => ({
+      here: roundOf(group, round),
+      base: roundOf(bases, round),
+    }));
+    const latency = (key: "p50_ms" | "p95_ms" | "p99_ms"): Spread | null =>
+      spread(each.map(({ here }) => here.latency?.[key] ?? Number.NaN));
+    const ratio = (key: "p50_ms" | "p95_ms" | "p99_ms"): Spread | null =>
+      way === ALONE
+        ? null
+        : spread(
+            each.map(({ here, base }) => (here.latency?.[key] ?? Number.NaN) / (base.latency?.[key] ?? Number.NaN)),
+          );
+    const programs = [...new Set(group.flatMap(({ best }) => best.map(({ program }) => program)))];
+    const share =
+      way === ALONE || programs.length === 0 ? null : spread(each.map(({ here, base }) => shareOf(here, base)));
+    const ceiling = ceilingOf(bases, gpu_ms.get(pair));
+    return [
+      {
+        pair,
+        way,
+        method,
+        p50_ms: latency("p50_ms"),
+        p95_ms: latency("p95_ms"),
+        p99_ms: latency("p99_ms"),
+        p50_ratio: ratio("p50_ms"),
+        p95_ratio: ratio("p95_ms"),
+        p99_ratio: ratio("p99_ms"),
+        steps_per_s: programs.map((program) => ({
+          program,
+          per_s: spread(each.map(({ here }) => here.per_s.get(program) ?? Number.NaN)),
+        })),
+        share,
+        ceiling,
+        harvest: share && ceiling ? share.median / ceiling : null,
+      },
+    ];
+  });
+}
+
+interface Round {
+  latency: Latency | undefined;
+  per_s: Map<string, number>;
+}
+
+/** Everything of one round pooled. */
+function roundOf(measurements: readonly Measurement[], round: number): Round {
+  const own = measurements.filter((one) => one.round === round);
+  const per_s = new Map<string, number>();
+  const steps = own.flatMap(({ best }) => best);
+  for (const [program, parts] of Map.groupBy(steps, (one) => one.program)) {
+    const seconds = parts.reduce((sum, part) => sum + part.seconds, 0);
+    if (seconds > 0) per_s.set(program, parts.reduce((sum, part) => sum + part.steps, 0) / seconds);
+  }
+  return { latency: latencyOf(own.flatMap(({ requests }) => requests)), per_s };
+}
+
+function shareOf(here: Round, base: Round): number {
+  let sum = 0;
+  for (const [program, per_s] of here.per_s) sum += per_s / (base.per_s.get(program) ?? Number.NaN);
+  return here.per_s.size > 0 ? sum : Number.NaN;
+}
+
+/** From the requests that the high program really got while alone. */
+function ceilingOf(alone: readonly Measurement[], gpu_ms: number | undefined): number | null {
+  const seconds = alone.reduce((sum, { requests_s }) => sum + requests_s, 0);
+  if (gpu_ms === undefined || seconds <= 0) return null;
+  const count = alone.reduce((sum, { requests }) => sum + requests.length, 0);
+  return Math.max(0, 1 - ((count / seconds) * gpu_ms) / 1000);
+}
+
+/* ---- What Rigel costs with nothing beside it */
+
+export interface Solo {
+  program: string;
+  /** p50 under Rigel over p50 bare, of all windows pooled. */
+  ratio: number;
+  /** The same of each pair of neighbouring windows. */
+  windows: Spread | null;
+  bare: Latency;
+  rigel: Latency;
+}
+
+/** `windows` alternate between bare and Rigel; each copy of the program serves in its own ones only. */
+export function soloOf(
+  program: string,
+  windows: readonly Window[],
+  samples: { bare: readonly Sample[]; rigel: readonly Sample[] },
+): Solo | undefined {
+  const parts = windows.map((window) => ({
+    way: window.way,
+    samples: within(window.way === "rigel" ? samples.rigel : samples.bare, window, 0),
+  }));
+  const pooled = (way: string): Latency | undefined =>
+    latencyOf(parts.flatMap((part) => (part.way === way ? part.samples : [])));
+  const [bare, rigel] = [pooled("bare"), pooled("rigel")];
+  if (!bare || !rigel) return undefined;
+  const ratios: number[] = [];
+  for (let i = 0; i + 1 < parts.length; i += 2) {
+    const two = parts.slice(i, i + 2);
+    const p50 = (way: string): number =>
+      latencyOf(two.find((part) => part.way === way)?.samples ?? [])?.p50_ms ?? Number.NaN;
+    ratios.push(p50("rigel") / p50("bare"));
+  }
+  return { program, ratio: rigel.p50_ms / bare.p50_ms, windows: spread(ratios), bare, rigel };
+}

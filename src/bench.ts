@@ -1,0 +1,398 @@
+/**
+ * bench.ts: `rigel bench`: runs pairs of programs in every way of sharing a GPU, and says what each way costs and gives.
+ *
+ * Ratios are taken within a round, as hosts drift by more than what is to be seen. A program that fails ends its run and no
+ * other; Ctrl-C ends the benchmark and what was measured so far is reported. Without a GPU the same runs on the simulated
+ * one, with recorded profiles for programs, and says so wherever a number is shown.
+ */
+
+import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { cpus, tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { type Command, InvalidArgumentError, Option } from "commander";
+import packageJson from "../package.json" with { type: "json" };
+import { type Job, type Load, type Timing, anewJobs, gpuTimeJob, liveJob, soloJob } from "./bench-jobs.ts";
+import {
+  type Pair,
+  type Program,
+  type Way,
+  allWays,
+  choosePairs,
+  choosePolicies,
+  chooseWays,
+  isLive,
+} from "./bench-matrix.ts";
+import { type BenchDocument, type BenchResult, documentOf, markdown } from "./bench-report.ts";
+import { page } from "./bench-page.ts";
+import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
+import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
+import { type Config, policySchema } from "./config.ts";
+import { type Device, Devices } from "./device.ts";
+import { RigelError, reason } from "./errors.ts";
+import { Guard } from "./guard.ts";
+import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
+import { progress } from "./log.ts";
+import { Mps } from "./mps.ts";
+import { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
+
+interface Flags {
+  pairs?: string;
+  ways?: string;
+  policies?: string;
+  policyJson: string[];
+  rounds?: number;
+  duration?: number;
+  lead?: number;
+  window: number;
+  rate: number;
+  arrivals: Arrivals;
+  seed: number;
+  live?: true;
+  solo?: true;
+  device: Config["device"];
+  dryRun?: true;
+  json?: string;
+  html?: string;
+  markdown?: string;
+}
+
+/** What a benchmark without --pairs may take. */
+const DEFAULT_LIMIT_s = 600;
+/** A retry of programs that were late waits so much longer than they needed. */
+const LEAD_MARGIN_s = 2;
+
+const EXAMPLES = `
+Examples:
+  rigel bench                                          as many pairs as fit ten minutes, started anew for every way
+  rigel bench --live --pairs bert+gpt2-train           one start of the programs, ways switched while they run
+  rigel bench --solo --pairs all                       what Rigel costs each program with nothing beside it
+  rigel bench --pairs resnet50+resnet50-train --ways "time slicing;rigel priority" --rounds 1 --html report.html
+  rigel bench --policies none,gentle --policy-json 'gentle={"name":"priority","inflight":2}'
+
+Pairs are a high and one or more best-effort programs:
+  high         resnet50, bert, gpt2-decode
+  best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph
+  --pairs all runs each high program with each best-effort one, and resnet50+resnet50-train+gpt2-train.
+On a machine without a GPU those run that a profile was recorded of: resnet50, bert, resnet50-train, gpt2-train.
+
+Ways: alone; time slicing; MPS; MPS, client priority; alone, Rigel; and for each policy "rigel NAME" and
+"rigel NAME, MPS". All but the first are compared with "alone" in the same round.
+
+The programs need python3 with torch, torchvision and transformers. Nothing is downloaded; weights are random.`;
+
+/** Adds the command. `device` parses what --device takes. */
+export function addBench(program: Command, device: (text: string) => Config["device"]): void {
+  program
+    .command("bench")
+    .description("measure latency and throughput of pairs of programs in every way of sharing the GPU")
+    .option("--pairs <names>", "pairs, separated by commas, or all (default: as many as fit ten minutes)")
+    .option("--ways <names>", "ways, separated by semicolons (default: every way there is here)")
+    .option(
+      "--policies <names>",
+      "policies to run under Rigel, separated by commas (default: the default one, priority)",
+    )
+    .option("--policy-json <name={...}>", "what a policy's configuration is; may be repeated", collect, [])
+    .option("--rounds <count>", "rounds; each runs every way once (default: 3; simulated: 1)", countAbove0)
+    .option("--duration <seconds>", "seconds measured for a way and round (default: 7; simulated: 2)", above0)
+    .option("--lead <seconds>", "seconds for programs to start and warm up (default: 12; simulated: 3)", above0)
+    .option("--window <seconds>", "seconds of a window where ways are switched, at most 4", windowSeconds, 2)
+    .option("--rate <per second>", "requests a second", above0, 60)
+    .addOption(new Option("--arrivals <kind>", "how requests arrive").choices(ARRIVALS).default("poisson"))
+    .option("--seed <number>", "seed of the arrivals", seedNumber, 1)
+    .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
+    .option("--solo", "instead: each high program alone, bare and under Rigel in turn")
+    .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
+    .option("--dry-run", "show what would run and how long it would take")
+    .option("--json <file>", "write everything measured as JSON; - is standard output")
+    .option("--markdown <file>", "write the table as Markdown")
+    .option("--html <file>", "write a page with plots")
+    .addHelpText("after", EXAMPLES)
+    .action(runBench);
+}
+
+function collect(text: string, previous: string[]): string[] {
+  return [...previous, text];
+}
+
+function above0(text: string): number {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isFinite(value) || value <= 0 || value > 1e6)
+    throw new InvalidArgumentError("Expected a number above 0.");
+  return value;
+}
+
+function countAbove0(text: string): number {
+  const value = above0(text);
+  if (!Number.isInteger(value) || value > 1000)
+    throw new InvalidArgumentError("Expected a whole number from 1 to 1000.");
+  return value;
+}
+
+/** The gate lets go of what was held for 5 s, and a window has its time to settle besides. */
+function windowSeconds(text: string): number {
+  const value = above0(text);
+  if (value > 4)
+    throw new InvalidArgumentError("Expected at most 4 seconds: best-effort work cannot be held for longer.");
+  return value;
+}
+
+function seedNumber(text: string): number {
+  const value = Number(text);
+  if (!/^\d+$/.test(text) || value > 0xffff_ffff) throw new InvalidArgumentError("Expected a whole number below 2^32.");
+  return value;
+}
+
+/** Before minutes are spent on what could not be written down. */
+function checkOutputs({ json, html, markdown: md }: Flags): void {
+  const files = [
+    ["--json", json === "-" ? undefined : json],
+    ["--markdown", md],
+    ["--html", html],
+  ] as const;
+  for (const [option, file] of files)
+    if (file !== undefined)
+      try {
+        closeSync(openSync(file, "a"));
+      } catch (thrown) {
+        throw new RigelError(
+          "config",
+          `${option}: expected a file that can be written, got ${file} (${reason(thrown)})`,
+          {
+            cause: thrown,
+          },
+        );
+      }
+}
+
+async function runBench(flags: Flags): Promise<void> {
+  if (!flags.dryRun) checkOutputs(flags);
+  const native = await Native.load();
+  const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const simulation = { state, preset: "h200", mps: false } as const;
+  const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
+  const { simulated } = device;
+  const timing: Timing = {
+    rounds: flags.rounds ?? (simulated ? 1 : 3),
+    duration_s: flags.duration ?? (simulated ? 2 : 7),
+    lead_s: flags.lead ?? (simulated ? 3 : 12),
+    window_s: flags.window,
+  };
+  const load: Load = { rate_per_s: flags.rate, arrivals: flags.arrivals, seed: flags.seed };
+  const policies = choosePolicies(flags.policies, flags.policyJson);
+  const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;
+  const ways = chooseWays(
+    flags.ways,
+    allWays(policies, { mps: simulated || hasDaemon, clientPriority: !simulated && hasDaemon }),
+  );
+  const candidates = choosePairs(flags.pairs, simulated);
+  const notes: string[] = [];
+  if (simulated)
+    notes.push("simulated: the GPU is a model, and the programs are replays of profiles recorded on an H200");
+  else if (!hasDaemon) notes.push("nvidia-cuda-mps-control is not on PATH: the ways with MPS are left out");
+
+  const scratch = mkdtempSync(join(tmpdir(), "rigel-bench-"));
+  // Whatever ends this process: nobody has the first in its environment, programs are watched where they are started.
+  using _ = new Guard(`RIGEL_BENCH_SCRATCH=${scratch}`, [scratch, state]);
+  using interrupt = new Interrupt();
+  const segmentFolder = resolve(defaultSegmentFolder(process.env));
+  const runner = new Runner({ native, device, simulation, scratch, segmentFolder, interrupt });
+  const daemon = new Daemon(scratch, device);
+  const bed = {
+    runner,
+    native,
+    simulated,
+    load,
+    environment: (mps: boolean) => (simulated ? {} : daemon.environment(mps)),
+  };
+  const jobsOf = (pairs: readonly Pair[]): Job[] => {
+    const highs = [...new Set(pairs.map(({ high }) => high))];
+    const pairNames = (high: Program): string =>
+      pairs
+        .filter((pair) => pair.high === high)
+        .map(({ name }) => name)
+        .join(",");
+    if (flags.solo)
+      return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
+    const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
+    const live = pairs.flatMap((pair) =>
+      flags.live && pair.best.length === 1
+        ? [false, true].flatMap((withMps) => liveJob(bed, pair, ways, withMps) ?? [])
+        : [],
+    );
+    const anew: Job[] = [];
+    for (let round = 0; round < timing.rounds; round++)
+      for (const pair of pairs)
+        for (const way of anewWays(ways, flags.live === true && pair.best.length === 1))
+          anew.push(...anewJobs(bed, pair, way, round));
+    return [...gpuTimes, ...live, ...anew];
+  };
+  try {
+    const pairs = flags.pairs === undefined ? fitting(candidates, jobsOf, timing) : candidates;
+    const jobs = jobsOf(pairs);
+    progress(`${device.name}: ${pairs.map(({ name }) => name).join(", ")}`);
+    for (const note of notes) progress(`note: ${note}`);
+    progress(`${jobs.length} runs, about ${duration(total_s(jobs, timing))}`);
+    if (flags.dryRun) {
+      print(jobs.map((job) => `${job.title} (${job.seconds(timing).toFixed(0)} s)`).join("\n"));
+      return;
+    }
+    const result: BenchResult = {
+      started: new Date().toISOString(),
+      device,
+      driver: simulated ? null : driverVersion(device),
+      versions: { rigel: packageJson.version, bun: Bun.version },
+      host: hostOf(),
+      options: { ...timing, ...load, live: flags.live ?? false, solo: flags.solo ?? false },
+      policies: Object.fromEntries(policies),
+      pairs: pairs.map(({ name, high, best }) => ({ name, high: high.title, best: best.map(({ title }) => title) })),
+      runs: jobs.length,
+      done: 0,
+      gpu_times: [],
+      measurements: [],
+      solo: [],
+      failures: [],
+      notes,
+    };
+    if (ways.some((way) => way.mps) && !simulated && !flags.solo) await daemon.start();
+    await runJobs(jobs, timing, result, interrupt, flags);
+    const document = documentOf(result);
+    write(flags, document);
+    print(flags.json === "-" ? JSON.stringify(document) : markdown(document));
+    for (const { title, problem } of result.failures) progress(`failed: ${title}: ${problem}`);
+    process.exitCode = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : result.failures.length > 0 ? 1 : 0;
+  } finally {
+    await daemon.stop();
+    rmSync(scratch, { recursive: true, force: true });
+    rmSync(state, { force: true });
+  }
+}
+
+/** With --live, what is left to be started anew, and what it is compared with. */
+function anewWays(ways: readonly Way[], live: boolean): Way[] {
+  const left = live ? ways.filter((way) => !isLive(way)) : [...ways];
+  return live && left.length > 0 ? ways.filter((way) => way.name === ALONE || left.includes(way)) : left;
+}
+
+/** The first pairs that take no longer than ten minutes together; one at least. */
+function fitting(pairs: readonly Pair[], jobsOf: (pairs: readonly Pair[]) => Job[], timing: Timing): Pair[] {
+  let count = 1;
+  while (count < pairs.length && total_s(jobsOf(pairs.slice(0, count + 1)), timing) <= DEFAULT_LIMIT_s) count++;
+  return pairs.slice(0, count);
+}
+
+function total_s(jobs: readonly Job[], timing: Timing): number {
+  return jobs.reduce((sum, job) => sum + job.seconds(timing), 0);
+}
+
+async function runJobs(
+  jobs: readonly Job[],
+  timing: Timing,
+  result: BenchResult,
+  interrupt: Interrupt,
+  flags: Flags,
+): Promise<void> {
+  for (const [index, job] of jobs.entries()) {
+    if (interrupt.signal) return;
+    try {
+      const found = await inTime(job, timing, interrupt);
+      result.measurements.push(...(found.measurements ?? []));
+      if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
+      if (found.solo) result.solo.push(found.solo);
+      Object.assign(result.versions, found.versions);
+      const late = found.late_s > 0 ? ` (LATE by ${found.late_s.toFixed(1)} s: raise --lead)` : "";
+      if (late) result.notes.push(`${job.title}: a program was ready ${found.late_s.toFixed(1)} s late`);
+      const left_s = total_s(jobs.slice(index + 1), timing);
+      const left = index + 1 < jobs.length ? `; about ${duration(left_s)} left` : "";
+      progress(`[${index + 1}/${jobs.length}] ${job.title}: ${found.said}${late}${left}`);
+    } catch (thrown) {
+      if (thrown instanceof Interrupted) return;
+      if (!(thrown instanceof RunFailed) && !(thrown instanceof RigelError)) throw thrown;
+      const output = thrown instanceof RunFailed ? [...thrown.output] : [];
+      result.failures.push({ title: job.title, problem: thrown.message, output });
+      progress(`[${index + 1}/${jobs.length}] ${job.title}: FAILED: ${thrown.message}`);
+      for (const line of output) progress(`  ${line}`);
+    }
+    result.done = index + 1;
+    // What has been measured is not lost, however this ends.
+    if (flags.json !== undefined && flags.json !== "-") writeFileSync(flags.json, JSON.stringify(documentOf(result)));
+  }
+}
+
+/** Once more with a longer lead if programs were not ready in time; that lead is kept. */
+async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnType<Job["run"]> {
+  const found = await job.run(timing);
+  if (found.late_s <= 0 || interrupt.signal) return found;
+  timing.lead_s += found.late_s + LEAD_MARGIN_s;
+  progress(`${job.title}: late by ${found.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
+  return await job.run(timing);
+}
+
+function write(flags: Flags, document: BenchDocument): void {
+  const outputs: [string | undefined, () => string][] = [
+    [flags.json === "-" ? undefined : flags.json, () => JSON.stringify(document)],
+    [flags.markdown, () => `${markdown(document)}\n`],
+    [flags.html, () => page(document)],
+  ];
+  for (const [file, content] of outputs)
+    if (file !== undefined) {
+      writeFileSync(file, content());
+      progress(`wrote ${file}`);
+    }
+}
+
+function duration(seconds: number): string {
+  return seconds < 90 ? `${Math.ceil(seconds)} s` : `${Math.ceil(seconds / 60)} min`;
+}
+
+function print(text: string): void {
+  process.stdout.write(`${text}\n`);
+}
+
+function driverVersion({ uuid }: Device): string | null {
+  if (!Bun.which("nvidia-smi")) return null;
+  const { stdout, exitCode } = Bun.spawnSync(
+    ["nvidia-smi", `--id=${uuid}`, "--query-gpu=driver_version", "--format=csv,noheader"],
+    { stderr: "ignore" },
+  );
+  return exitCode === 0 ? stdout.toString().trim() : null;
+}
+
+function hostOf(): BenchResult["host"] {
+  const processors = cpus();
+  return {
+    processor: processors[0]?.model ?? "unknown",
+    processors: processors.length,
+    kernel: readFileSync("/proc/sys/kernel/osrelease", "utf8").trim(),
+  };
+}
+
+/** An MPS control daemon of the benchmark's own, and the environment in which programs find it, or none at all. */
+class Daemon {
+  readonly #device: Device;
+  readonly #none: string;
+  #mps: Mps | undefined;
+
+  constructor(scratch: string, device: Device) {
+    this.#device = device;
+    this.#none = join(scratch, "no-mps");
+    mkdirSync(this.#none);
+  }
+
+  environment(mps: boolean): Record<string, string> {
+    return { CUDA_MPS_PIPE_DIRECTORY: (mps ? this.#mps?.sharing.pipe_directory : null) ?? this.#none };
+  }
+
+  async start(): Promise<void> {
+    const own = { mode: "mps", daemon: "private", pipe_directory: null } as const;
+    this.#mps = await Mps.open(
+      own,
+      [{ mps: true, hidden: false, sm_percent: undefined, device: this.#device }],
+      "--ways",
+    );
+  }
+
+  async stop(): Promise<void> {
+    await this.#mps?.[Symbol.asyncDispose]();
+  }
+}

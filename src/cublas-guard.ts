@@ -1,0 +1,93 @@
+/**
+ * cublas-guard.ts: what the cuBLAS guard of the client library (native/guard.c) did for a client: its counts by cause and the
+ * last events, as the report shows them.
+ *
+ * Plain values: nothing here reads the segment.
+ */
+
+/** In the order of `enum cause` in native/guard.c, which starts at 1. */
+export const CAUSES = [
+  "null_handle",
+  "wrong_context",
+  "no_context",
+  "in_use_elsewhere",
+  "foreign_stream",
+  "create_failed",
+  "create_retried",
+] as const;
+export type Cause = (typeof CAUSES)[number];
+
+const MODES = ["off", "warn", "repair"] as const;
+/** What the guard may do; `null` if no process of the client has attached. */
+export type GuardMode = (typeof MODES)[number] | null;
+
+/** One call that the guard had to look at. */
+export interface GuardEvent {
+  cause: Cause;
+  /** The function of cuBLAS. */
+  call: string;
+  /** Thread id of the operating system. */
+  thread: number;
+  /** CUDA's number of the device in that process; null if it was not known. */
+  device: number | null;
+  /** Handle of the context that was current, in hexadecimal; null without one. */
+  context: string | null;
+  /** Which of the thread's guarded calls it was, from 1. */
+  call_index: number;
+}
+
+export type GuardReport = Record<Cause, number> & {
+  mode: GuardMode;
+  /** Calls that ran in another way than the program asked. */
+  repaired: number;
+  /** The last ones, oldest first. */
+  events: GuardEvent[];
+};
+
+/** Events that a report shows at most. */
+export const EVENTS = 16;
+
+/** The mode behind the number in the segment. */
+export function guardMode(number: number): GuardMode {
+  return MODES[number - 1] ?? null;
+}
+
+/**
+ * Decodes the ring of the segment (guard_ring in native/segment.h), oldest first. `words` are its words, `size` those of one
+ * entry; entries that were being written are left out.
+ */
+export function guardEvents(words: readonly bigint[], size: number): GuardEvent[] {
+  const found: { number: bigint; event: GuardEvent }[] = [];
+  for (let at = 0; at + size <= words.length; at += size) {
+    const [head = 0n, where = 0n, context = 0n, index = 0n, ...name] = words.slice(at, at + size);
+    const cause = CAUSES[Number(head & 0xffn) - 1];
+    if (cause === undefined) continue;
+    found.push({
+      number: head >> 8n,
+      event: {
+        cause,
+        call: text(name),
+        thread: Number(where & 0xffff_ffffn),
+        device: where >> 32n === 0xffff_ffffn ? null : Number(where >> 32n),
+        context: context === 0n ? null : `0x${context.toString(16)}`,
+        call_index: Number(index),
+      },
+    });
+  }
+  return found.toSorted((a, b) => (a.number < b.number ? -1 : 1)).map(({ event }) => event);
+}
+
+function text(words: readonly bigint[]): string {
+  const bytes = new Uint8Array(new BigUint64Array(words).buffer);
+  const end = bytes.indexOf(0);
+  return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
+}
+
+/** One line for people, or undefined if there is nothing to tell. */
+export function guardLine(name: string, guard: GuardReport): string | undefined {
+  const counts = CAUSES.filter((cause) => guard[cause] > 0).map((cause) => `${cause} ${guard[cause]}`);
+  if (counts.length === 0) return undefined;
+  const last = guard.events.at(-1);
+  const where = last ? `; last: ${last.call}, thread ${last.thread}, device ${last.device ?? "unknown"}` : "";
+  return `guard: ${name}: ${counts.join(", ")} (${guard.repaired} repaired${where})`;
+}

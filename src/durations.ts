@@ -1,0 +1,341 @@
+/**
+ * durations.ts: what is known of how long kernels take, kept from one launch to the next.
+ *
+ * One file for each device name and driver under `$XDG_CACHE_HOME/rigel/durations/` (`~/.cache` without it): JSON lines, the
+ * first one says what the file is. Rows go into the segment before its clients start, and come back out when they have
+ * ended. A row belongs to a program: it is only used for clients that run the same command in the same folder.
+ *
+ * Nothing here may fail a launch: a file that cannot be used is told about in one line, and the kernels are learned again.
+ */
+
+import { createHash, randomUUID } from "node:crypto";
+import { existsSync, lstatSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import type { ClientConfig } from "./config.ts";
+import type { Device } from "./device.ts";
+import { RigelError, reason } from "./errors.ts";
+import { progress } from "./log.ts";
+import { type Native, cacheFolders, privateFolder } from "./native.ts";
+import type { ProfileKernel } from "./profile.ts";
+import type { Segment } from "./segment.ts";
+
+const FORMAT = 1;
+/** Rows that a file keeps, the most recently used ones: some hundred programs. */
+const MOST_ROWS = 20_000;
+/** Rows that go into one segment, which has room for twice as many: the rest is for what is new. */
+const MOST_SEEDS = 4096;
+const MOST_BYTES = 64 * 2 ** 20;
+
+const number64 = z.string().regex(/^[0-9a-f]{16}$/, "expected 16 hexadecimal digits");
+const dimension = z.int().min(0).max(0xffff_ffff);
+const dimensions = z.tuple([dimension, dimension, dimension]);
+
+const headSchema = z.object({ rigel_durations: z.literal(FORMAT), device: z.string(), driver: z.string() });
+
+const rowSchema = z.strictObject({
+  /** What the segment knows the kernel by (native/estimate.h). */
+  key: number64,
+  program: number64,
+  /** The command of that program, for people. */
+  command: z.string().max(256),
+  /** Of the kernel, as the driver has it, cut to what fits the segment. */
+  name: z.string().max(256),
+  grid: dimensions,
+  block: dimensions,
+  duration_ns: z.int().min(1).max(0xffff_ffff),
+  /** Timed launches that are in it. */
+  samples: z.int().min(1).max(0xffff_ffff),
+  used: z.iso.datetime(),
+});
+
+type Row = z.infer<typeof rowSchema>;
+
+interface CacheFile {
+  path: string;
+  device: string;
+  driver: string;
+  rows: Map<string, Row>;
+  /** Why some or all of it is not used. */
+  problem: string | undefined;
+  /** It cannot be looked at, or is not ours to replace: it is left as it is. */
+  untouchable: boolean;
+}
+
+/** A client as far as its kernels' durations are concerned. */
+interface Program {
+  name: string;
+  /** Of the program: 16 hexadecimal digits. */
+  program: string;
+  argv: readonly string[];
+  device: Device;
+}
+
+/** Where the files are. */
+export function durationsFolder(): string {
+  return join(cacheFolders()[0] ?? "/tmp", "durations");
+}
+
+/**
+ * What tells one program from another: what is run, where, and on how much of the GPU. A replay launches the same kernels at
+ * any rate and from any folder.
+ */
+export function programOf({ command, replay, cwd, sm_percent }: ClientConfig): string {
+  const what = replay ? ["rigel-replay", replay.profile] : [cwd ?? process.cwd(), ...(command ?? [])];
+  return createHash("sha256")
+    .update(JSON.stringify([sm_percent ?? 100, ...what]))
+    .digest("hex")
+    .slice(0, 16);
+}
+
+/** The durations of one launch, over all its phases. */
+export class Durations {
+  readonly #native: Native;
+  readonly #folder: string;
+  readonly #files = new Map<string, CacheFile>();
+  readonly #seeds: ReadonlyMap<string, readonly ProfileKernel[]>;
+  #changed = false;
+
+  /** Reads what earlier launches have left for these clients' devices. `seeds`: of profiles, by client name. */
+  constructor(
+    native: Native,
+    folder: string,
+    clients: readonly Program[],
+    seeds: ReadonlyMap<string, readonly ProfileKernel[]>,
+  ) {
+    this.#native = native;
+    this.#folder = folder;
+    this.#seeds = seeds;
+    for (const { device } of clients) {
+      if (this.#files.has(device.name)) continue;
+      const driver = driverOf(device, native);
+      const file = readCache(join(folder, fileName(device.name, driver)), { device: device.name, driver });
+      if (file.problem !== undefined) progress(`known kernel durations: ${file.problem}`);
+      this.#files.set(device.name, file);
+    }
+  }
+
+  /** Puts what is known of these clients' kernels into a segment that they have not started on. */
+  seed(segment: Segment, clients: readonly Program[]): void {
+    try {
+      for (const [device, { rows, path }] of this.#files) {
+        const programs = new Set(clients.filter((one) => one.device.name === device).map(({ program }) => program));
+        const wanted = mostRecent([...rows.values()].filter(({ program }) => programs.has(program))).slice(
+          0,
+          MOST_SEEDS,
+        );
+        const room = wanted.filter((row) => segment.enterEstimate({ ...row, byName: false }));
+        if (room.length > 0) progress(`durations of ${room.length} kernels are known from earlier launches (${path})`);
+      }
+      for (const { name, program, device } of clients)
+        for (const kernel of this.#seeds.get(name) ?? []) {
+          const key = this.#native.estimateKey(program, device.name, kernel.name, kernel.grid, kernel.block);
+          segment.enterEstimate({ ...kernel, key, program, samples: 0, byName: true });
+        }
+    } catch (thrown) {
+      progress(`known kernel durations are not used: ${reason(thrown)}`);
+    }
+  }
+
+  /** Takes over what the clients of a segment have learned. */
+  collect(segment: Segment, clients: readonly Program[]): void {
+    const used = new Date().toISOString();
+    const commands = new Map(clients.map(({ program, argv }) => [program, argv.join(" ").slice(0, 256)]));
+    for (const estimate of segment.estimates()) {
+      const file = estimate.device === undefined ? undefined : this.#files.get(estimate.device);
+      const command = commands.get(estimate.program);
+      if (!file || command === undefined || !estimate.used || estimate.samples === 0) continue;
+      const { key, program, name, grid, block, duration_ns, samples } = estimate;
+      const row = rowSchema.safeParse({ key, program, command, name, grid, block, duration_ns, samples, used });
+      if (!row.success) continue;
+      file.rows.set(key, row.data);
+      this.#changed = true;
+    }
+  }
+
+  /** Writes everything down for the next launch. */
+  save(): void {
+    if (!this.#changed) return;
+    for (const { path, device, driver, rows, untouchable } of this.#files.values()) {
+      if (untouchable || rows.size === 0) continue;
+      try {
+        privateFolder(join(this.#folder, ".."));
+        privateFolder(this.#folder);
+        // Another launch may have saved meanwhile: of each kernel the later row stays.
+        const merged = readCache(path, { device, driver }).rows;
+        for (const [key, row] of rows) if (row.used >= (merged.get(key)?.used ?? "")) merged.set(key, row);
+        const head = { rigel_durations: FORMAT, device, driver };
+        const lines = [head, ...mostRecent([...merged.values()]).slice(0, MOST_ROWS)].map((row) => JSON.stringify(row));
+        replaceFile(path, `${lines.join("\n")}\n`);
+      } catch (thrown) {
+        progress(`kernel durations are not kept for the next launch: ${reason(thrown)}`);
+      }
+    }
+  }
+}
+
+/** What is kept, for `rigel durations --json`. */
+export function keptDurations(folder: string) {
+  const files = fileNames(folder).map((name) => readCache(join(folder, name)));
+  return {
+    schema: 1,
+    folder,
+    files: files.map(({ path, device, driver, rows, problem }) => ({
+      path,
+      device,
+      driver,
+      problem: problem ?? null,
+      kernels: mostRecent([...rows.values()]),
+    })),
+  };
+}
+
+/** The same as people read it. */
+export function durationsText({ folder, files }: ReturnType<typeof keptDurations>): string {
+  if (files.length === 0)
+    return `no kernel durations are kept in ${folder} yet; a launch with best-effort clients learns some`;
+  return files
+    .flatMap(({ path, device, driver, problem, kernels }) => [
+      `${device || "unknown device"}, driver ${driver || "unknown"}: ${kernels.length} kernels (${path})`,
+      ...(problem === null ? [] : [`  note: ${problem}`]),
+      ...Map.groupBy(kernels, ({ program }) => program)
+        .values()
+        .flatMap((rows) => [
+          `  ${rows[0]?.command}`,
+          `  ${"us".padStart(12)} ${"samples".padStart(8)}  ${"last used".padEnd(19)}  kernel`,
+          ...rows.map(
+            ({ name, grid, block, duration_ns, samples, used }) =>
+              `  ${(duration_ns / 1000).toFixed(1).padStart(12)} ${String(samples).padStart(8)}  ` +
+              `${used.slice(0, 19).replace("T", " ")}  ${name}${shapeText(grid, block)}`,
+          ),
+        ]),
+    ])
+    .join("\n");
+}
+
+function shapeText(grid: Row["grid"], block: Row["block"]): string {
+  return grid[0] === 0 ? "" : ` <<<(${grid.join(", ")}), (${block.join(", ")})>>>`;
+}
+
+/** Removes every file in the folder; their paths. Files of others cannot be there: the folder is this user's alone. */
+export function clearDurations(folder: string): string[] {
+  // With what a launch that was killed while it wrote has left beside them.
+  const paths = fileNames(folder, /\.jsonl(\.|$)/).map((name) => join(folder, name));
+  try {
+    for (const path of paths) rmSync(path, { force: true });
+  } catch (thrown) {
+    throw new RigelError("cache", `${folder} cannot be cleared (${reason(thrown)}); remove it`, { cause: thrown });
+  }
+  return paths;
+}
+
+function fileNames(folder: string, pattern = /\.jsonl$/): string[] {
+  if (!existsSync(folder)) return [];
+  try {
+    return readdirSync(folder)
+      .filter((name) => pattern.test(name))
+      .toSorted();
+  } catch (thrown) {
+    throw new RigelError("cache", `${folder} cannot be read (${reason(thrown)}); make it a folder of this user's`, {
+      cause: thrown,
+    });
+  }
+}
+
+/** Reads one file. Whatever is wrong with it is in `problem`; without `expected` it may be of any device. */
+function readCache(path: string, expected?: { device: string; driver: string }): CacheFile {
+  const file: CacheFile = {
+    path,
+    device: expected?.device ?? "",
+    driver: expected?.driver ?? "",
+    rows: new Map(),
+    problem: undefined,
+    untouchable: false,
+  };
+  let text: string;
+  try {
+    const found = lstatSync(path, { throwIfNoEntry: false });
+    if (!found) return file;
+    if (!found.isFile() || found.uid !== process.getuid?.() || (found.mode & 0o022) !== 0) {
+      file.untouchable = true;
+      file.problem = `${path} is not a file of this user alone, and is left as it is; remove it`;
+      return file;
+    }
+    if (found.size > MOST_BYTES) {
+      file.problem = `${path} has ${found.size} bytes, expected at most ${MOST_BYTES}; the file is not used`;
+      return file;
+    }
+    text = readFileSync(path, "utf8");
+  } catch (thrown) {
+    file.untouchable = true;
+    file.problem = `${path} cannot be read: ${reason(thrown)}`;
+    return file;
+  }
+  const lines = text.split("\n");
+  const head = headSchema.safeParse(parsed(lines[0] ?? ""));
+  if (!head.success) {
+    file.problem = `${path}:1: expected {"rigel_durations":${FORMAT},"device":"...","driver":"..."}; the file is not used`;
+    return file;
+  }
+  if (expected && (head.data.device !== expected.device || head.data.driver !== expected.driver)) {
+    file.problem =
+      `${path}:1: expected durations of ${expected.device}, driver ${expected.driver}, ` +
+      `got ${head.data.device}, driver ${head.data.driver}; the file is not used`;
+    return file;
+  }
+  file.device = head.data.device;
+  file.driver = head.data.driver;
+  const bad: number[] = [];
+  for (const [index, line] of lines.entries()) {
+    if (index === 0 || line === "") continue;
+    const row = rowSchema.safeParse(parsed(line));
+    if (row.success) file.rows.set(row.data.key, row.data);
+    else bad.push(index + 1);
+  }
+  const [first] = bad;
+  if (first !== undefined)
+    file.problem = `${path}:${first}: not a kernel's duration; ${bad.length} such lines are not used`;
+  return file;
+}
+
+function parsed(line: string): unknown {
+  try {
+    return JSON.parse(line);
+  } catch {
+    return undefined;
+  }
+}
+
+function mostRecent(rows: readonly Row[]): Row[] {
+  return rows.toSorted((a, b) => (a.used === b.used ? b.samples - a.samples : a.used < b.used ? 1 : -1));
+}
+
+/** Nobody ever sees half a file: it is written beside and then takes the other's name. */
+function replaceFile(path: string, text: string): void {
+  const fresh = `${path}.${randomUUID()}`;
+  try {
+    writeFileSync(fresh, text, { mode: 0o600, flag: "wx" });
+    renameSync(fresh, path);
+  } catch (thrown) {
+    rmSync(fresh, { force: true });
+    throw thrown;
+  }
+}
+
+function fileName(device: string, driver: string): string {
+  const plain = `${device} ${driver}`.replaceAll(/[^\w.]+/g, "-").slice(0, 150);
+  return `${plain}.v${FORMAT}.jsonl`;
+}
+
+/** The version of what decides, besides the device, how long a kernel takes. */
+function driverOf(device: Device, native: Native): string {
+  if (device.simulated) return `rigel ${native.version}`;
+  try {
+    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
+    return (
+      /NVRM version:.*?\s(\d+\.[\d.]+)\s/.exec(readFileSync("/proc/driver/nvidia/version", "utf8"))?.[1] ?? "unknown"
+    );
+  } catch {
+    return "unknown";
+  }
+}

@@ -1,0 +1,84 @@
+/**
+ * memory.ts: limits of device memory: as a configuration writes them, in bytes, in words, and what several mean together.
+ *
+ * The limit itself is kept by the library in each client (native/memory.c). Looks at no machine.
+ */
+
+import { z } from "zod";
+
+const MEMORY = 'expected a size such as "40GiB" or "512MiB", a share of the device such as "30%", or a number of bytes';
+
+/** Above zero: a client without any memory cannot be meant. Whole bytes that a number can hold exactly. */
+export const memorySchema = z.union(
+  [
+    z.int().positive(),
+    z
+      .string()
+      .regex(/^(?!0+(\.0+)?[^\d.])(\d{1,6}(\.\d{1,6})? ?(KiB|MiB|GiB|TiB)|(100|\d{1,2}(\.\d{1,6})?) ?%)$/, MEMORY),
+  ],
+  { error: () => MEMORY },
+);
+
+const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 } as const;
+
+/** A limit in bytes, on a device with `total_bytes`. */
+export function limit_bytes(memory: z.infer<typeof memorySchema>, total_bytes: number): number {
+  if (typeof memory === "number") return memory;
+  const value = Number.parseFloat(memory);
+  const unit = (["KiB", "MiB", "GiB", "TiB"] as const).find((name) => memory.endsWith(name));
+  return Math.max(1, Math.floor(unit ? value * UNITS[unit] : (value / 100) * total_bytes));
+}
+
+/** Three digits or more, with the largest unit that leaves something in front of the point. */
+export function sizeText(bytes: number): string {
+  for (const name of ["TiB", "GiB", "MiB", "KiB"] as const) {
+    const value = bytes / UNITS[name];
+    if (value >= 1) return `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${name}`;
+  }
+  return `${bytes} B`;
+}
+
+/**
+ * Below this a limit is told about. cuBLAS alone takes up to 32 MiB for its workspace on recent GPUs (CUBLAS_WORKSPACE_CONFIG
+ * in its documentation), PyTorch asks for blocks of 2 and 20 MiB.
+ */
+const SMALL_bytes = 64 * 2 ** 20;
+
+interface Limited {
+  name: string;
+  device: { name: string; uuid: string; memory_bytes: number };
+  memory_bytes?: number | undefined;
+}
+
+/** What a user should know of the limits before anything starts. */
+export function notesOnLimits(clients: readonly Limited[]): string[] {
+  const notes: string[] = [];
+  const byDevice = new Map<string, { total_bytes: number; names: string[]; sum_bytes: number; device: string }>();
+  for (const { name, device, memory_bytes } of clients) {
+    if (memory_bytes === undefined) continue;
+    const has = sizeText(device.memory_bytes);
+    if (memory_bytes < SMALL_bytes)
+      notes.push(
+        `${name}: a memory limit of ${sizeText(memory_bytes)} leaves CUDA libraries no room to work; most programs need ` +
+          `${sizeText(SMALL_bytes)} or more (what a context takes for itself does not count)`,
+      );
+    if (memory_bytes > device.memory_bytes)
+      notes.push(
+        `${name}: its memory limit of ${sizeText(memory_bytes)} has no effect: ${device.name} has ${has} in all`,
+      );
+    const known = byDevice.get(device.uuid);
+    byDevice.set(device.uuid, {
+      total_bytes: device.memory_bytes,
+      device: device.name,
+      names: [...(known?.names ?? []), name],
+      sum_bytes: (known?.sum_bytes ?? 0) + Math.min(memory_bytes, device.memory_bytes),
+    });
+  }
+  for (const { total_bytes, names, sum_bytes, device } of byDevice.values())
+    if (names.length > 1 && sum_bytes > total_bytes)
+      notes.push(
+        `the memory limits of ${names.slice(0, -1).join(", ")} and ${names.at(-1)} add up to ${sizeText(sum_bytes)}, ` +
+          `${device} has ${sizeText(total_bytes)}: one can still leave another without memory`,
+      );
+  return notes;
+}

@@ -1,0 +1,98 @@
+/**
+ * policy.ts: what the policies ask of a configuration, and the settings that a policy becomes.
+ *
+ * What can be said of one field alone is in config.ts; here is what depends on the policy, which the command line may name.
+ */
+
+import type { Config, Policy } from "./config.ts";
+import { RigelError } from "./errors.ts";
+import type { Native } from "./native.ts";
+import type { PlannedClient } from "./plan.ts";
+import type { Target } from "./slo.ts";
+
+/** Fields of `policy` that only some policies read. */
+const READ_BY = {
+  min_share: ["priority", "slo"],
+  quantum_us: ["fair"],
+  sm_threshold: ["orion"],
+  dur_threshold: ["orion"],
+  target: ["slo"],
+} as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
+
+/** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
+const DUR_THRESHOLD = 0.025;
+
+/** Without any: the high client's p99 at most 5% over alone. */
+const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
+
+/** What policy slo aims at. */
+export function targetOf({ target }: Policy): Target {
+  if (target?.p99_ms !== undefined) return { p99_ms: target.p99_ms };
+  return target?.p99_over_alone === undefined ? DEFAULT_TARGET : { p99_over_alone: target.p99_over_alone };
+}
+
+/** What is wrong with a configuration under its policy. What has no effect becomes a note. */
+export function checkPolicy(config: Config, notes: string[]): RigelError[] {
+  const { file, policy, clients } = config;
+  const problems: string[] = [];
+  const unread = Object.entries(READ_BY).filter(
+    ([field, policies]) => field in policy && !policies.some((name) => name === policy.name),
+  );
+  for (const [field, policies] of unread)
+    notes.push(`policy.${field}: has no effect under policy ${policy.name}, only under ${policies.join(" and ")}`);
+  if (policy.name !== "fair")
+    for (const { name } of clients.filter(({ weight }) => weight !== undefined))
+      notes.push(`${name}: weight has no effect under policy ${policy.name}, only under fair`);
+  if (policy.name === "slo") {
+    const moved = (["inflight", "suspend", "slice_us"] as const).filter((field) => policy[field] !== undefined);
+    for (const field of moved) notes.push(`policy.${field}: only where policy slo starts from, which then moves it`);
+  }
+  if (policy.name === "fair" && policy.inflight === 0)
+    problems.push(
+      "policy.inflight: expected a limit of at least 1 under policy fair, got 0: without one the driver's queue decides " +
+        "who is next",
+    );
+  if (policy.name === "orion") {
+    const high = clients.filter((client) => client.class === "high").length;
+    if (high !== 1)
+      problems.push(
+        `clients: expected one client of class high under policy orion, whose rules are for one, got ${high}`,
+      );
+    for (const [index, client] of clients.entries())
+      if (client.replay === undefined && client.profile === undefined)
+        problems.push(
+          `${config.fieldNames[index]?.client}.profile: expected a kernel profile under policy orion, which decides by ` +
+            "what each kernel needs, but it is missing; name the program's profile, or choose another policy",
+        );
+  }
+  return problems.map((problem) => new RigelError("config", `${file}: ${problem}`));
+}
+
+/** What a policy's fields are as settings of the segment. Left out: what the library has as default. */
+export function policySettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
+  const { inflight, unit_us, starvation_us, stale_ms, min_share, quantum_us } = policy;
+  const { preempt, suspend, slice_us, high_slice_us } = policy;
+  return {
+    inflight,
+    unit_us,
+    starvation_us,
+    stale_ms,
+    quantum_us,
+    preempt,
+    suspend,
+    slice_us,
+    high_slice_us,
+    ...(min_share !== undefined && { min_share_ppm: Math.round(min_share * 1e6) }),
+    ...(policy.name === "orion" && orionSettings(policy, clients, native)),
+  };
+}
+
+/** A limit of 0 microseconds would be no limit at all. */
+function orionSettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
+  const high = clients.find((client) => client.class === "high");
+  const latency_ns = high?.profile === undefined ? 0 : native.profileLatency_ns(high.profile);
+  return {
+    sms_limit: policy.sm_threshold ?? high?.device.sms,
+    outstanding_us: Math.max(1, Math.round((latency_ns / 1000) * (policy.dur_threshold ?? DUR_THRESHOLD))),
+  };
+}

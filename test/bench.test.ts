@@ -1,0 +1,517 @@
+/**
+ * bench.test.ts: `rigel bench`: its numbers worked out by hand, and tiny benchmarks of the simulated GPU from end to end.
+ *
+ * What is measured is never compared with anything: the machine may be slow. Programs that are not ready in time are run
+ * again by the command itself, so a short lead costs time, not the result.
+ */
+
+import { describe, expect, test } from "bun:test";
+import { readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { allWays, choosePairs, choosePolicies, chooseWays, isLive } from "../src/bench-matrix.ts";
+import {
+  type Measurement,
+  type Sample,
+  arrivalTimes,
+  gapsOf,
+  latencyOf,
+  median,
+  quantile,
+  rowsOf,
+  schedule,
+  soloOf,
+  spread,
+  stepsBetween,
+  within,
+} from "../src/bench-stats.ts";
+import { Scratch, rigel, root, start } from "./rigel.ts";
+
+/** Ten requests of one latency. */
+function ten(latency_ms: number): Sample[] {
+  return Array.from({ length: 10 }, (_, index) => [index, latency_ms]);
+}
+
+function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
+  return {
+    pair: "p",
+    way,
+    method: "anew",
+    round,
+    requests: latency_ms === undefined ? [] : ten(latency_ms),
+    requests_s: latency_ms === undefined ? 0 : 1,
+    best: steps === undefined ? [] : [{ program: "b", steps, seconds: 10 }],
+  };
+}
+
+describe("statistics", () => {
+  test("percentiles are nearest rank", () => {
+    const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
+    expect([0.5, 0.95, 0.99, 1].map((q) => quantile(hundred, q))).toEqual([50, 95, 99, 100]);
+    expect(quantile([7], 0.5)).toBe(7);
+    expect(quantile([1, 2, 3], 0.5)).toBe(2);
+    expect(latencyOf([])).toBeUndefined();
+    const samples: Sample[] = [[0, 4], [1, 2], [2, 9]]; // prettier-ignore
+    expect(latencyOf(samples)).toEqual({ count: 3, p50_ms: 4, p95_ms: 9, p99_ms: 9, mean_ms: 5, max_ms: 9 });
+  });
+
+  test("median and spread", () => {
+    expect(median([3, 1, 2])).toBe(2);
+    expect(median([4, 1, 2, 3])).toBe(2.5);
+    expect(spread([2, Number.NaN, 1])).toEqual({ median: 1.5, min: 1, max: 2, rounds: 2 });
+    expect(spread([Number.NaN])).toBeNull();
+  });
+
+  test("steps between two moments count in part", () => {
+    const ends_s = [1, 2, 4];
+    expect(stepsBetween(ends_s, 0, 4)).toBe(3);
+    expect(stepsBetween(ends_s, 0.5, 1.5)).toBe(1);
+    expect(stepsBetween(ends_s, 3, 4)).toBe(0.5);
+    // What was under way at the last end known is not guessed.
+    expect(stepsBetween(ends_s, 4, 100)).toBe(0);
+    expect(stepsBetween([], 0, 1)).toBe(0);
+  });
+
+  test.each(["poisson", "bursty", "uniform"] as const)(
+    "%s arrivals: in order, in the window, by seed, at the rate",
+    (kind) => {
+      const due_s = arrivalTimes(kind, 60, 5, 10, 110);
+      expect(due_s).toEqual(due_s.toSorted((a, b) => a - b));
+      expect(due_s.every((due) => due >= 10 && due < 110)).toBe(true);
+      expect(arrivalTimes(kind, 60, 5, 10, 110)).toEqual(due_s);
+      // 6000 are expected; the standard deviation of bursts is about 190.
+      expect(Math.abs(due_s.length - 6000)).toBeLessThan(800);
+      if (kind !== "uniform") expect(arrivalTimes(kind, 60, 6, 10, 110)).not.toEqual(due_s);
+    },
+  );
+
+  test("gaps add up to the arrivals", () => {
+    expect(gapsOf([0.5, 1.25, 1.25])).toEqual([0.5, 0.75, 0]);
+    expect(gapsOf([])).toEqual([]);
+  });
+
+  test("a schedule takes every way once a cycle, every second cycle in reverse", () => {
+    const windows = schedule(["a", "b"], { rounds: 2, cycles: 1, window_s: 2, settle_s: 0.5 });
+    expect(windows.map(({ way, round }) => `${way}${round}`)).toEqual(["a0", "b0", "b1", "a1"]);
+    expect(windows[1]).toEqual({ way: "b", round: 0, from_s: 2.5, counted_s: 3, to_s: 5 });
+    expect(windows.at(-1)?.to_s).toBe(10);
+  });
+
+  test("a window holds what falls due while it is counted", () => {
+    const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
+    const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
+    expect(within(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
+  });
+
+  test("ratios are taken within a round", () => {
+    const measurements = [
+      one("alone", 0, 2),
+      one("alone", 0, undefined, 100),
+      one("x", 0, 3, 80),
+      one("alone", 1, 4),
+      one("alone", 1, undefined, 200),
+      one("x", 1, 10, 100),
+    ];
+    const [alone, x] = rowsOf(measurements, new Map([["p", 20]]));
+    expect(alone).toMatchObject({ way: "alone", p99_ms: { median: 3 }, p99_ratio: null, share: null });
+    // 10 requests a second of 20 ms each: the GPU is left to others for 0.8 of the time.
+    expect(x).toMatchObject({
+      p50_ratio: { median: 2, min: 1.5, max: 2.5, rounds: 2 },
+      share: { median: 0.65, min: 0.5, max: 0.8, rounds: 2 },
+      steps_per_s: [{ program: "b", per_s: { median: 9 } }],
+      ceiling: 0.8,
+    });
+    expect(x?.harvest).toBeCloseTo(0.65 / 0.8);
+  });
+
+  test("what has nothing to be compared with has no ratio", () => {
+    const [row] = rowsOf([one("x", 0, 3, 80)], new Map());
+    expect(row).toMatchObject({ p50_ms: { median: 3 }, p50_ratio: null, share: null, ceiling: null, harvest: null });
+  });
+
+  test("programs started in different manners are not compared", () => {
+    const live = { ...one("x", 0, 3, 80), method: "live" };
+    expect(rowsOf([one("alone", 0, 2), live], new Map())[1]).toMatchObject({ way: "x", p50_ratio: null });
+  });
+
+  test("two best-effort programs share by the sum of their parts", () => {
+    const both = [
+      { program: "a", steps: 40, seconds: 10 },
+      { program: "b", steps: 3, seconds: 10 },
+    ];
+    const measurements = [
+      one("alone", 0, 2),
+      { ...one("alone", 0, undefined), best: [{ program: "a", steps: 100, seconds: 10 }] },
+      { ...one("alone", 0, undefined), best: [{ program: "b", steps: 10, seconds: 10 }] },
+      { ...one("x", 0, 2), best: both },
+    ];
+    expect(rowsOf(measurements, new Map()).at(-1)?.share?.median).toBeCloseTo(0.7);
+  });
+
+  test("solo pools the windows of each copy and compares neighbours", () => {
+    const windows = schedule(["bare", "rigel"], { rounds: 1, cycles: 2, window_s: 1, settle_s: 0 });
+    // bare, rigel, rigel, bare
+    const solo = soloOf("p", windows, { bare: [[0.5, 2], [3.5, 4]], rigel: [[1.5, 3], [2.5, 3]] }); // prettier-ignore
+    expect(solo).toMatchObject({
+      ratio: 3 / 2,
+      windows: { min: 0.75, max: 1.5 },
+      bare: { count: 2 },
+      rigel: { count: 2 },
+    });
+    expect(soloOf("p", windows, { bare: [], rigel: [[1.5, 3]] })).toBeUndefined();
+  });
+});
+
+describe("pairs, policies and ways", () => {
+  test("all pairs: every high program with every best-effort one, and the triple", () => {
+    const pairs = choosePairs("all", false).map(({ name }) => name);
+    expect(pairs).toHaveLength(16);
+    expect(new Set(pairs).size).toBe(16);
+    expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
+    expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(5);
+  });
+
+  test("ways: one for each policy, with MPS and without, where there is MPS", () => {
+    const policies = choosePolicies("none,gentle", ['gentle={"name":"priority","inflight":2}']);
+    expect(policies.get("gentle")).toMatchObject({ name: "priority", inflight: 2 });
+    const names = allWays(policies, { mps: true, clientPriority: true }).map(({ name }) => name);
+    expect(names).toEqual([
+      "alone",
+      "time slicing",
+      "MPS",
+      "MPS, client priority",
+      "alone, Rigel",
+      "rigel none",
+      "rigel none, MPS",
+      "rigel gentle",
+      "rigel gentle, MPS",
+    ]);
+    const without = allWays(policies, { mps: false, clientPriority: false });
+    expect(without.some((way) => way.mps)).toBe(false);
+    expect(chooseWays("rigel gentle", without).map(({ name }) => name)).toEqual(["alone", "rigel gentle"]);
+    // What a client takes over when it starts cannot be switched.
+    const fair = allWays(choosePolicies("fair", []), { mps: false, clientPriority: false });
+    expect(fair.filter(isLive).map(({ name }) => name)).toEqual(["alone", "time slicing"]);
+    expect(allWays(policies, { mps: true, clientPriority: true }).filter((way) => !isLive(way))).toMatchObject([
+      { name: "MPS" },
+      { name: "MPS, client priority" },
+      { name: "alone, Rigel" },
+    ]);
+  });
+});
+
+const python = Bun.which("python3");
+if (python === null) console.warn("bench.test.ts: without python3 the arguments of workload.py are not checked");
+
+test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
+  const pairs = choosePairs("all", false);
+  const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
+  expect(programs.size).toBe(8);
+  const folder = join(root, "bench");
+  // Nothing of what it needs on a GPU host is imported before the arguments have been read.
+  const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
+import workload; workload.arguments(sys.argv[2:])`;
+  for (const { name, args } of programs) {
+    await using child = Bun.spawn([python ?? "", "-c", script, folder, ...args, "--log", "x", "--start-at", "1"], {
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [stderr, status] = await Promise.all([child.stderr.text(), child.exited]);
+    expect({ name, stderr, status }).toEqual({ name, stderr: "", status: 0 });
+  }
+});
+
+const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
+const documentSchema = z.object({
+  schema: z.literal(1),
+  simulated: z.boolean(),
+  device: z.object({ name: z.string(), uuid: z.string() }),
+  driver: z.string().nullable(),
+  versions: z.record(z.string(), z.string()),
+  options: z.object({ seed: z.number(), rate_per_s: z.number() }),
+  runs: z.number(),
+  done: z.number(),
+  rows: z.array(
+    z.object({
+      pair: z.string(),
+      way: z.string(),
+      method: z.string(),
+      p50_ms: spreadSchema.nullable(),
+      p99_ratio: spreadSchema.nullable(),
+      share: spreadSchema.nullable(),
+      ceiling: z.number().nullable(),
+    }),
+  ),
+  measurements: z.array(
+    z.object({
+      way: z.string(),
+      requests: z.array(z.tuple([z.number(), z.number()])),
+      rigel: z.array(z.object({ attached: z.boolean(), gate: z.object({ waits: z.number() }) })).optional(),
+    }),
+  ),
+  solo: z.array(z.object({ program: z.string(), ratio: z.number(), windows: spreadSchema })),
+  failures: z.array(z.object({ title: z.string(), problem: z.string(), output: z.array(z.string()) })),
+});
+
+function documentAt(path: string): z.infer<typeof documentSchema> {
+  return documentSchema.parse(JSON.parse(readFileSync(path, "utf8")));
+}
+
+const PAIR = "resnet50+resnet50-train";
+const SIMULATED = ["bench", "--device", "simulated", "--pairs", PAIR];
+const TINY = [...SIMULATED, "--rounds", "1", "--duration", "1", "--lead", "2"];
+const LIMIT_ms = 240_000;
+
+/** Whether every element that is opened is closed, in order; void elements have no end. */
+function isWellFormed(html: string): boolean {
+  const open: string[] = [];
+  for (const [, slash, name = "", rest = ""] of html.matchAll(/<(\/?)([a-z][a-z0-9]*)((?:"[^"]*"|[^">])*)>/g)) {
+    if (["meta", "br"].includes(name) || rest.endsWith("/")) continue;
+    if (slash === "") open.push(name);
+    else if (open.pop() !== name) return false;
+  }
+  return open.length === 0;
+}
+
+describe.concurrent("rigel bench on the simulated GPU", () => {
+  test(
+    "a pair started anew for two ways: JSON, Markdown and a page",
+    async () => {
+      using scratch = new Scratch();
+      const [json, md, html] = ["b.json", "b.md", "b.html"].map((name) => join(scratch.path, name));
+      if (!json || !md || !html) throw new Error("three names");
+      const files = ["--json", json, "--markdown", md, "--html", html];
+      const result = await rigel(...TINY, "--ways", "time slicing;rigel priority", ...files);
+      expect(result.status, result.stderr).toBe(0);
+      const document = documentAt(json);
+      expect(document).toMatchObject({
+        simulated: true,
+        driver: null,
+        failures: [],
+        options: { seed: 1, rate_per_s: 60 },
+      });
+      expect(document.done).toBe(document.runs);
+      expect(document.rows.map(({ way, method }) => `${way} ${method}`)).toEqual([
+        "alone anew",
+        "time slicing anew",
+        "rigel priority anew",
+      ]);
+      for (const { way, p50_ms, p99_ratio, share, ceiling } of document.rows) {
+        expect(p50_ms?.median, way).toBeGreaterThan(0);
+        expect(ceiling, way).toBeLessThan(1);
+        if (way === "alone") continue;
+        expect(p99_ratio?.median, way).toBeGreaterThan(0);
+        expect(share?.median, way).toBeGreaterThan(0);
+      }
+      const governed = document.measurements.find(({ way }) => way === "rigel priority");
+      expect(governed?.rigel).toMatchObject([{ attached: true }, { attached: true }]);
+      // The table of the file is that of standard output, and says what the numbers are.
+      expect(readFileSync(md, "utf8")).toBe(result.stdout);
+      expect(result.stdout).toContain("(simulated)");
+      const lines = result.stdout.split("\n").filter((line) => line.startsWith("|"));
+      expect(lines).toHaveLength(2 + document.rows.length);
+      expect(new Set(lines.map((line) => line.split("|").length)).size).toBe(1);
+      const page = readFileSync(html, "utf8");
+      expect(isWellFormed(page.replace("<!doctype html>", "").replace(/<style>[^<]*<\/style>/, ""))).toBe(true);
+      expect(page).toContain("Simulated");
+      expect(page.match(/<svg /g)).toHaveLength(3);
+      expect(page).not.toMatch(/NaN|undefined|https?:|src=|@import|url\(/);
+      expect(page).toContain('name="viewport"');
+      expect(result.stderr).toMatch(/\[1\/\d\].*left/);
+      expect(result.stderr).toContain(`wrote ${html}`);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "a pair whose ways are switched while it runs",
+    async () => {
+      // Twice, as a window that is switched late on a busy machine is left out.
+      const result = await rigel(
+        ...TINY,
+        "--rounds",
+        "2",
+        "--live",
+        "--policies",
+        "shared",
+        "--policy-json",
+        'shared={"name":"priority","min_share":0.1}',
+        "--window",
+        "1",
+        "--ways",
+        "time slicing;rigel shared",
+        "--json",
+        "-",
+      );
+      expect(result.status, result.stderr).toBe(0);
+      const { rows, failures } = documentSchema.parse(JSON.parse(result.stdout));
+      expect(failures).toEqual([]);
+      expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual([
+        "alone live",
+        "time slicing live",
+        "rigel shared live",
+      ]);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "a program bare and under Rigel in turn",
+    async () => {
+      using scratch = new Scratch();
+      const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
+      const result = await rigel(...TINY, "--solo", "--window", "0.3", "--json", json, "--html", html);
+      expect(result.status, result.stderr).toBe(0);
+      const { solo, rows, failures } = documentAt(json);
+      expect({ rows, failures }).toEqual({ rows: [], failures: [] });
+      expect(solo).toMatchObject([{ program: "resnet50" }]);
+      expect(solo[0]?.ratio).toBeGreaterThan(0);
+      expect(solo[0]?.windows.rounds).toBeGreaterThan(0);
+      expect(result.stdout).toContain("| resnet50 |");
+      const page = readFileSync(html, "utf8");
+      expect(page.match(/<svg /g)).toHaveLength(1);
+      expect(page).not.toMatch(/NaN|undefined/);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "Ctrl-C ends the programs, and what was measured so far is written",
+    async () => {
+      using scratch = new Scratch();
+      const json = join(scratch.path, "b.json");
+      const args = [...SIMULATED, "--rounds", "500", "--duration", "1", "--lead", "1", "--json", json];
+      await using child = start(args, { env: { TMPDIR: scratch.path } });
+      let stderr = "";
+      let sent = false;
+      for await (const chunk of child.stderr) {
+        stderr += new TextDecoder().decode(chunk);
+        // The GPU time, and the high program alone.
+        if (!sent && stderr.includes("[2/")) {
+          sent = true;
+          child.kill("SIGINT");
+        }
+      }
+      expect(await child.exited, stderr).toBe(130);
+      const { done, runs, rows, failures } = documentAt(json);
+      expect(done).toBeGreaterThanOrEqual(2);
+      expect(done).toBeLessThan(runs);
+      expect(rows[0]).toMatchObject({ way: "alone", p99_ratio: null });
+      expect(failures).toEqual([]);
+      // Neither a folder of its own nor a program that uses it is left.
+      expect(readdirSync(scratch.path)).toEqual(["b.json"]);
+      expect(commandsWith(scratch.path)).toEqual([]);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "Ctrl-C while ways are switched keeps the windows that are over",
+    async () => {
+      using scratch = new Scratch();
+      const json = join(scratch.path, "b.json");
+      const args = [...SIMULATED, "--live", "--rounds", "500", "--duration", "1", "--window", "1", "--lead", "2"];
+      await using child = start([...args, "--ways", "time slicing", "--json", json], { env: { TMPDIR: scratch.path } });
+      let stderr = "";
+      let sent = false;
+      for await (const chunk of child.stderr) {
+        stderr += new TextDecoder().decode(chunk);
+        if (!sent && stderr.includes("round 3 of 500")) {
+          sent = true;
+          child.kill("SIGINT");
+        }
+      }
+      expect(await child.exited, stderr).toBe(130);
+      const { failures, measurements } = documentAt(json);
+      expect(failures).toEqual([]);
+      // Three windows a round; those that were switched late are not there.
+      expect(measurements.length).toBeGreaterThan(0);
+      expect(measurements.length).toBeLessThan(3 * 500);
+      expect(commandsWith(scratch.path)).toEqual([]);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "a run that fails is told with its programs' last words, the rest goes on, and the status says so",
+    async () => {
+      using scratch = new Scratch();
+      const json = join(scratch.path, "b.json");
+      // Only what is to run under Rigel cares, and then does not.
+      const args = [...TINY, "--ways", "rigel priority;alone, Rigel;time slicing", "--json", json];
+      await using child = start(args, { env: { RIGEL_DISABLE: "1" } });
+      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+      const { failures, rows, done, runs } = documentAt(json);
+      expect(failures).toMatchObject([
+        {
+          title: `${PAIR}, round 1, alone, Rigel: resnet50`,
+          problem: expect.stringContaining("high was not under Rigel"),
+        },
+        { title: `${PAIR}, round 1, rigel priority`, problem: expect.stringContaining("RIGEL_DISABLE=1") },
+      ]);
+      expect(failures[1]?.output.filter((line) => line.startsWith("resnet50-train | {"))).toHaveLength(1);
+      expect(rows.map(({ way }) => way)).toEqual(["alone", "time slicing"]);
+      expect(stdout).toContain(`- failed: ${PAIR}, round 1, rigel priority: high was not under Rigel`);
+      expect(stderr).toContain("FAILED: high was not under Rigel");
+      expect(done).toBe(runs);
+      expect(status).toBe(1);
+    },
+    LIMIT_ms,
+  );
+});
+
+/** Command lines of processes that mention a path. */
+function commandsWith(path: string): string[] {
+  return readdirSync("/proc")
+    .filter((entry) => /^\d+$/.test(entry))
+    .flatMap((entry) => {
+      try {
+        const command = readFileSync(`/proc/${entry}/cmdline`, "utf8");
+        return command.includes(path) ? [command] : [];
+      } catch {
+        return [];
+      }
+    });
+}
+
+describe.concurrent("rigel bench refuses", () => {
+  test.each([
+    [["--pairs", "resnet50+nothing"], "expected a best-effort program, one of resnet50-train, bert-train"],
+    [
+      ["--pairs", "resnet50-train+resnet50"],
+      'expected a high program, one of resnet50, bert, gpt2-decode, got "resnet50-train"',
+    ],
+    [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
+    [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],
+    [
+      ["--ways", "magic"],
+      'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel priority',
+    ],
+    [["--ways", "MPS, client priority"], "there is no way"],
+    [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
+    [["--rounds", "0"], "Expected a number above 0"],
+    [["--rounds", "1.5"], "Expected a whole number"],
+    [["--window", "5"], "Expected at most 4 seconds"],
+    [["--arrivals", "never"], "Allowed choices are poisson, bursty, uniform"],
+    [["--policies", "magic"], '--policies: name: expected one of "none", "priority"'],
+    [["--policy-json", "x"], "--policy-json: expected NAME={...}"],
+    [["--policy-json", "x={}}"], "--policy-json: x: JSON Parse error"],
+    [["--policies", "none", "--policy-json", 'x={"name":"none"}'], '"x" is not among --policies'],
+  ])("%j", async (args, message) => {
+    const { status, stdout, stderr } = await rigel("bench", "--device", "simulated", ...args);
+    expect(stderr).toContain(message);
+    expect(stdout).toBe("");
+    expect(status).toBe(2);
+  });
+
+  test("--help has examples and says what the names mean; --dry-run runs nothing", async () => {
+    const help = await rigel("bench", "--help");
+    expect(help.stdout).toContain("rigel bench --live --pairs bert+gpt2-train");
+    expect(help.stdout).toContain("Ways: alone; time slicing; MPS");
+    expect(help.status).toBe(0);
+    const dry = await rigel("bench", "--device", "simulated", "--dry-run");
+    expect(dry.stdout).toContain(`${PAIR}, round 1, time slicing`);
+    expect(dry.stderr).not.toContain("attached");
+    expect(dry.status).toBe(0);
+  });
+});

@@ -1,0 +1,99 @@
+/**
+ * cublas-guard.test.ts: a launch says which cuBLAS calls the guard found wrong, and its configuration decides what is done.
+ *
+ * The client is native/test/cublas-program.c's s5b: two threads on one handle at once, which the stand-in cuBLAS refuses.
+ */
+
+import { beforeAll, expect, test } from "bun:test";
+import { join } from "node:path";
+import { z } from "zod";
+import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+
+const build = join(root, "native", "build");
+
+beforeAll(() => {
+  const made = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "all", "build/cublas-program"], {
+    env: plainEnvironment(),
+  });
+  expect(made.exitCode, made.stderr.toString()).toBe(0);
+}, 300_000);
+
+const schema = z.object({
+  clients: z.tuple([
+    z.object({
+      exit_code: z.number(),
+      guard: z.object({
+        mode: z.string(),
+        null_handle: z.number(),
+        in_use_elsewhere: z.number(),
+        repaired: z.number(),
+        events: z.array(
+          z.object({
+            cause: z.string(),
+            call: z.string(),
+            thread: z.number(),
+            device: z.number(),
+            context: z.string(),
+            call_index: z.number(),
+          }),
+        ),
+      }),
+    }),
+  ]),
+});
+
+async function launched(guard: string | undefined, ...args: string[]) {
+  using scratch = new Scratch();
+  const command = [join(build, "cublas-program"), "s5b"];
+  const config = scratch.file("jobs.json", {
+    ...(guard !== undefined && { guard }),
+    device: "simulated",
+    clients: [{ name: "shared", class: "high", command }],
+  });
+  return await rigel("launch", config, ...args);
+}
+
+const EVENT = {
+  cause: "in_use_elsewhere",
+  call: "cublasSgemm_v2",
+  thread: expect.any(Number),
+  device: 0,
+  context: expect.stringMatching(/^0x[\da-f]+$/),
+  call_index: 2,
+};
+
+test.each([
+  [undefined, { exit_code: 0, mode: "repair", counted: 1, repaired: 1 }],
+  ["repair", { exit_code: 0, mode: "repair", counted: 1, repaired: 1 }],
+  ["warn", { exit_code: 1, mode: "warn", counted: 1, repaired: 0 }],
+  ["off", { exit_code: 1, mode: "off", counted: 0, repaired: 0 }],
+])("guard: %s", async (guard, { exit_code, mode, counted, repaired }) => {
+  const result = await launched(guard, "--json");
+  const [client] = schema.parse(JSON.parse(result.stdout)).clients;
+  expect(client).toEqual({
+    exit_code,
+    guard: {
+      mode,
+      null_handle: 0,
+      in_use_elsewhere: counted,
+      repaired,
+      events: counted > 0 ? [EVENT] : [],
+    },
+  });
+  expect(result.status).toBe(exit_code);
+});
+
+test("people are told only where something happened", async () => {
+  const repaired = await launched("repair");
+  expect(repaired.stdout).toMatch(
+    /^guard: shared: in_use_elsewhere 1 \(1 repaired; last: cublasSgemm_v2, thread \d+, device 0\)$/m,
+  );
+  const off = await launched("off");
+  expect(off.stdout).not.toContain("guard:");
+});
+
+test("a mode that there is not is refused", async () => {
+  const { status, stderr } = await launched("sometimes");
+  expect(stderr).toMatch(/guard: expected .*"off".*"warn".*"repair"/);
+  expect(status).not.toBe(0);
+});

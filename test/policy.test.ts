@@ -1,0 +1,113 @@
+/**
+ * policy.test.ts: what policies do to real processes on the simulated GPU. The rules themselves, worked out by hand, are in
+ * native/test/test-policy.c, and in virtual time in native/test/test-scenario.c.
+ *
+ * Only counts of clients that run at the same time are compared, with room for a loaded machine: what is expected is far
+ * from what comes out without the policy.
+ */
+
+import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
+import { Scratch, reportOf, rigel } from "./rigel.ts";
+
+const RIGEL = `# rigel-profile 1; device=NVIDIA H200
+name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns
+`;
+/** A kernel of 0.2 ms on all SMs, much shorter than a time slice, again and again, waited for by nobody. */
+const RESTLESS = `${RIGEL}"gemm",kernel,0,1056,1,1,256,1,1,32,0,0,200000,0\n`;
+
+/** Enough in flight, and enough of a lead, for clients that a loaded machine lets run every few milliseconds. */
+const UNHURRIED = { inflight: 64, quantum_us: 10_000 };
+
+setDefaultTimeout(120_000);
+
+let scratch: Scratch;
+beforeAll(() => {
+  scratch = new Scratch();
+  scratch.file("restless.csv", RESTLESS);
+  scratch.file("compute.csv", "Name,Profile,Memory_footprint,SM_usage,Duration\ngemm,1,0,60,200000\n");
+  scratch.file("memory.csv", "Name,Profile,Memory_footprint,SM_usage,Duration\nrelu,0,0,60,20000\n");
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+let configs = 0;
+
+/** Runs clients for a while; their reports. */
+async function together(policy: object, clients: object[], rest: object = {}) {
+  const config = { device: "simulated", duration_s: 2.5, warmup_s: 0.5, policy, clients, ...rest };
+  const result = await rigel("launch", scratch.file(`config-${configs++}.json`, config), "--json");
+  const { clients: reports } = reportOf(result);
+  expect(result.status, result.stderr).toBe(0);
+  return reports;
+}
+
+function replaying(name: string, kind: "high" | "best-effort", profile: string, rest: object = {}): object {
+  return { name, class: kind, replay: { profile }, ...rest };
+}
+
+describe("fair", () => {
+  test("four equal clients, one of class high, get the same", async () => {
+    const clients = await together({ name: "fair", ...UNHURRIED }, [
+      replaying("a", "high", "restless.csv"),
+      ...["b", "c", "d"].map((name) => replaying(name, "best-effort", "restless.csv")),
+    ]);
+    const iterations = clients.map((client) => client.iterations ?? 0);
+    const mean = iterations.reduce((sum, count) => sum + count) / 4;
+    expect(mean).toBeGreaterThan(10);
+    for (const count of iterations) {
+      expect(count).toBeGreaterThan(0.6 * mean);
+      expect(count).toBeLessThan(1.6 * mean);
+    }
+    for (const client of clients) expect(client.charged_ms).toBeGreaterThan(0);
+  });
+
+  test("weights of 1, 2 and 4 are followed", async () => {
+    const [a, b, c] = await together({ name: "fair", ...UNHURRIED }, [
+      replaying("a", "high", "restless.csv", { weight: 1 }),
+      replaying("b", "best-effort", "restless.csv", { weight: 2 }),
+      replaying("c", "best-effort", "restless.csv", { weight: 4 }),
+    ]);
+    const [one, two, four] = [a?.iterations ?? 0, b?.iterations ?? 0, c?.iterations ?? 0];
+    expect(one).toBeGreaterThan(10);
+    expect(two / one).toBeGreaterThan(1.4);
+    expect(two / one).toBeLessThan(2.8);
+    expect(four / one).toBeGreaterThan(2.2);
+    expect(four / one).toBeLessThan(5.6);
+  });
+});
+
+/** What best-effort work does in the shadow of a high client that never rests, against what that one does. */
+async function shadowed(policy: object) {
+  const clients = [replaying("a", "high", "restless.csv"), replaying("b", "best-effort", "restless.csv")];
+  const [high, low] = await together(policy, clients);
+  return { part: (low?.iterations ?? 0) / (high?.iterations ?? 1), shared: low?.gate.shared };
+}
+
+describe("a high client that never rests", () => {
+  test.each(["priority", "slo"])("leaves others min_share of the GPU's time under %s", async (name) => {
+    const { part, shared } = await shadowed({ name, min_share: 0.3, inflight: 256, preempt: false });
+    expect(shared).toBeGreaterThan(0);
+    expect(part).toBeGreaterThan(0.15);
+    expect(part).toBeLessThan(1.5);
+  });
+
+  test("leaves others a launch for each starvation period without it", async () => {
+    const { part, shared } = await shadowed({ name: "priority", min_share: 0, inflight: 1, preempt: false });
+    expect(shared).toBe(0);
+    expect(part).toBeLessThan(0.1);
+    expect(part).toBeGreaterThan(0);
+  });
+});
+
+describe("orion", () => {
+  test("lets out kernels that are bound by something else, and fit", async () => {
+    const high = replaying("a", "high", "compute.csv");
+    const low = replaying("b", "best-effort", "memory.csv");
+    const policy = { name: "orion", dur_threshold: 1 };
+    const rest = { simulated: { mps: true } };
+    const [, beside] = await together(policy, [high, low], rest);
+    const [, tooWide] = await together({ ...policy, sm_threshold: 60 }, [high, low], rest);
+    expect(beside?.gate.unprofiled).toBe(0);
+    expect(tooWide?.iterations).toBeGreaterThan(0);
+    expect(beside?.iterations).toBeGreaterThan(3 * (tooWide?.iterations ?? 0));
+  });
+});
