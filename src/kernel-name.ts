@@ -41,7 +41,7 @@ function lastPart(path: string): string {
   return path.split("::").at(-1) || path;
 }
 
-/** The leading identifiers of a name that was too long for the profiler to demangle: `_ZN3foo3barI…` is foo::bar. */
+/** The leading identifiers of a name that was too long for the profiler to demangle: `_ZN3foo3barIiE` is foo::bar. */
 function mangledPath(mangled: string): string | undefined {
   let rest = mangled.replace(/^_ZN?K?/, "");
   const parts: string[] = [];
