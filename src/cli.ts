@@ -17,6 +17,7 @@ import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
+import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 
 interface LaunchFlags {
@@ -82,6 +83,8 @@ function commandLine(): Command {
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
+  addImportCommand(program);
+  addProfileCommand(program);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")

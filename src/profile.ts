@@ -1,18 +1,27 @@
 /**
- * profile.ts: checks a kernel profile before anything is started, so that a bad row is named by file, line and field.
+ * profile.ts: reads kernel profiles. A bad row is named by file, line and field, before anything is started.
  *
  * Reads both formats that rigel-replay reads, by the same rules (native/replay/profile.c): Orion's
  * (`Name,Profile,Memory_footprint,SM_usage,Duration`) and Rigel's own (a first line `# rigel-profile 1; device=…`, then a
- * table). Streams: a profile is never held in memory as a whole.
+ * table). Rigel's has two widths: what a replay needs, and with what an import or an analysis adds (FURTHER).
+ * Streams: a profile is never held in memory as a whole.
  */
 
 import { createReadStream } from "node:fs";
 import { open } from "node:fs/promises";
-import { parse as csv } from "csv-parse";
 import { z } from "zod";
+import {
+  BOUNDS,
+  type Bound,
+  FAMILIES,
+  type Family,
+  OPERATION_KINDS,
+  type OperationKind,
+  familyOf,
+} from "./classify.ts";
+import { csvRecords } from "./csv.ts";
 import { RigelError, reason } from "./errors.ts";
 import { readJson } from "./json.ts";
-import type { Dimensions } from "./native.ts";
 import { parse } from "./schema.ts";
 
 /** What a profile holds: one iteration or request of a program. */
@@ -23,14 +32,50 @@ interface ProfileSummary {
   operations: number;
 }
 
-/** How long a kernel takes by a profile. */
-export interface ProfileKernel {
+/** One row: something that the GPU was asked to do, or a wait of the host. Columns of the same names hold it. */
+export interface Operation {
+  /** As the tool that recorded it demangled it. */
   name: string;
-  /** All zero: whatever its shape. */
-  grid: Dimensions;
-  block: Dimensions;
+  kind: OperationKind;
+  /** 0 to 31, numbered in the order in which they are first used. */
+  stream: number;
+  /** Blocks and threads by axis; all 0 for what is no kernel, and where the shape is not known. */
+  grid: [number, number, number];
+  block: [number, number, number];
+  /** For each thread. */
+  registers: number;
+  /** For each block. */
+  shared_bytes: number;
+  /** Copied or set. */
+  bytes: number;
+  /** On the GPU. */
   duration_ns: number;
+  /** What passed before it: on the host since the launch before, or on the idle GPU (the first line's `gaps` says which). */
+  gap_ns: number;
+  family: Family;
+  bound: Bound;
+  /** Why that bound. */
+  bound_reason: string;
+  /** Multiprocessors in use; 0: not known. */
+  sms: number;
+  /** Floating-point operations; 0: not known. */
+  flops: number;
+  /** To and from device memory; 0: not known. */
+  dram_bytes: number;
+  /** The request or iteration that it belongs to, counted from 0. */
+  request: number;
 }
+
+/** A profile that is being read. */
+export interface Profile {
+  format: "rigel" | "orion";
+  /** What the first line says, as `device=NVIDIA H200`. Empty for Orion's. */
+  facts: ReadonlyMap<string, string>;
+  operations: AsyncIterable<Operation>;
+}
+
+/** How long a kernel takes by a profile; grid and block all zero: whatever its shape. */
+export type ProfileKernel = Pick<Operation, "name" | "grid" | "block" | "duration_ns">;
 
 /** Checks one field; returns what was expected when it does not fit. */
 type FieldCheck = (value: string) => string | undefined;
@@ -49,7 +94,13 @@ function oneOf(...allowed: string[]): FieldCheck {
   return (value) => (allowed.includes(value) ? undefined : `one of ${allowed.join(", ")}`);
 }
 
-const named: FieldCheck = (value) => (value === "" ? "a name" : undefined);
+const LONGEST_NAME_bytes = 65_535;
+const named: FieldCheck = (value) =>
+  value.trim() === ""
+    ? "a name"
+    : Buffer.byteLength(value) > LONGEST_NAME_bytes
+      ? `a name of at most ${LONGEST_NAME_bytes} bytes`
+      : undefined;
 
 /** Columns in their order. */
 const ORION: [string, FieldCheck][] = [
@@ -62,7 +113,7 @@ const ORION: [string, FieldCheck][] = [
 
 const RIGEL: [string, FieldCheck][] = [
   ["name", named],
-  ["kind", oneOf("kernel", "memset", "copy_h2d", "copy_d2h", "copy_d2d", "sync")],
+  ["kind", oneOf(...OPERATION_KINDS)],
   ["stream", wholeTo(31)],
   ["grid_x", wholeTo(2 ** 31 - 1)],
   ["grid_y", wholeTo(65_535)],
@@ -77,72 +128,137 @@ const RIGEL: [string, FieldCheck][] = [
   ["gap_ns", wholeTo(HOUR_ns)],
 ];
 
+/** After RIGEL's, all or none of them. */
+const FURTHER: [string, FieldCheck][] = [
+  ["family", oneOf(...FAMILIES)],
+  ["bound", oneOf(...BOUNDS)],
+  ["bound_reason", () => undefined],
+  ["sms", wholeTo(2 ** 31 - 1)],
+  ["flops", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["dram_bytes", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["request", wholeTo(2 ** 31 - 1)],
+];
+const WIDE = [...RIGEL, ...FURTHER];
+
+/** The header of what is written. */
+export const COLUMN_NAMES: readonly string[] = WIDE.map(([name]) => name);
+
+/** What a replay takes (native/replay/profile.h); more can be shown and compared. */
+export const MOST_REPLAYED = 1_000_000;
+
 const KIND = 1;
 const GRID_X = 3;
 const BLOCK_X = 6;
 const BLOCK_Z = 8;
+const BOUND_REASON = 16;
+const SMS = 17;
 const MOST_THREADS = 1024;
 
-const rowSchema = z.object({ record: z.array(z.string()), info: z.object({ lines: z.number() }) });
-
-/**
- * Reads a profile to its end. Throws a coded error at the first row that does not fit. `each` is told of every kernel's row.
- */
-export async function readProfile(path: string, each?: (kernel: ProfileKernel) => void): Promise<ProfileSummary> {
-  const { skip_bytes, skip_lines } = await readHead(path);
-  const rows = createReadStream(path, { start: skip_bytes }).pipe(
-    // Orion's files hold kernel names as the compiler writes them: unquoted, with commas and quotes in them.
-    csv({ bom: true, info: true, skip_empty_lines: true, relax_column_count: true, relax_quotes: true }),
-  );
-  let columns: [string, FieldCheck][] | undefined;
+/** Reads a profile to its end. Throws a coded error at the first row that does not fit. */
+export async function readProfile(path: string): Promise<ProfileSummary> {
+  const { operations } = await openProfile(path);
   const summary: ProfileSummary = { kernels: 0, operations: 0 };
+  for await (const { kind } of operations) {
+    summary.operations++;
+    if (kind === "kernel") summary.kernels++;
+  }
+  if (summary.operations > MOST_REPLAYED)
+    throw new RigelError(
+      "profile",
+      `${path}: expected at most ${MOST_REPLAYED} operations, got ${summary.operations}; replay a part of it ` +
+        "(rigel import --request)",
+    );
+  return summary;
+}
+
+/** Opens a profile; its rows are read and checked as `operations` is gone through, which throws at a bad one. */
+export async function openProfile(path: string): Promise<Profile> {
+  const head = await readHead(path);
+  return { format: head.orion ? "orion" : "rigel", facts: head.facts, operations: readOperations(path, head) };
+}
+
+async function* readOperations(path: string, { skip_bytes, skip_lines, orion }: Head): AsyncGenerator<Operation> {
+  const batches = csvRecords(createReadStream(path, { start: skip_bytes, highWaterMark: 1 << 18 }), {
+    bom: true,
+    skip_empty_lines: true,
+    // Orion's files hold kernel names as the compiler writes them: unquoted, with commas and quotes in them.
+    relax_quotes: orion,
+  });
+  let columns: [string, FieldCheck][] | undefined;
   let launches = 0;
   try {
-    for await (const row of rows) {
-      const { record, info } = rowSchema.parse(row);
-      const where = `${path}:${skip_lines + info.lines}`;
-      if (!columns) {
-        columns = columnsOf(record, where);
-        continue;
+    for await (const batch of batches)
+      for (const { record, line } of batch) {
+        const where = `${path}:${skip_lines + line}`;
+        if (!columns) {
+          columns = columnsOf(record, where);
+          continue;
+        }
+        if (columns !== ORION && record.length !== columns.length && record[0]?.startsWith("#")) continue;
+        const fields = fieldsOf(record, columns, where);
+        checkRow(fields, columns, where);
+        const operation = columns === ORION ? orionOperation(fields) : rigelOperation(fields);
+        if (operation.kind !== "sync") launches++;
+        yield operation;
       }
-      const fields = fieldsOf(record, columns, where);
-      checkRow(fields, columns, where);
-      summary.operations++;
-      const kind = columns === ORION ? "kernel" : fields[KIND];
-      if (kind === "kernel") {
-        summary.kernels++;
-        each?.(columns === ORION ? kernelOfOrion(fields) : kernelOfRigel(fields));
-      }
-      if (kind !== "sync") launches++;
-    }
   } catch (thrown) {
     if (thrown instanceof RigelError) throw thrown;
     throw new RigelError("profile", `${path}: ${csvReason(thrown, skip_lines)}`, { cause: thrown });
   }
   if (launches === 0)
     throw new RigelError("profile", `${path}: expected a header line and at least one operation that uses the GPU`);
-  return summary;
 }
 
-const NO_SHAPE: Dimensions = [0, 0, 0];
-const ORION_DURATION = 4;
-const RIGEL_DURATION = 12;
-
-function kernelOfOrion(fields: readonly string[]): ProfileKernel {
-  return { name: fields[0] ?? "", grid: NO_SHAPE, block: NO_SHAPE, duration_ns: Number(fields[ORION_DURATION]) };
-}
-
-function kernelOfRigel(fields: readonly string[]): ProfileKernel {
-  const three = (first: number): Dimensions => [
-    Number(fields[first]),
-    Number(fields[first + 1]),
-    Number(fields[first + 2]),
-  ];
+function orionOperation([name = "", profile, , sms, duration]: string[]): Operation {
   return {
-    name: fields[0] ?? "",
-    grid: three(GRID_X),
-    block: three(BLOCK_X),
-    duration_ns: Number(fields[RIGEL_DURATION]),
+    name,
+    kind: "kernel",
+    stream: 0,
+    grid: [0, 0, 0],
+    block: [0, 0, 0],
+    registers: 0,
+    shared_bytes: 0,
+    bytes: 0,
+    duration_ns: Math.round(Number(duration)),
+    gap_ns: 0,
+    family: familyOf(name, "kernel"),
+    bound: orionBound(profile),
+    bound_reason: Number(profile) < 0 ? "not known to the file" : "stated by the file",
+    sms: Math.max(1, Math.round(Number(sms))),
+    flops: 0,
+    dram_bytes: 0,
+    request: 0,
+  };
+}
+
+function orionBound(profile: string | undefined): Bound {
+  return Number(profile) < 0 ? "unknown" : Number(profile) === 1 ? "compute" : "memory";
+}
+
+function rigelOperation(fields: string[]): Operation {
+  const name = fields[0] ?? "";
+  const kind = OPERATION_KINDS.find((one) => one === fields[KIND]) ?? "kernel";
+  const number = (column: number): number => Number(fields[column] ?? 0);
+  const wide = fields.length > RIGEL.length;
+  const F = RIGEL.length;
+  return {
+    name,
+    kind,
+    stream: number(2),
+    grid: [number(GRID_X), number(GRID_X + 1), number(GRID_X + 2)],
+    block: [number(BLOCK_X), number(BLOCK_X + 1), number(BLOCK_Z)],
+    registers: number(9),
+    shared_bytes: number(10),
+    bytes: number(11),
+    duration_ns: number(12),
+    gap_ns: number(13),
+    family: FAMILIES.find((one) => one === fields[F]) ?? familyOf(name, kind),
+    bound: BOUNDS.find((one) => one === fields[F + 1]) ?? "unknown",
+    bound_reason: wide ? (fields[F + 2] ?? "") : "",
+    sms: number(F + 3),
+    flops: number(F + 4),
+    dram_bytes: number(F + 5),
+    request: number(F + 6),
   };
 }
 
@@ -162,12 +278,13 @@ interface ProfileDurations {
  */
 export async function readDurations(path: string): Promise<ProfileDurations> {
   const taken = new Map<string, { kernel: ProfileKernel; durations_ns: number[] }>();
-  await readProfile(path, (kernel) => {
-    const key = JSON.stringify([kernel.name, kernel.grid, kernel.block]);
+  for await (const { name, kind, grid, block, duration_ns } of (await openProfile(path)).operations) {
+    if (kind !== "kernel") continue;
+    const key = JSON.stringify([name, grid, block]);
     const before = taken.get(key);
-    if (before) before.durations_ns.push(kernel.duration_ns);
-    else taken.set(key, { kernel, durations_ns: [kernel.duration_ns] });
-  });
+    if (before) before.durations_ns.push(duration_ns);
+    else taken.set(key, { kernel: { name, grid, block, duration_ns }, durations_ns: [duration_ns] });
+  }
   const durations: ProfileDurations = { kernels: [], unclear: 0 };
   for (const { kernel, durations_ns } of taken.values()) {
     const sorted = durations_ns.toSorted((a, b) => a - b);
@@ -189,29 +306,53 @@ export async function checkArrivals(path: string): Promise<void> {
   parse(arrivalsSchema, await readJson(path), path);
 }
 
-/** The line that says what the file is, is skipped here: its fields are not those of the table. */
-async function readHead(path: string): Promise<{ skip_bytes: number; skip_lines: number }> {
-  let head: string;
+interface Head {
+  skip_bytes: number;
+  skip_lines: number;
+  orion: boolean;
+  facts: ReadonlyMap<string, string>;
+}
+
+/** Longer than any first line that Rigel writes. */
+const HEAD_bytes = 65_536;
+
+/** The line that says what the file is, is skipped by the table's reader: its fields are not those of the table. */
+async function readHead(path: string): Promise<Head> {
+  let head: Buffer;
   try {
     await using file = await open(path);
-    const { bytesRead, buffer } = await file.read(Buffer.alloc(4096), 0, 4096, 0);
-    head = buffer.toString("latin1", 0, bytesRead);
+    const { bytesRead, buffer } = await file.read(Buffer.alloc(HEAD_bytes), 0, HEAD_bytes, 0);
+    head = buffer.subarray(0, bytesRead);
   } catch (thrown) {
     throw new RigelError("profile", `${path}: cannot be read as a kernel profile (${reason(thrown)})`, {
       cause: thrown,
     });
   }
-  const [line, version] = /^(?:\u00ef\u00bb\u00bf)?# rigel-profile +([^;\r\n]*)[^\n]*\n?/.exec(head) ?? ["", "1"];
+  const text = head.toString("latin1");
+  const [line, version] = /^(?:\u00ef\u00bb\u00bf)?# rigel-profile +([^;\r\n]*)[^\n]*\n?/.exec(text) ?? ["", "1"];
   if (version?.trim() !== "1")
     throw new RigelError(
       "profile",
       `${path}:1: expected rigel-profile version 1, got ${version}; record the profile again with this version of Rigel`,
     );
-  return { skip_bytes: line.length, skip_lines: line === "" ? 0 : 1 };
+  const pairs = head
+    .toString("utf8", 0, line.length)
+    .split(";")
+    .slice(1)
+    .map((pair): [string, string] => {
+      const [key = "", ...value] = pair.split("=");
+      return [key.trim(), value.join("=").trim()];
+    });
+  return {
+    skip_bytes: line.length,
+    skip_lines: line === "" ? 0 : 1,
+    orion: line === "" && /^(\u00ef\u00bb\u00bf)?\s*"?Name\b/.test(text),
+    facts: new Map(pairs.filter(([key]) => key !== "")),
+  };
 }
 
 function columnsOf(header: string[], where: string): [string, FieldCheck][] {
-  const columns = header[0]?.trim() === "Name" ? ORION : RIGEL;
+  const columns = header[0]?.trim() === "Name" ? ORION : header.length > RIGEL.length ? WIDE : RIGEL;
   const names = columns.map(([name]) => name).join(",");
   const got = header.map((name) => name.trim()).join(",");
   if (got !== names)
@@ -224,7 +365,10 @@ function fieldsOf(record: string[], columns: [string, FieldCheck][], where: stri
   const extra = record.length - columns.length;
   if (extra < 0 || (extra > 0 && columns !== ORION))
     throw new RigelError("profile", `${where}: expected ${columns.length} fields, got ${record.length}`);
-  return [record.slice(0, extra + 1).join(","), ...record.slice(extra + 1)].map((field) => field.trim());
+  const [name = "", ...rest] = [record.slice(0, extra + 1).join(","), ...record.slice(extra + 1)];
+  if (columns === ORION) return [name.trim(), ...rest.map((field) => field.trim())];
+  // Blanks at the ends of a quoted text are part of it.
+  return [name, ...rest.map((field, index) => (index + 1 === BOUND_REASON ? field : field.trim()))];
 }
 
 function checkRow(fields: string[], columns: [string, FieldCheck][], where: string): void {
@@ -238,7 +382,9 @@ function checkRow(fields: string[], columns: [string, FieldCheck][], where: stri
     const expected = check(fields[column] ?? "");
     if (expected !== undefined) refuse(column, expected);
   }
-  if (columns !== RIGEL || fields[KIND] !== "kernel") return;
+  if (columns === ORION || fields[KIND] !== "kernel") return;
+  const shape = fields.slice(GRID_X, BLOCK_Z + 1);
+  if (columns === WIDE && Number(fields[SMS]) > 0 && shape.every((size) => Number(size) === 0)) return;
   for (let column = GRID_X; column <= BLOCK_Z; column++)
     if (Number(fields[column]) === 0) refuse(column, "at least 1 for a kernel");
   const threads = fields.slice(BLOCK_X, BLOCK_Z + 1).reduce((product, size) => product * Number(size), 1);

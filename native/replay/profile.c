@@ -29,12 +29,23 @@
     X(duration_ns, RG_PROFILE_MAX_NS)  \
     X(gap_ns, RG_PROFILE_MAX_NS)
 
+/* What an imported or analysed profile has besides: all of these or none. A replay needs bound and sms alone. */
+#define FURTHER_COLUMNS(X)            \
+    X(family, 0)                      \
+    X(bound, 0)                       \
+    X(bound_reason, 0)                \
+    X(sms, 2147483647ull)             \
+    X(flops, 9007199254740991ull)     \
+    X(dram_bytes, 9007199254740991ull) \
+    X(request, 2147483647ull)
+
 #define COLUMN_ID(name, max) COL_##name,
 #define COLUMN_NAME(name, max) #name,
 #define COLUMN_MAX(name, max) max,
 enum { COLUMNS(COLUMN_ID) COLUMN_COUNT };
-static const char *const column_names[COLUMN_COUNT] = {COLUMNS(COLUMN_NAME)};
-static const uint64_t column_max[COLUMN_COUNT] = {COLUMNS(COLUMN_MAX)};
+enum { COL_last = COLUMN_COUNT - 1, FURTHER_COLUMNS(COLUMN_ID) ALL_COLUMN_COUNT };
+static const char *const column_names[ALL_COLUMN_COUNT] = {COLUMNS(COLUMN_NAME) FURTHER_COLUMNS(COLUMN_NAME)};
+static const uint64_t column_max[ALL_COLUMN_COUNT] = {COLUMNS(COLUMN_MAX) FURTHER_COLUMNS(COLUMN_MAX)};
 
 enum { ORION_NAME, ORION_PROFILE, ORION_MEMORY, ORION_SMS, ORION_DURATION, ORION_COUNT };
 static const char *const orion_names[ORION_COUNT] = {"Name", "Profile", "Memory_footprint", "SM_usage", "Duration"};
@@ -59,6 +70,7 @@ typedef struct {
     size_t stored;
     field fields[MAX_FIELDS];
     size_t field_count;
+    size_t columns; /* of Rigel's table, as its header says: with the further ones or without */
     const char *row_start; /* the row's raw text: Orion's names may hold unquoted commas */
     const char *row_end;
     char *error;
@@ -263,17 +275,50 @@ static int read_kind(reader *r, field f, enum rg_profile_kind *out)
     return fail_field(r, "kind", "kernel, memset, copy_h2d, copy_d2h, copy_d2d or sync", &f);
 }
 
+static int read_bound(reader *r, field f, int32_t *out)
+{
+    f = trimmed(f);
+    if (equals(f, "compute"))
+        *out = 1;
+    else if (equals(f, "memory"))
+        *out = 0;
+    else if (equals(f, "unknown"))
+        *out = -1;
+    else
+        return fail_field(r, "bound", "compute, memory or unknown", &f);
+    return 0;
+}
+
+/* Kernels of imported files may have no recorded shape: then grid and block are 0 and sms says what they need. */
+static bool shape_unknown(const uint64_t value[ALL_COLUMN_COUNT])
+{
+    uint64_t any = 0;
+    for (int i = COL_grid_x; i <= COL_block_z; i++)
+        any |= value[i];
+    return any == 0 && value[COL_sms] > 0;
+}
+
 static int read_rigel_row(reader *r, rg_profile_op *op)
 {
-    if (r->field_count != COLUMN_COUNT)
-        return fail(r, "expected %d fields, got %zu", COLUMN_COUNT, r->field_count);
-    uint64_t value[COLUMN_COUNT] = {0};
+    if (r->field_count != r->columns)
+        return fail(r, "expected %zu fields, got %zu", r->columns, r->field_count);
+    uint64_t value[ALL_COLUMN_COUNT] = {0};
     if (keep_name(r, "name", r->fields[COL_name], &op->name) < 0 || read_kind(r, r->fields[COL_kind], &op->kind) < 0)
         return -1;
     for (int i = COL_stream; i < COLUMN_COUNT; i++)
         if (read_number(r, column_names[i], r->fields[i], column_max[i], false, &value[i]) < 0)
             return -1;
-    if (op->kind == RG_PROFILE_KERNEL) {
+    op->bound = -1;
+    if (r->columns == ALL_COLUMN_COUNT) {
+        if (read_bound(r, r->fields[COL_bound], &op->bound) < 0)
+            return -1;
+        for (int i = COL_sms; i < ALL_COLUMN_COUNT; i++)
+            if (read_number(r, column_names[i], r->fields[i], column_max[i], false, &value[i]) < 0)
+                return -1;
+    }
+    if (op->kind == RG_PROFILE_KERNEL && shape_unknown(value)) {
+        op->sms = (uint32_t)value[COL_sms];
+    } else if (op->kind == RG_PROFILE_KERNEL) {
         for (int i = COL_grid_x; i <= COL_block_z; i++)
             if (value[i] == 0)
                 return fail_field(r, column_names[i], "at least 1 for a kernel", &r->fields[i]);
@@ -292,7 +337,6 @@ static int read_rigel_row(reader *r, rg_profile_op *op)
     op->bytes = value[COL_bytes];
     op->duration_ns = value[COL_duration_ns];
     op->gap_ns = value[COL_gap_ns];
-    op->bound = -1;
     return 0;
 }
 
@@ -354,7 +398,8 @@ static int read_header(reader *r, bool rigel, bool *orion)
                     shown(r->row_start, (size_t)(r->row_end - r->row_start), text));
     }
     const char *const *names = *orion ? orion_names : column_names;
-    size_t count = *orion ? ORION_COUNT : COLUMN_COUNT;
+    size_t count = *orion ? ORION_COUNT : r->field_count > COLUMN_COUNT ? ALL_COLUMN_COUNT : COLUMN_COUNT;
+    r->columns = count;
     for (size_t i = 0; i < count && i < r->field_count; i++) {
         field f = trimmed(r->fields[i]);
         if (!equals(f, names[i])) {

@@ -4,7 +4,8 @@
  * Two formats are read. Which one a file has is known by its header line, never by its name:
  *
  *   Rigel's   # rigel-profile 1; key=value; ...
- *             name,kind,stream,grid_x,...,duration_ns,gap_ns        (see COLUMNS in profile.c)
+ *             name,kind,stream,grid_x,...,duration_ns,gap_ns        (see COLUMNS in profile.c; imported profiles
+ *                                                                   have FURTHER_COLUMNS after them)
  *   Orion's   Name,Profile,Memory_footprint,SM_usage,Duration       (no gaps, no shapes)
  *
  * Pure: it reads text into memory. It must never touch a GPU, print, or end the program.
@@ -40,8 +41,8 @@ typedef struct {
     uint32_t grid[3], block[3];
     uint32_t registers;    /* for each thread */
     uint32_t shared_bytes; /* for each block */
-    uint32_t sms;          /* Orion's rows: SMs in use, with no shape known (grid and block are 0); 0 otherwise */
-    int32_t bound;         /* Orion's rows: 1 compute, 0 memory, -1 unknown; Rigel's: -1 */
+    uint32_t sms;          /* SMs in use where no shape is known (grid and block are 0), as in Orion's rows; else 0 */
+    int32_t bound;         /* 1 compute, 0 memory, -1 unknown or without the column */
     uint64_t bytes;        /* copied or set */
     uint64_t duration_ns;  /* GPU time */
     uint64_t gap_ns;       /* host time from the return of the launch before to the start of this one */

@@ -27,6 +27,9 @@ static int failures;
 #define MAGIC "# rigel-profile 1; device=NVIDIA H200; mode=infer\n"
 #define HEADER                                                                                                  \
     "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n"
+#define FURTHER                                                                                                 \
+    "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns," \
+    "family,bound,bound_reason,sms,flops,dram_bytes,request\n"
 #define ORION "Name,Profile,Memory_footprint,SM_usage,Duration\n"
 #define ROW "k,kernel,0,1,1,1,32,1,1,16,0,0,100,0\n"
 
@@ -70,6 +73,22 @@ static void test_rigel_format(void)
     rg_profile_free(&p);
 
     CHECK(parse(HEADER ROW, &p) == 0 && !p.waits && p.facts[0] == '\0', "without the first line: %s", error);
+    rg_profile_free(&p);
+}
+
+static void test_further_columns(void)
+{
+    rg_profile p;
+    int rc = parse(MAGIC FURTHER "k,kernel,0,4,1,1,32,1,1,16,0,0,100,0,gemm,compute,\"95% of peak, ncu\",9,7,8,0\n"
+                                 "o,kernel,0,0,0,0,0,0,0,0,0,0,100,0,other,memory,,17,0,0,1\n"
+                                 "c,copy_h2d,1,0,0,0,0,0,0,0,0,64,7,1,memcpy,unknown,,0,0,0,1\n",
+                   &p);
+    CHECK(rc == 0, "%s", error);
+    if (rc)
+        return;
+    CHECK(p.op_count == 3 && p.ops[0].bound == 1 && p.ops[0].sms == 0 && p.ops[0].grid[0] == 4, "%u", p.ops[0].sms);
+    CHECK(p.ops[1].bound == 0 && p.ops[1].sms == 17 && p.ops[1].duration_ns == 100, "%u", p.ops[1].sms);
+    CHECK(p.ops[2].bound == -1 && p.ops[2].stream == 1 && p.ops[2].bytes == 64, "%d", p.ops[2].bound);
     rg_profile_free(&p);
 }
 
@@ -143,6 +162,16 @@ static const struct {
      "f.csv:2: field 'gap_ns': expected an integer from 0 to 3600000000000, got \"3600000000001\""},
     {HEADER "k,kernel,0,1,1,1,32,1,1,16,0,0,100,\x01\xff\n",
      "f.csv:2: field 'gap_ns': expected an integer from 0 to 3600000000000, got \"??\""},
+    {FURTHER "k,kernel,0,1,1,1,32,1,1,16,0,0,100,0,gemm,fast,,0,0,0,0\n",
+     "f.csv:2: field 'bound': expected compute, memory or unknown, got \"fast\""},
+    {FURTHER "k,kernel,0,1,1,1,32,1,1,16,0,0,100,0,gemm,compute,,0,0,0,x\n",
+     "f.csv:2: field 'request': expected an integer from 0 to 2147483647, got \"x\""},
+    {FURTHER "k,kernel,0,0,0,0,0,0,0,0,0,0,100,0,gemm,compute,,0,0,0,0\n",
+     "f.csv:2: field 'grid_x': expected at least 1 for a kernel, got \"0\""},
+    {FURTHER ROW, "f.csv:2: expected 21 fields, got 14"},
+    {"name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns,"
+     "family\n",
+     "f.csv:1: header: expected 21 columns, got 15"},
     {HEADER "\"two\nlines\",kernel,0,1,1,1,32,1,1,16,0,0,100,0\nk,x,0,1,1,1,32,1,1,16,0,0,100,0\n",
      "f.csv:4: field 'kind': expected kernel, memset, copy_h2d, copy_d2h, copy_d2d or sync, got \"x\""},
     {HEADER "\"k,kernel,0,1,1,1,32,1,1,16,0,0,100,0\n",
@@ -284,6 +313,7 @@ static void test_flipped_bytes(void)
 int main(void)
 {
     test_rigel_format();
+    test_further_columns();
     test_orion_format();
     test_bad_text();
     test_limits();

@@ -1,0 +1,113 @@
+/**
+ * profile-write.ts: writes profiles: Rigel's own format, and Orion's five columns for its users.
+ *
+ * What is written is read back exactly by profile.ts and by native/replay/profile.c. A file appears whole or not at all.
+ */
+
+import { type FileHandle, open, rename, rm } from "node:fs/promises";
+import { RigelError, reason } from "./errors.ts";
+import { COLUMN_NAMES, type Operation } from "./profile.ts";
+
+/** Units of the columns that do not have theirs in their names. */
+const UNITS = "flops FLOP, sms SMs, registers per thread, shared_bytes per block";
+
+/** The first line of Rigel's format. Facts are for people and for later commands; they hold no `;` and no line end. */
+export function factsLine(facts: ReadonlyMap<string, string>): string {
+  const pairs = [...facts, ["units", UNITS]].map(([key = "", value = ""]) => `${plain(key)}=${plain(value)}`);
+  return `# rigel-profile 1; ${pairs.join("; ")}\n`;
+}
+
+const LONGEST_FACT_characters = 200;
+
+function plain(text: string): string {
+  return text
+    .replaceAll(/[;\r\n\0]+/g, " ")
+    .trim()
+    .slice(0, LONGEST_FACT_characters);
+}
+
+export const RIGEL_HEADER = `${COLUMN_NAMES.join(",")}\n`;
+
+/** A row of Rigel's format. */
+export function rigelRow(operation: Operation): string {
+  const { name, kind, stream, grid, block, registers, shared_bytes, bytes, duration_ns, gap_ns } = operation;
+  const { family, bound, bound_reason, sms, flops, dram_bytes, request } = operation;
+  return (
+    `${quoted(name)},${kind},${stream},${grid.join(",")},${block.join(",")},${registers},${shared_bytes},${bytes},` +
+    `${duration_ns},${gap_ns},${family},${bound},${quoted(bound_reason)},${sms},${flops},${dram_bytes},${request}\n`
+  );
+}
+
+export const ORION_HEADER = "Name,Profile,Memory_footprint,SM_usage,Duration\n";
+
+/** A row of Orion's format, which has kernels alone; "" for anything else. SM_usage is at least 1 there. */
+export function orionRow({ name, kind, bound, sms, grid, duration_ns }: Operation): string {
+  if (kind !== "kernel") return "";
+  const profile = bound === "compute" ? 1 : bound === "memory" ? 0 : -1;
+  const blocks = grid.reduce((product, size) => product * size, 1);
+  return `${quoted(name)},${profile},0,${Math.max(1, sms || Math.min(blocks, 2 ** 31 - 1))},${duration_ns}\n`;
+}
+
+/** As CSV needs it. `#` starts a comment in Rigel's format, and unquoted blanks at the ends are dropped. */
+function quoted(text: string): string {
+  return /[",\r\n]|^[#\s]|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+const FLUSH_characters = 1 << 18;
+
+/** A text file that is written piece by piece under another name and gets its own when it is complete. */
+export class WholeFile {
+  readonly #path: string;
+  readonly #part: string;
+  #handle: FileHandle | undefined;
+  #pending = "";
+
+  constructor(path: string) {
+    this.#path = path;
+    this.#part = `${path}.part-${process.pid}`;
+  }
+
+  /** Appends. Resolves at once unless much has gathered. */
+  async write(text: string): Promise<void> {
+    this.#pending += text;
+    if (this.#pending.length >= FLUSH_characters) await this.#flush();
+  }
+
+  async #flush(): Promise<void> {
+    const text = this.#pending;
+    this.#pending = "";
+    try {
+      this.#handle ??= await open(this.#part, "w");
+      await this.#handle.appendFile(text);
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
+  }
+
+  /** Ends the file and gives it its name. */
+  async finish(): Promise<void> {
+    await this.#flush();
+    try {
+      await this.#close();
+      await rename(this.#part, this.#path);
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
+  }
+
+  /** Leaves nothing behind, unless it was finished. */
+  async discard(): Promise<void> {
+    await this.#close();
+    await rm(this.#part, { force: true });
+  }
+
+  async #close(): Promise<void> {
+    const handle = this.#handle;
+    this.#handle = undefined;
+    await handle?.close();
+  }
+
+  #error(thrown: unknown): RigelError {
+    return new RigelError("command", `${this.#path}: cannot be written (${reason(thrown)})`, { cause: thrown });
+  }
+}
