@@ -106,7 +106,7 @@ const clientSchema = fields({
   device: deviceSchema.optional(),
   /**
    * Kernel profile of this program, Orion's or Rigel's own, relative to the configuration file: how long its kernels take before
-   * any was timed, and under `orion` what they need. A replay has its own.
+   * any was timed, and, of a command under `orion`, what they need.
    */
   profile: text.min(1).optional(),
   /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
@@ -129,13 +129,6 @@ const clientSchema = fields({
       code: "custom",
       input: context.value,
       message: `expected either "command" or "replay", got ${command === undefined ? "neither" : "both"}`,
-    });
-  if (replay !== undefined && context.value.profile !== undefined)
-    context.issues.push({
-      code: "custom",
-      input: context.value.profile,
-      path: ["profile"],
-      message: "expected no profile beside replay.profile, which says what a replay launches",
     });
   if (replay?.arrivals !== undefined) {
     const byRate = replay.arrivals === "uniform" || replay.arrivals === "poisson";
