@@ -99,16 +99,6 @@ describe.concurrent("a configuration is refused with the field and what was expe
           "kernel needs, but it is missing; name the program's profile, or choose another policy",
       ),
     ]);
-    const lines = await refused({
-      policy: { name: "orion" },
-      clients: [
-        high,
-        { name: "a", ...command, profile: "absent.csv" },
-        { ...high, name: "c", class: "best-effort", profile: "tiny.csv" },
-      ],
-    });
-    expect(lines).toEqual([
-    ]);
     const missing = await refused({
       policy: { name: "orion" },
       clients: [high, { name: "a", ...command, profile: "absent.csv" }],
