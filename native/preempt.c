@@ -312,8 +312,8 @@ void rg_preempt_beat(void)
         if (p->refusals > REFUSALS)
             atomic_store(&p->failed, true);
         ok = ok && !atomic_load(&p->failed);
-        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
         atomic_store(&rg.slot->preemption, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
+        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
