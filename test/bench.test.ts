@@ -485,7 +485,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],
     [
       ["--ways", "magic"],
-      'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel priority',
+      'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo',
     ],
     [["--ways", "MPS, client priority"], "there is no way"],
     [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
