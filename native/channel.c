@@ -153,12 +153,12 @@ static void forget(const rm_free *f)
 
 void rg_channel_saw(int fd, unsigned long request, const void *argument)
 {
-    /* A failed allocation that is remembered does no harm: nothing hangs below it. */
+    /* A failed allocation that is remembered does no harm: nothing hangs below it. A failed release has released nothing. */
     if (_IOC_TYPE(request) != RM_MAGIC || !argument || atomic_load_explicit(&off, memory_order_relaxed))
         return;
     if (_IOC_NR(request) == RM_ALLOC && _IOC_SIZE(request) >= sizeof(rm_alloc))
         remember(fd, argument);
-    else if (_IOC_NR(request) == RM_FREE && _IOC_SIZE(request) >= sizeof(rm_free))
+    else if (_IOC_NR(request) == RM_FREE && _IOC_SIZE(request) >= sizeof(rm_free) && !((const rm_free *)argument)->status)
         forget(argument);
 }
 
@@ -288,9 +288,13 @@ int rg_channels_resume(const rg_channels *c)
     if (disable_some(c, 0, c->channels, false) == 0)
         return 0;
     /* One of them may be gone: no reason to leave the others where they are. */
-    int result = -1;
+    uint32_t refused = 0;
+    pthread_mutex_lock(&lock);
+    bool gone[RG_CHANNELS];
     for (uint32_t i = 0; i < c->channels; i++)
-        if (disable_some(c, i, 1, false) == 0)
-            result = 0;
-    return result;
+        gone[i] = !find_object(c->client[i], c->channel[i]);
+    pthread_mutex_unlock(&lock);
+    for (uint32_t i = 0; i < c->channels; i++)
+        refused += !gone[i] && disable_some(c, i, 1, false) != 0;
+    return refused ? -1 : 0;
 }

@@ -507,7 +507,7 @@ static void sleep_on(rg_device *dev)
     uint32_t before = atomic_load(&dev->wake);
     struct timespec limit = {0, 2000000};
     atomic_fetch_add(&dev->waiters, 1);
-    if (atomic_load(&dev->high_busy) || atomic_load(&rg.segment->settings.hold_until_ms))
+    if (atomic_load(&dev->high_busy) || rg_hold_left_ms(&rg.segment->settings, rg_now_ns()))
         syscall(SYS_futex, &dev->wake, FUTEX_WAIT, before, &limit, NULL, 0);
     atomic_fetch_sub(&dev->waiters, 1);
 }
@@ -580,6 +580,8 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         else
             v.allowance_ns = rg_policy_allowance(busy_for(dev, now), atomic_load(&dev->paid_ns), v.starvation_ns,
                                                  atomic_load_explicit(&s->min_share_ppm, memory_order_relaxed));
+        if (v.hold)
+            since = now; /* a hold is meant: it is no waiting for somebody who does not come to an end */
         v.waited_ns = now - since;
         enum rg_verdict next = rg_policy_decide(&v);
         bool full = v.inflight_limit && v.inflight >= v.inflight_limit;

@@ -35,8 +35,10 @@ typedef struct {
     CUdevice ordinal;
     pthread_mutex_t lock; /* over the channels and everything done with them */
     rg_channels channels;
+    rg_channels held; /* those that were disabled */
     bool found;
     uint64_t slice_us; /* as set; 0: not by us */
+    bool giving_back;  /* the slice is a longer one, for a moment */
     uint32_t refusals; /* beats in a row in which the driver refused */
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
 } preemptor;
@@ -59,7 +61,8 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
 {
     uint32_t hold_ms = atomic_load(&rg.segment->settings.hold_until_ms) ? rg_hold_left_ms(&rg.segment->settings, rg_now_ns()) : 0;
     *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
-    return hold_ms || (atomic_load(&dev->high_launching) && atomic_load(&rg.segment->settings.suspend));
+    uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
+    return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
 }
 
 static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
@@ -89,27 +92,43 @@ static bool slice(preemptor *p, uint64_t us)
 
 /* ---- suspension ---- */
 
+/* Not in this process any more: the gate holds it from now on. */
+static void fail(preemptor *p)
+{
+    atomic_store(&p->failed, true);
+    atomic_store(&rg.preemptible[p->device], 0);
+    atomic_store(&rg.slot->preemption, RG_PREEMPTION_OFF);
+}
+
 static bool suspend(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    bool ok = !atomic_load(&stopping) && refresh(p) && rg_channels_suspend(&p->channels) == 0;
+    bool ok = !atomic_load(&stopping) && refresh(p);
+    if (ok) {
+        p->held = p->channels;
+        ok = rg_channels_suspend(&p->held) == 0;
+        if (!ok)
+            rg_channels_resume(&p->held); /* some of them may be off */
+    }
     atomic_store(&p->suspended, ok);
     pthread_mutex_unlock(&p->lock);
     return ok;
 }
 
+/*
+ * Enables what was disabled, whatever the process has made or freed meanwhile: those channels as they were known then, and those
+ * there are now. If the driver refuses, the client counts as suspended still, and preempt_main tries again.
+ */
 static void resume(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
     if (atomic_load(&p->suspended)) {
-        refresh(p);
-        for (int tries = 0; tries < 100 && p->found && rg_channels_resume(&p->channels) != 0; tries++) {
-            struct timespec t = {0, 1000000};
-            nanosleep(&t, NULL);
-            p->found = false;
-            refresh(p);
-        }
-        atomic_store(&p->suspended, false);
+        int refused = rg_channels_resume(&p->held);
+        if (refused && refresh(p))
+            refused = rg_channels_resume(&p->channels);
+        atomic_store(&p->suspended, refused != 0);
+        if (refused)
+            fail(p);
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -123,19 +142,24 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
+    p->giving_back = true;
     if (p->found)
         slice(p, due_ns / 1000 ? due_ns / 1000 : 1);
     pthread_mutex_unlock(&p->lock);
     resume(p);
     atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
-    uint32_t seen = atomic_load(&dev->wake);
-    uint64_t again_ns;
-    if (to_stand_aside(dev, &again_ns) && !atomic_load(&stopping)) {
+    /* Many things wake (another high client's waits, for one); only the end of high work ends this. */
+    for (uint64_t now = rg_now_ns(), end = now + due_ns + high_ns; now < end; now = rg_now_ns()) {
+        uint32_t seen = atomic_load(&dev->wake);
+        if (!atomic_load(&dev->high_busy) || !wanted())
+            break;
         atomic_fetch_add(&dev->waiters, 1);
-        wait_on(&dev->wake, seen, due_ns + high_ns);
+        if (atomic_load(&dev->high_busy))
+            wait_on(&dev->wake, seen, end - now < WAIT_NS ? end - now : WAIT_NS);
         atomic_fetch_sub(&dev->waiters, 1);
     }
     pthread_mutex_lock(&p->lock);
+    p->giving_back = false;
     if (p->found && usual)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
@@ -153,16 +177,18 @@ static bool bursts(const preemptor *p)
     return __builtin_popcount(p->short_gaps & 0xff) >= 4;
 }
 
-/* True if a high client launches again soon. */
-static bool linger(preemptor *p)
+/* True if a high client launches again soon; not later than `deadline`, and not where suspension is no longer wanted. */
+static bool linger(preemptor *p, uint64_t deadline)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t until = 0, again_ns;
     for (;;) {
         uint32_t seen = atomic_load(&dev->busy_wake);
         uint64_t now = rg_now_ns();
-        if (to_stand_aside(dev, &again_ns) || !wanted())
+        if (to_stand_aside(dev, &again_ns))
             return true;
+        if (now >= deadline || !wanted() || !atomic_load(&rg.segment->settings.suspend))
+            return false;
         /* What it waits for may take long; counted is from when that is done. */
         if (!until && !atomic_load(&dev->high_busy))
             until = now + LINGER_NS;
@@ -183,7 +209,7 @@ static void stand_aside(preemptor *p)
     uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     if (!suspend(p)) {
-        atomic_store(&p->failed, true);
+        fail(p);
         return;
     }
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
@@ -193,7 +219,7 @@ static void stand_aside(preemptor *p)
         if (!to_stand_aside(dev, &again_ns)) {
             if (!bursts(p))
                 break;
-            bool more = linger(p);
+            bool more = linger(p, since + starvation_ns);
             p->short_gaps = p->short_gaps << 1 | more;
             if (!more)
                 break;
@@ -210,7 +236,7 @@ static void stand_aside(preemptor *p)
             if (!to_stand_aside(dev, &again_ns) || !wanted())
                 break;
             if (!suspend(p)) {
-                atomic_store(&p->failed, true);
+                fail(p);
                 break;
             }
             continue;
@@ -236,14 +262,19 @@ static void *preempt_main(void *argument)
     while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t again_ns;
         uint32_t seen = atomic_load(&dev->busy_wake);
-        bool act = atomic_load(&rg.preemptible[p->device]) && wanted();
+        bool act = !atomic_load(&p->failed) && atomic_load(&rg.preemptible[p->device]) && wanted();
         if (act && to_stand_aside(dev, &again_ns)) {
             stand_aside(p);
             continue;
         }
+        resume(p); /* of which nothing is left to do, unless the driver refused it */
+        if (!act) {
+            wait_on(&dev->busy_wake, seen, WAIT_NS);
+            continue;
+        }
         /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
-        if (!act || !to_stand_aside(dev, &again_ns))
+        if (!to_stand_aside(dev, &again_ns))
             wait_on(&dev->busy_wake, seen, WAIT_NS);
         atomic_fetch_sub(&dev->busy_waiters, 1);
     }
@@ -277,7 +308,7 @@ static void start(preemptor *p)
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     atomic_store(&p->started, ok);
     if (!ok)
-        atomic_store(&p->failed, true);
+        fail(p);
 }
 
 void rg_preempt_beat(void)
@@ -286,8 +317,14 @@ void rg_preempt_beat(void)
     rg_settings *s = &rg.segment->settings;
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
-        if (!(devices >> d & 1) || atomic_load(&p->failed)) {
-            atomic_store(&rg.preemptible[d], 0);
+        if (!(devices >> d & 1))
+            continue;
+        if (atomic_load(&p->failed)) {
+            pthread_mutex_lock(&p->lock);
+            if (p->slice_us && p->found)
+                slice(p, DRIVER_SLICE_US);
+            pthread_mutex_unlock(&p->lock);
+            fail(p);
             continue;
         }
         if (!atomic_load(&p->started))
@@ -297,9 +334,11 @@ void rg_preempt_beat(void)
         bool ok = false;
         pthread_mutex_lock(&p->lock);
         p->ordinal = atomic_load(&rg.ordinal[d]);
-        if (p->channels.simulated && p->slice_us)
+        if (p->channels.simulated && p->slice_us && !p->giving_back)
             p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
-        if (on || p->slice_us)
+        if (on && p->giving_back)
+            ok = true;
+        else if (on || p->slice_us)
             ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         /* Enabling what is enabled: shows that this driver would let it be disabled. */
         if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
@@ -310,7 +349,7 @@ void rg_preempt_beat(void)
             start(p);
         p->refusals = ok || !on ? 0 : p->refusals + 1;
         if (p->refusals > REFUSALS)
-            atomic_store(&p->failed, true);
+            fail(p);
         ok = ok && !atomic_load(&p->failed);
         atomic_store(&rg.slot->preemption, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
@@ -338,6 +377,6 @@ void rg_preempt_stop(void)
         }
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
         if (pthread_timedjoin_np(p->thread, NULL, &limit) != 0 && atomic_load(&p->suspended))
-            rg_channels_resume(&p->channels);
+            rg_channels_resume(&p->held);
     }
 }

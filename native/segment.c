@@ -384,7 +384,7 @@ void rg_segment_clear_busy(rg_segment *seg, int slot)
     uint64_t bit = 1ull << slot;
     for (int i = 0; i < RG_MAX_DEVICES; i++) {
         rg_device *d = &seg->devices[i];
-        if (atomic_load(&d->high_busy) & bit) {
+        if ((atomic_load(&d->high_busy) | atomic_load(&d->high_launching)) & bit) {
             rg_device_idle(d, slot, rg_now_ns());
             rg_device_wake(d);
         }

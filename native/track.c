@@ -361,6 +361,14 @@ static uint64_t cover(rg_track *t, uint64_t token)
     return 0;
 }
 
+/* Takes a token back: its work is waited for by nobody any more, which ends a drain. */
+static void uncover(rg_track *t, uint64_t token)
+{
+    uint32_t device = atomic_load(&t->device);
+    if (atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY) && atomic_load(&rg.draining[device]))
+        rg_drain_end(device);
+}
+
 void rg_track_finished(rg_track *t, uint64_t token)
 {
     uint32_t device = atomic_load(&t->device);
@@ -382,7 +390,7 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
     if (ok)
         rg_track_finished(t, token);
     else
-        atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY);
+        uncover(t, token);
 }
 
 uint64_t rg_wait_context_begin(CUcontext context)
@@ -403,7 +411,9 @@ void rg_wait_context_end(CUcontext context, uint64_t token, bool ok)
         uint64_t mine = token;
         if (!atomic_load(&t->key) || t->context != context)
             continue;
-        if (atomic_compare_exchange_strong(&t->state, &mine, ok ? RG_CLEAN : RG_DIRTY) && ok)
+        if (!ok)
+            uncover(t, mine);
+        else if (atomic_compare_exchange_strong(&t->state, &mine, RG_CLEAN))
             devices |= 1u << t->device;
     }
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
@@ -459,7 +469,7 @@ void rg_event_record_end(CUevent event, CUstream stream, uint64_t token, bool ok
         event_table[i].token = t ? token : 0;
         event_release(i);
     } else if (t) {
-        atomic_compare_exchange_strong(&t->state, &mine, RG_DIRTY); /* nobody will know when it is done */
+        uncover(t, mine); /* nobody will know when it is done */
     }
 }
 

@@ -99,8 +99,23 @@ function connectTo(folder: string): Promise<string | undefined> {
   const socket = connect(join(folder, "control"));
   socket.setTimeout(CONNECT_ms, () => resolve("ETIMEDOUT"));
   socket.on("connect", () => resolve(undefined));
-  socket.on("error", (error) => resolve("code" in error ? String(error.code) : error.message));
+  socket.on("error", (error) => {
+    const code = "code" in error ? String(error.code) : error.message;
+    // So says Bun, too, of a socket of another type than a stream's, at which somebody does listen.
+    resolve(code === "ECONNREFUSED" && isListening(join(folder, "control")) ? undefined : code);
+  });
   return promise.finally(() => socket.destroy());
+}
+
+/** Whether the kernel knows of a socket bound to this path at which somebody listens; of any type. */
+function isListening(path: string): boolean {
+  const ACCEPTS = 0x10000; // __SO_ACCEPTCON in the column Flags
+  return contents("/proc/net/unix")
+    .split("\n")
+    .some((line) => {
+      const [, , , flags, , , , ...bound] = line.trim().split(/\s+/);
+      return (Number.parseInt(flags ?? "0", 16) & ACCEPTS) !== 0 && bound.join(" ") === path;
+    });
 }
 
 /** Has the daemon of a folder carry out a command; its answer, or that it failed, or took longer than the limit. */

@@ -327,7 +327,7 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 /** What the control loop aimed at, and where it stands. */
 function sloLines({ target, alone, now, settings, held_s, changes, unreachable }: SloReport): string[] {
   const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
-  const knobs = Object.entries(settings).map(([name, value]) => `${name} ${value}`);
+  const knobs = Object.entries(settings ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
     `slo: target p99 ${asked}${unreachable ? ": NOT reached even by the strictest settings" : ""}`,
     ...(alone.requests > 0

@@ -322,6 +322,11 @@ export class Segment {
     return found;
   }
 
+  /** Whether the program reports its own latencies. */
+  reports({ index }: Slot): boolean {
+    return this.#long(index * this.#layout.clients.stride, "reports") > 0;
+  }
+
   /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
   durations({ index }: Slot): Histogram {
     const base = index * this.#layout.clients.stride;

@@ -24,6 +24,7 @@ export class SloLoop implements Disposable {
   readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
   readonly #timer: ReturnType<typeof setInterval>;
   #told = false;
+  #held = false;
 
   /** Starts at once. `classes`: by client name. */
   constructor(segment: Segment, target: Target, classes: ReadonlyMap<string, "high" | "best-effort">) {
@@ -46,8 +47,9 @@ export class SloLoop implements Disposable {
 
   #tick(): void {
     const { rung, hold } = this.#controller.step(this.#observe());
-    this.#segment.apply(rung);
-    this.#segment.hold(hold ? HOLD_ms : 0);
+    if (rung) this.#segment.apply(rung);
+    if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
+    this.#held = hold;
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;
       const { reachable, target } = this.#controller.summary();
@@ -64,10 +66,13 @@ export class SloLoop implements Disposable {
     let launches = 0;
     let preemption = true;
     const neighbours: number[] = [];
+    const measured: string[] = [];
     for (const slot of this.#segment.slots()) {
       const kind = this.#classes.get(slot.name);
       const before = this.#before(slot);
       if (kind === "high") {
+        if (!slot.finished && slot.launched)
+          measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
         const durations = this.#segment.durations(slot);
         const more = before.durations ? durations.combined(before.durations, -1) : durations;
         before.durations = durations;
@@ -75,7 +80,7 @@ export class SloLoop implements Disposable {
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (kind === "best-effort" && !slot.finished) {
         const work = this.#segment.work(slot);
-        launches += work.launches - before.launches;
+        launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;
         if (slot.launched) {
           neighbours.push(slot.pid);
@@ -87,6 +92,7 @@ export class SloLoop implements Disposable {
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
       launches,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
+      measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,
     };
   }

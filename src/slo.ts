@@ -18,32 +18,39 @@ import type { Histogram } from "./usage.ts";
 export type Target = { p99_over_alone: number } | { p99_ms: number };
 
 /** Settings of the segment that a rung stands for. */
-export type Rung = Readonly<Partial<Record<"suspend" | "slice_us" | "inflight" | "corun", number>>>;
+export type Rung = Readonly<Record<"suspend" | "slice_us" | "inflight" | "corun", number>>;
+
+const step = (suspend: number, slice_us: number, inflight: number, corun: number): Rung => ({
+  suspend,
+  slice_us,
+  inflight,
+  corun,
+});
 
 /** Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. */
 const PREEMPT_RUNGS: readonly Rung[] = [
-  { suspend: 1, slice_us: 50 },
-  { suspend: 0, slice_us: 50 },
-  { suspend: 0, slice_us: 200 },
-  { suspend: 0, slice_us: 500 },
-  { suspend: 0, slice_us: 2000 },
+  step(1, 50, 8, 0),
+  step(0, 50, 8, 0),
+  step(0, 200, 8, 0),
+  step(0, 500, 8, 0),
+  step(0, 2000, 8, 0),
 ];
 
-/** Where they are held at the gate: under MPS, or a driver that refuses. */
+/** Where they are held at the gate: under MPS, or a driver that refuses. A rung says all, so that nothing of the other ladder stays. */
 const GATE_RUNGS: readonly Rung[] = [
-  { inflight: 4, corun: 0 },
-  { inflight: 8, corun: 0 },
-  { inflight: 16, corun: 0 },
-  { inflight: 16, corun: 1 },
-  { inflight: 16, corun: 2 },
-  { inflight: 32, corun: 8 },
+  step(1, 50, 4, 0),
+  step(1, 50, 8, 0),
+  step(1, 50, 16, 0),
+  step(1, 50, 16, 1),
+  step(1, 50, 16, 2),
+  step(1, 50, 32, 8),
 ];
 
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
 const FIRST_WINDOW_S = 0.5;
-const WINDOW_S = 0.2;
+const WINDOW_S = 0.3;
 /** Requests in the first window that are enough to end it. */
 const FIRST_REQUESTS = 24;
 /** Longest trial of a rung, shortest stay between two, and how long a rung that failed is left alone (doubled each time). */
@@ -67,12 +74,15 @@ export interface Observation {
   launches: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
   neighbours: string;
+  /** Which high clients are there, and by what they are measured: others have other durations alone. */
+  measured: string;
   /** All of them can be taken off the GPU. */
   preemption: boolean;
 }
 
 export interface Action {
-  rung: Rung;
+  /** Undefined: leave the settings as they are. */
+  rung: Rung | undefined;
   /** Hold best-effort work until the next tick. */
   hold: boolean;
 }
@@ -123,7 +133,7 @@ type State = "waiting" | "first window" | "window" | "run" | "trial";
 
 export class Controller {
   readonly #target: Target;
-  #t_s = 0;
+  #ticks = 0;
   #state: State = "waiting";
   #since_s = 0;
   #held_s = 0;
@@ -134,10 +144,12 @@ export class Controller {
   #known: Known[] = [];
   readonly #alone = new Pool();
   #neighbours = "";
+  #measured = "";
   /** Requests per second, slowly and quickly averaged. */
   #slow_per_s = 0;
   #fast_per_s = 0;
-  #settle_s = 0;
+  /** The tick of the last change. */
+  #settled = 0;
   /** When the first request was seen, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -157,14 +169,14 @@ export class Controller {
 
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
-    this.#t_s += TICK_S;
+    this.#ticks++;
     const held = this.#state === "first window" || this.#state === "window";
     if (held) this.#held_s += TICK_S;
     this.#record(seen, held);
     this.#notice(seen);
     const count = seen.requests.total;
     // Requests that ended just after a change began before it.
-    if (this.#t_s - this.#settle_s > TICK_S) {
+    if (this.#ticks - this.#settled > 1) {
       if (held) this.#alone.add(seen.requests);
       else {
         const known = this.#at(this.#rung);
@@ -176,7 +188,8 @@ export class Controller {
     this.#alone.fade(TICK_S / 4);
     this.#decide(count);
     const hold = this.#state === "first window" || this.#state === "window";
-    return { rung: this.#ladder[this.#rung] ?? {}, hold };
+    // What the user configured stays until there is something to decide on.
+    return { rung: this.#state === "waiting" ? undefined : this.#ladder[this.#rung], hold };
   }
 
   /** What is to be told at the end: how well the target is met, and by which settings. */
@@ -185,7 +198,7 @@ export class Controller {
     alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
     now: { requests: number; p50_ms: number | null; p99_ms: number | null };
     rung: number;
-    settings: Rung;
+    settings: Rung | undefined;
     changes: number;
     held_s: number;
     unreachable: boolean;
@@ -202,12 +215,17 @@ export class Controller {
       alone: told(this.#alone),
       now: told(pool),
       rung: this.#rung,
-      settings: this.#ladder[this.#rung] ?? {},
+      settings: this.#ladder[this.#rung],
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
       reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : this.#ratio(pool, 0.99)),
     };
+  }
+
+  /** Rounded, so that a window of two ticks is over after two. */
+  get #t_s(): number {
+    return Math.round(this.#ticks * TICK_S * 1000) / 1000;
   }
 
   /** The lowest rung has missed the target for ten seconds. */
@@ -238,13 +256,13 @@ export class Controller {
   #go(rung: number): void {
     if (rung !== this.#rung) this.#changes++;
     this.#rung = rung;
-    this.#settle_s = this.#t_s;
+    this.#settled = this.#ticks;
   }
 
   #enter(state: State): void {
     this.#state = state;
     this.#since_s = this.#t_s;
-    this.#settle_s = this.#t_s;
+    this.#settled = this.#ticks;
   }
 
   /** Another load, other neighbours, other means: what was learned no longer holds. */
@@ -255,8 +273,19 @@ export class Controller {
       this.#neighbours = seen.neighbours;
       this.#reset(0);
     }
+    if (seen.measured !== this.#measured) {
+      const first = this.#measured === "";
+      this.#measured = seen.measured;
+      if (!first) {
+        this.#alone.clear();
+        this.#relearned++;
+        this.#reset(0);
+      }
+    }
     const rate = seen.requests.total / TICK_S;
     if (this.#state === "waiting") return;
+    // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
+    if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;
     // Averages over all there is, until that is more than they go back.
     const since_s = this.#t_s - this.#began_s + TICK_S;
     this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / Math.min(since_s, 1));
@@ -273,7 +302,7 @@ export class Controller {
   }
 
   #decide(count: number): void {
-    const spent_s = this.#t_s - this.#since_s;
+    const spent_s = round(this.#t_s - this.#since_s);
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
@@ -289,8 +318,14 @@ export class Controller {
         return;
       case "trial": {
         const verdict = this.#judge(this.#rung);
-        if (verdict === "over") return this.#retreat();
+        // Where neither is within the target, the better of the two is kept.
+        const lesser = verdict === "over" && this.#rung === 1 && this.#isLesserEvil();
+        if (verdict === "over" && !lesser) return this.#retreat();
         if (spent_s < TRIAL_S) return;
+        if (lesser) {
+          this.#home = this.#rung;
+          return this.#enter("run");
+        }
         if (verdict === "within" && this.#throughput(this.#rung) > this.#throughput(this.#home)) {
           this.#home = this.#rung;
           this.#enter("run");
@@ -299,19 +334,24 @@ export class Controller {
       }
       case "run": {
         this.#at(this.#rung).pool.fade(TICK_S);
+        this.#at(this.#rung).launches *= 0.5 ** (TICK_S / HALF_LIFE_S);
+        this.#at(this.#rung).seconds *= 0.5 ** (TICK_S / HALF_LIFE_S);
         const over = this.#judge(this.#rung) === "over";
-        if (this.#rung > 0 && (over || this.#gainsNothing())) {
+        const stays = over && this.#rung === 1 && this.#isLesserEvil();
+        if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
           this.#home = this.#rung - 1;
           return this.#retreat();
         }
-        this.#unreachable_s = over ? this.#unreachable_s + TICK_S : 0;
+        this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
         const allowed_s =
           HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_WINDOW_S * (1 + Math.min(this.#relearned, 2));
         const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < allowed_s;
         if (relative && due) return this.#enter("window");
         const known = !relative || this.#alone.count >= KNOWN;
-        if (!over && known && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
+        // Suspension and short slices are no steps of one scale: which of the two is better depends on the requests.
+        const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
+        if ((!over || other) && known && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
       }
     }
   }
@@ -332,9 +372,13 @@ export class Controller {
    */
   #retreat(again = false): void {
     const failed = this.#at(this.#rung);
+    const over = this.#judge(this.#rung) === "over";
     if (again) failed.notBefore_s = this.#t_s + STAY_S;
     else {
       failed.notBefore_s = this.#t_s + failed.backOff_s;
+      // What lies above gives best-effort still more; but slices say nothing of suspension, the first rung of all.
+      const above = over ? this.#ladder.keys().filter((rung) => rung > this.#rung) : [];
+      for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
       failed.pool.clear();
       failed.launches = failed.seconds = 0;
@@ -349,6 +393,18 @@ export class Controller {
     return (
       Math.min(below.seconds, this.#at(this.#rung).seconds) >= STAY_S &&
       this.#throughput(this.#rung) < this.#throughput(this.#rung - 1) * 0.99
+    );
+  }
+
+  /** Of the two ways to preempt, the second has the shorter requests. */
+  #isLesserEvil(): boolean {
+    const [first, second] = [this.#at(0).pool, this.#at(1).pool];
+    const enough = Math.min(first.count, second.count) >= ENOUGH;
+    return (
+      this.#ladder === PREEMPT_RUNGS &&
+      enough &&
+      second.quantile_ms(0.5) < first.quantile_ms(0.5) &&
+      second.quantile_ms(0.9) < first.quantile_ms(0.9)
     );
   }
 

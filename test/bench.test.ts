@@ -483,10 +483,7 @@ describe.concurrent("rigel bench refuses", () => {
     ],
     [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],
-    [
-      ["--ways", "magic"],
-      'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo',
-    ],
+    [["--ways", "magic"], 'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo'],
     [["--ways", "MPS, client priority"], "there is no way"],
     [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
     [["--rounds", "0"], "Expected a number above 0"],

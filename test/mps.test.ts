@@ -8,6 +8,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { chmodSync, existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
 import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
@@ -350,6 +351,26 @@ describe("a daemon that runs", () => {
     expect(report.sharing.mode).toBe("time-slice");
     expect(report.notes.join()).toContain(`its MPS control daemon does not answer within 5 s (process ${pid})`);
   });
+});
+
+/** Listens at a path with a socket that keeps the bounds of messages, as bun's cannot, until it is killed. */
+const LISTEN = `import socket, sys, time
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.bind(sys.argv[1])
+server.listen(5)
+print("listening", flush=True)
+time.sleep(600)`;
+
+test("a daemon is found by its control socket, of whatever type", async () => {
+  using own = new Scratch();
+  const environment = { CUDA_MPS_PIPE_DIRECTORY: own.path };
+  const control = join(own.path, "control");
+  await using child = Bun.spawn(["python3", "-c", LISTEN, control], { stdout: "pipe", stderr: "inherit" });
+  for await (const chunk of child.stdout) if (new TextDecoder().decode(chunk).includes("listening")) break;
+  expect(await findDaemon(environment, [])).toEqual({ state: "running", folder: own.path });
+  child.kill("SIGKILL");
+  await child.exited;
+  expect(await findDaemon(environment, [])).toMatchObject({ state: "unusable" });
 });
 
 test("what a dead daemon has left behind is named, not used and not removed", async () => {

@@ -39,7 +39,7 @@ interface World {
 /** Runs a controller for so many seconds against a world that may change; what it did, by tick. */
 function run(target: Target, seconds: number, world: (t_s: number) => World, controller = new Controller(target)) {
   const next = random(7);
-  let action: Action = { rung: {}, hold: false };
+  let action: Action = { rung: undefined, hold: false };
   const ticks: (Action & { slowdown: number; t_s: number })[] = [];
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
     const { rate_per_s, effect, ...rest } = world(tick * TICK_S);
@@ -48,7 +48,12 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, con
     // Poisson, by counting exponential gaps.
     for (let at = -Math.log(1 - next()); at < rate_per_s * TICK_S; at -= Math.log(1 - next())) count++;
     const durations = Array.from({ length: count }, () => 3 * slowdown * (1 + 0.15 * next() + (next() < 0.05 ? 1 : 0)));
-    const seen: Observation = { requests: histogramOf(durations), launches: launches_per_s * TICK_S, ...rest };
+    const seen: Observation = {
+      requests: histogramOf(durations),
+      launches: launches_per_s * TICK_S,
+      measured: "7 reports",
+      ...rest,
+    };
     action = controller.step(seen);
     ticks.push({ ...action, slowdown, t_s: tick * TICK_S });
   }
@@ -58,8 +63,8 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, con
 /** A request that best-effort work slows the more, the longer its slices are; 2 ms gives it most. */
 function sliced(slowdowns: Record<number, number>, suspended = 0.99): World["effect"] {
   return ({ rung }) =>
-    rung.suspend === 0
-      ? { slowdown: slowdowns[rung.slice_us ?? 50] ?? 2, launches_per_s: 1000 + (rung.slice_us ?? 0) / 10 }
+    rung?.suspend === 0
+      ? { slowdown: slowdowns[rung.slice_us] ?? 2, launches_per_s: 1000 + rung.slice_us / 10 }
       : { slowdown: suspended, launches_per_s: 900 };
 }
 
@@ -85,15 +90,15 @@ const visited = (t_s: number): World => ({
 /** Three times the requests between 30 and 60 s. */
 const loaded = (t_s: number): World => ({ ...world(gpuBound)(), rate_per_s: t_s >= 30 && t_s < 60 ? 180 : 60 });
 
-const underMps: World["effect"] = ({ rung: { inflight = 4, corun = 0 } }) => ({
-  slowdown: corun > 0 ? 1.4 : inflight > 8 ? 1.2 : 1.01,
-  launches_per_s: 1000 + inflight,
+const underMps: World["effect"] = ({ rung }) => ({
+  slowdown: rung && rung.corun > 0 ? 1.4 : rung && rung.inflight > 8 ? 1.2 : 1.01,
+  launches_per_s: 1000 + (rung?.inflight ?? 0),
 });
 
 describe("the controller", () => {
   test("stays on the safest settings where anything else misses the target", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(hostBound));
-    expect(controller.summary().settings).toEqual({ suspend: 1, slice_us: 50 });
+    expect(controller.summary().settings).toEqual({ suspend: 1, slice_us: 50, inflight: 8, corun: 0 });
     // Trials cost little: a second at a time, and ever more seldom.
     expect(ticks.filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(0.12 * ticks.length);
     let streak = 0;
@@ -103,22 +108,22 @@ describe("the controller", () => {
     }
   });
 
-  test("moves to what gives best-effort most within the target, and settles within seconds", () => {
+  test("moves to what gives best-effort most within the target, in 40 s at 60 requests a second", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
-    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200 });
-    const there = ticks.findIndex(({ rung }) => rung.suspend === 0 && rung.slice_us === 200);
-    expect(there * TICK_S).toBeLessThan(35);
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200, inflight: 8, corun: 0 });
+    const there = ticks.findIndex(({ rung }) => rung?.suspend === 0 && rung.slice_us === 200);
+    expect(there * TICK_S).toBeLessThan(40);
   });
 
   test("a looser target takes the longer slices", () => {
     const { controller } = run({ p99_over_alone: 1.2 }, 60, world(gpuBound));
-    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500 });
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500, inflight: 8, corun: 0 });
   });
 
   test("a target in milliseconds needs no window in which best-effort is held", () => {
     const { ticks, controller } = run({ p99_ms: 8 }, 40, world(gpuBound));
     expect(ticks.some(({ hold }) => hold)).toBe(false);
-    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500 });
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 500, inflight: 8, corun: 0 });
   });
 
   test("holds best-effort for at most half a second and a fiftieth of the time", () => {
@@ -134,7 +139,7 @@ describe("the controller", () => {
     // At once, since another neighbour is known without any request.
     expect(at(30.3, 32).every(({ slowdown }) => slowdown <= 1)).toBe(true);
     expect(at(45, 60).filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(20);
-    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200 });
+    expect(controller.summary().settings).toEqual({ suspend: 0, slice_us: 200, inflight: 8, corun: 0 });
   });
 
   test("a change of load makes it learn again what requests take alone", () => {
@@ -151,9 +156,18 @@ describe("the controller", () => {
     expect(controller.summary().reachable).toBeGreaterThan(1.2);
   });
 
+  test("where suspension misses the target, short slices are tried, and kept if they are better", () => {
+    const better = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
+    expect(better.controller.summary().settings).toEqual({ suspend: 0, slice_us: 50, inflight: 8, corun: 0 });
+    const bothOver = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.15, 200: 1.3, 500: 1.4, 2000: 2 }, 1.3)));
+    expect(bothOver.controller.summary().settings).toEqual({ suspend: 0, slice_us: 50, inflight: 8, corun: 0 });
+    const worse = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.5, 200: 1.6, 500: 1.7, 2000: 2 }, 1.3)));
+    expect(worse.controller.summary().settings).toEqual({ suspend: 1, slice_us: 50, inflight: 8, corun: 0 });
+  });
+
   test("under MPS it moves the launches in flight", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 60, world(underMps, { preemption: false }));
-    expect(controller.summary().settings).toEqual({ inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({ suspend: 1, slice_us: 50, inflight: 8, corun: 0 });
   });
 
   test("few requests decide nothing", () => {
