@@ -15,7 +15,9 @@
  * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
- *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log.
+ *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log. Once a request, where a
+ *      high client becomes busy or launches again after it has waited, it has a lock of this process's own, and a futex
+ *      wake if a best-effort client waits for that (rg_busy_begin, rg_drain_end).
  *   2. No function of Rigel calls a hooked name: the driver is reached only through rg_real.
  *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
  *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event

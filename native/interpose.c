@@ -234,16 +234,21 @@ void *rg_dlsym_target(void *handle, const char *name)
  * ioctl: shows channel.c what this process asks the driver for; the call itself is the real one's. One test for every other
  * ioctl of the program.
  */
+static int (*real_ioctl)(int, unsigned long, ...);
+
+/* Before main: the first ioctl may be a signal handler's, where no look-up may be made. Nothing else happens in a constructor. */
+__attribute__((constructor)) static void find_ioctl(void)
+{
+    *(void **)&real_ioctl = real_dlsym(RTLD_NEXT, "ioctl");
+}
+
 __attribute__((visibility("default"))) int ioctl(int fd, unsigned long request, ...)
 {
-    static int (*real)(int, unsigned long, ...);
     va_list arguments;
     va_start(arguments, request);
     void *argument = va_arg(arguments, void *);
     va_end(arguments);
-    if (!real)
-        *(void **)&real = real_dlsym(RTLD_NEXT, "ioctl");
-    int result = real ? real(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
+    int result = real_ioctl ? real_ioctl(fd, request, argument) : (int)syscall(SYS_ioctl, fd, request, argument);
     if (result == 0 && (request >> 8 & 0xff) == 'F' && rg_interposing())
         rg_channel_saw(fd, request, argument);
     return result;
