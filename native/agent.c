@@ -172,6 +172,18 @@ bool rg_agent_start(void)
     return ok;
 }
 
+bool rg_join(pthread_t joined)
+{
+    struct timespec limit;
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_nsec += 200000000;
+    if (limit.tv_nsec >= 1000000000) {
+        limit.tv_sec++;
+        limit.tv_nsec -= 1000000000;
+    }
+    return pthread_timedjoin_np(joined, NULL, &limit) == 0;
+}
+
 void rg_agent_stop(void)
 {
     if (!atomic_exchange(&started, 0))
@@ -180,13 +192,5 @@ void rg_agent_stop(void)
     syscall(SYS_futex, &stopping, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
     if (pthread_equal(pthread_self(), thread))
         return;
-    /* Bounded: should the driver never return to the agent, the process exits without it. */
-    struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_nsec += 200000000;
-    if (limit.tv_nsec >= 1000000000) {
-        limit.tv_sec++;
-        limit.tv_nsec -= 1000000000;
-    }
-    pthread_timedjoin_np(thread, NULL, &limit);
+    rg_join(thread); /* or the process exits without it */
 }

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static void say(const char *format, ...)
+void rg_say(const char *format, ...)
 {
     char line[1024];
     va_list args;
@@ -78,7 +78,7 @@ static void join_account(const char *name)
     errno = 0;
     unsigned long long limit = strtoull(memory, &end, 10);
     if (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')
-        say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
+        rg_say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
     else
         atomic_store(&rg.account->limit_bytes, limit);
 }
@@ -95,7 +95,7 @@ static void attach(void)
         mode = RG_MODE_HIGH;
         number = RG_CLASS_HIGH;
     } else if (!class || strcmp(class, "best-effort") != 0) {
-        say("rigel: RIGEL_CLASS is \"%s\", expected \"high\" or \"best-effort\"; running without Rigel", class ? class : "");
+        rg_say("rigel: RIGEL_CLASS is \"%s\", expected \"high\" or \"best-effort\"; running without Rigel", class ? class : "");
         return;
     }
     if (!name || !*name) {
@@ -104,12 +104,12 @@ static void attach(void)
     }
     rg.segment = rg_segment_open(path, why, sizeof why);
     if (!rg.segment) {
-        say("rigel: %s; running without Rigel (start the program with `rigel launch`, which makes the segment)", why);
+        rg_say("rigel: %s; running without Rigel (start the program with `rigel launch`, which makes the segment)", why);
         return;
     }
     rg.slot_index = rg_segment_claim(rg.segment, name, number, rg_now_ns());
     if (rg.slot_index < 0) {
-        say("rigel: all %d client slots of %s are taken; running without Rigel (end other clients first)", RG_MAX_CLIENTS,
+        rg_say("rigel: all %d client slots of %s are taken; running without Rigel (end other clients first)", RG_MAX_CLIENTS,
             path);
         return;
     }
@@ -130,7 +130,7 @@ static void attach(void)
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
         atomic_store(&rg.slot->state, RG_EXITED);
-        say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
+        rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
         return;
     }
     pthread_atfork(NULL, NULL, after_fork_in_child);

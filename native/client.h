@@ -142,6 +142,9 @@ enum rg_mode {
     RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
 };
 
+/* rg_say: one line on standard error, cut to fit; a newline is added. Not for the launch path. */
+void rg_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* rg_client_attach: called after each successful cuInit; attaches once. */
 void rg_client_attach(void);
 
@@ -266,6 +269,9 @@ void rg_batch_forget(CUcontext context, CUdevice d);
 
 /* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
 const char *rg_function_name(CUfunction function);
+
+/* rg_demangled: a C++ name as people read it, to be freed; NULL where it is none, or the program has no C++ library to ask. */
+char *rg_demangled(const char *name);
 
 /* rg_name_communicates: whether a kernel of this name is one of NCCL's or NVSHMEM's. */
 bool rg_name_communicates(const char *name);
@@ -392,6 +398,9 @@ void rg_preempt_stop(void);
 
 bool rg_agent_start(void);
 void rg_agent_stop(void);
+
+/* rg_join: joins a thread of Rigel's within 200 ms. False if it did not end, since the driver did not return to it, say. */
+bool rg_join(pthread_t thread);
 
 /* rg_agent_lock: held by whoever uses a stream that is not its own thread's to use (the agent, the gate's flush), and by
  * whoever destroys a stream or context or begins a capture. */
@@ -526,7 +535,6 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
 {
     rg_client *c = rg.slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
-    uint64_t key = rg_duration_key(units, dims);
     _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
@@ -549,16 +557,18 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
             return work;
         }
     }
+    if (atomic_load_explicit(&rg.preemptible[t->device], memory_order_relaxed))
+        return work;
     rg_settings *s = &rg.segment->settings;
     if (kind > RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
     rg_policy_view view = rg_gate_view(t);
-    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE) || view.preemptible)
+    if (RG_UNLIKELY(view.policy == RG_POLICY_NONE))
         return work;
     rg_duration *d = NULL;
     uint32_t seen = 0;
     if (kind <= RG_GRAPH) {
-        d = rg_duration_of(key);
+        d = rg_duration_of(rg_duration_key(units, dims));
         seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
         if (RG_UNLIKELY(seen == 0)) {
             rg_duration_first(d, t, kind, units, dims);

@@ -13,7 +13,6 @@
  */
 #include "client.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 
 rg_duration rg_durations[RG_DURATIONS];
@@ -59,9 +58,6 @@ rg_duration *rg_duration_add(uint64_t key)
 
 /* ---- what the segment knows ---- */
 
-/* __cxa_demangle of the program's C++ library, if it has one and profiles were given; their names are those people read. */
-static char *(*demangle)(const char *, char *, size_t *, int *);
-
 void rg_durations_attach(void)
 {
     const char *given = getenv("RIGEL_PROGRAM");
@@ -69,12 +65,6 @@ void rg_durations_attach(void)
     rg.program = given ? strtoull(given, &end, 16) : 0;
     if (!given || !*given || *end) /* started by hand: clients of one name are taken for one program */
         rg.program = rg_text_hash(rg.slot->name);
-    if (!atomic_load(&rg.segment->header.name_seeds))
-        return;
-    /* Only where it is loaded already: a program without it is not given one. dlvsym is not among the hooked names. */
-    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    if (library)
-        *(void **)&demangle = dlvsym(library, "__cxa_demangle", "CXXABI_1.3");
 }
 
 static uint32_t duration_of_key(const char *device, uint64_t kernel_hash, rg_dims dims)
@@ -86,8 +76,7 @@ static uint32_t duration_of_key(const char *device, uint64_t kernel_hash, rg_dim
 /* What a profile says of a kernel: by its name as it is or as people read it, of this shape or of any. */
 static uint32_t duration_of_name(const char *device, const char *name, rg_dims dims)
 {
-    int status = 0;
-    char *read = demangle ? demangle(name, NULL, NULL, &status) : NULL;
+    char *read = rg_demangled(name);
     uint32_t ns = read ? duration_of_key(device, rg_text_hash(read), dims) : 0;
     if (!ns)
         ns = duration_of_key(device, rg_text_hash(name), RG_DIMS_ANY);

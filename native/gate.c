@@ -344,7 +344,7 @@ static const rg_kernel *kernel_of(const rg_duration *d)
 }
 
 /* The readable form of a C++ symbol, by the program's own libstdc++; NULL where it has none. To be freed. */
-static char *demangled(const char *name)
+char *rg_demangled(const char *name)
 {
     char *(*demangle)(const char *, char *, size_t *, int *) = NULL;
     void *library = strncmp(name, "_Z", 2) == 0 ? dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD) : NULL;
@@ -357,7 +357,7 @@ static char *demangled(const char *name)
 void rg_gate_profile(rg_duration *d, CUfunction f, rg_dims dims)
 {
     const char *name = rg_function_name(f);
-    char *readable = name ? demangled(name) : NULL;
+    char *readable = name ? rg_demangled(name) : NULL;
     const char *names[] = {name, readable};
     rg_kernel *k = NULL;
     for (int i = 0; i < 4 && !k; i++)

@@ -310,22 +310,6 @@ static inline uintptr_t self(void)
     return (uintptr_t)&rg_thread_mark;
 }
 
-static void say(const char *format, ...)
-{
-    char line[1024];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(line, sizeof line - 1, format, args);
-    va_end(args);
-    if (n < 0)
-        return;
-    if (n > (int)sizeof line - 2)
-        n = sizeof line - 2;
-    line[n++] = '\n';
-    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
-    (void)ignored;
-}
-
 void rg_guard_attach(void)
 {
     const char *text = getenv("RIGEL_GUARD");
@@ -335,7 +319,7 @@ void rg_guard_attach(void)
     else if (text && strcmp(text, "warn") == 0)
         mode = WARN;
     else if (text && *text && strcmp(text, "repair") != 0)
-        say("rigel: RIGEL_GUARD is \"%s\", expected \"off\", \"warn\" or \"repair\"; using \"repair\"", text);
+        rg_say("rigel: RIGEL_GUARD is \"%s\", expected \"off\", \"warn\" or \"repair\"; using \"repair\"", text);
     atomic_store(&guard_mode, mode);
     atomic_store(&rg.slot->guard_mode, (uint32_t)mode);
     atomic_store(&rg.slot->guard_handles, 0); /* what a process before us left open went with it */
@@ -415,7 +399,7 @@ static void note(enum cause cause, enum rg_blas call, CUcontext context, int dev
     atomic_store_explicit(&word[0], (event + 1) << 8 | cause, memory_order_release);
     static _Atomic bool said;
     if (atomic_load(&guard_mode) == WARN && !atomic_exchange(&said, true))
-        say("rigel: %s %s (thread %d, device %d); passed on as it is, as RIGEL_GUARD is \"warn\" (repair: \"repair\"); more of "
+        rg_say("rigel: %s %s (thread %d, device %d); passed on as it is, as RIGEL_GUARD is \"warn\" (repair: \"repair\"); more of "
             "the kind are counted only",
             names[call], cause_text[cause], (int)gettid(), device);
 }
@@ -526,7 +510,7 @@ static void explain(cublasStatus_t status, int device)
     const char *call = atomic_load(&failed_call);
     if (call)
         snprintf(driver, sizeof driver, "%s returned %d", call, atomic_load(&failed_code));
-    say("rigel: cublasCreate failed with status %d%s on device %d: %s; handles alive, about 64 MiB each: this process %llu%s; "
+    rg_say("rigel: cublasCreate failed with status %d%s on device %d: %s; handles alive, about 64 MiB each: this process %llu%s; "
         "last failing driver call: %s; free memory there, or make one handle per thread and device and keep it",
         status,
         status == CUBLAS_STATUS_ALLOC_FAILED      ? " (out of memory)"

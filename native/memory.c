@@ -24,7 +24,7 @@
  * forked child and an exiting process pass straight through. An entry leaves the table before the driver frees what it stands
  * for, because the driver may hand the same address to another thread at once; if freeing fails it goes back.
  */
-#include "client.h"
+#include "guard.h"
 
 #include <stdlib.h>
 
@@ -361,6 +361,8 @@ static void enter(entry *e, uint64_t key)
 /* end: after the driver has answered, for what takes exactly `bytes`. */
 static void end(entry *e, CUresult r, uint64_t key, uint64_t bytes)
 {
+    if (r != CUDA_SUCCESS)
+        rg_guard_driver_failed("allocation of memory", r);
     if (!e)
         return;
     if (r != CUDA_SUCCESS) {
@@ -379,6 +381,8 @@ static void end(entry *e, CUresult r, uint64_t key, uint64_t bytes)
  */
 static CUresult end_plain(entry *e, CUresult r, CUdeviceptr *pointer, uint64_t bytes)
 {
+    if (r != CUDA_SUCCESS)
+        rg_guard_driver_failed("allocation of memory", r);
     if (!e || r != CUDA_SUCCESS) {
         cancel(e);
         return r;

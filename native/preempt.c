@@ -368,15 +368,8 @@ void rg_preempt_stop(void)
         rg_device *dev = &rg.segment->devices[d];
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        struct timespec limit;
-        clock_gettime(CLOCK_REALTIME, &limit);
-        limit.tv_nsec += 200000000;
-        if (limit.tv_nsec >= 1000000000) {
-            limit.tv_sec++;
-            limit.tv_nsec -= 1000000000;
-        }
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
-        if (pthread_timedjoin_np(p->thread, NULL, &limit) != 0 && atomic_load(&p->suspended))
+        if (!rg_join(p->thread) && atomic_load(&p->suspended))
             rg_channels_resume(&p->held);
     }
 }

@@ -259,21 +259,15 @@ void rg_busy_begin(uint32_t device)
     pthread_mutex_unlock(&busy_lock);
 }
 
-static bool all_clean(uint32_t device)
+/* Whether all work there is done; or, `or_covered`, somebody waits for what is not. */
+static bool all_clean(uint32_t device, bool or_covered)
 {
     uint32_t n = atomic_load(&rg.track_count);
-    for (uint32_t i = 0; i < n; i++)
-        if (atomic_load(&rg.tracks[i].state) != RG_CLEAN && atomic_load(&rg.tracks[i].device) == device)
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t state = atomic_load(&rg.tracks[i].state);
+        if ((or_covered ? state == RG_DIRTY : state != RG_CLEAN) && atomic_load(&rg.tracks[i].device) == device)
             return false;
-    return true;
-}
-
-static bool all_covered(uint32_t device)
-{
-    uint32_t n = atomic_load(&rg.track_count);
-    for (uint32_t i = 0; i < n; i++)
-        if (atomic_load(&rg.tracks[i].state) == RG_DIRTY && atomic_load(&rg.tracks[i].device) == device)
-            return false;
+    }
     return true;
 }
 
@@ -286,7 +280,7 @@ void rg_drain(void)
         if (atomic_load(&rg.busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
             atomic_store(&rg.draining[device], 1);
-            if (all_covered(device)) {
+            if (all_clean(device, true)) {
                 rg_device_launching(&rg.segment->devices[device], rg.slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
             } else {
@@ -309,13 +303,13 @@ void rg_drain_end(uint32_t device)
 
 void rg_idle_check(uint32_t device)
 {
-    if (!atomic_load(&rg.busy[device]) || !all_clean(device))
+    if (!atomic_load(&rg.busy[device]) || !all_clean(device, false))
         return;
     pthread_mutex_lock(&busy_lock);
     if (atomic_load(&rg.busy[device])) {
         /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
         atomic_store(&rg.busy[device], 0);
-        if (all_clean(device)) {
+        if (all_clean(device, false)) {
             uint64_t now = rg_now_ns();
             rg_hist_add(&rg.slot->request_ns, now - atomic_load(&rg.busy_since[device]));
             atomic_fetch_add(&rg.slot->requests, 1);

@@ -70,20 +70,11 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
 
 /** What a policy's fields are as settings of the segment. Left out: what the library has as default. */
 export function policySettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
-  const { inflight, unit_us, starvation_us, stale_ms, min_share, quantum_us } = policy;
-  const { preempt, suspend, slice_us, high_slice_us } = policy;
+  const { name, target: _, min_share, sm_threshold: __, dur_threshold: ___, ...settings } = policy;
   return {
-    inflight,
-    unit_us,
-    starvation_us,
-    stale_ms,
-    quantum_us,
-    preempt,
-    suspend,
-    slice_us,
-    high_slice_us,
+    ...settings,
     ...(min_share !== undefined && { min_share_ppm: Math.round(min_share * 1e6) }),
-    ...(policy.name === "orion" && orionSettings(policy, clients, native)),
+    ...(name === "orion" && orionSettings(policy, clients, native)),
   };
 }
 

@@ -65,8 +65,10 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     expect(result.status).toBe(0);
   });
 
+  const noMps = Bun.which("nvidia-cuda-mps-control") === null;
+  if (gpu && noMps) console.warn("gpu.test.ts: there is no nvidia-cuda-mps-control, so MPS is not tested");
   // A container may lack the program, and a machine may have a daemon that is not ours to start beside.
-  test.skipIf(missing() || Bun.which("nvidia-cuda-mps-control") === null)(
+  test.skipIf(missing() || noMps)(
     "under an MPS daemon of its own, of which nothing is left",
     async () => {
       using scratch = new Scratch();
@@ -99,7 +101,7 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     PROGRAM_LIMIT_ms,
   );
 
-  test.skipIf(missing() || Bun.which("nvidia-cuda-mps-control") === null)(
+  test.skipIf(missing() || noMps)(
     "a client of isolation process stays out of MPS",
     async () => {
       using scratch = new Scratch();

@@ -469,6 +469,7 @@ function startFrom(outer: string[], path: string) {
 }
 
 /** A launcher that may not signal everybody, as one that is not root: its clients can become somebody else. */
+if (process.getuid?.() !== 0) console.warn("launch.test.ts: only root can start a client that it then cannot signal");
 test.skipIf(process.getuid?.() !== 0)("a client that cannot be signalled is named and holds nothing up", async () => {
   const pidFile = join(scratch.path, "other-user");
   const script = `echo $$ > ${pidFile}; exec setpriv --reuid 65534 sh -c 'echo ready; exec sleep 1000'`;
