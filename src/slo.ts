@@ -4,8 +4,8 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: half a second at first, again at the first two changes of load, and at
- *             most 2% of the time besides
+ *   alone     durations of requests in windows in which best-effort work is held: half a second at first, again at the first
+ *             two changes of load, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for at most a second at a time, stays where
  * best-effort gets more and the target holds, and steps back as soon as it does not. The lowest rung is what `priority` does, or
@@ -119,14 +119,37 @@ class Pool {
   }
 }
 
-interface Known {
-  pool: Pool;
+/** What is known of one rung. */
+class Known {
+  readonly pool = new Pool();
   /** Best-effort launches in so many seconds. */
-  launches: number;
-  seconds: number;
+  #launches = 0;
+  #seconds = 0;
   /** Not to be tried before; how long it is left alone next time. */
-  notBefore_s: number;
-  backOff_s: number;
+  notBefore_s = 0;
+  backOff_s = BACK_OFF_S;
+
+  /** One tick on it. */
+  add({ requests, launches }: Observation): void {
+    this.pool.add(requests);
+    this.#launches += launches;
+    this.#seconds += TICK_S;
+  }
+  fade(seconds: number): void {
+    this.pool.fade(seconds);
+    this.#launches *= 0.5 ** (seconds / HALF_LIFE_S);
+    this.#seconds *= 0.5 ** (seconds / HALF_LIFE_S);
+  }
+  clear(): void {
+    this.pool.clear();
+    this.#launches = this.#seconds = 0;
+  }
+  get seconds(): number {
+    return this.#seconds;
+  }
+  get launches_per_s(): number {
+    return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
+  }
 }
 
 type State = "waiting" | "first window" | "window" | "run" | "trial";
@@ -170,7 +193,7 @@ export class Controller {
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
     this.#ticks++;
-    const held = this.#state === "first window" || this.#state === "window";
+    const held = this.#holds;
     if (held) this.#held_s += TICK_S;
     this.#record(seen, held);
     this.#notice(seen);
@@ -179,17 +202,13 @@ export class Controller {
     if (this.#ticks - this.#settled > 1) {
       if (held) this.#alone.add(seen.requests);
       else {
-        const known = this.#at(this.#rung);
-        known.pool.add(seen.requests);
-        known.launches += seen.launches;
-        known.seconds += TICK_S;
+        this.#at(this.#rung).add(seen);
       }
     }
     this.#alone.fade(TICK_S / 4);
     this.#decide(count);
-    const hold = this.#state === "first window" || this.#state === "window";
     // What the user configured stays until there is something to decide on.
-    return { rung: this.#state === "waiting" ? undefined : this.#ladder[this.#rung], hold };
+    return { rung: this.#state === "waiting" ? undefined : this.#ladder[this.#rung], hold: this.#holds };
   }
 
   /** What is to be told at the end: how well the target is met, and by which settings. */
@@ -223,6 +242,10 @@ export class Controller {
     };
   }
 
+  get #holds(): boolean {
+    return this.#state === "first window" || this.#state === "window";
+  }
+
   /** Rounded, so that a window of two ticks is over after two. */
   get #t_s(): number {
     return Math.round(this.#ticks * TICK_S * 1000) / 1000;
@@ -234,13 +257,7 @@ export class Controller {
   }
 
   #at(rung: number): Known {
-    return (this.#known[rung] ??= {
-      pool: new Pool(),
-      launches: 0,
-      seconds: 0,
-      notBefore_s: 0,
-      backOff_s: BACK_OFF_S,
-    });
+    return (this.#known[rung] ??= new Known());
   }
 
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
@@ -326,16 +343,14 @@ export class Controller {
           this.#home = this.#rung;
           return this.#enter("run");
         }
-        if (verdict === "within" && this.#throughput(this.#rung) > this.#throughput(this.#home)) {
+        if (verdict === "within" && this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s) {
           this.#home = this.#rung;
           this.#enter("run");
         } else this.#retreat(verdict === "unknown");
         return;
       }
       case "run": {
-        this.#at(this.#rung).pool.fade(TICK_S);
-        this.#at(this.#rung).launches *= 0.5 ** (TICK_S / HALF_LIFE_S);
-        this.#at(this.#rung).seconds *= 0.5 ** (TICK_S / HALF_LIFE_S);
+        this.#at(this.#rung).fade(TICK_S);
         const over = this.#judge(this.#rung) === "over";
         const stays = over && this.#rung === 1 && this.#isLesserEvil();
         if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
@@ -351,7 +366,7 @@ export class Controller {
         const known = !relative || this.#alone.count >= KNOWN;
         // Suspension and short slices are no steps of one scale: which of the two is better depends on the requests.
         const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
-        if ((!over || other) && known && spent_s >= STAY_S && this.#throughput(this.#rung) > 0) this.#tryNext();
+        if ((!over || other) && known && spent_s >= STAY_S && this.#at(this.#rung).launches_per_s > 0) this.#tryNext();
       }
     }
   }
@@ -380,8 +395,7 @@ export class Controller {
       const above = over ? this.#ladder.keys().filter((rung) => rung > this.#rung) : [];
       for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
-      failed.pool.clear();
-      failed.launches = failed.seconds = 0;
+      failed.clear();
     }
     this.#go(this.#home);
     this.#enter("run");
@@ -392,7 +406,7 @@ export class Controller {
     const below = this.#at(this.#rung - 1);
     return (
       Math.min(below.seconds, this.#at(this.#rung).seconds) >= STAY_S &&
-      this.#throughput(this.#rung) < this.#throughput(this.#rung - 1) * 0.99
+      this.#at(this.#rung).launches_per_s < this.#at(this.#rung - 1).launches_per_s * 0.99
     );
   }
 
@@ -406,11 +420,6 @@ export class Controller {
       second.quantile_ms(0.5) < first.quantile_ms(0.5) &&
       second.quantile_ms(0.9) < first.quantile_ms(0.9)
     );
-  }
-
-  #throughput(rung: number): number {
-    const { launches, seconds } = this.#at(rung);
-    return seconds > 0 ? launches / seconds : 0;
   }
 
   #ratio(pool: Pool, q: number): number {
