@@ -7,7 +7,7 @@
  *   - the time slice of a group: how long it keeps the GPU once another has work. libcuda sets 2048 us;
  *   - disabling channels: they are taken off the GPU wherever their kernels are, and go on from there once enabled.
  * Measured on an H200, 20 short kernels beside a process that fills the GPU with 2.4 ms kernels, p99: slices of 2048 us 2336
- * us, 200 us 451 us, 50 us 315 us, alone 106 us (bench/preempt.cu). Disabling takes 380 to 580 us, enabling 150 to 300 us, as seen by the caller.
+ * us, 200 us 451 us, 50 us 315 us, alone 106 us (native/bench/preempt.cu). Disabling takes 380 to 580 us, enabling 150 to 300 us, as seen by the caller.
  *
  * Source of the interface: NVIDIA's open-gpu-kernel-modules (MIT): nvos.h (NVOS00, NVOS21, NVOS54, NVOS64), ctrla06c.h
  * (NVA06C_CTRL_CMD_SET_TIMESLICE), ctrl2080fifo.h (NV2080_CTRL_CMD_FIFO_DISABLE_CHANNELS), ctrl2080gpu.h

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Records the kernel profiles in this folder on a GPU host: python3 profiles/record.py --out DIR [--only NAME]
 
-Runs the models of bench/workload.py under torch.profiler and writes one representative iteration in Rigel's
+Runs the models of src/python/workload.py under torch.profiler and writes one representative iteration in Rigel's
 format (header line `# rigel-profile 1; key=value; ...`, then one row per operation in launch order):
 
   duration_ns  median of that position over the iterations whose operations are the same
@@ -46,7 +46,7 @@ Key = collections.namedtuple("Key", "name kind grid block registers shared_bytes
 
 
 def load_workload():
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "workload.py")
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "src", "python", "workload.py")
     spec = importlib.util.spec_from_file_location("rigel_test_workload", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -10,7 +10,7 @@ import { RigelError, reason } from "./errors.ts";
 import { parse } from "./schema.ts";
 import { ALONE } from "./bench-stats.ts";
 
-/** One program: bench/workload.py with these arguments, or on the simulated GPU the replay of a recorded profile. */
+/** One program: src/python/workload.py with these arguments, or on the simulated GPU the replay of a recorded profile. */
 export interface Program {
   name: string;
   class: "high" | "best-effort";

@@ -177,7 +177,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     replay: join(build, "rigel-replay"),
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
-    workload: join(root, "bench", "workload.py"),
+    workload: join(root, "src", "python", "workload.py"),
   };
   const stamp = join(build, ".made");
   const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];

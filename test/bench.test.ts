@@ -207,7 +207,7 @@ test.skipIf(python === null)("workload.py takes the arguments of every program",
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
   expect(programs.size).toBe(8);
-  const folder = join(root, "bench");
+  const folder = join(root, "src", "python");
   // Nothing of what it needs on a GPU host is imported before the arguments have been read.
   const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
 import workload; workload.arguments(sys.argv[2:])`;

@@ -102,7 +102,7 @@ describe("the single binary", () => {
     expect(stdout, stderr).toContain("resnet50+resnet50-train, round 1, time slicing");
     const [digest] = readdirSync(join(place.cache, "rigel"));
     const unpacked = readFileSync(join(place.cache, "rigel", digest ?? "", "workload.py"));
-    expect(unpacked).toEqual(readFileSync(join(root, "bench", "workload.py")));
+    expect(unpacked).toEqual(readFileSync(join(root, "src", "python", "workload.py")));
     expect(status).toBe(0);
   });
 

@@ -45,7 +45,7 @@ async function governed(scratch: Scratch, command: string[], clientClass: "high"
   return lines.join("\n");
 }
 
-const workload = ["python3", join(root, "bench", "workload.py")];
+const workload = ["python3", join(root, "src", "python", "workload.py")];
 const TRAIN_RESNET = ["--model", "resnet50", "--mode", "train", "--batch", "8", "--warmup", "3", "--requests", "20"];
 const TRAIN_GPT2 = "--model gpt2 --mode train --batch 2 --seq 128 --warmup 3 --requests 10".split(" ");
 const SERVE = "--mode infer --warmup 5 --requests 20".split(" ");

@@ -1,7 +1,7 @@
 /*
  * preempt.cu: what a process can do about its own channels on the GPU, and what it costs: the numbers in native/channel.c.
  *
- *   nvcc -O2 -std=c++17 -arch=native -o preempt bench/preempt.cu && ./preempt [slice in us of the best-effort process]
+ *   nvcc -O2 -std=c++17 -arch=native -o preempt native/bench/preempt.cu && ./preempt [slice in us of the best-effort process]
  *
  * Two processes, without Rigel and without MPS. One fills the GPU with kernels of some 2.4 ms (on an H200) back to back; the other
  * has a request of 20 short kernels every 10 to 15 ms, at once or with 50 us of host time between them. Shown for the slices alone, and
