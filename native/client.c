@@ -9,6 +9,7 @@
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 #include <errno.h>
@@ -46,6 +47,7 @@ void rigel_shutdown(void)
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
         return;
     rg_preempt_stop();
+    rg_record_stop();
     rg_agent_stop();
     rg_busy_leave();
     atomic_store(&rg.slot->exited_ns, rg_now_ns());
@@ -126,6 +128,8 @@ static void attach(void)
     atomic_store(&rg.slot->weight, weight);
     rg.inverse_weight = rg_policy_inverse(weight);
     rg_guard_attach();
+    if (rg_record_attach())
+        mode |= RG_MODE_RECORDED;
     atomic_store(&rg.mode, mode);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
@@ -148,6 +152,8 @@ void rigel_report_request(uint64_t latency_ns)
 {
     if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
         return;
+    if (rg_recorded)
+        rg_record_request(RG_RECORD_REPORTED, rg_now_ns(), latency_ns);
     rg_hist_add(&rg.slot->report_ns, latency_ns);
     atomic_fetch_add_explicit(&rg.slot->reports, 1, memory_order_relaxed);
 }

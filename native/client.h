@@ -74,6 +74,10 @@ enum rg_hook {
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
     X(cuFuncGetName, (const char **, CUfunction)) \
+    X(cuFuncGetAttribute, (int *, int, CUfunction)) \
+    X(cuKernelGetFunction, (CUfunction *, CUkernel)) \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, CUfunction, int, size_t)) \
+    X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
     X(cuKernelGetName, (const char **, CUkernel)) \
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
@@ -140,6 +144,7 @@ enum rg_mode {
     RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
     RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
     RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
+    RG_MODE_RECORDED = 8,    /* bit, beside the others: what it launches is counted or told (record.c) */
 };
 
 /* rg_say: one line on standard error, cut to fit; a newline is added. Not for the launch path. */
@@ -398,6 +403,9 @@ void rg_preempt_stop(void);
 
 bool rg_agent_start(void);
 void rg_agent_stop(void);
+
+/* rg_agent_is_self: whether the calling thread is the agent. */
+bool rg_agent_is_self(void);
 
 /* rg_join: joins a thread of Rigel's within 200 ms. False if it did not end, since the driver did not return to it, say. */
 bool rg_join(pthread_t thread);

@@ -5,6 +5,7 @@
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
@@ -40,18 +41,31 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
 /* The table's SHAPE: grid and block, or 0 for work that has none. */
 #define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
 
-#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
+/* The table's SHARED, where a row has one. */
+#define RG_SHARED(...) RG_SHARED_(__VA_ARGS__ __VA_OPT__(, ) 0, 0)
+#define RG_SHARED_(first, ...) (first)
+
+#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     CUresult symbol params \
     { \
         uint32_t mode = mode_for_work(); \
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
+        bool recorded_ = mode & RG_MODE_RECORDED; \
+        mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
         rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
+        rg_record_what what_; \
+        if (RG_UNLIKELY(recorded_)) { \
+            what_ = (rg_record_what){RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
+            rg_record_begin(&what_); \
+        } \
         CUresult result_ = RG_CALL(symbol, args); \
+        if (RG_UNLIKELY(recorded_)) \
+            rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
@@ -224,8 +238,11 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         uint64_t token = rg_wait_stream_begin(stream); \
         if (BLOCKS) \
             rg_drain(); \
+        uint64_t began = rg_recorded && BLOCKS ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 RG_WAIT_STREAM(cuStreamSynchronize, s, true)
@@ -241,8 +258,11 @@ CUresult cuCtxSynchronize(void)
     rg_real.cuCtxGetCurrent(&current);
     uint64_t token = rg_wait_context_begin(current);
     rg_drain();
+    uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuCtxSynchronize, ());
     rg_wait_context_end(current, token, r == CUDA_SUCCESS);
+    if (RG_UNLIKELY(began))
+        rg_record_wait_end(began);
     return r;
 }
 
@@ -252,8 +272,11 @@ CUresult cuCtxSynchronize_v2(CUcontext c)
         return RG_CALL(cuCtxSynchronize_v2, (c));
     uint64_t token = rg_wait_context_begin(c);
     rg_drain();
+    uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuCtxSynchronize_v2, (c));
     rg_wait_context_end(c, token, r == CUDA_SUCCESS);
+    if (RG_UNLIKELY(began))
+        rg_record_wait_end(began);
     return r;
 }
 
@@ -281,9 +304,12 @@ RG_RECORD(cuEventRecordWithFlags_ptsz, (CUevent e, CUstream s, unsigned flags), 
         uint64_t token = rg_event_wait_begin(e, &track); \
         if (BLOCKS) \
             rg_drain(); \
+        uint64_t began = rg_recorded && BLOCKS ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (e)); \
         if (r == CUDA_SUCCESS && track) \
             rg_track_finished(track, token); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 RG_WAIT_EVENT(cuEventSynchronize, true)
@@ -294,8 +320,11 @@ RG_WAIT_EVENT(cuEventQuery, false)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
+        uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed); \
+        if (r == CUDA_SUCCESS && (mode & (RG_MODE_BEST_EFFORT | RG_MODE_RECORDED))) \
             rg_graph_note(*x, g); \
+        if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
+            rg_record_graph(*x, g); \
         return r; \
     }
 RG_INSTANTIATE(cuGraphInstantiate, RG_INSTANTIATE5, (x, g, bad, log, n))

@@ -11,6 +11,7 @@
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
 #include "guard.h"
+#include "record-client.h"
 
 #include <string.h>
 
@@ -200,6 +201,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
         if (devices & 1u << i)
@@ -315,6 +317,8 @@ void rg_idle_check(uint32_t device)
             atomic_fetch_add(&rg.slot->requests, 1);
             atomic_store(&rg.draining[device], 0);
             atomic_store(&rg_share_of(rg.segment, device, rg.slot_index)->idle_ns, now);
+            if (rg_recorded)
+                rg_record_request(RG_RECORD_WAITED, now, now - atomic_load(&rg.busy_since[device]));
             rg_device_idle(&rg.segment->devices[device], rg.slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
         } else {
