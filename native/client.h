@@ -32,6 +32,7 @@
 #include "estimate.h"
 #include "policy.h"
 #include "segment.h"
+#include "trace.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -531,7 +532,7 @@ static inline void rg_mark(rg_track *t)
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
+static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
     rg_client *c = rg.slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
@@ -539,7 +540,6 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
-    rg_track *t = rg_track_of(stream);
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (RG_UNLIKELY(!t))
         return work;
@@ -630,6 +630,24 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
     /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
     if (unbatched >= rg_policy_batch(&view) || t->owner)
         rg_batch_record(t);
+}
+
+/* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
+static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
+{
+    if (kind <= RG_GRAPH) {
+        uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+        atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+        atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
+    }
+    if (RG_UNLIKELY(!t))
+        return 0;
+    uint32_t track = (uint32_t)(t - rg.tracks) + 1;
+    atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
+    atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
+    atomic_store_explicit(&row->track, track, memory_order_relaxed);
+    return (uint64_t)track << 38;
 }
 
 #endif
