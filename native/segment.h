@@ -24,7 +24,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 2,
+    RG_SEGMENT_VERSION = 3,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -50,7 +50,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
-    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */
+    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
+    F(u64, creator, 1)     /* [control] owner word of the process that made it (rg_client.owner) */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -236,7 +237,7 @@ typedef struct {
     _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -322,6 +323,9 @@ int rg_client_alive(const rg_client *client);
 
 /* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
 int rg_owner_alive(uint64_t owner);
+
+/* rg_segment_live: whether the process that made the segment runs, or that of any client. */
+bool rg_segment_live(const rg_segment *seg);
 
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);
