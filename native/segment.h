@@ -66,6 +66,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
     F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
+    F(u32, defer_us, 1)      /* [control] and only once it has been launching for so long: until then its work may queue up on the GPU */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
     F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \

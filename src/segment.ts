@@ -133,6 +133,7 @@ interface Settings {
   stale_ms?: number | undefined;
   preempt?: boolean | undefined;
   suspend?: boolean | undefined;
+  defer_us?: number | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
   min_share_ppm?: number | undefined;
