@@ -163,6 +163,7 @@ typedef struct {
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
+    _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
     const char *owner;          /* the thread of a per-thread default stream (others cannot name it), else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
     CUstream stream;
@@ -430,6 +431,7 @@ typedef struct {
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
@@ -635,19 +637,20 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
 /* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
 static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
 {
-    if (kind <= RG_GRAPH) {
-        uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
-        atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    if (kind <= RG_GRAPH)
         atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
-    }
     if (RG_UNLIKELY(!t))
         return 0;
-    uint32_t track = (uint32_t)(t - rg.tracks) + 1;
-    atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
-    atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
-    atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
-    atomic_store_explicit(&row->track, track, memory_order_relaxed);
-    return (uint64_t)track << 38;
+    uint32_t serial = atomic_load_explicit(&t->serial, memory_order_relaxed);
+    if (RG_UNLIKELY(atomic_load_explicit(&row->track, memory_order_relaxed) != serial)) {
+        atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
+        atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
+        atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
+        atomic_store_explicit(&row->track, serial, memory_order_relaxed);
+    }
+    return (uint64_t)(serial & 0xff) << 38;
 }
 
 #endif

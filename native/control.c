@@ -100,9 +100,9 @@ const char *rigel_layout(void)
     return layout_text;
 }
 
-uint64_t rigel_clock(uint32_t source)
+uint64_t rigel_now_tick(void)
 {
-    return source == RG_TICKS_PROCESSOR ? rg_processor_tick() : rg_now_ns();
+    return rg_processor_tick();
 }
 
 int rigel_segment_create(const char *path)
@@ -131,6 +131,21 @@ int rigel_segment_hold(const char *path, uint32_t ms)
     rg_segment_hold(seg, ms);
     munmap(seg, sizeof *seg);
     return 0;
+}
+
+int rigel_segment_live(const char *path)
+{
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    int live = rg_segment_live(seg);
+    munmap(seg, sizeof *seg);
+    return live;
+}
+
+uint64_t rigel_now_ns(void)
+{
+    return rg_now_ns();
 }
 
 int rigel_segment_reap(const char *path)

@@ -49,8 +49,8 @@ const char *rigel_version(void);
  */
 const char *rigel_layout(void);
 
-/* rigel_clock: the clock that a segment's ticks are of, now (header.tick_source): CLOCK_MONOTONIC in ns for 0, the processor's for 1. */
-uint64_t rigel_clock(uint32_t source);
+/* rigel_now_tick: the processor's counter, which a segment's ticks are of where its header says so (tick_source 1). */
+uint64_t rigel_now_tick(void);
 
 /* rigel_segment_create: makes a segment with default settings, mode 0600; the file must not exist. 0 or -errno. */
 int rigel_segment_create(const char *path);
@@ -60,6 +60,12 @@ const char *rigel_segment_check(const char *path);
 
 /* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
 int rigel_segment_hold(const char *path, uint32_t ms);
+
+/* rigel_segment_live: 1 if the process that made the segment runs, or that of any client; 0 if not; -1 if it is unusable. */
+int rigel_segment_live(const char *path);
+
+/* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */
+uint64_t rigel_now_ns(void);
 
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);

@@ -56,7 +56,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
     F(u32, tick_source, 1) /* [control] enum rg_ticks: what a tick is (trace.h) */ \
     F(u32, names_lost, 1)  /* [any] kernels that found no room among the names */ \
-    F(u64, created_tick, 1) /* [control] at created_ns */
+    F(u64, created_tick, 1) /* [control] at created_ns */ \
+    F(u64, creator, 1)     /* [control] owner word of the process that made it (rg_client.owner) */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -204,25 +205,26 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 /*
- * A thread of a client (trace.h), RG_MAX_THREADS rows for each slot. Written by that thread alone, without any barrier; freed when
- * it ends, left as it is when the process is killed. `waiting` is stored after its time.
+ * A thread of a client (trace.h), RG_MAX_THREADS rows for each slot. Written by that thread alone, without any barrier but that
+ * `doing` is stored after its time; freed when the thread ends, left as it is when the process is killed.
  */
 #define RG_THREAD_FIELDS(F) \
     F(u32, tid, 1)         /* [client] taken by compare-and-swap; 0: free */ \
-    F(u32, waiting, 1)     /* [client] number of the operation it is in; 0: in none */ \
-    F(u64, since_tick, 1)  /* [client] since when */ \
-    F(u32, operation, 1)   /* [client] the last one that it finished; 0: none yet */ \
+    F(u32, doing, 1)       /* [client] number of the operation it is in | RG_DOING; without that, of the last one; 0: none yet */ \
+    F(u64, since_tick, 1)  /* [client] when that began */ \
     F(u32, kernel, 1)      /* [client] 1 + index in `names` of what it launched last; 0: not known */ \
-    F(u64, at_tick, 1)     /* [client] when the last one began */ \
-    F(u64, operations, 1)  /* [client] finished */ \
+    F(u32, track, 1)       /* [client] serial of the track that it launched on last; its low byte, less 1, is the track */ \
+    F(u64, launches, 1)    /* [client] operations that queued work: kernels, graphs, copies, memsets */ \
     F(u64, context, 1)     /* [client] current context, as last set or launched in: the driver's handle */ \
     F(u64, stream, 1)      /* [client] it last launched on: the driver's handle */ \
     F(u32, device, 1)      /* [client] 1 + index of the device it last launched on; 0: none yet */ \
-    F(u32, track, 1)       /* [client] 1 + track of that stream; 0: not known */ \
+    F(u32, before, 1)      /* [client] the operation before it, or around it; 0: none */ \
+    F(u64, before_tick, 1) /* [client] when that began */ \
     F(u64, object, 1)      /* [client] what it waits for or waited for last: handle of a stream, event, context; 0: none */ \
-    F(u64, launches, 1)    /* [client] kernels and graphs */ \
-    F(u64, waits, 1)       /* [client] operations that waited for the GPU or the gate */ \
+    F(u64, calls, 1)       /* [client] operations that did not queue work: waits, allocations */ \
+    F(u64, reserved, 1)    /* nobody: keeps rows to two cache lines */ \
     F(char, name, RG_THREAD_NAME_BYTES) /* [client] at its first operation */
+#define RG_DOING 0x80000000u
 
 /* Names of kernels and graphs: a table with open addressing. */
 #define RG_NAME_FIELDS(F) \
@@ -289,24 +291,24 @@ typedef struct {
 } rg_segment;
 
 /* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
-_Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
-_Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
+_Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 50624, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15429824, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3244288, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3309824, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15429888, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3358976, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5456064, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5456128, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5464256, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5988544, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7037120, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5464320, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 5988608, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7037184, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -381,6 +383,9 @@ int rg_client_alive(const rg_client *client);
 
 /* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
 int rg_owner_alive(uint64_t owner);
+
+/* rg_segment_live: whether the process that made the segment runs, or that of any client. */
+bool rg_segment_live(const rg_segment *seg);
 
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);

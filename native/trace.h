@@ -154,7 +154,7 @@ static inline void rg_record(uint32_t operation, enum rg_trace_kind kind, uint32
 typedef struct {
     rg_thread *row;
     uint64_t tick, beat, outer_tick;
-    uint32_t operation, outer;
+    uint32_t operation, outer; /* outer: the row's `doing` before */
     bool on;
 } rg_op;
 
@@ -167,13 +167,19 @@ static inline rg_op rg_op_begin(uint32_t operation, bool exact)
     rg_op op = {.row = rg_self, .operation = operation};
     if (__builtin_expect(!op.row, 0))
         op.row = rg_thread_enter();
-    op.outer = atomic_load_explicit(&op.row->waiting, memory_order_relaxed);
+    op.outer = atomic_load_explicit(&op.row->doing, memory_order_relaxed);
     op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);
     op.beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
     op.on = atomic_load_explicit(rg_rec.on, memory_order_relaxed) != 0;
     op.tick = op.on || exact ? rg_tick() : op.beat;
+    atomic_store_explicit(&op.row->before, op.outer & ~RG_DOING, memory_order_relaxed);
+    atomic_store_explicit(&op.row->before_tick, op.outer_tick, memory_order_relaxed);
+    if (exact) {
+        uint64_t n = atomic_load_explicit(&op.row->calls, memory_order_relaxed);
+        atomic_store_explicit(&op.row->calls, n + 1, memory_order_relaxed);
+    }
     atomic_store_explicit(&op.row->since_tick, op.tick, memory_order_relaxed);
-    atomic_store_explicit(&op.row->waiting, operation, memory_order_release);
+    atomic_store_explicit(&op.row->doing, operation | RG_DOING, memory_order_release);
     return op;
 }
 
@@ -182,28 +188,21 @@ static inline rg_op rg_wait_op(uint32_t operation, uint64_t object)
 {
     rg_op op = rg_op_begin(operation, true);
     atomic_store_explicit(&op.row->object, object, memory_order_relaxed);
-    uint64_t n = atomic_load_explicit(&op.row->waits, memory_order_relaxed);
-    atomic_store_explicit(&op.row->waits, n + 1, memory_order_relaxed);
     return op;
 }
 
 /* rg_thread_context: this thread's current context has changed. */
 void rg_thread_context(uint64_t context);
 
-static inline void rg_op_leave(const rg_op *op)
-{
-    atomic_store_explicit(&op->row->since_tick, op->outer_tick, memory_order_relaxed);
-    atomic_store_explicit(&op->row->waiting, op->outer, memory_order_release);
-    atomic_store_explicit(&op->row->operation, op->operation, memory_order_relaxed);
-    atomic_store_explicit(&op->row->at_tick, op->tick, memory_order_relaxed);
-    uint64_t n = atomic_load_explicit(&op->row->operations, memory_order_relaxed);
-    atomic_store_explicit(&op->row->operations, n + 1, memory_order_relaxed);
-}
-
 /* `marks`: 1 + track << 38 and the flags. `exact` as at the beginning: else only what outlasted a beat of the agent is measured. */
 static inline void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exact, uint64_t marks, uint64_t argument)
 {
-    rg_op_leave(op);
+    if (__builtin_expect(op->outer & RG_DOING, 0)) {
+        atomic_store_explicit(&op->row->since_tick, op->outer_tick, memory_order_relaxed);
+        atomic_store_explicit(&op->row->doing, op->outer, memory_order_release);
+    } else {
+        atomic_store_explicit(&op->row->doing, op->operation, memory_order_relaxed);
+    }
     if (!op->on)
         return;
     bool measure = exact || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat;
