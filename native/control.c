@@ -101,6 +101,21 @@ int rigel_segment_hold(const char *path, uint32_t ms)
     return 0;
 }
 
+int rigel_segment_live(const char *path)
+{
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    if (!seg)
+        return -1;
+    int live = rg_segment_live(seg);
+    munmap(seg, sizeof *seg);
+    return live;
+}
+
+uint64_t rigel_now_ns(void)
+{
+    return rg_now_ns();
+}
+
 int rigel_segment_reap(const char *path)
 {
     rg_segment *seg = rg_segment_open(path, why, sizeof why);

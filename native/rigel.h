@@ -41,7 +41,7 @@ const char *rigel_version(void);
 
 /*
  * rigel_layout: the segment's layout as JSON:
- *   {"version":2,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *   {"version":3,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
  *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...}}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
@@ -56,6 +56,12 @@ const char *rigel_segment_check(const char *path);
 
 /* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
 int rigel_segment_hold(const char *path, uint32_t ms);
+
+/* rigel_segment_live: 1 if the process that made the segment runs, or that of any client; 0 if not; -1 if it is unusable. */
+int rigel_segment_live(const char *path);
+
+/* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */
+uint64_t rigel_now_ns(void);
 
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);

@@ -75,6 +75,16 @@ int rg_client_alive(const rg_client *client)
     return rg_owner_alive(atomic_load(&client->owner));
 }
 
+bool rg_segment_live(const rg_segment *seg)
+{
+    if (rg_owner_alive(atomic_load(&seg->header.creator)))
+        return true;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        if (atomic_load(&seg->clients[i].state) == RG_LIVE && rg_client_alive(&seg->clients[i]))
+            return true;
+    return false;
+}
+
 int rg_segment_create(const char *path)
 {
     /* Built under another name and then linked, so that nobody ever opens a half-made one. */
@@ -99,6 +109,9 @@ int rg_segment_create(const char *path)
         seg->header.size_bytes = sizeof *seg;
         seg->header.creator_pid = (uint32_t)getpid();
         seg->header.created_ns = rg_now_ns();
+        uint32_t ticks = 0;
+        process_start((uint32_t)getpid(), &ticks);
+        seg->header.creator = owner_word((uint32_t)getpid(), ticks);
         seg->settings.policy = RG_POLICY_PRIORITY;
         seg->settings.inflight = 8;
         seg->settings.unit_us = 100;

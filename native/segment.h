@@ -24,7 +24,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 2,
+    RG_SEGMENT_VERSION = 3,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -50,7 +50,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
-    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */
+    F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
+    F(u64, creator, 1)     /* [control] owner word of the process that made it (rg_client.owner) */
 
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
@@ -65,6 +66,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
     F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
+    F(u32, defer_us, 1)      /* [control] and only once it has been launching for so long: until then its work may queue up on the GPU */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
     F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \
@@ -236,7 +238,7 @@ typedef struct {
     _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -322,6 +324,9 @@ int rg_client_alive(const rg_client *client);
 
 /* rg_owner_alive: the same for an owner word (rg_client.owner, rg_account.lock). */
 int rg_owner_alive(uint64_t owner);
+
+/* rg_segment_live: whether the process that made the segment runs, or that of any client. */
+bool rg_segment_live(const rg_segment *seg);
 
 /* rg_segment_clear_busy: takes client `slot` out of every device's high_busy (and high_launching) and wakes whoever waits. */
 void rg_segment_clear_busy(rg_segment *seg, int slot);

@@ -24,9 +24,10 @@ import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
-import { type ClientReport, type Mode, type Report, compared, measured, memoryReport } from "./report.ts";
+import { type ClientReport, type Mode, type Report, compared, memoryReport } from "./report.ts";
 import { type MemoryUse, Segment } from "./segment.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
+import { measured } from "./stats.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {

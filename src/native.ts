@@ -49,6 +49,8 @@ const SYMBOLS = {
   rigel_segment_create: { args: ["cstring"], returns: "i32" },
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
   rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
+  rigel_segment_live: { args: ["cstring"], returns: "i32" },
+  rigel_now_ns: { args: [], returns: "u64" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
   rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
   rigel_profile_latency: { args: ["cstring"], returns: "u64" },
@@ -122,6 +124,16 @@ export class Native {
   /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). */
   holdSegment(path: string, ms: number): void {
     this.#symbols.rigel_segment_hold(path, ms);
+  }
+
+  /** Whether the process that made a segment runs, or that of any client. False of what is no segment of this user's. */
+  isLive(path: string): boolean {
+    return this.#symbols.rigel_segment_live(path) === 1;
+  }
+
+  /** The clock of all times in a segment, CLOCK_MONOTONIC, in nanoseconds. */
+  get now_ns(): number {
+    return Number(this.#symbols.rigel_now_ns());
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */
