@@ -19,6 +19,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -98,6 +99,7 @@ function commandLine(): Command {
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
   addBench(program, deviceSelector);
+  addServe(program);
   return program;
 }
 
