@@ -11,6 +11,7 @@ import { addBench } from "./bench.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
+import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
@@ -98,6 +99,7 @@ function commandLine(): Command {
     .option("--clear", "remove what is kept")
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
+  addDoctor(program, deviceSelector);
   addBench(program, deviceSelector);
   addServe(program);
   return program;

@@ -142,6 +142,11 @@ interface Settings {
   outstanding_us?: number | undefined;
 }
 
+/** What a segment file takes. */
+export function segmentBytes(native: Native): number {
+  return layoutSchema.parse(JSON.parse(native.layout)).size;
+}
+
 export class Segment {
   readonly path: string;
   readonly #native: Native;
