@@ -20,6 +20,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -100,6 +101,7 @@ function commandLine(): Command {
     .action(runDurations);
   addDoctor(program, deviceSelector);
   addBench(program, deviceSelector);
+  addServe(program);
   return program;
 }
 
