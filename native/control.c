@@ -8,11 +8,15 @@
 #include "estimate.h"
 #include "rigel.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef RIGEL_VERSION
 #error "the Makefile defines RIGEL_VERSION from package.json"
@@ -141,6 +145,24 @@ int rigel_segment_live(const char *path)
     int live = rg_segment_live(seg);
     munmap(seg, sizeof *seg);
     return live;
+}
+
+int rigel_lock(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return -errno;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int err = errno;
+        close(fd);
+        return -err;
+    }
+    return fd;
+}
+
+void rigel_unlock(int lock)
+{
+    close(lock);
 }
 
 uint64_t rigel_now_ns(void)

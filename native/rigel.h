@@ -64,6 +64,14 @@ int rigel_segment_hold(const char *path, uint32_t ms);
 /* rigel_segment_live: 1 if the process that made the segment runs, or that of any client; 0 if not; -1 if it is unusable. */
 int rigel_segment_live(const char *path);
 
+/*
+ * rigel_lock: makes this process the only one that holds the file's lock (flock), until rigel_unlock or its end, however that
+ * comes; programs that it starts do not inherit it. What to hand to rigel_unlock, or -EWOULDBLOCK if another holds it, or
+ * another -errno.
+ */
+int rigel_lock(const char *path);
+void rigel_unlock(int lock);
+
 /* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */
 uint64_t rigel_now_ns(void);
 

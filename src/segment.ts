@@ -159,6 +159,11 @@ export interface Table {
   words(row: number, field: string): BigUint64Array;
 }
 
+/** What a segment file takes. */
+export function segmentBytes(native: Native): number {
+  return layoutSchema.parse(JSON.parse(native.layout)).size;
+}
+
 export class Segment {
   readonly path: string;
   readonly #native: Native;
