@@ -22,7 +22,7 @@
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[16384];
+static char layout_text[65536];
 
 static void build_layout(void)
 {
@@ -62,6 +62,33 @@ static void build_layout(void)
 #define RG_STRUCT rg_account
     RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_thread
+    RG_SECTION("threads", RG_THREAD_FIELDS, offsetof(rg_segment, threads), RG_MAX_CLIENTS * RG_MAX_THREADS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_name
+    RG_SECTION("names", RG_NAME_FIELDS, offsetof(rg_segment, names), RG_MAX_NAMES);
+#undef RG_STRUCT
+#define RG_STRUCT rg_trace
+    RG_SECTION("traces", RG_TRACE_FIELDS, offsetof(rg_segment, traces), RG_MAX_CLIENTS);
+#undef RG_STRUCT
+    /* What the numbers in threads and records mean. */
+#define RG_TEXT(name) RG_PUT(",\"%s\"", #name);
+#define RG_WORK(symbol, ...) RG_TEXT(symbol)
+#define RG_SPECIAL(symbol, ...) RG_TEXT(symbol)
+    RG_PUT(",\"operations\":[\"none\"");
+#include "hooks.def"
+    RG_TRACE_OPERATIONS(RG_TEXT)
+#undef RG_WORK
+#undef RG_SPECIAL
+#undef RG_TEXT
+    comma = "";
+#define RG_TEXT(name) \
+    RG_PUT("%s\"%s\"", comma, #name); \
+    comma = ",";
+    RG_PUT("],\"kinds\":[");
+    RG_TRACE_KINDS(RG_TEXT)
+#undef RG_TEXT
+    RG_PUT("]");
     RG_PUT("}");
 }
 
@@ -75,6 +102,11 @@ const char *rigel_layout(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, build_layout);
     return layout_text;
+}
+
+uint64_t rigel_now_tick(void)
+{
+    return rg_processor_tick();
 }
 
 int rigel_segment_create(const char *path)

@@ -43,10 +43,14 @@ const char *rigel_version(void);
  * rigel_layout: the segment's layout as JSON:
  *   {"version":3,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
- *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...}}
+ *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...},"threads":{...},"names":{...},
+ *    "traces":{...},"operations":["none","cuLaunchKernel",...],"kinds":["none","launch",...]}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
+
+/* rigel_now_tick: the processor's counter, which a segment's ticks are of where its header says so (tick_source 1). */
+uint64_t rigel_now_tick(void);
 
 /* rigel_segment_create: makes a segment with default settings, mode 0600; the file must not exist. 0 or -errno. */
 int rigel_segment_create(const char *path);

@@ -53,6 +53,7 @@ const SYMBOLS = {
   rigel_lock: { args: ["cstring"], returns: "i32" },
   rigel_unlock: { args: ["i32"], returns: "void" },
   rigel_now_ns: { args: [], returns: "u64" },
+  rigel_now_tick: { args: [], returns: "u64" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
   rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
   rigel_profile_latency: { args: ["cstring"], returns: "u64" },
@@ -142,6 +143,11 @@ export class Native {
   /** The clock of all times in a segment, CLOCK_MONOTONIC, in nanoseconds. */
   get now_ns(): number {
     return Number(this.#symbols.rigel_now_ns());
+  }
+
+  /** The processor's counter now, which a segment's ticks are of where its header says so. */
+  get now_tick(): bigint {
+    return BigInt(this.#symbols.rigel_now_tick());
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */
