@@ -35,6 +35,11 @@ function source(name: string): string {
   return join(exitsFolder, name);
 }
 
+function build(command: string[]): void {
+  const { status, output } = run(command);
+  expect(status, output).toBe(0);
+}
+
 /**
  * Compiles the programs into `folder`; a language that there is nothing for here has no ways, and says so. A driver is linked
  * by its name alone, so the simulated one does for any.
@@ -45,10 +50,6 @@ export function compile(folder: string): { c: Program; cxx: Program; python: Pro
   const [c = "", cxx = "", library = ""] = ["programs-c", "programs-cc", "libexits.so"].map((name) =>
     join(folder, name),
   );
-  const build = (command: string[]): void => {
-    const { status, output } = run(command);
-    expect(status, output).toBe(0);
-  };
   const none = { argv: [], ways: [] };
   build(["gcc", "-std=c11", ...flags, "-o", c, source("programs.c"), driver, "-lpthread", "-ldl"]);
   const hasCxx = Bun.which("g++") !== null;
