@@ -261,6 +261,8 @@ describe("keys", () => {
 
 /* ---- The command */
 
+const running = (lines: string[]): boolean => lines.some((line) => /serve +high +running/.test(line));
+
 describe("the command", () => {
   let scratch: Scratch;
   let launched: ReturnType<typeof start>;
@@ -299,7 +301,8 @@ describe("the command", () => {
     const { stdout, status } = await top("--once");
     expect(stdout).toMatch(/^rigel top: 1 launch, 2 clients, over 0\.3 s\n\nNVIDIA H200 \(simulated\) \| policy slo/);
     expect(stdout).toMatch(/^ {2}serve +high +running +[1-9]/m);
-    expect(stdout).toMatch(/^ {2}train +best +running +[1-9]/m);
+    // It may be held for all of the interval: policy slo learns what the other takes alone.
+    expect(stdout).toMatch(/^ {2}train +best +(running|idle) +\d/m);
     expect(stdout).not.toContain("\u001b");
     expect(status).toBe(0);
   });
@@ -379,7 +382,6 @@ describe("the command", () => {
       },
     };
   }
-  const running = (lines: string[]): boolean => lines.some((line) => /serve +high +running/.test(line));
   const LEAVE = "\u001b[?7h\u001b[?25h\u001b[?1049l";
 
   test("in a terminal updates in place, obeys keys and sizes, and gives the terminal back", async () => {
