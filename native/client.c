@@ -115,6 +115,7 @@ static void attach(void)
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
     join_account(name);
+    rg_trace_attach(rg.segment, rg.slot_index);
     rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;

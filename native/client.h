@@ -32,6 +32,7 @@
 #include "estimate.h"
 #include "policy.h"
 #include "segment.h"
+#include "trace.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -162,6 +163,7 @@ typedef struct {
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
+    _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
     const char *owner;          /* the thread of a per-thread default stream (others cannot name it), else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
     CUstream stream;
@@ -429,6 +431,7 @@ typedef struct {
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
@@ -531,7 +534,7 @@ static inline void rg_mark(rg_track *t)
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
+static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
     rg_client *c = rg.slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
@@ -539,7 +542,6 @@ static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream s
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
-    rg_track *t = rg_track_of(stream);
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (RG_UNLIKELY(!t))
         return work;
@@ -630,6 +632,25 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
     /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
     if (unbatched >= rg_policy_batch(&view) || t->owner)
         rg_batch_record(t);
+}
+
+/* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
+static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
+{
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    if (kind <= RG_GRAPH)
+        atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
+    if (RG_UNLIKELY(!t))
+        return 0;
+    uint32_t serial = atomic_load_explicit(&t->serial, memory_order_relaxed);
+    if (RG_UNLIKELY(atomic_load_explicit(&row->track, memory_order_relaxed) != serial)) {
+        atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
+        atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
+        atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
+        atomic_store_explicit(&row->track, serial, memory_order_relaxed);
+    }
+    return (uint64_t)(serial & 0xff) << 38;
 }
 
 #endif

@@ -141,6 +141,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
         atomic_store(&t->device, (uint32_t)device);
+        atomic_store(&t->serial, ((atomic_load(&t->serial) >> 8) + 1) << 8 | (uint32_t)(t - rg.tracks + 1));
         t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
         t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
         t->context = context;
@@ -245,12 +246,24 @@ void rg_stream_prioritise(CUstream stream, int asked)
 
 /* ---- busy and idle ---- */
 
+/* A request begins, or has ended. Its number tells one device's from another's, and its end from its beginning. */
+static void record_request(uint32_t device, bool over)
+{
+    if (!atomic_load_explicit(rg_rec.on, memory_order_relaxed))
+        return;
+    uint64_t since = atomic_load(&rg.busy_tick[device]), number = atomic_load(&rg.slot->requests) + 1;
+    rg_record(RG_OP_request, RG_TRACE_request, 0, 0, (number & 0xffffffff) << 16 | over << 8 | device, since,
+              over ? rg_tick() - since : 0);
+}
+
 void rg_busy_begin(uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
     if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
         uint64_t now = rg_now_ns();
         atomic_store(&rg.busy_since[device], now);
+        atomic_store(&rg.busy_tick[device], rg_tick());
+        record_request(device, false);
         rg_device_busy(&rg.segment->devices[device], rg.slot_index, now);
         atomic_store(&rg.draining[device], 0);
         atomic_store(&rg.busy[device], 1);
@@ -312,6 +325,7 @@ void rg_idle_check(uint32_t device)
         if (all_clean(device, false)) {
             uint64_t now = rg_now_ns();
             rg_hist_add(&rg.slot->request_ns, now - atomic_load(&rg.busy_since[device]));
+            record_request(device, true);
             atomic_fetch_add(&rg.slot->requests, 1);
             atomic_store(&rg.draining[device], 0);
             atomic_store(&rg_share_of(rg.segment, device, rg.slot_index)->idle_ns, now);

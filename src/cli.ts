@@ -21,6 +21,7 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addTop } from "./top.ts";
+import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -102,6 +103,7 @@ function commandLine(): Command {
   addDoctor(program, deviceSelector);
   addTop(program);
   addBench(program, deviceSelector);
+  addServe(program);
   return program;
 }
 

@@ -32,6 +32,11 @@ const layoutSchema = z.object({
   clients: tableSchema,
   estimates: tableSchema,
   accounts: tableSchema,
+  threads: tableSchema,
+  names: tableSchema,
+  traces: tableSchema,
+  operations: z.array(z.string()),
+  kinds: z.array(z.string()),
 });
 
 type Layout = z.infer<typeof layoutSchema>;
@@ -139,7 +144,19 @@ interface Settings {
   min_share_ppm?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
+  trace?: boolean | undefined;
   outstanding_us?: number | undefined;
+}
+
+/** One of the segment's tables, row by row, for the module that knows what is in it. */
+export interface Table {
+  /** Rows. */
+  readonly count: number;
+  word(row: number, field: string): number;
+  long(row: number, field: string): bigint;
+  text(row: number, field: string): string;
+  /** All words of a field that has several. */
+  words(row: number, field: string): BigUint64Array;
 }
 
 /** What a segment file takes. */
@@ -435,6 +452,35 @@ export class Segment {
       launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };
+  }
+
+  /** A table by its name in native/segment.h. */
+  table(name: "header" | "clients" | "threads" | "names" | "traces"): Table {
+    const record = this.#layout[name];
+    const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
+    return {
+      count,
+      word: (row, field) => this.#word(record, field, row * stride),
+      long: (row, field) => this.#long64(record, field, row * stride),
+      text: (row, field) => this.#text(record, row * stride, field),
+      words: (row, field) => {
+        const { offset, count: length } = this.#field(record, field);
+        const first = (record.offset + row * stride + offset) >> 3;
+        return BigUint64Array.from({ length }, (_, index) => Atomics.load(this.#longs, first + index));
+      },
+    };
+  }
+
+  /** What the numbers of operations and kinds mean in `threads` and `traces`. */
+  get vocabulary(): { operations: readonly string[]; kinds: readonly string[] } {
+    return this.#layout;
+  }
+
+  /** The clock of ticks (native/trace.h), read now beside CLOCK_MONOTONIC. */
+  get now(): { tick: bigint; ns: number } {
+    const ns = this.now_ns;
+    const processor = this.#word(this.#layout.header, "tick_source", 0) === 1;
+    return { tick: processor ? this.#native.now_tick : BigInt(ns), ns };
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
