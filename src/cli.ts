@@ -21,6 +21,7 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addTrace } from "./trace-command.ts";
+import { addTop } from "./top.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -103,6 +104,7 @@ function commandLine(): Command {
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
   addDoctor(program, deviceSelector);
+  addTop(program);
   addBench(program, deviceSelector);
   addServe(program);
   addTrace(program);
