@@ -158,11 +158,20 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
+static void stream_made(CUstream s, int asked)
+{
+    rg_member_made(s);
+    rg_member *m = rg_member_mine();
+    uint32_t mode = atomic_load(m ? &m->mode : &RG_SELF->mode);
+    if (mode != RG_MODE_BARE)
+        rg_stream_prioritise(s, mode, asked);
+}
+
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
     CUresult r = RG_CALL(cuStreamCreate, (s, flags));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, 0);
+        stream_made(*s, 0);
     return r;
 }
 
@@ -170,7 +179,7 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, priority);
+        stream_made(*s, priority);
     return r;
 }
 

@@ -24,7 +24,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 2,
+    RG_SEGMENT_VERSION = 3,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -160,6 +160,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
                                   among those of its thread; 32 bytes of name */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
+    F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
 
 /*
@@ -237,7 +238,7 @@ typedef struct {
     _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
 } rg_segment;
 
-/* The layout of version 2. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
