@@ -162,6 +162,7 @@ static void *agent_main(void *unused)
         rg_real.cuThreadExchangeStreamCaptureMode(&relaxed);
     while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t now = rg_now_ns();
+        rg_trace_beat();
         if (now - beat >= BEAT_NS) {
             beat_all(now);
             clear_stale(now);

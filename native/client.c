@@ -113,6 +113,7 @@ static void attach(void)
     }
     rg.slot = &rg.segment->clients[rg.slot_index];
     join_account(name);
+    rg_trace_attach(rg.segment, rg.slot_index);
     rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
@@ -123,7 +124,7 @@ static void attach(void)
     uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
     atomic_store(&rg.slot->weight, weight);
     atomic_store(&rg.slot->parent, 0);
-    RG_SELF->inverse_weight = rg_policy_inverse(weight);
+    RG_PROCESS->inverse_weight = rg_policy_inverse(weight);
     const char *threads = getenv("RIGEL_THREADS");
     rg_guard_attach();
     rg_members_attach(mode, threads && strcmp(threads, "1") == 0);

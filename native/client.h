@@ -39,6 +39,7 @@
 #include "estimate.h"
 #include "policy.h"
 #include "segment.h"
+#include "trace.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -165,6 +166,7 @@ typedef struct {
     _Atomic uint32_t threads;  /* that have entered it */
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     rg_client *slot;
     int slot_index;
@@ -220,11 +222,12 @@ struct rg_track {
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
-    const char *owner;          /* the thread of a per-thread default stream (others cannot name it), else NULL */
+    _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
+    _Atomic(const char *) owner; /* the thread of a per-thread default stream (others cannot name it), else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
-    CUstream stream;
-    CUcontext context;
-    CUdevice cu_device;
+    _Atomic(CUstream) stream;
+    _Atomic(CUcontext) context;
+    _Atomic CUdevice cu_device;
     CUevent agent_event;        /* agent thread only */
     uint64_t agent_token;       /* agent thread only */
     _Atomic(rg_member *) member; /* whose work it has */
@@ -504,7 +507,7 @@ typedef struct {
     rg_track tracks[RG_MAX_TRACKS];
 } rg_client_state;
 extern rg_client_state rg;
-#define RG_SELF (&rg.members[0])
+#define RG_PROCESS (&rg.members[0])
 
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
@@ -593,12 +596,12 @@ static inline void rg_mark(rg_member *m, rg_track *t)
 }
 
 /*
- * rg_work_begin: called before work is queued, in a client, outside captures. rg_work_begin_as: for this client.
+ * rg_work_begin: called before work is queued, in a client, outside captures.
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline __attribute__((always_inline)) rg_work rg_work_begin_as(rg_member *m, bool several, uint32_t mode, enum rg_kind kind,
-                                                                      CUstream stream, uintptr_t units, rg_dims dims)
+static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+                                                                      uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
@@ -606,7 +609,6 @@ static inline __attribute__((always_inline)) rg_work rg_work_begin_as(rg_member 
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
-    rg_track *t = several ? rg_track_for(stream, m) : rg_track_of(stream);
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (RG_UNLIKELY(!t))
         return work;
@@ -668,20 +670,9 @@ static inline __attribute__((always_inline)) rg_work rg_work_begin_as(rg_member 
     return work;
 }
 
-/* rg_work_several_begin, rg_work_several_end: the same in a process of several clients, for that whose the work is (member.c). */
-rg_work rg_work_several_begin(enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims);
-void rg_work_several_end(enum rg_kind kind, rg_work work, bool ok);
-
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
-{
-    if (RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)))
-        return rg_work_several_begin(kind, stream, units, dims);
-    return rg_work_begin_as(RG_SELF, false, mode, kind, stream, units, dims);
-}
-
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
-static inline __attribute__((always_inline)) void rg_work_end_as(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
-                                                                 bool ok)
+static inline __attribute__((always_inline)) void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
+                                                              bool ok)
 {
     rg_track *t = work.track;
     if (!t)
@@ -711,12 +702,32 @@ static inline __attribute__((always_inline)) void rg_work_end_as(rg_member *m, u
         rg_batch_record(t);
 }
 
-static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, bool ok)
+/*
+ * The same in a process of several clients, for the one whose work it is (member.c). rg_work_member: that one, or NULL where the work is
+ * nobody's. Elsewhere the process is its only client.
+ */
+rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims);
+void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok);
+rg_member *rg_work_member(CUstream stream);
+
+/* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
+static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
 {
-    if (RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)))
-        rg_work_several_end(kind, work, ok);
-    else
-        rg_work_end_as(RG_SELF, mode, kind, work, ok);
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    if (kind <= RG_GRAPH)
+        atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
+    if (RG_UNLIKELY(!t))
+        return 0;
+    uint32_t serial = atomic_load_explicit(&t->serial, memory_order_relaxed);
+    if (RG_UNLIKELY(atomic_load_explicit(&row->track, memory_order_relaxed) != serial)) {
+        atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
+        atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
+        atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
+        atomic_store_explicit(&row->client, (uint32_t)rg_track_member(t)->slot_index + 1, memory_order_relaxed);
+        atomic_store_explicit(&row->track, serial, memory_order_relaxed);
+    }
+    return (uint64_t)(serial & 0xff) << 38;
 }
 
 #endif

@@ -515,6 +515,29 @@ static void sleep_on(rg_device *dev)
     atomic_fetch_sub(&dev->waiters, 1);
 }
 
+/* What a thread does that waits, for its row and its records. */
+static uint32_t operation_of(enum rg_verdict verdict)
+{
+    return verdict == RG_WAIT_INFLIGHT ? RG_OP_wait_inflight : verdict == RG_WAIT_TURN ? RG_OP_wait_turn : RG_OP_wait_high;
+}
+
+/* A piece of a wait is over; `seen`: bit per operation whose first piece is recorded. */
+static void piece_over(const rg_op *op, const rg_track *t, uint32_t *seen)
+{
+    uint64_t marks = (uint64_t)(t - rg.tracks + 1) << 38;
+    uint32_t bit = 1u << (op->operation == RG_OP_wait_inflight);
+    rg_op_end(op, RG_TRACE_gate, true, marks | (*seen & bit ? RG_RECORD_CONTINUED : 0), 0);
+    *seen |= bit;
+}
+
+/* Best-effort work may go on for `defer_us` into the high clients' work (see preempt.c, still_there): within its limit in flight. */
+static void put_off(rg_policy_view *v, rg_device *dev, uint64_t now)
+{
+    uint64_t defer_ns = (uint64_t)atomic_load_explicit(&rg.segment->settings.defer_us, memory_order_relaxed) * 1000u;
+    if (defer_ns && v->policy <= RG_POLICY_SLO && busy_for(dev, now) < defer_ns)
+        v->high_busy = false;
+}
+
 void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 {
     rg_member *m = rg_track_member(t);
@@ -539,7 +562,15 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         rg_policy_view v = rg_gate_view(t);
         complete(t, d, &v);
         verdict = rg_policy_decide(&v);
+    } else if (verdict == RG_WAIT_HIGH) {
+        rg_policy_view v = rg_gate_view(t);
+        put_off(&v, dev, now);
+        verdict = v.policy > RG_POLICY_SLO ? verdict : rg_policy_decide(&v);
     }
+    uint32_t pieces = 0;
+    rg_op op = {.row = NULL};
+    if (rg_policy_waits(verdict))
+        op = rg_wait_op(operation_of(verdict), 0);
     while (rg_policy_waits(verdict)) {
         /* Somebody began a capture, or this process left Rigel: nothing of ours may stand in the way any more. */
         if (atomic_load(&rg.captures) || !(atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT))
@@ -582,6 +613,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
                 since = now;
             slowest_before = slowest;
         }
+        put_off(&v, dev, now);
         if (v.policy > RG_POLICY_SLO)
             complete(t, d, &v);
         else
@@ -608,9 +640,15 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         if (next != verdict) {
             since = now;
             spin_until = 0;
+            if (rg_policy_waits(next) && operation_of(next) != op.operation) {
+                piece_over(&op, t, &pieces);
+                op = rg_wait_op(operation_of(next), 0);
+            }
         }
         verdict = next;
     }
+    if (op.row)
+        piece_over(&op, t, &pieces);
     naps_end(&napped);
     if (rg_real.cuThreadExchangeStreamCaptureMode)
         rg_real.cuThreadExchangeStreamCaptureMode(&mode);

@@ -122,7 +122,7 @@ rg_member *rg_member_of(CUstream stream)
         if (own)
             claim_put(stream, USED, own);
     }
-    return own ? own : atomic_load_explicit(&RG_SELF->mode, memory_order_relaxed) ? RG_SELF : NULL;
+    return own ? own : atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) ? RG_PROCESS : NULL;
 }
 
 uint32_t rg_member_index(void)
@@ -233,7 +233,7 @@ static bool give_slot(rg_member *m)
         return false;
     m->slot_index = index;
     m->slot = &rg.segment->clients[index];
-    m->inverse_weight = RG_SELF->inverse_weight;
+    m->inverse_weight = RG_PROCESS->inverse_weight;
     atomic_store(&m->slot->weight, atomic_load(&rg.slot->weight));
     atomic_store(&m->slot->parent, (uint32_t)rg.slot_index + 1);
     uint32_t mode = mode_of(m->class);
@@ -250,7 +250,7 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     pthread_mutex_lock(&members_lock);
     attached = true;
     alone = only_threads;
-    rg_member *self = RG_SELF;
+    rg_member *self = RG_PROCESS;
     self->slot = rg.slot;
     self->slot_index = rg.slot_index;
     self->class = atomic_load(&rg.slot->class);
@@ -393,18 +393,20 @@ void rigel_client_leave(void)
 
 /* ---- work ---- */
 
-rg_work rg_work_several_begin(enum rg_kind kind, CUstream stream, uintptr_t units, rg_dims dims)
+rg_member *rg_work_member(CUstream stream)
 {
     rg_member *m = rg_member_of(stream);
-    uint32_t mode = m ? atomic_load_explicit(&m->mode, memory_order_acquire) : RG_MODE_BARE;
-    return mode == RG_MODE_BARE ? (rg_work){.track = NULL} : rg_work_begin_as(m, true, mode, kind, stream, units, dims);
+    return m && atomic_load_explicit(&m->mode, memory_order_acquire) != RG_MODE_BARE ? m : NULL;
 }
 
-void rg_work_several_end(enum rg_kind kind, rg_work work, bool ok)
+rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
-    rg_member *m = work.track ? rg_track_member(work.track) : NULL;
-    if (m)
-        rg_work_end_as(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, work, ok);
+    return rg_work_begin(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, t, units, dims);
+}
+
+void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok)
+{
+    rg_work_end(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, work, ok);
 }
 
 /* ---- requests ---- */
@@ -415,7 +417,7 @@ static rg_member *reporter(void)
     if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
         return NULL;
     rg_member *own = rg_member_mine();
-    own = own ? own : RG_SELF;
+    own = own ? own : RG_PROCESS;
     return atomic_load(&own->mode) == RG_MODE_BARE ? NULL : own;
 }
 

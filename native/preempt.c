@@ -40,6 +40,8 @@ typedef struct {
     uint64_t slice_us; /* as set; 0: not by us */
     bool giving_back;  /* the slice is a longer one, for a moment */
     uint32_t refusals; /* beats in a row in which the driver refused */
+    rg_op op; /* the suspension under way; only the thread's, as is the next */
+    bool again; /* it goes on after a due that was given back */
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
 } preemptor;
 
@@ -114,6 +116,8 @@ static bool suspend(preemptor *p)
     }
     atomic_store(&p->suspended, ok);
     pthread_mutex_unlock(&p->lock);
+    if (ok)
+        p->op = rg_wait_op(RG_OP_suspended, p->device);
     return ok;
 }
 
@@ -129,6 +133,8 @@ static void resume(preemptor *p)
         if (refused && refresh(p))
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
+        if (!refused)
+            rg_op_end(&p->op, RG_TRACE_suspension, true, p->again ? RG_RECORD_CONTINUED : 0, p->device);
         if (refused)
             fail(p);
     }
@@ -210,6 +216,7 @@ static void stand_aside(preemptor *p)
     rg_settings *s = &rg.segment->settings;
     uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
+    p->again = false;
     if (!suspend(p)) {
         fail(p);
         return;
@@ -237,6 +244,7 @@ static void stand_aside(preemptor *p)
             since = rg_now_ns();
             if (!to_stand_aside(dev, &again_ns) || !wanted())
                 break;
+            p->again = true;
             if (!suspend(p)) {
                 fail(p);
                 break;

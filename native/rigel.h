@@ -68,10 +68,14 @@ const char *rigel_version(void);
  * rigel_layout: the segment's layout as JSON:
  *   {"version":3,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
- *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...}}
+ *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...},"threads":{...},"names":{...},
+ *    "traces":{...},"operations":["none","cuLaunchKernel",...],"kinds":["none","launch",...]}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
+
+/* rigel_now_tick: the processor's counter, which a segment's ticks are of where its header says so (tick_source 1). */
+uint64_t rigel_now_tick(void);
 
 /* rigel_segment_create: makes a segment with default settings, mode 0600; the file must not exist. 0 or -errno. */
 int rigel_segment_create(const char *path);
@@ -81,6 +85,20 @@ const char *rigel_segment_check(const char *path);
 
 /* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
 int rigel_segment_hold(const char *path, uint32_t ms);
+
+/* rigel_segment_live: 1 if the process that made the segment runs, or that of any client; 0 if not; -1 if it is unusable. */
+int rigel_segment_live(const char *path);
+
+/*
+ * rigel_lock: makes this process the only one that holds the file's lock (flock), until rigel_unlock or its end, however that
+ * comes; programs that it starts do not inherit it. What to hand to rigel_unlock, or -EWOULDBLOCK if another holds it, or
+ * another -errno.
+ */
+int rigel_lock(const char *path);
+void rigel_unlock(int lock);
+
+/* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */
+uint64_t rigel_now_ns(void);
 
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);

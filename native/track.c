@@ -146,9 +146,9 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     bool pushed = rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
     CUdevice cu_device = 0;
     int device = current_device(&cu_device);
-    rg_member *member = atomic_load(&rg.several) ? rg_member_of(stream) : RG_SELF;
+    rg_member *member = atomic_load(&rg.several) ? rg_member_of(stream) : RG_PROCESS;
     if (!member)
-        member = RG_SELF;
+        member = RG_PROCESS;
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
@@ -158,6 +158,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
         atomic_store(&t->device, (uint32_t)device);
+        atomic_store(&t->serial, ((atomic_load(&t->serial) >> 8) + 1) << 8 | (uint32_t)(t - rg.tracks + 1));
         t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
         t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
         t->context = context;
@@ -193,6 +194,7 @@ rg_track *rg_track_for(CUstream stream, rg_member *member)
     before = atomic_exchange(&t->member, member);
     rg_retire(before, device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
+    atomic_fetch_add(&t->serial, 1 << 8);
     note_use(member, device);
     pthread_mutex_unlock(&table_lock);
     rg_idle_check(before, device);
@@ -290,12 +292,24 @@ void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked)
 
 /* ---- busy and idle ---- */
 
+/* A request begins, or has ended. Its number tells one device's from another's, and its end from its beginning. */
+static void record_request(const rg_member *m, uint32_t device, bool over)
+{
+    if (!atomic_load_explicit(rg_rec.on, memory_order_relaxed))
+        return;
+    uint64_t since = atomic_load(&m->busy_tick[device]), number = atomic_load(&m->slot->requests) + 1;
+    rg_record(RG_OP_request, RG_TRACE_request, 0, 0, (number & 0xffffffff) << 16 | over << 8 | device, since,
+              over ? rg_tick() - since : 0);
+}
+
 void rg_busy_begin(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
     if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
         uint64_t now = rg_now_ns();
         atomic_store(&m->busy_since[device], now);
+        atomic_store(&m->busy_tick[device], rg_tick());
+        record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->draining[device], 0);
         atomic_store(&m->busy[device], 1);
@@ -365,6 +379,7 @@ void rg_idle_check(rg_member *m, uint32_t device)
         if (all_clean(m, device, false)) {
             uint64_t now = rg_now_ns();
             rg_hist_add(&m->slot->request_ns, now - atomic_load(&m->busy_since[device]));
+            record_request(m, device, true);
             atomic_fetch_add(&m->slot->requests, 1);
             atomic_store(&m->draining[device], 0);
             atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, now);

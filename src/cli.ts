@@ -11,6 +11,7 @@ import { addBench } from "./bench.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
+import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
@@ -19,6 +20,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -97,7 +99,9 @@ function commandLine(): Command {
     .option("--clear", "remove what is kept")
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
+  addDoctor(program, deviceSelector);
   addBench(program, deviceSelector);
+  addServe(program);
   return program;
 }
 
