@@ -20,6 +20,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addTop } from "./top.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -100,6 +101,7 @@ function commandLine(): Command {
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
   addDoctor(program, deviceSelector);
+  addTop(program);
   addBench(program, deviceSelector);
   addServe(program);
   return program;

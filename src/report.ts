@@ -229,7 +229,7 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
 }
 
 /** Three significant digits or more, never an exponent. */
-function digits(value: number | null): string {
+export function digits(value: number | null): string {
   if (value === null) return "-";
   const size = Math.abs(value);
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
