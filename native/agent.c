@@ -11,15 +11,20 @@
  * from beginning. All signals are blocked in it: the program's handlers run in the program's threads.
  */
 #include "client.h"
+#include "rigel.h"
 
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <signal.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 pthread_mutex_t rg_agent_lock = PTHREAD_MUTEX_INITIALIZER;
+_Atomic uint32_t rg_own_threads;
 
 static pthread_t thread;
 static _Atomic uint32_t started, stopping;
@@ -97,7 +102,8 @@ static bool any_busy(const rg_member *m)
     return false;
 }
 
-/* Takes clients whose heartbeat has stopped (killed, or stopped by a signal) out of every device's busy word. */
+/* Takes clients whose heartbeat has stopped out of every device's busy word: who was killed once two beats of it are missing, who
+ * was stopped by a signal after `stale_ms`. */
 static void clear_stale(uint64_t now)
 {
     uint64_t stale_ns = (uint64_t)atomic_load(&rg.segment->settings.stale_ms) * 1000000u;
@@ -105,8 +111,9 @@ static void clear_stale(uint64_t now)
         rg_device *dev = &rg.segment->devices[d];
         uint64_t busy = atomic_load(&dev->high_busy);
         for (int i = 0; busy && i < RG_MAX_CLIENTS; i++) {
-            uint64_t beat = atomic_load(&rg.segment->clients[i].heartbeat_ns);
-            if (!(busy >> i & 1) || now <= beat || now - beat <= stale_ns)
+            rg_client *client = &rg.segment->clients[i];
+            uint64_t beat = atomic_load(&client->heartbeat_ns);
+            if (!(busy >> i & 1) || now <= beat + 2 * BEAT_NS || (now - beat <= stale_ns && rg_client_alive(client)))
                 continue;
             rg_device_idle(dev, i, now);
             atomic_fetch_add(&rg.slot->stale_cleared, 1);
@@ -151,10 +158,31 @@ static void beat_all(uint64_t now)
     }
 }
 
+/*
+ * Whether nobody but Rigel is left: the program's main thread has ended by pthread_exit, and so have its others. The process ends
+ * with its last thread, which must not be one of ours. /proc/self/stat tells of the main thread, and how many threads there are
+ * with it: proc(5).
+ */
+static bool deserted(void)
+{
+    char text[512], state;
+    int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, sizeof text - 1);
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *fields = strrchr(text, ')');
+    unsigned threads;
+    return fields &&
+           sscanf(fields + 1, " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %u", &state, &threads) == 2 &&
+           state == 'Z' && threads <= 1 + atomic_load(&rg_own_threads);
+}
+
 static void *agent_main(void *unused)
 {
     (void)unused;
     uint64_t beat = 0;
+    uint32_t beats = 0;
     prctl(PR_SET_NAME, "rigel-agent");
     prctl(PR_SET_TIMERSLACK, 1000);
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -168,6 +196,10 @@ static void *agent_main(void *unused)
             clear_stale(now);
             rg_preempt_beat();
             beat = now;
+            if (++beats % 10 == 0 && deserted()) {
+                rigel_shutdown();
+                break;
+            }
         }
         uint64_t sleep_ns = BEAT_NS;
         for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
@@ -187,6 +219,7 @@ bool rg_agent_start(void)
     bool ok = pthread_create(&thread, NULL, agent_main, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     atomic_store(&started, ok);
+    atomic_fetch_add(&rg_own_threads, ok);
     return ok;
 }
 

@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void rg_say(const char *format, ...)
@@ -41,13 +42,35 @@ static void after_fork_in_child(void)
     rg_channel_off();
 }
 
+static pid_t client_pid;                  /* a child made without the handlers of fork (clone) is not the client */
+static _Atomic(uintptr_t) shutting_down;  /* the thread that does, or did: address of its rg_thread_mark; 0: nobody yet */
+static _Atomic bool shut_down;
+
+/* Exit, while another thread shuts Rigel down: what that thread still has to write must not be lost. It takes some 0.2 s where the
+ * driver does not return to one of Rigel's threads; a handler that has interrupted it waits for nothing. */
+static void wait_for_shutdown(void)
+{
+    if (atomic_load(&shutting_down) == (uintptr_t)&rg_thread_mark)
+        return;
+    for (int tries = 0; tries < 10000 && !atomic_load(&shut_down); tries++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+}
+
 void rigel_shutdown(void)
 {
-    if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
+    uintptr_t nobody = 0;
+    if (client_pid != getpid())
         return;
-    rg_preempt_stop();
-    rg_agent_stop();
-    rg_members_leave();
+    if (!atomic_compare_exchange_strong(&shutting_down, &nobody, (uintptr_t)&rg_thread_mark)) {
+        wait_for_shutdown();
+        return;
+    }
+    if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
+        rg_preempt_stop();
+        rg_agent_stop();
+        rg_members_leave();
+    }
+    atomic_store(&shut_down, true);
 }
 
 /* RIGEL_WEIGHT in thousandths: a number from 0.01 to 100. The launcher has checked it; anything else counts as 1. */
@@ -127,16 +150,17 @@ static void attach(void)
     RG_PROCESS->inverse_weight = rg_policy_inverse(weight);
     const char *threads = getenv("RIGEL_THREADS");
     rg_guard_attach();
+    /* Before there is anything to leave: another thread may fork, or exit, at any moment. */
+    client_pid = getpid();
+    pthread_atfork(NULL, NULL, after_fork_in_child);
+    atexit(rigel_shutdown);
+    at_quick_exit(rigel_shutdown);
     rg_members_attach(mode, threads && strcmp(threads, "1") == 0);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
         rg_members_leave();
         rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
-        return;
     }
-    pthread_atfork(NULL, NULL, after_fork_in_child);
-    atexit(rigel_shutdown);
-    at_quick_exit(rigel_shutdown);
 }
 
 void rg_client_attach(void)

@@ -464,6 +464,9 @@ void rg_preempt_stop(void);
 bool rg_agent_start(void);
 void rg_agent_stop(void);
 
+/* rg_own_threads: threads that Rigel has started in this process; each raises it by one. */
+extern _Atomic uint32_t rg_own_threads;
+
 /* rg_join: joins a thread of Rigel's within 200 ms. False if it did not end, since the driver did not return to it, say. */
 bool rg_join(pthread_t thread);
 

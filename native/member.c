@@ -29,6 +29,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { NESTED = 16, STREAMS = 2048, PROBES = 32 };
@@ -274,7 +275,11 @@ void rg_members_attach(uint32_t mode, bool only_threads)
 
 void rg_members_leave(void)
 {
-    pthread_mutex_lock(&members_lock);
+    /* A handler that ends the process may have interrupted the very thread that holds the lock, and never return to it. */
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    bool locked = pthread_mutex_timedlock(&members_lock, &until) == 0;
     ended = true;
     uint64_t now = rg_now_ns();
     for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
@@ -286,7 +291,8 @@ void rg_members_leave(void)
         atomic_store(&m->slot->exited_ns, now);
         atomic_store(&m->slot->state, RG_EXITED);
     }
-    pthread_mutex_unlock(&members_lock);
+    if (locked)
+        pthread_mutex_unlock(&members_lock);
 }
 
 /* ---- entering and leaving ---- */

@@ -342,6 +342,7 @@ static void start(preemptor *p)
     bool ok = pthread_create(&p->thread, NULL, preempt_main, p) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     atomic_store(&p->started, ok);
+    atomic_fetch_add(&rg_own_threads, ok);
     if (!ok)
         fail(p);
 }
@@ -406,5 +407,14 @@ void rg_preempt_stop(void)
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
         if (!rg_join(p->thread) && atomic_load(&p->suspended))
             rg_channels_resume(&p->held);
+    }
+    /* The program may go on without Rigel for long. A lock that is not to be had is the agent's, which sets a slice just now. */
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        preemptor *p = &preemptors[d];
+        if (pthread_mutex_trylock(&p->lock) != 0)
+            continue;
+        if (p->slice_us && p->found)
+            slice(p, DRIVER_SLICE_US);
+        pthread_mutex_unlock(&p->lock);
     }
 }

@@ -13,6 +13,7 @@
 #include "guard.h"
 
 #include <string.h>
+#include <time.h>
 
 rg_client_state rg;
 _Thread_local char rg_thread_mark;
@@ -406,9 +407,14 @@ void rg_busy_assert(rg_member *m)
 
 void rg_busy_leave(rg_member *m)
 {
-    pthread_mutex_lock(&busy_lock);
+    /* A handler that ends the process may have interrupted the very thread that holds the lock, and never return to it. */
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    bool locked = pthread_mutex_timedlock(&busy_lock, &until) == 0;
     rg_segment_clear_busy(rg.segment, m->slot_index);
-    pthread_mutex_unlock(&busy_lock);
+    if (locked)
+        pthread_mutex_unlock(&busy_lock);
 }
 
 /* ---- waits ---- */
