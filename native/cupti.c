@@ -36,7 +36,7 @@ static void put(int kind, uint32_t correlation, uint64_t start, uint64_t end, ui
         atomic_fetch_add(&rg_recorded->header.kinds_lost, 1);
     else
         rg_record_put(rg_recorded,
-                      (uint64_t[RG_RECORD_WORDS - 1]){rg_record_word(RG_RECORD_GPU, 0, (uint32_t)kind, 0), correlation,
+                      (uint64_t[RG_REC_WORDS - 1]){rg_record_word(RG_REC_GPU, 0, (uint32_t)kind, 0), correlation,
                                                       start - clock_ahead_ns, end - clock_ahead_ns, stream, graph});
 }
 
@@ -44,7 +44,7 @@ static void put_kernel(const CUpti_ActivityKernel *a)
 {
     char *readable = a->name ? rg_demangled(a->name) : NULL;
     rg_record_facts facts = {
-        .work = RG_RECORD_KERNEL,
+        .work = RG_REC_KERNEL,
         .name = readable ? readable : a->name ? a->name : "unknown kernel",
         .dims = rg_dims_of((unsigned)a->gridX, (unsigned)a->gridY, (unsigned)a->gridZ, (unsigned)a->blockX,
                            (unsigned)a->blockY, (unsigned)a->blockZ),
@@ -58,11 +58,11 @@ static void put_kernel(const CUpti_ActivityKernel *a)
 static void put_copy(uint32_t kind, uint64_t bytes, uint32_t correlation, uint64_t start, uint64_t end, uint32_t stream,
                      uint32_t graph)
 {
-    enum rg_record_work work = RG_RECORD_COPY_D2D;
+    enum rg_record_work work = RG_REC_COPY_D2D;
     if (kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOD || kind == CUPTI_ACTIVITY_MEMCPY_KIND_HTOA)
-        work = RG_RECORD_COPY_H2D;
+        work = RG_REC_COPY_H2D;
     else if (kind == CUPTI_ACTIVITY_MEMCPY_KIND_DTOH || kind == CUPTI_ACTIVITY_MEMCPY_KIND_ATOH)
-        work = RG_RECORD_COPY_D2H;
+        work = RG_REC_COPY_D2H;
     rg_record_facts facts = {.work = work, .bytes = bytes};
     put(rg_record_enter(rg_recorded, &facts), correlation, start, end, stream, graph);
 }
@@ -84,7 +84,7 @@ static void put_record(const CUpti_Activity *record)
     }
     case CUPTI_ACTIVITY_KIND_MEMSET: {
         const CUpti_ActivityMemset *a = (const CUpti_ActivityMemset *)record;
-        rg_record_facts facts = {.work = RG_RECORD_MEMSET, .bytes = a->bytes};
+        rg_record_facts facts = {.work = RG_REC_MEMSET, .bytes = a->bytes};
         put(rg_record_enter(rg_recorded, &facts), a->correlationId, a->start, a->end, a->streamId, a->graphId);
         break;
     }
@@ -201,7 +201,7 @@ void rg_cupti_poll(void)
 {
     static uint64_t last_ns;
     uint64_t now = rg_now_ns();
-    if (atomic_load(&rg_recorded->header.mechanism) != RG_RECORD_CUPTI || now - last_ns < POLL_NS)
+    if (atomic_load(&rg_recorded->header.mechanism) != RG_REC_CUPTI || now - last_ns < POLL_NS)
         return;
     last_ns = now;
     cupti.cuptiActivityFlushAll(0);

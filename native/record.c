@@ -56,7 +56,7 @@ static uint32_t thread_number(void)
 
 static uint32_t level_now(void)
 {
-    return writes ? atomic_load_explicit(&rg_recorded->header.level, memory_order_relaxed) : RG_RECORD_COUNT;
+    return writes ? atomic_load_explicit(&rg_recorded->header.level, memory_order_relaxed) : RG_REC_COUNT;
 }
 
 /* ---- kinds: what was launched, as this process knows it -> index in the file ---- */
@@ -116,7 +116,7 @@ static int enter_kernel(CUfunction given, rg_dims dims, uint32_t dynamic_bytes)
         f = given;
     char *readable = name ? rg_demangled(name) : NULL;
     rg_record_facts facts = {
-        .work = RG_RECORD_KERNEL,
+        .work = RG_REC_KERNEL,
         .name = readable ? readable : name ? name : "unknown kernel",
         .dims = dims,
         .registers = attribute_of(f, CU_FUNC_ATTRIBUTE_NUM_REGS),
@@ -131,7 +131,7 @@ static int enter_kernel(CUfunction given, rg_dims dims, uint32_t dynamic_bytes)
 static int enter_stand_in(const char *name, const uint32_t s[9])
 {
     rg_record_facts facts = {
-        .work = RG_RECORD_KERNEL,
+        .work = RG_REC_KERNEL,
         .name = name,
         .dims = rg_dims_of(s[0], s[1], s[2], s[3], s[4], s[5]),
         .registers = s[6],
@@ -144,17 +144,17 @@ static int enter_stand_in(const char *name, const uint32_t s[9])
 static enum rg_record_work work_of(const rg_record_what *w)
 {
     if (w->kind == RG_MEMSET)
-        return RG_RECORD_MEMSET;
+        return RG_REC_MEMSET;
     if (strstr(w->call, "HtoD") || strstr(w->call, "HtoA"))
-        return RG_RECORD_COPY_H2D;
-    return strstr(w->call, "toH") ? RG_RECORD_COPY_D2H : RG_RECORD_COPY_D2D;
+        return RG_REC_COPY_H2D;
+    return strstr(w->call, "toH") ? RG_REC_COPY_D2H : RG_REC_COPY_D2D;
 }
 
 static int enter(const rg_record_what *w)
 {
     if (w->kind == RG_LAUNCH)
         return enter_kernel((CUfunction)w->units, w->dims, w->shared_bytes);
-    rg_record_facts facts = {.work = RG_RECORD_GRAPH};
+    rg_record_facts facts = {.work = RG_REC_GRAPH};
     rg_graph_facts graph;
     if (w->kind == RG_GRAPH) {
         rg_graph_known((CUgraphExec)w->units, &graph);
@@ -304,7 +304,7 @@ static _Atomic uint32_t calibrations;
 
 static void put_time(uint64_t number, uint64_t ns)
 {
-    rg_record_put(rg_recorded, (uint64_t[RG_RECORD_WORDS - 1]){rg_record_word(RG_RECORD_TIME, 0, 0, 0), number, ns});
+    rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){rg_record_word(RG_REC_TIME, 0, 0, 0), number, ns});
 }
 
 /* A place with two events of the current context; -1: none is free, or this context cannot be used now. */
@@ -411,13 +411,13 @@ void rg_record_begin(const rg_record_what *what)
     learn_device();
     now_launching.timing = -1;
     now_launching.level = level;
-    now_launching.kind = level == RG_RECORD_QUIET ? -1 : kind_of(what);
+    now_launching.kind = level == RG_REC_QUIET ? -1 : kind_of(what);
     standing_for.name = NULL;
-    if (level < RG_RECORD_LOG)
+    if (level < RG_REC_LOG)
         return;
     now_launching.number = atomic_fetch_add_explicit(&launches, 1, memory_order_relaxed) + 1;
-    if (level == RG_RECORD_TIMED && atomic_load(&rg_recorded->header.mechanism) == RG_RECORD_EVENTS &&
-        atomic_load(&rg_recorded->header.in_force) == RG_RECORD_TIMED) {
+    if (level == RG_REC_TIMED && atomic_load(&rg_recorded->header.mechanism) == RG_REC_EVENTS &&
+        atomic_load(&rg_recorded->header.in_force) == RG_REC_TIMED) {
         CUstream stream = what->stream;
         if (now_launching.number % CALIBRATE_EVERY == 1 && atomic_load(&calibrations) < CALIBRATIONS) {
             int empty = timing_begin(stream, 0);
@@ -431,12 +431,12 @@ void rg_record_begin(const rg_record_what *what)
 
 void rg_record_end(const rg_record_what *what, bool ok)
 {
-    uint64_t end_ns = now_launching.level >= RG_RECORD_LOG ? rg_now_ns() : 0;
+    uint64_t end_ns = now_launching.level >= RG_REC_LOG ? rg_now_ns() : 0;
     int kind = now_launching.kind;
     bool timed = false, measured = false;
     if (now_launching.timing >= 0)
         timed = timing_end(now_launching.timing, what->stream, ok);
-    if (!ok || now_launching.level == RG_RECORD_QUIET)
+    if (!ok || now_launching.level == RG_REC_QUIET)
         return;
     if (kind < 0) {
         atomic_fetch_add(&rg_recorded->header.kinds_lost, 1);
@@ -445,40 +445,41 @@ void rg_record_end(const rg_record_what *what, bool ok)
     atomic_fetch_add_explicit(&rg_recorded->kinds[kind].count, 1, memory_order_relaxed);
     if (what->kind == RG_GRAPH)
         count_nodes(what->units);
-    if (now_launching.level < RG_RECORD_LOG)
+    if (now_launching.level < RG_REC_LOG)
         return;
-    if (now_launching.level == RG_RECORD_TIMED && atomic_load(&rg_recorded->header.in_force) == RG_RECORD_TIMED) {
+    if (now_launching.level == RG_REC_TIMED && atomic_load(&rg_recorded->header.in_force) == RG_REC_TIMED) {
         measured = true;
-        timed |= atomic_load(&rg_recorded->header.mechanism) == RG_RECORD_CUPTI;
+        timed |= atomic_load(&rg_recorded->header.mechanism) == RG_REC_CUPTI;
         atomic_fetch_add(timed ? &rg_recorded->header.timed : &rg_recorded->header.untimed, 1);
     }
-    rg_record_put(rg_recorded, (uint64_t[RG_RECORD_WORDS - 1]){
-                                   rg_record_word(RG_RECORD_LAUNCH, (measured ? 2u : 0) | timed, (uint32_t)kind, thread_number()),
+    rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){
+                                   rg_record_word(RG_REC_LAUNCH, (measured ? 2u : 0) | timed, (uint32_t)kind, thread_number()),
                                    now_launching.number, now_launching.begin_ns, end_ns, rg_track_key(what->stream), gemm_call});
 }
 
 void rg_record_request(enum rg_record_source source, uint64_t at_ns, uint64_t latency_ns)
 {
-    if (level_now() < RG_RECORD_QUIET)
+    if (level_now() < RG_REC_QUIET)
         return;
-    if (source == RG_RECORD_WAITED && rg_agent_is_self())
-        source = RG_RECORD_IDLE;
-    rg_record_put(rg_recorded, (uint64_t[RG_RECORD_WORDS - 1]){
-                                   rg_record_word(RG_RECORD_REQUEST, (uint32_t)source, level_now(), thread_number()), 0, at_ns, latency_ns});
+    if (source == RG_REC_WAITED && rg_agent_is_self())
+        source = RG_REC_IDLE;
+    rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){
+                                   rg_record_word(RG_REC_REQUEST, (uint32_t)source, level_now(), thread_number()), 0, at_ns, latency_ns});
 }
 
 uint64_t rg_record_wait_begin(void)
 {
-    return level_now() < RG_RECORD_LOG ? 0 : rg_now_ns();
+    return level_now() < RG_REC_LOG ? 0 : rg_now_ns();
 }
 
 void rg_record_wait_end(uint64_t begin_ns)
 {
     bool busy = false;
-    for (int i = 0; i < RG_MAX_DEVICES; i++)
-        busy |= atomic_load_explicit(&rg.busy[i], memory_order_relaxed) != 0;
+    for (uint32_t m = 0; m < atomic_load(&rg.member_count); m++)
+        for (int i = 0; i < RG_MAX_DEVICES; i++)
+            busy |= atomic_load_explicit(&rg.members[m].busy[i], memory_order_relaxed) != 0;
     if (begin_ns)
-        rg_record_put(rg_recorded, (uint64_t[RG_RECORD_WORDS - 1]){rg_record_word(RG_RECORD_WAIT, !busy, 0, thread_number()), 0,
+        rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){rg_record_word(RG_REC_WAIT, !busy, 0, thread_number()), 0,
                                                                   begin_ns, rg_now_ns()});
 }
 
@@ -486,10 +487,10 @@ uint64_t rg_record_gemm_begin(const rg_record_gemm *gemm)
 {
     static _Atomic uint64_t calls;
     uint64_t before = gemm_call;
-    if (level_now() < RG_RECORD_LOG)
+    if (level_now() < RG_REC_LOG)
         return before;
     gemm_call = atomic_fetch_add(&calls, 1) + 1;
-    rg_record_put(rg_recorded, (uint64_t[RG_RECORD_WORDS - 1]){rg_record_word(RG_RECORD_GEMM, 0, (uint32_t)gemm->type + 1, 0),
+    rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){rg_record_word(RG_REC_GEMM, 0, (uint32_t)gemm->type + 1, 0),
                                                               gemm_call, gemm->m, gemm->n, gemm->k, gemm->batch});
     return before;
 }
@@ -515,9 +516,9 @@ static void choose_mechanism(void)
 {
     char why[sizeof rg_recorded->header.why] = "";
     rg_record_header *h = &rg_recorded->header;
-    bool cupti = atomic_load(&h->wanted) != RG_RECORD_EVENTS && rg_cupti_start(why, sizeof why);
+    bool cupti = atomic_load(&h->wanted) != RG_REC_EVENTS && rg_cupti_start(why, sizeof why);
     say_why(why);
-    atomic_store(&h->mechanism, cupti ? RG_RECORD_CUPTI : RG_RECORD_EVENTS);
+    atomic_store(&h->mechanism, cupti ? RG_REC_CUPTI : RG_REC_EVENTS);
 }
 
 /* Brings into force what is asked for. What was timed until now is in the ring before a lower level is said to be in force. */
@@ -527,13 +528,13 @@ static void follow_level(uint32_t level)
     uint32_t before = atomic_load(&h->in_force);
     if (level == before)
         return;
-    if (level == RG_RECORD_TIMED) {
+    if (level == RG_REC_TIMED) {
         if (!atomic_load(&h->mechanism))
             choose_mechanism();
-        if (atomic_load(&h->mechanism) == RG_RECORD_CUPTI && !rg_cupti_on())
-            atomic_store(&h->mechanism, RG_RECORD_EVENTS);
-    } else if (before == RG_RECORD_TIMED) {
-        if (atomic_load(&h->mechanism) == RG_RECORD_CUPTI)
+        if (atomic_load(&h->mechanism) == RG_REC_CUPTI && !rg_cupti_on())
+            atomic_store(&h->mechanism, RG_REC_EVENTS);
+    } else if (before == RG_REC_TIMED) {
+        if (atomic_load(&h->mechanism) == RG_REC_CUPTI)
             rg_cupti_off();
         else if (atomic_load(&timings_begun) != atomic_load(&timings_done) && atomic_load(&stopping) == 0)
             return; /* not yet */
@@ -552,9 +553,9 @@ static void *record_main(void *unused)
         last = atomic_load(&stopping);
         while (timings_poll())
             continue;
-        if (atomic_load(&rg_recorded->header.in_force) == RG_RECORD_TIMED)
+        if (atomic_load(&rg_recorded->header.in_force) == RG_REC_TIMED)
             rg_cupti_poll();
-        follow_level(last ? RG_RECORD_COUNT : level_now());
+        follow_level(last ? RG_REC_COUNT : level_now());
         if (!last)
             nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
@@ -569,7 +570,7 @@ static bool claim_ring(void)
     if (!atomic_load(&h->capacity))
         return false;
     if ((!owner || !rg_owner_alive(owner)) && atomic_compare_exchange_strong(&h->owner, &owner, me)) {
-        atomic_store(&h->in_force, RG_RECORD_COUNT);
+        atomic_store(&h->in_force, RG_REC_COUNT);
         return true;
     }
     atomic_fetch_add(&h->others, 1);
@@ -597,6 +598,7 @@ bool rg_record_attach(void)
     pthread_sigmask(SIG_SETMASK, &all, &old);
     started = pthread_create(&thread, NULL, record_main, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &old, NULL);
+    atomic_fetch_add(&rg_own_threads, started);
     if (!started)
         writes = false;
     return true;

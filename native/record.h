@@ -5,7 +5,7 @@
  * Vocabulary
  *   kind    one kernel of one shape, one graph, or copies or memsets of one size: entered once, launched any number of times
  *   entry   one thing that happened: a launch, how long it took, a wait, the end of a request. A ring that the control process drains
- *   level   how much is told: counts only; every launch (RG_RECORD_LOG); every launch and how long it took (RG_RECORD_TIMED)
+ *   level   how much is told: counts only; every launch (RG_REC_LOG); every launch and how long it took (RG_REC_TIMED)
  *
  * Rules, as in segment.h
  *   1. Fixed layout, one owner: the tables below. [control] and [client] say who writes a field, [any] several clients by atomics.
@@ -23,25 +23,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RG_RECORD_MAGIC 0x31304345524c4752ull /* "RGLREC01" in memory */
+#define RG_RECORDING_MAGIC 0x31304345524c4752ull /* "RGLREC01" in memory */
 enum {
-    RG_RECORD_VERSION = 1,
-    RG_RECORD_KINDS = 8192,
-    RG_RECORD_NAME_BYTES = 4 << 20,
-    RG_RECORD_WORDS = 8, /* of an entry */
+    RG_REC_VERSION = 1,
+    RG_REC_KINDS = 8192,
+    RG_REC_NAME_BYTES = 4 << 20,
+    RG_REC_WORDS = 8, /* of an entry */
 };
 
-enum rg_record_level { RG_RECORD_COUNT = 0, RG_RECORD_QUIET, RG_RECORD_LOG, RG_RECORD_TIMED }; /* QUIET: requests alone */
-enum rg_record_mechanism { RG_RECORD_ANY = 0, RG_RECORD_EVENTS, RG_RECORD_CUPTI };
+enum rg_record_level { RG_REC_COUNT = 0, RG_REC_QUIET, RG_REC_LOG, RG_REC_TIMED }; /* QUIET: requests alone */
+enum rg_record_mechanism { RG_REC_ANY = 0, RG_REC_EVENTS, RG_REC_CUPTI };
 
 /* What a kind is; from COPY_H2D on, `bytes` tells kinds apart. */
 enum rg_record_work {
-    RG_RECORD_KERNEL = 0,
-    RG_RECORD_GRAPH,
-    RG_RECORD_COPY_H2D,
-    RG_RECORD_COPY_D2H,
-    RG_RECORD_COPY_D2D,
-    RG_RECORD_MEMSET,
+    RG_REC_KERNEL = 0,
+    RG_REC_GRAPH,
+    RG_REC_COPY_H2D,
+    RG_REC_COPY_D2H,
+    RG_REC_COPY_D2D,
+    RG_REC_MEMSET,
 };
 
 /*
@@ -56,16 +56,16 @@ enum rg_record_work {
  * Times are CLOCK_MONOTONIC nanoseconds; CUPTI's are brought to it.
  */
 enum rg_record_type {
-    RG_RECORD_LAUNCH = 1,
-    RG_RECORD_TIME,
-    RG_RECORD_GPU,
-    RG_RECORD_REQUEST,
-    RG_RECORD_WAIT,
-    RG_RECORD_GEMM,
+    RG_REC_LAUNCH = 1,
+    RG_REC_TIME,
+    RG_REC_GPU,
+    RG_REC_REQUEST,
+    RG_REC_WAIT,
+    RG_REC_GEMM,
 };
-enum rg_record_source { RG_RECORD_REPORTED = 1, RG_RECORD_WAITED, RG_RECORD_IDLE }; /* IDLE: the agent saw it, not the program */
+enum rg_record_source { RG_REC_REPORTED = 1, RG_REC_WAITED, RG_REC_IDLE }; /* IDLE: the agent saw it, not the program */
 
-#define RG_RECORD_HEADER_FIELDS(F) \
+#define RG_REC_HEADER_FIELDS(F) \
     F(u64, magic, 1)      /* [control] stored last */ \
     F(u32, version, 1)    /* [control] */ \
     F(u32, capacity, 1)   /* [control] entries of the ring, a power of two; 0: counts only */ \
@@ -90,7 +90,7 @@ enum rg_record_source { RG_RECORD_REPORTED = 1, RG_RECORD_WAITED, RG_RECORD_IDLE
     F(char, device, 96)   /* [client] its name */ \
     F(char, why, 160)     /* [client] why not CUPTI */
 
-#define RG_RECORD_KIND_FIELDS(F) \
+#define RG_REC_KIND_FIELDS(F) \
     F(u64, key, 1)          /* [any] taken by compare-and-swap: hash of what follows; 0: free */ \
     F(u64, bytes, 1)        /* [any] copied or set */ \
     F(u64, count, 1)        /* [any] launches */ \
@@ -110,16 +110,16 @@ enum rg_record_source { RG_RECORD_REPORTED = 1, RG_RECORD_WAITED, RG_RECORD_IDLE
     F(u32, name_bytes, 1)   /* [any] without the end; 0: no name */
 
 typedef struct {
-    RG_RECORD_HEADER_FIELDS(RG_MEMBER)
+    RG_REC_HEADER_FIELDS(RG_MEMBER)
 } rg_record_header;
 typedef struct {
-    RG_RECORD_KIND_FIELDS(RG_MEMBER)
+    RG_REC_KIND_FIELDS(RG_MEMBER)
 } rg_record_kind;
 typedef struct {
     _Alignas(64) rg_record_header header;
-    _Alignas(64) rg_record_kind kinds[RG_RECORD_KINDS];
-    char names[RG_RECORD_NAME_BYTES];
-    _Alignas(64) _Atomic uint64_t entries[][RG_RECORD_WORDS];
+    _Alignas(64) rg_record_kind kinds[RG_REC_KINDS];
+    char names[RG_REC_NAME_BYTES];
+    _Alignas(64) _Atomic uint64_t entries[][RG_REC_WORDS];
 } rg_recording;
 
 /* What a kind is known by. */
@@ -135,7 +135,7 @@ typedef struct {
 int rg_record_enter(rg_recording *r, const rg_record_facts *facts);
 
 /* rg_record_put: writes an entry whose words from the second on these are; false if the ring is full, which is counted. */
-bool rg_record_put(rg_recording *r, const uint64_t words[RG_RECORD_WORDS - 1]);
+bool rg_record_put(rg_recording *r, const uint64_t words[RG_REC_WORDS - 1]);
 
 /* rg_record_word: an entry's word 1. */
 static inline uint64_t rg_record_word(enum rg_record_type type, uint32_t flag, uint32_t kind, uint32_t thread)

@@ -19,7 +19,7 @@ enum { REACH = 64 }; /* how far from its place a kind may be */
 
 static size_t size_for(uint64_t capacity)
 {
-    return sizeof(rg_recording) + capacity * RG_RECORD_WORDS * sizeof(uint64_t);
+    return sizeof(rg_recording) + capacity * RG_REC_WORDS * sizeof(uint64_t);
 }
 
 int rigel_record_create(const char *path, uint32_t capacity)
@@ -40,9 +40,9 @@ int rigel_record_create(const char *path, uint32_t capacity)
         unlink(path);
         return -err;
     }
-    atomic_store(&r->header.version, RG_RECORD_VERSION);
+    atomic_store(&r->header.version, RG_REC_VERSION);
     atomic_store(&r->header.capacity, capacity);
-    atomic_store(&r->header.magic, RG_RECORD_MAGIC);
+    atomic_store(&r->header.magic, RG_RECORDING_MAGIC);
     munmap(r, size_for(capacity));
     return 0;
 }
@@ -64,7 +64,7 @@ rg_recording *rg_record_open(const char *path, char *why, size_t why_bytes)
         close(fd);
     if (r == MAP_FAILED)
         return NULL;
-    if (atomic_load(&r->header.magic) == RG_RECORD_MAGIC && atomic_load(&r->header.version) == RG_RECORD_VERSION &&
+    if (atomic_load(&r->header.magic) == RG_RECORDING_MAGIC && atomic_load(&r->header.version) == RG_REC_VERSION &&
         size_for(atomic_load(&r->header.capacity)) == (size_t)st.st_size)
         return r;
     munmap(r, (size_t)st.st_size);
@@ -78,7 +78,7 @@ static void put_name(rg_recording *r, rg_record_kind *k, const char *name)
     size_t bytes = name ? strlen(name) : 0;
     uint32_t at = atomic_load(&r->header.names);
     do {
-        if (!bytes || at > RG_RECORD_NAME_BYTES - 1 || bytes > RG_RECORD_NAME_BYTES - 1 - at)
+        if (!bytes || at > RG_REC_NAME_BYTES - 1 || bytes > RG_REC_NAME_BYTES - 1 - at)
             return;
     } while (!atomic_compare_exchange_weak(&r->header.names, &at, at + (uint32_t)bytes + 1));
     memcpy(r->names + at, name, bytes);
@@ -92,7 +92,7 @@ int rg_record_enter(rg_recording *r, const rg_record_facts *f)
     key = rg_hash_fold(rg_hash_fold(rg_hash_fold(key, f->dims.grid), f->dims.block), f->bytes);
     key = rg_hash_fold(rg_hash_fold(key, (uint64_t)f->registers << 32 | f->shared_bytes), f->work) | 1;
     for (uint32_t i = 0; i < REACH; i++) {
-        uint32_t at = (uint32_t)((key >> 40) + i) % RG_RECORD_KINDS;
+        uint32_t at = (uint32_t)((key >> 40) + i) % RG_REC_KINDS;
         rg_record_kind *k = &r->kinds[at];
         uint64_t found = 0;
         if (!atomic_compare_exchange_strong(&k->key, &found, key)) {
@@ -119,7 +119,7 @@ int rg_record_enter(rg_recording *r, const rg_record_facts *f)
     return -1;
 }
 
-bool rg_record_put(rg_recording *r, const uint64_t words[RG_RECORD_WORDS - 1])
+bool rg_record_put(rg_recording *r, const uint64_t words[RG_REC_WORDS - 1])
 {
     uint64_t capacity = atomic_load_explicit(&r->header.capacity, memory_order_relaxed);
     uint64_t at = atomic_load(&r->header.begun);
@@ -130,7 +130,7 @@ bool rg_record_put(rg_recording *r, const uint64_t words[RG_RECORD_WORDS - 1])
         }
     } while (!atomic_compare_exchange_weak(&r->header.begun, &at, at + 1));
     _Atomic uint64_t *entry = r->entries[at & (capacity - 1)];
-    for (int i = 1; i < RG_RECORD_WORDS; i++)
+    for (int i = 1; i < RG_REC_WORDS; i++)
         atomic_store_explicit(&entry[i], words[i - 1], memory_order_relaxed);
     /* Pairs with the reader's load of it: the words are there before their number is. */
     atomic_store_explicit(&entry[0], at + 1, memory_order_release);
@@ -148,17 +148,17 @@ static void build_layout(void)
     RG_PUT("%s\"%s\":{\"offset\":%zu,\"type\":\"%s\",\"count\":%d}", comma, #name, offsetof(RG_STRUCT, name), #kind, n); \
     comma = ",";
     RG_PUT("{\"version\":%d,\"size\":%zu,\"words\":%d,\"names\":{\"offset\":%zu,\"bytes\":%d},\"entries\":{\"offset\":%zu}",
-           RG_RECORD_VERSION, sizeof(rg_recording), RG_RECORD_WORDS, offsetof(rg_recording, names), RG_RECORD_NAME_BYTES,
+           RG_REC_VERSION, sizeof(rg_recording), RG_REC_WORDS, offsetof(rg_recording, names), RG_REC_NAME_BYTES,
            offsetof(rg_recording, entries));
 #define RG_STRUCT rg_record_header
     RG_PUT(",\"header\":{\"offset\":0,\"fields\":{");
-    RG_RECORD_HEADER_FIELDS(RG_FIELD)
+    RG_REC_HEADER_FIELDS(RG_FIELD)
 #undef RG_STRUCT
 #define RG_STRUCT rg_record_kind
     RG_PUT("}},\"kinds\":{\"offset\":%zu,\"stride\":%zu,\"count\":%d,\"fields\":{", offsetof(rg_recording, kinds),
-           sizeof(rg_record_kind), RG_RECORD_KINDS);
+           sizeof(rg_record_kind), RG_REC_KINDS);
     comma = "";
-    RG_RECORD_KIND_FIELDS(RG_FIELD)
+    RG_REC_KIND_FIELDS(RG_FIELD)
 #undef RG_STRUCT
     RG_PUT("}}}");
 }

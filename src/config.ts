@@ -60,6 +60,8 @@ export const policySchema = fields({
   preempt: z.boolean().default(true),
   /** Keep them off it for as long as a high client is busy; false: short time slices only. */
   suspend: z.boolean().optional(),
+  /** ... but only once it has been launching for so long: its work may queue up on the GPU meanwhile. */
+  defer_us: z.int().min(0).max(100_000).optional(),
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),

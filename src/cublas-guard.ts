@@ -5,6 +5,8 @@
  * Plain values: nothing here reads the segment.
  */
 
+import { z } from "zod";
+
 /** In the order of `enum cause` in native/guard.c, which starts at 1. */
 export const CAUSES = [
   "null_handle",
@@ -22,27 +24,38 @@ const MODES = ["off", "warn", "repair"] as const;
 export type GuardMode = (typeof MODES)[number] | null;
 
 /** One call that the guard had to look at. */
-export interface GuardEvent {
-  cause: Cause;
+const eventSchema = z.object({
+  cause: z.enum(CAUSES),
   /** The function of cuBLAS. */
-  call: string;
+  call: z.string(),
   /** Thread id of the operating system. */
-  thread: number;
+  thread: z.int(),
   /** CUDA's number of the device in that process; null if it was not known. */
-  device: number | null;
+  device: z.int().nullable(),
   /** Handle of the context that was current, in hexadecimal; null without one. */
-  context: string | null;
+  context: z.string().nullable(),
   /** Which of the thread's guarded calls it was, from 1. */
-  call_index: number;
-}
+  call_index: z.int(),
+});
+export type GuardEvent = z.infer<typeof eventSchema>;
 
-export type GuardReport = Record<Cause, number> & {
-  mode: GuardMode;
+const count = z.int();
+/** Calls by cause, and what was done about them. */
+export const guardSchema = z.object({
+  mode: z.enum(MODES).nullable(),
+  null_handle: count,
+  wrong_context: count,
+  no_context: count,
+  in_use_elsewhere: count,
+  foreign_stream: count,
+  create_failed: count,
+  create_retried: count,
   /** Calls that ran in another way than the program asked. */
-  repaired: number;
+  repaired: count,
   /** The last ones, oldest first. */
-  events: GuardEvent[];
-};
+  events: z.array(eventSchema),
+});
+export type GuardReport = z.infer<typeof guardSchema>;
 
 /** Events that a report shows at most. */
 export const EVENTS = 16;

@@ -4,28 +4,20 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
-import { type GuardReport, guardLine } from "./cublas-guard.ts";
+import { guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import { type Finding, findingLines } from "./doctor-checks.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
 import type { SloReport } from "./slo-loop.ts";
-import type { Usage } from "./usage.ts";
+import { type Measured, round } from "./stats.ts";
 
 export type Mode = "alone" | "ungoverned" | "governed";
 
-interface Requests {
-  count: number;
-  p50_ms: number | null;
-  p95_ms: number | null;
-  p99_ms: number | null;
-  /** Who measured: the program itself (rigel_report_request), or Rigel by busy periods of the device; null without any. */
-  source: "program" | "busy-period" | null;
-}
-
 /** How one client did in one phase. */
-export interface ClientReport {
+export interface ClientReport extends Measured {
   name: string;
   class: "high" | "best-effort";
   /** As a shell gives it: 128 + n for signal n; null if it was never started. */
@@ -38,38 +30,10 @@ export interface ClientReport {
   device: Pick<Device, "name" | "uuid" | "simulated">;
   /** It was under MPS (or the simulated GPU's model of it), as far as is known, rather than in time slices. */
   mps: boolean;
-  /** Seconds over which it was counted. */
-  counted_s: number;
-  launches: number;
-  launches_per_s: number;
-  graph_launches: number;
-  copies: number;
-  memsets: number;
-  requests: Requests;
-  /** Iterations or requests that the program reported; null if it does not report. */
-  iterations: number | null;
-  iterations_per_s: number | null;
-  gate: {
-    waits: number;
-    wait_ms: number;
-    inflight_waits: number;
-    inflight_wait_ms: number;
-    starved: number;
-    /** Launches that the least share let out beside high clients that never rest. */
-    shared: number;
-    /** Kernels launched under policy orion that no profile knows. */
-    unprofiled: number;
-  };
-  /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
-  charged_ms: number;
   /** Since it started: kernels whose duration was known before it launched them, and launches that it timed itself. */
   durations: { seeded: number; samples: number };
   /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
-  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
-  preemption: { state: Usage["preemption"]; suspensions: number; suspended_ms: number };
-  /** What the cuBLAS guard counted and repaired. */
-  guard: GuardReport;
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
 }
@@ -97,78 +61,8 @@ export interface Report {
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
   notes: string[];
-}
-
-/** The part of a client's report that is made from its counters. */
-export function measured(
-  usage: Usage,
-  counted_s: number,
-  guard: Pick<GuardReport, "mode" | "events">,
-): Pick<
-  ClientReport,
-  | "counted_s"
-  | "launches"
-  | "launches_per_s"
-  | "graph_launches"
-  | "copies"
-  | "memsets"
-  | "requests"
-  | "iterations"
-  | "iterations_per_s"
-  | "gate"
-  | "preemption"
-  | "charged_ms"
-  | "guard"
-> {
-  const { counters } = usage;
-  const perSecond = (count: number): number => (counted_s > 0 ? round(count / counted_s) : 0);
-  const reports = counters.reports > 0;
-  const histogram = reports ? usage.report_ns : usage.request_ns;
-  const launches = counters.launches + counters.graph_launches;
-  return {
-    counted_s: round(counted_s),
-    launches: counters.launches,
-    launches_per_s: perSecond(launches),
-    graph_launches: counters.graph_launches,
-    copies: counters.copies,
-    memsets: counters.memsets,
-    requests: {
-      count: reports ? counters.reports : counters.requests,
-      p50_ms: rounded(histogram.quantile_ms(0.5)),
-      p95_ms: rounded(histogram.quantile_ms(0.95)),
-      p99_ms: rounded(histogram.quantile_ms(0.99)),
-      source: reports ? "program" : counters.requests > 0 ? "busy-period" : null,
-    },
-    iterations: reports ? counters.reports : null,
-    iterations_per_s: reports ? perSecond(counters.reports) : null,
-    gate: {
-      waits: counters.gate_waits,
-      wait_ms: round(counters.gate_wait_ns / 1e6),
-      inflight_waits: counters.inflight_waits,
-      inflight_wait_ms: round(counters.inflight_wait_ns / 1e6),
-      starved: counters.starved,
-      shared: counters.shared,
-      unprofiled: counters.unprofiled,
-    },
-    preemption: {
-      state: usage.preemption,
-      suspensions: counters.suspensions,
-      suspended_ms: round(counters.suspended_ns / 1e6),
-    },
-    charged_ms: round(counters.charged_ns / 1e6),
-    guard: {
-      mode: guard.mode,
-      null_handle: counters.guard_null_handle,
-      wrong_context: counters.guard_wrong_context,
-      no_context: counters.guard_no_context,
-      in_use_elsewhere: counters.guard_in_use_elsewhere,
-      foreign_stream: counters.guard_foreign_stream,
-      create_failed: counters.guard_create_failed,
-      create_retried: counters.guard_create_retried,
-      repaired: counters.guard_repaired,
-      events: guard.events,
-    },
-  };
+  /** What `rigel doctor` finds not to be well; looked for only if a client has not attached, or failed at once. */
+  findings: Finding[];
 }
 
 /** The part about device memory; `limit_bytes` is what was configured, for a client that has not attached. */
@@ -212,15 +106,6 @@ function ratio(value: number | null, base: number | null): number | null {
   return value === null || base === null || base <= 0 ? null : round(value / base);
 }
 
-/** Six digits after the point: enough for nanoseconds in milliseconds, and no noise of binary fractions. */
-function round(value: number): number {
-  return Math.round(value * 1e6) / 1e6;
-}
-
-function rounded(value: number | null): number | null {
-  return value === null ? null : round(value);
-}
-
 /** The report as people read it. */
 export function table(report: Report): string {
   const { device, policy } = report;
@@ -242,6 +127,7 @@ export function table(report: Report): string {
     ),
   ];
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
+  if (report.findings.length > 0) parts.push("", "rigel doctor finds:", ...report.findings.flatMap(findingLines));
   return parts.join("\n");
 }
 
@@ -343,7 +229,7 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
 }
 
 /** Three significant digits or more, never an exponent. */
-function digits(value: number | null): string {
+export function digits(value: number | null): string {
   if (value === null) return "-";
   const size = Math.abs(value);
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);

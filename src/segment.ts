@@ -9,6 +9,7 @@
 import { rmSync } from "node:fs";
 import { getSystemErrorName } from "node:util";
 import { z } from "zod";
+import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
@@ -22,7 +23,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(2),
+  version: z.literal(3),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -31,17 +32,27 @@ const layoutSchema = z.object({
   clients: tableSchema,
   estimates: tableSchema,
   accounts: tableSchema,
+  threads: tableSchema,
+  names: tableSchema,
+  traces: tableSchema,
+  operations: z.array(z.string()),
+  kinds: z.array(z.string()),
 });
 
 type Layout = z.infer<typeof layoutSchema>;
 
-const POLICY_NUMBER = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 } as const;
+type Policy = (typeof POLICIES)[number];
+const POLICY_NUMBER: Readonly<Record<Policy, number>> = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 };
+const CLASS_HIGH = 1;
+/** `state` of a device whose UUID and name are there. */
+const DEVICE_KNOWN = 2;
 const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 8;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
+const CLIENT_EXITED = 3;
 
 /** One slot: one process of a client. */
 export interface Slot {
@@ -51,17 +62,41 @@ export interface Slot {
   launched: boolean;
   /** The process has ended: what it counted is final. */
   finished: boolean;
+  /** It said that it ended, rather than being found dead. */
+  clean: boolean;
 }
 
 /** What one process has done, and when. */
 export interface SlotUsage {
   usage: Usage;
+  class: ClientClass;
+  /** Indices of the devices that it has work on. */
+  devices: number[];
+  /** Under `fair`. */
+  weight: number;
+  /** Time slice of its channels as Rigel has set it; 0: it has not. */
+  slice_us: number;
+  attached_ns: number;
+  /** Last sign of life. */
+  heartbeat_ns: number;
   /** 0 until then. */
   first_launch_ns: number;
   /** When it ended, or was last seen to live if it was killed; undefined while it lives. */
   ended_ns: number | undefined;
   guard_mode: GuardMode;
   guard_events: GuardEvent[];
+}
+
+export type ClientClass = "high" | "best-effort";
+
+/** A GPU that clients of the segment have work on. */
+export interface SegmentDevice {
+  index: number;
+  /** As the driver and nvidia-smi write it: GPU-…. */
+  uuid: string;
+  name: string;
+  /** High clients have work on it at this moment. */
+  high_busy: boolean;
 }
 
 /** How long a kernel takes, as a segment has it. */
@@ -96,19 +131,37 @@ export interface MemoryUse {
 
 /** What can be set. Left out: what the library has as default. */
 interface Settings {
-  policy: keyof typeof POLICY_NUMBER;
+  policy: Policy;
   inflight?: number | undefined;
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
   preempt?: boolean | undefined;
   suspend?: boolean | undefined;
+  defer_us?: number | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
   min_share_ppm?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
+  trace?: boolean | undefined;
   outstanding_us?: number | undefined;
+}
+
+/** One of the segment's tables, row by row, for the module that knows what is in it. */
+export interface Table {
+  /** Rows. */
+  readonly count: number;
+  word(row: number, field: string): number;
+  long(row: number, field: string): bigint;
+  text(row: number, field: string): string;
+  /** All words of a field that has several. */
+  words(row: number, field: string): BigUint64Array;
+}
+
+/** What a segment file takes. */
+export function segmentBytes(native: Native): number {
+  return layoutSchema.parse(JSON.parse(native.layout)).size;
 }
 
 export class Segment {
@@ -138,6 +191,13 @@ export class Segment {
     }
   }
 
+  /** Opens a segment that another process has made. Throws with the reason if this user's library cannot use it. */
+  static open(native: Native, path: string): Segment {
+    const refused = native.checkSegment(path);
+    if (refused !== null) throw new RigelError("segment", refused);
+    return new Segment(native, path);
+  }
+
   private constructor(native: Native, path: string) {
     this.path = path;
     this.#native = native;
@@ -162,6 +222,45 @@ export class Segment {
   settings(): Readonly<Record<string, number>> {
     const { settings } = this.#layout;
     return Object.fromEntries(Object.keys(settings.fields).map((name) => [name, this.#word(settings, name, 0)]));
+  }
+
+  /** The policy in force. */
+  get policy(): Policy {
+    const number = this.#word(this.#layout.settings, "policy", 0);
+    return POLICIES.find((name) => POLICY_NUMBER[name] === number) ?? "none";
+  }
+
+  /** The process that made it, and when (CLOCK_MONOTONIC). */
+  get creator(): { pid: number; created_ns: number } {
+    const { header } = this.#layout;
+    return { pid: this.#word(header, "creator_pid", 0), created_ns: Number(this.#long64(header, "created_ns", 0)) };
+  }
+
+  /** Now, on the clock of all times in it. */
+  get now_ns(): number {
+    return this.#native.now_ns;
+  }
+
+  /** Whether the process that made it runs, or that of any client. */
+  get isLive(): boolean {
+    return this.#native.isLive(this.path);
+  }
+
+  /** The GPUs that its clients have had work on. */
+  devices(): SegmentDevice[] {
+    const table = this.#layout.devices;
+    const found: SegmentDevice[] = [];
+    for (let index = 0; index < table.count; index++) {
+      const base = index * table.stride;
+      if (this.#word(table, "state", base) !== DEVICE_KNOWN) continue;
+      found.push({
+        index,
+        uuid: this.#uuid(base),
+        name: this.#text(table, base, "name"),
+        high_busy: this.#long64(table, "high_busy", base) !== 0n,
+      });
+    }
+    return found;
   }
 
   /** The in-flight limit in force. */
@@ -218,6 +317,7 @@ export class Segment {
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
+        clean: state === CLIENT_EXITED,
       });
     }
     return taken;
@@ -227,18 +327,30 @@ export class Segment {
   read({ index, finished }: Slot): SlotUsage {
     const base = index * this.#layout.clients.stride;
     const first_launch_ns = this.#long(base, "first_launch_ns");
-    const ended_ns = this.#long(base, "exited_ns") || this.#long(base, "heartbeat_ns");
+    const heartbeat_ns = this.#long(base, "heartbeat_ns");
+    const ended_ns = this.#long(base, "exited_ns") || heartbeat_ns;
+    const word = (name: string): number => this.#word(this.#layout.clients, name, base);
+    const onDevices = word("devices");
     const usage = {
       counters: counters((name) => this.#long(base, name)),
-      preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
+      preemption: PREEMPTION[word("preemption")] ?? "unknown",
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
+      wait_ns: this.#histogram(base, "wait_ns"),
     };
     return {
       usage,
+      class: word("class") === CLASS_HIGH ? "high" : "best-effort",
+      devices: Array.from({ length: this.#layout.devices.count }, (_, device) => device).filter(
+        (device) => ((onDevices >>> device) & 1) === 1,
+      ),
+      weight: word("weight") / 1000,
+      slice_us: word("slice_us"),
+      attached_ns: this.#long(base, "attached_ns"),
+      heartbeat_ns,
       first_launch_ns,
       ended_ns: finished ? Math.max(ended_ns, first_launch_ns) : undefined,
-      guard_mode: guardMode(this.#word(this.#layout.clients, "guard_mode", base)),
+      guard_mode: guardMode(word("guard_mode")),
       guard_events: guardEvents(this.#ring(base, "guard_ring"), GUARD_EVENT_WORDS),
     };
   }
@@ -342,6 +454,44 @@ export class Segment {
     };
   }
 
+  /** A table by its name in native/segment.h. */
+  table(name: "header" | "clients" | "threads" | "names" | "traces"): Table {
+    const record = this.#layout[name];
+    const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
+    return {
+      count,
+      word: (row, field) => this.#word(record, field, row * stride),
+      long: (row, field) => this.#long64(record, field, row * stride),
+      text: (row, field) => this.#text(record, row * stride, field),
+      words: (row, field) => {
+        const { offset, count: length } = this.#field(record, field);
+        const first = (record.offset + row * stride + offset) >> 3;
+        return BigUint64Array.from({ length }, (_, index) => Atomics.load(this.#longs, first + index));
+      },
+    };
+  }
+
+  /** What the numbers of operations and kinds mean in `threads` and `traces`. */
+  get vocabulary(): { operations: readonly string[]; kinds: readonly string[] } {
+    return this.#layout;
+  }
+
+  /** The clock of ticks (native/trace.h) and CLOCK_MONOTONIC, read at the same time: the closest of some looks. */
+  get now(): { tick: bigint; ns: number } {
+    if (this.#word(this.#layout.header, "tick_source", 0) === 0) {
+      const ns = this.now_ns;
+      return { tick: BigInt(ns), ns };
+    }
+    let best = { tick: 0n, ns: 0, apart: 1n << 62n };
+    for (let look = 0; look < 10; look++) {
+      const before = this.#native.now_tick;
+      const ns = this.now_ns;
+      const apart = this.#native.now_tick - before;
+      if (apart < best.apart) best = { tick: before + apart / 2n, ns, apart };
+    }
+    return best;
+  }
+
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
   remove(): void {
     rmSync(this.path, { force: true });
@@ -387,6 +537,14 @@ export class Segment {
 
   #long64(record: Layout["header"], name: string, base: number): bigint {
     return Atomics.load(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3);
+  }
+
+  /** Of a device, as the driver writes it. */
+  #uuid(base: number): string {
+    const { offset, count } = this.#field(this.#layout.devices, "uuid");
+    const start = this.#layout.devices.offset + base + offset;
+    const digits = this.#bytes.slice(start, start + count).toHex();
+    return `GPU-${digits.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
   }
 
   #text(record: Layout["header"], base: number, name: string): string {

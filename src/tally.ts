@@ -5,7 +5,7 @@
  */
 
 import { EVENTS, type GuardEvent, type GuardMode } from "./cublas-guard.ts";
-import type { Segment } from "./segment.ts";
+import type { Segment, Slot, SlotUsage } from "./segment.ts";
 import { type Usage, combine, nothing } from "./usage.ts";
 
 /** What one client has done up to one moment. */
@@ -18,6 +18,8 @@ interface Total {
   guard_mode: GuardMode;
   /** The last ones of all its processes. */
   guard_events: GuardEvent[];
+  /** Its processes that have a slot. */
+  processes: (Slot & SlotUsage)[];
 }
 
 /** By client name. */
@@ -27,7 +29,8 @@ export type Snapshot = ReadonlyMap<string, Total>;
 export function snapshotOf(segment: Segment): Snapshot {
   const totals = new Map<string, Total>();
   for (const slot of segment.slots()) {
-    const { usage, first_launch_ns, ended_ns, guard_mode, guard_events } = segment.read(slot);
+    const read = segment.read(slot);
+    const { usage, first_launch_ns, ended_ns, guard_mode, guard_events } = read;
     const launched = first_launch_ns > 0;
     const total = totals.get(slot.name) ?? {
       usage: nothing(segment.histogram),
@@ -35,6 +38,7 @@ export function snapshotOf(segment: Segment): Snapshot {
       last_ns: 0,
       guard_mode: null,
       guard_events: [],
+      processes: [],
     };
     const lives = total.last_ns === undefined || (launched && ended_ns === undefined);
     totals.set(slot.name, {
@@ -43,6 +47,7 @@ export function snapshotOf(segment: Segment): Snapshot {
       last_ns: lives ? undefined : Math.max(total.last_ns ?? 0, launched ? (ended_ns ?? 0) : 0),
       guard_mode: guard_mode ?? total.guard_mode,
       guard_events: [...total.guard_events, ...guard_events].slice(-EVENTS),
+      processes: [...total.processes, { ...slot, ...read }],
     });
   }
   return totals;

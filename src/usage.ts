@@ -10,6 +10,7 @@ interface Counters {
   graph_launches: number;
   copies: number;
   memsets: number;
+  passed: number;
   gate_waits: number;
   gate_wait_ns: number;
   inflight_waits: number;
@@ -109,12 +110,14 @@ export interface Usage {
   preemption: "unknown" | "on" | "off";
   request_ns: Histogram;
   report_ns: Histogram;
+  /** Waits at the gate. */
+  wait_ns: Histogram;
 }
 
 /** What has done nothing. */
 export function nothing(shape: HistogramShape): Usage {
   const none = new Histogram(new Float64Array(shape.buckets), shape);
-  return { counters: counters(() => 0), preemption: "unknown", request_ns: none, report_ns: none };
+  return { counters: counters(() => 0), preemption: "unknown", request_ns: none, report_ns: none, wait_ns: none };
 }
 
 /** Every counter by its name. */
@@ -124,6 +127,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     graph_launches: value("graph_launches"),
     copies: value("copies"),
     memsets: value("memsets"),
+    passed: value("passed"),
     gate_waits: value("gate_waits"),
     gate_wait_ns: value("gate_wait_ns"),
     inflight_waits: value("inflight_waits"),
@@ -156,5 +160,6 @@ export function combine(a: Usage, b: Usage, sign: 1 | -1): Usage {
     preemption: sign > 0 && b.preemption !== "unknown" ? b.preemption : a.preemption,
     request_ns: a.request_ns.combined(b.request_ns, sign),
     report_ns: a.report_ns.combined(b.report_ns, sign),
+    wait_ns: a.wait_ns.combined(b.wait_ns, sign),
   };
 }

@@ -1,0 +1,101 @@
+/** stats.test.ts: a running launch seen from another process: found, read twice, and gone when it has ended. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { Segments } from "../src/discover.ts";
+import { Native } from "../src/native.ts";
+import { readingOf, statsOf, statsSchema } from "../src/stats.ts";
+import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
+
+let scratch: Scratch;
+let native: Native;
+
+beforeAll(async () => {
+  scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  native = await Native.load();
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+/** Polls until a condition gives something. */
+async function until<T>(condition: () => T | undefined): Promise<T> {
+  for (;;) {
+    const found = condition();
+    if (found !== undefined) return found;
+    await Bun.sleep(20);
+  }
+}
+
+describe("a segment seen from outside", () => {
+  test("is found, shows clients, rates and devices as JSON, and is gone with its launch", async () => {
+    const config = scratch.file("config.json", {
+      device: "simulated",
+      clients: [
+        { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 50 } },
+        { name: "train", class: "best-effort", replay: { profile: "tiny.csv" }, memory: "1GiB", weight: 2 },
+      ],
+    });
+    const segments = new Segments(native, scratch.path);
+    expect(segments.live()).toEqual([]);
+    await using child = start(["launch", config, "--duration", "60", "--segment", scratch.path]);
+    const ended = child.stderr.text();
+    const segment = await until(() => segments.live()[0]);
+    const first = await until(() => {
+      const reading = readingOf(segment);
+      // Who reports is measured by that from then on.
+      const both = statsOf(reading).clients.filter(({ iterations }) => (iterations ?? 0) > 0);
+      return both.length === 2 ? reading : undefined;
+    });
+    const second = await until(() => {
+      const reading = readingOf(segment);
+      const rates = statsOf(reading, first).clients.map((client) => client.rates?.requests.count ?? 0);
+      return rates.every((count) => count >= 5) ? reading : undefined;
+    });
+    const stats = statsOf(second, first);
+    expect(statsSchema.parse(JSON.parse(JSON.stringify(stats)))).toEqual(stats);
+    expect(stats).toMatchObject({
+      schema: 1,
+      segment: { path: segment.path, creator_pid: child.pid, refused: 0, overwritten: 0, processes: 2 },
+      policy: "slo",
+      settings: { policy: 2, stale_ms: 1000 },
+      devices: [{ index: 0, name: "NVIDIA H200 (simulated)", uuid: expect.stringMatching(/^GPU-[0-9a-f-]{36}$/) }],
+    });
+    const [serve, train] = ["serve", "train"].map((name) => stats.clients.find((client) => client.name === name));
+    expect(serve).toMatchObject({ class: "high", state: "live", devices: [0], memory: { limit_bytes: null } });
+    expect(train).toMatchObject({ class: "best-effort", state: "live", weight: 2, memory: { limit_bytes: 2 ** 30 } });
+    for (const client of [serve, train]) {
+      const { rates, processes } = client ?? {};
+      expect(processes).toHaveLength(1);
+      expect(processes?.[0]?.pid).not.toBe(child.pid);
+      expect(rates?.requests.p50_ms ?? 0).toBeGreaterThan(0.1);
+      expect(rates?.requests.p99_ms ?? 0).toBeGreaterThanOrEqual(rates?.requests.p50_ms ?? 0);
+      // Of the interval alone: fewer than ever.
+      expect(rates?.requests.count ?? 0).toBeLessThan(client?.requests.count ?? 0);
+      const perSecond = (rates?.requests.count ?? 0) / (rates?.interval_s ?? 0);
+      expect(rates?.requests_per_s ?? 0).toBeCloseTo(perSecond, 1);
+    }
+    expect(statsOf(second).clients.every(({ rates }) => rates === null)).toBe(true);
+    child.kill("SIGINT");
+    await child.exited;
+    expect(segments.live(), await ended).toEqual([]);
+    expect(child.exitCode).toBe(130);
+  });
+
+  test("a segment that no process stands behind is not listed, nor is what is none", async () => {
+    const uid = process.getuid?.() ?? 0;
+    const path = `${scratch.path}/rigel-${uid}-1-0`;
+    const maker = Bun.spawn(
+      [
+        process.execPath,
+        "-e",
+        `import { Native } from "${import.meta.dir}/../src/native.ts";
+         process.exit((await Native.load()).createSegment("${path}") === 0 ? 0 : 1);`,
+      ],
+      { stderr: "inherit" },
+    );
+    expect(await maker.exited).toBe(0);
+    scratch.file(`rigel-${uid}-2-0`, "no segment");
+    expect(native.checkSegment(path)).toBeNull();
+    expect(new Segments(native, scratch.path).live()).toEqual([]);
+    expect(new Segments(native, `${scratch.path}/not-there`).live()).toEqual([]);
+  });
+});
