@@ -7,7 +7,7 @@
  */
 
 import { mkdirSync, rmSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { expect } from "bun:test";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
@@ -95,12 +95,17 @@ export function compileCudart(folder: string, nvcc: string): { programs: Record<
   // Where the shared runtime is, which need not be where the loader looks.
   const { output } = run([nvcc, "--dryrun", "-o", join(folder, "none"), object]);
   const paths = [...output.matchAll(/"-L([^"]+)(?<!stubs)"/g)].flatMap(([, path]) => ["-Xlinker", `-rpath=${path}`]);
-  const options = ["-std=c++17", "-arch=native", "-O1", ...paths];
+  const options = ["-std=c++17", "-arch=native", "-O1"];
+  const compiled = [object, main].map((file) => {
+    const made = join(folder, `${basename(file)}.o`);
+    build([nvcc, ...options, "-c", "-o", made, file]);
+    return made;
+  });
   for (const runtime of ["shared", "static"])
-    for (const [order, files] of Object.entries({ "object first": [object, main], "object last": [main, object] })) {
-      const path = join(folder, `cudart-${runtime}-${order.replace(" ", "-")}`);
-      build([nvcc, ...options, "-cudart", runtime, "-o", path, ...files]);
-      programs[`${runtime} runtime, ${order}`] = programOf([path]);
+    for (const [order, files] of Object.entries({ first: compiled, last: compiled.toReversed() })) {
+      const path = join(folder, `cudart-${runtime}-${order}`);
+      build([nvcc, ...options, ...paths, "-cudart", runtime, "-o", path, ...files]);
+      programs[`${runtime} runtime, object linked ${order}`] = programOf([path]);
     }
   const library = join(folder, "cudart-library");
   mkdirSync(library);
