@@ -46,8 +46,8 @@ export class SloLoop implements Disposable {
   }
 
   #tick(): void {
-    const { rung, hold } = this.#controller.step(this.#observe());
-    if (rung) this.#segment.apply(rung);
+    const { settings, hold } = this.#controller.step(this.#observe());
+    if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
     if (this.#controller.unreachable && !this.#told) {
