@@ -98,6 +98,14 @@ const lateIsFine: World["effect"] = ({ settings }) => {
   return { slowdown, launches_per_s: 900 + settings.defer_us / 20 };
 };
 
+const strict: World["effect"] = ({ settings }) => ({
+  slowdown: settings && settings.inflight > 2 ? 1.3 : 1.01,
+  launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
+});
+
+/** A program that is slow for its first two seconds. */
+const warm = (t_s: number): number => (t_s < 2 ? 1.8 : 1);
+
 const underMps: World["effect"] = ({ settings }) => ({
   slowdown: settings && settings.inflight > 8 ? 1.2 : 1.01,
   launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
@@ -207,16 +215,11 @@ describe("the controller", () => {
   });
 
   test("under MPS it goes below where it began if requests miss the target there", () => {
-    const strict: World["effect"] = ({ settings }) => ({
-      slowdown: settings && settings.inflight > 2 ? 1.3 : 1.01,
-      launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
-    });
     const { controller } = run({ p99_over_alone: 1.05 }, 60, world(strict, { preemption: false }));
     expect(controller.summary()).toMatchObject({ rung: 0, settings: { inflight: 2 } });
   });
 
   test("what it learned from a program that was still warming up is forgotten", () => {
-    const warm = (t_s: number): number => (t_s < 2 ? 1.8 : 1);
     const { controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound), warm);
     expect(controller.summary().alone.p50_ms).toBeLessThan(3.5);
     expect(controller.summary().settings?.slice_us).toBe(200);
