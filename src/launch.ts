@@ -28,6 +28,7 @@ import { type ClientReport, type Mode, type Report, compared, memoryReport } fro
 import { type MemoryUse, Segment } from "./segment.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
+import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -39,6 +40,8 @@ interface LaunchOptions {
   interrupt?: Interrupt;
   /** Takes the lines that clients print; without it they go to standard error. */
   show?: (name: string, line: string) => void;
+  /** Where what the clients did last is written at the end of every phase: the last one's stays. */
+  trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
 }
@@ -192,6 +195,7 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);
+    if (options.trace !== undefined) await traced(segment, options.trace);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped, startedAt_ms } }) =>
         exit && exit.status !== 0 && !stopped
@@ -222,6 +226,17 @@ async function runPhase(
       process.off("exit", cleanUp);
       cleanUp();
     }
+  }
+}
+
+/** A trace that cannot be written is no reason to lose the report. */
+async function traced(segment: Segment, path: string): Promise<void> {
+  try {
+    const { events } = await writeTrace([segment], path);
+    progress(`${path}: ${events} events; open it at https://ui.perfetto.dev`);
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    progress(thrown.message);
   }
 }
 
