@@ -81,7 +81,7 @@ export class SloLoop implements Disposable {
     const neighbours: number[] = [];
     const measured: string[] = [];
     for (const slot of this.#segment.slots()) {
-      const kind = this.#classes.get(slot.name);
+      const kind = slot.parent === null ? this.#classes.get(slot.name) : this.#segment.classOf(slot);
       const before = this.#before(slot);
       if (kind === "high") {
         if (!slot.finished && slot.launched)
