@@ -19,6 +19,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addSimulateCommand } from "./simulate-command.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -85,6 +86,7 @@ function commandLine(): Command {
     .action(runLaunch);
   addImportCommand(program);
   addProfileCommand(program);
+  addSimulateCommand(program);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")

@@ -225,14 +225,14 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
 }
 
 /** Three significant digits or more, never an exponent. */
-function digits(value: number | null): string {
+export function digits(value: number | null): string {
   if (value === null) return "-";
   const size = Math.abs(value);
   return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
 }
 
 /** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */
-function aligned(header: string[], rows: string[][], left: number): string[] {
+export function aligned(header: string[], rows: string[][], left: number): string[] {
   const widths = header.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)));
   return [header, ...rows].map((row) =>
     row

@@ -301,14 +301,19 @@ static uint64_t next_instant(const scenario *s)
     return next;
 }
 
+static void count_finished(scenario *s, player *p)
+{
+    rg_model_context_stats stats;
+    if (rg_model_get_context_stats(s->model, p->context, &stats) == 0)
+        p->result->finished = stats.kernels + stats.transfers;
+}
+
 /* The end of the duration: programs that run ahead stop; requests that fell due are still served. */
 static void end_duration(scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         player *p = &s->players[i];
-        rg_model_context_stats stats;
-        if (rg_model_get_context_stats(s->model, p->context, &stats) == 0)
-            p->result->finished = stats.kernels + stats.transfers;
+        count_finished(s, p);
         if (waits(p) || p->state == DONE)
             continue;
         collect_ahead(s, p);
@@ -389,6 +394,8 @@ static void play(scenario *s)
                 any = true;
         } while (any && !s->failed);
     }
+    for (uint32_t i = 0; !ended && i < s->count; i++) /* all of them ended before */
+        count_finished(s, &s->players[i]);
 }
 
 /* ---- Set-up and results */

@@ -224,7 +224,7 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "requests": [[bucket, count], ...]}, in comes a line "suspend slice_us inflight corun hold" of five
- * numbers.
+ * numbers, or "keep hold", which leaves the settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
@@ -245,6 +245,10 @@ static int on_tick(void *user, rg_scenario_tick *t)
         return -1;
     if (rest != line + strlen(line))
         rest[-1] = ' ';
+    if (sscanf(line, "keep %u", &v[4]) == 1) {
+        t->hold = v[4] != 0;
+        return 0;
+    }
     if (sscanf(line, "%u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4]) != 5)
         give_up(2, "expected five numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
