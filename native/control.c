@@ -8,17 +8,21 @@
 #include "estimate.h"
 #include "rigel.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #ifndef RIGEL_VERSION
 #error "the Makefile defines RIGEL_VERSION from package.json"
 #endif
 
-static char layout_text[16384];
+static char layout_text[65536];
 
 static void build_layout(void)
 {
@@ -58,6 +62,33 @@ static void build_layout(void)
 #define RG_STRUCT rg_account
     RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_thread
+    RG_SECTION("threads", RG_THREAD_FIELDS, offsetof(rg_segment, threads), RG_MAX_CLIENTS * RG_MAX_THREADS);
+#undef RG_STRUCT
+#define RG_STRUCT rg_name
+    RG_SECTION("names", RG_NAME_FIELDS, offsetof(rg_segment, names), RG_MAX_NAMES);
+#undef RG_STRUCT
+#define RG_STRUCT rg_trace
+    RG_SECTION("traces", RG_TRACE_FIELDS, offsetof(rg_segment, traces), RG_MAX_CLIENTS);
+#undef RG_STRUCT
+    /* What the numbers in threads and records mean. */
+#define RG_TEXT(name) RG_PUT(",\"%s\"", #name);
+#define RG_WORK(symbol, ...) RG_TEXT(symbol)
+#define RG_SPECIAL(symbol, ...) RG_TEXT(symbol)
+    RG_PUT(",\"operations\":[\"none\"");
+#include "hooks.def"
+    RG_TRACE_OPERATIONS(RG_TEXT)
+#undef RG_WORK
+#undef RG_SPECIAL
+#undef RG_TEXT
+    comma = "";
+#define RG_TEXT(name) \
+    RG_PUT("%s\"%s\"", comma, #name); \
+    comma = ",";
+    RG_PUT("],\"kinds\":[");
+    RG_TRACE_KINDS(RG_TEXT)
+#undef RG_TEXT
+    RG_PUT("]");
     RG_PUT("}");
 }
 
@@ -71,6 +102,11 @@ const char *rigel_layout(void)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, build_layout);
     return layout_text;
+}
+
+uint64_t rigel_now_tick(void)
+{
+    return rg_processor_tick();
 }
 
 int rigel_segment_create(const char *path)
@@ -109,6 +145,24 @@ int rigel_segment_live(const char *path)
     int live = rg_segment_live(seg);
     munmap(seg, sizeof *seg);
     return live;
+}
+
+int rigel_lock(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0)
+        return -errno;
+    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        int err = errno;
+        close(fd);
+        return -err;
+    }
+    return fd;
+}
+
+void rigel_unlock(int lock)
+{
+    close(lock);
 }
 
 uint64_t rigel_now_ns(void)

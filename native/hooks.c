@@ -28,6 +28,18 @@ static inline bool is_high(void)
     return mode_now() & RG_MODE_HIGH;
 }
 
+static inline bool is_client(void)
+{
+    return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
+}
+
+/* The marks of a record about this stream. */
+static inline uint64_t marks_of(CUstream stream, CUresult result)
+{
+    const rg_track *t = rg_track_find(rg_track_key(stream));
+    return (t ? (uint64_t)(t - rg.tracks + 1) << 38 : 0) | (result != CUDA_SUCCESS ? RG_RECORD_FAILED : 0);
+}
+
 /* Bytes of a batch of copies. */
 static inline size_t rg_sum(const size_t *sizes, size_t n)
 {
@@ -36,6 +48,13 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         sum += sizes[i];
     return sum;
 }
+
+/* The kind of a record for the table's KIND. */
+#define RG_TRACED_LAUNCH RG_TRACE_launch
+#define RG_TRACED_GRAPH RG_TRACE_graph
+#define RG_TRACED_COPY RG_TRACE_copy
+#define RG_TRACED_COPYWAIT RG_TRACE_copy
+#define RG_TRACED_MEMSET RG_TRACE_memset
 
 /* The table's SHAPE: grid and block, or 0 for work that has none. */
 #define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
@@ -47,14 +66,30 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, stream_, (uintptr_t)(UNITS), RG_DIMS(SHAPE)); \
+        uintptr_t units_ = (uintptr_t)(UNITS); \
+        bool several_ = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)); \
+        rg_member *member_ = several_ ? rg_work_member(stream_) : RG_PROCESS; \
+        if (several_ && !member_) \
+            return RG_CALL(symbol, args); \
+        rg_track *track_ = several_ ? rg_track_for(stream_, member_) : rg_track_of(stream_); \
+        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
+                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
+        uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
+        rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
+        uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_); \
         CUresult result_ = RG_CALL(symbol, args); \
+        rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
+                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&member_->inflight, memory_order_relaxed) << 16 \
+                                        : units_); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
-        rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (several_) \
+            rg_work_several_end(member_, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        else \
+            rg_work_end(RG_PROCESS, mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
             rg_guard_driver_failed(#symbol, result_); \
         return result_; \
@@ -83,7 +118,9 @@ CUresult cuInit(unsigned flags)
             return RG_CALL(symbol, args); \
         pthread_mutex_lock(&rg_agent_lock); \
         BEFORE; \
+        rg_op op_ = rg_op_begin(RG_OP_##symbol, true); \
         CUresult result_ = RG_CALL(symbol, args); \
+        rg_op_end(&op_, RG_TRACE_call, true, result_ ? RG_RECORD_FAILED : 0, 0); \
         AFTER; \
         pthread_mutex_unlock(&rg_agent_lock); \
         return result_; \
@@ -124,11 +161,18 @@ RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 
 /* Which device the program is on: the guard binds it on threads that have none. */
+static void selected(CUcontext c)
+{
+    rg_guard_selected(c);
+    if (is_client())
+        rg_thread_context((uintptr_t)c);
+}
+
 CUresult cuCtxSetCurrent(CUcontext c)
 {
     CUresult r = RG_CALL(cuCtxSetCurrent, (c));
     if (r == CUDA_SUCCESS)
-        rg_guard_selected(c);
+        selected(c);
     return r;
 }
 
@@ -136,7 +180,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext c)
 {
     CUresult r = RG_CALL(cuCtxPushCurrent_v2, (c));
     if (r == CUDA_SUCCESS)
-        rg_guard_selected(c);
+        selected(c);
     return r;
 }
 
@@ -158,11 +202,20 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
+static void stream_made(CUstream s, int asked)
+{
+    rg_member_made(s);
+    rg_member *m = rg_member_mine();
+    uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
+    if (mode != RG_MODE_BARE)
+        rg_stream_prioritise(s, mode, asked);
+}
+
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
     CUresult r = RG_CALL(cuStreamCreate, (s, flags));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, 0);
+        stream_made(*s, 0);
     return r;
 }
 
@@ -170,7 +223,7 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, priority);
+        stream_made(*s, priority);
     return r;
 }
 
@@ -216,46 +269,63 @@ RG_END_CAPTURE(cuStreamEndCapture, s)
 RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
 
 /* Waiting, and looking whether the GPU has finished: what the program learns, Rigel learns. */
-#define RG_WAIT_STREAM(symbol, stream, BLOCKS) \
+#define RG_WAIT_STREAM(symbol, stream) \
+    CUresult symbol(CUstream s) \
+    { \
+        if (!is_client()) \
+            return RG_CALL(symbol, (s)); \
+        bool high = is_high(); \
+        uint64_t token = high ? rg_wait_stream_begin(stream) : 0; \
+        if (high) \
+            rg_drain(); \
+        rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
+        CUresult r = RG_CALL(symbol, (s)); \
+        rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
+        if (high) \
+            rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        return r; \
+    }
+RG_WAIT_STREAM(cuStreamSynchronize, s)
+RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
+
+#define RG_LOOK_AT_STREAM(symbol, stream) \
     CUresult symbol(CUstream s) \
     { \
         if (!is_high()) \
             return RG_CALL(symbol, (s)); \
         uint64_t token = rg_wait_stream_begin(stream); \
-        if (BLOCKS) \
-            rg_drain(); \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
-RG_WAIT_STREAM(cuStreamSynchronize, s, true)
-RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s), true)
-RG_WAIT_STREAM(cuStreamQuery, s, false)
-RG_WAIT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s), false)
+RG_LOOK_AT_STREAM(cuStreamQuery, s)
+RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
 
-CUresult cuCtxSynchronize(void)
+#define RG_WAIT_CONTEXT(symbol, params, args, context) \
+    CUresult symbol params \
+    { \
+        if (!is_client()) \
+            return RG_CALL(symbol, args); \
+        CUcontext waited = context; \
+        bool high = is_high(); \
+        uint64_t token = high ? rg_wait_context_begin(waited) : 0; \
+        if (high) \
+            rg_drain(); \
+        rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
+        CUresult r = RG_CALL(symbol, args); \
+        rg_op_end(&op, RG_TRACE_sync, true, r ? RG_RECORD_FAILED : 0, (uintptr_t)waited); \
+        if (high) \
+            rg_wait_context_end(waited, token, r == CUDA_SUCCESS); \
+        return r; \
+    }
+static CUcontext current_context(void)
 {
-    if (!is_high())
-        return RG_CALL(cuCtxSynchronize, ());
     CUcontext current = NULL;
     rg_real.cuCtxGetCurrent(&current);
-    uint64_t token = rg_wait_context_begin(current);
-    rg_drain();
-    CUresult r = RG_CALL(cuCtxSynchronize, ());
-    rg_wait_context_end(current, token, r == CUDA_SUCCESS);
-    return r;
+    return current;
 }
-
-CUresult cuCtxSynchronize_v2(CUcontext c)
-{
-    if (!is_high())
-        return RG_CALL(cuCtxSynchronize_v2, (c));
-    uint64_t token = rg_wait_context_begin(c);
-    rg_drain();
-    CUresult r = RG_CALL(cuCtxSynchronize_v2, (c));
-    rg_wait_context_end(c, token, r == CUDA_SUCCESS);
-    return r;
-}
+RG_WAIT_CONTEXT(cuCtxSynchronize, (void), (), current_context())
+RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 
 #define RG_RECORD(symbol, params, args, stream) \
     CUresult symbol params \
@@ -272,22 +342,38 @@ RG_RECORD(cuEventRecord_ptsz, (CUevent e, CUstream s), (e, s), RG_PTDS(s))
 RG_RECORD(cuEventRecordWithFlags, (CUevent e, CUstream s, unsigned flags), (e, s, flags), s)
 RG_RECORD(cuEventRecordWithFlags_ptsz, (CUevent e, CUstream s, unsigned flags), (e, s, flags), RG_PTDS(s))
 
-#define RG_WAIT_EVENT(symbol, BLOCKS) \
-    CUresult symbol(CUevent e) \
-    { \
-        if (!is_high()) \
-            return RG_CALL(symbol, (e)); \
-        rg_track *track = NULL; \
-        uint64_t token = rg_event_wait_begin(e, &track); \
-        if (BLOCKS) \
-            rg_drain(); \
-        CUresult r = RG_CALL(symbol, (e)); \
-        if (r == CUDA_SUCCESS && track) \
-            rg_track_finished(track, token); \
-        return r; \
-    }
-RG_WAIT_EVENT(cuEventSynchronize, true)
-RG_WAIT_EVENT(cuEventQuery, false)
+/* What a thread of a high client learns by an event. */
+static CUresult learn(CUresult r, rg_track *track, uint64_t token)
+{
+    if (r == CUDA_SUCCESS && track)
+        rg_track_finished(track, token);
+    return r;
+}
+
+CUresult cuEventSynchronize(CUevent e)
+{
+    if (!is_client())
+        return RG_CALL(cuEventSynchronize, (e));
+    bool high = is_high();
+    rg_track *track = NULL;
+    uint64_t token = high ? rg_event_wait_begin(e, &track) : 0;
+    if (high)
+        rg_drain();
+    rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
+    CUresult r = RG_CALL(cuEventSynchronize, (e));
+    uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
+    rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
+    return learn(r, track, token);
+}
+
+CUresult cuEventQuery(CUevent e)
+{
+    if (!is_high())
+        return RG_CALL(cuEventQuery, (e));
+    rg_track *track = NULL;
+    uint64_t token = rg_event_wait_begin(e, &track);
+    return learn(RG_CALL(cuEventQuery, (e)), track, token);
+}
 
 /* Executable graphs. */
 #define RG_INSTANTIATE(symbol, params, args) \
@@ -296,6 +382,8 @@ RG_WAIT_EVENT(cuEventQuery, false)
         CUresult r = RG_CALL(symbol, args); \
         if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
             rg_graph_note(*x, g); \
+        if (r == CUDA_SUCCESS && is_client()) \
+            rg_name_forget((uintptr_t)*x); \
         return r; \
     }
 RG_INSTANTIATE(cuGraphInstantiate, RG_INSTANTIATE5, (x, g, bad, log, n))

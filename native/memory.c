@@ -417,6 +417,17 @@ static CUresult free_end(entry *e, CUresult r)
     return r;
 }
 
+/* The driver's call, seen in the thread's row and the records: it may wait for the whole device. */
+#define RG_SEEN(kind, symbol, args, bytes) \
+    ({ \
+        rg_op op_ = rg_op_begin(RG_OP_##symbol, true); \
+        CUresult seen_ = RG_CALL(symbol, args); \
+        rg_op_end(&op_, kind, true, seen_ ? RG_RECORD_FAILED : 0, bytes); \
+        seen_; \
+    })
+#define RG_CALL_SEEN(kind, symbol, args, bytes) \
+    (is_client() ? RG_SEEN(kind, symbol, args, bytes) : RG_CALL(symbol, args))
+
 /* ---- Plain memory. */
 
 CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
@@ -424,7 +435,7 @@ CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n)
     entry *e;
     if (!begin(&e, POINTER, n, NULL))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return end_plain(e, RG_CALL(cuMemAlloc_v2, (p, n)), p, n);
+    return end_plain(e, RG_CALL_SEEN(RG_TRACE_alloc, cuMemAlloc_v2, (p, n), n), p, n);
 }
 
 CUresult cuMemAllocPitch_v2 RG_PITCH
@@ -433,7 +444,7 @@ CUresult cuMemAllocPitch_v2 RG_PITCH
     uint64_t least = height && width > UINT64_MAX / height ? UINT64_MAX : (uint64_t)width * height;
     if (!begin(&e, POINTER, least, NULL))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    CUresult r = RG_CALL(cuMemAllocPitch_v2, (p, pitch, width, height, element));
+    CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, cuMemAllocPitch_v2, (p, pitch, width, height, element), least);
     return end_plain(e, r, p, r == CUDA_SUCCESS ? (uint64_t)*pitch * height : 0);
 }
 
@@ -442,13 +453,14 @@ CUresult cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned flags)
     entry *e;
     if (!begin(&e, POINTER, n, NULL))
         return CUDA_ERROR_OUT_OF_MEMORY;
-    return end_plain(e, RG_CALL(cuMemAllocManaged, (p, n, flags)), p, n);
+    return end_plain(e, RG_CALL_SEEN(RG_TRACE_alloc, cuMemAllocManaged, (p, n, flags), n), p, n);
 }
 
 CUresult cuMemFree_v2(CUdeviceptr p)
 {
     entry *e = free_begin(POINTER, p);
-    return free_end(e, RG_CALL(cuMemFree_v2, (p)));
+    uint64_t bytes = e ? e->bytes : 0;
+    return free_end(e, RG_CALL_SEEN(RG_TRACE_free, cuMemFree_v2, (p), bytes));
 }
 
 /* ---- Stream-ordered memory. */
@@ -472,7 +484,7 @@ static bool captured(CUstream stream)
             return RG_CALL(symbol, args); \
         if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \
-        CUresult r = RG_CALL(symbol, args); \
+        CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
         if (r == CUDA_SUCCESS) \
             note_pool(pool); \
         end(e, r, r == CUDA_SUCCESS ? *p : 0, n); \
@@ -488,7 +500,8 @@ RG_ALLOC_ASYNC(cuMemAllocFromPoolAsync_ptsz, RG_POOL_PARAMS, (p, n, pool, s), po
     CUresult symbol(CUdeviceptr p, CUstream s) \
     { \
         entry *e = captured(stream) ? NULL : free_begin(POINTER, p); \
-        return free_end(e, RG_CALL(symbol, (p, s))); \
+        uint64_t bytes = e ? e->bytes : 0; \
+        return free_end(e, RG_CALL_SEEN(RG_TRACE_free, symbol, (p, s), bytes)); \
     }
 RG_FREE_ASYNC(cuMemFreeAsync, s)
 RG_FREE_ASYNC(cuMemFreeAsync_ptsz, RG_PTDS(s))
@@ -535,7 +548,7 @@ CUresult cuMemCreate(RG_HANDLE *h, size_t n, const CUmemAllocationProp *prop, un
         cancel(e);
         e = NULL;
     }
-    CUresult r = RG_CALL(cuMemCreate, (h, n, prop, flags));
+    CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, cuMemCreate, (h, n, prop, flags), n);
     if (!e)
         return r;
     if (r != CUDA_SUCCESS) {

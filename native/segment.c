@@ -7,6 +7,7 @@
 #include "segment.h"
 
 #include "policy.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -22,11 +23,36 @@
 #include <time.h>
 #include <unistd.h>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 uint64_t rg_now_ns(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+bool rg_processor_ticks(void)
+{
+#if defined(__aarch64__)
+    return true; /* the generic timer has one rate and one value for all cores: Arm ARM, "The Generic Timer" */
+#elif defined(__x86_64__)
+    /* Invariant by CPUID 80000007H:EDX[8] (Intel SDM 17.17.1, AMD APM 13.2.4), and the same on all cores as far as Linux has
+     * found out: it keeps time by it. */
+    unsigned a, b, c, d = 0;
+    char source[8] = "";
+    if (!__get_cpuid(0x80000007, &a, &b, &c, &d) || !(d >> 8 & 1))
+        return false;
+    int fd = open("/sys/devices/system/clocksource/clocksource0/current_clocksource", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd >= 0 ? read(fd, source, sizeof source - 1) : 0;
+    if (fd >= 0)
+        close(fd);
+    return n >= 4 && strncmp(source, "tsc\n", 4) == 0;
+#else
+    return false;
+#endif
 }
 
 /* What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
@@ -108,7 +134,15 @@ int rg_segment_create(const char *path)
         seg->header.version = RG_SEGMENT_VERSION;
         seg->header.size_bytes = sizeof *seg;
         seg->header.creator_pid = (uint32_t)getpid();
-        seg->header.created_ns = rg_now_ns();
+        seg->header.tick_source = rg_processor_ticks() ? RG_TICKS_PROCESSOR : RG_TICKS_NS;
+        for (uint64_t i = 0, apart = UINT64_MAX; i < 5 && apart; i++) { /* both clocks at one moment: the closest of some looks */
+            uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
+            if (took >= apart)
+                continue;
+            apart = took;
+            seg->header.created_ns = now;
+            seg->header.created_tick = seg->header.tick_source ? before + took / 2 : now;
+        }
         uint32_t ticks = 0;
         process_start((uint32_t)getpid(), &ticks);
         seg->header.creator = owner_word((uint32_t)getpid(), ticks);
@@ -126,6 +160,7 @@ int rg_segment_create(const char *path)
         seg->settings.high_slice_us = 10000;
         seg->settings.min_share_ppm = 50000;
         seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
+        seg->settings.trace = 1;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -192,6 +227,30 @@ static void clear_client(rg_client *c)
     atomic_store(&c->state, RG_CLAIMING);
 }
 
+void rg_thread_clear(rg_thread *row)
+{
+#define RG_CLEAR_ROW_u32(name) \
+    if (offsetof(rg_thread, name) != offsetof(rg_thread, tid)) \
+    atomic_store_explicit(&row->name, 0, memory_order_relaxed)
+#define RG_CLEAR_ROW_u64(name) atomic_store_explicit(&row->name, 0, memory_order_relaxed)
+#define RG_CLEAR_ROW_char(name)
+#define RG_CLEAR_ROW(kind, name, n) RG_CLEAR_ROW_##kind(name);
+    RG_THREAD_FIELDS(RG_CLEAR_ROW)
+}
+
+/* What the process that had the slot before did last. */
+static void clear_trace(rg_segment *seg, int slot)
+{
+    for (int i = 0; i < RG_MAX_THREADS; i++) {
+        rg_thread *row = &seg->threads[slot * RG_MAX_THREADS + i];
+        atomic_store(&row->tid, 0);
+        rg_thread_clear(row);
+    }
+    for (int i = 0; i < RG_TRACE_RECORDS * RG_RECORD_WORDS; i++)
+        atomic_store_explicit(&seg->traces[slot].records[i], 0, memory_order_relaxed);
+    atomic_store(&seg->traces[slot].count, 0);
+}
+
 /* What another client had of each device. */
 static void clear_shares(rg_segment *seg, int slot)
 {
@@ -227,6 +286,8 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
                 continue;
             atomic_store(&c->state, RG_CLAIMING);
             rg_segment_clear_busy(seg, i);
+            clear_trace(seg, i);
+            atomic_store(&c->threads_lost, 0);
             for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
                 rg_share_settle(seg, d, i, UINT64_MAX);
             if (!same_client(c, name, class)) {

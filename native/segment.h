@@ -33,6 +33,9 @@ enum {
 };
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
+/* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
+enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
+enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
@@ -51,6 +54,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
     F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
+    F(u32, tick_source, 1) /* [control] enum rg_ticks: what a tick is (trace.h) */ \
+    F(u32, names_lost, 1)  /* [any] kernels that found no room among the names */ \
+    F(u64, created_tick, 1) /* [control] at created_ns */ \
     F(u64, creator, 1)     /* [control] owner word of the process that made it (rg_client.owner) */
 
 #define RG_SETTINGS_FIELDS(F) \
@@ -73,7 +79,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
-    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */ \
+    F(u32, trace, 1)         /* [control] 1: clients record their operations (trace.h) */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -161,7 +168,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
                                   among those of its thread; 32 bytes of name */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
-    F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */
+    F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
+    F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
+    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -196,6 +205,39 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
     F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
+/*
+ * A thread of a client (trace.h), RG_MAX_THREADS rows for each slot. Written by that thread alone, without any barrier but that
+ * `doing` is stored after its time; freed when the thread ends, left as it is when the process is killed.
+ */
+#define RG_THREAD_FIELDS(F) \
+    F(u32, tid, 1)         /* [client] taken by compare-and-swap; 0: free */ \
+    F(u32, doing, 1)       /* [client] number of the operation it is in | RG_DOING; without that, of the last one; 0: none yet */ \
+    F(u64, since_tick, 1)  /* [client] when that began */ \
+    F(u32, kernel, 1)      /* [client] 1 + index in `names` of what it launched last; 0: not known */ \
+    F(u32, track, 1)       /* [client] serial of the track that it launched on last; its low byte, less 1, is the track */ \
+    F(u64, launches, 1)    /* [client] operations that queued work: kernels, graphs, copies, memsets */ \
+    F(u64, context, 1)     /* [client] current context, as last set or launched in: the driver's handle */ \
+    F(u64, stream, 1)      /* [client] it last launched on: the driver's handle */ \
+    F(u32, device, 1)      /* [client] 1 + index of the device it last launched on; 0: none yet */ \
+    F(u32, before, 1)      /* [client] the operation before it, or around it; 0: none */ \
+    F(u64, before_tick, 1) /* [client] when that began */ \
+    F(u64, object, 1)      /* [client] what it waits for or waited for last: handle of a stream, event, context; 0: none */ \
+    F(u64, calls, 1)       /* [client] operations that did not queue work: waits, allocations */ \
+    F(u32, client, 1)      /* [client] 1 + slot of the client whose work it launched last; 0: none yet */ \
+    F(u32, moves, 1)       /* [client] requests in which it launched on another device than in the one before */ \
+    F(char, name, RG_THREAD_NAME_BYTES) /* [client] at its first operation */
+#define RG_DOING 0x80000000u
+
+/* Names of kernels and graphs: a table with open addressing. */
+#define RG_NAME_FIELDS(F) \
+    F(u64, key, 1) /* [any] taken by compare-and-swap: rg_text_hash; 0: free. Never given back */ \
+    F(char, name, RG_NAME_TEXT_BYTES) /* [any] as the driver has it, cut to fit, NUL-terminated */
+
+/* The last operations of a client: trace.h says what is in a record. */
+#define RG_TRACE_FIELDS(F) \
+    F(u64, count, 1)    /* [client] records ever made */ \
+    F(words, records, RG_TRACE_RECORDS * 4) /* [client] */
+
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
 #define RG_TYPE_words(name, n) _Atomic uint64_t name[n]
@@ -228,6 +270,15 @@ typedef struct {
     _Alignas(64) RG_ACCOUNT_FIELDS(RG_MEMBER)
 } rg_account;
 typedef struct {
+    _Alignas(64) RG_THREAD_FIELDS(RG_MEMBER)
+} rg_thread;
+typedef struct {
+    RG_NAME_FIELDS(RG_MEMBER)
+} rg_name;
+typedef struct {
+    _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
+} rg_trace;
+typedef struct {
     _Alignas(64) rg_header header;
     _Alignas(64) rg_settings settings;
     _Alignas(64) rg_device devices[RG_MAX_DEVICES];
@@ -236,23 +287,30 @@ typedef struct {
     _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
     _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
     _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
+    _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
+    _Alignas(64) rg_name names[RG_MAX_NAMES];
+    _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
 } rg_segment;
 
 /* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
-_Static_assert(offsetof(rg_segment, settings) == 64, "segment layout");
-_Static_assert(offsetof(rg_segment, devices) == 192, "segment layout");
+_Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
+_Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, clients) == 4288, "segment layout");
+_Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 50624, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3244224, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3309760, "segment layout");
-_Static_assert(sizeof(rg_segment) == 5464256, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3244288, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3309824, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15429888, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3358912, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3358976, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5456064, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5456128, "segment layout");
+_Static_assert(sizeof(rg_thread) == 128, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5464320, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 5988608, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7037184, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -318,6 +376,9 @@ bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, 
 
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);
+
+/* rg_thread_clear: everything in a row but whose it is and what it is called. */
+void rg_thread_clear(rg_thread *row);
 
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);

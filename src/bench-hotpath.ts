@@ -3,7 +3,7 @@
  *
  * native/bench/hotpath.c launches against a stand-in whose launch does nothing, and prints nanoseconds a launch;
  * native/bench/guard.c does the same with a multiplication (`blas_`). Each is run in turn in its ways, many rounds, so that
- * a change of clock speed hits all alike; medians are shown.
+ * a change of clock speed hits all alike; medians are shown. `_recording`: with the flight recorder on (setting `trace`).
  */
 
 import { join, resolve } from "node:path";
@@ -22,9 +22,15 @@ const native = await Native.load();
 const sources = resolve(import.meta.dir, "..", "native");
 const build = join(sources, "build");
 await make(sources, "bench");
-const segment = Segment.create(native, join(defaultSegmentFolder(process.env), `rigel-bench-${process.pid}`));
+const segments = [false, true].map((trace) => {
+  const name = `rigel-bench-${process.pid}-${trace ? "recording" : "plain"}`;
+  const segment = Segment.create(native, join(defaultSegmentFolder(process.env), name));
+  segment.configure({ policy: "priority", trace });
+  return segment;
+});
+const [segment, recording] = segments;
+if (!segment || !recording) throw new Error("no segments");
 try {
-  segment.configure({ policy: "priority" });
   const client = { LD_PRELOAD: native.files.library, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
   const high = { ...client, RIGEL_CLASS: "high" };
   const ways: Record<string, [bench: string, environment: Record<string, string>]> = {
@@ -32,6 +38,11 @@ try {
     disabled_ns: ["bench-hotpath", { ...high, RIGEL_DISABLE: "1" }],
     high_ns: ["bench-hotpath", high],
     best_effort_ns: ["bench-hotpath", { ...client, RIGEL_CLASS: "best-effort" }],
+    high_recording_ns: ["bench-hotpath", { ...high, RIGEL_SEGMENT: recording.path }],
+    best_effort_recording_ns: [
+      "bench-hotpath",
+      { ...client, RIGEL_CLASS: "best-effort", RIGEL_SEGMENT: recording.path },
+    ],
     blas_bare_ns: ["bench-guard", {}],
     blas_off_ns: ["bench-guard", { ...high, RIGEL_GUARD: "off" }],
     blas_repair_ns: ["bench-guard", { ...high, RIGEL_GUARD: "repair" }],
@@ -41,10 +52,10 @@ try {
     for (const [way, [bench, environment]] of Object.entries(ways))
       (taken[way] ??= []).push(await call_ns(bench, environment));
   const medians = Object.fromEntries(Object.entries(taken).map(([way, values]) => [way, median(values)]));
-  const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(15)} ${ns.toFixed(1)}`);
+  const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(25)} ${ns.toFixed(1)}`);
   process.stdout.write(`${json ? JSON.stringify(medians) : lines.join("\n")}\n`);
 } finally {
-  segment.remove();
+  for (const one of segments) one.remove();
 }
 
 async function call_ns(bench: string, environment: Record<string, string>): Promise<number> {

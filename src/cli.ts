@@ -11,6 +11,7 @@ import { addBench } from "./bench.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
+import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
@@ -20,6 +21,9 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addSimulateCommand } from "./simulate-command.ts";
+import { addTrace } from "./trace-command.ts";
+import { addTop } from "./top.ts";
+import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -32,6 +36,7 @@ interface LaunchFlags {
   sharing?: Config["sharing"];
   mps?: "on" | "off";
   segment?: string;
+  trace?: string;
   startTimeout: number;
 }
 
@@ -81,6 +86,7 @@ function commandLine(): Command {
       ]),
     )
     .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
+    .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
@@ -99,7 +105,11 @@ function commandLine(): Command {
     .option("--clear", "remove what is kept")
     .addHelpText("after", DURATIONS_EXAMPLES)
     .action(runDurations);
+  addDoctor(program, deviceSelector);
+  addTop(program);
   addBench(program, deviceSelector);
+  addServe(program);
+  addTrace(program);
   return program;
 }
 
@@ -124,6 +134,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const { report, exitStatus } = await launch(planned, native, {
     segmentFolder,
     start_timeout_s: flags.startTimeout,
+    trace: flags.trace === undefined ? undefined : resolve(flags.trace),
   });
   print(flags.json ? JSON.stringify(report, null, 2) : table(report));
   process.exitCode = exitStatus;

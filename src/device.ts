@@ -111,6 +111,12 @@ async function probe(files: NativeFiles, environment: Environment): Promise<{ de
   return { devices: z.array(deviceSchema).parse(JSON.parse(stdout)), said: stderr.trim() };
 }
 
+/** The version of the driver's kernel module, from the text of /proc/driver/nvidia/version. */
+export function moduleVersion(text: string | undefined): string | undefined {
+  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
+  return /^NVRM version:.*?\s(\d+\.[\d.]+)\s/m.exec(text ?? "")?.[1];
+}
+
 /** What a client's environment needs to see `device` and nothing else. `given` is the environment it has so far. */
 export function deviceEnvironment(
   device: Device,

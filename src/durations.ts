@@ -13,7 +13,7 @@ import { existsSync, lstatSync, readFileSync, readdirSync, renameSync, rmSync, w
 import { join } from "node:path";
 import { z } from "zod";
 import type { ClientConfig } from "./config.ts";
-import type { Device } from "./device.ts";
+import { type Device, moduleVersion } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
 import { progress } from "./log.ts";
 import { type Native, cacheFolders, privateFolder } from "./native.ts";
@@ -331,10 +331,7 @@ function fileName(device: string, driver: string): string {
 function driverOf(device: Device, native: Native): string {
   if (device.simulated) return `rigel ${native.version}`;
   try {
-    // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
-    return (
-      /NVRM version:.*?\s(\d+\.[\d.]+)\s/.exec(readFileSync("/proc/driver/nvidia/version", "utf8"))?.[1] ?? "unknown"
-    );
+    return moduleVersion(readFileSync("/proc/driver/nvidia/version", "utf8")) ?? "unknown";
   } catch {
     return "unknown";
   }

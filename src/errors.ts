@@ -6,7 +6,7 @@
  */
 
 /** What kind of thing went wrong; decides the exit status. */
-type ErrorCode = "config" | "profile" | "command" | "native" | "segment" | "device" | "cache";
+type ErrorCode = "config" | "profile" | "command" | "native" | "segment" | "device" | "cache" | "machine";
 
 const USER_INPUT: ReadonlySet<ErrorCode> = new Set(["config", "profile", "command"]);
 

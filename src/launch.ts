@@ -10,6 +10,8 @@
 import { rmSync } from "node:fs";
 import { join } from "node:path";
 import { deviceEnvironment, type Environment } from "./device.ts";
+import { diagnose } from "./doctor.ts";
+import type { Finding } from "./doctor-checks.ts";
 import { RigelError } from "./errors.ts";
 import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
@@ -26,6 +28,7 @@ import { type ClientReport, type Mode, type Report, compared, memoryReport } fro
 import { type MemoryUse, Segment } from "./segment.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
+import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -37,6 +40,8 @@ interface LaunchOptions {
   interrupt?: Interrupt;
   /** Takes the lines that clients print; without it they go to standard error. */
   show?: (name: string, line: string) => void;
+  /** Where what the clients did last is written at the end of every phase: the last one's stays. */
+  trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
 }
@@ -47,6 +52,8 @@ interface Outcome {
 }
 
 const POLL_ms = 20;
+/** A client that fails within this has hardly begun. */
+const AT_ONCE_ms = 10_000;
 /** After how long a client that has not attached is told about. */
 const UNATTACHED_ms = 5000;
 /** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
@@ -92,9 +99,23 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
       notes,
+      findings: interrupt.signal ? [] : await findingsOn(plan, last, native, options.segmentFolder),
     },
     exitStatus: interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : (last.failed?.status ?? 0),
   };
+}
+
+/** What may be the reason where a client has not attached, or failed at once. */
+async function findingsOn(plan: Plan, last: PhaseResult, native: Native, folder: string): Promise<Finding[]> {
+  const bad = plan.clients.find(
+    ({ name }) =>
+      (last.failed?.name === name && last.failed.after_ms < AT_ONCE_ms) ||
+      last.clients.some((client) => client.name === name && client.attach_problem !== null),
+  );
+  if (!bad) return [];
+  const environment = { ...process.env, ...bad.env };
+  const findings = await diagnose(native, { segmentFolder: folder, environment, simulated: bad.device.simulated });
+  return findings.filter(({ status }) => status !== "ok");
 }
 
 function title(phase: Phase): string {
@@ -118,7 +139,7 @@ interface PhaseResult {
   slo: SloReport | null;
   notes: string[];
   /** The first client that failed. */
-  failed: { name: string; status: number; text: string } | undefined;
+  failed: { name: string; status: number; text: string; after_ms: number } | undefined;
 }
 
 async function runPhase(
@@ -174,9 +195,12 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);
+    if (options.trace !== undefined) await traced(segment, options.trace);
     const failures = running
-      .flatMap(({ client, attached, child: { name, exit, stopped } }) =>
-        exit && exit.status !== 0 && !stopped ? [{ name, ...exit, client, attached }] : [],
+      .flatMap(({ client, attached, child: { name, exit, stopped, startedAt_ms } }) =>
+        exit && exit.status !== 0 && !stopped
+          ? [{ name, ...exit, client, attached, after_ms: exit.at_ms - startedAt_ms }]
+          : [],
       )
       .toSorted((a, b) => a.at_ms - b.at_ms);
     const duration_s = (counted.to_ms - counted.from_ms) / 1000;
@@ -202,6 +226,17 @@ async function runPhase(
       process.off("exit", cleanUp);
       cleanUp();
     }
+  }
+}
+
+/** A trace that cannot be written is no reason to lose the report. */
+async function traced(segment: Segment, path: string): Promise<void> {
+  try {
+    const { events } = await writeTrace([segment], path);
+    progress(`${path}: ${events} events; open it at https://ui.perfetto.dev`);
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    progress(thrown.message);
   }
 }
 

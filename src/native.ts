@@ -52,7 +52,10 @@ const SYMBOLS = {
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
   rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
   rigel_segment_live: { args: ["cstring"], returns: "i32" },
+  rigel_lock: { args: ["cstring"], returns: "i32" },
+  rigel_unlock: { args: ["i32"], returns: "void" },
   rigel_now_ns: { args: [], returns: "u64" },
+  rigel_now_tick: { args: [], returns: "u64" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
   rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
   rigel_profile_latency: { args: ["cstring"], returns: "u64" },
@@ -133,9 +136,20 @@ export class Native {
     return this.#symbols.rigel_segment_live(path) === 1;
   }
 
+  /** Takes a file's lock, which ends with this process at the latest. What ends it before; undefined if another has it. */
+  lock(path: string): (() => void) | undefined {
+    const lock = this.#symbols.rigel_lock(path);
+    return lock < 0 ? undefined : () => this.#symbols.rigel_unlock(lock);
+  }
+
   /** The clock of all times in a segment, CLOCK_MONOTONIC, in nanoseconds. */
   get now_ns(): number {
     return Number(this.#symbols.rigel_now_ns());
+  }
+
+  /** The processor's counter now, which a segment's ticks are of where its header says so. */
+  get now_tick(): bigint {
+    return BigInt(this.#symbols.rigel_now_tick());
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */

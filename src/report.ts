@@ -7,6 +7,7 @@
 import { guardLine } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
+import { type Finding, findingLines } from "./doctor-checks.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
@@ -60,6 +61,8 @@ export interface Report {
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
   notes: string[];
+  /** What `rigel doctor` finds not to be well; looked for only if a client has not attached, or failed at once. */
+  findings: Finding[];
 }
 
 /** The part about device memory; `limit_bytes` is what was configured, for a client that has not attached. */
@@ -124,6 +127,7 @@ export function table(report: Report): string {
     ),
   ];
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
+  if (report.findings.length > 0) parts.push("", "rigel doctor finds:", ...report.findings.flatMap(findingLines));
   return parts.join("\n");
 }
 

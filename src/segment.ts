@@ -32,6 +32,11 @@ const layoutSchema = z.object({
   clients: tableSchema,
   estimates: tableSchema,
   accounts: tableSchema,
+  threads: tableSchema,
+  names: tableSchema,
+  traces: tableSchema,
+  operations: z.array(z.string()),
+  kinds: z.array(z.string()),
 });
 
 type Layout = z.infer<typeof layoutSchema>;
@@ -139,7 +144,24 @@ interface Settings {
   min_share_ppm?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
+  trace?: boolean | undefined;
   outstanding_us?: number | undefined;
+}
+
+/** One of the segment's tables, row by row, for the module that knows what is in it. */
+export interface Table {
+  /** Rows. */
+  readonly count: number;
+  word(row: number, field: string): number;
+  long(row: number, field: string): bigint;
+  text(row: number, field: string): string;
+  /** All words of a field that has several. */
+  words(row: number, field: string): BigUint64Array;
+}
+
+/** What a segment file takes. */
+export function segmentBytes(native: Native): number {
+  return layoutSchema.parse(JSON.parse(native.layout)).size;
 }
 
 export class Segment {
@@ -430,6 +452,44 @@ export class Segment {
       launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };
+  }
+
+  /** A table by its name in native/segment.h. */
+  table(name: "header" | "clients" | "threads" | "names" | "traces"): Table {
+    const record = this.#layout[name];
+    const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
+    return {
+      count,
+      word: (row, field) => this.#word(record, field, row * stride),
+      long: (row, field) => this.#long64(record, field, row * stride),
+      text: (row, field) => this.#text(record, row * stride, field),
+      words: (row, field) => {
+        const { offset, count: length } = this.#field(record, field);
+        const first = (record.offset + row * stride + offset) >> 3;
+        return BigUint64Array.from({ length }, (_, index) => Atomics.load(this.#longs, first + index));
+      },
+    };
+  }
+
+  /** What the numbers of operations and kinds mean in `threads` and `traces`. */
+  get vocabulary(): { operations: readonly string[]; kinds: readonly string[] } {
+    return this.#layout;
+  }
+
+  /** The clock of ticks (native/trace.h) and CLOCK_MONOTONIC, read at the same time: the closest of some looks. */
+  get now(): { tick: bigint; ns: number } {
+    if (this.#word(this.#layout.header, "tick_source", 0) === 0) {
+      const ns = this.now_ns;
+      return { tick: BigInt(ns), ns };
+    }
+    let best = { tick: 0n, ns: 0, apart: 1n << 62n };
+    for (let look = 0; look < 10; look++) {
+      const before = this.#native.now_tick;
+      const ns = this.now_ns;
+      const apart = this.#native.now_tick - before;
+      if (apart < best.apart) best = { tick: before + apart / 2n, ns, apart };
+    }
+    return best;
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */

@@ -134,8 +134,8 @@ describe.concurrent("rigel simulate", () => {
       for (const [index, point] of points.entries()) {
         const before = points[index - 1];
         const [own, last] = [point.ways[way], before?.ways[way]];
-        // Busy for ever longer: a high client's part and what is left of the rest.
-        expect((own?.share ?? 0) + (1 - point.ceiling)).toBeLessThanOrEqual(1.001);
+        // What both had of the GPU; a request has it for 200 us.
+        expect((own?.share ?? 0) + (own?.clients[0]?.per_s ?? 0) * 200e-6).toBeLessThanOrEqual(1.001);
         if (!before) continue;
         expect(point.ceiling).toBeLessThan(before.ceiling);
         // The same arrivals, closer together.

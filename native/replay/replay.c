@@ -15,6 +15,7 @@
  */
 #include "../cuda_abi.h"
 #include "arrivals.h"
+#include "inspect.h"
 #include "profile.h"
 #include "shape.h"
 #include "spin_ptx.h"
@@ -183,7 +184,7 @@ typedef struct {
     double rate;         /* 0: closed loop, unless `arrivals` is a file */
     uint64_t seed, warmup, idle_ms;
     int device;
-    bool probe;
+    bool probe, inspect;
 } options;
 
 static const char usage[] =
@@ -202,6 +203,7 @@ static const char usage[] =
     "  --device I            index of the GPU (default 0)\n"
     "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
     "  --probe               print the devices as a JSON array and exit\n"
+    "  --inspect             print what the driver says of itself as a JSON object and exit\n"
     "  --help\n"
     "\n"
     "One JSON line on standard output at the end: iterations, and latencies of requests from their due times.\n";
@@ -250,6 +252,10 @@ static options read_options(int argc, char **argv)
             o.probe = true;
             continue;
         }
+        if (strcmp(name, "--inspect") == 0) {
+            o.inspect = true;
+            continue;
+        }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
                                                  "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log"};
         bool known = false;
@@ -283,7 +289,7 @@ static options read_options(int argc, char **argv)
         else
             o.idle_ms = integer_option(name, value, 1, 3600000);
     }
-    if (!o.probe && !o.profile)
+    if (!o.probe && !o.inspect && !o.profile)
         bad_arguments("--profile: expected the file of a kernel profile");
     return o;
 }
@@ -309,21 +315,6 @@ static bool open_arrivals(const options *o, rg_arrivals *out)
 }
 
 /* ---- Output */
-
-static void print_json_string(const char *text)
-{
-    putchar('"');
-    for (; *text; text++) {
-        unsigned char c = (unsigned char)*text;
-        if (c == '"' || c == '\\')
-            printf("\\%c", c);
-        else if (c < 32)
-            printf("\\u%04x", c);
-        else
-            putchar(c);
-    }
-    putchar('"');
-}
 
 static int device_attribute(CUdevice device, int attribute)
 {
@@ -357,7 +348,7 @@ static int probe(void)
         CU(cuDeviceGetUuid, &uuid, device);
         CU(cuDeviceTotalMem, &memory_bytes, device);
         printf("%s{\"index\":%d,\"name\":", i ? "," : "", i);
-        print_json_string(name);
+        rg_print_json(name);
         fputs(",\"uuid\":\"GPU-", stdout);
         for (int b = 0; b < 16; b++)
             printf("%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", (unsigned char)uuid.bytes[b]);
@@ -797,7 +788,7 @@ static void print_report(client *c, uint64_t elapsed_ns)
         qsort(s->ns, s->count, sizeof(*s->ns), compare_ns);
     double elapsed_s = (double)elapsed_ns / 1e9;
     fputs("{\"profile\":", stdout);
-    print_json_string(c->o->profile);
+    rg_print_json(c->o->profile);
     printf(",\"iterations\":%" PRIu64 ",\"elapsed_s\":%.6f,\"iterations_per_s\":%.6f,\"launches\":%" PRIu64,
            c->iterations, elapsed_s, elapsed_ns ? (double)c->iterations / elapsed_s : 0.0, c->launches);
     printf(",\"requests\":{\"count\":%zu", s->count);
@@ -830,6 +821,8 @@ static bool write_log(const client *c, bool open_loop, uint64_t start_ns)
 int main(int argc, char **argv)
 {
     options o = read_options(argc, argv);
+    if (o.inspect)
+        return rg_inspect();
     if (o.probe)
         return probe();
     static client c;

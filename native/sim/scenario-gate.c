@@ -135,6 +135,12 @@ static uint64_t busy_ns(const scenario *s)
     return rg_scenario_high_busy(s) ? s->now - s->spell_ns : 0;
 }
 
+void rg_scenario_put_off(const scenario *s, rg_policy_view *v)
+{
+    if (s->o->defer_us && v->policy <= RG_POLICY_SLO && busy_ns(s) < (uint64_t)s->o->defer_us * 1000)
+        v->high_busy = false;
+}
+
 static uint64_t allowance(const scenario *s)
 {
     bool has = s->o->policy == RG_POLICY_PRIORITY || s->o->policy == RG_POLICY_SLO;
@@ -184,6 +190,7 @@ bool rg_scenario_look_again(scenario *s, player *p)
     rg_policy_view view = rg_scenario_view_of(s, p);
     view.waited_ns = s->now - p->since;
     view.allowance_ns = allowance(s);
+    rg_scenario_put_off(s, &view);
     enum rg_verdict next = rg_policy_decide(&view);
     bool full = view.inflight_limit && view.inflight >= view.inflight_limit;
     if (next == RG_PASS_STARVED && !full) {

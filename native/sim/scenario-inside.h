@@ -106,6 +106,8 @@ void rg_scenario_fail(scenario *s, const char *what);
 
 bool rg_scenario_high_busy(const scenario *s);
 rg_policy_view rg_scenario_view_of(const scenario *s, const player *p);
+/* Best-effort work may go on for `defer_us` into the high clients' work. */
+void rg_scenario_put_off(const scenario *s, rg_policy_view *v);
 uint32_t rg_scenario_bound_of(const rg_profile_op *op);
 /* What the present operation costs the GPU, as far as the policies count it: copies and memsets use no SMs. */
 uint64_t rg_scenario_cost_of(const player *p);

@@ -217,6 +217,7 @@ static bool act_on_op(scenario *s, player *p)
         rg_policy_view view = rg_scenario_view_of(s, p);
         view.credit = 0; /* as rg_gate_view: the first decision knows of no wait and no credit */
         view.starvation_ns = 1;
+        rg_scenario_put_off(s, &view);
         enum rg_verdict verdict = rg_policy_decide(&view);
         if (verdict == RG_WAIT_TURN) { /* before it waits, it looks who is the slowest by now */
             rg_scenario_look_up_virtual(s, p);

@@ -63,6 +63,7 @@ typedef struct {
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
     uint32_t min_share_ppm, quantum_us;    /* likewise */
     uint32_t sms_limit, outstanding_us;    /* likewise */
+    uint32_t defer_us;                     /* likewise: best-effort work goes on for so long into a high client's */
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */
@@ -78,7 +79,6 @@ typedef struct {
     bool gate;                           /* the policy and stream priorities too */
     bool suspend;                        /* best-effort processes while a high client is busy */
     bool drain;                          /* busy ends for that as soon as it waits for all that it has launched */
-    uint32_t defer_us;                   /* but only once it has been for so long */
     uint32_t suspend_delay_us;           /* a high client has been busy for so long when the call begins */
     uint32_t resume_delay_us;            /* they have all been idle for so long when the call begins */
     uint64_t suspend_ns, resume_ns;      /* from the beginning of a call to its effect; a suspension then takes the

@@ -1,0 +1,140 @@
+/*
+ * trace.c: the slow half of trace.h: rows for threads that are new, names for kernels that are new, and the agent's clock.
+ *
+ * A row belongs to a thread from its first operation until it ends. Who finds no free row takes one whose thread is gone
+ * (a thread that called the driver in its very last destructor leaves one), else it is counted in threads_lost and writes
+ * into a row of the process's own that nobody reads.
+ */
+#include "trace.h"
+
+#include "client.h"
+#include "estimate.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+rg_recorder rg_rec;
+_Thread_local rg_thread *rg_self;
+_Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
+
+static rg_thread nobody; /* shared by all threads that found no room */
+static pthread_key_t row_key;
+static bool row_key_made;
+
+/* ---- the clock ---- */
+
+void rg_trace_beat(void)
+{
+    atomic_store_explicit(&rg_rec.beat_tick, rg_tick(), memory_order_relaxed);
+}
+
+/* ---- threads ---- */
+
+static void leave(void *row)
+{
+    rg_self = NULL;
+    if (row != &nobody)
+        atomic_store(&((rg_thread *)row)->tid, 0);
+}
+
+void rg_trace_attach(rg_segment *seg, int slot)
+{
+    rg_rec.segment = seg;
+    rg_rec.threads = &seg->threads[slot * RG_MAX_THREADS];
+    rg_rec.trace = &seg->traces[slot];
+    rg_rec.on = &seg->settings.trace;
+    rg_rec.lost = &seg->clients[slot].threads_lost;
+    rg_rec.processor = atomic_load(&seg->header.tick_source) == RG_TICKS_PROCESSOR;
+    row_key_made = pthread_key_create(&row_key, leave) == 0;
+    rg_trace_beat();
+}
+
+/* Takes a row that is free or, `gone`, whose thread has ended. */
+static rg_thread *take(uint32_t tid, bool gone)
+{
+    for (int i = 0; i < RG_MAX_THREADS; i++) {
+        rg_thread *row = &rg_rec.threads[i];
+        uint32_t old = atomic_load(&row->tid);
+        if (old && (!gone || syscall(SYS_tgkill, getpid(), old, 0) == 0 || errno != ESRCH))
+            continue;
+        if (atomic_compare_exchange_strong(&row->tid, &old, tid))
+            return row;
+    }
+    return NULL;
+}
+
+rg_thread *rg_thread_enter(void)
+{
+    uint32_t tid = (uint32_t)syscall(SYS_gettid);
+    rg_thread *row = take(tid, false);
+    if (!row)
+        row = take(tid, true);
+    if (row) {
+        char name[sizeof row->name] = "";
+        prctl(PR_GET_NAME, name);
+        for (size_t i = 0; i < sizeof name; i++)
+            __atomic_store_n(&row->name[i], name[i], __ATOMIC_RELAXED);
+        rg_thread_clear(row);
+    } else {
+        atomic_fetch_add(rg_rec.lost, 1);
+        row = &nobody;
+    }
+    rg_self = row;
+    if (row_key_made)
+        pthread_setspecific(row_key, row);
+    return row;
+}
+
+void rg_thread_context(uint64_t context)
+{
+    rg_thread *row = rg_self ? rg_self : rg_thread_enter();
+    atomic_store_explicit(&row->context, context, memory_order_relaxed);
+}
+
+/* ---- names ---- */
+
+uint32_t rg_name_enter(const char *name)
+{
+    rg_name *names = rg_rec.segment->names;
+    uint64_t key = rg_text_hash(name);
+    for (uint32_t i = (uint32_t)(key >> 40), n = 0; n < 64; i++, n++) {
+        rg_name *at = &names[i % RG_MAX_NAMES];
+        uint64_t found = 0;
+        if (!atomic_compare_exchange_strong(&at->key, &found, key) && found != key)
+            continue;
+        /* Several may write here at once: the same bytes, one by one; the last one stays zero. */
+        for (size_t c = 0; !found && c + 1 < sizeof at->name && name[c]; c++)
+            __atomic_store_n(&at->name[c], name[c], __ATOMIC_RELAXED);
+        return i % RG_MAX_NAMES + 1;
+    }
+    atomic_fetch_add(&rg_rec.segment->header.names_lost, 1);
+    return 0;
+}
+
+__attribute__((noinline, cold)) uint32_t rg_name_late(bool graph, uintptr_t handle)
+{
+    if (!handle)
+        return 0;
+    uint32_t name = 0;
+    if (graph) {
+        rg_graph_facts facts;
+        rg_graph_known((CUgraphExec)handle, &facts);
+        name = rg_name_enter(facts.label[0] ? facts.label : "graph");
+    } else {
+        const char *text = rg_function_name((CUfunction)handle);
+        name = text && *text ? rg_name_enter(text) : 0;
+    }
+    atomic_store_explicit(rg_name_place(handle), rg_name_key(handle) << 16 | name, memory_order_relaxed);
+    return name;
+}
+
+void rg_name_forget(uintptr_t handle)
+{
+    uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
+    if (word >> 16 == rg_name_key(handle))
+        atomic_compare_exchange_strong(rg_name_place(handle), &word, 0);
+}

@@ -1,0 +1,218 @@
+/*
+ * trace.h: what every thread of a client does and waits in, and the client's last operations.
+ *
+ * Two things, both in the segment, both written by the thread that does the operation and readable at any instant, also
+ * after the process was killed:
+ *   threads   one row a thread (rg_thread): the call it is in and since when, the last one it finished, kernel, device, context
+ *   records   a ring of the client's last RG_TRACE_RECORDS operations (rg_trace), while settings.trace is 1
+ *
+ * A record is four words of which each carries the number of its lap in the top 12 bits, so there is no order to keep
+ * between the stores and nothing to wait for: a reader takes a record whose four laps are the same, and leaves out one that
+ * is being written, was left half-written by a kill, or was overtaken by a writer a lap ahead.
+ *
+ * Times are ticks: the processor's own counter where it is invariant and the kernel itself keeps time by it (10 ns to
+ * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
+ * both clocks said when the segment was made; a reader looks at both again and has the rate.
+ * A launch takes the time once. With records off it takes that of the agent's last beat.
+ *
+ * Rule: rg_op_begin, rg_op_end and rg_name_of have no lock, allocation, system call or log, but where a thread or a kernel is new.
+ */
+#ifndef RIGEL_TRACE_H
+#define RIGEL_TRACE_H
+
+#include "segment.h"
+
+#if defined(__x86_64__)
+#include <x86intrin.h>
+#endif
+
+/* What an operation is; in a record, and in the layout by name. */
+#define RG_TRACE_KINDS(X) \
+    X(none) X(launch) X(graph) X(copy) X(memset) X(sync) X(event_sync) X(gate) X(suspension) X(request) X(alloc) X(free) \
+    X(collective) X(call)
+enum rg_trace_kind {
+#define RG_ENUM(name) RG_TRACE_##name,
+    RG_TRACE_KINDS(RG_ENUM)
+#undef RG_ENUM
+};
+
+/* Operations besides the hooked driver functions, whose numbers are 1 + enum rg_hook. */
+#define RG_TRACE_OPERATIONS(X) \
+    X(wait_high)     /* at the gate, because a high client is busy */ \
+    X(wait_turn)     /* at the gate, because it is another client's turn */ \
+    X(wait_inflight) /* at the gate, because so much of its own work is unfinished */ \
+    X(suspended)     /* its channels are off the GPU; Rigel's own thread says so */ \
+    X(request)       /* a high client's busy period */
+enum rg_trace_operation {
+    RG_OP_NONE = 0,
+#define RG_WORK(symbol, ...) RG_OP_##symbol,
+#define RG_SPECIAL(symbol, ...) RG_OP_##symbol,
+#include "hooks.def"
+#undef RG_WORK
+#undef RG_SPECIAL
+#define RG_ENUM(name) RG_OP_##name,
+    RG_TRACE_OPERATIONS(RG_ENUM)
+#undef RG_ENUM
+    RG_OP_COUNT
+};
+
+/*
+ * The words of a record, below the lap:
+ *   0  tick at its beginning
+ *   1  operation | kind << 10 | thread id << 16 | 1 + track << 38 | RG_RECORD_FAILED | RG_RECORD_CONTINUED
+ *   2  argument: launch, graph: name | weight in flight << 16; copy, memset, alloc, free: bytes; else the operation's own
+ *   3  ticks it lasted; 0: not measured (a launch that returned at once)
+ */
+enum { RG_RECORD_WORDS = 4, RG_RECORD_BITS = 52 };
+#define RG_RECORD_MASK ((1ull << RG_RECORD_BITS) - 1)
+#define RG_RECORD_FAILED (1ull << 46)    /* the call returned an error */
+#define RG_RECORD_CONTINUED (1ull << 47) /* of a wait in several pieces, not the first of its operation */
+
+/* The recorder of this client. */
+typedef struct {
+    rg_thread *threads;           /* RG_MAX_THREADS rows */
+    rg_trace *trace;
+    _Atomic uint32_t *on;         /* settings.trace */
+    _Atomic uint64_t *lost;       /* rg_client.threads_lost */
+    rg_segment *segment;
+    bool processor;               /* ticks are the processor's */
+    _Atomic uint64_t beat_tick;   /* when the agent last looked at the clock */
+} rg_recorder;
+extern rg_recorder rg_rec;
+
+/* This thread's row; NULL before its first operation. Where the table is full, a row that nobody reads. */
+extern _Thread_local rg_thread *rg_self __attribute__((tls_model("initial-exec")));
+
+/* rg_trace_attach: called once while the process becomes a client. */
+void rg_trace_attach(rg_segment *seg, int slot);
+
+/* rg_trace_beat: called by the agent at least every 100 ms. */
+void rg_trace_beat(void);
+
+/* rg_thread_enter: slow half of rg_op_begin: takes a row for this thread. */
+rg_thread *rg_thread_enter(void);
+
+/* rg_processor_ticks: whether the processor's counter serves as a clock here; asked by who makes a segment. */
+bool rg_processor_ticks(void);
+
+static inline uint64_t rg_processor_tick(void)
+{
+#if defined(__x86_64__)
+    return __rdtsc();
+#elif defined(__aarch64__)
+    uint64_t ticks;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(ticks));
+    return ticks;
+#else
+    return 0;
+#endif
+}
+
+static inline uint64_t rg_tick(void)
+{
+    return rg_rec.processor ? rg_processor_tick() : rg_now_ns();
+}
+
+/*
+ * rg_name_of: 1 + index in the segment's names of a kernel or graph, 0 if it has none. A probe of a cache, each place of which is one
+ * word: handle << 16 | name. A handle that the driver gives out again for another kernel keeps the old name, unless the
+ * cache has forgotten it; rg_name_forget makes it forget.
+ */
+enum { RG_NAME_CACHE = 4096 };
+extern _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
+uint32_t rg_name_late(bool graph, uintptr_t handle);
+void rg_name_forget(uintptr_t handle);
+static inline _Atomic uint64_t *rg_name_place(uintptr_t handle)
+{
+    return &rg_name_cache[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 52];
+}
+/* 48 bits of a handle: all there are of an address, and enough of what the simulated GPU hands out. */
+static inline uint64_t rg_name_key(uintptr_t handle)
+{
+    return ((uint64_t)handle ^ (uint64_t)handle >> 48) & 0xffffffffffffull;
+}
+static inline uint32_t rg_name_of(bool graph, uintptr_t handle)
+{
+    uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
+    return word >> 16 == rg_name_key(handle) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
+}
+
+/* rg_name_enter: 1 + index of a name, entered if new; 0 if there is no room. */
+uint32_t rg_name_enter(const char *name);
+
+/* rg_record: one record; the caller has looked whether they are wanted. */
+static inline void rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
+                             uint64_t tick, uint64_t ticks)
+{
+    rg_trace *trace = rg_rec.trace;
+    uint64_t n = atomic_fetch_add_explicit(&trace->count, 1, memory_order_relaxed);
+    uint64_t lap = (1 + n / RG_TRACE_RECORDS % 4095) << RG_RECORD_BITS;
+    _Atomic uint64_t *word = &trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
+    uint64_t what = operation | (uint64_t)kind << 10 | (uint64_t)tid << 16 | marks;
+    atomic_store_explicit(&word[0], lap | (tick & RG_RECORD_MASK), memory_order_relaxed);
+    atomic_store_explicit(&word[1], lap | what, memory_order_relaxed);
+    atomic_store_explicit(&word[2], lap | (argument & RG_RECORD_MASK), memory_order_relaxed);
+    atomic_store_explicit(&word[3], lap | (ticks & RG_RECORD_MASK), memory_order_relaxed);
+}
+
+/* An operation under way. */
+typedef struct {
+    rg_thread *row;
+    uint64_t tick, beat, outer_tick;
+    uint32_t operation, outer; /* outer: the row's `doing` before */
+    bool on;
+} rg_op;
+
+/*
+ * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what
+ * may wait. rg_op_end: it has returned. Operations nest (a collective launches a kernel). In a client only.
+ */
+static inline rg_op rg_op_begin(uint32_t operation, bool exact)
+{
+    rg_op op = {.row = rg_self, .operation = operation};
+    if (__builtin_expect(!op.row, 0))
+        op.row = rg_thread_enter();
+    op.outer = atomic_load_explicit(&op.row->doing, memory_order_relaxed);
+    op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);
+    op.beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
+    op.on = atomic_load_explicit(rg_rec.on, memory_order_relaxed) != 0;
+    op.tick = op.on || exact ? rg_tick() : op.beat;
+    atomic_store_explicit(&op.row->before, op.outer & ~RG_DOING, memory_order_relaxed);
+    atomic_store_explicit(&op.row->before_tick, op.outer_tick, memory_order_relaxed);
+    if (exact) {
+        uint64_t n = atomic_load_explicit(&op.row->calls, memory_order_relaxed);
+        atomic_store_explicit(&op.row->calls, n + 1, memory_order_relaxed);
+    }
+    atomic_store_explicit(&op.row->since_tick, op.tick, memory_order_relaxed);
+    atomic_store_explicit(&op.row->doing, operation | RG_DOING, memory_order_release);
+    return op;
+}
+
+/* rg_wait_op: the same for what waits for `object`. */
+static inline rg_op rg_wait_op(uint32_t operation, uint64_t object)
+{
+    rg_op op = rg_op_begin(operation, true);
+    atomic_store_explicit(&op.row->object, object, memory_order_relaxed);
+    return op;
+}
+
+/* rg_thread_context: this thread's current context has changed. */
+void rg_thread_context(uint64_t context);
+
+/* `marks`: 1 + track << 38 and the flags. `exact` as at the beginning: else only what outlasted a beat of the agent is measured. */
+static inline void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exact, uint64_t marks, uint64_t argument)
+{
+    if (__builtin_expect(op->outer & RG_DOING, 0)) {
+        atomic_store_explicit(&op->row->since_tick, op->outer_tick, memory_order_relaxed);
+        atomic_store_explicit(&op->row->doing, op->outer, memory_order_release);
+    } else {
+        atomic_store_explicit(&op->row->doing, op->operation, memory_order_relaxed);
+    }
+    if (!op->on)
+        return;
+    bool measure = exact || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat;
+    rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
+              measure ? rg_tick() - op->tick : 0);
+}
+
+#endif

@@ -1,0 +1,192 @@
+/**
+ * serve-app.ts: the routes of the HTTP interface: what can be asked of Rigel and what it answers, as data.
+ *
+ * Who may ask is decided before (serve-access.ts), where requests come in (serve.ts). Every error has one shape,
+ * {error: {code, message, issues?: [{path, message}]}}. Other modules add routes of their own as plugins.
+ */
+
+import { openapi } from "@elysiajs/openapi";
+import { Elysia } from "elysia";
+import { z } from "zod";
+import packageJson from "../package.json" with { type: "json" };
+import { RigelError } from "./errors.ts";
+import { progress } from "./log.ts";
+import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
+import type { Event, Watcher } from "./watcher.ts";
+
+/** What went wrong with one request, with its HTTP status. */
+export class RequestError extends Error {
+  readonly status: number;
+  readonly code: string;
+
+  constructor(status: number, code: string, message: string) {
+    super(message);
+    this.name = "RequestError";
+    this.status = status;
+    this.code = code;
+  }
+}
+
+/** The one shape of errors. */
+export function errorBody(code: string, message: string, issues?: { path: string; message: string }[]) {
+  return { error: { code, message, ...(issues && { issues }) } };
+}
+
+const clientSchema = statsSchema.shape.clients.element.extend({
+  /** `segment:name`, for /v1/clients/:id. */
+  id: z.string(),
+  segment: z.string(),
+});
+type Client = z.infer<typeof clientSchema>;
+
+const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
+
+/** The server's routes over what a watcher sees. */
+export function serveApp(watcher: Watcher) {
+  return new Elysia()
+    .onError(({ code, error, set, request }) => {
+      if (error instanceof RequestError) {
+        set.status = error.status;
+        return errorBody(error.code, error.message);
+      }
+      if (error instanceof RigelError) {
+        set.status = error.exitStatus === 2 ? 422 : 409;
+        return errorBody(error.code, error.message);
+      }
+      switch (code) {
+        case "NOT_FOUND":
+          set.status = 404;
+          return errorBody("not_found", `there is nothing at ${request.method} ${new URL(request.url).pathname}`);
+        case "PARSE":
+          set.status = 400;
+          return errorBody("not_json", "the body is not valid JSON");
+        case "VALIDATION": {
+          set.status = error.type === "response" ? 500 : 422;
+          const issues = issuesOf(error.all);
+          return errorBody("invalid", `${issues.length} fields are not as expected`, issues);
+        }
+        default:
+          set.status = 500;
+          progress(
+            `error in ${request.method} ${request.url}: ${error instanceof Error ? error.stack : String(error)}`,
+          );
+          return errorBody("internal", "Rigel has failed to answer this; its standard error says why");
+      }
+    })
+    .use(
+      openapi({
+        provider: null,
+        documentation: { info: { title: "Rigel", version: packageJson.version } },
+        mapJsonSchema: { zod: (schema: z.ZodType) => z.toJSONSchema(schema, { io: "input", unrepresentable: "any" }) },
+      }),
+    )
+    .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
+      response: z.object({ ok: z.boolean(), version: z.string() }),
+      detail: { summary: "Whether the server answers" },
+    })
+    .get("/v1/stats", () => ({ at: new Date().toISOString(), segments: watcher.now() }), {
+      response: allStats,
+      detail: { summary: "Every live segment: settings, devices and clients, with rates over the last second" },
+    })
+    .get("/v1/clients", () => ({ clients: clientsOf(watcher.now()) }), {
+      response: z.object({ clients: z.array(clientSchema) }),
+      detail: { summary: "The clients of all segments" },
+    })
+    .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
+      params: z.object({ id: z.string() }),
+      response: clientSchema,
+      detail: { summary: "One client, by its name, or `segment:name` where several have that name" },
+    })
+    .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
+      detail: {
+        summary: "Server-sent events: stats once a second; segment, attach, exit and slo as they happen",
+        responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
+      },
+    });
+}
+
+function clientsOf(segments: readonly Stats[]): Client[] {
+  return segments.flatMap(({ segment, clients }) =>
+    clients.map((client: ClientStats) => ({ id: `${segment.id}:${client.name}`, segment: segment.id, ...client })),
+  );
+}
+
+/** The client that is meant; of several with one name, the one that lives. */
+export function clientOf(id: string, segments: readonly Stats[]): Client {
+  const all = clientsOf(segments);
+  const exact = all.find((client) => client.id === id);
+  if (exact) return exact;
+  const named = all.filter(({ name }) => name === id);
+  const live = named.filter(({ state }) => state === "live");
+  const [first, ...more] = live.length > 0 ? live : named;
+  if (!first)
+    throw new RequestError(
+      404,
+      "no_client",
+      `there is no client ${JSON.stringify(id)}; /v1/clients lists those there are`,
+    );
+  if (more.length > 0)
+    throw new RequestError(
+      409,
+      "ambiguous",
+      `several clients are named ${JSON.stringify(id)}: ${[first, ...more].map((client) => client.id).join(", ")}`,
+    );
+  return first;
+}
+
+/** zod's issues, whatever Elysia has put round them. */
+function issuesOf(all: readonly unknown[]): { path: string; message: string }[] {
+  const issueSchema = z.object({
+    path: z.union([z.string(), z.array(z.unknown())]).optional(),
+    message: z.string().optional(),
+  });
+  return all.flatMap((one) => {
+    const issue = issueSchema.safeParse(one);
+    if (!issue.success) return [];
+    const { path = [], message = "not as expected" } = issue.data;
+    const keys = typeof path === "string" ? path.split("/").filter((key) => key !== "") : path.map(String);
+    return [{ path: keys.join("."), message }];
+  });
+}
+
+/** Encoded once for all who look on. */
+const encoded = new WeakMap<readonly Event[], Uint8Array<ArrayBuffer>>();
+const encoder = new TextEncoder();
+
+function bytesOf(events: readonly Event[]): Uint8Array<ArrayBuffer> {
+  const known = encoded.get(events);
+  if (known) return known;
+  const bytes = encoder.encode(
+    events.map(({ event, data }) => `event: ${event}\ndata: ${JSON.stringify(data)}\n\n`).join(""),
+  );
+  encoded.set(events, bytes);
+  return bytes;
+}
+
+/** How many events a stream that is not read may have waiting before it is ended: its reader connects again. */
+const BACKLOG = 30;
+
+function eventStream(watcher: Watcher, signal: AbortSignal): Response {
+  const ended = new AbortController();
+  signal.addEventListener("abort", () => ended.abort(), { signal: ended.signal });
+  const stream = new ReadableStream<Uint8Array>(
+    {
+      start(controller) {
+        const stop = watcher.subscribe((events) => {
+          if ((controller.desiredSize ?? 1) > -BACKLOG) {
+            controller.enqueue(bytesOf(events));
+            return;
+          }
+          ended.abort();
+          controller.close();
+        });
+        ended.signal.addEventListener("abort", stop);
+      },
+      cancel: () => ended.abort(),
+    },
+    new CountQueuingStrategy({ highWaterMark: 1 }),
+  );
+  return new Response(stream, {
+    headers: { "content-type": "text/event-stream", "cache-control": "no-store", "x-accel-buffering": "no" },
+  });
+}

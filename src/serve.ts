@@ -1,0 +1,137 @@
+/**
+ * serve.ts: `rigel serve`: one server per user and machine through which everything of Rigel can be seen and steered.
+ *
+ * Listens on a Unix socket of this user's and, if asked, on 127.0.0.1. Nothing of what runs depends on it: it reads and writes
+ * segments as every other command does, so it may be killed and started again at any moment. Requests that are refused are told on
+ * standard error, one line each.
+ */
+
+import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { type Command, InvalidArgumentError } from "commander";
+import { Segments } from "./discover.ts";
+import { RigelError } from "./errors.ts";
+import { progress } from "./log.ts";
+import { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
+import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
+import { errorBody, serveApp } from "./serve-app.ts";
+import { Watcher } from "./watcher.ts";
+
+interface ServeFlags {
+  port?: number;
+  json?: true;
+  segment?: string;
+}
+
+const EXAMPLES = `
+Examples:
+  rigel serve                                 listen on the Unix socket alone
+  rigel serve --port 0                        also on 127.0.0.1, on any free port, which is printed
+  curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/clients
+  curl http://127.0.0.1:8080/metrics
+  curl -N http://127.0.0.1:8080/v1/events     what happens, as it happens
+
+Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
+  serve.sock   the socket: whoever may open it may do everything
+  token        what starts or changes something over TCP needs \`Authorization: Bearer TOKEN\` with what is in it`;
+
+/** Adds `rigel serve`. */
+export function addServe(program: Command): void {
+  program
+    .command("serve")
+    .description("serve what runs on this machine over HTTP: statistics, events, metrics, settings, launches")
+    .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
+    .option("--json", "print where it listens as one line of JSON on standard output")
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .addHelpText("after", EXAMPLES)
+    .action(runServe);
+}
+
+async function runServe(flags: ServeFlags): Promise<void> {
+  const native = await Native.load();
+  const folder = runtimeFolder();
+  const release = lockFolder(native, folder);
+  const socket = join(folder, "serve.sock");
+  await clearSocket(socket);
+  const tokenFile = join(folder, "token");
+  const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
+
+  using watcher = new Watcher(new Segments(native, resolve(flags.segment ?? defaultSegmentFolder(process.env))));
+  watcher.start();
+  const app = serveApp(watcher);
+  const answer = async (request: Request, transport: Transport): Promise<Response> => {
+    const path = new URL(request.url).pathname;
+    const refused = refusal(request, path, transport);
+    if (!refused) return await app.handle(request);
+    progress(`refused ${request.method} ${path} over ${transport.kind}: ${refused.message} (${refused.status})`);
+    const headers: Record<string, string> = { connection: "close" };
+    if (refused.status === 401) headers["www-authenticate"] = 'Bearer realm="rigel"';
+    return Response.json(errorBody(refused.code, refused.message), { status: refused.status, headers });
+  };
+
+  const umask = process.umask(0o177);
+  const onSocket = Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) });
+  process.umask(umask);
+  chmodSync(socket, 0o600);
+  const servers: { stop: (now: boolean) => Promise<void> }[] = [onSocket];
+  let url: string | null = null;
+  if (flags.port !== undefined && token !== undefined) {
+    const onPort = listen(flags.port, (request, port) => answer(request, { kind: "tcp", port, token }));
+    url = `http://127.0.0.1:${onPort.port}`;
+    servers.push(onPort);
+  }
+  progress(`listening on ${socket}`);
+  if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
+  if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
+
+  await signalled();
+  // Event streams have no end of their own.
+  await Promise.all(servers.map((server) => server.stop(true)));
+  try {
+    unlinkSync(socket);
+  } catch {
+    // Bun has removed it, or somebody else.
+  }
+  release();
+}
+
+/** One server per user and machine: who holds the lock. Ends with the process, so that nothing stale is left. */
+function lockFolder(native: Native, folder: string): () => void {
+  const path = join(folder, "serve.lock");
+  closeSync(openSync(path, "a", 0o600));
+  const release = native.lock(path);
+  if (!release)
+    throw new RigelError(
+      "machine",
+      `a server of this user runs already (it holds ${path}); use that one (${join(folder, "serve.sock")}), or end it first`,
+    );
+  return release;
+}
+
+function listen(port: number, answer: (request: Request, port: number) => Promise<Response>) {
+  try {
+    return Bun.serve({
+      hostname: "127.0.0.1",
+      port,
+      fetch: (request, server) => answer(request, server.port ?? 0),
+    });
+  } catch (thrown) {
+    throw new RigelError("machine", `127.0.0.1:${port} cannot be listened on; choose another --port, or 0 for any`, {
+      cause: thrown,
+    });
+  }
+}
+
+/** Settles at the first request to end. */
+function signalled(): Promise<void> {
+  const { promise, resolve: done } = Promise.withResolvers<void>();
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) process.once(signal, () => done());
+  return promise;
+}
+
+function portNumber(text: string): number {
+  const port = Number(text);
+  if (!/^\d+$/.test(text) || port > 65_535) throw new InvalidArgumentError("Expected a port from 0 to 65535.");
+  return port;
+}

@@ -1,0 +1,154 @@
+/**
+ * watcher.ts: all live segments of a user, read once a second: the latest Stats of each, with rates, and what changed.
+ *
+ * One reading serves everybody who looks on, however many they are. Events, as /v1/events sends them (`event:` and, as JSON, `data:`):
+ *   stats    { at, segments: Stats[] }                      once a second, and to who begins to look on
+ *   segment  { at, segment, state: "live" | "gone" }        a segment has appeared, or its last process has gone
+ *   attach   { at, segment, client, class, pid }            a process has become a client
+ *   exit     { at, segment, client, class, pid, state }     it has ended, or is dead
+ *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, or gave up or recovered
+ * `segment` is Stats.segment.id, `at` the wall clock. Only reads.
+ */
+
+import type { Segments } from "./discover.ts";
+import type { Segment } from "./segment.ts";
+import { type Reading, type Stats, readingOf, statsOf } from "./stats.ts";
+
+const INTERVAL_ms = 1000;
+/** Rates over less than this say little. */
+const SHORTEST_ms = 200;
+
+export type Event =
+  | { event: "stats"; data: { at: string; segments: Stats[] } }
+  | { event: "segment"; data: { at: string; segment: string; state: "live" | "gone" } }
+  | { event: "attach"; data: { at: string; segment: string; client: string; class: string; pid: number } }
+  | { event: "exit"; data: { at: string; segment: string; client: string; class: string; pid: number; state: string } }
+  | { event: "slo"; data: { at: string; segment: string; slo: Stats["slo"] } };
+
+interface Seen {
+  segment: Segment;
+  /** The last one of the second, and the one before it. */
+  reading: Reading;
+  before: Reading | undefined;
+  stats: Stats;
+}
+
+export class Watcher implements Disposable {
+  readonly #segments: Segments;
+  readonly #listeners = new Set<(events: readonly Event[]) => void>();
+  #seen = new Map<string, Seen>();
+  #timer: ReturnType<typeof setInterval> | undefined;
+
+  constructor(segments: Segments) {
+    this.#segments = segments;
+  }
+
+  /** Begins to read, at once and then every second. */
+  start(): void {
+    this.#tick();
+    this.#timer = setInterval(() => this.#tick(), INTERVAL_ms);
+  }
+
+  [Symbol.dispose](): void {
+    clearInterval(this.#timer);
+    this.#listeners.clear();
+  }
+
+  /** Every segment as it is now; rates are over the last second or so. */
+  now(): Stats[] {
+    return this.#segments.live().map((segment) => {
+      const seen = this.#seen.get(segment.path);
+      const reading = readingOf(segment);
+      const known = seen?.segment === segment ? [seen.reading, seen.before] : [];
+      return statsOf(
+        reading,
+        known.find((one) => one !== undefined && (reading.at_ns - one.at_ns) / 1e6 >= SHORTEST_ms),
+      );
+    });
+  }
+
+  /** The segments themselves. */
+  live(): Segment[] {
+    return this.#segments.live();
+  }
+
+  /** Calls back with what happened in each second, and at once with what is there. Returns what ends that. */
+  subscribe(listener: (events: readonly Event[]) => void): () => void {
+    this.#listeners.add(listener);
+    listener([this.#snapshot()]);
+    return () => this.#listeners.delete(listener);
+  }
+
+  get subscribers(): number {
+    return this.#listeners.size;
+  }
+
+  #snapshot(): Event {
+    const segments = [...this.#seen.values()].map(({ stats }) => stats);
+    return { event: "stats", data: { at: new Date().toISOString(), segments } };
+  }
+
+  #tick(): void {
+    const events: Event[] = [];
+    const seen = new Map<string, Seen>();
+    const at = new Date().toISOString();
+    for (const segment of this.#segments.live()) {
+      const last = this.#seen.get(segment.path);
+      const known = last?.segment === segment ? last : undefined;
+      const reading = readingOf(segment);
+      const stats = statsOf(reading, known?.reading);
+      if (last && !known) events.push(...gone(at, last.stats));
+      if (!known) events.push({ event: "segment", data: { at, segment: stats.segment.id, state: "live" } });
+      events.push(...changes(at, stats, known?.stats));
+      seen.set(segment.path, { segment, reading, before: known?.reading, stats });
+    }
+    for (const [path, { stats }] of this.#seen) if (!seen.has(path)) events.push(...gone(at, stats));
+    this.#seen = seen;
+    events.push(this.#snapshot());
+    for (const listener of this.#listeners) listener(events);
+  }
+}
+
+function gone(at: string, { segment, clients }: Stats): Event[] {
+  return [
+    ...clients.flatMap((client) =>
+      client.processes.flatMap(({ pid, state }): Event[] =>
+        state === "live"
+          ? [
+              {
+                event: "exit",
+                data: { at, segment: segment.id, client: client.name, class: client.class, pid, state: "gone" },
+              },
+            ]
+          : [],
+      ),
+    ),
+    { event: "segment", data: { at, segment: segment.id, state: "gone" } },
+  ];
+}
+
+function changes(at: string, now: Stats, before: Stats | undefined): Event[] {
+  const events: Event[] = [];
+  const segment = now.segment.id;
+  const earlier = new Map(
+    before?.clients.flatMap((client) =>
+      client.processes.map((process) => [`${process.slot} ${process.pid} ${process.attached_ms}`, process.state]),
+    ),
+  );
+  for (const { name: client, class: kind, processes } of now.clients)
+    for (const { slot, pid, attached_ms, state } of processes) {
+      const was = earlier.get(`${slot} ${pid} ${attached_ms}`);
+      if (was === undefined) events.push({ event: "attach", data: { at, segment, client, class: kind, pid } });
+      // Who came and went within the second, but not who was gone when watching began.
+      if (state !== "live" && (was === undefined ? before !== undefined : was === "live"))
+        events.push({ event: "exit", data: { at, segment, client, class: kind, pid, state } });
+    }
+  if (sloKey(now.slo) !== sloKey(before?.slo ?? null))
+    events.push({ event: "slo", data: { at, segment, slo: now.slo } });
+  return events;
+}
+
+/** What makes it another state, not only other numbers. */
+function sloKey(slo: Stats["slo"]): string {
+  return slo === null ? "" : JSON.stringify([slo.target, slo.holder_pid, slo.rung, slo.unreachable]);
+}

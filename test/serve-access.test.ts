@@ -1,0 +1,188 @@
+/** serve-access.test.ts: what the server refuses, says so, and does not do; whom its files are safe from. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import {
+  chmodSync,
+  chownSync,
+  linkSync,
+  lstatSync,
+  mkdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
+import { createServer } from "node:net";
+import { join } from "node:path";
+import { Place, Server, until } from "./serving.ts";
+
+const isRoot = process.getuid?.() === 0;
+const NOBODY = 65_534;
+
+/** A command as another user, who has no rights of root's. */
+async function asNobody(...command: string[]) {
+  await using child = Bun.spawn(["setpriv", `--reuid=${NOBODY}`, `--regid=${NOBODY}`, "--clear-groups", ...command], {
+    stdout: "ignore",
+    stderr: "pipe",
+  });
+  return { stderr: await child.stderr.text(), status: await child.exited };
+}
+
+const folder = (): string => join(place.path, "run", "rigel");
+const served = async () => await place.rigel("serve", "--port", "0", "--segment", place.segments);
+
+let place: Place;
+beforeAll(() => {
+  place = new Place();
+});
+afterAll(() => place[Symbol.dispose]());
+
+describe("requests that are refused", () => {
+  test("each with its reason, one line on standard error, and nothing done", async () => {
+    const server = await Server.start(place);
+    const { token } = server;
+    const mine = { authorization: `Bearer ${token}` };
+    const change = { method: "PUT", body: { policy: { inflight: 1 } } };
+    const port = new URL(server.url).port;
+    const refused = async (status: number, code: string, path: string, options: Parameters<Server["ask"]>[1]) => {
+      const answer = await server.ask(path, options);
+      expect(answer).toMatchObject({ status, body: { error: { code, message: expect.any(String) } } });
+    };
+    await refused(401, "no_token", "/v1/config", { ...change, headers: {} });
+    await refused(401, "wrong_token", "/v1/config", { ...change, headers: { authorization: `Bearer ${token}x` } });
+    await refused(401, "wrong_token", "/v1/config", { ...change, headers: { authorization: "Bearer x" } });
+    await refused(401, "no_token", "/v1/config", { ...change, headers: { authorization: `Basic ${token}` } });
+    await refused(401, "no_token", "/v1/launches", { headers: {} });
+    await refused(401, "no_token", "/v1/l%61unches/x", { headers: {} });
+    await refused(403, "foreign_host", "/v1/stats", { headers: { host: "rigel.example" } });
+    await refused(403, "foreign_host", "/v1/config", {
+      ...change,
+      headers: { ...mine, host: `rigel.example:${port}` },
+    });
+    await refused(403, "foreign_origin", "/v1/stats", { headers: { origin: "http://rigel.example" } });
+    await refused(403, "foreign_origin", "/v1/stats", { headers: { origin: "null" } });
+    await refused(403, "foreign_origin", "/v1/stats", { headers: { "sec-fetch-site": "cross-site" } });
+    const form = { "content-type": "application/x-www-form-urlencoded" };
+    await refused(403, "foreign_origin", "/v1/launch", {
+      method: "POST",
+      body: "clients=1",
+      headers: { ...form, ...mine, origin: "http://rigel.example" },
+    });
+    await refused(415, "no_json", "/v1/launch", { method: "POST", body: "clients=1", headers: { ...form, ...mine } });
+    await refused(413, "too_large", "/v1/config", { ...change, body: "x".repeat(10 * 2 ** 20) });
+    await refused(404, "not_found", "/v1/../../etc/passwd", {});
+    await refused(404, "not_found", "/%2e%2e/%2e%2e/etc/passwd", {});
+    await refused(404, "no_client", "/v1/clients/..%2f..%2fetc%2fpasswd", {});
+    // It still answers.
+    expect(await server.ask("/healthz", { headers: {} })).toMatchObject({ status: 200 });
+    const same = { origin: server.url, "sec-fetch-site": "same-origin" };
+    expect(await server.ask("/v1/stats", { headers: same })).toMatchObject({ status: 200, body: { segments: [] } });
+    await server[Symbol.asyncDispose]();
+    const lines = (await server.log).split("\n").filter((line) => line.includes("refused "));
+    expect(lines.filter((line) => line.includes("(401)"))).toHaveLength(6);
+    expect(lines.filter((line) => line.includes("(403)"))).toHaveLength(6);
+    expect(lines.filter((line) => line.includes("(413)"))).toHaveLength(1);
+    expect(lines.filter((line) => line.includes("(415)"))).toHaveLength(1);
+    // A token has no place in a log.
+    expect(await server.log).not.toContain(token);
+  });
+});
+
+describe("files that are not to be trusted", () => {
+  test("a token that is a link, open to others, has another name, or is none", async () => {
+    const token = join(folder(), "token");
+    const elsewhere = place.file("elsewhere", `${"a".repeat(43)}\n`);
+    chmodSync(elsewhere, 0o600);
+    const refusals: [string, () => void][] = [
+      ["symbolic link|ELOOP", () => symlinkSync(elsewhere, token)],
+      ["another name", () => linkSync(elsewhere, token)],
+      ["mode is 644", () => writeFileSync(token, readFileSync(elsewhere), { mode: 0o644 })],
+      ["no token", () => writeFileSync(token, "short", { mode: 0o600 })],
+      ["no plain file", () => mkdirSync(token)],
+    ];
+    for (const [why, make] of refusals) {
+      rmSync(token, { recursive: true, force: true });
+      make();
+      const { status, stderr } = await served();
+      expect(stderr).toMatch(new RegExp(`the token file .* cannot be used: .*(${why})`));
+      expect(status).toBe(1);
+    }
+    rmSync(token, { recursive: true, force: true });
+    expect(readFileSync(elsewhere, "utf8")).toBe(`${"a".repeat(43)}\n`);
+  });
+
+  test("a socket that somebody listens on, and what is no socket", async () => {
+    const socket = join(folder(), "serve.sock");
+    const other = createServer();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    other.listen(socket, resolve);
+    await promise;
+    const listened = await served();
+    expect(listened.stderr).toContain("is listening on");
+    expect(listened.status).toBe(1);
+    expect(lstatSync(socket).isSocket()).toBe(true);
+    other.close();
+    rmSync(socket, { force: true });
+    writeFileSync(socket, "mine");
+    const file = await served();
+    expect(file.stderr).toContain("is no socket");
+    expect(file.status).toBe(1);
+    rmSync(socket);
+  });
+
+  test("a folder that others can look into", async () => {
+    chmodSync(folder(), 0o755);
+    const { status, stderr } = await served();
+    chmodSync(folder(), 0o700);
+    expect(stderr).toContain("not a folder that belongs to this user alone");
+    expect(status).toBe(1);
+  });
+
+  test.skipIf(!isRoot)("a folder, a socket and a token of another user (only root can make them)", async () => {
+    const [socket, token] = [join(folder(), "serve.sock"), join(folder(), "token")];
+    rmSync(token, { force: true });
+    writeFileSync(token, `${"a".repeat(43)}\n`, { mode: 0o600 });
+    chownSync(token, NOBODY, NOBODY);
+    expect((await served()).stderr).toContain(`it belongs to user ${NOBODY}`);
+    rmSync(token);
+    const other = createServer();
+    const { promise, resolve } = Promise.withResolvers<void>();
+    other.listen(socket, resolve);
+    await promise;
+    chownSync(socket, NOBODY, NOBODY);
+    expect((await served()).stderr).toContain(`a socket of user ${NOBODY}`);
+    other.close();
+    rmSync(socket, { force: true });
+    chownSync(folder(), NOBODY, NOBODY);
+    expect((await served()).stderr).toContain("not a folder that belongs to this user alone");
+    chownSync(folder(), 0, 0);
+  });
+
+  test.skipIf(!isRoot)(
+    "a segment, the socket and the token are closed to other users (only root can be one)",
+    async () => {
+      await using server = await Server.start(place);
+      chmodSync(place.path, 0o755);
+      chmodSync(join(place.path, "run"), 0o755);
+      const config = place.file("pair.json", place.pair());
+      await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+      const path = await until(async () => {
+        const { text } = await server.ask("/v1/stats");
+        return /"path":"([^"]*)"/.exec(text)?.[1];
+      });
+      // Readable at all from there, so that what is refused is refused for the file's own sake.
+      expect(await asNobody("stat", path)).toMatchObject({ status: 0 });
+      for (const file of [path, join(folder(), "token"), server.socket])
+        for (const command of [
+          ["cat", file],
+          ["sh", "-c", 'echo x >>"$0"', file],
+        ]) {
+          const { stderr, status } = await asNobody(...command);
+          expect(stderr).toContain("ermission denied");
+          expect(status).not.toBe(0);
+        }
+      launch.kill("SIGINT");
+      await launch.exited;
+    },
+  );
+});

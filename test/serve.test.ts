@@ -1,0 +1,109 @@
+/** serve.test.ts: what the server shows of what runs, that killing it changes nothing, and how it starts and ends. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync, statSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { statsSchema } from "../src/stats.ts";
+import { Place, Server, until } from "./serving.ts";
+
+let place: Place;
+beforeAll(() => {
+  place = new Place();
+});
+afterAll(() => place[Symbol.dispose]());
+
+const segmentsSchema = z.object({ segments: z.array(statsSchema) });
+const eventSchema = z.object({ event: z.string(), data: z.record(z.string(), z.unknown()) });
+
+/** Server-sent events from the moment that this returns. */
+async function eventsOf(url: string) {
+  const abort = new AbortController();
+  const response = await fetch(url, { signal: abort.signal });
+  expect(response.headers.get("content-type")).toBe("text/event-stream");
+  const chunks = response.body ?? new ReadableStream<Uint8Array<ArrayBuffer>>();
+  /** All of them, until `enough` is content. */
+  return async (enough: (seen: z.infer<typeof eventSchema>[]) => boolean) => {
+    const decoder = new TextDecoder();
+    const seen: z.infer<typeof eventSchema>[] = [];
+    let rest = "";
+    for await (const chunk of chunks) {
+      const blocks = (rest + decoder.decode(chunk, { stream: true })).split("\n\n");
+      rest = blocks.pop() ?? "";
+      for (const block of blocks) {
+        const [, event, data = ""] = /^event: (.*)\ndata: (.*)$/.exec(block) ?? [];
+        seen.push(eventSchema.parse({ event, data: JSON.parse(data) }));
+      }
+      if (enough(seen)) break;
+    }
+    abort.abort();
+    return seen
+      .filter(({ event }) => event !== "stats")
+      .map(({ event, data }) => `${event} ${String(data["client"] ?? data["state"])}`);
+  };
+}
+
+describe("the server", () => {
+  test("shows a launch: stats, clients, events; the same after it was killed and started again", async () => {
+    await using server = await Server.start(place);
+    expect((await server.ask("/v1/stats")).body).toMatchObject({ segments: [] });
+    const seen = await eventsOf(`${server.url}/v1/events`);
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    const found = await until(async () => {
+      const { segments } = segmentsSchema.parse((await server.ask("/v1/stats")).body);
+      return segments[0]?.clients.length === 2 && segments[0].clients.every(({ rates }) => rates)
+        ? segments
+        : undefined;
+    });
+    expect(found).toMatchObject([{ segment: { creator_pid: launch.pid }, policy: "slo" }]);
+    const id = found[0]?.segment.id;
+    expect((await server.ask("/v1/clients")).body).toMatchObject({
+      clients: [{ segment: id }, { segment: id }],
+    });
+    expect((await server.ask("/v1/clients/train")).body).toMatchObject({ id: `${id}:train`, class: "best-effort" });
+    expect((await server.ask(`/v1/clients/${id}:serve`)).body).toMatchObject({ name: "serve", class: "high" });
+    expect(await server.ask("/v1/clients/nobody")).toMatchObject({
+      status: 404,
+      body: { error: { code: "no_client" } },
+    });
+
+    const first = await seen((all) => all.filter(({ event }) => event === "attach").length === 2);
+    expect(first.toSorted()).toEqual(["attach serve", "attach train", "segment live"]);
+    server.child.kill("SIGKILL");
+    await server.child.exited;
+    await using again = await Server.start(place);
+    expect(again.token).toBe(server.token);
+    const after = await until(async () => {
+      const { segments } = segmentsSchema.parse((await again.ask("/v1/stats")).body);
+      return segments[0]?.clients.every(({ rates }) => (rates?.requests.count ?? 0) > 0) ? segments : undefined;
+    });
+    const requests = (all: typeof found): number[] => all[0]?.clients.map((client) => client.requests.count) ?? [];
+    for (const [index, count] of requests(after).entries()) expect(count).toBeGreaterThan(requests(found)[index] ?? 0);
+
+    const more = await eventsOf(`${again.url}/v1/events`);
+    launch.kill("SIGINT");
+    const last = await more((all) => all.some(({ event, data }) => event === "segment" && data["state"] === "gone"));
+    expect([...new Set(last)].toSorted(), await said).toEqual(["exit serve", "exit train", "segment gone"]);
+    await launch.exited;
+    expect((await again.ask("/v1/stats")).body).toMatchObject({ segments: [] });
+  });
+
+  test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {
+    const server = await Server.start(place);
+    expect(statSync(server.socket).mode & 0o777).toBe(0o600);
+    expect(statSync(join(place.path, "run", "rigel")).mode & 0o777).toBe(0o700);
+    expect(statSync(join(place.path, "run", "rigel", "token")).mode & 0o777).toBe(0o600);
+    const second = await place.rigel("serve");
+    expect(second.stderr).toContain("runs already");
+    expect(second.status).toBe(1);
+    const overSocket = await fetch("http://rigel/healthz", { unix: server.socket });
+    expect(await overSocket.json()).toMatchObject({ ok: true });
+    const openapi = await server.ask("/openapi/json");
+    expect(openapi.body).toMatchObject({ info: { title: "Rigel" }, paths: { "/v1/clients": {}, "/v1/events": {} } });
+    await server[Symbol.asyncDispose]();
+    expect(server.child.exitCode).toBe(0);
+    expect(existsSync(server.socket)).toBe(false);
+  });
+});

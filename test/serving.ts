@@ -1,0 +1,117 @@
+/**
+ * serving.ts: what the tests of `rigel serve` share: a server of its own in a scratch folder, and waiting for a condition.
+ */
+
+import { mkdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { Scratch, TINY_PROFILE, plainEnvironment, root } from "./rigel.ts";
+
+const addressSchema = z.object({ socket: z.string(), url: z.string(), token_file: z.string() });
+
+/** Polls until a condition gives something. */
+export async function until<T>(condition: () => T | undefined | Promise<T | undefined>): Promise<T> {
+  for (;;) {
+    const found = await condition();
+    if (found !== undefined) return found;
+    await Bun.sleep(20);
+  }
+}
+
+/** A folder with a profile, and an environment in which everything that Rigel keeps while it runs lies in it. */
+export class Place extends Scratch {
+  readonly env: Record<string, string | undefined>;
+  readonly segments: string;
+
+  constructor() {
+    super();
+    this.file("tiny.csv", TINY_PROFILE);
+    mkdirSync(join(this.path, "run"), { mode: 0o700 });
+    this.segments = join(this.path, "segments");
+    mkdirSync(this.segments);
+    this.env = { ...plainEnvironment(), XDG_RUNTIME_DIR: join(this.path, "run") };
+  }
+
+  /** `rigel` as a child that ends with its scope. */
+  start(args: string[]) {
+    return Bun.spawn([process.execPath, join(root, "src", "cli.ts"), ...args], {
+      cwd: this.path,
+      env: this.env,
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+  }
+
+  /** Runs `rigel` to its end. */
+  async rigel(...args: string[]): Promise<{ status: number; stdout: string; stderr: string }> {
+    await using child = this.start(args);
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    return { status, stdout, stderr };
+  }
+
+  /** A configuration on the simulated GPU with a client of each class that go on until they are ended. */
+  pair(rest: object = {}): object {
+    return {
+      device: "simulated",
+      clients: [
+        { name: "serve", class: "high", replay: { profile: join(this.path, "tiny.csv"), rate_per_s: 50 } },
+        { name: "train", class: "best-effort", replay: { profile: join(this.path, "tiny.csv") } },
+      ],
+      ...rest,
+    };
+  }
+}
+
+/** A server on a port and a socket of its own. */
+export class Server implements AsyncDisposable {
+  readonly socket: string;
+  readonly url: string;
+  readonly token: string;
+  readonly child: ReturnType<Place["start"]>;
+  readonly log: Promise<string>;
+
+  private constructor(child: ReturnType<Place["start"]>, address: z.infer<typeof addressSchema>) {
+    this.child = child;
+    this.log = child.stderr.text();
+    this.socket = address.socket;
+    this.url = address.url;
+    this.token = readFileSync(address.token_file, "utf8").trim();
+  }
+
+  static async start(place: Place): Promise<Server> {
+    const child = place.start(["serve", "--port", "0", "--json", "--segment", place.segments]);
+    const reader = child.stdout.getReader();
+    let text = "";
+    while (!text.includes("\n")) {
+      const { done, value } = await reader.read();
+      if (done) throw new Error(`rigel serve ended: ${await child.stderr.text()}`);
+      text += new TextDecoder().decode(value);
+    }
+    return new Server(child, addressSchema.parse(JSON.parse(text)));
+  }
+
+  /** A request over TCP; with the token unless `headers` say otherwise. */
+  async ask(
+    path: string,
+    options: { method?: string; body?: unknown; headers?: Record<string, string> } = {},
+  ): Promise<{ status: number; body: unknown; text: string }> {
+    const { method = "GET", body, headers = { authorization: `Bearer ${this.token}` } } = options;
+    const response = await fetch(`${this.url}${path}`, {
+      method,
+      headers: { ...(body !== undefined && { "content-type": "application/json" }), ...headers },
+      ...(body !== undefined && { body: typeof body === "string" ? body : JSON.stringify(body) }),
+    });
+    const text = await response.text();
+    return {
+      status: response.status,
+      text,
+      body: response.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text,
+    };
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    this.child.kill("SIGTERM");
+    await this.child.exited;
+  }
+}
