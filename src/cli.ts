@@ -93,6 +93,7 @@ function commandLine(): Command {
   addImportCommand(program);
   addProfileCommand(program);
   addSimulateCommand(program);
+  addProfileCommand(program, deviceSelector);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
