@@ -4,8 +4,8 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: 3 s at first and again at the
- *             first two changes of load, in parts, and at most 2% of the time besides
+ *   alone     durations of requests in windows in which best-effort work is held: 3 s at first, 1.2 s at the first two
+ *             changes of load, in parts, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
  * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
@@ -57,22 +57,24 @@ export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
 const FIRST_HELD_S = 3;
+const RELEARN_HELD_S = 1.2;
 const FIRST_WINDOW_S = 0.6;
 const WINDOW_S = 0.4;
 /** From one window to the next. A program that still warms up in the first is known by the second. */
 const BETWEEN_WINDOWS_S = 2;
 /** Requests in the first window that are enough to end it. */
 const FIRST_REQUESTS = 40;
-/** A window whose median is off by more than so many standard deviations shows that what was known is no longer so. */
-const DRIFT_Z = 1.8;
-const DRIFT_REQUESTS = 12;
+/** A program may still warm up for so long; a window of so many requests whose median is lower by this factor shows it. */
+const WARM_UP_S = 20;
+const WARM_REQUESTS = 12;
+const WARMER = 0.75;
 /** Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_MAX_S = 120;
-/** What counts as less best-effort work: a second's count is not exact. */
-const LESS = 0.985;
+/** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
+const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
 const KNOWN = 24;
@@ -386,7 +388,7 @@ export class Controller {
         const lesser = verdict === "over" && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
         if (spent_s < TRIAL_S) return;
-        const more = this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s * LESS;
+        const more = !this.#getsLess(this.#at(this.#rung), this.#at(this.#home));
         if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
           this.#stay_s = 0;
@@ -404,7 +406,8 @@ export class Controller {
         }
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
-        const allowed_s = HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_HELD_S * (1 + Math.min(this.#relearned, 2));
+        const allowed_s =
+          HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_HELD_S + RELEARN_HELD_S * Math.min(this.#relearned, 2);
         const known = !relative || this.#alone.count >= KNOWN;
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
@@ -421,13 +424,17 @@ export class Controller {
     }
   }
 
-  /** A window that shows something else than the ones before it, a program that was still warming up, replaces them. */
+  /**
+   * A window that is clearly faster than the ones before shows a program that was still warming up: they are forgotten. Only at the
+   * start, and only then: requests of one window are alike, so that some window always seems to be another.
+   */
   #endWindow(): void {
-    const apart = (low: Pool, high: Pool): boolean =>
-      low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
-    const drifted = apart(this.#window, this.#alone) || apart(this.#alone, this.#window);
-    if (this.#window.count >= DRIFT_REQUESTS && drifted) {
-      this.#alone.take(this.#window);
+    const [window, alone] = [this.#window, this.#alone];
+    const ratio = window.quantile_ms(0.5) / alone.quantile_ms(0.5);
+    const apart = window.quantile_ms(off(0.5, 1, window.count)) < alone.quantile_ms(off(0.5, -1, alone.count));
+    const early = this.#t_s - this.#began_s < WARM_UP_S;
+    if (early && window.count >= WARM_REQUESTS && ratio < WARMER && apart) {
+      alone.take(window);
       this.#relearned++;
       this.#reset();
     }
@@ -479,7 +486,12 @@ export class Controller {
   /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */
   #gainsNothing(): boolean {
     const [below, here] = [this.#at(this.#below()), this.#at(this.#rung)];
-    return Math.min(below.seconds, here.seconds) >= STAY_S && here.launches_per_s < below.launches_per_s * 0.99;
+    return Math.min(below.seconds, here.seconds) >= STAY_S && this.#getsLess(here, below);
+  }
+
+  #getsLess(here: Known, there: Known): boolean {
+    const few = Math.max(1, Math.min(here.pool.count, there.pool.count));
+    return here.launches_per_s < there.launches_per_s * (1 - LESS / Math.sqrt(few));
   }
 
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */

@@ -220,7 +220,7 @@ describe("the controller", () => {
   });
 
   test("what it learned from a program that was still warming up is forgotten", () => {
-    const { controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound), warm);
+    const { controller } = run({ p99_over_alone: 1.05 }, 100, world(gpuBound), warm);
     expect(controller.summary().alone.p50_ms).toBeLessThan(3.5);
     expect(controller.summary().settings?.slice_us).toBe(200);
   });
