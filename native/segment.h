@@ -35,6 +35,7 @@ enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
+enum { RG_MAX_COMMUNICATORS = 16 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
@@ -170,7 +171,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
-    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
+    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, communicators_lost, 1) /* [client] the same of `communicators` */ \
+    F(u32, rank, 1)            /* [client] 1 + RANK of its environment (torchrun and others set it); 0: none */ \
+    F(u32, ranks, 1)           /* [client] WORLD_SIZE; 0: none */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -233,6 +237,22 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, key, 1) /* [any] taken by compare-and-swap: rg_text_hash; 0: free. Never given back */ \
     F(char, name, RG_NAME_TEXT_BYTES) /* [any] as the driver has it, cut to fit, NUL-terminated */
 
+/*
+ * A communicator of NCCL that a client takes part in (collective.c), RG_MAX_COMMUNICATORS rows for each slot. `key` is the same for all
+ * its ranks; who has entered fewer collectives than others is behind them.
+ */
+#define RG_COMMUNICATOR_FIELDS(F) \
+    F(u64, key, 1)       /* [client] taken by compare-and-swap: hash of the unique id; 0: free */ \
+    F(u64, handle, 1)    /* [client] ncclComm_t; 0: being made */ \
+    F(u32, rank, 1)      /* [client] */ \
+    F(u32, size, 1)      /* [client] how many ranks */ \
+    F(u64, entered, 1)   /* [client] collectives begun */ \
+    F(u64, peers, 1)     /* [client] sends and receives begun */ \
+    F(u64, splits, 1)    /* [client] communicators made from it */ \
+    F(u64, elements, 1)  /* [client] of the last one */ \
+    F(u64, at_tick, 1)   /* [client] when the last one began, or the communicator was made */ \
+    F(u32, operation, 1) /* [client] the last one; 0: none yet */
+
 /* The last operations of a client: trace.h says what is in a record. */
 #define RG_TRACE_FIELDS(F) \
     F(u64, count, 1)    /* [client] records ever made */ \
@@ -276,6 +296,9 @@ typedef struct {
     RG_NAME_FIELDS(RG_MEMBER)
 } rg_name;
 typedef struct {
+    RG_COMMUNICATOR_FIELDS(RG_MEMBER)
+} rg_communicator;
+typedef struct {
     _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
 } rg_trace;
 typedef struct {
@@ -290,6 +313,7 @@ typedef struct {
     _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
     _Alignas(64) rg_name names[RG_MAX_NAMES];
     _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
+    _Alignas(64) rg_communicator communicators[RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]; /* of a client one after the other */
 } rg_segment;
 
 /* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
@@ -299,18 +323,19 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 50624, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3244288, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3309824, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15429888, "segment layout");
+_Static_assert(sizeof(rg_client) == 50688, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15507712, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3358976, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5456128, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5464320, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5988608, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7037184, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15433984, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -13,6 +13,7 @@ import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
+import { addHangs } from "./hangs-command.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
@@ -108,6 +109,7 @@ function commandLine(): Command {
   addBench(program, deviceSelector);
   addServe(program);
   addTrace(program);
+  addHangs(program);
   return program;
 }
 
