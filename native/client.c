@@ -68,6 +68,7 @@ void rigel_shutdown(void)
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
         rg_preempt_stop();
         rg_agent_stop();
+        rg_calls_add();
         rg_members_leave();
     }
     atomic_store(&shut_down, true);
