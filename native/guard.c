@@ -30,6 +30,7 @@
  *   5. Every wait ends by itself.
  */
 #include "guard.h"
+#include "record-client.h"
 
 #include <dlfcn.h>
 #include <stdarg.h>
@@ -846,7 +847,7 @@ static known_handle *hold(cublasHandle_t h)
 
 /* ---- The functions ---- */
 
-#define RG_BLAS_CALL(symbol, params, args, operand) \
+#define RG_BLAS_CALL(symbol, params, args, operand, ...) \
     cublasStatus_t symbol params \
     { \
         __typeof__(&symbol) real_ = REAL(symbol); \
@@ -856,7 +857,12 @@ static known_handle *hold(cublasHandle_t h)
             return real_ args; \
         guarded guarded_; \
         h = enter(h, RG_BLAS_##symbol, operand, &guarded_); \
+        rg_record_gemm product_ = {__VA_ARGS__}; \
+        bool recorded_ = RG_UNLIKELY(rg_recorded != NULL) && product_.m; \
+        uint64_t before_ = recorded_ ? rg_record_gemm_begin(&product_) : 0; \
         cublasStatus_t result_ = real_ args; \
+        if (recorded_) \
+            rg_record_gemm_end(before_); \
         leave(&guarded_); \
         return result_; \
     }

@@ -44,6 +44,8 @@ interface LaunchOptions {
   trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
+  /** Asked again and again: whether the launch is to end, as if its duration were over. */
+  over?: () => boolean;
 }
 
 interface Outcome {
@@ -381,7 +383,7 @@ async function count(
       look(running, native);
       tell(running, segment, now_ms);
     }
-    if (interrupt.signal || isOver(running)) break;
+    if (interrupt.signal || isOver(running) || options.over?.()) break;
     if (begun_ms === undefined) {
       const late = running.filter(({ launched_ms, child }) => launched_ms === undefined && !child.exit);
       const timedOut = now_ms - started_ms >= options.start_timeout_s * 1000;
