@@ -330,11 +330,8 @@ typedef struct {
     _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
     _Alignas(64) rg_name names[RG_MAX_NAMES];
     _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
-<<<<<<< HEAD
     _Alignas(64) rg_communicator communicators[RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]; /* of a client one after the other */
-=======
     _Alignas(64) rg_calls calls[RG_MAX_CLIENTS];
->>>>>>> main
 } rg_segment;
 
 /* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
@@ -344,25 +341,10 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-<<<<<<< HEAD
-_Static_assert(sizeof(rg_client) == 50688, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15507712, "segment layout");
-_Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
-_Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
-_Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15433984, "segment layout");
-=======
 _Static_assert(sizeof(rg_client) == 51328, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3289344, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3354880, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15606016, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15679744, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3404032, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
@@ -371,7 +353,7 @@ _Static_assert(sizeof(rg_thread) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, threads) == 5509376, "segment layout");
 _Static_assert(offsetof(rg_segment, names) == 6033664, "segment layout");
 _Static_assert(offsetof(rg_segment, traces) == 7082240, "segment layout");
->>>>>>> main
+_Static_assert(offsetof(rg_segment, communicators) == 15474944, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
