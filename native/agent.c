@@ -195,6 +195,7 @@ static void *agent_main(void *unused)
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
+            rg_memory_beat();
             beat = now;
             if (++beats % 10 == 0 && deserted()) {
                 rigel_shutdown();
@@ -208,6 +209,7 @@ static void *agent_main(void *unused)
         }
         agent_sleep(sleep_ns);
     }
+    rg_preempt_end();
     return NULL;
 }
 

@@ -50,7 +50,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, creator_pid, 1) /* [control] */ \
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
-    F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
+    F(u32, trim, 1)        /* [any] raised by who gets no device memory: best-effort clients give back what their pools keep */ \
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
     F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
@@ -170,7 +170,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
-    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
+    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
+    F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
+    F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -299,18 +302,18 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 50624, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3244288, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3309824, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15429888, "segment layout");
+_Static_assert(sizeof(rg_client) == 50688, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15433984, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3358976, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5456128, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5464320, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5988608, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7037184, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
