@@ -423,8 +423,6 @@ export class Controller {
 
   /** A window that shows something else than the ones before it, a program that was still warming up, replaces them. */
   #endWindow(): void {
-    const apart = (low: Pool, high: Pool): boolean =>
-      low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
     const drifted = apart(this.#window, this.#alone) || apart(this.#alone, this.#window);
     if (this.#window.count >= DRIFT_REQUESTS && drifted) {
       this.#alone.take(this.#window);
@@ -548,6 +546,11 @@ export class Controller {
 /** A quantile's rank, moved by so many standard deviations of the rank that it has in a sample of so many. */
 function off(q: number, times: number, count: number): number {
   return Math.min(1, Math.max(0, q + times * Math.sqrt((q * (1 - q)) / count)));
+}
+
+/** Whether the median of `low` is certainly below that of `high`. */
+function apart(low: Pool, high: Pool): boolean {
+  return low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
 }
 
 function round(value: number): number {
