@@ -195,11 +195,8 @@ static void *agent_main(void *unused)
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
-<<<<<<< HEAD
             rg_memory_beat();
-=======
             rg_calls_add();
->>>>>>> main
             beat = now;
             if (++beats % 10 == 0 && deserted()) {
                 rigel_shutdown();

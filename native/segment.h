@@ -320,20 +320,6 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-<<<<<<< HEAD
-_Static_assert(sizeof(rg_client) == 50688, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15433984, "segment layout");
-_Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
-_Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
-_Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
-=======
 _Static_assert(sizeof(rg_client) == 51328, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3289344, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3354880, "segment layout");
@@ -346,7 +332,6 @@ _Static_assert(sizeof(rg_thread) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, threads) == 5509376, "segment layout");
 _Static_assert(offsetof(rg_segment, names) == 6033664, "segment layout");
 _Static_assert(offsetof(rg_segment, traces) == 7082240, "segment layout");
->>>>>>> main
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
