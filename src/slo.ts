@@ -543,6 +543,11 @@ export class Controller {
   }
 }
 
+/** Whether the durations of one pool are surely below those of the other. */
+function apart(low: Pool, high: Pool): boolean {
+  return low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
+}
+
 /** A quantile's rank, moved by so many standard deviations of the rank that it has in a sample of so many. */
 function off(q: number, times: number, count: number): number {
   return Math.min(1, Math.max(0, q + times * Math.sqrt((q * (1 - q)) / count)));
