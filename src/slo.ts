@@ -553,11 +553,6 @@ function off(q: number, times: number, count: number): number {
   return Math.min(1, Math.max(0, q + times * Math.sqrt((q * (1 - q)) / count)));
 }
 
-/** Whether the median of `low` is certainly below that of `high`. */
-function apart(low: Pool, high: Pool): boolean {
-  return low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
-}
-
 function round(value: number): number {
   return Math.round(value * 1e6) / 1e6;
 }
