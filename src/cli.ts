@@ -21,6 +21,7 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addTop } from "./top.ts";
+import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -60,6 +61,7 @@ function commandLine(): Command {
   const program = new Command("rigel")
     .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
     .version(packageJson.version)
+    .enablePositionalOptions()
     .exitOverride();
   program
     .command("launch")
@@ -103,6 +105,7 @@ function commandLine(): Command {
   addDoctor(program, deviceSelector);
   addTop(program);
   addBench(program, deviceSelector);
+  addRunCommands(program, deviceSelector);
   addServe(program);
   return program;
 }
