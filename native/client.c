@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 void rg_say(const char *format, ...)
@@ -37,19 +38,39 @@ void rg_say(const char *format, ...)
 
 static void after_fork_in_child(void)
 {
-    atomic_store(&rg.mode, RG_MODE_BARE);
+    rg_members_forked();
     rg_channel_off();
+}
+
+static pid_t client_pid;                  /* a child made without the handlers of fork (clone) is not the client */
+static _Atomic(uintptr_t) shutting_down;  /* the thread that does, or did: address of its rg_thread_mark; 0: nobody yet */
+static _Atomic bool shut_down;
+
+/* Exit, while another thread shuts Rigel down: what that thread still has to write must not be lost. It takes some 0.2 s where the
+ * driver does not return to one of Rigel's threads; a handler that has interrupted it waits for nothing. */
+static void wait_for_shutdown(void)
+{
+    if (atomic_load(&shutting_down) == (uintptr_t)&rg_thread_mark)
+        return;
+    for (int tries = 0; tries < 10000 && !atomic_load(&shut_down); tries++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
 }
 
 void rigel_shutdown(void)
 {
-    if (atomic_exchange(&rg.mode, RG_MODE_BARE) == RG_MODE_BARE)
+    uintptr_t nobody = 0;
+    if (client_pid != getpid())
         return;
-    rg_preempt_stop();
-    rg_agent_stop();
-    rg_busy_leave();
-    atomic_store(&rg.slot->exited_ns, rg_now_ns());
-    atomic_store(&rg.slot->state, RG_EXITED);
+    if (!atomic_compare_exchange_strong(&shutting_down, &nobody, (uintptr_t)&rg_thread_mark)) {
+        wait_for_shutdown();
+        return;
+    }
+    if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
+        rg_preempt_stop();
+        rg_agent_stop();
+        rg_members_leave();
+    }
+    atomic_store(&shut_down, true);
 }
 
 /* RIGEL_WEIGHT in thousandths: a number from 0.01 to 100. The launcher has checked it; anything else counts as 1. */
@@ -125,30 +146,25 @@ static void attach(void)
         mode = RG_MODE_SHOWN;
     uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
     atomic_store(&rg.slot->weight, weight);
-    rg.inverse_weight = rg_policy_inverse(weight);
+    atomic_store(&rg.slot->parent, 0);
+    RG_PROCESS->inverse_weight = rg_policy_inverse(weight);
+    const char *threads = getenv("RIGEL_THREADS");
     rg_guard_attach();
-    atomic_store(&rg.mode, mode);
-    if (!rg_agent_start()) {
-        atomic_store(&rg.mode, RG_MODE_BARE);
-        atomic_store(&rg.slot->state, RG_EXITED);
-        rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
-        return;
-    }
+    /* Before there is anything to leave: another thread may fork, or exit, at any moment. */
+    client_pid = getpid();
     pthread_atfork(NULL, NULL, after_fork_in_child);
     atexit(rigel_shutdown);
     at_quick_exit(rigel_shutdown);
+    rg_members_attach(mode, threads && strcmp(threads, "1") == 0);
+    if (!rg_agent_start()) {
+        atomic_store(&rg.mode, RG_MODE_BARE);
+        rg_members_leave();
+        rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
+    }
 }
 
 void rg_client_attach(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, attach);
-}
-
-void rigel_report_request(uint64_t latency_ns)
-{
-    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
-        return;
-    rg_hist_add(&rg.slot->report_ns, latency_ns);
-    atomic_fetch_add_explicit(&rg.slot->reports, 1, memory_order_relaxed);
 }

@@ -67,8 +67,13 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             return RG_CALL(symbol, args); \
         CUstream stream_ = STREAM; \
         uintptr_t units_ = (uintptr_t)(UNITS); \
-        rg_track *track_ = rg_track_of(stream_); \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
+        bool several_ = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)); \
+        rg_member *member_ = several_ ? rg_work_member(stream_) : RG_PROCESS; \
+        if (several_ && !member_) \
+            return RG_CALL(symbol, args); \
+        rg_track *track_ = several_ ? rg_track_for(stream_, member_) : rg_track_of(stream_); \
+        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
+                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
@@ -77,11 +82,14 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_); \
         CUresult result_ = RG_CALL(symbol, args); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
-                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&rg.inflight, memory_order_relaxed) << 16 \
+                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&member_->inflight, memory_order_relaxed) << 16 \
                                         : units_); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
-        rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (several_) \
+            rg_work_several_end(member_, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        else \
+            rg_work_end(RG_PROCESS, mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
             rg_guard_driver_failed(#symbol, result_); \
         return result_; \
@@ -194,11 +202,20 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
+static void stream_made(CUstream s, int asked)
+{
+    rg_member_made(s);
+    rg_member *m = rg_member_mine();
+    uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
+    if (mode != RG_MODE_BARE)
+        rg_stream_prioritise(s, mode, asked);
+}
+
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
     CUresult r = RG_CALL(cuStreamCreate, (s, flags));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, 0);
+        stream_made(*s, 0);
     return r;
 }
 
@@ -206,7 +223,7 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, priority);
+        stream_made(*s, priority);
     return r;
 }
 

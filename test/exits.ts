@@ -1,0 +1,220 @@
+/**
+ * exits.ts: runs the programs of test/exits, which end and fork in all ways, bare and under Rigel, and compares.
+ *
+ * Exit status, signal and output must be the bare program's. What the segment has counted must not be less than what the
+ * driver had accepted when the program left, nor more than what it has asked for. Used on the simulated GPU
+ * (exits.test.ts) and on a real one (gpu-exits.test.ts).
+ */
+
+import { rmSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { expect } from "bun:test";
+import { Native } from "../src/native.ts";
+import { Segment } from "../src/segment.ts";
+import { Scratch, plainEnvironment, root } from "./rigel.ts";
+
+export const native = await Native.load();
+export const exitsFolder = join(root, "test", "exits");
+const simulator = join(root, "native", "build", "sim");
+
+/** A program of several ways to end. */
+export interface Program {
+  argv: string[];
+  ways: string[];
+}
+
+/** How often each way is tried, in each class: RIGEL_EXITS, or else a few times. */
+export const repeats = (few: number): number => Number(process.env["RIGEL_EXITS"] ?? few);
+
+export function run(command: string[]): { status: number | null; output: string } {
+  const { exitCode, stdout, stderr } = Bun.spawnSync(command, { env: plainEnvironment() });
+  return { status: exitCode, output: `${stdout.toString()}${stderr.toString()}` };
+}
+
+function source(name: string): string {
+  return join(exitsFolder, name);
+}
+
+function build(command: string[]): void {
+  const { status, output } = run(command);
+  expect(status, output).toBe(0);
+}
+
+/**
+ * Compiles the programs into `folder`; a language that there is nothing for here has no ways, and says so. A driver is linked
+ * by its name alone, so the simulated one does for any.
+ */
+export function compile(folder: string): { c: Program; cxx: Program; python: Program } {
+  const driver = join(simulator, "libcuda.so.1");
+  const flags = ["-O1", "-g", "-Wall", "-Wextra", "-Werror"];
+  const [c = "", cxx = "", library = ""] = ["programs-c", "programs-cc", "libexits.so"].map((name) =>
+    join(folder, name),
+  );
+  const none = { argv: [], ways: [] };
+  build(["gcc", "-std=c11", ...flags, "-o", c, source("programs.c"), driver, "-lpthread", "-ldl"]);
+  const hasCxx = Bun.which("g++") !== null;
+  const hasPython = Bun.which("python3") !== null;
+  if (!hasCxx) console.warn("exits: there is no g++, so no C++ program and no library is tested");
+  if (!hasPython) console.warn("exits: there is no python3, so no Python program is tested");
+  if (hasCxx) {
+    const compiler = ["g++", "-std=c++17", ...flags];
+    build([...compiler, "-fPIC", "-shared", "-o", library, source("library.cc"), driver, "-ldl"]);
+    build([...compiler, "-o", cxx, source("programs.cc"), library, driver, "-Wl,-rpath,$ORIGIN", "-lpthread"]);
+  }
+  const python = hasPython ? programOf([pythonItself(), source("programs.py")]) : none;
+  return {
+    c: programOf([c]),
+    cxx: hasCxx ? programOf([cxx]) : none,
+    python: { ...python, ways: python.ways.filter((way) => hasCxx || !way.startsWith("library")) },
+  };
+}
+
+/** What `python3` runs, be it started by a script that looks for it. */
+function pythonItself(): string {
+  const { status, output } = run(["python3", "-c", "import sys; print(sys.executable)"]);
+  expect(status, output).toBe(0);
+  return output.trim();
+}
+
+/** A program without arguments lists its ways. */
+export function programOf(argv: string[]): Program {
+  const { exitCode, stdout, stderr } = Bun.spawnSync(argv, {
+    env: { ...plainEnvironment(), LD_LIBRARY_PATH: simulator },
+  });
+  expect(exitCode, stderr.toString()).toBe(0);
+  return { argv, ways: stdout.toString().trim().split("\n") };
+}
+
+/** Where programs run: on the simulated GPU, or on the real one that the environment shows. */
+export type Where = "simulated" | "real";
+
+/** How a process ended and what it printed. */
+export interface End {
+  status: number | null;
+  signal: number | string | null;
+  stdout: string;
+  stderr: string;
+}
+
+/** What a run has to do with others: its scratch files, its segment and the simulated GPU. */
+export class Stage implements Disposable {
+  readonly #scratch = new Scratch();
+  readonly #where: Where;
+  readonly #state: string;
+  readonly #counts: string;
+  #segment: Segment | undefined;
+
+  constructor(where: Where) {
+    this.#where = where;
+    this.#state = `/dev/shm/rigel-exits-${process.pid}-${Bun.randomUUIDv7()}`;
+    this.#counts = join(this.#scratch.path, "counts");
+    this.forget();
+  }
+
+  [Symbol.dispose](): void {
+    this.#segment?.remove();
+    rmSync(this.#state, { force: true });
+    this.#scratch[Symbol.dispose]();
+  }
+
+  /** The segment, made when it is first asked for. */
+  get segment(): Segment {
+    if (!this.#segment) {
+      this.#segment = Segment.create(native, `${this.#state}-segment`);
+      this.#segment.configure({ policy: "priority" });
+    }
+    return this.#segment;
+  }
+
+  /** The environment of a program that counts in a file of its own; `as` undefined: bare. */
+  environment(folder: string, as: "high" | "best-effort" | undefined, name = "it"): Record<string, string | undefined> {
+    return {
+      ...plainEnvironment(),
+      ...(this.#where === "simulated" && { LD_LIBRARY_PATH: simulator, RIGEL_SIM_STATE: this.#state }),
+      EXITS_COUNTS: this.#counts,
+      EXITS_FOLDER: folder,
+      PYTHONDONTWRITEBYTECODE: "1",
+      ...(as && {
+        LD_PRELOAD: native.files.library,
+        RIGEL_SEGMENT: this.segment.path,
+        RIGEL_CLASS: as,
+        RIGEL_NAME: name,
+      }),
+    };
+  }
+
+  /** Counts from zero. */
+  forget(): void {
+    writeFileSync(this.#counts, new Uint8Array(16 + 64 * 16));
+  }
+
+  /** Runs a command to its end, with fresh counts. */
+  async run(command: string[], env: Record<string, string | undefined>): Promise<End> {
+    this.forget();
+    await using child = Bun.spawn(command, { env, cwd: root, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    return { status: child.exitCode, signal: child.signalCode, stdout, stderr };
+  }
+
+  /** What the program of the last run says that it has launched: at least, and at most. */
+  async known(): Promise<{ least: number; most: number }> {
+    const words = new BigUint64Array(await Bun.file(this.#counts).arrayBuffer());
+    const pairs = [...words.subarray(2)].map(Number);
+    const begun = pairs.filter((_, index) => index % 2 === 0).reduce((sum, n) => sum + n, 0);
+    const accepted = pairs.filter((_, index) => index % 2 === 1).reduce((sum, n) => sum + n, 0);
+    const left = Number(words[0]);
+    return { least: left > 0 ? left - 1 : accepted, most: begun };
+  }
+
+  /** Launches that the segment has counted, of all processes of the name. */
+  counted(name = "it"): number {
+    return this.segment
+      .slots()
+      .filter((slot) => slot.name === name)
+      .reduce((sum, slot) => sum + this.segment.read(slot).usage.counters.launches, 0);
+  }
+}
+
+/** What is said of a run under Rigel that went wrong; undefined: nothing did. */
+export async function compareOnce(
+  where: Where,
+  folder: string,
+  command: string[],
+  bare: End,
+  as: "high" | "best-effort",
+  extra: Record<string, string> = {},
+): Promise<string | undefined> {
+  using stage = new Stage(where);
+  const end = await stage.run(command, { ...stage.environment(folder, as), ...extra });
+  const wrong: string[] = [];
+  if (!Bun.deepEquals(end, bare)) wrong.push(`ended with ${JSON.stringify(end)}, bare with ${JSON.stringify(bare)}`);
+  const { least, most } = await stage.known();
+  const counted = stage.counted();
+  if (counted < least || counted > most)
+    wrong.push(`launched at least ${least} and at most ${most}, of which ${counted} were counted`);
+  if (least === most && most === 0 && !command.includes("without-launching")) wrong.push("launched nothing");
+  stage.segment.reap();
+  const live = stage.segment.slots().filter((slot) => !slot.finished).length;
+  if (live > 0) wrong.push(`${live} slots are still live`);
+  return wrong.length > 0 ? `${command.join(" ")} as ${as}: ${wrong.join("; ")}` : undefined;
+}
+
+/** How the same way ends bare. */
+export async function bareEnd(where: Where, folder: string, command: string[]): Promise<End> {
+  using stage = new Stage(where);
+  const end = await stage.run(command, stage.environment(folder, undefined));
+  expect([97, 98, 99], JSON.stringify(end)).not.toContain(end.status);
+  return end;
+}
+
+/** Runs a way so many times in both classes, and expects that nothing was wrong. */
+export async function compare(where: Where, folder: string, command: string[], times: number): Promise<void> {
+  const bare = await bareEnd(where, folder, command);
+  const wrong: string[] = [];
+  for (let time = 0; time < times; time++)
+    for (const as of ["high", "best-effort"] as const) {
+      const problem = await compareOnce(where, folder, command, bare, as);
+      if (problem !== undefined) wrong.push(`${time}: ${problem}`);
+    }
+  expect(wrong).toEqual([]);
+}
