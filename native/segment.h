@@ -329,18 +329,18 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 50624, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3244288, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3309824, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15436160, "segment layout");
+_Static_assert(sizeof(rg_client) == 50688, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15440256, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3358976, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5456128, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5472512, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 5996800, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7045376, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
