@@ -22,6 +22,7 @@ try {
   cpSync(files.replay, join(embed, "rigel-replay"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));
   cpSync(files.workload, join(embed, "workload.py"));
+  cpSync(join(files.python, "rigel.py"), join(embed, "python", "rigel.py"));
   cpSync(files.profiles, join(embed, "profiles"), {
     recursive: true,
     filter: (path) => path === files.profiles || /\.(csv|json)$/.test(path),

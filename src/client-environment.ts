@@ -4,13 +4,13 @@
 
 import type { Policy } from "./config.ts";
 import type { Environment } from "./device.ts";
+import type { NativeFiles } from "./native.ts";
 import type { PlannedClient } from "./plan.ts";
 
 interface Surroundings {
   /** What it would be started with otherwise. */
   given: Environment;
-  /** librigel.so. */
-  library: string;
+  files: NativeFiles;
   /** Path of the segment. */
   segment: string;
   policy: Policy["name"];
@@ -22,19 +22,22 @@ interface Surroundings {
 
 /** The environment of a client. */
 export function clientEnvironment(
-  client: Pick<PlannedClient, "name" | "class" | "weight" | "program" | "memory_bytes">,
-  { given, library, segment, policy, guard, device }: Surroundings,
+  client: Pick<PlannedClient, "name" | "class" | "weight" | "program" | "threads" | "memory_bytes">,
+  { given, files, segment, policy, guard, device }: Surroundings,
 ): Environment {
   const preload = given["LD_PRELOAD"];
   return {
     ...given,
     ...device,
-    LD_PRELOAD: preload ? `${library}:${preload}` : library,
+    LD_PRELOAD: preload ? `${files.library}:${preload}` : files.library,
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,
     RIGEL_WEIGHT: String(client.weight),
     RIGEL_PROGRAM: client.program,
+    RIGEL_THREADS: client.threads ? "1" : undefined,
+    // For `import rigel`; last, so that a module of the program's own of that name comes before it.
+    PYTHONPATH: given["PYTHONPATH"] ? `${given["PYTHONPATH"]}:${files.python}` : files.python,
     ...(guard !== undefined && { RIGEL_GUARD: guard }),
     RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.

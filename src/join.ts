@@ -26,7 +26,12 @@ const manifestSchema = z.object({
   /** GPUs that its clients are on. */
   devices: z.array(z.object({ uuid: z.string(), simulated: z.boolean() })),
   /** The simulated GPU that they share. */
-  simulation: z.object({ state: z.string(), preset: z.enum(["h200", "a100", "l4"]), mps: z.boolean() }),
+  simulation: z.object({
+    state: z.string(),
+    preset: z.enum(["h200", "a100", "l4"]),
+    mps: z.boolean(),
+    devices: z.int(),
+  }),
   /** What a client needs besides to share a real GPU as they do: of MPS. */
   environment: z.record(z.string(), z.string()),
 });
@@ -37,7 +42,11 @@ export function manifestOf({ simulation }: Plan, { clients }: Phase, mps: Mps): 
   const shared = clients.find((client) => !client.device.simulated && !client.hidden);
   return written({
     kind: "launch",
-    devices: [...new Map(clients.map(({ device: { uuid, simulated } }) => [uuid, { uuid, simulated }])).values()],
+    devices: [
+      ...new Map(
+        clients.flatMap(({ devices }) => devices.map(({ uuid, simulated }) => [uuid, { uuid, simulated }] as const)),
+      ).values(),
+    ],
     simulation,
     environment: shared ? mps.environment({ ...shared, sm_percent: undefined }, {}) : {},
   });
@@ -157,7 +166,7 @@ export function joinedEnvironment(
   given: Environment,
 ): Environment {
   return {
-    ...deviceEnvironment(device, native.files, manifest.simulation, given),
+    ...deviceEnvironment([device], native.files, manifest.simulation, given),
     ...(!device.simulated && manifest.environment),
   };
 }

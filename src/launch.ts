@@ -31,6 +31,7 @@ import { type ClientReport, type Mode, type Report, compared, memoryReport } fro
 import { type MemoryUse, Segment } from "./segment.ts";
 import { LoopKeeper, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
+import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -42,8 +43,12 @@ interface LaunchOptions {
   interrupt?: Interrupt;
   /** Takes the lines that clients print; without it they go to standard error. */
   show?: (name: string, line: string) => void;
+  /** Where what the clients did last is written at the end of every phase: the last one's stays. */
+  trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
+  /** Whoever is called back by `started` runs the control loop of policy slo, if any. */
+  ownLoop?: boolean;
 }
 
 interface Outcome {
@@ -177,7 +182,7 @@ async function runPhase(
     durations.seed(segment, phase.clients);
     segment.target = targetOf(policy);
     segment.manifest = manifestOf(plan, phase, mps);
-    using keeper = new LoopKeeper(segment, true);
+    using keeper = new LoopKeeper(segment, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
@@ -200,6 +205,7 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);
+    if (options.trace !== undefined) await traced(segment, options.trace);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped, startedAt_ms } }) =>
         exit && exit.status !== 0 && !stopped
@@ -230,6 +236,17 @@ async function runPhase(
       process.off("exit", cleanUp);
       cleanUp();
     }
+  }
+}
+
+/** A trace that cannot be written is no reason to lose the report. */
+async function traced(segment: Segment, path: string): Promise<void> {
+  try {
+    const { events } = await writeTrace([segment], path);
+    progress(`${path}: ${events} events; open it at https://ui.perfetto.dev`);
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    progress(thrown.message);
   }
 }
 
@@ -482,6 +499,31 @@ function reportOf(
       guardOf(client.name, after),
     ),
     memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
+    ...threadClients(client.name, whole ? undefined : before, after, Math.max(0, counted_s), segment),
+  };
+}
+
+/** The clients that threads of this one's processes have entered; nothing if there are none. */
+function threadClients(
+  name: string,
+  before: Snapshot | undefined,
+  after: Snapshot,
+  counted_s: number,
+  segment: Segment,
+): Pick<ClientReport, "threads"> {
+  const names = [...after.keys()].filter((one) => one.startsWith(`${name}/`));
+  if (names.length === 0) return {};
+  return {
+    threads: names.map((one) => {
+      const processes = after.get(one)?.processes ?? [];
+      return {
+        name: one.slice(name.length + 1),
+        class: processes[0]?.class ?? "best-effort",
+        processes: processes.length,
+        devices: [...new Set(processes.flatMap(({ devices }) => devices))].toSorted((a, b) => a - b),
+        ...measured(usageOf(segment, one, before, after), counted_s, guardOf(one, after)),
+      };
+    }),
   };
 }
 
@@ -498,13 +540,13 @@ function environmentOf(
   return {
     ...clientEnvironment(client, {
       given,
-      library: native.files.library,
+      files: native.files,
       segment: segment.path,
       policy: phase.policy,
       // One client's own setting comes before that of the launch, and that before what is in the environment.
       guard: client.env["RIGEL_GUARD"] ?? plan.config.guard,
       device: {
-        ...deviceEnvironment(client.device, native.files, plan.simulation, given),
+        ...deviceEnvironment(client.devices, native.files, plan.simulation, given),
         ...mps.environment(client, client.env),
       },
     }),

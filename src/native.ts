@@ -38,6 +38,8 @@ export interface NativeFiles {
   profiles: string;
   /** The PyTorch program of `rigel bench`. */
   workload: string;
+  /** Folder with the Python module `rigel` and nothing else, for PYTHONPATH. */
+  python: string;
 }
 
 /** Of a grid or a block: x, y, z. */
@@ -207,6 +209,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
     workload: join(root, "src", "python", "workload.py"),
+    python: join(root, "src", "python", "importable"),
   };
   const stamp = join(build, ".made");
   const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
@@ -277,6 +280,7 @@ async function unpack(): Promise<Native> {
         simulator: join(folder, "sim"),
         profiles: join(folder, "profiles"),
         workload: join(folder, "workload.py"),
+        python: join(folder, "python"),
       });
     } catch (thrown) {
       refusals.push(`  ${folder}: ${reason(thrown)}`);

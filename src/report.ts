@@ -36,6 +36,17 @@ export interface ClientReport extends Measured {
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
+  /** Clients that threads of its processes have entered; what they did is not in the counts of this one. */
+  threads?: ThreadClient[];
+}
+
+/** A client that threads have entered (rigel_client_enter), summed over the processes in which they have. */
+export interface ThreadClient extends Measured {
+  name: string;
+  class: "high" | "best-effort";
+  processes: number;
+  /** Indices in the segment's devices. */
+  devices: number[];
 }
 
 interface Versus {
@@ -139,19 +150,15 @@ export function shared({ mode, daemon, pipe_directory }: Sharing): string {
 }
 
 function clientTable(clients: readonly ClientReport[]): string[] {
-  const rows = clients.map((client) => [
-    client.name,
-    client.class,
-    client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
-    client.attached ? "yes" : "NO",
-    String(client.launches + client.graph_launches),
-    String(client.requests.count),
-    digits(client.requests.p50_ms),
-    digits(client.requests.p95_ms),
-    digits(client.requests.p99_ms),
-    digits(client.iterations_per_s),
-    String(client.gate.waits),
-    digits(client.gate.wait_ms),
+  const rows = clients.flatMap((client) => [
+    [
+      client.name,
+      client.class,
+      client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
+      client.attached ? "yes" : "NO",
+      ...countCells(client),
+    ],
+    ...(client.threads ?? []).map((own) => [`  ${own.name}`, own.class, "", "", ...countCells(own)]),
   ]);
   return aligned(
     [
@@ -171,6 +178,19 @@ function clientTable(clients: readonly ClientReport[]): string[] {
     rows,
     4,
   );
+}
+
+function countCells(client: Measured): string[] {
+  return [
+    String(client.launches + client.graph_launches),
+    String(client.requests.count),
+    digits(client.requests.p50_ms),
+    digits(client.requests.p95_ms),
+    digits(client.requests.p99_ms),
+    digits(client.iterations_per_s),
+    String(client.gate.waits),
+    digits(client.gate.wait_ms),
+  ];
 }
 
 function memoryTable(clients: readonly ClientReport[]): string[] {

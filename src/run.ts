@@ -99,7 +99,7 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
   const env = {
     ...clientEnvironment(client, {
       given,
-      library: native.files.library,
+      files: native.files,
       segment: segment.path,
       policy: segment.policy,
       guard: undefined,

@@ -71,7 +71,10 @@ const CLIENT_EXITED = 3;
 /** One slot: one process of a client. */
 export interface Slot {
   index: number;
+  /** Of a client that threads of a process have entered: that process's name, a slash, and its own. */
   name: string;
+  /** Slot of the process whose threads have entered it; null: it is a process. */
+  parent: number | null;
   pid: number;
   launched: boolean;
   /** The process has ended: what it counted is final. */
@@ -494,9 +497,11 @@ export class Segment {
       const base = index * stride;
       const state = this.#word(this.#layout.clients, "state", base);
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
+      const parent = this.#word(this.#layout.clients, "parent", base);
       taken.push({
         index,
-        name: this.#text(this.#layout.clients, base, "name"),
+        name: this.#name(base),
+        parent: parent === 0 ? null : parent - 1,
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
@@ -505,6 +510,14 @@ export class Segment {
       });
     }
     return taken;
+  }
+
+  /** No client of a launch has a slash in its name. */
+  #name(base: number): string {
+    const own = this.#text(this.#layout.clients, base, "name");
+    const parent = this.#word(this.#layout.clients, "parent", base);
+    if (parent === 0) return own;
+    return `${this.#text(this.#layout.clients, (parent - 1) * this.#layout.clients.stride, "name")}/${own}`;
   }
 
   /** Everything that was counted in a slot. */
@@ -659,11 +672,20 @@ export class Segment {
     return this.#layout;
   }
 
-  /** The clock of ticks (native/trace.h), read now beside CLOCK_MONOTONIC. */
+  /** The clock of ticks (native/trace.h) and CLOCK_MONOTONIC, read at the same time: the closest of some looks. */
   get now(): { tick: bigint; ns: number } {
-    const ns = this.now_ns;
-    const processor = this.#word(this.#layout.header, "tick_source", 0) === 1;
-    return { tick: processor ? this.#native.now_tick : BigInt(ns), ns };
+    if (this.#word(this.#layout.header, "tick_source", 0) === 0) {
+      const ns = this.now_ns;
+      return { tick: BigInt(ns), ns };
+    }
+    let best = { tick: 0n, ns: 0, apart: 1n << 62n };
+    for (let look = 0; look < 10; look++) {
+      const before = this.#native.now_tick;
+      const ns = this.now_ns;
+      const apart = this.#native.now_tick - before;
+      if (apart < best.apart) best = { tick: before + apart / 2n, ns, apart };
+    }
+    return best;
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */
@@ -733,9 +755,10 @@ export class Segment {
     this.#put(this.#layout.settings, name, 0, value);
   }
 
-  /** Where the account of a client is in its table. */
-  #account(name: string): number | undefined {
+  /** Where the account of a client is in its table; of threads' clients it has their own name. */
+  #account(client: string): number | undefined {
     const { accounts } = this.#layout;
+    const name = client.slice(client.lastIndexOf("/") + 1);
     for (let base = 0; base < accounts.count * accounts.stride; base += accounts.stride)
       if (this.#long64(accounts, "key", base) !== 0n && this.#text(accounts, base, "name") === name) return base;
     return undefined;

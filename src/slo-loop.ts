@@ -33,12 +33,17 @@ export class LoopKeeper implements Disposable {
   readonly #segment: Segment;
   readonly #timer: ReturnType<typeof setInterval>;
   readonly #isMaker: boolean;
+  readonly #keepsOff: boolean;
   #release: (() => void) | undefined;
   #loop: SloLoop | undefined;
   #ticks = 0;
 
-  /** Starts at once. `isMaker`: this process has made the segment, and comes first. */
-  constructor(segment: Segment, isMaker: boolean) {
+  /**
+   * Starts at once. `isMaker`: this process has made the segment, and comes first. `keepsOff`: nobody is to run the loop for now, as
+   * this process does so itself by times.
+   */
+  constructor(segment: Segment, isMaker: boolean, keepsOff = false) {
+    this.#keepsOff = keepsOff;
     this.#segment = segment;
     this.#isMaker = isMaker;
     this.#tick();
@@ -65,7 +70,7 @@ export class LoopKeeper implements Disposable {
       const age_ns = this.#segment.now_ns - this.#segment.creator.created_ns;
       if (this.#isMaker || age_ns > PATIENCE_ns) this.#release = this.#segment.lock("loop");
     }
-    if (!this.#release) return;
+    if (!this.#release || this.#keepsOff) return;
     if (this.#segment.policy !== "slo") {
       this.#drop();
       return;
@@ -79,20 +84,23 @@ export class LoopKeeper implements Disposable {
 
   #drop(): void {
     if (!this.#loop) return;
-    this.#loop.letGo();
+    this.#loop.pause();
     this.#loop = undefined;
     this.#segment.showLoop(undefined);
   }
 }
 
-class SloLoop {
+/** The control loop alone, for who knows that nobody else runs one (LoopKeeper sees to that). */
+export class SloLoop {
   readonly target: Target;
   readonly #segment: Segment;
   readonly #controller: Controller;
   readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
+  #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
 
+  /** Does nothing until `tick` or `resume`. */
   constructor(segment: Segment, target: Target) {
     this.target = target;
     this.#segment = segment;
@@ -105,16 +113,24 @@ class SloLoop {
     return { ...this.#controller.summary(), seconds: this.#controller.seconds };
   }
 
-  /** Holds nobody any more. The settings stay. */
-  letGo(): void {
+  /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */
+  pause(): void {
+    clearInterval(this.#timer);
+    this.#timer = undefined;
     if (this.#held) this.#segment.hold(0);
     this.#held = false;
   }
 
-  /** To be called every TICK_S. */
+  /** Goes on by itself where it was, with what it had learned. */
+  resume(): void {
+    this.#observe();
+    this.#timer ??= setInterval(() => this.tick(), TICK_S * 1000);
+  }
+
+  /** To be called every TICK_S, unless `resume` was. */
   tick(): void {
-    const { rung, hold } = this.#controller.step(this.#observe());
-    if (rung) this.#segment.apply(rung);
+    const { settings, hold } = this.#controller.step(this.#observe());
+    if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
     if (this.#controller.unreachable && !this.#told) {
