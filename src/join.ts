@@ -30,7 +30,7 @@ const manifestSchema = z.object({
     state: z.string(),
     preset: z.enum(["h200", "a100", "l4"]),
     mps: z.boolean(),
-    devices: z.int(),
+    devices: z.int().optional(),
   }),
   /** What a client needs besides to share a real GPU as they do: of MPS. */
   environment: z.record(z.string(), z.string()),

@@ -195,7 +195,7 @@ static void a_busy_client_becomes_best_effort(void)
 static void unfinished_work_counts_for_a_client_that_becomes_high(void)
 {
     become("best-effort");
-    launch(NULL, 2000000000);
+    launch(NULL, 700000000);
     atomic_store(&account->wanted_class, RG_CLASS_HIGH);
     WAIT_FOR(mode() == RG_MODE_HIGH);
     WAIT_FOR(own_busy());
