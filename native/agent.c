@@ -224,6 +224,11 @@ bool rg_agent_start(void)
     return ok;
 }
 
+bool rg_agent_is_self(void)
+{
+    return atomic_load(&started) && pthread_equal(pthread_self(), thread);
+}
+
 bool rg_join(pthread_t joined)
 {
     struct timespec limit;

@@ -9,6 +9,7 @@
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 #include <errno.h>
@@ -67,6 +68,7 @@ void rigel_shutdown(void)
     }
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
         rg_preempt_stop();
+        rg_record_stop();
         rg_agent_stop();
         rg_members_leave();
     }
@@ -160,6 +162,8 @@ static void attach(void)
     atexit(rigel_shutdown);
     at_quick_exit(rigel_shutdown);
     rg_members_attach(mode, threads && strcmp(threads, "1") == 0);
+    if (rg_record_attach())
+        atomic_fetch_or(&rg.mode, RG_MODE_RECORDED);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
         rg_members_leave();

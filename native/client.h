@@ -83,6 +83,10 @@ enum rg_hook {
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
     X(cuFuncGetName, (const char **, CUfunction)) \
+    X(cuFuncGetAttribute, (int *, int, CUfunction)) \
+    X(cuKernelGetFunction, (CUfunction *, CUkernel)) \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, CUfunction, int, size_t)) \
+    X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
     X(cuKernelGetName, (const char **, CUkernel)) \
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
@@ -149,6 +153,7 @@ enum rg_mode {
     RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
     RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
     RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
+    RG_MODE_RECORDED = 16,   /* bit, of the process alone: what it launches is counted or told (record.c) */
     RG_MODE_ATTACHED = 8,    /* bit, of the process alone: only threads that have entered a client are one */
     RG_MODE_PAUSED = 16,     /* bit: its work waits until it is resumed */
 };
@@ -496,6 +501,9 @@ void rg_preempt_settle(void);
 
 bool rg_agent_start(void);
 void rg_agent_stop(void);
+
+/* rg_agent_is_self: whether the calling thread is the agent. */
+bool rg_agent_is_self(void);
 
 /* rg_own_threads: threads that Rigel has started in this process; each raises it by one. */
 extern _Atomic uint32_t rg_own_threads;

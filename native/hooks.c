@@ -5,6 +5,7 @@
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
@@ -59,12 +60,18 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
 /* The table's SHAPE: grid and block, or 0 for work that has none. */
 #define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
 
-#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
+/* The table's SHARED, where a row has one. */
+#define RG_SHARED(...) RG_SHARED_(__VA_ARGS__ __VA_OPT__(, ) 0, 0)
+#define RG_SHARED_(first, ...) (first)
+
+#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     CUresult symbol params \
     { \
         uint32_t mode = mode_for_work(); \
         if (mode == RG_MODE_BARE) \
             return RG_CALL(symbol, args); \
+        bool recorded_ = mode & RG_MODE_RECORDED; \
+        mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
         uintptr_t units_ = (uintptr_t)(UNITS); \
         bool several_ = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)); \
@@ -80,7 +87,14 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_); \
+        rg_record_what what_; \
+        if (RG_UNLIKELY(recorded_)) { \
+            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
+            rg_record_begin(&what_); \
+        } \
         CUresult result_ = RG_CALL(symbol, args); \
+        if (RG_UNLIKELY(recorded_)) \
+            rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
                   RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&member_->inflight, memory_order_relaxed) << 16 \
                                         : units_); \
@@ -279,10 +293,13 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         if (high) \
             rg_drain(); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
+        uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
         if (high) \
             rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 RG_WAIT_STREAM(cuStreamSynchronize, s)
@@ -312,10 +329,13 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         if (high) \
             rg_drain(); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
+        uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, args); \
         rg_op_end(&op, RG_TRACE_sync, true, r ? RG_RECORD_FAILED : 0, (uintptr_t)waited); \
         if (high) \
             rg_wait_context_end(waited, token, r == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 static CUcontext current_context(void)
@@ -360,10 +380,14 @@ CUresult cuEventSynchronize(CUevent e)
     if (high)
         rg_drain();
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
+    uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuEventSynchronize, (e));
     uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
-    return learn(r, track, token);
+    learn(r, track, token);
+    if (RG_UNLIKELY(began))
+        rg_record_wait_end(began);
+    return r;
 }
 
 CUresult cuEventQuery(CUevent e)
@@ -380,8 +404,11 @@ CUresult cuEventQuery(CUevent e)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
+        uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed); \
+        if (r == CUDA_SUCCESS && (mode & (RG_MODE_BEST_EFFORT | RG_MODE_RECORDED))) \
             rg_graph_note(*x, g); \
+        if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
+            rg_record_graph(*x, g); \
         if (r == CUDA_SUCCESS && is_client()) \
             rg_name_forget((uintptr_t)*x); \
         return r; \

@@ -20,6 +20,7 @@
  * Must never: make a CUDA call (but for priorities, through track.c), or lock, allocate or make a system call in rg_member_of.
  */
 #include "client.h"
+#include "record-client.h"
 #include "rigel.h"
 
 #include <dlfcn.h>
@@ -484,6 +485,8 @@ void rigel_report_request(uint64_t latency_ns)
     rg_member *m = reporter();
     if (!m)
         return;
+    if (rg_recorded)
+        rg_record_request(RG_REC_REPORTED, rg_now_ns(), latency_ns);
     rg_hist_add(&m->slot->report_ns, latency_ns);
     atomic_fetch_add_explicit(&m->slot->reports, 1, memory_order_relaxed);
 }

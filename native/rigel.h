@@ -54,6 +54,13 @@ void rigel_request_end(void);
 void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns);
 
 /*
+ * rigel_stand_for: the calling thread's next kernel launch stands for this kernel: it is counted and recorded under its name and
+ * shape rather than its own. `shape`: grid x, y, z, block x, y, z, registers, shared memory in bytes, SMs that it fills (0: not
+ * known). Name and shape must stay where and as they are for as long as the process lives. Does nothing where nothing is recorded.
+ */
+void rigel_stand_for(const char *name, const uint32_t *shape);
+
+/*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
  * nothing of this client holds others back. Optional (it happens at exit by itself), may be called twice and from any thread.
  */
@@ -127,6 +134,15 @@ uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *ke
 
 /* rigel_estimate_enter: index of the key among the segment's estimates, entered if new; -1: no room, or no such segment. */
 int rigel_estimate_enter(const char *path, uint64_t key);
+
+/*
+ * rigel_record_create: makes a recording (native/record.h) of so many entries, a power of two, or 0 for one that only counts.
+ * Mode 0600; the file must not exist. 0 or -errno.
+ */
+int rigel_record_create(const char *path, uint32_t capacity);
+
+/* rigel_record_layout: a recording's layout as JSON, in the manner of rigel_layout. Static storage. */
+const char *rigel_record_layout(void);
 
 #pragma GCC visibility pop
 #endif

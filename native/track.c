@@ -11,6 +11,7 @@
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
 #include "guard.h"
+#include "record-client.h"
 
 #include <string.h>
 #include <time.h>
@@ -262,6 +263,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     rg_member_unmade(NULL);
     idle_check_all(devices);
@@ -394,6 +396,8 @@ void rg_idle_check(rg_member *m, uint32_t device)
             uint64_t now = rg_now_ns();
             rg_hist_add(&m->slot->request_ns, now - atomic_load(&m->busy_since[device]));
             record_request(m, device, true);
+            if (rg_recorded)
+                rg_record_request(RG_REC_WAITED, now, now - atomic_load(&m->busy_since[device]));
             atomic_fetch_add(&m->slot->requests, 1);
             atomic_store(&m->draining[device], 0);
             atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, now);

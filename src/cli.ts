@@ -92,7 +92,7 @@ function commandLine(): Command {
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
-  addProfileCommand(program);
+  addProfileCommand(program, deviceSelector);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")

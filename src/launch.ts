@@ -49,6 +49,8 @@ interface LaunchOptions {
   started?: (segment: Segment) => void;
   /** Whoever is called back by `started` runs the control loop of policy slo, if any. */
   ownLoop?: boolean;
+  /** Asked again and again: whether the launch is to end, as if its duration were over. */
+  over?: () => boolean;
 }
 
 interface Outcome {
@@ -387,7 +389,7 @@ async function count(
       look(running, native);
       tell(running, segment, now_ms);
     }
-    if (interrupt.signal || isOver(running)) break;
+    if (interrupt.signal || isOver(running) || options.over?.()) break;
     if (begun_ms === undefined) {
       const late = running.filter(({ launched_ms, child }) => launched_ms === undefined && !child.exit);
       const timedOut = now_ms - started_ms >= options.start_timeout_s * 1000;

@@ -64,6 +64,8 @@ const SYMBOLS = {
     returns: "u64",
   },
   rigel_estimate_enter: { args: ["cstring", "u64"], returns: "i32" },
+  rigel_record_create: { args: ["cstring", "u32"], returns: "i32" },
+  rigel_record_layout: { args: [], returns: "cstring" },
 } as const;
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
@@ -109,6 +111,16 @@ export class Native {
   /** Makes a segment file with default settings. Returns 0 or -errno. */
   createSegment(path: string): number {
     return this.#symbols.rigel_segment_create(path);
+  }
+
+  /** Makes a recording with room for so many entries, a power of two or 0. Returns 0 or -errno. */
+  createRecording(path: string, entries: number): number {
+    return this.#symbols.rigel_record_create(path, entries);
+  }
+
+  /** The description of a recording's layout, as JSON. */
+  get recordLayout(): string {
+    return this.#symbols.rigel_record_layout() ?? "";
   }
 
   /** Why a segment cannot be used, or null if it can. */

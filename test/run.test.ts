@@ -29,8 +29,8 @@ async function ps() {
 async function working(...names: string[]) {
   return await until(async () => {
     const [stats] = await ps();
-    const found = names.map((name) => stats?.clients.find((client) => client.name === name && client.launches > 0));
-    return stats && found.every((client) => client !== undefined) ? { stats, clients: found } : undefined;
+    const found = names.map((name) => stats?.clients.find((one) => one.name === name && one.launches > 0));
+    return stats && found.every((one) => one !== undefined) ? { stats, clients: found } : undefined;
   });
 }
 
