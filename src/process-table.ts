@@ -3,7 +3,8 @@
  */
 
 import { sizeText } from "./memory.ts";
-import { aligned, digits } from "./report.ts";
+import { aligned } from "./report.ts";
+import { digits } from "./show.ts";
 import type { Stats } from "./stats.ts";
 
 /** Every client of these segments in a line. */
