@@ -20,7 +20,7 @@ const READ_BY = {
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
-const DUR_THRESHOLD = 0.025;
+export const DUR_THRESHOLD = 0.025;
 
 /** What policy slo aims at. */
 export function targetOf({ target }: Policy): Target {
