@@ -25,6 +25,8 @@ function thread(tid: number, more: Partial<Thread> = {}): Thread {
   return {
     tid,
     name: "python",
+    client: null,
+    moves: 0,
     device: 0,
     context: "0x1",
     stream: "0x2",
