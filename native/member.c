@@ -44,6 +44,7 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
     rg_member *entered[NESTED];
     uint32_t depth;
     uint64_t request_ns; /* when the request that is open began; 0: none */
+    uint32_t device;     /* 1 + index of the one that the last request launched on; 0: none yet */
 } mine;
 
 static pthread_key_t exit_key;
@@ -125,6 +126,12 @@ rg_member *rg_member_of(CUstream stream)
             claim_put(stream, USED, own);
     }
     return own ? own : atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) ? RG_PROCESS : NULL;
+}
+
+uint32_t rg_thread_slot(void)
+{
+    const rg_member *own = rg_member_mine();
+    return (uint32_t)(own && atomic_load(&own->mode) ? own->slot_index : rg.slot_index);
 }
 
 uint32_t rg_member_index(void)
@@ -212,38 +219,25 @@ static uint32_t mode_of(uint32_t class)
     return policy == RG_POLICY_ORION ? RG_MODE_SHOWN : RG_MODE_HIGH;
 }
 
-/* A high client here: the channels of this process are enabled from now on, whoever keeps them off. */
-static void wake_preemptors(void)
-{
-    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
-        rg_device *dev = &rg.segment->devices[d];
-        atomic_store(&rg.preemptible[d], 0);
-        if (!(atomic_load(&rg.slot->devices) >> d & 1))
-            continue;
-        atomic_fetch_add(&dev->wake, 1);
-        atomic_fetch_add(&dev->busy_wake, 1);
-        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-    }
-}
-
 /* Gives a client its slot. Under the lock. False if all are taken. */
 static bool give_slot(rg_member *m)
 {
-    int index = rg_segment_claim(rg.segment, m->name, m->class, rg_now_ns());
+    uint32_t class = rg_account_class(rg.segment, m->name, m->class);
+    int index = rg_segment_claim(rg.segment, m->name, class, rg_now_ns());
     if (index < 0)
         return false;
     m->slot_index = index;
     m->slot = &rg.segment->clients[index];
-    m->inverse_weight = RG_PROCESS->inverse_weight;
+    atomic_store(&m->inverse_weight, atomic_load(&RG_PROCESS->inverse_weight));
     atomic_store(&m->slot->weight, atomic_load(&rg.slot->weight));
     atomic_store(&m->slot->parent, (uint32_t)rg.slot_index + 1);
-    uint32_t mode = mode_of(m->class);
+    m->account = rg_account_enter(rg.segment, m->name);
+    uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);
     atomic_store_explicit(&m->mode, mode, memory_order_release);
     atomic_fetch_or(&rg.mode, mode);
     if (first_high && mode != RG_MODE_FAIR)
-        wake_preemptors();
+        rg_preempt_wake();
     return true;
 }
 
@@ -255,6 +249,7 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     rg_member *self = RG_PROCESS;
     self->slot = rg.slot;
     self->slot_index = rg.slot_index;
+    self->account = rg.account;
     self->class = atomic_load(&rg.slot->class);
     snprintf(self->name, sizeof self->name, "%s", rg.slot->name);
     atomic_store(&self->mode, alone ? RG_MODE_BARE : mode);
@@ -271,6 +266,70 @@ void rg_members_attach(uint32_t mode, bool only_threads)
             rg_say("rigel: all %d client slots are taken: threads of client %s run without Rigel (end other clients first)",
                 RG_MAX_CLIENTS, m->name);
     }
+    pthread_mutex_unlock(&members_lock);
+}
+
+bool rg_member_paused(void)
+{
+    if (!atomic_load_explicit(&rg.several, memory_order_relaxed))
+        return atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) & RG_MODE_PAUSED;
+    bool any = false;
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+        uint32_t mode = atomic_load(&rg.members[i].mode);
+        any |= (mode & RG_MODE_PAUSED) != 0;
+        if (mode && !(mode & RG_MODE_PAUSED))
+            return false;
+    }
+    return any;
+}
+
+/* What the hooks read: the modes of all clients together. Not once this process has left Rigel. Under the lock. */
+static void join_modes(void)
+{
+    uint32_t all = alone ? RG_MODE_ATTACHED : RG_MODE_BARE, before = atomic_load(&rg.mode);
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
+        all |= atomic_load(&rg.members[i].mode);
+    atomic_store(&any_high, (all & RG_MODE_HIGH) != 0);
+    while (before != RG_MODE_BARE && !atomic_compare_exchange_weak(&rg.mode, &before, all | (before & RG_MODE_RECORDED)))
+        continue;
+}
+
+/*
+ * In this order, so that at no moment a high client is kept off the GPU as a best-effort one, or is marked busy by nobody's leave: to high,
+ * the channels first, then the mode, and with it what was launched before counts as unfinished; to best-effort, the mode, then
+ * the busy bits. A launch that is under way in another thread goes out as what it was begun as.
+ */
+void rg_member_become(rg_member *m, uint32_t class, bool paused)
+{
+    pthread_mutex_lock(&members_lock);
+    uint32_t before = atomic_load(&m->mode), mode = mode_of(class);
+    if (paused && class == RG_CLASS_BEST_EFFORT)
+        mode |= RG_MODE_PAUSED;
+    if (ended || before == RG_MODE_BARE || (before == mode && atomic_load(&m->slot->class) == class)) {
+        pthread_mutex_unlock(&members_lock);
+        return;
+    }
+    bool raised = class == RG_CLASS_HIGH && atomic_load(&m->slot->class) != RG_CLASS_HIGH;
+    if (atomic_exchange(&m->slot->class, class) != class) {
+        atomic_store(&rg.steered, true);
+        m->restamp = true;
+    }
+    if (raised) {
+        atomic_store(&any_high, true);
+        rg_preempt_wake();
+        rg_preempt_settle();
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
+    }
+    /* Whoever leaves Rigel meanwhile has stored its own. */
+    atomic_compare_exchange_strong(&m->mode, &before, mode);
+    join_modes();
+    if ((before & RG_MODE_HIGH) && !(mode & RG_MODE_HIGH))
+        rg_busy_end(m);
+    else if (!(before & RG_MODE_HIGH) && (mode & RG_MODE_HIGH))
+        rg_busy_suspect(m);
+    syscall(SYS_futex, &m->mode, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+    rg_preempt_wake();
     pthread_mutex_unlock(&members_lock);
 }
 
@@ -356,6 +415,13 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     return m;
 }
 
+/* The thread is another client now: what it calls counts for that. */
+static void turned(void)
+{
+    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE)
+        rg_calls_belong(rg_thread_slot());
+}
+
 int rigel_client_enter(const char *name, const char *class)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -378,6 +444,7 @@ int rigel_client_enter(const char *name, const char *class)
         return error ? error : -ENODEV;
     mine.entered[mine.depth++] = m;
     pthread_setspecific(exit_key, &mine);
+    turned();
     return 0;
 }
 
@@ -394,8 +461,10 @@ int rigel_client_stream(void *stream)
 
 void rigel_client_leave(void)
 {
-    if (mine.depth)
-        leave(mine.entered[--mine.depth]);
+    if (!mine.depth)
+        return;
+    leave(mine.entered[--mine.depth]);
+    turned();
 }
 
 /* ---- work ---- */
@@ -408,6 +477,7 @@ rg_member *rg_work_member(CUstream stream)
 
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
+    rg_calls_belong((uint32_t)m->slot_index);
     return rg_work_begin(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, t, units, dims);
 }
 
@@ -428,6 +498,17 @@ static rg_member *reporter(void)
     return atomic_load(&own->mode) == RG_MODE_BARE ? NULL : own;
 }
 
+/* A request has ended: on which device did this thread launch? */
+static void note_device(const rg_member *m)
+{
+    uint32_t now = rg_self ? atomic_load_explicit(&rg_self->device, memory_order_relaxed) : 0, before = mine.device;
+    mine.device = now ? now : before;
+    if (!now || !before || now == before)
+        return;
+    atomic_fetch_add(&m->slot->moves, 1);
+    atomic_store_explicit(&rg_self->moves, atomic_load_explicit(&rg_self->moves, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
 void rigel_report_request(uint64_t latency_ns)
 {
     rg_member *m = reporter();
@@ -437,6 +518,7 @@ void rigel_report_request(uint64_t latency_ns)
         rg_record_request(RG_REC_REPORTED, rg_now_ns(), latency_ns);
     rg_hist_add(&m->slot->report_ns, latency_ns);
     atomic_fetch_add_explicit(&m->slot->reports, 1, memory_order_relaxed);
+    note_device(m);
 }
 
 void rigel_request_begin(void)

@@ -249,6 +249,10 @@ static void clear_trace(rg_segment *seg, int slot)
     for (int i = 0; i < RG_TRACE_RECORDS * RG_RECORD_WORDS; i++)
         atomic_store_explicit(&seg->traces[slot].records[i], 0, memory_order_relaxed);
     atomic_store(&seg->traces[slot].count, 0);
+    for (int i = 0; i < RG_MAX_COMMUNICATORS; i++) {
+        atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].handle, 0);
+        atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].key, 0);
+    }
 }
 
 /* What another client had of each device. */
@@ -258,6 +262,8 @@ static void clear_shares(rg_segment *seg, int slot)
         rg_share *share = rg_share_of(seg, d, slot);
         atomic_store(&share->virtual_ns, 0);
         atomic_store(&share->idle_ns, 0);
+        atomic_store(&share->preemption, RG_PREEMPTION_UNKNOWN);
+        atomic_store(&share->slice_us, 0);
     }
 }
 
@@ -288,6 +294,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             rg_segment_clear_busy(seg, i);
             clear_trace(seg, i);
             atomic_store(&c->threads_lost, 0);
+            atomic_store(&c->communicators_lost, 0);
             for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
                 rg_share_settle(seg, d, i, UINT64_MAX);
             if (!same_client(c, name, class)) {
@@ -295,11 +302,15 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
                     atomic_fetch_add(&seg->header.overwritten, 1);
                 clear_client(c);
                 clear_shares(seg, i);
+                for (int k = 0; k < RG_MAX_OPERATIONS; k++)
+                    atomic_store_explicit(&seg->calls[i].count[k], 0, memory_order_relaxed);
                 atomic_store(&c->class, class);
                 snprintf(c->name, sizeof c->name, "%s", name);
             }
             /* Before the slot is live again: only what live slots hold is in use. */
             atomic_store(&c->memory_bytes, 0);
+            for (int k = 0; k < RG_MAX_CONTEXTS * 2; k++)
+                atomic_store(&c->contexts[k], 0);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);

@@ -4,6 +4,7 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
+import { writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
@@ -13,16 +14,21 @@ import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
+import { addHangs } from "./hangs-command.ts";
 import { launch } from "./launch.ts";
+import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
+import { checkOutput } from "./output.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addSimulateCommand } from "./simulate-command.ts";
 import { addTrace } from "./trace-command.ts";
+import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
+import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -38,6 +44,7 @@ interface LaunchFlags {
   segment?: string;
   trace?: string;
   startTimeout: number;
+  html?: string;
 }
 
 const EXAMPLES = `
@@ -63,6 +70,7 @@ function commandLine(): Command {
   const program = new Command("rigel")
     .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
     .version(packageJson.version)
+    .enablePositionalOptions()
     .exitOverride();
   program
     .command("launch")
@@ -87,6 +95,7 @@ function commandLine(): Command {
     )
     .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
     .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
+    .option("--html <file>", "write the report as a page too, with plots second by second under policy slo")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
@@ -107,9 +116,12 @@ function commandLine(): Command {
     .action(runDurations);
   addDoctor(program, deviceSelector);
   addTop(program);
+  addContexts(program);
   addBench(program, deviceSelector);
+  addRunCommands(program, deviceSelector);
   addServe(program);
   addTrace(program);
+  addHangs(program);
   return program;
 }
 
@@ -129,6 +141,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
+  if (flags.html !== undefined) checkOutput("--html", flags.html);
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   for (const note of planned.notes) progress(`note: ${note}`);
   const { report, exitStatus } = await launch(planned, native, {
@@ -137,6 +150,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     trace: flags.trace === undefined ? undefined : resolve(flags.trace),
   });
   print(flags.json ? JSON.stringify(report, null, 2) : table(report));
+  if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
   process.exitCode = exitStatus;
 }
 

@@ -19,8 +19,12 @@ const rowsOf = (segment: Segment): number => segment.table("threads").count / se
 export interface Thread {
   tid: number;
   name: string;
+  /** Slot of the client whose work it launched last. */
+  client: number | null;
   /** Index of the device it last launched on. */
   device: number | null;
+  /** Requests in which it launched on another device than in the one before. */
+  moves: number;
   context: string | null;
   stream: string | null;
   /** Operations begun: those that queue work (kernels, graphs, copies, memsets), and the others. */
@@ -70,12 +74,15 @@ export function threadsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clock
     const before = table.word(row, "before");
     const kernel = table.word(row, "kernel");
     const device = table.word(row, "device");
+    const client = table.word(row, "client");
     const isIn = (doing & DOING) !== 0;
     const operation = name(doing & ~DOING);
     return {
       tid,
       name: (slot.finished ? "" : commOf(slot.pid, tid)) || table.text(row, "name"),
+      client: client === 0 ? null : client - 1,
       device: device === 0 ? null : device - 1,
+      moves: table.word(row, "moves"),
       context: handle(row, "context"),
       stream: handle(row, "stream"),
       launches: Number(table.long(row, "launches")),
@@ -96,6 +103,50 @@ export function threadsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clock
 /** Threads of a process that found no row: what they do is not known. */
 export function threadsLost(segment: Segment, slot: Slot): number {
   return Number(segment.table("clients").long(slot.index, "threads_lost"));
+}
+
+/** A communicator of NCCL that a process takes part in. */
+export interface Communicator {
+  /** The same for all its ranks. */
+  key: string;
+  rank: number;
+  size: number;
+  /** Collectives begun, sends and receives begun. */
+  entered: number;
+  peers: number;
+  /** The last one; null: none yet. */
+  operation: string | null;
+  elements: number;
+  /** When that began, or the communicator was made. */
+  at_ns: number;
+}
+
+/** The communicators of one process. */
+export function communicatorsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clockOf(segment)): Communicator[] {
+  const table = segment.table("communicators");
+  const { operations } = segment.vocabulary;
+  const each = table.count / segment.capacity;
+  return Array.from({ length: each }, (_, index) => slot.index * each + index).flatMap((row) => {
+    const key = table.long(row, "key");
+    const operation = table.word(row, "operation");
+    if (key === 0n) return [];
+    return {
+      key: key.toString(16).padStart(16, "0"),
+      rank: table.word(row, "rank"),
+      size: table.word(row, "size"),
+      entered: Number(table.long(row, "entered")),
+      peers: Number(table.long(row, "peers")),
+      operation: operation === 0 ? null : (operations[operation] ?? null),
+      elements: Number(table.long(row, "elements")),
+      at_ns: at_ns(table.long(row, "at_tick")),
+    };
+  });
+}
+
+/** The process's RANK, as torchrun and others set it; null if it has none. */
+export function rankOf(segment: Segment, slot: Slot): number | null {
+  const rank = segment.table("clients").word(slot.index, "rank");
+  return rank === 0 ? null : rank - 1;
 }
 
 function hexadecimal(value: bigint): string | null {
