@@ -172,14 +172,15 @@ function threadRows(segment: Segment, slot: Slot, names: ReadonlyMap<number, str
   }));
 }
 
+const low = (word: bigint): number => Number(word & 0xffff_ffffn);
+const high = (word: bigint): number => Number(word >> 32n);
+
 function misusesOf(
   segment: Segment,
   ring: BigUint64Array,
   names: ReadonlyMap<number, string>,
 ): ProcessContexts["misuses"]["last"] {
   const { operations } = segment.vocabulary;
-  const low = (word: bigint): number => Number(word & 0xffff_ffffn);
-  const high = (word: bigint): number => Number(word >> 32n);
   return Array.from({ length: ring.length / MISUSE_WORDS }, (_, index) => index * MISUSE_WORDS)
     .flatMap((at) => {
       const [number = 0n, call = 0n, said = 0n, context = 0n, owner = 0n, used = 0n, when = 0n] = ring.subarray(
