@@ -59,6 +59,8 @@ const reportSchema = z.object({
   ),
 });
 
+const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
+
 test.skipIf(missing !== undefined)(
   `GPipe with four client threads in each of ${ranks} ranks has the losses that it has without Rigel`,
   async () => {
@@ -96,7 +98,6 @@ test.skipIf(missing !== undefined)(
     });
     const result = await rigel("launch", config, "--json");
     expect(result.status, result.stderr).toBe(0);
-    const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
     expect(warnings(result.stderr).length, result.stderr).toBeLessThanOrEqual(warnings(stderr).length);
 
     const expected = textsOf(bare);
