@@ -41,6 +41,7 @@ enum rg_trace_kind {
     X(wait_high)     /* at the gate, because a high client is busy */ \
     X(wait_turn)     /* at the gate, because it is another client's turn */ \
     X(wait_inflight) /* at the gate, because so much of its own work is unfinished */ \
+    X(paused)        /* at the gate, until it is resumed */ \
     X(suspended)     /* its channels are off the GPU; Rigel's own thread says so */ \
     X(request)       /* a high client's busy period */
 enum rg_trace_operation {

@@ -27,6 +27,7 @@ import { addSimulateCommand } from "./simulate-command.ts";
 import { addTrace } from "./trace-command.ts";
 import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
+import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -68,6 +69,7 @@ function commandLine(): Command {
   const program = new Command("rigel")
     .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
     .version(packageJson.version)
+    .enablePositionalOptions()
     .exitOverride();
   program
     .command("launch")
@@ -115,6 +117,7 @@ function commandLine(): Command {
   addTop(program);
   addContexts(program);
   addBench(program, deviceSelector);
+  addRunCommands(program, deviceSelector);
   addServe(program);
   addTrace(program);
   return program;

@@ -231,8 +231,11 @@ export interface Config extends RawConfig {
 
 /** Reads and checks a configuration file, Rigel's own or Orion's. */
 export async function readConfig(file: string): Promise<Config> {
-  const json = await readJson(file);
-  const base = dirname(resolve(file));
+  return configOf(await readJson(file), file, dirname(resolve(file)));
+}
+
+/** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`. */
+export function configOf(json: unknown, file: string, base: string): Config {
   const orion = isOrion(json) ? readOrion(json, file) : undefined;
   const raw = parse(configSchema, orion ? orion.config : json, file);
   return {
