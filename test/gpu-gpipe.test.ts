@@ -61,8 +61,6 @@ const reportSchema = z.object({
   ),
 });
 
-const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
-
 test.skipIf(missing !== undefined)(
   `GPipe with four client threads in each of ${ranks} ranks has the losses that it has without Rigel`,
   async () => {
