@@ -74,12 +74,21 @@ static void build_layout(void)
 #define RG_STRUCT rg_trace
     RG_SECTION("traces", RG_TRACE_FIELDS, offsetof(rg_segment, traces), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_communicator
+    RG_SECTION("communicators", RG_COMMUNICATOR_FIELDS, offsetof(rg_segment, communicators),
+               RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS);
+#undef RG_STRUCT
     /* What the numbers in threads and records mean. */
 #define RG_TEXT(name) RG_PUT(",\"%s\"", #name);
 #define RG_WORK(symbol, ...) RG_TEXT(symbol)
 #define RG_SPECIAL(symbol, ...) RG_TEXT(symbol)
     RG_PUT(",\"operations\":[\"none\"");
 #include "hooks.def"
+#define RG_NCCL_CALL(symbol, ...) RG_TEXT(symbol)
+#define RG_NCCL_SPECIAL(symbol, ...) RG_TEXT(symbol)
+#include "nccl.def"
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
     RG_TRACE_OPERATIONS(RG_TEXT)
 #undef RG_WORK
 #undef RG_SPECIAL

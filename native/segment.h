@@ -39,6 +39,7 @@ enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIO
 #define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
+enum { RG_MAX_COMMUNICATORS = 16 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
@@ -184,6 +185,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
     F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, communicators_lost, 1) /* [client] the same of `communicators` */ \
+    F(u32, rank, 1)            /* [client] 1 + RANK of its environment (torchrun and others set it); 0: none */ \
+    F(u32, ranks, 1)           /* [client] WORLD_SIZE; 0: none */ \
     F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
@@ -258,6 +262,22 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, key, 1) /* [any] taken by compare-and-swap: rg_text_hash; 0: free. Never given back */ \
     F(char, name, RG_NAME_TEXT_BYTES) /* [any] as the driver has it, cut to fit, NUL-terminated */
 
+/*
+ * A communicator of NCCL that a client takes part in (collective.c), RG_MAX_COMMUNICATORS rows for each slot. `key` is the same for all
+ * its ranks; who has entered fewer collectives than others is behind them.
+ */
+#define RG_COMMUNICATOR_FIELDS(F) \
+    F(u64, key, 1)       /* [client] taken by compare-and-swap: hash of the unique id; 0: free */ \
+    F(u64, handle, 1)    /* [client] ncclComm_t; 0: being made */ \
+    F(u32, rank, 1)      /* [client] */ \
+    F(u32, size, 1)      /* [client] how many ranks */ \
+    F(u64, entered, 1)   /* [client] collectives begun */ \
+    F(u64, peers, 1)     /* [client] sends and receives begun */ \
+    F(u64, splits, 1)    /* [client] communicators made from it */ \
+    F(u64, elements, 1)  /* [client] of the last one */ \
+    F(u64, at_tick, 1)   /* [client] when the last one began, or the communicator was made */ \
+    F(u32, operation, 1) /* [client] the last one; 0: none yet */
+
 /* The last operations of a client: trace.h says what is in a record. */
 #define RG_TRACE_FIELDS(F) \
     F(u64, count, 1)    /* [client] records ever made */ \
@@ -325,6 +345,9 @@ typedef struct {
     RG_NAME_FIELDS(RG_MEMBER)
 } rg_name;
 typedef struct {
+    RG_COMMUNICATOR_FIELDS(RG_MEMBER)
+} rg_communicator;
+typedef struct {
     _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
 } rg_trace;
 typedef struct {
@@ -339,6 +362,7 @@ typedef struct {
     _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
     _Alignas(64) rg_name names[RG_MAX_NAMES];
     _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
+    _Alignas(64) rg_communicator communicators[RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]; /* of a client one after the other */
     _Alignas(64) rg_control control;
     _Alignas(64) rg_calls calls[RG_MAX_CLIENTS];
 } rg_segment;
@@ -353,7 +377,7 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 51328, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3289344, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3354880, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15612288, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15686016, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3404032, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
@@ -362,6 +386,7 @@ _Static_assert(sizeof(rg_thread) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, threads) == 5513472, "segment layout");
 _Static_assert(offsetof(rg_segment, names) == 6037760, "segment layout");
 _Static_assert(offsetof(rg_segment, traces) == 7086336, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15479040, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -14,6 +14,7 @@ import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
+import { addHangs } from "./hangs-command.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
@@ -120,6 +121,7 @@ function commandLine(): Command {
   addRunCommands(program, deviceSelector);
   addServe(program);
   addTrace(program);
+  addHangs(program);
   return program;
 }
 

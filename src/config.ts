@@ -173,6 +173,11 @@ const configSchema = fields({
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
+  /**
+   * A client that waits for so long for work that does not finish, or for another rank, hangs: that is told, and what shows it
+   * kept. 0: nobody looks. A minute is longer than what programs wait for in good health, and looking costs clients nothing.
+   */
+  hang_s: z.number().nonnegative().max(86_400).default(60),
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),

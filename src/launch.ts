@@ -17,6 +17,7 @@ import type { Finding } from "./doctor-checks.ts";
 import { RigelError } from "./errors.ts";
 import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
+import { HangWatch } from "./hang-watch.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { manifestOf } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
@@ -200,7 +201,13 @@ async function runPhase(
     }
     interrupt.clients = running.map(({ child }) => child);
     options.started?.(segment);
+    await using hangs =
+      plan.config.hang_s === 0
+        ? undefined
+        : new HangWatch({ segment, threshold_s: plan.config.hang_s, say: (line) => progress(`hang: ${line}`) });
     const counted = await count(plan, running, segment, native, options, interrupt);
+    // What shows a hang is kept before anybody is ended.
+    await hangs?.[Symbol.asyncDispose]();
     const slo = keeper.end() ?? null;
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);
@@ -224,6 +231,7 @@ async function runPhase(
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),
+        ...(hangs?.notes ?? []),
         ...notesOnContexts(segment),
         ...mpsNotes(failures, elsewhere, mps),
       ],

@@ -38,6 +38,7 @@ const layoutSchema = z.object({
   threads: tableSchema,
   names: tableSchema,
   traces: tableSchema,
+  communicators: tableSchema,
   calls: tableSchema,
   shares: tableSchema,
   operations: z.array(z.string()),
@@ -653,7 +654,7 @@ export class Segment {
   }
 
   /** A table by its name in native/segment.h. */
-  table(name: "header" | "clients" | "threads" | "names" | "traces" | "calls" | "shares"): Table {
+  table(name: "header" | "clients" | "threads" | "names" | "traces" | "communicators" | "calls" | "shares"): Table {
     const record = this.#layout[name];
     const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
     return {
@@ -667,6 +668,15 @@ export class Segment {
         return BigUint64Array.from({ length }, (_, index) => Atomics.load(this.#longs, first + index));
       },
     };
+  }
+
+  /** Bit per slot: that high client has unfinished work on some device. */
+  get highBusy(): bigint {
+    const { devices } = this.#layout;
+    let busy = 0n;
+    for (let index = 0; index < devices.count; index++)
+      busy |= this.#long64(devices, "high_busy", index * devices.stride);
+    return busy;
   }
 
   /** What the numbers of operations and kinds mean in `threads` and `traces`. */
