@@ -105,11 +105,11 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
     .filter(({ parent }) => parent === null)
     .map((slot) => {
       const clients = segment.table("clients");
-      const { class: kind, devices } = segment.read(slot);
+      const { devices } = segment.read(slot);
       return {
         segment: basename(segment.path),
         client: slot.name,
-        class: kind,
+        class: slot.class,
         pid: slot.pid,
         live: !slot.finished,
         devices: devices.map((device) => placeOf(segment, slot, device)),
@@ -125,7 +125,7 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
           .filter(({ parent }) => parent === slot.index)
           .map((own) => ({
             name: own.name.slice(slot.name.length + 1),
-            class: segment.classOf(own),
+            class: own.class,
             devices: segment.read(own).devices,
             moves: Number(clients.long(own.index, "moves")),
             calls: callsOf(segment, own.index),
