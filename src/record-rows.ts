@@ -12,6 +12,8 @@ export interface Launch {
   number: number;
   token: number;
   kind: Kind;
+  /** What the GPU runs, where that stands for `kind`; else the same. */
+  ran: Kind;
   begin_ns: number;
   end_ns: number;
   stream: number;
@@ -116,7 +118,7 @@ export function matched(launches: readonly Launch[], gpu: readonly GpuRecord[]) 
   const fits = (launch: Launch | undefined, call: Call | undefined): boolean =>
     launch !== undefined &&
     call !== undefined &&
-    (launch.kind.work === "graph" ? "graph" : alikeToken(launch.kind)) === call.token &&
+    (launch.ran.work === "graph" ? "graph" : alikeToken(launch.ran)) === call.token &&
     call.start_ns >= launch.begin_ns - CLOCK_ERROR_ns;
   let unseen = 0;
   for (let l = 0, c = 0; l < launches.length && c < calls.length;) {
@@ -283,7 +285,7 @@ class RowWriter {
       const records = this.#found.get(number);
       if (!records) this.leftOut++;
       return (records ?? []).map((record, index) =>
-        this.#row(record.kind, launch, {
+        this.#row(launch.ran === kind ? record.kind : kind, launch, {
           request,
           gap_ns: index === 0 ? gap_ns : 0,
           stream: this.#stream(stream),
