@@ -5,8 +5,9 @@
  * must not read .env or bunfig.toml of whatever folder it is started in, hence the two autoload options.
  */
 
-import { cpSync, mkdirSync, rmSync, statSync } from "node:fs";
+import { cpSync, mkdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
+import { EMBEDDED_PAGE, buildPage } from "./dashboard.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 
@@ -20,6 +21,7 @@ mkdirSync(embed, { recursive: true });
 try {
   cpSync(files.library, join(embed, "librigel.so"));
   cpSync(files.replay, join(embed, "rigel-replay"));
+  cpSync(files.simulate, join(embed, "rigel-simulate"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));
   cpSync(files.workload, join(embed, "workload.py"));
   cpSync(join(files.python, "rigel.py"), join(embed, "python", "rigel.py"));
@@ -27,6 +29,7 @@ try {
     recursive: true,
     filter: (path) => path === files.profiles || /\.(csv|json)$/.test(path),
   });
+  writeFileSync(join(embed, EMBEDDED_PAGE), await buildPage());
   const result = await Bun.build({
     entrypoints: [join(root, "src", "cli.ts")],
     target: "bun",

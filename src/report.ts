@@ -11,6 +11,7 @@ import { type Finding, findingLines } from "./doctor-checks.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
+import { digits } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -248,15 +249,8 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
   return `${digits(value)} (x${versusAlone.toFixed(2)})`;
 }
 
-/** Three significant digits or more, never an exponent. */
-export function digits(value: number | null): string {
-  if (value === null) return "-";
-  const size = Math.abs(value);
-  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
-}
-
 /** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */
-function aligned(header: string[], rows: string[][], left: number): string[] {
+export function aligned(header: string[], rows: string[][], left: number): string[] {
   const widths = header.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)));
   return [header, ...rows].map((row) =>
     row

@@ -66,9 +66,9 @@ def take_in(digest, value):
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout}".encode())
         if tensor.is_sparse or tensor.layout != torch.strided:
             tensor = tensor.to_dense()
-        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        if plain.numel():
-            digest.update(plain.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        plain = torch.empty(tensor.numel(), dtype=tensor.dtype)
+        plain.copy_(tensor.detach().resolve_conj().resolve_neg().reshape(-1))
+        digest.update(plain.view(torch.uint8).numpy().tobytes())
     if not any(True for _ in tensors(value)):
         digest.update(repr(value).encode())
 
