@@ -91,7 +91,6 @@ function commandLine(): Command {
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
-  addProfileCommand(program);
   addSimulateCommand(program);
   addProfileCommand(program, deviceSelector);
   program

@@ -171,14 +171,14 @@ function answer(
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
-  const { rung, hold } = controller.step({
+  const { settings: knobs, hold } = controller.step({
     requests: new Histogram(counts, shape),
     launches,
     neighbours: "best-effort",
     measured: "high",
     preemption,
   });
-  const settings = rung ? [rung.suspend, rung.slice_us, rung.inflight, rung.corun] : ["keep"];
+  const settings = knobs ? [knobs.suspend, knobs.slice_us, knobs.inflight, knobs.corun] : ["keep"];
   return `${[...settings, Number(hold)].join(" ")}\n`;
 }
 
