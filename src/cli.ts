@@ -91,8 +91,8 @@ function commandLine(): Command {
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
-  addSimulateCommand(program);
   addProfileCommand(program, deviceSelector);
+  addSimulateCommand(program);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")

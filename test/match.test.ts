@@ -136,6 +136,31 @@ describe("a GPT of which 228 kernels did not come (scenario C)", () => {
   });
 });
 
+describe("the end of a replay (S14)", () => {
+  test("comes when the GPU is done, however long that takes; past the idle time it says what it waits for", async () => {
+    const slow = scratch.file(
+      "slow.csv",
+      `# rigel-profile 1; x=y\n${HEADER}slow,kernel,0,132,1,1,256,1,1,32,0,0,900000000,0\n`,
+    );
+    await using child = Bun.spawn(
+      [join(build, "rigel-replay"), "--profile", slow, "--iterations", "1", "--warmup", "0", "--idle-ms", "100"],
+      {
+        env: {
+          ...plainEnvironment(),
+          LD_LIBRARY_PATH: join(build, "sim"),
+          RIGEL_SIM_STATE: join(scratch.path, "idle-sim"),
+        },
+        stdout: "pipe",
+        stderr: "pipe",
+      },
+    );
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    expect(stderr).toContain("rigel-replay: waiting for the GPU to finish what was launched");
+    expect(JSON.parse(stdout)).toMatchObject({ iterations: 1, launches: 1 });
+    expect(status).toBe(0);
+  });
+});
+
 describe("a program with a profile", () => {
   test("kernels of CUDA graphs count as what they are; what no profile has is new", async () => {
     const profile = scratch.file(
