@@ -195,6 +195,7 @@ static void *agent_main(void *unused)
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
+            rg_memory_beat();
             rg_calls_add();
             beat = now;
             if (++beats % 10 == 0 && deserted()) {
@@ -209,6 +210,7 @@ static void *agent_main(void *unused)
         }
         agent_sleep(sleep_ns);
     }
+    rg_preempt_end();
     return NULL;
 }
 

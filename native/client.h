@@ -475,9 +475,11 @@ int rg_channels_resume(const rg_channels *channels);
 
 /* ---- preempt.c ---- */
 
-/* rg_preempt_beat: called by the agent now and then: time slices, and `rg.preemptible`. rg_preempt_stop: leaves the channels enabled. */
+/* rg_preempt_beat: called by the agent now and then: time slices, and `rg.preemptible`. rg_preempt_stop: leaves the channels enabled.
+ * rg_preempt_end: called by the agent when it ends: the slices are the driver's again, for a program that goes on without Rigel. */
 void rg_preempt_beat(void);
 void rg_preempt_stop(void);
+void rg_preempt_end(void);
 
 /* ---- agent.c ---- */
 
@@ -510,6 +512,15 @@ CUcontext rg_memory_primary(CUdevice device);
 
 /* rg_memory_tracked: allocations that are charged now. */
 uint64_t rg_memory_tracked(void);
+
+/* rg_memory_pools_kept: device memory that this process's memory pools keep though nobody uses it; rg_memory_pools_trim: lets them
+ * give it back, and returns how much that was. */
+uint64_t rg_memory_pools_kept(void);
+uint64_t rg_memory_pools_trim(void);
+
+/* rg_memory_beat: called by the agent now and then: says what the pools keep, and, in a best-effort client, gives it back if
+ * somebody has asked (the header's `trim`). */
+void rg_memory_beat(void);
 
 /* ---- the state of the client ---- */
 

@@ -423,15 +423,19 @@ void rg_preempt_stop(void)
         rg_device *dev = &rg.segment->devices[d];
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
-        if (!rg_join(p->thread) && atomic_load(&p->suspended))
+        /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. Not so on the
+         * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
+        if (!rg_join(p->thread) && atomic_load(&p->suspended) && !p->held.simulated)
             rg_channels_resume(&p->held);
     }
-    /* The program may go on without Rigel for long. A lock that is not to be had is the agent's, which sets a slice just now. */
+}
+
+void rg_preempt_end(void)
+{
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
         if (pthread_mutex_trylock(&p->lock) != 0)
-            continue;
+            continue; /* a thread of ours that did not return from the driver */
         if (p->slice_us && p->found)
             slice(p, DRIVER_SLICE_US);
         pthread_mutex_unlock(&p->lock);

@@ -53,7 +53,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, creator_pid, 1) /* [control] */ \
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
-    F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
+    F(u32, trim, 1)        /* [any] raised by who gets no device memory: best-effort clients give back what their pools keep */ \
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
     F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
@@ -181,7 +181,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   handle; when; 0 */ \
     F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
-    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
+    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
+    F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
+    F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an

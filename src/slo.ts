@@ -423,8 +423,6 @@ export class Controller {
 
   /** A window that shows something else than the ones before it, a program that was still warming up, replaces them. */
   #endWindow(): void {
-    const apart = (low: Pool, high: Pool): boolean =>
-      low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
     const drifted = apart(this.#window, this.#alone) || apart(this.#alone, this.#window);
     if (this.#window.count >= DRIFT_REQUESTS && drifted) {
       this.#alone.take(this.#window);
@@ -543,6 +541,11 @@ export class Controller {
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0 };
   }
+}
+
+/** Whether the durations of one pool are surely below those of the other. */
+function apart(low: Pool, high: Pool): boolean {
+  return low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
 }
 
 /** A quantile's rank, moved by so many standard deviations of the rank that it has in a sample of so many. */
