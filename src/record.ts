@@ -18,7 +18,7 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { WholeFile, RECORDED_HEADER, factsLine, recordedRow } from "./profile-write.ts";
 import type { Gemm, Operation } from "./profile.ts";
 import { type End, type Rhythm, median, repetition, requestsBy, rhythmOf, settled } from "./record-rhythm.ts";
-import { type GpuRecord, type Launch, type Moment, rowsOf, typical } from "./record-rows.ts";
+import { type GpuRecord, type Launch, type Moment, type Request, rowsOf, typical } from "./record-rows.ts";
 import { ENTRY, type Entry, LEVEL, type Mechanism, Recording, SOURCE } from "./recording.ts";
 import type { Segment } from "./segment.ts";
 
@@ -471,13 +471,19 @@ async function write(
     device: recording.text("device"),
     sms: recording.read("sms"),
   };
-  const rhythm = recorder.ownRhythm(FEW) ?? recorder.rhythm ?? whole(moments);
+  const rhythm = recorder.ownRhythm(FEW) ?? recorder.rhythm ?? anyEnd(moments);
   const rows = rowsOf(recorded, rhythm);
-  const wanted =
-    options.duration_s === undefined && !options.fromStart ? rows.requests.slice(-options.requests) : rows.requests;
+  // What was still under way when recording ended is not whole.
+  const whole = rows.requests.filter(({ left_out }) => left_out === 0);
+  const all = whole.length > 0 ? whole : rows.requests;
+  const wanted = options.duration_s === undefined && !options.fromStart ? all.slice(-options.requests) : all;
   const notes = [...recorder.notes(), ...further];
-  if (rows.estimated > 0) notes.push(`${rows.estimated} launches have the time of others of their kind`);
-  if (rows.left_out > 0) notes.push(`${rows.left_out} launches have no time and are left out`);
+  const inWanted = (of: (request: Request) => number): number =>
+    wanted.reduce((total, request) => total + of(request), 0);
+  const estimated = inWanted((request) => request.estimated);
+  const leftOut = inWanted((request) => request.left_out);
+  if (estimated > 0) notes.push(`${estimated} launches have the time of others of their kind`);
+  if (leftOut > 0) notes.push(`${leftOut} launches have no time and are left out`);
   if (rows.unseen > 0)
     notes.push(`${rows.unseen} operations of the GPU belong to no call that was seen and are left out`);
   if (wanted.length === 0)
@@ -487,8 +493,8 @@ async function write(
         "for a time (--duration)",
     );
   const one = typical(wanted, mechanism === "events");
-  const all = wanted.flatMap((request, index) => request.rows.map((row) => ({ ...row, request: index })));
-  const operations = options.all ? all : one.rows;
+  const every = wanted.flatMap((request, index) => request.rows.map((row) => ({ ...row, request: index })));
+  const operations = options.all ? every : one.rows;
   // Of a loop all iterations, as single ones are long where the host waits.
   const with_ns = (rhythm.by === "repetition" ? rows.requests : wanted).map(({ latency_ns }) => latency_ns);
   const overhead = without_ns.length > 0 ? compare(without_ns, with_ns, rhythm.by === "repetition") : null;
@@ -514,7 +520,7 @@ async function write(
 }
 
 /** Where no rhythm is seen, whatever has ended is a request. */
-function whole(moments: readonly Moment[]): Rhythm {
+function anyEnd(moments: readonly Moment[]): Rhythm {
   const reported = moments.some((moment) => moment.what === "end" && moment.end.source === SOURCE.reported);
   return { by: reported ? "reports" : "waits", period: 0 };
 }

@@ -369,6 +369,6 @@ describe("times put to launches", () => {
       ["late", 5],
       ["b", 0],
     ]);
-    expect(rows).toMatchObject({ estimated: 0, left_out: 0, unseen: 0 });
+    expect(rows).toMatchObject({ unseen: 0, requests: [{ estimated: 0, left_out: 0 }] });
   });
 });
