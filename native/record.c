@@ -463,10 +463,13 @@ void rg_record_request(enum rg_record_source source, uint64_t at_ns, uint64_t la
 {
     if (level_now() < RG_REC_QUIET)
         return;
+    uint32_t level = level_now(), in_force = atomic_load(&rg_recorded->header.in_force);
+    if (level == RG_REC_TIMED && in_force != RG_REC_TIMED)
+        level = RG_REC_LOG; /* what it launched has not been timed */
     if (source == RG_REC_WAITED && rg_agent_is_self())
         source = RG_REC_IDLE;
     rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){
-                                   rg_record_word(RG_REC_REQUEST, (uint32_t)source, level_now(), thread_number()), 0, at_ns, latency_ns});
+                                   rg_record_word(RG_REC_REQUEST, (uint32_t)source, level, thread_number()), 0, at_ns, latency_ns});
 }
 
 uint64_t rg_record_wait_begin(void)
