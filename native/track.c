@@ -202,6 +202,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_graph_forget_context(context, d);
     rg_guard_forget_context(context, d);
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
         if (devices & 1u << i)

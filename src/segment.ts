@@ -13,7 +13,7 @@ import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
-import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
+import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -334,6 +334,7 @@ export class Segment {
     const usage = {
       counters: counters((name) => this.#long(base, name)),
       preemption: PREEMPTION[word("preemption")] ?? "unknown",
+      graph_whole: GRAPH_WHOLE[word("graph_whole") - 1] ?? null,
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
       wait_ns: this.#histogram(base, "wait_ns"),
