@@ -38,10 +38,10 @@ static void agent_sleep(uint64_t ns)
     syscall(SYS_futex, &stopping, FUTEX_WAIT_PRIVATE, 0, &t, NULL, 0);
 }
 
-/* Everything this client has ever queued; only compared for change. */
-static uint64_t issued(void)
+/* Everything a client has ever queued; only compared for change. */
+static uint64_t issued(const rg_member *m)
 {
-    rg_client *c = rg.slot;
+    const rg_client *c = m->slot;
     return atomic_load(&c->launches) + atomic_load(&c->graph_launches) + atomic_load(&c->copies) + atomic_load(&c->memsets);
 }
 
@@ -63,11 +63,13 @@ static bool cover_with_event(rg_track *t)
 }
 
 /* Looks after every unfinished track of a high client that launches nothing at the moment. */
-static void watch_tracks(void)
+static void watch_tracks(rg_member *m)
 {
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
         bool done = false;
+        if (rg_track_member(t) != m)
+            continue;
         pthread_mutex_lock(&rg_agent_lock);
         uint64_t state = atomic_load(&t->state);
         if (atomic_load(&t->key) && !atomic_load(&rg.captures) && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT) {
@@ -85,17 +87,17 @@ static void watch_tracks(void)
         uint64_t token = t->agent_token;
         pthread_mutex_unlock(&rg_agent_lock);
         if (done) {
-            uint64_t before = atomic_load(&rg.slot->requests);
+            uint64_t before = atomic_load(&m->slot->requests);
             rg_track_finished(t, token);
-            atomic_fetch_add_explicit(&rg.slot->agent_idle, atomic_load(&rg.slot->requests) != before, memory_order_relaxed);
+            atomic_fetch_add_explicit(&m->slot->agent_idle, atomic_load(&m->slot->requests) != before, memory_order_relaxed);
         }
     }
 }
 
-static bool any_busy(void)
+static bool any_busy(const rg_member *m)
 {
     for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load_explicit(&rg.busy[i], memory_order_relaxed))
+        if (atomic_load_explicit(&m->busy[i], memory_order_relaxed))
             return true;
     return false;
 }
@@ -117,6 +119,42 @@ static void clear_stale(uint64_t now)
             atomic_fetch_add(&rg.slot->stale_cleared, 1);
             rg_device_wake(dev);
         }
+    }
+}
+
+/* Looks after a high client; when to look again, in ns. */
+static uint64_t watch(rg_member *m, uint64_t now)
+{
+    uint64_t quiet_ns = (uint64_t)atomic_load(&rg.segment->settings.quiet_us) * 1000u;
+    uint64_t n = issued(m);
+    bool busy = any_busy(m);
+    if (n != m->seen) {
+        m->seen = n;
+        m->seen_at = now;
+    } else if (busy && now - m->seen_at >= quiet_ns) {
+        watch_tracks(m);
+    }
+    /* Programs that wait for the GPU never need the agent, so it looks seldom; once it was needed it looks often for
+     * a second, and not at all often in a program that does nothing. */
+    uint64_t ended = atomic_load(&m->slot->agent_idle);
+    if (ended != m->needed) {
+        m->needed = ended;
+        m->needed_at = now;
+    }
+    if ((busy && now - m->seen_at >= quiet_ns) || (m->needed_at && now - m->needed_at < 1000000000u))
+        return quiet_ns;
+    return now - m->seen_at < 1000000000u ? WATCH_NS : BEAT_NS / 5;
+}
+
+/* Says for every client of this process that it lives. */
+static void beat_all(uint64_t now)
+{
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+        rg_member *m = &rg.members[i];
+        if (i && !atomic_load(&m->mode))
+            continue; /* it has no slot */
+        atomic_store(&m->slot->heartbeat_ns, now);
+        rg_busy_assert(m);
     }
 }
 
@@ -143,7 +181,7 @@ static bool deserted(void)
 static void *agent_main(void *unused)
 {
     (void)unused;
-    uint64_t seen = 0, seen_at = 0, beat = 0, needed_at = 0, needed = 0;
+    uint64_t beat = 0;
     uint32_t beats = 0;
     prctl(PR_SET_NAME, "rigel-agent");
     prctl(PR_SET_TIMERSLACK, 1000);
@@ -154,8 +192,7 @@ static void *agent_main(void *unused)
         uint64_t now = rg_now_ns();
         rg_trace_beat();
         if (now - beat >= BEAT_NS) {
-            atomic_store(&rg.slot->heartbeat_ns, now);
-            rg_busy_assert();
+            beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
             beat = now;
@@ -164,32 +201,12 @@ static void *agent_main(void *unused)
                 break;
             }
         }
-        if (!(atomic_load(&rg.mode) & RG_MODE_HIGH)) {
-            agent_sleep(BEAT_NS);
-            continue;
+        uint64_t sleep_ns = BEAT_NS;
+        for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+            uint64_t again_ns = atomic_load(&rg.members[i].mode) & RG_MODE_HIGH ? watch(&rg.members[i], now) : BEAT_NS;
+            sleep_ns = again_ns < sleep_ns ? again_ns : sleep_ns;
         }
-        uint64_t quiet_ns = (uint64_t)atomic_load(&rg.segment->settings.quiet_us) * 1000u;
-        uint64_t n = issued();
-        bool busy = any_busy();
-        if (n != seen) {
-            seen = n;
-            seen_at = now;
-        } else if (busy && now - seen_at >= quiet_ns) {
-            watch_tracks();
-        }
-        /* Programs that wait for the GPU never need the agent, so it looks seldom; once it was needed it looks often for
-         * a second, and not at all often in a program that does nothing. */
-        uint64_t ended = atomic_load(&rg.slot->agent_idle);
-        if (ended != needed) {
-            needed = ended;
-            needed_at = now;
-        }
-        if ((busy && now - seen_at >= quiet_ns) || (needed_at && now - needed_at < 1000000000u))
-            agent_sleep(quiet_ns);
-        else if (now - seen_at < 1000000000u)
-            agent_sleep(WATCH_NS);
-        else
-            agent_sleep(BEAT_NS / 5);
+        agent_sleep(sleep_ns);
     }
     return NULL;
 }
@@ -204,6 +221,11 @@ bool rg_agent_start(void)
     atomic_store(&started, ok);
     atomic_fetch_add(&rg_own_threads, ok);
     return ok;
+}
+
+bool rg_agent_is_self(void)
+{
+    return atomic_load(&started) && pthread_equal(pthread_self(), thread);
 }
 
 bool rg_join(pthread_t joined)

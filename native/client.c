@@ -9,6 +9,7 @@
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 #include <errno.h>
@@ -38,7 +39,7 @@ void rg_say(const char *format, ...)
 
 static void after_fork_in_child(void)
 {
-    atomic_store(&rg.mode, RG_MODE_BARE);
+    rg_members_forked();
     rg_channel_off();
 }
 
@@ -67,10 +68,9 @@ void rigel_shutdown(void)
     }
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
         rg_preempt_stop();
+        rg_record_stop();
         rg_agent_stop();
-        rg_busy_leave();
-        atomic_store(&rg.slot->exited_ns, rg_now_ns());
-        atomic_store(&rg.slot->state, RG_EXITED);
+        rg_members_leave();
     }
     atomic_store(&shut_down, true);
 }
@@ -148,17 +148,21 @@ static void attach(void)
         mode = RG_MODE_SHOWN;
     uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
     atomic_store(&rg.slot->weight, weight);
-    rg.inverse_weight = rg_policy_inverse(weight);
+    atomic_store(&rg.slot->parent, 0);
+    RG_PROCESS->inverse_weight = rg_policy_inverse(weight);
+    const char *threads = getenv("RIGEL_THREADS");
     rg_guard_attach();
     /* Before there is anything to leave: another thread may fork, or exit, at any moment. */
     client_pid = getpid();
     pthread_atfork(NULL, NULL, after_fork_in_child);
     atexit(rigel_shutdown);
     at_quick_exit(rigel_shutdown);
-    atomic_store(&rg.mode, mode);
+    rg_members_attach(mode, threads && strcmp(threads, "1") == 0);
+    if (rg_record_attach())
+        atomic_fetch_or(&rg.mode, RG_MODE_RECORDED);
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
-        atomic_store(&rg.slot->state, RG_EXITED);
+        rg_members_leave();
         rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
     }
 }
@@ -167,12 +171,4 @@ void rg_client_attach(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, attach);
-}
-
-void rigel_report_request(uint64_t latency_ns)
-{
-    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE)
-        return;
-    rg_hist_add(&rg.slot->report_ns, latency_ns);
-    atomic_fetch_add_explicit(&rg.slot->reports, 1, memory_order_relaxed);
 }

@@ -2,7 +2,9 @@
  * client.h: what the parts of librigel.so share inside a client process.
  *
  * Vocabulary
- *   client        this process, once cuInit has succeeded and it holds a slot in the segment
+ *   client        who holds a slot in the segment: this process, once cuInit has succeeded, and beside it threads that have
+ *                 entered a client of their own (member.c)
+ *   member        a client of this process, as this process has it
  *   work          a launch, graph launch, bulk copy or memset
  *   track         what is known of one stream of one context: has it unfinished work, how much of it is uncounted
  *   busy          (high class) some track of a device has unfinished work
@@ -12,6 +14,9 @@
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * member.c says whose a launch is, where threads of this process are clients of their own: of each client are its class, what it
+ * has in flight, whether it is busy, and its counts; of the process are captures, tracks, memory, the guard, and the channels
+ * that preempt.c takes off the GPU, which is why a process with a high client among its threads is never suspended.
  * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
@@ -23,6 +28,8 @@
  *      another thread may begin a capture at any moment, the thread is in relaxed capture mode: in any other, an event
  *      query ends a capture that is open elsewhere (seen on an H200: 900, then 901 from cuStreamEndCapture).
  *   4. Every wait ends by itself (rg_policy_decide's bound, a stale heartbeat, shutdown, exit, the end of a hold).
+ *   5. A thread that holds Python's interpreter lock does not wait for a high client of its own process, which may need the
+ *      lock to come to an end (rg_member_holds_python).
  */
 #ifndef RIGEL_CLIENT_H
 #define RIGEL_CLIENT_H
@@ -75,6 +82,10 @@ enum rg_hook {
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
     X(cuFuncGetName, (const char **, CUfunction)) \
+    X(cuFuncGetAttribute, (int *, int, CUfunction)) \
+    X(cuKernelGetFunction, (CUfunction *, CUkernel)) \
+    X(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *, CUfunction, int, size_t)) \
+    X(cuDeviceGetAttribute, (int *, int, CUdevice)) \
     X(cuKernelGetName, (const char **, CUkernel)) \
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
@@ -150,6 +161,8 @@ enum rg_mode {
     RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
     RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
     RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
+    RG_MODE_RECORDED = 16,   /* bit, of the process alone: what it launches is counted or told (record.c) */
+    RG_MODE_ATTACHED = 8,    /* bit, of the process alone: only threads that have entered a client are one */
 };
 
 /* rg_say: one line on standard error, cut to fit; a newline is added. Not for the launch path. */
@@ -157,6 +170,57 @@ void rg_say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* rg_client_attach: called after each successful cuInit; attaches once. */
 void rg_client_attach(void);
+
+/* ---- member.c: the clients of this process ---- */
+
+typedef struct {
+    _Atomic uint32_t mode;     /* enum rg_mode; bare until it has a slot */
+    _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
+    _Atomic uint32_t credit;   /* launches that may still go out in this starvation period */
+    _Atomic uint32_t threads;  /* that have entered it */
+    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
+    _Atomic uint64_t busy_since[RG_MAX_DEVICES];
+    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
+    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
+    rg_client *slot;
+    int slot_index;
+    uint64_t inverse_weight;   /* fair: rg_policy_inverse */
+    uint32_t class;            /* enum rg_class */
+    uint64_t seen, seen_at, needed, needed_at; /* agent thread only */
+    char name[RG_NAME_BYTES];
+} rg_member;
+
+typedef struct rg_track rg_track;
+
+/* rg_members_attach: the process has become a client of the segment; gives clients that threads have entered already a slot.
+ * `alone`: threads that have entered none are no client. */
+void rg_members_attach(uint32_t mode, bool alone);
+
+/* rg_members_leave: every client of this process has ended. rg_members_forked: in the child of a fork, which is none. */
+void rg_members_leave(void);
+void rg_members_forked(void);
+
+/*
+ * rg_member_of: whose work on this stream is: the client that the stream belongs to, else the calling thread's, else the
+ * process's. NULL: nobody's. Asked only where there are several (rg.several).
+ */
+rg_member *rg_member_of(CUstream stream);
+
+/* rg_member_index: a number for the calling thread's client, 0 for the process's. */
+uint32_t rg_member_index(void);
+
+/* rg_member_made: the calling thread has made this stream. rg_member_unmade: it is about to be destroyed (NULL: any may be gone). */
+void rg_member_made(CUstream stream);
+void rg_member_unmade(CUstream stream);
+
+/* rg_member_mine: the client of the calling thread; NULL: none. */
+rg_member *rg_member_mine(void);
+
+/* rg_member_class: the class that this process is of where it cannot be divided: high if any of its clients is. */
+uint32_t rg_member_class(void);
+
+/* rg_member_holds_python: the calling thread holds Python's interpreter lock, and the process has a high client. */
+bool rg_member_holds_python(void);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
@@ -167,25 +231,29 @@ void rg_client_attach(void);
  */
 enum { RG_CLEAN = 0, RG_DIRTY = 1, RG_TOKEN_WAIT = 2, RG_TOKEN_EVENT = 3 };
 
-typedef struct {
+struct rg_track {
     _Alignas(64) _Atomic uintptr_t key; /* 0 free; what rg_track_key made of stream and context */
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
     _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
-    const char *owner;          /* the thread of a per-thread default stream (others cannot name it), else NULL */
+    _Atomic(const char *) owner; /* the thread of a per-thread default stream (others cannot name it), else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
-    CUstream stream;
-    CUcontext context;
-    CUdevice cu_device;
+    _Atomic(CUstream) stream;
+    _Atomic(CUcontext) context;
+    _Atomic CUdevice cu_device;
     CUevent agent_event;        /* agent thread only */
     uint64_t agent_token;       /* agent thread only */
-} rg_track;
+    _Atomic(rg_member *) member; /* whose work it has */
+};
 
 enum { RG_MAX_TRACKS = 254, RG_TRACK_INDEX = 1024 };
 
 /* rg_track_add: slow half of rg_track_of: enters a stream, sets its priority. NULL if it cannot be tracked. */
 rg_track *rg_track_add(CUstream stream, uintptr_t key);
+
+/* rg_track_for: the track of a stream for this client's work, where there are several; what it has of another's counts as done. */
+rg_track *rg_track_for(CUstream stream, rg_member *member);
 
 /* rg_track_forget: the stream is about to be destroyed. */
 void rg_track_forget(CUstream stream);
@@ -197,8 +265,8 @@ void rg_track_forget_context(CUcontext context, CUdevice d);
 void rg_capture_began(CUstream stream);
 void rg_capture_ended(CUstream stream);
 
-/* rg_stream_prioritise: gives a stream the priority of this client's class; `asked` is the one the program gave it. */
-void rg_stream_prioritise(CUstream stream, int asked);
+/* rg_stream_prioritise: gives a stream the priority of a client of this mode; `asked` is the one the program gave it. */
+void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked);
 
 /* Waits. begin returns a token for what is unfinished now; end(ok) says that it is finished. 0 tokens are harmless. */
 uint64_t rg_wait_stream_begin(CUstream stream);
@@ -221,11 +289,11 @@ uint64_t rg_token(uint64_t kind);
 /* rg_track_finished: the work covered by `token` is done. Clean if nothing came since. */
 void rg_track_finished(rg_track *track, uint64_t token);
 
-/* rg_idle_check: if no track of the device has unfinished work, the busy period is over. */
-void rg_idle_check(uint32_t device);
+/* rg_idle_check: if no track of the client on the device has unfinished work, the busy period is over. */
+void rg_idle_check(rg_member *member, uint32_t device);
 
 /* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
-void rg_busy_begin(uint32_t device);
+void rg_busy_begin(rg_member *member, uint32_t device);
 
 /*
  * rg_drain: a thread is about to block until work is done. If all the work of this high client on a device is waited for, nothing
@@ -233,13 +301,13 @@ void rg_busy_begin(uint32_t device);
  * high client keeps the GPU for its long slice. rg_drain_end: something came after all.
  */
 void rg_drain(void);
-void rg_drain_end(uint32_t device);
+void rg_drain_end(rg_member *member, uint32_t device);
 
 /* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */
-void rg_busy_assert(void);
+void rg_busy_assert(rg_member *member);
 
 /* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */
-void rg_busy_leave(void);
+void rg_busy_leave(rg_member *member);
 
 /* ---- gate.c ---- */
 
@@ -261,7 +329,7 @@ enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duratio
 uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
 /* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
-void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
+void rg_gate_recharge(rg_member *member, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
 
 /* rg_gate_show: orion: what the kernel that a high client launches is bound by. */
 void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
@@ -270,7 +338,7 @@ void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_
 void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
 
 /* rg_retire: so much weight is no longer in flight. */
-void rg_retire(uint32_t device, uint32_t weight);
+void rg_retire(rg_member *member, uint32_t device, uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
@@ -305,12 +373,12 @@ void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags);
 void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts);
 
 /*
- * rg_graph_launch: launches the graph in pieces, if this is to be (then true, and the result of the program's call in `result`).
+ * rg_graph_launch: launches the graph in pieces, if this is to be (`mode`: the member's; then true, and the result of the program's call in `result`).
  * Else the caller launches it whole, as if this had not been called.
  */
-bool rg_graph_launch(uint32_t mode, CUgraphExec exec, CUstream stream, rg_track *track, CUresult *result);
+bool rg_graph_launch(rg_member *member, uint32_t mode, CUgraphExec exec, CUstream stream, rg_track *track, CUresult *result);
 
-/* rg_graph_passes: the graph is about to be launched whole while some stream is captured. */
+/* rg_graph_passes: the graph is about to be launched whole, while some stream is captured or as nobody's work. */
 void rg_graph_passes(CUgraphExec exec, CUstream stream);
 
 /* rg_graph_changed: the program has changed the executable graph. rg_graph_forget: it is about to be destroyed. */
@@ -439,6 +507,9 @@ void rg_preempt_stop(void);
 bool rg_agent_start(void);
 void rg_agent_stop(void);
 
+/* rg_agent_is_self: whether the calling thread is the agent. */
+bool rg_agent_is_self(void);
+
 /* rg_own_threads: threads that Rigel has started in this process; each raises it by one. */
 extern _Atomic uint32_t rg_own_threads;
 
@@ -466,28 +537,26 @@ uint64_t rg_memory_tracked(void);
 /* ---- the state of the client ---- */
 
 typedef struct {
-    _Atomic uint32_t mode;     /* enum rg_mode: the first thing every hook reads */
+    _Atomic uint32_t mode;     /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
-    _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
+    _Atomic uint32_t several;  /* some thread has entered a client of its own */
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
-    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: this client's bit is set in the device's high_busy */
-    _Atomic uint64_t busy_since[RG_MAX_DEVICES];
-    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
-    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
     rg_segment *segment;
-    rg_client *slot;
+    rg_client *slot;           /* the process's own */
     int slot_index;
-    rg_account *account;       /* of the client's memory */
+    rg_account *account;       /* of the process's memory */
     uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
     bool set_priorities;       /* policy other than none and fair when the client attached */
-    uint64_t inverse_weight;   /* fair: rg_policy_inverse */
+    _Atomic uint32_t member_count;
+    rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
     _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
     _Atomic uint32_t track_count;
     rg_track tracks[RG_MAX_TRACKS];
 } rg_client_state;
 extern rg_client_state rg;
+#define RG_PROCESS (&rg.members[0])
 
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
@@ -527,6 +596,11 @@ static inline rg_track *rg_track_of(CUstream stream)
     return RG_LIKELY(t != NULL) ? t : rg_track_add(stream, key);
 }
 
+static inline rg_member *rg_track_member(const rg_track *t)
+{
+    return atomic_load_explicit(&t->member, memory_order_relaxed);
+}
+
 /* rg_gate_view: the numbers the policy decides on, for a launch that has not waited yet. */
 static inline rg_policy_view rg_gate_view(const rg_track *t)
 {
@@ -538,7 +612,7 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
         .best_effort = true,
         .high_busy = atomic_load_explicit(&rg.segment->devices[t->device].high_busy, memory_order_relaxed) != 0,
         .preemptible = atomic_load_explicit(&rg.preemptible[t->device], memory_order_relaxed) != 0,
-        .inflight = atomic_load_explicit(&rg.inflight, memory_order_relaxed),
+        .inflight = atomic_load_explicit(&rg_track_member(t)->inflight, memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .hold = RG_UNLIKELY(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed)) &&
@@ -559,31 +633,32 @@ typedef struct {
  * The order pairs with rg_idle_check: the track is marked, then (a full barrier) `busy` is read; the checker clears `busy`,
  * then reads the tracks. One of the two sees the other.
  */
-static inline void rg_mark(rg_track *t)
+static inline void rg_mark(rg_member *m, rg_track *t)
 {
     if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
-        if (RG_UNLIKELY(atomic_load_explicit(&rg.draining[t->device], memory_order_seq_cst)))
-            rg_drain_end(t->device);
+        if (RG_UNLIKELY(atomic_load_explicit(&m->draining[t->device], memory_order_seq_cst)))
+            rg_drain_end(m, t->device);
     }
-    if (RG_UNLIKELY(!atomic_load_explicit(&rg.busy[t->device], memory_order_seq_cst)))
-        rg_busy_begin(t->device);
+    if (RG_UNLIKELY(!atomic_load_explicit(&m->busy[t->device], memory_order_seq_cst)))
+        rg_busy_begin(m, t->device);
 }
 
 /* rg_work_pass: rg_work_begin for what the program did not ask for one by one: pieces of a graph, of which one is counted. */
-static inline rg_work rg_work_pass(uint32_t mode, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
+static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+                                                                  uintptr_t units, rg_dims dims)
 {
-    rg_client *c = rg.slot;
+    rg_client *c = m->slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
     if (RG_UNLIKELY(!t))
         return work;
     if (mode == RG_MODE_HIGH) {
-        rg_mark(t);
+        rg_mark(m, t);
         work.track = t;
         return work;
     }
     if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
-        rg_mark(t);
+        rg_mark(m, t);
         work.track = t;
         work.weight = 0; /* what leaves early below only marks again, and counts for nothing */
         if (!(mode & RG_MODE_BEST_EFFORT)) {
@@ -630,7 +705,7 @@ static inline rg_work rg_work_pass(uint32_t mode, enum rg_kind kind, rg_track *t
     }
     if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
         work.weight = rg_gate_charge(t, d, view.policy, work.weight);
-    atomic_fetch_add_explicit(&rg.inflight, work.weight, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->inflight, work.weight, memory_order_relaxed);
     work.track = t;
     return work;
 }
@@ -640,19 +715,21 @@ static inline rg_work rg_work_pass(uint32_t mode, enum rg_kind kind, rg_track *t
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline rg_work rg_work_begin(uint32_t mode, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
+static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+                                                                   uintptr_t units, rg_dims dims)
 {
-    rg_client *c = rg.slot;
+    rg_client *c = m->slot;
     _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
     atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
-    return rg_work_pass(mode, kind, t, units, dims);
+    return rg_work_pass(m, mode, kind, t, units, dims);
 }
 
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
-static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, bool ok)
+static inline __attribute__((always_inline)) void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
+                                                              bool ok)
 {
     rg_track *t = work.track;
     if (!t)
@@ -660,19 +737,19 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
     if (mode == RG_MODE_HIGH) {
         /* A call that took long (lazy loading) may have been overtaken by the agent, which saw the stream empty. */
         if (ok && kind != RG_COPYWAIT)
-            rg_mark(t);
+            rg_mark(m, t);
         return;
     }
     if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
         if (ok && kind != RG_COPYWAIT)
-            rg_mark(t);
+            rg_mark(m, t);
         if (!work.weight)
             return;
     }
     if (RG_UNLIKELY(work.sample >= 0))
         rg_sample_end(work.sample, t, ok);
     if (RG_UNLIKELY(!ok)) {
-        rg_retire(t->device, work.weight);
+        rg_retire(m, t->device, work.weight);
         return;
     }
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;
@@ -681,6 +758,14 @@ static inline void rg_work_end(uint32_t mode, enum rg_kind kind, rg_work work, b
     if (unbatched >= rg_policy_batch(&view) || t->owner)
         rg_batch_record(t);
 }
+
+/*
+ * The same in a process of several clients, for the one whose work it is (member.c). rg_work_member: that one, or NULL where the work is
+ * nobody's. Elsewhere the process is its only client.
+ */
+rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims);
+void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok);
+rg_member *rg_work_member(CUstream stream);
 
 /* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
 static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
@@ -696,6 +781,7 @@ static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg
         atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
         atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
         atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
+        atomic_store_explicit(&row->client, (uint32_t)rg_track_member(t)->slot_index + 1, memory_order_relaxed);
         atomic_store_explicit(&row->track, serial, memory_order_relaxed);
     }
     return (uint64_t)(serial & 0xff) << 38;

@@ -28,6 +28,7 @@ static struct {
     uint32_t index; /* of the device in the segment */
     CUevent start, stop;
     rg_duration *duration;
+    rg_member *member;
     uint64_t key;
 } samples[SAMPLES];
 
@@ -132,7 +133,7 @@ static void share(rg_duration *d, const rg_track *t, uint64_t kernel_hash, const
     atomic_store(&d->shared, (uint32_t)(at + 1));
     if (ns && atomic_compare_exchange_strong(&d->duration_ns, &none, ns)) {
         atomic_store(&d->doubt, RG_ESTIMATE_DOUBT);
-        atomic_fetch_add_explicit(&rg.slot->durations_seeded, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&rg_track_member(t)->slot->durations_seeded, 1, memory_order_relaxed);
     }
 }
 
@@ -182,6 +183,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         samples[i].device = t->cu_device;
         samples[i].index = t->device;
         samples[i].duration = duration;
+        samples[i].member = rg_track_member(t);
         samples[i].key = atomic_load(&duration->key);
         samples[i].shared = atomic_load(&duration->shared);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
@@ -198,12 +200,12 @@ void rg_sample_end(int i, rg_track *t, bool ok)
     atomic_store(&samples[i].state, ok ? SAMPLE_RECORDED : SAMPLE_FREE);
 }
 
-static void take_in(rg_duration *d, uint64_t key, uint32_t shared, uint32_t device, float ms)
+static void take_in(rg_member *m, rg_duration *d, uint64_t key, uint32_t shared, uint32_t device, float ms)
 {
     if (!(ms >= 0 && ms < 4000))
         return;
     uint32_t sample = (uint32_t)(ms * 1e6f) + 1;
-    atomic_fetch_add_explicit(&rg.slot->samples, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->slot->samples, 1, memory_order_relaxed);
     if (shared)
         rg_estimate_sample(rg.segment, (int)shared - 1, sample);
     if (atomic_load(&d->key) != key)
@@ -218,7 +220,7 @@ static void take_in(rg_duration *d, uint64_t key, uint32_t shared, uint32_t devi
     /* The first ones of a program that starts beside others hold much of theirs: not to be charged by one alone. */
     if (atomic_fetch_add(&d->samples, 1) + 1 >= RG_SAMPLE_FIRST && price != least) {
         atomic_store(&d->price_ns, least);
-        rg_gate_recharge(device, atomic_load(&d->charged), price, least);
+        rg_gate_recharge(m, device, atomic_load(&d->charged), price, least);
     }
 }
 
@@ -232,7 +234,7 @@ void rg_samples_poll(void)
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
         if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
-            take_in(samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);
+            take_in(samples[i].member, samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
     }
 }

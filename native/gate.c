@@ -31,6 +31,7 @@ enum { BATCHES = 64 };
 static struct {
     _Atomic uint32_t state;
     uint32_t weight, index; /* in flight; of the device in the segment */
+    rg_member *member;      /* whose */
     CUcontext context;      /* that `event` belongs to */
     CUdevice device;
     CUevent event;
@@ -45,13 +46,13 @@ static uint64_t weight_ns(uint32_t weight)
     return weight * (unit_us ? unit_us : UNKNOWN_US) * 1000 / RG_POLICY_LAUNCH;
 }
 
-void rg_retire(uint32_t device, uint32_t weight)
+void rg_retire(rg_member *m, uint32_t device, uint32_t weight)
 {
     if (atomic_load_explicit(&rg.segment->settings.policy, memory_order_relaxed) == RG_POLICY_ORION)
-        rg_share_settle(rg.segment, device, rg.slot_index, weight_ns(weight));
+        rg_share_settle(rg.segment, device, m->slot_index, weight_ns(weight));
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
-    uint32_t n = atomic_load(&rg.inflight);
-    while (!atomic_compare_exchange_weak(&rg.inflight, &n, n > weight ? n - weight : 0))
+    uint32_t n = atomic_load(&m->inflight);
+    while (!atomic_compare_exchange_weak(&m->inflight, &n, n > weight ? n - weight : 0))
         continue;
 }
 
@@ -83,8 +84,9 @@ void rg_batch_record(rg_track *t)
             rg_real.cuCtxPopCurrent_v2(&popped);
         batches[i].weight = n;
         batches[i].index = t->device;
+        batches[i].member = rg_track_member(t);
         if (!ok)
-            rg_retire(t->device, n); /* cannot be followed: do not hold anybody back for it */
+            rg_retire(batches[i].member, t->device, n); /* cannot be followed: do not hold anybody back for it */
         atomic_store(&batches[i].state, ok ? BATCH_RECORDED : BATCH_FREE);
         return;
     }
@@ -103,7 +105,7 @@ static bool batches_poll(void)
             continue;
         bool done = RG_REAL(cuEventQuery)(batches[i].event) != CUDA_ERROR_NOT_READY; /* an error ends the wait too */
         if (done)
-            rg_retire(batches[i].index, batches[i].weight);
+            rg_retire(batches[i].member, batches[i].index, batches[i].weight);
         any |= done;
         atomic_store(&batches[i].state, done ? BATCH_FREE : BATCH_RECORDED);
     }
@@ -136,7 +138,7 @@ void rg_batch_forget(CUcontext context, CUdevice d)
             if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
                 atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
                 if (state == BATCH_RECORDED)
-                    rg_retire(batches[i].index, batches[i].weight);
+                    rg_retire(batches[i].member, batches[i].index, batches[i].weight);
                 batches[i].event = NULL;
                 atomic_store(&batches[i].state, BATCH_FREE);
                 break;
@@ -152,14 +154,14 @@ void rg_batch_forget(CUcontext context, CUdevice d)
  * Raises the device's virtual time to that of the slowest active client. Done by who is about to wait, or waits, once for each
  * quantum of GPU time at most, so that the launch path reads one word however many clients there are.
  */
-static void look_up_virtual(uint32_t device, uint64_t now)
+static void look_up_virtual(const rg_member *m, uint32_t device, uint64_t now)
 {
     rg_device *dev = &rg.segment->devices[device];
     uint64_t busy = atomic_load(&dev->high_busy), least = UINT64_MAX;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_share *share = rg_share_of(rg.segment, device, i);
         uint64_t idle = atomic_load_explicit(&share->idle_ns, memory_order_relaxed);
-        bool active = i == rg.slot_index || busy >> i & 1 || (idle && (now < idle || now - idle < RG_POLICY_GRACE_NS));
+        bool active = i == m->slot_index || busy >> i & 1 || (idle && (now < idle || now - idle < RG_POLICY_GRACE_NS));
         uint64_t own = active ? atomic_load_explicit(&share->virtual_ns, memory_order_relaxed) : UINT64_MAX;
         least = own < least ? own : least;
     }
@@ -168,30 +170,30 @@ static void look_up_virtual(uint32_t device, uint64_t now)
         continue;
 }
 
-static void charge(uint32_t device, uint32_t charge_ns)
+static void charge(const rg_member *m, uint32_t device, uint32_t charge_ns)
 {
-    rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
-    atomic_fetch_add_explicit(&rg.slot->charged_ns, charge_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, rg.inverse_weight), memory_order_relaxed);
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    atomic_fetch_add_explicit(&m->slot->charged_ns, charge_ns, memory_order_relaxed);
+    atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, m->inverse_weight), memory_order_relaxed);
 }
 
-void rg_gate_recharge(uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns)
+void rg_gate_recharge(rg_member *m, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns)
 {
-    rg_share *share = rg_share_of(rg.segment, device, rg.slot_index);
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     uint64_t off_ns = from_ns > to_ns ? from_ns - to_ns : to_ns - from_ns;
     uint64_t charged = off_ns * launches;
-    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, rg.inverse_weight) * launches;
+    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, m->inverse_weight) * launches;
     if (from_ns > to_ns) {
         /* What is given back is no credit: the next launch raises the virtual time to that of the slowest again. Never below
          * zero, were a launch counted before it is charged. */
-        uint64_t old = atomic_load(&share->virtual_ns), sum = atomic_load(&rg.slot->charged_ns);
+        uint64_t old = atomic_load(&share->virtual_ns), sum = atomic_load(&m->slot->charged_ns);
         while (!atomic_compare_exchange_weak(&share->virtual_ns, &old, old > virtual ? old - virtual : 0))
             continue;
-        while (!atomic_compare_exchange_weak(&rg.slot->charged_ns, &sum, sum > charged ? sum - charged : 0))
+        while (!atomic_compare_exchange_weak(&m->slot->charged_ns, &sum, sum > charged ? sum - charged : 0))
             continue;
     } else {
         atomic_fetch_add(&share->virtual_ns, virtual);
-        atomic_fetch_add(&rg.slot->charged_ns, charged);
+        atomic_fetch_add(&m->slot->charged_ns, charged);
     }
 }
 
@@ -275,7 +277,7 @@ static void complete(const rg_track *t, const rg_duration *d, rg_policy_view *v)
     rg_device *dev = &rg.segment->devices[t->device];
     rg_settings *s = &rg.segment->settings;
     if (v->policy == RG_POLICY_FAIR) {
-        rg_share *share = rg_share_of(rg.segment, t->device, rg.slot_index);
+        rg_share *share = rg_share_of(rg.segment, t->device, rg_track_member(t)->slot_index);
         uint64_t slowest = atomic_load_explicit(&dev->virtual_ns, memory_order_relaxed);
         uint64_t own = atomic_load_explicit(&share->virtual_ns, memory_order_relaxed);
         while (own < slowest && !atomic_compare_exchange_weak(&share->virtual_ns, &own, slowest))
@@ -305,17 +307,18 @@ enum rg_verdict rg_gate_decide(const rg_track *t, const rg_duration *d)
 
 uint32_t rg_gate_charge(const rg_track *t, rg_duration *d, uint32_t policy, uint32_t weight)
 {
+    const rg_member *m = rg_track_member(t);
     if (policy == RG_POLICY_FAIR && d) { /* copies and memsets use no SMs: nothing to pay */
         /* The estimate rises where others slow the kernel down; that is not this client's to pay for. */
         atomic_fetch_add_explicit(&d->charged, 1, memory_order_relaxed);
-        charge(t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
+        charge(m, t->device, atomic_load_explicit(&d->price_ns, memory_order_relaxed));
     } else if (policy == RG_POLICY_ORION) {
         if (described.set)
             weight = rg_policy_weight(described.duration_ns, weight_ns(RG_POLICY_LAUNCH));
         else if (d && !kernel_of(d))
-            atomic_fetch_add_explicit(&rg.slot->unprofiled, 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&m->slot->unprofiled, 1, memory_order_relaxed);
         described.set = false;
-        atomic_fetch_add(&rg_share_of(rg.segment, t->device, rg.slot_index)->outstanding_ns, weight_ns(weight));
+        atomic_fetch_add(&rg_share_of(rg.segment, t->device, m->slot_index)->outstanding_ns, weight_ns(weight));
         atomic_fetch_add(&rg.segment->devices[t->device].outstanding_ns, weight_ns(weight));
     }
     return weight;
@@ -412,8 +415,12 @@ static void put_off(rg_policy_view *v, rg_device *dev, uint64_t now)
 
 void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 {
-    /* Launches that may still go out in this starvation period; shared by the client's threads. */
-    static _Atomic uint32_t credit;
+    rg_member *m = rg_track_member(t);
+    rg_client *slot = m->slot;
+    if (rg_member_holds_python()) {
+        atomic_fetch_add_explicit(&slot->passed, 1, memory_order_relaxed);
+        return;
+    }
     rg_device *dev = &rg.segment->devices[t->device];
     rg_settings *s = &rg.segment->settings;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -426,7 +433,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
     naps napped = {0};
     uint64_t spent_ns[2] = {0, 0}; /* waiting for high clients; waiting for our own launches */
     if (verdict == RG_WAIT_TURN) { /* nobody may have looked for a quantum */
-        look_up_virtual(t->device, now);
+        look_up_virtual(m, t->device, now);
         rg_policy_view v = rg_gate_view(t);
         complete(t, d, &v);
         verdict = rg_policy_decide(&v);
@@ -448,7 +455,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
             batches_flush();
         }
         bool own = verdict != RG_WAIT_HIGH || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
-                                                   atomic_load_explicit(&rg.inflight, memory_order_relaxed));
+                                                   atomic_load_explicit(&m->inflight, memory_order_relaxed));
         bool progress = own && batches_poll();
         if (progress) {
             spin_until = 0;
@@ -469,13 +476,13 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 
         rg_policy_view v = rg_gate_view(t);
         v.starvation_ns = (uint64_t)atomic_load_explicit(&s->starvation_us, memory_order_relaxed) * 1000u;
-        v.credit = atomic_load(&credit);
+        v.credit = atomic_load(&m->credit);
         if (v.policy == RG_POLICY_FAIR) {
             /* Who waits here is active, though the GPU may be through with what it has launched. */
-            atomic_store_explicit(&rg_share_of(rg.segment, t->device, rg.slot_index)->idle_ns, now + IN_GATE_NS,
+            atomic_store_explicit(&rg_share_of(rg.segment, t->device, m->slot_index)->idle_ns, now + IN_GATE_NS,
                                   memory_order_relaxed);
             if (verdict == RG_WAIT_TURN)
-                look_up_virtual(t->device, now);
+                look_up_virtual(m, t->device, now);
             uint64_t slowest = atomic_load(&dev->virtual_ns); /* by whoever looked */
             if (verdict == RG_WAIT_TURN && slowest > slowest_before)
                 since = now;
@@ -496,15 +503,15 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
             uint32_t left = v.credit;
             if (!left) {
                 left = v.inflight_limit && v.policy != RG_POLICY_FAIR ? v.inflight_limit / RG_POLICY_LAUNCH : 1;
-                atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&slot->starved, 1, memory_order_relaxed);
             }
-            atomic_store(&credit, left - 1);
+            atomic_store(&m->credit, left - 1);
         } else if (!v.high_busy) {
-            atomic_store(&credit, 0);
+            atomic_store(&m->credit, 0);
         }
         if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && v.high_busy))
             pay(dev, d, now, v.starvation_ns);
-        atomic_fetch_add_explicit(&rg.slot->shared, next == RG_PASS_SHARE, memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->shared, next == RG_PASS_SHARE, memory_order_relaxed);
         if (next != verdict) {
             since = now;
             spin_until = 0;
@@ -521,12 +528,12 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
     if (rg_real.cuThreadExchangeStreamCaptureMode)
         rg_real.cuThreadExchangeStreamCaptureMode(&mode);
     if (spent_ns[0]) {
-        atomic_fetch_add_explicit(&rg.slot->gate_waits, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&rg.slot->gate_wait_ns, spent_ns[0], memory_order_relaxed);
-        rg_hist_add(&rg.slot->wait_ns, spent_ns[0]);
+        atomic_fetch_add_explicit(&slot->gate_waits, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->gate_wait_ns, spent_ns[0], memory_order_relaxed);
+        rg_hist_add(&slot->wait_ns, spent_ns[0]);
     }
     if (spent_ns[1]) {
-        atomic_fetch_add_explicit(&rg.slot->inflight_waits, 1, memory_order_relaxed);
-        atomic_fetch_add_explicit(&rg.slot->inflight_wait_ns, spent_ns[1], memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->inflight_waits, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&slot->inflight_wait_ns, spent_ns[1], memory_order_relaxed);
     }
 }

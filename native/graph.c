@@ -162,7 +162,7 @@ void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags)
     atomic_store(&graphs[at].exec, (uintptr_t)exec);
     /* The driver gives the handles of graphs that are gone out again. */
     rg_duration_reset(rg_duration_key((uintptr_t)exec, RG_DIMS_UNIT), 0);
-    if (!w.communicates && !atomic_load(&graphs[at].whole))
+    if ((atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT) && !w.communicates && !atomic_load(&graphs[at].whole))
         keep(exec, graph, flags, w.nodes);
     exchange(mode);
 }
@@ -330,10 +330,10 @@ static bool too_long(uint64_t ns, uint64_t piece_ns)
     return ns >= piece_ns + piece_ns / 2;
 }
 
-static void count_whole(uint32_t why)
+static void count_whole(rg_member *m, uint32_t why)
 {
-    atomic_store_explicit(&rg.slot->graph_whole, why, memory_order_relaxed);
-    atomic_fetch_add_explicit(&rg.slot->graphs_whole, 1, memory_order_relaxed);
+    atomic_store_explicit(&m->slot->graph_whole, why, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->slot->graphs_whole, 1, memory_order_relaxed);
 }
 
 /* What is launched on this stream next comes after the pieces that were launched last. */
@@ -343,32 +343,33 @@ static void come_after_pieces(kept_graph *k, CUstream stream, uint32_t serial)
         rg_real.cuStreamWaitEvent(stream, k->done, 0);
 }
 
-static CUresult launch_piece(uint32_t mode, CUgraphExec piece, CUstream stream, rg_track *t, bool first, uint32_t name)
+static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUstream stream, rg_track *t, bool first,
+                             uint32_t name)
 {
-    rg_work work = first ? rg_work_begin(mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT)
-                         : rg_work_pass(mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT);
+    rg_work work = first ? rg_work_begin(m, mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT)
+                         : rg_work_pass(m, mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT);
     rg_op op = rg_op_begin(RG_OP_cuGraphLaunch, false);
     uint64_t marks = rg_launch_note(op.row, t, RG_GRAPH, name);
     CUresult r = RG_REAL(cuGraphLaunch)(piece, stream);
     rg_op_end(&op, RG_TRACE_graph, false, marks | (r ? RG_RECORD_FAILED : 0),
-              name | (uint64_t)atomic_load_explicit(&rg.inflight, memory_order_relaxed) << 16);
-    rg_work_end(mode, RG_GRAPH, work, r == CUDA_SUCCESS);
+              name | (uint64_t)atomic_load_explicit(&m->inflight, memory_order_relaxed) << 16);
+    rg_work_end(m, mode, RG_GRAPH, work, r == CUDA_SUCCESS);
     return r;
 }
 
 /* All pieces, in order. False: not even the first went out. */
-static bool launch_pieces(kept_graph *k, uint32_t mode, CUstream stream, rg_track *t, CUresult *result)
+static bool launch_pieces(kept_graph *k, rg_member *m, uint32_t mode, CUstream stream, rg_track *t, CUresult *result)
 {
     uint32_t name = rg_name_of(true, atomic_load(&k->exec)), p = 0;
     *result = CUDA_SUCCESS;
     for (; p < k->pieces.count; p++) {
         /* Somebody began a capture: from now on nothing is added to what the program does. */
         *result = atomic_load(&rg.captures) ? RG_REAL(cuGraphLaunch)(k->pieces.execs[p], stream)
-                                            : launch_piece(mode, k->pieces.execs[p], stream, t, p == 0, name);
+                                            : launch_piece(m, mode, k->pieces.execs[p], stream, t, p == 0, name);
         if (*result != CUDA_SUCCESS)
             break;
     }
-    atomic_fetch_add_explicit(&rg.slot->graph_pieces, p, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->slot->graph_pieces, p, memory_order_relaxed);
     if (!p)
         return false;
     /* Should no event follow the pieces, the stream is waited for: what is launched on another one must come after them. */
@@ -378,7 +379,7 @@ static bool launch_pieces(kept_graph *k, uint32_t mode, CUstream stream, rg_trac
 }
 
 /* Makes pieces of the clone, which goes. If there are none afterwards, `whole` says why. */
-static void cut(kept_graph *k, const rg_track *t, uint64_t total_ns, uint64_t piece_ns)
+static void cut(kept_graph *k, rg_member *m, const rg_track *t, uint64_t total_ns, uint64_t piece_ns)
 {
     CUgraph clone = k->clone;
     k->clone = NULL;
@@ -390,16 +391,20 @@ static void cut(kept_graph *k, const rg_track *t, uint64_t total_ns, uint64_t pi
         return;
     }
     k->whole = rg_pieces_make(&k->pieces, clone, k->flags & CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY, t, total_ns, piece_ns);
-    atomic_fetch_add_explicit(&rg.slot->graphs_cut, !k->whole, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->slot->graphs_cut, !k->whole, memory_order_relaxed);
 }
 
 /* Whether the graph is to go out in pieces now; cuts it if so and if it is not yet. */
-static bool in_pieces(kept_graph *k, const rg_track *t, const rg_duration *d, uint64_t piece_ns)
+static bool in_pieces(kept_graph *k, rg_member *m, const rg_track *t, const rg_duration *d, uint64_t piece_ns)
 {
     CUcontext current = NULL;
     uint64_t ns = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
     if (k->pieces.count)
         return t->context == k->context;
+    if (!ns && atomic_load_explicit(&d->seen, memory_order_relaxed)) {
+        rg_samples_poll(); /* the gate polls only where somebody waits */
+        ns = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
+    }
     if (!ns && !k->whole && !k->guessed) {
         k->guess_ns = rg_pieces_guess(k->clone, t);
         k->guessed = true;
@@ -411,17 +416,17 @@ static bool in_pieces(kept_graph *k, const rg_track *t, const rg_duration *d, ui
     bool moved = !k->whole && k->last && k->last != atomic_load_explicit(&t->serial, memory_order_relaxed);
     bool here = t->context == k->context && rg_real.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == t->context;
     if (!k->whole && !moved && here)
-        cut(k, t, ns, piece_ns);
+        cut(k, m, t, ns, piece_ns);
     k->moves += moved || !here;
     uint32_t why = k->whole ? k->whole : k->moves > 1 && !k->pieces.count ? RG_WHOLE_STREAMS : RG_WHOLE_NONE;
     if (why && !k->counted) {
         k->counted = true;
-        count_whole(why);
+        count_whole(m, why);
     }
     return k->pieces.count;
 }
 
-bool rg_graph_launch(uint32_t mode, CUgraphExec exec, CUstream stream, rg_track *t, CUresult *result)
+bool rg_graph_launch(rg_member *m, uint32_t mode, CUgraphExec exec, CUstream stream, rg_track *t, CUresult *result)
 {
     uint64_t piece_ns = piece_wanted_ns(mode, t);
     kept_graph *k = find(exec);
@@ -431,7 +436,7 @@ bool rg_graph_launch(uint32_t mode, CUgraphExec exec, CUstream stream, rg_track 
         if (d && why && !(why & COUNTED) && atomic_load_explicit(&graphs[at].exec, memory_order_relaxed) == (uintptr_t)exec &&
             too_long(atomic_load_explicit(&d->duration_ns, memory_order_relaxed), piece_ns) &&
             atomic_compare_exchange_strong(&graphs[at].whole, &why, why | COUNTED))
-            count_whole(why);
+            count_whole(m, why);
         return false;
     }
     /* Known from an earlier run, or from another client of this program, it is cut at once. */
@@ -439,15 +444,15 @@ bool rg_graph_launch(uint32_t mode, CUgraphExec exec, CUstream stream, rg_track 
         rg_duration_first(d, t, RG_GRAPH, (uintptr_t)exec, RG_DIMS_UNIT);
     CUstreamCaptureMode capture = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
     uint32_t serial = t ? atomic_load_explicit(&t->serial, memory_order_relaxed) : 0;
-    bool pieces = d && in_pieces(k, t, d, piece_ns);
+    bool pieces = d && in_pieces(k, m, t, d, piece_ns);
     /* From the whole on one stream to the pieces on another there is no event to wait for. */
     if (pieces && !k->in_pieces && k->last && k->last != serial)
         pieces = false;
     come_after_pieces(k, stream, serial);
     k->last = serial ? serial : UINT32_MAX;
-    if (pieces && !launch_pieces(k, mode, stream, t, result)) {
+    if (pieces && !launch_pieces(k, m, mode, stream, t, result)) {
         /* Nothing has gone out: the whole may, and if not it is the driver's answer that the program gets. */
-        atomic_fetch_sub_explicit(&rg.slot->graph_launches, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&m->slot->graph_launches, 1, memory_order_relaxed);
         drop(k, false);
         k->whole = RG_WHOLE_DRIVER;
         pieces = false;

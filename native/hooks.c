@@ -5,6 +5,7 @@
  * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
  */
 #include "guard.h"
+#include "record-client.h"
 #include "rigel.h"
 
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
@@ -66,7 +67,11 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
 /* The table's SHAPE: grid and block, or 0 for work that has none. */
 #define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
 
-#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE) \
+/* The table's SHARED, where a row has one. */
+#define RG_SHARED(...) RG_SHARED_(__VA_ARGS__ __VA_OPT__(, ) 0, 0)
+#define RG_SHARED_(first, ...) (first)
+
+#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     CUresult symbol params \
     { \
         uint32_t mode = mode_for_work(); \
@@ -75,29 +80,51 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
                 graph_passes((uintptr_t)(UNITS), STREAM); \
             return RG_CALL(symbol, args); \
         } \
+        bool recorded_ = mode & RG_MODE_RECORDED; \
+        mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
         uintptr_t units_ = (uintptr_t)(UNITS); \
-        rg_track *track_ = rg_track_of(stream_); \
+        bool several_ = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)); \
+        rg_member *member_ = several_ ? rg_work_member(stream_) : RG_PROCESS; \
+        if (several_ && !member_) { \
+            if (RG_##KIND == RG_GRAPH) \
+                graph_passes(units_, stream_); \
+            return RG_CALL(symbol, args); \
+        } \
+        rg_track *track_ = several_ ? rg_track_for(stream_, member_) : rg_track_of(stream_); \
         CUresult cut_; \
-        if (RG_##KIND == RG_GRAPH && rg_graph_launch(mode, (CUgraphExec)units_, stream_, track_, &cut_)) { \
+        if (RG_##KIND == RG_GRAPH && \
+            rg_graph_launch(member_, recorded_ ? RG_MODE_BARE : several_ ? atomic_load(&member_->mode) : mode, \
+                            (CUgraphExec)units_, stream_, track_, &cut_)) { \
             if (RG_UNLIKELY(cut_ != CUDA_SUCCESS)) \
                 rg_guard_driver_failed(#symbol, cut_); \
             return cut_; \
         } \
-        rg_work work_ = rg_work_begin(mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
+        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
+                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         if (token_) \
             rg_drain(); \
         uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_); \
+        rg_record_what what_; \
+        if (RG_UNLIKELY(recorded_)) { \
+            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
+            rg_record_begin(&what_); \
+        } \
         CUresult result_ = RG_CALL(symbol, args); \
+        if (RG_UNLIKELY(recorded_)) \
+            rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
-                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&rg.inflight, memory_order_relaxed) << 16 \
+                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&member_->inflight, memory_order_relaxed) << 16 \
                                         : units_); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
-        rg_work_end(mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        if (several_) \
+            rg_work_several_end(member_, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
+        else \
+            rg_work_end(RG_PROCESS, mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
             rg_guard_driver_failed(#symbol, result_); \
         return result_; \
@@ -210,11 +237,20 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
+static void stream_made(CUstream s, int asked)
+{
+    rg_member_made(s);
+    rg_member *m = rg_member_mine();
+    uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
+    if (mode != RG_MODE_BARE)
+        rg_stream_prioritise(s, mode, asked);
+}
+
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
     CUresult r = RG_CALL(cuStreamCreate, (s, flags));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, 0);
+        stream_made(*s, 0);
     return r;
 }
 
@@ -222,7 +258,7 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
-        rg_stream_prioritise(*s, priority);
+        stream_made(*s, priority);
     return r;
 }
 
@@ -278,10 +314,13 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         if (high) \
             rg_drain(); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
+        uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
         if (high) \
             rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 RG_WAIT_STREAM(cuStreamSynchronize, s)
@@ -311,10 +350,13 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         if (high) \
             rg_drain(); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
+        uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, args); \
         rg_op_end(&op, RG_TRACE_sync, true, r ? RG_RECORD_FAILED : 0, (uintptr_t)waited); \
         if (high) \
             rg_wait_context_end(waited, token, r == CUDA_SUCCESS); \
+        if (RG_UNLIKELY(began)) \
+            rg_record_wait_end(began); \
         return r; \
     }
 static CUcontext current_context(void)
@@ -359,10 +401,14 @@ CUresult cuEventSynchronize(CUevent e)
     if (high)
         rg_drain();
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
+    uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuEventSynchronize, (e));
     uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
-    return learn(r, track, token);
+    learn(r, track, token);
+    if (RG_UNLIKELY(began))
+        rg_record_wait_end(began);
+    return r;
 }
 
 CUresult cuEventQuery(CUevent e)
@@ -379,8 +425,11 @@ CUresult cuEventQuery(CUevent e)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (r == CUDA_SUCCESS && (atomic_load_explicit(&rg.mode, memory_order_relaxed) & RG_MODE_BEST_EFFORT)) \
+        uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed); \
+        if (r == CUDA_SUCCESS && (mode & (RG_MODE_BEST_EFFORT | RG_MODE_RECORDED))) \
             rg_graph_note(*x, g, FLAGS); \
+        if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
+            rg_record_graph(*x, g); \
         if (r == CUDA_SUCCESS && is_client()) \
             rg_name_forget((uintptr_t)*x); \
         return r; \

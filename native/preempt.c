@@ -63,6 +63,8 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
 {
     uint32_t hold_ms = atomic_load(&rg.segment->settings.hold_until_ms) ? rg_hold_left_ms(&rg.segment->settings, rg_now_ns()) : 0;
     *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
+    if (rg_member_class() == RG_CLASS_HIGH)
+        return false; /* a thread has entered a high client: what is suspended is all of the process */
     uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
     return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
 }
@@ -323,8 +325,8 @@ static uint32_t peers(uint32_t device, uint32_t class)
     uint32_t n = 0;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];
-        if (i == rg.slot_index || atomic_load(&c->state) != RG_LIVE || atomic_load(&c->class) != class ||
-            !(atomic_load(&c->devices) >> device & 1))
+        if (atomic_load(&c->owner) == atomic_load(&rg.slot->owner) || atomic_load(&c->state) != RG_LIVE ||
+            atomic_load(&c->class) != class || !(atomic_load(&c->devices) >> device & 1))
             continue;
         uint64_t launches = atomic_load(&c->launches) + atomic_load(&c->graph_launches);
         n += launches != beat_launches[i];
@@ -347,7 +349,7 @@ static void start(preemptor *p)
 
 void rg_preempt_beat(void)
 {
-    uint32_t class = atomic_load(&rg.slot->class), devices = atomic_load(&rg.slot->devices);
+    uint32_t class = rg_member_class(), devices = atomic_load(&rg.slot->devices);
     rg_settings *s = &rg.segment->settings;
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];

@@ -22,11 +22,43 @@
 void rigel_report_request(uint64_t latency_ns);
 
 /*
+ * rigel_client_enter: from here on the calling thread is the client `name` of class "high" or "best-effort" (NULL: the class that
+ * the process was launched with), with counts, requests and in-flight limit of its own, until rigel_client_leave or the thread
+ * ends. Threads that enter the same name are the same client; a thread that enters a second one is back in the first when it
+ * leaves. A stream belongs to the client whose thread launches on it first, and work on it counts for that client
+ * whichever thread launches it. 0; or a negative errno, and then the thread stays what it was and must not leave: ENODEV (this
+ * process runs without Rigel), EINVAL (no name, or another class), EEXIST (the client is of the other class), ENOSPC (all slots
+ * are taken), EOVERFLOW (16 entered). May be called before cuInit. rigel_client_leave does nothing in a thread that has entered none.
+ */
+int rigel_client_enter(const char *name, const char *class_name);
+void rigel_client_leave(void);
+
+/*
+ * rigel_client_stream: a stream (CUstream, cudaStream_t) belongs to the calling thread's client, whoever it belonged to. 0, ENODEV (the
+ * thread has entered no client) or EINVAL (the NULL stream and the per-thread one cannot be anybody's), negative.
+ */
+int rigel_client_stream(void *stream);
+
+/*
+ * rigel_request_begin, rigel_request_end: a request begins, has ended, in the calling thread; the time between is reported as by
+ * rigel_report_request for the thread's client. An end without a beginning does nothing.
+ */
+void rigel_request_begin(void);
+void rigel_request_end(void);
+
+/*
  * rigel_describe_launch: under policy orion, what the calling thread's next kernel launch needs, for programs that know it
  * better than a profile by kernel names does: the SMs it fills, what it is bound by (1: compute, 0: memory, -1: not known), and
  * how long it takes. Does nothing under other policies.
  */
 void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns);
+
+/*
+ * rigel_stand_for: the calling thread's next kernel launch stands for this kernel: it is counted and recorded under its name and
+ * shape rather than its own. `shape`: grid x, y, z, block x, y, z, registers, shared memory in bytes, SMs that it fills (0: not
+ * known). Name and shape must stay where and as they are for as long as the process lives. Does nothing where nothing is recorded.
+ */
+void rigel_stand_for(const char *name, const uint32_t *shape);
 
 /*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
@@ -100,6 +132,15 @@ uint64_t rigel_estimate_key(uint64_t program, const char *device, const char *ke
 
 /* rigel_estimate_enter: index of the key among the segment's estimates, entered if new; -1: no room, or no such segment. */
 int rigel_estimate_enter(const char *path, uint64_t key);
+
+/*
+ * rigel_record_create: makes a recording (native/record.h) of so many entries, a power of two, or 0 for one that only counts.
+ * Mode 0600; the file must not exist. 0 or -errno.
+ */
+int rigel_record_create(const char *path, uint32_t capacity);
+
+/* rigel_record_layout: a recording's layout as JSON, in the manner of rigel_layout. Static storage. */
+const char *rigel_record_layout(void);
 
 #pragma GCC visibility pop
 #endif

@@ -135,8 +135,14 @@ int rg_segment_create(const char *path)
         seg->header.size_bytes = sizeof *seg;
         seg->header.creator_pid = (uint32_t)getpid();
         seg->header.tick_source = rg_processor_ticks() ? RG_TICKS_PROCESSOR : RG_TICKS_NS;
-        seg->header.created_ns = rg_now_ns();
-        seg->header.created_tick = seg->header.tick_source ? rg_processor_tick() : seg->header.created_ns;
+        for (uint64_t i = 0, apart = UINT64_MAX; i < 5 && apart; i++) { /* both clocks at one moment: the closest of some looks */
+            uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
+            if (took >= apart)
+                continue;
+            apart = took;
+            seg->header.created_ns = now;
+            seg->header.created_tick = seg->header.tick_source ? before + took / 2 : now;
+        }
         uint32_t ticks = 0;
         process_start((uint32_t)getpid(), &ticks);
         seg->header.creator = owner_word((uint32_t)getpid(), ticks);

@@ -183,6 +183,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
                                   among those of its thread; 32 bytes of name */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
+    F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
     F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
 
@@ -237,7 +238,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, before_tick, 1) /* [client] when that began */ \
     F(u64, object, 1)      /* [client] what it waits for or waited for last: handle of a stream, event, context; 0: none */ \
     F(u64, calls, 1)       /* [client] operations that did not queue work: waits, allocations */ \
-    F(u64, reserved, 1)    /* nobody: keeps rows to two cache lines */ \
+    F(u32, client, 1)      /* [client] 1 + slot of the client whose work it launched last; 0: none yet */ \
+    F(u32, moves, 1)       /* [client] requests in which it launched on another device than in the one before */ \
     F(char, name, RG_THREAD_NAME_BYTES) /* [client] at its first operation */
 #define RG_DOING 0x80000000u
 

@@ -117,8 +117,8 @@ uint32_t rg_name_enter(const char *name)
 
 __attribute__((noinline, cold)) uint32_t rg_name_late(bool graph, uintptr_t handle)
 {
-    if (!handle || (uint64_t)handle >> 48)
-        return 0; /* would not fit the cache: then it has no name rather than a dear one */
+    if (!handle)
+        return 0;
     uint32_t name = 0;
     if (graph) {
         rg_graph_facts facts;
@@ -128,13 +128,13 @@ __attribute__((noinline, cold)) uint32_t rg_name_late(bool graph, uintptr_t hand
         const char *text = rg_function_name((CUfunction)handle);
         name = text && *text ? rg_name_enter(text) : 0;
     }
-    atomic_store_explicit(rg_name_place(handle), (uint64_t)handle << 16 | name, memory_order_relaxed);
+    atomic_store_explicit(rg_name_place(handle), rg_name_key(handle) << 16 | name, memory_order_relaxed);
     return name;
 }
 
 void rg_name_forget(uintptr_t handle)
 {
     uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
-    if (word >> 16 == handle)
+    if (word >> 16 == rg_name_key(handle))
         atomic_compare_exchange_strong(rg_name_place(handle), &word, 0);
 }

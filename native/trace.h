@@ -126,10 +126,15 @@ static inline _Atomic uint64_t *rg_name_place(uintptr_t handle)
 {
     return &rg_name_cache[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 52];
 }
+/* 48 bits of a handle: all there are of an address, and enough of what the simulated GPU hands out. */
+static inline uint64_t rg_name_key(uintptr_t handle)
+{
+    return ((uint64_t)handle ^ (uint64_t)handle >> 48) & 0xffffffffffffull;
+}
 static inline uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
     uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
-    return word >> 16 == handle ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
+    return word >> 16 == rg_name_key(handle) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
 }
 
 /* rg_name_enter: 1 + index of a name, entered if new; 0 if there is no room. */

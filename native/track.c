@@ -11,6 +11,7 @@
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
 #include "guard.h"
+#include "record-client.h"
 
 #include <string.h>
 #include <time.h>
@@ -36,6 +37,9 @@ uintptr_t rg_track_key_slow(CUstream stream)
     uintptr_t key = (uintptr_t)c;
     if (stream == CU_STREAM_PER_THREAD)
         key ^= (uintptr_t)&rg_thread_mark * 0x9e3779b97f4a7c15u;
+    /* Threads of several clients use the NULL stream: each has a track of its own. */
+    if (RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)))
+        key ^= (uintptr_t)rg_member_index() * 0xd6e8feb86659fd93u;
     return key << 1 | 1; /* odd, as no stream handle is */
 }
 
@@ -101,7 +105,7 @@ static void drop(rg_track *t)
     index_remove(atomic_load(&t->key));
     if (atomic_exchange(&t->capturing, false))
         uncount_capture();
-    rg_retire(t->device, atomic_exchange(&t->unbatched, 0));
+    rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
     atomic_store(&rg.full, 0);
@@ -122,6 +126,17 @@ static rg_track *free_track(void)
     return NULL;
 }
 
+/* This client uses this device; the process does, which is what its channels are of. */
+static void note_use(rg_member *member, uint32_t device)
+{
+    rg_client *slots[2] = {rg.slot, member->slot};
+    for (int i = 0; i < 2; i++) {
+        uint64_t zero = 0;
+        atomic_fetch_or(&slots[i]->devices, 1u << device);
+        atomic_compare_exchange_strong(&slots[i]->first_launch_ns, &zero, rg_now_ns());
+    }
+}
+
 rg_track *rg_track_add(CUstream stream, uintptr_t key)
 {
     if (atomic_load_explicit(&rg.full, memory_order_relaxed))
@@ -133,6 +148,9 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     bool pushed = rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
     CUdevice cu_device = 0;
     int device = current_device(&cu_device);
+    rg_member *member = atomic_load(&rg.several) ? rg_member_of(stream) : RG_PROCESS;
+    if (!member)
+        member = RG_PROCESS;
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
@@ -147,24 +165,43 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;
         t->context = context;
         t->cu_device = cu_device;
+        atomic_store(&t->member, member);
         atomic_store(&t->key, key);
         uint32_t position = (uint32_t)(t - rg.tracks);
         if (position >= atomic_load(&rg.track_count))
             atomic_store(&rg.track_count, position + 1);
         index_insert(key, position);
         atomic_store(&rg.ordinal[device], t->cu_device);
-        atomic_fetch_or(&rg.slot->devices, 1u << device);
-        uint64_t zero = 0;
-        atomic_compare_exchange_strong(&rg.slot->first_launch_ns, &zero, rg_now_ns());
+        note_use(member, (uint32_t)device);
     } else if (!t) {
         atomic_store(&rg.full, 1);
     }
     pthread_mutex_unlock(&table_lock);
     /* Streams of the program's own were given their priority when they were made. */
     if (added && (uintptr_t)stream <= 2)
-        rg_stream_prioritise(stream, 0);
+        rg_stream_prioritise(stream, atomic_load(&member->mode), 0);
     if (pushed)
         rg_real.cuCtxPopCurrent_v2(&popped);
+    return t;
+}
+
+rg_track *rg_track_for(CUstream stream, rg_member *member)
+{
+    rg_track *t = rg_track_of(stream);
+    rg_member *before = t ? rg_track_member(t) : member;
+    if (RG_LIKELY(before == member))
+        return t;
+    pthread_mutex_lock(&table_lock);
+    uint32_t device = t->device;
+    before = atomic_exchange(&t->member, member);
+    rg_retire(before, device, atomic_exchange(&t->unbatched, 0));
+    atomic_store(&t->state, RG_CLEAN);
+    atomic_fetch_add(&t->serial, 1 << 8);
+    note_use(member, device);
+    pthread_mutex_unlock(&table_lock);
+    rg_idle_check(before, device);
+    if (!atomic_load(&rg.captures))
+        rg_stream_prioritise(stream, atomic_load(&member->mode), 0);
     return t;
 }
 
@@ -174,14 +211,25 @@ void rg_track_forget(CUstream stream)
         return;
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find((uintptr_t)stream);
+    rg_member *member = NULL;
     uint32_t device = 0;
     if (t) {
         device = t->device;
+        member = rg_track_member(t);
         drop(t);
     }
     pthread_mutex_unlock(&table_lock);
+    rg_member_unmade(stream);
     if (t)
-        rg_idle_check(device);
+        rg_idle_check(member, device);
+}
+
+/* rg_idle_check for every client, on the devices with a bit. */
+static void idle_check_all(uint32_t devices)
+{
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
+        for (uint32_t k = 0; (devices & 1u << i) && k < atomic_load(&rg.member_count); k++)
+            rg_idle_check(&rg.members[k], i);
 }
 
 void rg_track_forget_context(CUcontext context, CUdevice d)
@@ -203,10 +251,10 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
     rg_graph_forget_context(context, d);
+    rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
-    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
-        if (devices & 1u << i)
-            rg_idle_check(i);
+    rg_member_unmade(NULL);
+    idle_check_all(devices);
 }
 
 /* ---- captures ---- */
@@ -234,7 +282,7 @@ void rg_capture_ended(CUstream stream)
  * Effective between processes under MPS, and within a process always. The NULL stream takes the attribute too (measured on
  * an H200: a kernel on it behind a low-priority backlog went from 705 us to 108 us).
  */
-void rg_stream_prioritise(CUstream stream, int asked)
+void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked)
 {
     int least = 0, greatest = 0;
     if (!rg.set_priorities || !rg_real.cuStreamSetAttribute || !rg_real.cuCtxGetStreamPriorityRange ||
@@ -242,124 +290,134 @@ void rg_stream_prioritise(CUstream stream, int asked)
         return;
     bool raised = asked < 0;
     CUlaunchAttributeValue value = {.pad = {0}};
-    value.priority = atomic_load(&rg.mode) & RG_MODE_HIGH ? greatest + !raised : least - raised;
+    value.priority = mode & RG_MODE_HIGH ? greatest + !raised : least - raised;
     rg_real.cuStreamSetAttribute(stream, CU_LAUNCH_ATTRIBUTE_PRIORITY, &value);
 }
 
 /* ---- busy and idle ---- */
 
 /* A request begins, or has ended. Its number tells one device's from another's, and its end from its beginning. */
-static void record_request(uint32_t device, bool over)
+static void record_request(const rg_member *m, uint32_t device, bool over)
 {
     if (!atomic_load_explicit(rg_rec.on, memory_order_relaxed))
         return;
-    uint64_t since = atomic_load(&rg.busy_tick[device]), number = atomic_load(&rg.slot->requests) + 1;
+    uint64_t since = atomic_load(&m->busy_tick[device]), number = atomic_load(&m->slot->requests) + 1;
     rg_record(RG_OP_request, RG_TRACE_request, 0, 0, (number & 0xffffffff) << 16 | over << 8 | device, since,
               over ? rg_tick() - since : 0);
 }
 
-void rg_busy_begin(uint32_t device)
+void rg_busy_begin(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (!atomic_load(&rg.busy[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
+    if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
         uint64_t now = rg_now_ns();
-        atomic_store(&rg.busy_since[device], now);
-        atomic_store(&rg.busy_tick[device], rg_tick());
-        record_request(device, false);
-        rg_device_busy(&rg.segment->devices[device], rg.slot_index, now);
-        atomic_store(&rg.draining[device], 0);
-        atomic_store(&rg.busy[device], 1);
-        rg_device_launching(&rg.segment->devices[device], rg.slot_index, true);
+        atomic_store(&m->busy_since[device], now);
+        atomic_store(&m->busy_tick[device], rg_tick());
+        record_request(m, device, false);
+        rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
+        atomic_store(&m->draining[device], 0);
+        atomic_store(&m->busy[device], 1);
+        rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
 }
 
-/* Whether all work there is done; or, `or_covered`, somebody waits for what is not. */
-static bool all_clean(uint32_t device, bool or_covered)
+/* Whether all work of the client there is done; or, `or_covered`, somebody waits for what is not. */
+static bool all_clean(const rg_member *m, uint32_t device, bool or_covered)
 {
     uint32_t n = atomic_load(&rg.track_count);
     for (uint32_t i = 0; i < n; i++) {
         uint64_t state = atomic_load(&rg.tracks[i].state);
-        if ((or_covered ? state == RG_DIRTY : state != RG_CLEAN) && atomic_load(&rg.tracks[i].device) == device)
+        if ((or_covered ? state == RG_DIRTY : state != RG_CLEAN) && atomic_load(&rg.tracks[i].device) == device &&
+            rg_track_member(&rg.tracks[i]) == m)
             return false;
     }
     return true;
 }
 
-void rg_drain(void)
+static void drain(rg_member *m)
 {
     for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
-        if (!atomic_load(&rg.busy[device]) || atomic_load(&rg.draining[device]))
+        if (!atomic_load(&m->busy[device]) || atomic_load(&m->draining[device]))
             continue;
         pthread_mutex_lock(&busy_lock);
-        if (atomic_load(&rg.busy[device])) {
+        if (atomic_load(&m->busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
-            atomic_store(&rg.draining[device], 1);
-            if (all_clean(device, true)) {
-                rg_device_launching(&rg.segment->devices[device], rg.slot_index, false);
+            atomic_store(&m->draining[device], 1);
+            if (all_clean(m, device, true)) {
+                rg_device_launching(&rg.segment->devices[device], m->slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
             } else {
-                atomic_store(&rg.draining[device], 0);
+                atomic_store(&m->draining[device], 0);
             }
         }
         pthread_mutex_unlock(&busy_lock);
     }
 }
 
-void rg_drain_end(uint32_t device)
+void rg_drain(void)
+{
+    uint32_t n = atomic_load(&rg.member_count);
+    for (uint32_t i = 0; i < n; i++)
+        drain(&rg.members[i]);
+}
+
+void rg_drain_end(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (atomic_load(&rg.draining[device]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
-        atomic_store(&rg.draining[device], 0);
-        rg_device_launching(&rg.segment->devices[device], rg.slot_index, true);
+    if (atomic_load(&m->draining[device]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
+        atomic_store(&m->draining[device], 0);
+        rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
 }
 
-void rg_idle_check(uint32_t device)
+void rg_idle_check(rg_member *m, uint32_t device)
 {
-    if (!atomic_load(&rg.busy[device]) || !all_clean(device, false))
+    if (!atomic_load(&m->busy[device]) || !all_clean(m, device, false))
         return;
     pthread_mutex_lock(&busy_lock);
-    if (atomic_load(&rg.busy[device])) {
+    if (atomic_load(&m->busy[device])) {
         /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
-        atomic_store(&rg.busy[device], 0);
-        if (all_clean(device, false)) {
+        atomic_store(&m->busy[device], 0);
+        if (all_clean(m, device, false)) {
             uint64_t now = rg_now_ns();
-            rg_hist_add(&rg.slot->request_ns, now - atomic_load(&rg.busy_since[device]));
-            record_request(device, true);
-            atomic_fetch_add(&rg.slot->requests, 1);
-            atomic_store(&rg.draining[device], 0);
-            atomic_store(&rg_share_of(rg.segment, device, rg.slot_index)->idle_ns, now);
-            rg_device_idle(&rg.segment->devices[device], rg.slot_index, now);
+            rg_hist_add(&m->slot->request_ns, now - atomic_load(&m->busy_since[device]));
+            record_request(m, device, true);
+            if (rg_recorded)
+                rg_record_request(RG_REC_WAITED, now, now - atomic_load(&m->busy_since[device]));
+            atomic_fetch_add(&m->slot->requests, 1);
+            atomic_store(&m->draining[device], 0);
+            atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, now);
+            rg_device_idle(&rg.segment->devices[device], m->slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
         } else {
-            atomic_store(&rg.busy[device], 1);
+            atomic_store(&m->busy[device], 1);
         }
     }
     pthread_mutex_unlock(&busy_lock);
 }
 
-void rg_busy_assert(void)
+void rg_busy_assert(rg_member *m)
 {
     pthread_mutex_lock(&busy_lock);
     for (int i = 0; i < RG_MAX_DEVICES; i++)
-        if (atomic_load(&rg.busy[i]) && atomic_load(&rg.mode) & RG_MODE_HIGH) {
-            rg_device_busy(&rg.segment->devices[i], rg.slot_index, rg_now_ns());
-            if (!atomic_load(&rg.draining[i]))
-                rg_device_launching(&rg.segment->devices[i], rg.slot_index, true);
+        if (atomic_load(&m->busy[i]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
+            rg_device_busy(&rg.segment->devices[i], m->slot_index, rg_now_ns());
+            if (!atomic_load(&m->draining[i]))
+                rg_device_launching(&rg.segment->devices[i], m->slot_index, true);
         }
     pthread_mutex_unlock(&busy_lock);
 }
 
-void rg_busy_leave(void)
+void rg_busy_leave(rg_member *m)
 {
     /* A handler that ends the process may have interrupted the very thread that holds the lock, and never return to it. */
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec++;
     bool locked = pthread_mutex_timedlock(&busy_lock, &until) == 0;
-    rg_segment_clear_busy(rg.segment, rg.slot_index);
+    rg_segment_clear_busy(rg.segment, m->slot_index);
     if (locked)
         pthread_mutex_unlock(&busy_lock);
 }
@@ -380,25 +438,58 @@ static uint64_t cover(rg_track *t, uint64_t token)
 static void uncover(rg_track *t, uint64_t token)
 {
     uint32_t device = atomic_load(&t->device);
-    if (atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY) && atomic_load(&rg.draining[device]))
-        rg_drain_end(device);
+    rg_member *m = rg_track_member(t);
+    if (atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY) && atomic_load(&m->draining[device]))
+        rg_drain_end(m, device);
 }
 
 void rg_track_finished(rg_track *t, uint64_t token)
 {
     uint32_t device = atomic_load(&t->device);
+    rg_member *m = rg_track_member(t);
     if (atomic_compare_exchange_strong(&t->state, &token, RG_CLEAN))
-        rg_idle_check(device);
+        rg_idle_check(m, device);
+}
+
+/*
+ * Where there are several clients, the NULL stream has a track for each that uses it: whoever waits for the stream waits for all
+ * of them. Of a per-thread stream the tracks of this thread.
+ */
+static bool names_many(CUstream stream)
+{
+    return RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)) && (uintptr_t)stream <= 2;
+}
+
+static bool same_stream(const rg_track *t, CUstream stream, CUcontext context)
+{
+    const char *owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
+    return atomic_load(&t->key) && t->context == context && t->owner == owner && (owner || t->stream == CU_STREAM_LEGACY);
 }
 
 uint64_t rg_wait_stream_begin(CUstream stream)
 {
+    if (names_many(stream)) {
+        CUcontext context = NULL;
+        rg_real.cuCtxGetCurrent(&context);
+        uint64_t token = rg_token(RG_TOKEN_WAIT);
+        uint32_t n = atomic_load(&rg.track_count);
+        for (uint32_t i = 0; i < n; i++)
+            if (same_stream(&rg.tracks[i], stream, context))
+                cover(&rg.tracks[i], token);
+        return token;
+    }
     rg_track *t = rg_track_find(rg_track_key(stream));
     return t ? cover(t, rg_token(RG_TOKEN_WAIT)) : 0;
 }
 
 void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
 {
+    if (token && names_many(stream)) {
+        CUcontext context = NULL;
+        rg_real.cuCtxGetCurrent(&context);
+        rg_wait_context_end(context, token, ok);
+        return;
+    }
     rg_track *t = token ? rg_track_find(rg_track_key(stream)) : NULL;
     if (!t)
         return;
@@ -431,9 +522,7 @@ void rg_wait_context_end(CUcontext context, uint64_t token, bool ok)
         else if (atomic_compare_exchange_strong(&t->state, &mine, RG_CLEAN))
             devices |= 1u << t->device;
     }
-    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
-        if (devices & 1u << i)
-            rg_idle_check(i);
+    idle_check_all(devices);
 }
 
 /* ---- events ---- */

@@ -27,8 +27,9 @@ import {
 import { type Policy, policySchema } from "./config.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
-import { policySettings } from "./policy.ts";
+import { policySettings, targetOf } from "./policy.ts";
 import type { ClientReport } from "./report.ts";
+import { SloLoop } from "./slo-loop.ts";
 import type { Segment } from "./segment.ts";
 
 export interface Timing {
@@ -39,6 +40,8 @@ export interface Timing {
   lead_s: number;
   /** Seconds counted of a window, where ways are switched. */
   window_s: number;
+  /** Of each kind of program, where one serves alone. */
+  copies: number;
 }
 
 export interface Load {
@@ -84,6 +87,8 @@ const SETTLE_s = 0.6;
 const GUARD_s = 0.05;
 /** Windows of each kind in which a copy of a program serves alone, at least. */
 const SOLO_WINDOWS = 6;
+/** What policy `slo` has to find its settings before anything is counted. */
+const LEARN_s = 20;
 /** One start serves many windows, so it is given more time than one that serves a single way. */
 const LIVE_LEAD_s = 3;
 
@@ -209,18 +214,34 @@ function said({ requests, requests_s, best }: Measurement): string {
 /* ---- Programs switched while they run */
 
 const BEST_ALONE = "best-effort alone";
+/** The round of windows that are not counted. */
+const LEARNING = -1;
 
 /** All rounds of the ways of a pair that can be switched, with MPS or without it. */
 export function liveJob(bed: Bed, pair: Pair, ways: readonly Way[], mps: boolean): Job | undefined {
   const switched = ways.filter((way) => isLive(way) && (way.mps === mps || way.name === ALONE));
   if (switched.length < 2) return undefined;
-  const windowsOf = ({ rounds, duration_s, window_s }: Timing): Window[] =>
-    schedule([ALONE, BEST_ALONE, ...switched.map(({ name }) => name).filter((name) => name !== ALONE)], {
+  const windowsOf = ({ rounds, duration_s, window_s }: Timing): Window[] => {
+    const learning = switched
+      .filter(({ policy }) => policy?.name === "slo")
+      .map(({ name: way }, index): Window => {
+        const to_s = (index + 1) * LEARN_s;
+        return { way, round: LEARNING, from_s: to_s - LEARN_s, counted_s: to_s, to_s };
+      });
+    const begin_s = learning.length * LEARN_s;
+    const rest = schedule([ALONE, BEST_ALONE, ...switched.map(({ name }) => name).filter((name) => name !== ALONE)], {
       rounds,
       cycles: Math.max(1, Math.round(duration_s / window_s)),
       window_s: Math.min(window_s, duration_s),
       settle_s: SETTLE_s,
-    });
+    }).map(({ from_s, counted_s, to_s, ...which }) => ({
+      ...which,
+      from_s: begin_s + from_s,
+      counted_s: begin_s + counted_s,
+      to_s: begin_s + to_s,
+    }));
+    return [...learning, ...rest];
+  };
   const method = mps ? "live, MPS" : "live";
   return {
     pair: pair.name,
@@ -240,12 +261,13 @@ async function runLive(
   windows: readonly Window[],
 ): Promise<Found> {
   const { rate_per_s, arrivals, seed } = bed.load;
+  const learning = windows.filter(({ round }) => round === LEARNING).length;
   const ways_per_turn = new Set(windows.map(({ way }) => way)).size;
   const end_s = windows.at(-1)?.to_s ?? 0;
   const due_s = windows.flatMap(({ way, from_s, to_s }, index) => {
     if (way === BEST_ALONE) return [];
     // The same requests in every window of a turn.
-    const turn = Math.floor(index / ways_per_turn);
+    const turn = Math.floor((index - learning) / ways_per_turn);
     return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - from_s).map((due) => from_s + due);
   });
   const env = bed.environment(mps);
@@ -254,12 +276,14 @@ async function runLive(
     ...pair.best.map((program) => ({ name: program.name, program, duration_s: end_s, env })),
   ];
   const switches: Switch[] = [];
+  const loops = new Map<string, SloLoop>();
   let driver: Promise<void> | undefined;
   const { ran, complete } = await untilStopped(
     bed.runner.governed(runs, { lead_s: lead_s + LIVE_LEAD_s }, PRIORITY, {
       mps,
       started: (segment, start_ms, over) => {
-        driver = drive(segment, { ways, windows, start_ms, programs: runs.length, switches, native: bed.native }, over);
+        const programs = new Map(runs.map(({ name, program }) => [name, program.class]));
+        driver = drive(segment, { ways, windows, start_ms, programs, switches, loops, native: bed.native }, over);
         // Waited for below, once the programs have ended.
         driver.catch(() => {});
       },
@@ -271,6 +295,7 @@ async function runLive(
   const high = ran.logs.get(HIGH)?.requests ?? [];
   const measurements = ended.flatMap((window, index): Measurement[] => {
     const { way, round, from_s, counted_s, to_s } = window;
+    if (round === LEARNING) return [];
     const switched_s = switches[index]?.at_s ?? Number.POSITIVE_INFINITY;
     // Switched late, it is not the way that it is called.
     if (switched_s > from_s + SETTLE_s / 4) return [];
@@ -285,8 +310,11 @@ async function runLive(
     return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best }];
   });
   if (measurements.length === 0 && complete) throw new RunFailed("no window was switched in time", []);
-  const lost = ended.length - measurements.length;
-  const note = `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`;
+  const lost = Math.max(0, ended.length - learning - measurements.length);
+  const note = [
+    `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`,
+    ...[...loops].map(([name, loop]) => `${name} ended with ${JSON.stringify(loop.end().settings)}`),
+  ].join("; ");
   return found(ran, { measurements, said: note });
 }
 
@@ -313,13 +341,16 @@ async function drive(
     start_ms,
     programs,
     switches,
+    loops,
     native,
   }: {
     ways: readonly Way[];
     windows: readonly Window[];
     start_ms: number;
-    programs: number;
+    programs: ReadonlyMap<string, Program["class"]>;
     switches: Switch[];
+    /** The control loops of ways with policy slo; each runs in the windows of its way alone. */
+    loops: Map<string, SloLoop>;
     native: Native;
   },
   over: AbortSignal,
@@ -331,35 +362,53 @@ async function drive(
     segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
   };
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
-  while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs) await Bun.sleep(20);
+  while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs.size) await Bun.sleep(20);
   if (!over.aborted) set(NONE);
-  for (const [index, { way, round, from_s }] of windows.entries()) {
-    for (;;) {
-      const left_ms = start_ms + from_s * 1000 - Date.now();
-      if (over.aborted) return;
-      if (left_ms <= 0) break;
-      await Bun.sleep(Math.min(left_ms, 100));
+  try {
+    for (const [index, { way, round, from_s }] of windows.entries()) {
+      for (;;) {
+        const left_ms = start_ms + from_s * 1000 - Date.now();
+        if (over.aborted) return;
+        if (left_ms <= 0) break;
+        await Bun.sleep(Math.min(left_ms, 100));
+      }
+      for (const loop of loops.values()) loop.pause();
+      const policy = ways.find((one) => one.name === way)?.policy;
+      if (way === ALONE) {
+        set(PRIORITY);
+        segment.hold(5000);
+      } else set(policy ?? NONE);
+      if (way !== ALONE && policy?.name === "slo") {
+        const known = loops.get(way);
+        if (known) known.resume();
+        else loops.set(way, new SloLoop(segment, targetOf(policy), programs));
+      }
+      switches.push({ at_s: (Date.now() - start_ms) / 1000 });
+      if (round !== windows[index - 1]?.round) {
+        const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
+        if (round === LEARNING) progress(`${way} has ${LEARN_s} s to find its settings`);
+        else
+          progress(
+            `round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${left_s.toFixed(0)} s of this run left`,
+          );
+      }
     }
-    if (way === ALONE) {
-      set(PRIORITY);
-      segment.hold(5000);
-    } else set(ways.find((one) => one.name === way)?.policy ?? NONE);
-    switches.push({ at_s: (Date.now() - start_ms) / 1000 });
-    if (round !== windows[index - 1]?.round) {
-      const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
-      progress(`round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${left_s.toFixed(0)} s of this run left`);
-    }
+  } finally {
+    for (const loop of loops.values()) loop.pause();
   }
 }
 
 /* ---- One program, bare and under Rigel */
 
-function soloWindows({ rounds, window_s }: Timing): Window[] {
-  const cycles = Math.max(SOLO_WINDOWS, 2 * rounds);
+function soloWindows({ rounds, window_s, copies }: Timing): Window[] {
+  const cycles = Math.max(SOLO_WINDOWS, 2 * rounds) * copies;
   return schedule(["bare", "rigel"], { rounds: 1, cycles, window_s, settle_s: GUARD_s });
 }
 
-/** What Rigel costs a program that has the GPU to itself. */
+/**
+ * What Rigel costs a program that has the GPU to itself. Two starts of the same program differ by several percent, whatever they
+ * run under, so there are several copies of each kind, which take turns.
+ */
 export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy): Job {
   return {
     pair,
@@ -368,13 +417,15 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
     run: async (timing) => {
       const windows = soloWindows(timing);
       const { rate_per_s, arrivals, seed } = bed.load;
-      const runOf = (name: string): Run => ({
-        name,
+      const { copies } = timing;
+      const indices = Array.from({ length: copies }, (_, index) => index);
+      const runOf = (kind: string, copy: number): Run => ({
+        name: `${kind}${copy + 1}`,
         program,
         duration_s: windows.at(-1)?.to_s ?? 0,
         env: bed.environment(false),
         due_s: windows.flatMap(({ way, from_s, to_s }, index) =>
-          way === name
+          way === kind && (index >> 1) % copies === copy
             ? arrivalTimes(arrivals, rate_per_s, seed + (index >> 1), 0, to_s - from_s - GUARD_s).map(
                 (due) => from_s + due,
               )
@@ -383,11 +434,21 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
       });
       const start = { at_ms: Date.now() + (timing.lead_s + AROUND_s) * 1000 };
       const [bare, rigel] = await both(
-        bed.runner.bare([runOf("bare")], start),
-        bed.runner.governed([runOf("rigel")], start, policy),
+        bed.runner.bare(
+          indices.map((copy) => runOf("bare", copy)),
+          start,
+        ),
+        bed.runner.governed(
+          indices.map((copy) => runOf("rigel", copy)),
+          start,
+          policy,
+        ),
       );
-      const samples = { bare: bare.logs.get("bare")?.requests ?? [], rigel: rigel.logs.get("rigel")?.requests ?? [] };
-      const solo = soloOf(program.name, windows, samples);
+      const each = (ran: Ran, kind: string): Sample[][] =>
+        indices.map((copy) => ran.logs.get(`${kind}${copy + 1}`)?.requests ?? []);
+      const kinds = { bare: each(bare, "bare"), rigel: each(rigel, "rigel") };
+      const samples = { bare: kinds.bare.flat(), rigel: kinds.rigel.flat() };
+      const solo = soloOf(program.name, windows, kinds);
       if (!solo) throw new RunFailed("no request was served in time", []);
       const ran: Ran = { logs: new Map([...bare.logs, ...rigel.logs]), clients: rigel.clients };
       return found(ran, {

@@ -230,10 +230,10 @@ export function chooseWays(text: string | undefined, all: readonly Way[]): Way[]
   return all.filter((way) => way.name === ALONE || names.includes(way.name));
 }
 
-/** Policies that are nothing but settings: others are followed by the launcher, or decide when a client starts. */
-const SETTINGS_ONLY: ReadonlySet<Policy["name"]> = new Set(["none", "priority"]);
+/** Policies that are settings, or a loop that moves them: others decide when a client starts. */
+const SWITCHABLE: ReadonlySet<Policy["name"]> = new Set(["none", "priority", "slo"]);
 
 /** Whether running programs can be switched into it and out of it. */
 export function isLive({ name, together, policy, mps }: Way): boolean {
-  return name === ALONE || (together && (policy ? SETTINGS_ONLY.has(policy.name) : !mps));
+  return name === ALONE || (together && (policy ? SWITCHABLE.has(policy.name) : !mps));
 }

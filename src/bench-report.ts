@@ -89,13 +89,22 @@ export function markdown(document: BenchDocument): string {
   if (solo.length > 0)
     parts.push(
       table(
-        ["program alone", "p50 bare", "p50 under Rigel", "ratio", "of neighbouring windows"],
-        solo.map(({ program, bare, rigel, ratio: pooled, windows }) => [
+        [
+          "program alone",
+          "p50 bare",
+          "p50 under Rigel",
+          "ratio",
+          "of neighbouring windows",
+          "copies bare",
+          "under Rigel",
+        ],
+        solo.map(({ program, bare, rigel, ratio: pooled, windows, copies }) => [
           program,
           `${bare.p50_ms.toFixed(3)} ms`,
           `${rigel.p50_ms.toFixed(3)} ms`,
           pooled.toFixed(3),
           windows ? `${windows.median.toFixed(3)} (${windows.min.toFixed(3)} to ${windows.max.toFixed(3)})` : "",
+          ...[copies.bare, copies.rigel].map((p50s) => p50s.map((ms) => ms.toFixed(2)).join(", ")),
         ]),
       ),
     );

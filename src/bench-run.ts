@@ -124,7 +124,7 @@ export class Runner {
             argv: this.#argv(run).map((part) => (part === START ? start_s.toFixed(6) : part)),
             env: {
               ...given,
-              ...deviceEnvironment(device, native.files, simulation, given),
+              ...deviceEnvironment([device], native.files, simulation, given),
               ...Object.fromEntries([mark, own].map((entry) => entry.split("="))),
             },
             marks: [mark, own],

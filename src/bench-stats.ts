@@ -289,16 +289,20 @@ export interface Solo {
   ratio: number;
   /** The same of each pair of neighbouring windows. */
   windows: Spread | null;
+  /** p50 in milliseconds of each copy: how much one start of the program differs from another. */
+  copies: { bare: number[]; rigel: number[] };
   bare: Latency;
   rigel: Latency;
 }
 
-/** `windows` alternate between bare and Rigel; each copy of the program serves in its own ones only. */
+/** `windows` alternate between bare and Rigel; `copies` are the samples of each copy of the program, which serve in turn. */
 export function soloOf(
   program: string,
   windows: readonly Window[],
-  samples: { bare: readonly Sample[]; rigel: readonly Sample[] },
+  copies: { bare: readonly (readonly Sample[])[]; rigel: readonly (readonly Sample[])[] },
 ): Solo | undefined {
+  const samples = { bare: copies.bare.flat(), rigel: copies.rigel.flat() };
+  const p50s = (of: readonly (readonly Sample[])[]): number[] => of.flatMap((one) => latencyOf(one)?.p50_ms ?? []);
   const parts = windows.map((window) => ({
     way: window.way,
     samples: within(window.way === "rigel" ? samples.rigel : samples.bare, window, 0),
@@ -314,5 +318,12 @@ export function soloOf(
       latencyOf(two.find((part) => part.way === way)?.samples ?? [])?.p50_ms ?? Number.NaN;
     ratios.push(p50("rigel") / p50("bare"));
   }
-  return { program, ratio: rigel.p50_ms / bare.p50_ms, windows: spread(ratios), bare, rigel };
+  return {
+    program,
+    ratio: rigel.p50_ms / bare.p50_ms,
+    windows: spread(ratios),
+    copies: { bare: p50s(copies.bare), rigel: p50s(copies.rigel) },
+    bare,
+    rigel,
+  };
 }

@@ -45,6 +45,7 @@ interface Flags {
   duration?: number;
   lead?: number;
   window: number;
+  copies?: number;
   rate: number;
   arrivals: Arrivals;
   seed: number;
@@ -102,6 +103,11 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     .option("--seed <number>", "seed of the arrivals", seedNumber, 1)
     .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
     .option("--solo", "instead: each high program alone, bare and under Rigel in turn")
+    .option(
+      "--copies <count>",
+      "with --solo: copies of each kind that take turns (default: 4; simulated: 1)",
+      countAbove0,
+    )
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
     .option("--dry-run", "show what would run and how long it would take")
     .option("--json <file>", "write everything measured as JSON; - is standard output")
@@ -177,6 +183,7 @@ async function runBench(flags: Flags): Promise<void> {
     duration_s: flags.duration ?? (simulated ? 2 : 7),
     lead_s: flags.lead ?? (simulated ? 3 : 12),
     window_s: flags.window,
+    copies: flags.copies ?? (simulated ? 1 : 4),
   };
   const load: Load = { rate_per_s: flags.rate, arrivals: flags.arrivals, seed: flags.seed };
   const policies = choosePolicies(flags.policies, flags.policyJson);

@@ -5,8 +5,9 @@
  * must not read .env or bunfig.toml of whatever folder it is started in, hence the two autoload options.
  */
 
-import { cpSync, mkdirSync, rmSync, statSync } from "node:fs";
+import { cpSync, mkdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
+import { EMBEDDED_PAGE, buildPage } from "./dashboard.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 
@@ -22,10 +23,12 @@ try {
   cpSync(files.replay, join(embed, "rigel-replay"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));
   cpSync(files.workload, join(embed, "workload.py"));
+  cpSync(join(files.python, "rigel.py"), join(embed, "python", "rigel.py"));
   cpSync(files.profiles, join(embed, "profiles"), {
     recursive: true,
     filter: (path) => path === files.profiles || /\.(csv|json)$/.test(path),
   });
+  writeFileSync(join(embed, EMBEDDED_PAGE), await buildPage());
   const result = await Bun.build({
     entrypoints: [join(root, "src", "cli.ts")],
     target: "bun",

@@ -20,6 +20,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addTrace } from "./trace-command.ts";
 import { addTop } from "./top.ts";
 import { addServe } from "./serve.ts";
 
@@ -34,6 +35,7 @@ interface LaunchFlags {
   sharing?: Config["sharing"];
   mps?: "on" | "off";
   segment?: string;
+  trace?: string;
   startTimeout: number;
 }
 
@@ -83,11 +85,12 @@ function commandLine(): Command {
       ]),
     )
     .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
+    .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
-  addProfileCommand(program);
+  addProfileCommand(program, deviceSelector);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
@@ -104,6 +107,7 @@ function commandLine(): Command {
   addTop(program);
   addBench(program, deviceSelector);
   addServe(program);
+  addTrace(program);
   return program;
 }
 
@@ -128,6 +132,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const { report, exitStatus } = await launch(planned, native, {
     segmentFolder,
     start_timeout_s: flags.startTimeout,
+    trace: flags.trace === undefined ? undefined : resolve(flags.trace),
   });
   print(flags.json ? JSON.stringify(report, null, 2) : table(report));
   process.exitCode = exitStatus;

@@ -26,6 +26,16 @@ const deviceSchema = z.union(
   },
 );
 
+const gpuSchema = z.union([z.int().nonnegative(), z.string().regex(/^(GPU|MIG)-[\w/-]+$/)], {
+  error: () => 'expected a device index or a UUID such as "GPU-…"',
+});
+const clientDeviceSchema = z.union([deviceSchema, z.literal("all"), z.array(gpuSchema).min(1).max(16)], {
+  error: (issue) =>
+    Array.isArray(issue.input)
+      ? "expected a list of device indices or UUIDs, 1 to 16 of them"
+      : `${DEVICE}, "all", or a list of them`,
+});
+
 /** The policies of native/policy.h. */
 export const POLICIES = ["none", "priority", "slo", "fair", "orion"] as const;
 
@@ -103,9 +113,12 @@ const clientSchema = fields({
   replay: replaySchema.optional(),
   /** `fair`: this client's part of GPU time against the others'. */
   weight: z.number().min(0.01).max(100).optional(),
+  /** Only threads that have entered a client of their own (rigel_client_enter) are one: all else passes through untouched. */
+  threads: z.boolean().optional(),
   env: z.record(z.string().regex(/^[^=\0]+$/, 'expected a name without "=" and NUL characters'), text).optional(),
   cwd: text.min(1).optional(),
-  device: deviceSchema.optional(),
+  /** One, or those of a program that uses several: torchrun's ranks number them in this order. */
+  device: clientDeviceSchema.optional(),
   /**
    * Kernel profile of this program, Orion's or Rigel's own, relative to the configuration file: how long its kernels take before
    * any was timed, and, of a command under `orion`, what they need.
@@ -158,6 +171,8 @@ const configSchema = fields({
   sharing: z.enum(["auto", "time-slice", "mps"]).default("auto"),
   simulated: fields({
     preset: z.enum(["h200", "a100", "l4"]).default("h200"),
+    /** How many GPUs there are; a client sees all of them, as ranks that torchrun starts expect. */
+    devices: z.int().min(1).max(16).optional(),
     /** Kernels of several processes run side by side, as under MPS, rather than in time slices; for sharing "auto". */
     mps: z.boolean().default(false),
   }).default({ preset: "h200", mps: false }),
@@ -182,6 +197,7 @@ type RawConfig = z.infer<typeof configSchema>;
 export type ClientConfig = RawConfig["clients"][number];
 export type ReplayConfig = z.infer<typeof replaySchema>;
 export type DeviceSelector = z.infer<typeof deviceSchema>;
+export type ClientDevice = z.infer<typeof clientDeviceSchema>;
 export type Policy = z.infer<typeof policySchema>;
 
 /** What the fields of one client are called in the file that it came from. */

@@ -7,7 +7,7 @@
 
 import { z } from "zod";
 
-/** In the order of `enum cause` in native/guard.c, which starts at 1. */
+/** In the order of `enum rg_guard_cause` in native/guard-inside.h, which starts at 1. */
 export const CAUSES = [
   "null_handle",
   "wrong_context",

@@ -7,7 +7,7 @@
 
 import { rmSync } from "node:fs";
 import { z } from "zod";
-import type { Config, DeviceSelector } from "./config.ts";
+import type { ClientDevice, Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { NativeFiles } from "./native.ts";
 
@@ -33,6 +33,8 @@ export interface Simulation {
   preset: Config["simulated"]["preset"];
   /** Kernels of several processes side by side (as under MPS) rather than in time slices. */
   mps: boolean;
+  /** How many GPUs there are; undefined: one, or what the environment says. */
+  devices?: number | undefined;
 }
 
 const PROBE_TIMEOUT_ms = 60_000;
@@ -65,6 +67,15 @@ export class Devices {
       `${where}: there is no GPU ${selector} here; ` +
         (there ? `there is ${there}` : 'no GPU was found, "simulated" needs none'),
     );
+  }
+
+  /** The devices that a client is to see, in the order in which it numbers them; "all": those that the launcher sees. */
+  async chooseSome(selector: ClientDevice, where: string): Promise<[Device, ...Device[]]> {
+    if (selector !== "all" && !Array.isArray(selector)) return [await this.choose(selector, where)];
+    const some =
+      selector === "all" ? await this.real() : await Promise.all(selector.map((one) => this.choose(one, where)));
+    const [first, ...rest] = some;
+    return first ? [first, ...rest] : [await this.simulated()];
   }
 
   /** The GPUs that CUDA programs started from here would see. */
@@ -117,14 +128,16 @@ export function moduleVersion(text: string | undefined): string | undefined {
   return /^NVRM version:.*?\s(\d+\.[\d.]+)\s/m.exec(text ?? "")?.[1];
 }
 
-/** What a client's environment needs to see `device` and nothing else. `given` is the environment it has so far. */
+/** What a client's environment needs to see these devices and nothing else. `given` is the environment it has so far. */
 export function deviceEnvironment(
-  device: Device,
+  devices: readonly [Device, ...Device[]],
   files: NativeFiles,
   simulation: Simulation,
   given: Environment,
 ): Record<string, string> {
-  return device.simulated ? simulatedEnvironment(files, simulation, given) : { CUDA_VISIBLE_DEVICES: device.uuid };
+  return devices[0].simulated
+    ? simulatedEnvironment(files, simulation, given)
+    : { CUDA_VISIBLE_DEVICES: devices.map(({ uuid }) => uuid).join(",") };
 }
 
 function simulatedEnvironment(files: NativeFiles, simulation: Simulation, given: Environment): Record<string, string> {
@@ -134,5 +147,6 @@ function simulatedEnvironment(files: NativeFiles, simulation: Simulation, given:
     RIGEL_SIM_STATE: simulation.state,
     RIGEL_SIM_PRESET: simulation.preset,
     RIGEL_SIM_MPS: simulation.mps ? "1" : "0",
+    ...(simulation.devices !== undefined && { RIGEL_SIM_DEVICES: String(simulation.devices) }),
   };
 }

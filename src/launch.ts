@@ -28,6 +28,7 @@ import { type ClientReport, type Mode, type Report, compared, memoryReport } fro
 import { type MemoryUse, Segment } from "./segment.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
+import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
 
 interface LaunchOptions {
@@ -39,8 +40,12 @@ interface LaunchOptions {
   interrupt?: Interrupt;
   /** Takes the lines that clients print; without it they go to standard error. */
   show?: (name: string, line: string) => void;
+  /** Where what the clients did last is written at the end of every phase: the last one's stays. */
+  trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
+  /** Asked again and again: whether the launch is to end, as if its duration were over. */
+  over?: () => boolean;
 }
 
 interface Outcome {
@@ -192,6 +197,7 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);
+    if (options.trace !== undefined) await traced(segment, options.trace);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped, startedAt_ms } }) =>
         exit && exit.status !== 0 && !stopped
@@ -222,6 +228,17 @@ async function runPhase(
       process.off("exit", cleanUp);
       cleanUp();
     }
+  }
+}
+
+/** A trace that cannot be written is no reason to lose the report. */
+async function traced(segment: Segment, path: string): Promise<void> {
+  try {
+    const { events } = await writeTrace([segment], path);
+    progress(`${path}: ${events} events; open it at https://ui.perfetto.dev`);
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    progress(thrown.message);
   }
 }
 
@@ -366,7 +383,7 @@ async function count(
       look(running, native);
       tell(running, segment, now_ms);
     }
-    if (interrupt.signal || isOver(running)) break;
+    if (interrupt.signal || isOver(running) || options.over?.()) break;
     if (begun_ms === undefined) {
       const late = running.filter(({ launched_ms, child }) => launched_ms === undefined && !child.exit);
       const timedOut = now_ms - started_ms >= options.start_timeout_s * 1000;
@@ -498,6 +515,31 @@ function reportOf(
       guardOf(client.name, after),
     ),
     memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
+    ...threadClients(client.name, whole ? undefined : before, after, Math.max(0, counted_s), segment),
+  };
+}
+
+/** The clients that threads of this one's processes have entered; nothing if there are none. */
+function threadClients(
+  name: string,
+  before: Snapshot | undefined,
+  after: Snapshot,
+  counted_s: number,
+  segment: Segment,
+): Pick<ClientReport, "threads"> {
+  const names = [...after.keys()].filter((one) => one.startsWith(`${name}/`));
+  if (names.length === 0) return {};
+  return {
+    threads: names.map((one) => {
+      const processes = after.get(one)?.processes ?? [];
+      return {
+        name: one.slice(name.length + 1),
+        class: processes[0]?.class ?? "best-effort",
+        processes: processes.length,
+        devices: [...new Set(processes.flatMap(({ devices }) => devices))].toSorted((a, b) => a - b),
+        ...measured(usageOf(segment, one, before, after), counted_s, guardOf(one, after)),
+      };
+    }),
   };
 }
 
@@ -514,7 +556,7 @@ function clientEnvironment(
   const { library } = native.files;
   return {
     ...given,
-    ...deviceEnvironment(client.device, native.files, plan.simulation, given),
+    ...deviceEnvironment(client.devices, native.files, plan.simulation, given),
     ...mps.environment(client, client.env),
     LD_PRELOAD: preload ? `${library}:${preload}` : library,
     RIGEL_SEGMENT: segment,
@@ -522,6 +564,9 @@ function clientEnvironment(
     RIGEL_CLASS: client.class,
     RIGEL_WEIGHT: String(client.weight),
     RIGEL_PROGRAM: client.program,
+    RIGEL_THREADS: client.threads ? "1" : undefined,
+    // For `import rigel`; last, so that a module of the program's own of that name comes before it.
+    PYTHONPATH: given["PYTHONPATH"] ? `${given["PYTHONPATH"]}:${native.files.python}` : native.files.python,
     // One client's own setting comes before that of the launch, and that before what is in the environment.
     ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
     RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),

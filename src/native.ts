@@ -38,6 +38,8 @@ export interface NativeFiles {
   profiles: string;
   /** The PyTorch program of `rigel bench`. */
   workload: string;
+  /** Folder with the Python module `rigel` and nothing else, for PYTHONPATH. */
+  python: string;
 }
 
 /** Of a grid or a block: x, y, z. */
@@ -62,6 +64,8 @@ const SYMBOLS = {
     returns: "u64",
   },
   rigel_estimate_enter: { args: ["cstring", "u64"], returns: "i32" },
+  rigel_record_create: { args: ["cstring", "u32"], returns: "i32" },
+  rigel_record_layout: { args: [], returns: "cstring" },
 } as const;
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
@@ -107,6 +111,16 @@ export class Native {
   /** Makes a segment file with default settings. Returns 0 or -errno. */
   createSegment(path: string): number {
     return this.#symbols.rigel_segment_create(path);
+  }
+
+  /** Makes a recording with room for so many entries, a power of two or 0. Returns 0 or -errno. */
+  createRecording(path: string, entries: number): number {
+    return this.#symbols.rigel_record_create(path, entries);
+  }
+
+  /** The description of a recording's layout, as JSON. */
+  get recordLayout(): string {
+    return this.#symbols.rigel_record_layout() ?? "";
   }
 
   /** Why a segment cannot be used, or null if it can. */
@@ -204,6 +218,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
     workload: join(root, "src", "python", "workload.py"),
+    python: join(root, "src", "python", "importable"),
   };
   const stamp = join(build, ".made");
   const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
@@ -274,6 +289,7 @@ async function unpack(): Promise<Native> {
         simulator: join(folder, "sim"),
         profiles: join(folder, "profiles"),
         workload: join(folder, "workload.py"),
+        python: join(folder, "python"),
       });
     } catch (thrown) {
       refusals.push(`  ${folder}: ${reason(thrown)}`);

@@ -26,7 +26,11 @@ export interface PlannedClient {
   cwd: string;
   /** What the configuration adds to the environment. */
   env: Record<string, string>;
+  /** The first of those that it sees. */
   device: Device;
+  devices: readonly [Device, ...Device[]];
+  /** Only threads that enter a client are one. */
+  threads: boolean;
   /** Tells its program from others, whose kernels' durations are not its own: 16 hexadecimal digits. */
   program: string;
   /** The most device memory it may have; undefined: no limit. */
@@ -71,6 +75,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     state: simulationState,
     preset: config.simulated.preset,
     mps: config.sharing === "auto" ? config.simulated.mps : config.sharing === "mps",
+    devices: config.simulated.devices,
   };
   const notes = [...config.notes];
   checkPreloadable(native.files.library);
@@ -78,18 +83,17 @@ export async function plan(config: Config, native: Native, simulationState: stri
   await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
-  const on: { client: ClientConfig; device: Device }[] = [];
+  const on: { client: ClientConfig; device: Device; its: readonly [Device, ...Device[]] }[] = [];
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
-    on.push({
-      client,
-      device: own === undefined ? device : await devices.choose(own, `${file}: clients[${index}].device`),
-    });
+    const its =
+      own === undefined ? ([device] as const) : await devices.chooseSome(own, `${file}: clients[${index}].device`);
+    on.push({ client, device: its[0], its });
   }
   const decision = await sharingOf(config, on, simulation);
   notes.push(...decision.notes);
   const clients: PlannedClient[] = [];
-  for (const { client, device: its } of on)
+  for (const { client, device: first, its } of on)
     clients.push({
       name: client.name,
       class: client.class,
@@ -97,9 +101,11 @@ export async function plan(config: Config, native: Native, simulationState: stri
       cwd: client.cwd ?? process.cwd(),
       program: programOf(client),
       env: client.env ?? {},
-      device: its,
-      memory_bytes: client.memory === undefined ? undefined : limit_bytes(client.memory, its.memory_bytes),
-      ...(await shareOf(client, its, decision, config, simulation)),
+      device: first,
+      devices: its,
+      threads: client.threads ?? false,
+      memory_bytes: client.memory === undefined ? undefined : limit_bytes(client.memory, first.memory_bytes),
+      ...(await shareOf(client, first, decision, config, simulation)),
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
       weight: client.weight ?? 1,

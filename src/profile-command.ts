@@ -1,14 +1,18 @@
-/** profile-command.ts: the command lines of `rigel import` and `rigel profile`. */
+/** profile-command.ts: the command lines of `rigel import` and `rigel profile` with what it can do with a profile. */
 
 import { Command, InvalidArgumentError, Option } from "commander";
 import { once } from "node:events";
+import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { TOOLS, type Tool } from "./import-detect.ts";
 import { importProfiles, importText } from "./import.ts";
 import { diffProfiles, diffText } from "./profile-diff.ts";
 import { viewHtml } from "./profile-html.ts";
+import { Native } from "./native.ts";
 import { viewProfile, viewText } from "./profile-show.ts";
 import { WholeFile } from "./profile-write.ts";
+import { record, recordText } from "./record.ts";
+import { MECHANISMS, type Mechanism } from "./recording.ts";
 
 const IMPORT_EXAMPLES = `
 The tool may be named first (${TOOLS.join(", ")}); without, it is found out from the file.
@@ -19,6 +23,17 @@ Examples:
   rigel import train.csv --metrics ncu.csv -o train-profile.csv   what bounds each kernel, from ncu --csv
   rigel import torch trace.json.gz --request 3 -o step.csv        the fourth ProfilerStep alone
   rigel import trace.json --json                                  only read and report`;
+
+const RECORD_EXAMPLES = `
+A command after -- is run and recorded: every kernel, graph, copy and memset, once the program is past its warm-up. What is
+written is one request (or training iteration) that stands for all, to be replayed; with --all, every one.
+
+Examples:
+  rigel profile -o train.csv -- python train.py           20 iterations, then the program is stopped
+  rigel profile --duration 10 --all -o all.csv -- ./serve  every request of 10 s
+  rigel profile --let-run -o train.csv -- python train.py  the program goes on to its end
+  rigel profile show train.csv                             what is in it
+  rigel profile diff yesterday.csv train.csv               what has changed`;
 
 const SHOW_EXAMPLES = `
 Examples:
@@ -80,9 +95,83 @@ async function runImport(names: string[], flags: ImportFlags): Promise<void> {
   else process.stderr.write(`${importText(summary)}\n`);
 }
 
-/** Adds `rigel profile` with what can be done with a profile. */
-export function addProfileCommand(program: Command): void {
-  const profile = program.command("profile").description("look at and compare profiles");
+interface RecordFlags {
+  output?: string;
+  requests: number;
+  duration?: number;
+  settle: number;
+  fromStart?: true;
+  all?: true;
+  letRun?: true;
+  times: Mechanism;
+  device: Config["device"];
+  preset: Config["simulated"]["preset"];
+  segment?: string;
+  startTimeout: number;
+  json?: true;
+}
+
+async function runRecord(command: string[], flags: RecordFlags): Promise<void> {
+  if (command.length === 0)
+    throw new RigelError(
+      "command",
+      "rigel profile: expected show, diff, or -- and the command to record; see rigel profile --help",
+    );
+  if (flags.json && flags.output === undefined)
+    throw new RigelError(
+      "command",
+      "rigel profile --json: expected -o with it, as the profile goes to standard output",
+    );
+  const native = await Native.load();
+  const { summary, exitStatus } = await record(native, {
+    command,
+    ...(flags.output !== undefined && { out: flags.output }),
+    ...(flags.duration !== undefined && { duration_s: flags.duration }),
+    ...(flags.segment !== undefined && { segmentFolder: flags.segment }),
+    requests: flags.requests,
+    settle_s: flags.settle,
+    fromStart: flags.fromStart ?? false,
+    all: flags.all ?? false,
+    letRun: flags.letRun ?? false,
+    mechanism: flags.times,
+    device: flags.device,
+    preset: flags.preset,
+    start_timeout_s: flags.startTimeout,
+    print: write,
+  });
+  if (flags.json) await write(`${JSON.stringify(summary, null, 2)}\n`);
+  else process.stderr.write(`${recordText(summary)}\n`);
+  process.exitCode = exitStatus;
+}
+
+/** Adds `rigel profile` with what can be done with a profile. `deviceSelector` reads what --device is given. */
+export function addProfileCommand(program: Command, deviceSelector: (text: string) => Config["device"]): void {
+  // Options after the name of a command are that command's: `show` and `diff` have some of the same names.
+  const profile = program
+    .enablePositionalOptions()
+    .command("profile")
+    .enablePositionalOptions()
+    .description("record what a program asks of the GPU; look at and compare profiles")
+    .argument("[command...]", "after --: the program to record and its arguments")
+    .option("-o, --output <file>", "where the profile goes (default: standard output)")
+    .option("--requests <count>", "requests or iterations to record, once it is past its warm-up", countNumber, 20)
+    .option("--duration <seconds>", "record for so long instead", positiveNumber)
+    .option("--settle <seconds>", "how long to wait for the end of its warm-up", positiveNumber, 60)
+    .option("--from-start", "record from the first launch on, warm-up and all")
+    .option("--all", "write every request, not one that stands for all")
+    .option("--let-run", "do not stop the program after that")
+    .addOption(
+      new Option("--times <how>", "where durations come from: CUPTI, or events round each launch")
+        .choices(MECHANISMS)
+        .default("auto"),
+    )
+    .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector, "auto")
+    .addOption(new Option("--preset <gpu>", "of the simulated GPU").choices(["h200", "a100", "l4"]).default("h200"))
+    .option("--segment <folder>", "folder for the shared-memory files (default: /dev/shm)")
+    .option("--start-timeout <seconds>", "how long to wait for its first work", positiveNumber, 120)
+    .option("--json", "print a summary as JSON; needs -o")
+    .addHelpText("after", RECORD_EXAMPLES)
+    .action(runRecord);
   profile
     .command("show")
     .description("what a profile's time goes to, and its longest kernels")
@@ -145,6 +234,11 @@ function positiveNumber(text: string): number {
   if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
     throw new InvalidArgumentError("Expected a number above 0.");
   return value;
+}
+
+function countNumber(text: string): number {
+  if (!/^[1-9]\d{0,5}$/.test(text)) throw new InvalidArgumentError("Expected a whole number from 1 to 999999.");
+  return Number(text);
 }
 
 function wholeNumber(text: string): number {

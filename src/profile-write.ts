@@ -6,15 +6,15 @@
 
 import { type FileHandle, open, rename, rm } from "node:fs/promises";
 import { RigelError, reason } from "./errors.ts";
-import { COLUMN_NAMES, type Operation } from "./profile.ts";
+import { COLUMN_NAMES, type Operation, RECORDED_COLUMN_NAMES } from "./profile.ts";
 
 /** Units of the columns that do not have theirs in their names. */
 const UNITS = "flops FLOP, sms SMs, registers per thread, shared_bytes per block";
 
 /** The first line of Rigel's format. Facts are for people and for later commands; they hold no `;` and no line end. */
-export function factsLine(facts: ReadonlyMap<string, string>): string {
+export function factsLine(facts: ReadonlyMap<string, string>, version: 1 | 2 = 1): string {
   const pairs = [...facts, ["units", UNITS]].map(([key = "", value = ""]) => `${plain(key)}=${plain(value)}`);
-  return `# rigel-profile 1; ${pairs.join("; ")}\n`;
+  return `# rigel-profile ${version}; ${pairs.join("; ")}\n`;
 }
 
 const LONGEST_FACT_characters = 200;
@@ -27,6 +27,7 @@ function plain(text: string): string {
 }
 
 export const RIGEL_HEADER = `${COLUMN_NAMES.join(",")}\n`;
+export const RECORDED_HEADER = `${RECORDED_COLUMN_NAMES.join(",")}\n`;
 
 /** A row of Rigel's format. */
 export function rigelRow(operation: Operation): string {
@@ -36,6 +37,13 @@ export function rigelRow(operation: Operation): string {
     `${quoted(name)},${kind},${stream},${grid.join(",")},${block.join(",")},${registers},${shared_bytes},${bytes},` +
     `${duration_ns},${gap_ns},${family},${bound},${quoted(bound_reason)},${sms},${flops},${dram_bytes},${request}\n`
   );
+}
+
+/** A row of a recording, version 2. */
+export function recordedRow(operation: Operation): string {
+  const { graph = 0, gemm } = operation;
+  const { m, n, k, batch, type } = gemm ?? { m: 0, n: 0, k: 0, batch: 0, type: "" };
+  return `${rigelRow(operation).trimEnd()},${graph},${m},${n},${k},${batch},${quoted(type)}\n`;
 }
 
 export const ORION_HEADER = "Name,Profile,Memory_footprint,SM_usage,Duration\n";

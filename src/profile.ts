@@ -3,7 +3,8 @@
  *
  * Reads both formats that rigel-replay reads, by the same rules (native/replay/profile.c): Orion's
  * (`Name,Profile,Memory_footprint,SM_usage,Duration`) and Rigel's own (a first line `# rigel-profile 1; device=…`, then a
- * table). Rigel's has two widths: what a replay needs, and with what an import or an analysis adds (FURTHER).
+ * table). Rigel's has three widths: what a replay needs, with what an import or an analysis adds (FURTHER), and with what only
+ * a recording has besides (RECORDED; then the first line says `rigel-profile 2`).
  * Streams: a profile is never held in memory as a whole.
  */
 
@@ -64,6 +65,19 @@ export interface Operation {
   dram_bytes: number;
   /** The request or iteration that it belongs to, counted from 0. */
   request: number;
+  /** Launched as part of a CUDA graph: that graph's number; 0: on its own, or not known. */
+  graph?: number;
+  /** The matrix product that cuBLAS was asked for, m x n x k, so many of them. */
+  gemm?: Gemm;
+}
+
+export interface Gemm {
+  m: number;
+  n: number;
+  k: number;
+  batch: number;
+  /** Of its operands: "fp32", "bf16", ... */
+  type: string;
 }
 
 /** A profile that is being read. */
@@ -140,8 +154,20 @@ const FURTHER: [string, FieldCheck][] = [
 ];
 const WIDE = [...RIGEL, ...FURTHER];
 
-/** The header of what is written. */
+/** After FURTHER's, all or none of them. */
+const RECORDED: [string, FieldCheck][] = [
+  ["graph", wholeTo(2 ** 31 - 1)],
+  ["gemm_m", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["gemm_n", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["gemm_k", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["gemm_batch", wholeTo(Number.MAX_SAFE_INTEGER)],
+  ["gemm_type", () => undefined],
+];
+const WIDEST = [...WIDE, ...RECORDED];
+
+/** The header of what is written: of an import, and of a recording. */
 export const COLUMN_NAMES: readonly string[] = WIDE.map(([name]) => name);
+export const RECORDED_COLUMN_NAMES: readonly string[] = WIDEST.map(([name]) => name);
 
 /** What a replay takes (native/replay/profile.h); more can be shown and compared. */
 export const MOST_REPLAYED = 1_000_000;
@@ -259,6 +285,18 @@ function rigelOperation(fields: string[]): Operation {
     flops: number(F + 4),
     dram_bytes: number(F + 5),
     request: number(F + 6),
+    ...(fields.length > WIDE.length && {
+      graph: number(WIDE.length),
+      ...(number(WIDE.length + 1) > 0 && {
+        gemm: {
+          m: number(WIDE.length + 1),
+          n: number(WIDE.length + 2),
+          k: number(WIDE.length + 3),
+          batch: number(WIDE.length + 4),
+          type: fields[WIDE.length + 5] ?? "",
+        },
+      }),
+    }),
   };
 }
 
@@ -330,10 +368,10 @@ async function readHead(path: string): Promise<Head> {
   }
   const text = head.toString("latin1");
   const [line, version] = /^(?:\u00ef\u00bb\u00bf)?# rigel-profile +([^;\r\n]*)[^\n]*\n?/.exec(text) ?? ["", "1"];
-  if (version?.trim() !== "1")
+  if (version?.trim() !== "1" && version?.trim() !== "2")
     throw new RigelError(
       "profile",
-      `${path}:1: expected rigel-profile version 1, got ${version}; record the profile again with this version of Rigel`,
+      `${path}:1: expected rigel-profile version 1 or 2, got ${version}; record the profile again with this version of Rigel`,
     );
   const pairs = head
     .toString("utf8", 0, line.length)
@@ -352,12 +390,16 @@ async function readHead(path: string): Promise<Head> {
 }
 
 function columnsOf(header: string[], where: string): [string, FieldCheck][] {
-  const columns = header[0]?.trim() === "Name" ? ORION : header.length > RIGEL.length ? WIDE : RIGEL;
+  const columns = header[0]?.trim() === "Name" ? ORION : widthOf(header.length);
   const names = columns.map(([name]) => name).join(",");
   const got = header.map((name) => name.trim()).join(",");
   if (got !== names)
     throw new RigelError("profile", `${where}: expected the header ${names}, got ${got.slice(0, 200)}`);
   return columns;
+}
+
+function widthOf(columns: number): [string, FieldCheck][] {
+  return columns > WIDE.length ? WIDEST : columns > RIGEL.length ? WIDE : RIGEL;
 }
 
 /** The fields of a row, one for each column. A name of Orion's that holds commas is put together again. */
@@ -384,7 +426,7 @@ function checkRow(fields: string[], columns: [string, FieldCheck][], where: stri
   }
   if (columns === ORION || fields[KIND] !== "kernel") return;
   const shape = fields.slice(GRID_X, BLOCK_Z + 1);
-  if (columns === WIDE && Number(fields[SMS]) > 0 && shape.every((size) => Number(size) === 0)) return;
+  if (columns.length >= WIDE.length && Number(fields[SMS]) > 0 && shape.every((size) => Number(size) === 0)) return;
   for (let column = GRID_X; column <= BLOCK_Z; column++)
     if (Number(fields[column]) === 0) refuse(column, "at least 1 for a kernel");
   const threads = fields.slice(BLOCK_X, BLOCK_Z + 1).reduce((product, size) => product * Number(size), 1);

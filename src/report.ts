@@ -11,6 +11,7 @@ import { type Finding, findingLines } from "./doctor-checks.ts";
 import { sizeText } from "./memory.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
+import { digits } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -36,6 +37,17 @@ export interface ClientReport extends Measured {
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
+  /** Clients that threads of its processes have entered; what they did is not in the counts of this one. */
+  threads?: ThreadClient[];
+}
+
+/** A client that threads have entered (rigel_client_enter), summed over the processes in which they have. */
+export interface ThreadClient extends Measured {
+  name: string;
+  class: "high" | "best-effort";
+  processes: number;
+  /** Indices in the segment's devices. */
+  devices: number[];
 }
 
 interface Versus {
@@ -140,19 +152,15 @@ export function shared({ mode, daemon, pipe_directory }: Sharing): string {
 }
 
 function clientTable(clients: readonly ClientReport[]): string[] {
-  const rows = clients.map((client) => [
-    client.name,
-    client.class,
-    client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
-    client.attached ? "yes" : "NO",
-    String(client.launches + client.graph_launches),
-    String(client.requests.count),
-    digits(client.requests.p50_ms),
-    digits(client.requests.p95_ms),
-    digits(client.requests.p99_ms),
-    digits(client.iterations_per_s),
-    String(client.gate.waits),
-    digits(client.gate.wait_ms),
+  const rows = clients.flatMap((client) => [
+    [
+      client.name,
+      client.class,
+      client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
+      client.attached ? "yes" : "NO",
+      ...countCells(client),
+    ],
+    ...(client.threads ?? []).map((own) => [`  ${own.name}`, own.class, "", "", ...countCells(own)]),
   ]);
   return aligned(
     [
@@ -183,6 +191,19 @@ function graphLines(clients: readonly ClientReport[]): string[] {
     return [`graphs: ${name}: ${pieces} pieces launched, ${cut} graphs cut${out}`];
   });
   return lines.length > 0 ? ["", ...lines] : [];
+}
+
+function countCells(client: Measured): string[] {
+  return [
+    String(client.launches + client.graph_launches),
+    String(client.requests.count),
+    digits(client.requests.p50_ms),
+    digits(client.requests.p95_ms),
+    digits(client.requests.p99_ms),
+    digits(client.iterations_per_s),
+    String(client.gate.waits),
+    digits(client.gate.wait_ms),
+  ];
 }
 
 function memoryTable(clients: readonly ClientReport[]): string[] {
@@ -238,13 +259,6 @@ function sloLines({ target, alone, now, settings, held_s, changes, unreachable }
 function withRatio(value: number | null, versusAlone: number | null | undefined): string {
   if (versusAlone === undefined || versusAlone === null) return digits(value);
   return `${digits(value)} (x${versusAlone.toFixed(2)})`;
-}
-
-/** Three significant digits or more, never an exponent. */
-export function digits(value: number | null): string {
-  if (value === null) return "-";
-  const size = Math.abs(value);
-  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
 }
 
 /** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */

@@ -57,7 +57,10 @@ const CLIENT_EXITED = 3;
 /** One slot: one process of a client. */
 export interface Slot {
   index: number;
+  /** Of a client that threads of a process have entered: that process's name, a slash, and its own. */
   name: string;
+  /** Slot of the process whose threads have entered it; null: it is a process. */
+  parent: number | null;
   pid: number;
   launched: boolean;
   /** The process has ended: what it counted is final. */
@@ -311,9 +314,11 @@ export class Segment {
       const base = index * stride;
       const state = this.#word(this.#layout.clients, "state", base);
       if (state === CLIENT_FREE || state === CLIENT_CLAIMING) continue;
+      const parent = this.#word(this.#layout.clients, "parent", base);
       taken.push({
         index,
-        name: this.#text(this.#layout.clients, base, "name"),
+        name: this.#name(base),
+        parent: parent === 0 ? null : parent - 1,
         pid: this.#word(this.#layout.clients, "pid", base),
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
@@ -321,6 +326,14 @@ export class Segment {
       });
     }
     return taken;
+  }
+
+  /** No client of a launch has a slash in its name. */
+  #name(base: number): string {
+    const own = this.#text(this.#layout.clients, base, "name");
+    const parent = this.#word(this.#layout.clients, "parent", base);
+    if (parent === 0) return own;
+    return `${this.#text(this.#layout.clients, (parent - 1) * this.#layout.clients.stride, "name")}/${own}`;
   }
 
   /** Everything that was counted in a slot. */
@@ -446,6 +459,12 @@ export class Segment {
     return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
   }
 
+  /** The class of a slot, cheaply. */
+  classOf({ index }: Slot): ClientClass {
+    const number = this.#word(this.#layout.clients, "class", index * this.#layout.clients.stride);
+    return number === CLASS_HIGH ? "high" : "best-effort";
+  }
+
   /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
   work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
     const base = index * this.#layout.clients.stride;
@@ -477,11 +496,20 @@ export class Segment {
     return this.#layout;
   }
 
-  /** The clock of ticks (native/trace.h), read now beside CLOCK_MONOTONIC. */
+  /** The clock of ticks (native/trace.h) and CLOCK_MONOTONIC, read at the same time: the closest of some looks. */
   get now(): { tick: bigint; ns: number } {
-    const ns = this.now_ns;
-    const processor = this.#word(this.#layout.header, "tick_source", 0) === 1;
-    return { tick: processor ? this.#native.now_tick : BigInt(ns), ns };
+    if (this.#word(this.#layout.header, "tick_source", 0) === 0) {
+      const ns = this.now_ns;
+      return { tick: BigInt(ns), ns };
+    }
+    let best = { tick: 0n, ns: 0, apart: 1n << 62n };
+    for (let look = 0; look < 10; look++) {
+      const before = this.#native.now_tick;
+      const ns = this.now_ns;
+      const apart = this.#native.now_tick - before;
+      if (apart < best.apart) best = { tick: before + apart / 2n, ns, apart };
+    }
+    return best;
   }
 
   /** Removes the file. Clients that still have it mapped go on using their mapping. */

@@ -9,6 +9,7 @@ import { openapi } from "@elysiajs/openapi";
 import { Elysia } from "elysia";
 import { z } from "zod";
 import packageJson from "../package.json" with { type: "json" };
+import { dashboard } from "./dashboard.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
@@ -80,6 +81,7 @@ export function serveApp(watcher: Watcher) {
         mapJsonSchema: { zod: (schema: z.ZodType) => z.toJSONSchema(schema, { io: "input", unrepresentable: "any" }) },
       }),
     )
+    .use(dashboard())
     .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
       response: z.object({ ok: z.boolean(), version: z.string() }),
       detail: { summary: "Whether the server answers" },

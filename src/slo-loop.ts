@@ -22,7 +22,7 @@ export class SloLoop implements Disposable {
   readonly #classes: ReadonlyMap<string, "high" | "best-effort">;
   readonly #controller: Controller;
   readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
-  readonly #timer: ReturnType<typeof setInterval>;
+  #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
 
@@ -31,8 +31,21 @@ export class SloLoop implements Disposable {
     this.#segment = segment;
     this.#classes = classes;
     this.#controller = new Controller(target);
+    this.resume();
+  }
+
+  /** Leaves the settings alone; what happens until `resume` is not counted. */
+  pause(): void {
+    clearInterval(this.#timer);
+    this.#timer = undefined;
+    if (this.#held) this.#segment.hold(0);
+    this.#held = false;
+  }
+
+  /** Goes on where it was, with what it had learned. */
+  resume(): void {
     this.#observe();
-    this.#timer = setInterval(() => this.#tick(), TICK_S * 1000);
+    this.#timer ??= setInterval(() => this.#tick(), TICK_S * 1000);
   }
 
   [Symbol.dispose](): void {
@@ -46,8 +59,8 @@ export class SloLoop implements Disposable {
   }
 
   #tick(): void {
-    const { rung, hold } = this.#controller.step(this.#observe());
-    if (rung) this.#segment.apply(rung);
+    const { settings, hold } = this.#controller.step(this.#observe());
+    if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
     if (this.#controller.unreachable && !this.#told) {
@@ -68,7 +81,7 @@ export class SloLoop implements Disposable {
     const neighbours: number[] = [];
     const measured: string[] = [];
     for (const slot of this.#segment.slots()) {
-      const kind = this.#classes.get(slot.name);
+      const kind = slot.parent === null ? this.#classes.get(slot.name) : this.#segment.classOf(slot);
       const before = this.#before(slot);
       if (kind === "high") {
         if (!slot.finished && slot.launched)

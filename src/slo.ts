@@ -4,11 +4,11 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: half a second at first, again at the first
- *             two changes of load, and at most 2% of the time besides
+ *   alone     durations of requests in windows in which best-effort work is held: 1.2 s at first and again at the
+ *             first two changes of load, in parts, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
- * It stands on a rung whose requests are within the target, tries the next one for at most a second at a time, stays where
- * best-effort gets more and the target holds, and steps back as soon as it does not. The lowest rung is what `priority` does, or
+ * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
+ * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
  * stricter, so that a trial is all that can make things worse than `priority`.
  */
 
@@ -17,50 +17,65 @@ import type { Histogram } from "./usage.ts";
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
 export type Target = { p99_over_alone: number } | { p99_ms: number };
 
-/** Settings of the segment that a rung stands for. */
-export type Rung = Readonly<Record<"suspend" | "slice_us" | "inflight" | "corun", number>>;
+/** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
+export type Settings = Readonly<Record<"suspend" | "defer_us" | "slice_us" | "inflight" | "corun", number>>;
 
-const step = (suspend: number, slice_us: number, inflight: number, corun: number): Rung => ({
-  suspend,
-  slice_us,
-  inflight,
-  corun,
-});
+/** What a rung moves. `defer` is a part of what a request takes alone: suspension begins so late in it. */
+interface Rung {
+  suspend: boolean;
+  defer: number;
+  slice_us: number;
+  inflight: number;
+}
 
-/** Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. */
+const suspended = (defer: number, slice_us: number): Rung => ({ suspend: true, defer, slice_us, inflight: 8 });
+const sliced = (slice_us: number): Rung => ({ suspend: false, defer: 0, slice_us, inflight: 8 });
+const gated = (inflight: number): Rung => ({ ...suspended(0, 50), inflight });
+
+/**
+ * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
+ * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
+ * suspension, those that keep it busy with slices (measured: README, "On an H200").
+ */
 const PREEMPT_RUNGS: readonly Rung[] = [
-  step(1, 50, 8, 0),
-  step(0, 50, 8, 0),
-  step(0, 200, 8, 0),
-  step(0, 500, 8, 0),
-  step(0, 2000, 8, 0),
+  suspended(0, 50),
+  sliced(50),
+  suspended(0.27, 300),
+  suspended(0.41, 300),
+  suspended(0.27, 2000),
+  sliced(200),
+  sliced(500),
+  sliced(2000),
 ];
 
-/** Where they are held at the gate: under MPS, or a driver that refuses. A rung says all, so that nothing of the other ladder stays. */
-const GATE_RUNGS: readonly Rung[] = [
-  step(1, 50, 4, 0),
-  step(1, 50, 8, 0),
-  step(1, 50, 16, 0),
-  step(1, 50, 16, 1),
-  step(1, 50, 16, 2),
-  step(1, 50, 32, 8),
-];
+/** Where they are held at the gate: under MPS, or a driver that refuses. */
+const GATE_RUNGS: readonly Rung[] = [2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gated);
+/** The rung to begin on: what is stricter is for requests that miss the target there. */
+const FIRST_GATE_RUNG = 1;
 
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
-const FIRST_WINDOW_S = 0.5;
+const FIRST_HELD_S = 1.2;
+const FIRST_WINDOW_S = 0.6;
 const WINDOW_S = 0.3;
+/** From one window to the next. A program that still warms up in the first is known by the second. */
+const BETWEEN_WINDOWS_S = 2;
 /** Requests in the first window that are enough to end it. */
-const FIRST_REQUESTS = 24;
-/** Longest trial of a rung, shortest stay between two, and how long a rung that failed is left alone (doubled each time). */
+const FIRST_REQUESTS = 40;
+/** A window whose median is off by this factor shows that what was known is no longer so. */
+const DRIFT = 1.15;
+const DRIFT_REQUESTS = 12;
+/** Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_MAX_S = 120;
+/** What counts as more best-effort work: a second's count is not exact. */
+const MORE = 1.003;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
-const KNOWN = 36;
+const KNOWN = 24;
 /** Old requests count half after this. */
 const HALF_LIFE_S = 20;
 /** A change of the request rate by this factor is another load. */
@@ -82,7 +97,7 @@ export interface Observation {
 
 export interface Action {
   /** Undefined: leave the settings as they are. */
-  rung: Rung | undefined;
+  settings: Settings | undefined;
   /** Hold best-effort work until the next tick. */
   hold: boolean;
 }
@@ -110,6 +125,10 @@ class Pool {
   }
   clear(): void {
     this.#histogram = undefined;
+  }
+  /** Becomes what the other is. */
+  take(other: Pool): void {
+    this.#histogram = other.#histogram;
   }
   get count(): number {
     return this.#histogram?.total ?? 0;
@@ -162,15 +181,23 @@ export class Controller {
   #held_s = 0;
   #ladder: readonly Rung[] = GATE_RUNGS;
   #rung = 0;
+  #settings: Settings | undefined;
+  /** How long to stay before the next trial. */
+  #stay_s = STAY_S;
   /** The rung to go back to if a trial fails. */
   #home = 0;
   #known: Known[] = [];
   readonly #alone = new Pool();
+  /** Requests of the window that is under way, or was last. */
+  readonly #window = new Pool();
+  #window_s = Number.NEGATIVE_INFINITY;
   #neighbours = "";
   #measured = "";
   /** Requests per second, slowly and quickly averaged. */
   #slow_per_s = 0;
   #fast_per_s = 0;
+  /** What they are averages of. */
+  #rated_s = 0;
   /** The tick of the last change. */
   #settled = 0;
   /** When the first request was seen, and how often what requests take alone had to be learned anew since. */
@@ -187,7 +214,7 @@ export class Controller {
 
   constructor(target: Target) {
     this.#target = target;
-    this.#reset(0);
+    this.#reset();
   }
 
   /** The settings for the next tick, from what happened in the last one. */
@@ -200,15 +227,15 @@ export class Controller {
     const count = seen.requests.total;
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
-      if (held) this.#alone.add(seen.requests);
-      else {
-        this.#at(this.#rung).add(seen);
-      }
+      if (held) {
+        this.#alone.add(seen.requests);
+        this.#window.add(seen.requests);
+      } else this.#at(this.#rung).add(seen);
     }
     this.#alone.fade(TICK_S / 4);
     this.#decide(count);
     // What the user configured stays until there is something to decide on.
-    return { rung: this.#state === "waiting" ? undefined : this.#ladder[this.#rung], hold: this.#holds };
+    return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
   }
 
   /** What is to be told at the end: how well the target is met, and by which settings. */
@@ -217,7 +244,7 @@ export class Controller {
     alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
     now: { requests: number; p50_ms: number | null; p99_ms: number | null };
     rung: number;
-    settings: Rung | undefined;
+    settings: Settings | undefined;
     changes: number;
     held_s: number;
     unreachable: boolean;
@@ -234,7 +261,7 @@ export class Controller {
       alone: told(this.#alone),
       now: told(pool),
       rung: this.#rung,
-      settings: this.#ladder[this.#rung],
+      settings: this.#settings,
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
@@ -261,9 +288,11 @@ export class Controller {
   }
 
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
-  #reset(rung: number): void {
+  #reset(): void {
+    const rung = this.#ladder === GATE_RUNGS ? FIRST_GATE_RUNG : 0;
     this.#known = [];
     this.#home = rung;
+    this.#stay_s = TRIAL_S;
     this.#go(rung);
     this.#state = this.#state === "waiting" ? "waiting" : "run";
     this.#since_s = this.#t_s;
@@ -274,6 +303,18 @@ export class Controller {
     if (rung !== this.#rung) this.#changes++;
     this.#rung = rung;
     this.#settled = this.#ticks;
+    const to = this.#ladder[rung];
+    if (!to) return;
+    const request_ms = [this.#alone, this.#at(this.#home).pool]
+      .map((pool) => pool.quantile_ms(0.5))
+      .find(Number.isFinite);
+    this.#settings = {
+      suspend: Number(to.suspend),
+      defer_us: Math.round(to.defer * (request_ms ?? 0) * 100) * 10,
+      slice_us: to.slice_us,
+      inflight: to.inflight,
+      corun: 0,
+    };
   }
 
   #enter(state: State): void {
@@ -288,7 +329,7 @@ export class Controller {
     if (ladder !== this.#ladder || seen.neighbours !== this.#neighbours) {
       this.#ladder = ladder;
       this.#neighbours = seen.neighbours;
-      this.#reset(0);
+      this.#reset();
     }
     if (seen.measured !== this.#measured) {
       const first = this.#measured === "";
@@ -296,7 +337,7 @@ export class Controller {
       if (!first) {
         this.#alone.clear();
         this.#relearned++;
-        this.#reset(0);
+        this.#reset();
       }
     }
     const rate = seen.requests.total / TICK_S;
@@ -304,17 +345,17 @@ export class Controller {
     // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
     if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;
     // Averages over all there is, until that is more than they go back.
-    const since_s = this.#t_s - this.#began_s + TICK_S;
-    this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / Math.min(since_s, 1));
-    this.#slow_per_s += (rate - this.#slow_per_s) * (TICK_S / Math.min(since_s, 8));
+    this.#rated_s += TICK_S;
+    this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / Math.min(this.#rated_s, 1));
+    this.#slow_per_s += (rate - this.#slow_per_s) * (TICK_S / Math.min(this.#rated_s, 8));
     const [low, high] = [Math.min(this.#fast_per_s, this.#slow_per_s), Math.max(this.#fast_per_s, this.#slow_per_s)];
     // Poisson arrivals vary by the square root of their number: that is no change of load.
     const noise = 4 * Math.sqrt(Math.max(high, 1));
-    if (this.#t_s - this.#began_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
+    if (this.#rated_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
       this.#alone.clear();
       this.#relearned++;
-      this.#reset(0);
+      this.#reset();
     }
   }
 
@@ -328,23 +369,21 @@ export class Controller {
         this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
-        if (this.#alone.count >= FIRST_REQUESTS || spent_s >= FIRST_WINDOW_S) this.#enter("run");
+        if (this.#alone.count >= FIRST_REQUESTS || spent_s >= FIRST_WINDOW_S) this.#endWindow();
         return;
       case "window":
-        if (spent_s >= WINDOW_S) this.#enter("run");
+        if (spent_s >= WINDOW_S) this.#endWindow();
         return;
       case "trial": {
         const verdict = this.#judge(this.#rung);
         // Where neither is within the target, the better of the two is kept.
-        const lesser = verdict === "over" && this.#rung === 1 && this.#isLesserEvil();
+        const lesser = verdict === "over" && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
         if (spent_s < TRIAL_S) return;
-        if (lesser) {
+        const more = this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s * MORE;
+        if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
-          return this.#enter("run");
-        }
-        if (verdict === "within" && this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s) {
-          this.#home = this.#rung;
+          this.#stay_s = 0;
           this.#enter("run");
         } else this.#retreat(verdict === "unknown");
         return;
@@ -352,23 +391,47 @@ export class Controller {
       case "run": {
         this.#at(this.#rung).fade(TICK_S);
         const over = this.#judge(this.#rung) === "over";
-        const stays = over && this.#rung === 1 && this.#isLesserEvil();
+        const stays = over && this.#isLesserEvil();
         if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
-          this.#home = this.#rung - 1;
+          this.#home = this.#below();
           return this.#retreat();
         }
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
-        const allowed_s =
-          HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_WINDOW_S * (1 + Math.min(this.#relearned, 2));
-        const due = this.#alone.count < 400 && this.#held_s + WINDOW_S < allowed_s;
-        if (relative && due) return this.#enter("window");
+        const allowed_s = HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_HELD_S * (1 + Math.min(this.#relearned, 2));
         const known = !relative || this.#alone.count >= KNOWN;
-        // Suspension and short slices are no steps of one scale: which of the two is better depends on the requests.
+        const between_s = known ? BETWEEN_WINDOWS_S : 0;
+        const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
+        if (relative && due && this.#alone.count < 400) {
+          this.#window.clear();
+          this.#stay_s = Math.max(0, this.#stay_s - spent_s);
+          return this.#enter("window");
+        }
+        // Where suspension misses the target, slices may not.
         const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
-        if ((!over || other) && known && spent_s >= STAY_S && this.#at(this.#rung).launches_per_s > 0) this.#tryNext();
+        const seen = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
+        if ((!over || other) && known && spent_s >= this.#stay_s && seen) this.#tryNext();
       }
     }
+  }
+
+  /** A window that shows something else than the ones before it, a program that was still warming up, replaces them. */
+  #endWindow(): void {
+    const ratio = this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    if (this.#window.count >= DRIFT_REQUESTS && (ratio > DRIFT || ratio < 1 / DRIFT)) {
+      this.#alone.take(this.#window);
+      this.#relearned++;
+      this.#reset();
+    }
+    this.#window_s = this.#t_s;
+    this.#enter("run");
+  }
+
+  /** The highest rung below this one that is not known to miss the target. */
+  #below(): number {
+    for (let rung = this.#rung - 1; rung > 0; rung--)
+      if (this.#t_s >= this.#at(rung).notBefore_s && this.#judge(rung) === "within") return rung;
+    return Math.max(0, this.#ladder === GATE_RUNGS ? this.#rung - 1 : 0);
   }
 
   /** Tries the next rung up that is not being left alone. */
@@ -391,27 +454,29 @@ export class Controller {
     if (again) failed.notBefore_s = this.#t_s + STAY_S;
     else {
       failed.notBefore_s = this.#t_s + failed.backOff_s;
-      // What lies above gives best-effort still more; but slices say nothing of suspension, the first rung of all.
-      const above = over ? this.#ladder.keys().filter((rung) => rung > this.#rung) : [];
+      // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them.
+      const { suspend } = this.#ladder[this.#rung] ?? {};
+      const above = this.#ladder
+        .keys()
+        .filter((rung) => over && rung > this.#rung && this.#ladder[rung]?.suspend === suspend);
       for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
       failed.clear();
     }
+    this.#stay_s = again ? 0 : STAY_S;
     this.#go(this.#home);
     this.#enter("run");
   }
 
-  /** Best-effort gets less here than one rung below, as seen over some time on both. */
+  /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */
   #gainsNothing(): boolean {
-    const below = this.#at(this.#rung - 1);
-    return (
-      Math.min(below.seconds, this.#at(this.#rung).seconds) >= STAY_S &&
-      this.#at(this.#rung).launches_per_s < this.#at(this.#rung - 1).launches_per_s * 0.99
-    );
+    const [below, here] = [this.#at(this.#below()), this.#at(this.#rung)];
+    return Math.min(below.seconds, here.seconds) >= STAY_S && here.launches_per_s < below.launches_per_s * 0.99;
   }
 
-  /** Of the two ways to preempt, the second has the shorter requests. */
+  /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   #isLesserEvil(): boolean {
+    if (this.#rung !== 1) return false;
     const [first, second] = [this.#at(0).pool, this.#at(1).pool];
     const enough = Math.min(first.count, second.count) >= ENOUGH;
     return (

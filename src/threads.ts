@@ -34,26 +34,30 @@ export interface Thread {
   waiting: { operation: string; since_ns: number; object: string | null } | null;
 }
 
-/**
- * Converts ticks to nanoseconds of CLOCK_MONOTONIC: by what both clocks said when the segment was made and say now. Makes one
- * per look at a segment; a microsecond off where the segment is younger than a second.
- */
-export function clockOf(segment: Segment): (tick: bigint) => number {
+/** The clock of a segment's ticks. What is to be compared has to be converted by one and the same. */
+export interface Clock {
+  /** When it was made. */
+  now: { tick: bigint; ns: number };
+  /** Nanoseconds of CLOCK_MONOTONIC. */
+  at_ns: (tick: bigint) => number;
+}
+
+/** Goes by what both clocks said when the segment was made and say now: a microsecond off where it is younger than a second. */
+export function clockOf(segment: Segment): Clock {
   const header = segment.table("header");
   const now = segment.now;
-  if (header.word(0, "tick_source") === 0) return (tick) => Number(tick);
+  if (header.word(0, "tick_source") === 0) return { now, at_ns: (tick) => Number(tick) };
   const ticks = Number(now.tick - header.long(0, "created_tick"));
   const ns = now.ns - Number(header.long(0, "created_ns"));
   const rate = ticks > 0 ? ns / ticks : 1;
-  return (tick) => Math.round(now.ns - Number(now.tick - tick) * rate);
+  return { now, at_ns: (tick) => Math.round(now.ns - Number(now.tick - tick) * rate) };
 }
 
 /** The threads of one process that have a row, in the order of their first operation as far as rows were free. */
-export function threadsOf(segment: Segment, slot: Slot): Thread[] {
+export function threadsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clockOf(segment)): Thread[] {
   const table = segment.table("threads");
   const { operations } = segment.vocabulary;
   const names = segment.table("names");
-  const at_ns = clockOf(segment);
   const each = rowsOf(segment);
   const handle = (row: number, field: string): string | null => hexadecimal(table.long(row, field));
   const name = (number: number): string => operations[number] ?? `operation ${number}`;

@@ -5,7 +5,7 @@
  * devices) loses whatever could move a cursor.
  */
 
-import { digits } from "./report.ts";
+import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "./show.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** What the rows are ordered by. */
@@ -78,24 +78,6 @@ function sorted(clients: readonly ClientStats[], sort: Sort): ClientStats[] {
 
 /* ---- Cells */
 
-/** Waits for others' work and for its own in-flight limit; several threads can wait at once. */
-function wait_ms_per_s({ rates }: ClientStats): number | null {
-  return rates ? rates.gate_wait_ms_per_s + rates.inflight_wait_ms_per_s : null;
-}
-
-/** What a client is doing, in one word. */
-export function stateOf({ client, stats }: Row): string {
-  if (client.state === "dead") return "killed";
-  if (client.state === "ended") return "ended";
-  if (client.paused) return "paused";
-  const stale_ms = stats.settings["stale_ms"];
-  const ages = client.processes.flatMap(({ heartbeat_age_ms }) => heartbeat_age_ms ?? []);
-  if (stale_ms !== undefined && ages.length > 0 && ages.every((age_ms) => age_ms > stale_ms)) return "stopped";
-  if (client.first_launch_ms === null) return "starting";
-  if (client.rates === null) return "new";
-  return client.rates.launches_per_s > 0 || client.rates.requests_per_s > 0 ? "running" : "idle";
-}
-
 const STATE_COLOURS: Readonly<Record<string, string>> = {
   running: "32",
   paused: "33",
@@ -104,13 +86,6 @@ const STATE_COLOURS: Readonly<Record<string, string>> = {
   ended: "2",
   idle: "2",
 };
-
-/** The high clients' target in milliseconds, where one is known. */
-export function target_ms({ slo }: Stats): number | undefined {
-  if (!slo) return undefined;
-  if ("p99_ms" in slo.target) return slo.target.p99_ms;
-  return slo.alone.p99_ms === null ? undefined : slo.target.p99_over_alone * slo.alone.p99_ms;
-}
 
 interface Column {
   title: string;
@@ -122,11 +97,6 @@ interface Column {
   colour?: (row: Row) => string | undefined;
 }
 
-const percent = (ms_per_s: number | null): string => (ms_per_s === null ? "-" : (ms_per_s / 10).toFixed(1));
-/** A rate: whole where it is large. */
-const rate = (per_s: number | null | undefined): string =>
-  per_s === null || per_s === undefined ? "-" : per_s >= 100 ? per_s.toFixed(0) : per_s.toFixed(1);
-
 function size(bytes: number): string {
   for (const [unit, of] of [
     ["G", 2 ** 30],
@@ -137,6 +107,8 @@ function size(bytes: number): string {
   return String(bytes);
 }
 
+const stateOfRow = ({ client, stats }: Row): string => stateOf(client, stats);
+
 const COLUMNS: readonly Column[] = [
   { title: "CLIENT", rank: 0, left: true, cell: ({ client }) => printable(client.name) },
   {
@@ -146,9 +118,9 @@ const COLUMNS: readonly Column[] = [
     cell: ({ client }) => (client.class === "high" ? "high" : "best"),
     colour: ({ client }) => (client.class === "high" ? "36" : undefined),
   },
-  { title: "STATE", rank: 2, left: true, cell: stateOf, colour: (row) => STATE_COLOURS[stateOf(row)] },
-  { title: "LAUNCH/S", rank: 3, cell: ({ client }) => rate(client.rates?.launches_per_s) },
-  { title: "REQ/S", rank: 4, cell: ({ client }) => rate(client.rates?.requests_per_s) },
+  { title: "STATE", rank: 2, left: true, cell: stateOfRow, colour: (row) => STATE_COLOURS[stateOfRow(row)] },
+  { title: "LAUNCH/S", rank: 3, cell: ({ client }) => rateText(client.rates?.launches_per_s) },
+  { title: "REQ/S", rank: 4, cell: ({ client }) => rateText(client.rates?.requests_per_s) },
   { title: "P50 ms", rank: 5, cell: ({ client }) => digits(client.rates?.requests.p50_ms ?? null) },
   { title: "P95 ms", rank: 11, cell: ({ client }) => digits(client.rates?.requests.p95_ms ?? null) },
   {
@@ -166,10 +138,10 @@ const COLUMNS: readonly Column[] = [
     title: "GPU%",
     rank: 8,
     cell: ({ client, stats }) =>
-      stats.policy === "fair" && client.rates ? percent(client.rates.charged_ms_per_s) : "-",
+      stats.policy === "fair" && client.rates ? percentText(client.rates.charged_ms_per_s) : "-",
   },
-  { title: "WAIT%", rank: 7, cell: ({ client }) => percent(wait_ms_per_s(client)) },
-  { title: "OFF%", rank: 7, cell: ({ client }) => percent(client.rates?.suspended_ms_per_s ?? null) },
+  { title: "WAIT%", rank: 7, cell: ({ client }) => percentText(wait_ms_per_s(client)) },
+  { title: "OFF%", rank: 7, cell: ({ client }) => percentText(client.rates?.suspended_ms_per_s ?? null) },
   { title: "MEM", rank: 6, cell: ({ client }) => size(client.memory.used_bytes) },
   {
     title: "LIMIT",
@@ -317,18 +289,11 @@ function segmentLine(stats: Stats): string {
   const names = [...new Set(devices.map(({ name }) => printable(name)))].join(", ");
   const limit = target_ms(stats);
   const aim = limit === undefined ? "" : `, p99 target ${digits(limit)} ms${slo?.unreachable ? " NOT reached" : ""}`;
-  const seconds = Math.max(0, Math.round((at_ms - segment.created_ms) / 1000));
   return [
     names || "no device yet",
     `policy ${policy}${policy === "none" ? "" : `, ${settings["inflight"] || "any number"} in flight`}${aim}`,
-    `launch ${segment.creator_pid}, ${duration(seconds)}`,
+    `launch ${segment.creator_pid}, ${durationText((at_ms - segment.created_ms) / 1000)}`,
   ].join(" | ");
-}
-
-function duration(seconds: number): string {
-  if (seconds < 60) return `${seconds} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
 }
 
 /* ---- Text */

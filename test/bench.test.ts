@@ -151,14 +151,15 @@ describe("statistics", () => {
   test("solo pools the windows of each copy and compares neighbours", () => {
     const windows = schedule(["bare", "rigel"], { rounds: 1, cycles: 2, window_s: 1, settle_s: 0 });
     // bare, rigel, rigel, bare
-    const solo = soloOf("p", windows, { bare: [[0.5, 2], [3.5, 4]], rigel: [[1.5, 3], [2.5, 3]] }); // prettier-ignore
+    const solo = soloOf("p", windows, { bare: [[[0.5, 2]], [[3.5, 4]]], rigel: [[[1.5, 3]], [[2.5, 3]]] }); // prettier-ignore
     expect(solo).toMatchObject({
       ratio: 3 / 2,
       windows: { min: 0.75, max: 1.5 },
+      copies: { bare: [2, 4], rigel: [3, 3] },
       bare: { count: 2 },
       rigel: { count: 2 },
     });
-    expect(soloOf("p", windows, { bare: [], rigel: [[1.5, 3]] })).toBeUndefined();
+    expect(soloOf("p", windows, { bare: [], rigel: [[[1.5, 3]]] })).toBeUndefined();
   });
 });
 

@@ -13,7 +13,7 @@ afterAll(() => scratch[Symbol.dispose]());
 const programs = compile(scratch.path);
 
 /** Each run is a process of milliseconds; a hang ends with the program's own alarm, after two minutes. */
-const LIMIT_ms = 125_000 + repeats(2) * 2000;
+const LIMIT_ms = 125_000 + repeats(2) * 5000;
 
 /** Not ways to end: programs that others need. */
 const HELPERS = new Set(["busy", "wait-for-turn"]);

@@ -93,8 +93,8 @@ describe.concurrent("a profile", () => {
     ["nothing", "", "p.csv: expected a header line and at least one operation that uses the GPU"],
     [
       "a later version",
-      "# rigel-profile 2; x=y\nname\n",
-      "p.csv:1: expected rigel-profile version 1, got 2; record the profile again with this version of Rigel",
+      "# rigel-profile 3; x=y\nname\n",
+      "p.csv:1: expected rigel-profile version 1 or 2, got 3; record the profile again with this version of Rigel",
     ],
   ])("with %s is refused, and by the replay client too", async (_, content, expected) => {
     expect(await outcome(content)).toBe(expected);

@@ -79,8 +79,8 @@ export class Server implements AsyncDisposable {
     this.token = readFileSync(address.token_file, "utf8").trim();
   }
 
-  static async start(place: Place): Promise<Server> {
-    const child = place.start(["serve", "--port", "0", "--json", "--segment", place.segments]);
+  static async start(place: Place, port = 0): Promise<Server> {
+    const child = place.start(["serve", "--port", String(port), "--json", "--segment", place.segments]);
     const reader = child.stdout.getReader();
     let text = "";
     while (!text.includes("\n")) {

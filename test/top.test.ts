@@ -3,10 +3,11 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
+import { stateOf } from "../src/show.ts";
 import { type ClientStats, type Stats, statsSchema } from "../src/stats.ts";
 import { keysIn } from "../src/terminal.ts";
 import { pressed } from "../src/top.ts";
-import { type Screen, type View, render, rowsOf, stateOf } from "../src/top-view.ts";
+import { type Screen, type View, render, rowsOf } from "../src/top-view.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, root, start } from "./rigel.ts";
 
 /* ---- Hand-made data */
@@ -240,7 +241,7 @@ describe("the picture", () => {
     ["ended", { state: "ended" }],
     ["killed", { state: "dead" }],
   ])("calls a client %s", (word, changed) => {
-    expect(stateOf({ stats, client: { ...serve, ...changed } })).toBe(word);
+    expect(stateOf({ ...serve, ...changed }, stats)).toBe(word);
   });
 });
 

@@ -39,13 +39,25 @@
     X(dram_bytes, 9007199254740991ull) \
     X(request, 2147483647ull)
 
+/* What a recording of Rigel's has after those (version 2). A replay needs none of it. */
+#define RECORDED_COLUMNS(X)             \
+    X(graph, 2147483647ull)             \
+    X(gemm_m, 9007199254740991ull)      \
+    X(gemm_n, 9007199254740991ull)      \
+    X(gemm_k, 9007199254740991ull)      \
+    X(gemm_batch, 9007199254740991ull)  \
+    X(gemm_type, 0)
+
 #define COLUMN_ID(name, max) COL_##name,
 #define COLUMN_NAME(name, max) #name,
 #define COLUMN_MAX(name, max) max,
 enum { COLUMNS(COLUMN_ID) COLUMN_COUNT };
-enum { COL_last = COLUMN_COUNT - 1, FURTHER_COLUMNS(COLUMN_ID) ALL_COLUMN_COUNT };
-static const char *const column_names[ALL_COLUMN_COUNT] = {COLUMNS(COLUMN_NAME) FURTHER_COLUMNS(COLUMN_NAME)};
-static const uint64_t column_max[ALL_COLUMN_COUNT] = {COLUMNS(COLUMN_MAX) FURTHER_COLUMNS(COLUMN_MAX)};
+enum { COL_last = COLUMN_COUNT - 1, FURTHER_COLUMNS(COLUMN_ID) WIDE_COLUMN_COUNT };
+enum { COL_last_wide = WIDE_COLUMN_COUNT - 1, RECORDED_COLUMNS(COLUMN_ID) ALL_COLUMN_COUNT };
+static const char *const column_names[ALL_COLUMN_COUNT] = {
+    COLUMNS(COLUMN_NAME) FURTHER_COLUMNS(COLUMN_NAME) RECORDED_COLUMNS(COLUMN_NAME)};
+static const uint64_t column_max[ALL_COLUMN_COUNT] = {
+    COLUMNS(COLUMN_MAX) FURTHER_COLUMNS(COLUMN_MAX) RECORDED_COLUMNS(COLUMN_MAX)};
 
 enum { ORION_NAME, ORION_PROFILE, ORION_MEMORY, ORION_SMS, ORION_DURATION, ORION_COUNT };
 static const char *const orion_names[ORION_COUNT] = {"Name", "Profile", "Memory_footprint", "SM_usage", "Duration"};
@@ -309,11 +321,12 @@ static int read_rigel_row(reader *r, rg_profile_op *op)
         if (read_number(r, column_names[i], r->fields[i], column_max[i], false, &value[i]) < 0)
             return -1;
     op->bound = -1;
-    if (r->columns == ALL_COLUMN_COUNT) {
+    if (r->columns > COLUMN_COUNT) {
         if (read_bound(r, r->fields[COL_bound], &op->bound) < 0)
             return -1;
-        for (int i = COL_sms; i < ALL_COLUMN_COUNT; i++)
-            if (read_number(r, column_names[i], r->fields[i], column_max[i], false, &value[i]) < 0)
+        for (size_t i = COL_sms; i < r->columns; i++)
+            if (i != COL_gemm_type &&
+                read_number(r, column_names[i], r->fields[i], column_max[i], false, &value[i]) < 0)
                 return -1;
     }
     if (op->kind == RG_PROFILE_KERNEL && shape_unknown(value)) {
@@ -398,7 +411,9 @@ static int read_header(reader *r, bool rigel, bool *orion)
                     shown(r->row_start, (size_t)(r->row_end - r->row_start), text));
     }
     const char *const *names = *orion ? orion_names : column_names;
-    size_t count = *orion ? ORION_COUNT : r->field_count > COLUMN_COUNT ? ALL_COLUMN_COUNT : COLUMN_COUNT;
+    size_t count = *orion ? ORION_COUNT : r->field_count > WIDE_COLUMN_COUNT ? ALL_COLUMN_COUNT
+                   : r->field_count > COLUMN_COUNT    ? WIDE_COLUMN_COUNT
+                                                      : COLUMN_COUNT;
     r->columns = count;
     for (size_t i = 0; i < count && i < r->field_count; i++) {
         field f = trimmed(r->fields[i]);
@@ -427,8 +442,8 @@ static int read_magic(reader *r, rg_profile *out)
         rest++;
     r->line = 1;
     field version = trimmed((field){start, (size_t)(rest - start), false});
-    if (!equals(version, "1"))
-        return fail_field(r, "version", "1", &version);
+    if (!equals(version, "1") && !equals(version, "2"))
+        return fail_field(r, "version", "1 or 2", &version);
     rest += rest < end;
     field facts = trimmed((field){rest, (size_t)(end - rest), false});
     out->facts = r->storage + r->stored;

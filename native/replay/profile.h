@@ -5,7 +5,8 @@
  *
  *   Rigel's   # rigel-profile 1; key=value; ...
  *             name,kind,stream,grid_x,...,duration_ns,gap_ns        (see COLUMNS in profile.c; imported profiles
- *                                                                   have FURTHER_COLUMNS after them)
+ *                                                                   have FURTHER_COLUMNS after them, recordings,
+ *                                                                   version 2, RECORDED_COLUMNS after those)
  *   Orion's   Name,Profile,Memory_footprint,SM_usage,Duration       (no gaps, no shapes)
  *
  * Pure: it reads text into memory. It must never touch a GPU, print, or end the program.

@@ -370,6 +370,7 @@ typedef struct {
     rg_profile_op op;
     rg_shape shape;
     uint64_t chain; /* iterations of the spin kernel */
+    uint32_t stands_for[9]; /* what rigel_stand_for is told of the recorded kernel */
 } step;
 
 typedef struct {
@@ -395,6 +396,7 @@ typedef struct {
     /* librigel's, when the program runs under it */
     void (*report_request)(uint64_t latency_ns);
     void (*describe_launch)(uint32_t sms, int bound, uint64_t duration_ns);
+    void (*stand_for)(const char *name, const uint32_t *shape);
     uint32_t sms; /* of the device */
 } client;
 
@@ -424,6 +426,17 @@ static uint64_t percentile_ns(const samples *s, uint64_t percent)
     return s->ns[rank ? rank - 1 : 0];
 }
 
+/* The kernel as it was recorded, for whoever counts or records what this program launches. */
+static void describe(step *s, uint32_t sms)
+{
+    const rg_profile_op *op = &s->op;
+    memcpy(&s->stands_for[0], op->grid, sizeof(op->grid));
+    memcpy(&s->stands_for[3], op->block, sizeof(op->block));
+    s->stands_for[6] = op->registers;
+    s->stands_for[7] = op->shared_bytes;
+    s->stands_for[8] = rg_profile_sms(op, sms);
+}
+
 static void launch_spin(client *c, const rg_shape *shape, uint64_t chain, CUstream stream)
 {
     uint64_t block_ns = shape->block_ns;
@@ -449,6 +462,8 @@ static void launch(client *c, const step *s)
             uint32_t fills = (s->shape.blocks + s->shape.blocks_per_sm - 1) / s->shape.blocks_per_sm;
             c->describe_launch(fills < c->sms ? fills : c->sms, op->bound, op->duration_ns);
         }
+        if (c->stand_for)
+            c->stand_for(op->name, s->stands_for);
         launch_spin(c, &s->shape, s->chain, stream);
         break;
     case RG_PROFILE_MEMSET:
@@ -701,8 +716,10 @@ static void set_up(client *c)
     }
     for (uint32_t i = 0; i < c->profile.op_count; i++) {
         c->steps[i].op = c->profile.ops[i];
-        if (c->profile.ops[i].kind == RG_PROFILE_KERNEL)
+        if (c->profile.ops[i].kind == RG_PROFILE_KERNEL) {
             rg_shape_plan(&c->profile.ops[i], &limits, &c->steps[i].shape);
+            describe(&c->steps[i], limits.sms);
+        }
     }
     if (!simulated)
         calibrate(c, &limits);
@@ -711,6 +728,8 @@ static void set_up(client *c)
     memcpy(&c->report_request, &report, sizeof(report));
     void *describe = dlsym(RTLD_DEFAULT, "rigel_describe_launch");
     memcpy(&c->describe_launch, &describe, sizeof(describe));
+    void *stand_for = dlsym(RTLD_DEFAULT, "rigel_stand_for");
+    memcpy(&c->stand_for, &stand_for, sizeof(stand_for));
     c->sms = limits.sms;
 }
 

@@ -258,7 +258,7 @@ enum setting {
 _Static_assert(SETTING_EMULATION_SPECIAL_VALUES == 5, "set in make");
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
-#define RG_BLAS_CALL(symbol, params, args, operand) \
+#define RG_BLAS_CALL(symbol, params, args, operand, ...) \
     API cublasStatus_t symbol params; \
     API cublasStatus_t symbol params \
     { \

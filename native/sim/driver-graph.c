@@ -295,11 +295,10 @@ API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, CUDA_G
 }
 
 /* A real driver refuses a graph of another shape; here any is taken. Launches under way still run as they were. */
-API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result)
+static CUresult update(CUgraphExec exec, CUgraph graph)
 {
     CUresult r = sim_enter();
     if (r) return r;
-    if (!result) return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&sim.lock);
     sim_object *e = sim_get(exec, SIM_EXEC), *g = sim_get(graph, SIM_GRAPH);
     if (!e || !g || g->graph.capturing) r = CUDA_ERROR_INVALID_VALUE;
@@ -320,6 +319,54 @@ API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result)
     pthread_mutex_unlock(&sim.lock);
     return r;
 }
+
+API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, int *result)
+{
+    CUresult r = result ? update(exec, graph) : CUDA_ERROR_INVALID_VALUE;
+    if (error_node) *error_node = NULL;
+    if (result) *result = r ? 1 : 0;
+    return r;
+}
+
+/* The result is an int and two nodes. */
+API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result)
+{
+    if (!result) return CUDA_ERROR_INVALID_VALUE;
+    CUresult r = update(exec, graph);
+    memset(result, 0, sizeof(int) + 2 * sizeof(void *));
+    *(int *)result = r ? 1 : 0;
+    return r;
+}
+
+/* An executable graph is changed as a whole only. */
+static CUresult change_node(CUgraphExec exec, CUgraphNode node)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    return sim_get(exec, SIM_EXEC) && sim_get(node, SIM_NODE) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+#define CHANGE_NODE(symbol, ...) \
+    API CUresult symbol(CUgraphExec exec, CUgraphNode node, __VA_ARGS__) \
+    { \
+        return change_node(exec, node); \
+    }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+CHANGE_NODE(cuGraphExecKernelNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecKernelNodeSetParams_v2, const void *p)
+CHANGE_NODE(cuGraphExecMemcpyNodeSetParams, const void *p, CUcontext c)
+CHANGE_NODE(cuGraphExecMemsetNodeSetParams, const void *p, CUcontext c)
+CHANGE_NODE(cuGraphExecHostNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecChildGraphNodeSetParams, CUgraph g)
+CHANGE_NODE(cuGraphExecEventRecordNodeSetEvent, CUevent e)
+CHANGE_NODE(cuGraphExecEventWaitNodeSetEvent, CUevent e)
+CHANGE_NODE(cuGraphExecExternalSemaphoresSignalNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecExternalSemaphoresWaitNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecBatchMemOpNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecNodeSetParams, void *p)
+CHANGE_NODE(cuGraphNodeSetEnabled, unsigned enabled)
+#pragma GCC diagnostic pop
 
 API CUresult cuGraphExecDestroy(CUgraphExec exec)
 {

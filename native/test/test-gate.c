@@ -179,7 +179,7 @@ static void policy_none_measures_only(void)
         launch(spin, NULL, 1000);
     CHECK_EQUAL(rg.slot->launches, 100);
     CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
-    CHECK_EQUAL(rg.inflight, 0);
+    CHECK_EQUAL(rg.members[0].inflight, 0);
     done();
 }
 
@@ -192,7 +192,7 @@ static void in_flight_is_limited(void)
         CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     for (int i = 0; i < 300; i++) {
         launch(spin, streams[i % 3], 20000);
-        CHECK(rg.inflight < 9 * RG_POLICY_LAUNCH);
+        CHECK(rg.members[0].inflight < 9 * RG_POLICY_LAUNCH);
     }
     CHECK(rg.slot->inflight_waits > 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -299,7 +299,7 @@ static void capture_passes_and_a_graph_is_one_unit(void)
     CHECK_EQUAL(cuGraphLaunch(exec, s), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
     CHECK_EQUAL(rg.slot->graph_launches, 1);
-    CHECK_EQUAL(rg.inflight, 2 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(rg.members[0].inflight, 2 * RG_POLICY_LAUNCH);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CUgraphExec communicating = capture(s, nccl, 3);
     CHECK_EQUAL(cuGraphLaunch(communicating, s), CUDA_SUCCESS);
@@ -383,7 +383,7 @@ static void a_reset_context_starts_afresh(void)
     uint64_t waits = rg.slot->inflight_waits;
     for (int i = 0; i < 60; i++) { /* 41 to the limit while they count for what the segment knows of the kernel: 20 us */
         launch(spin, NULL, 1000000);
-        CHECK(rg.inflight < 20 * RG_POLICY_LAUNCH);
+        CHECK(rg.members[0].inflight < 20 * RG_POLICY_LAUNCH);
     }
     CHECK(rg.slot->inflight_waits > waits);
     CHECK_EQUAL(rg.slot->starved, 0);

@@ -298,6 +298,20 @@ static void a_long_graph_goes_out_in_pieces(void)
     done();
 }
 
+static void a_graph_is_cut_once_its_duration_is_learned(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(101);
+    CUgraphExec exec = executable(chain(p, 100)); /* a millisecond at least */
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(launches, 1);
+    launch(exec);
+    CHECK_EQUAL(rg.slot->graphs_cut, 1);
+    CHECK(launches >= 3);
+    done();
+}
+
 static void pieces_wait_for_a_high_client(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -647,6 +661,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(a_long_graph_goes_out_in_pieces);
+    RUN(a_graph_is_cut_once_its_duration_is_learned);
     RUN(pieces_wait_for_a_high_client);
     RUN(pieces_learn_their_durations);
     RUN(branches_stay_in_order);

@@ -122,7 +122,7 @@ static const struct {
               "\"Name,Profile,Memory_footprint,SM_usage,Duration\" (Orion's), got an empty file"},
     {"{\"clients\": []}\n", "f.csv:1: expected a header line \"name,kind,stream,...\" (Rigel's) or "
                             "\"Name,Profile,Memory_footprint,SM_usage,Duration\" (Orion's), got \"{\"clients\": []}\""},
-    {"# rigel-profile 2; x=y\n" HEADER ROW, "f.csv:1: field 'version': expected 1, got \"2\""},
+    {"# rigel-profile 3; x=y\n" HEADER ROW, "f.csv:1: field 'version': expected 1 or 2, got \"3\""},
     {MAGIC ORION "Conv,0,0,1,1\n", "f.csv:2: expected a header line \"name,kind,stream,...\" (Rigel's) or "
                                    "\"Name,Profile,Memory_footprint,SM_usage,Duration\" (Orion's), got "
                                    "\"Name,Profile,Memory_footprint,SM_usage,D...\""},

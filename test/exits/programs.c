@@ -2,7 +2,7 @@
  * programs.c: a program for each way to end or to fork: `programs WAY`; without one it lists them.
  *
  * Each uses the driver, then leaves. Those with "launching" in their name have threads that go on launching meanwhile. See
- * program.h; expected is whatever the bare program does.
+ * counts.h; expected is whatever the bare program does.
  */
 #define _GNU_SOURCE
 #include "program.h"
@@ -122,7 +122,7 @@ static void way_exit_while_waiting(void)
 {
     start();
     launch_some(10);
-    need(launch(3600000000000u) == CUDA_SUCCESS, "cuLaunchKernel");
+    need(launch(long_ns()) == CUDA_SUCCESS, "cuLaunchKernel");
     in_a_thread(exit_7_later, false);
     cuCtxSynchronize();
     pause(); /* the driver may answer before the process is gone */
@@ -397,6 +397,7 @@ static void child_launches(void)
 {
     uint64_t n = 1;
     void *params[] = {&n, &n};
+    alarm(20);
     tell("init", cuInit(0), cuCtxSetCurrent(the_context), 0);
     tell("launch", cuLaunchKernel(the_kernel, 1, 1, 1, 32, 1, 1, 0, NULL, params, NULL), cuCtxSynchronize(),
          cuMemAlloc_v2(&device_memory, 4096));
@@ -514,7 +515,7 @@ static void way_busy(void)
 {
     char how[32] = "";
     start();
-    need(launch(3600000000000u) == CUDA_SUCCESS, "cuLaunchKernel");
+    need(launch(long_ns()) == CUDA_SUCCESS, "cuLaunchKernel");
     tell("busy", 0, 0, 0);
     need(read(STDIN_FILENO, how, sizeof how - 1) >= 0, "reading");
     leaving();
@@ -591,7 +592,7 @@ int main(int argc, char **argv)
         if (argc < 2) {
             puts(ways[i].name);
         } else if (strcmp(argv[1], ways[i].name) == 0) {
-            alarm(120);
+            begin();
             ways[i].body();
             return 5;
         }

@@ -2,7 +2,7 @@
  * programs.cc: programs whose C++ objects use CUDA when they are destroyed: `programs WAY`; without one it lists them.
  *
  * Where an object's destructor runs, relative to the end of the driver, is decided by when the object was made: before cuInit or
- * after it. See program.h; expected is whatever the bare program does.
+ * after it. See counts.h; expected is whatever the bare program does.
  */
 #include "program.h"
 
@@ -215,7 +215,7 @@ int main(int argc, char **argv)
         if (argc < 2) {
             puts(way.name);
         } else if (strcmp(argv[1], way.name) == 0) {
-            alarm(120);
+            begin();
             way.body();
             return 5;
         }

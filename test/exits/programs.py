@@ -2,7 +2,7 @@
 """Python programs that use the driver by ctypes and end in all ways: `programs.py WAY [PLACE]`; without one it lists them.
 
 They print the same each time: each is run bare and under Rigel, and compared. What a program has launched it writes to the
-file EXITS_COUNTS, as program.h has it; PLACE is where in it this process begins.
+file EXITS_COUNTS, as counts.h has it; PLACE is where in it this process begins.
 """
 
 import atexit

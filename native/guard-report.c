@@ -1,0 +1,100 @@
+/*
+ * guard-report.c: what the guard tells: counts and the last events in the segment, and lines on standard error (guard.c).
+ */
+#include "guard-inside.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static _Atomic(const char *) failed_call;
+static _Atomic CUresult failed_code;
+
+void rg_guard_driver_failed(const char *call, CUresult code)
+{
+    atomic_store_explicit(&failed_call, call, memory_order_relaxed);
+    atomic_store_explicit(&failed_code, code, memory_order_relaxed);
+}
+
+static const char *const cause_text[] = {
+    "",
+    "was called with a NULL handle",
+    "was called with a handle of another context than the current one",
+    "was called on a thread without a current context",
+    "was called with a handle that another thread was using at that moment",
+    "was to run on a stream of another context",
+    "could not make a handle",
+    "could make a handle only at the second attempt",
+};
+
+/* Counts, and enters the event in the ring of the segment: what it was last of all, so that a torn entry is seen as such. */
+void rg_guard_note(enum rg_guard_cause cause, enum rg_blas call, CUcontext context, int device)
+{
+    rg_client *c = rg.slot;
+    _Atomic uint64_t *counter[] = {NULL,
+                                   &c->guard_null_handle,
+                                   &c->guard_wrong_context,
+                                   &c->guard_no_context,
+                                   &c->guard_in_use_elsewhere,
+                                   &c->guard_foreign_stream,
+                                   &c->guard_create_failed,
+                                   &c->guard_create_retried};
+    atomic_fetch_add_explicit(counter[cause], 1, memory_order_relaxed);
+    uint64_t event = atomic_fetch_add_explicit(&c->guard_events, 1, memory_order_relaxed), name[4] = {0};
+    _Atomic uint64_t *word = &c->guard_ring[event % RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS];
+    strncpy((char *)name, rg_blas_names[call], sizeof name - 1);
+    atomic_store_explicit(&word[0], 0, memory_order_relaxed);
+    atomic_thread_fence(memory_order_release);
+    atomic_store_explicit(&word[1], (uint64_t)(uint32_t)device << 32 | (uint32_t)gettid(), memory_order_relaxed);
+    atomic_store_explicit(&word[2], (uintptr_t)context, memory_order_relaxed);
+    atomic_store_explicit(&word[3], rg_guard_calls, memory_order_relaxed);
+    for (int i = 0; i < 4; i++)
+        atomic_store_explicit(&word[4 + i], name[i], memory_order_relaxed);
+    atomic_store_explicit(&word[0], (event + 1) << 8 | cause, memory_order_release);
+    static _Atomic bool said;
+    if (atomic_load(&rg_guard_mode) == GUARD_WARN && !atomic_exchange(&said, true))
+        rg_say("rigel: %s %s (thread %d, device %d); passed on as it is, as RIGEL_GUARD is \"warn\" (repair: \"repair\"); more of "
+            "the kind are counted only",
+            rg_blas_names[call], cause_text[cause], (int)gettid(), device);
+}
+
+void rg_guard_repaired(void)
+{
+    atomic_fetch_add_explicit(&rg.slot->guard_repaired, 1, memory_order_relaxed);
+}
+
+void rg_guard_count_handles(int by)
+{
+    atomic_fetch_add_explicit(&rg.slot->guard_handles, (uint64_t)by, memory_order_relaxed);
+}
+
+/* One line, at most every ten seconds, that tells why there is no handle and what helps. */
+void rg_guard_explain(cublasStatus_t status, int device)
+{
+    static _Atomic uint64_t last_ns;
+    uint64_t now = rg_now_ns(), last = atomic_load(&last_ns);
+    if ((last && now - last < 10000000000u) || !atomic_compare_exchange_strong(&last_ns, &last, now))
+        return;
+    char memory[96] = "free memory unknown", others[256] = "", driver[96] = "none seen";
+    size_t free_bytes = 0, total = 0;
+    if (rg_real.cuMemGetInfo_v2 && rg_real.cuMemGetInfo_v2(&free_bytes, &total) == CUDA_SUCCESS)
+        snprintf(memory, sizeof memory, "%zu of %zu MiB free", free_bytes >> 20, total >> 20);
+    size_t at = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS && at < sizeof others - RG_NAME_BYTES - 24; i++) {
+        rg_client *c = &rg.segment->clients[i];
+        uint64_t n = atomic_load(&c->guard_handles);
+        if (atomic_load(&c->state) == RG_LIVE && n && c != rg.slot)
+            at += (size_t)snprintf(others + at, sizeof others - at, ", %.*s %llu", RG_NAME_BYTES - 1, c->name,
+                                   (unsigned long long)n);
+    }
+    const char *call = atomic_load(&failed_call);
+    if (call)
+        snprintf(driver, sizeof driver, "%s returned %d", call, atomic_load(&failed_code));
+    rg_say("rigel: cublasCreate failed with status %d%s on device %d: %s; handles alive, about 64 MiB each: this process %llu%s; "
+        "last failing driver call: %s; free memory there, or make one handle per thread and device and keep it",
+        status,
+        status == CUBLAS_STATUS_ALLOC_FAILED      ? " (out of memory)"
+        : status == CUBLAS_STATUS_NOT_INITIALIZED ? " (CUDA could not be initialised)"
+                                                  : "",
+        device, memory, (unsigned long long)atomic_load(&rg.slot->guard_handles), others, driver);
+}

@@ -1,0 +1,479 @@
+/*
+ * test-member.c: several clients in one process, on the simulated GPU: whose a launch is, what each is counted, and that
+ * clients of one process stand in each other's way only where their classes say so.
+ *
+ * As in test-gate.c the client's parts are linked in, the hooks are called by name, and each case is a process.
+ * RIGEL_SOAK_S=10 makes the last case run for so long.
+ */
+#include "client.h"
+#include "rigel.h"
+#include "testing.h"
+
+static const char *segment_path;
+static rg_segment *seg;
+static CUcontext context;
+static CUfunction spin;
+enum { OTHER = 40 }; /* slot of a client that is not there */
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuCtxSetCurrent, (CUcontext)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+    X(cuStreamGetPriority, (CUstream, int *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+
+/* What the gate asks of Python, in a program that says itself whether it holds the lock. */
+static _Thread_local int holds_python;
+__attribute__((visibility("default"))) int Py_IsInitialized(void);
+__attribute__((visibility("default"))) int PyGILState_Check(void);
+int Py_IsInitialized(void)
+{
+    return 1;
+}
+int PyGILState_Check(void)
+{
+    return holds_python;
+}
+
+static void prepare(const char *class)
+{
+    segment_path = scratch("member");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    char why[512];
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", class, 1);
+    setenv("RIGEL_NAME", "process", 1);
+    setenv("RIGEL_SIM_STATE", scratch("member-sim"), 1);
+    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
+    seg->settings.starvation_us = 600000000;
+    seg->settings.preempt = 0;
+}
+
+static void attach(void)
+{
+    CUmodule module;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+}
+
+static void become(const char *class)
+{
+    prepare(class);
+    attach();
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(segment_path);
+}
+
+static void launch(CUstream s, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+static CUstream stream(void)
+{
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, 1), CUDA_SUCCESS);
+    return s;
+}
+
+static rg_client *slot_of(const char *name)
+{
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        if (atomic_load(&seg->clients[i].state) != RG_FREE && strcmp(seg->clients[i].name, name) == 0)
+            return &seg->clients[i];
+    fprintf(stderr, "no client %s\n", name);
+    _exit(1);
+}
+
+/* ---- threads that do one thing ---- */
+
+typedef struct {
+    const char *name, *class; /* NULL name: enters nothing */
+    CUstream stream;          /* NULL: the NULL stream */
+    int launches;
+    uint64_t block_ns;
+    _Atomic int done;
+} job;
+
+static void *work(void *argument)
+{
+    job *j = argument;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    if (j->name)
+        CHECK_EQUAL(rigel_client_enter(j->name, j->class), 0);
+    for (int i = 0; i < j->launches; i++)
+        launch(j->stream, j->block_ns);
+    atomic_store(&j->done, 1);
+    if (j->name)
+        rigel_client_leave();
+    return NULL;
+}
+
+static pthread_t start(job *j)
+{
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, work, j), 0);
+    return thread;
+}
+
+static void run(job *j)
+{
+    CHECK_EQUAL(pthread_join(start(j), NULL), 0);
+}
+
+/* ---- whose a launch is ---- */
+
+static void each_client_has_its_own_counts(void)
+{
+    become("best-effort");
+    launch(NULL, 1000);
+    job a = {.name = "a", .launches = 3, .block_ns = 1000}, b = {.name = "b", .class = "high", .launches = 5, .block_ns = 1000};
+    run(&a); /* all three use the NULL stream */
+    run(&b);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(slot_of("a")->launches, 3);
+    CHECK_EQUAL(slot_of("a")->class, RG_CLASS_BEST_EFFORT); /* the process's */
+    CHECK_EQUAL(slot_of("b")->launches, 5);
+    CHECK_EQUAL(slot_of("b")->class, RG_CLASS_HIGH);
+    CHECK_EQUAL(slot_of("b")->requests, 1);
+    CHECK_EQUAL(rg.slot->requests + slot_of("a")->requests, 0);
+    CHECK_EQUAL(slot_of("a")->parent, rg.slot_index + 1);
+    CHECK_EQUAL(rg.slot->parent, 0);
+    CHECK_EQUAL(slot_of("a")->devices, 1);
+    run(&a); /* again: the same client */
+    CHECK_EQUAL(slot_of("a")->launches, 6);
+    CHECK_EQUAL(rg.member_count, 3);
+    CHECK_EQUAL(rg.members[1].threads, 0);
+    rigel_shutdown();
+    CHECK_EQUAL(slot_of("a")->state, RG_EXITED);
+    CHECK_EQUAL(slot_of("b")->state, RG_EXITED);
+    CHECK_EQUAL(seg->devices[0].high_busy, 0);
+    done();
+}
+
+/* As autograd's threads do: they have entered nothing, and launch on the stream of whoever ran the forward pass. */
+static void a_stream_belongs_to_a_client(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    CUstream own = stream(), made = stream(), pooled = stream();
+    launch(own, 1000);
+    job helper = {.stream = own, .launches = 4, .block_ns = 1000};
+    run(&helper);
+    CHECK_EQUAL(slot_of("a")->launches, 5);
+    helper.stream = made; /* never launched on by its maker */
+    run(&helper);
+    CHECK_EQUAL(slot_of("a")->launches, 9);
+    job b = {.name = "b", .stream = pooled, .launches = 2, .block_ns = 1000}; /* b launches first on what a has made */
+    run(&b);
+    b.stream = own; /* which is a's, whoever launches */
+    run(&b);
+    CHECK_EQUAL(slot_of("b")->launches, 2);
+    CHECK_EQUAL(slot_of("a")->launches, 11);
+    rigel_client_leave();
+    run(&b); /* a has left: b may have it */
+    CHECK_EQUAL(slot_of("b")->launches, 4);
+    CHECK_EQUAL(rigel_client_stream(own), -ENODEV);
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    CHECK_EQUAL(rigel_client_stream(own), 0);
+    CHECK_EQUAL(rigel_client_stream(NULL), -EINVAL);
+    rigel_client_leave();
+    launch(own, 1000); /* by nobody */
+    CHECK_EQUAL(slot_of("a")->launches, 12);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    /* A stream that is gone is nobody's, though another may come by its handle. */
+    CHECK_EQUAL(cuStreamDestroy_v2(own), CUDA_SUCCESS);
+    CUstream again = stream();
+    launch(again, 1000);
+    CHECK_EQUAL(rg.slot->launches, 1);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(seg->devices[0].high_busy, 0);
+    done();
+}
+
+/* Clients that were entered before the driver was there get their slot when it is. */
+static void entering_before_the_driver(void)
+{
+    prepare("best-effort");
+    CHECK_EQUAL(rigel_client_enter("early", "high"), 0);
+    attach();
+    launch(NULL, 1000);
+    CHECK_EQUAL(slot_of("early")->launches, 1);
+    CHECK(seg->devices[0].high_busy != 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(seg->devices[0].high_busy, 0);
+    done();
+}
+
+static void what_cannot_be_entered(void)
+{
+    CHECK_EQUAL(rigel_client_enter("a", "high"), -ENODEV); /* no Rigel */
+    rigel_client_leave();
+    rigel_request_end();
+    become("best-effort");
+    setenv("RIGEL_DISABLE", "1", 1);
+    CHECK_EQUAL(rigel_client_enter("a", "high"), -ENODEV);
+    unsetenv("RIGEL_DISABLE");
+    CHECK_EQUAL(rigel_client_enter("", "high"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter(NULL, "high"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a", "low"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a", "high"), 0);
+    CHECK_EQUAL(rigel_client_enter("a", "best-effort"), -EEXIST);
+    for (int i = 0; i < 15; i++)
+        CHECK_EQUAL(rigel_client_enter(i % 2 ? "a" : "process", i % 2 ? "high" : NULL), 0);
+    CHECK_EQUAL(rigel_client_enter("a", "high"), -EOVERFLOW);
+    launch(NULL, 1000); /* the last entered was "process", which is the process itself */
+    CHECK_EQUAL(rg.slot->launches, 1);
+    rigel_client_leave();
+    launch(NULL, 1000);
+    CHECK_EQUAL(slot_of("a")->launches, 1);
+    for (int i = 0; i < 20; i++)
+        rigel_client_leave();
+    launch(NULL, 1000);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    char name[32];
+    for (int i = 0; i < RG_MAX_CLIENTS - 2; i++) {
+        snprintf(name, sizeof name, "client-%d", i);
+        CHECK_EQUAL(rigel_client_enter(name, NULL), 0);
+        rigel_client_leave();
+    }
+    CHECK_EQUAL(rigel_client_enter("one too many", NULL), -ENOSPC);
+    launch(NULL, 1000);
+    CHECK_EQUAL(rg.slot->launches, 3);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(rigel_client_enter("a", "high") == -ENODEV ? 0 : 1);
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    rigel_shutdown();
+    CHECK_EQUAL(rigel_client_enter("a", "high"), -ENODEV);
+    done();
+}
+
+static void requests_are_the_threads_clients(void)
+{
+    become("best-effort");
+    rigel_request_begin();
+    rigel_request_end();
+    rigel_request_end();
+    CHECK_EQUAL(rg.slot->reports, 1);
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    rigel_request_begin();
+    rigel_request_end();
+    rigel_report_request(1000);
+    rigel_client_leave();
+    CHECK_EQUAL(rg.slot->reports, 1);
+    CHECK_EQUAL(slot_of("a")->reports, 2);
+    done();
+}
+
+/* ---- threads that are no client ---- */
+
+static void threads_that_are_no_client_pass_through(void)
+{
+    prepare("best-effort");
+    setenv("RIGEL_THREADS", "1", 1);
+    attach();
+    atomic_fetch_or(&seg->devices[0].high_busy, 1ull << OTHER);
+    CUstream s = stream();
+    for (int i = 0; i < 50; i++)
+        launch(i % 2 ? s : NULL, 1000); /* would wait for ever if it were a client's */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->launches + rg.slot->passed + rg.slot->gate_waits, 0);
+    CHECK_EQUAL(seg->devices[0].high_busy, 1ull << OTHER);
+    job a = {.name = "a", .launches = 1, .block_ns = 1000};
+    pthread_t thread = start(&a);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    launch(NULL, 1000);
+    rg_segment_clear_busy(seg, OTHER);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(slot_of("a")->gate_waits, 1);
+    CHECK_EQUAL(rg.slot->launches, 0);
+    CHECK_EQUAL(rg.slot->state, RG_LIVE);
+    done();
+}
+
+/* ---- clients of both classes in one process ---- */
+
+static void a_thread_waits_for_a_high_one_beside_it(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+    CUstream s = stream();
+    int high = 0, low = 0;
+    CHECK_EQUAL(cu.cuStreamGetPriority(s, &high), CUDA_SUCCESS);
+    launch(s, 1000);
+    job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
+    pthread_t thread = start(&slow);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&slow.done), 0);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(slot_of("slow")->gate_waits, 1);
+    CHECK_EQUAL(slot_of("fast")->gate_waits, 0);
+    CHECK_EQUAL(slot_of("fast")->requests, 1);
+    rigel_client_leave();
+    CHECK_EQUAL(rigel_client_enter("slow", NULL), 0);
+    CUstream t = stream();
+    CHECK_EQUAL(cu.cuStreamGetPriority(t, &low), CUDA_SUCCESS);
+    CHECK(low > high);
+    done();
+}
+
+/* A thread that holds Python's lock may be what the high one waits for. */
+static void a_thread_with_pythons_lock_does_not_wait(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+    launch(stream(), 1000);
+    rigel_client_leave();
+    CHECK_EQUAL(rigel_client_enter("slow", NULL), 0);
+    holds_python = 1;
+    launch(NULL, 1000);
+    CHECK_EQUAL(slot_of("slow")->passed, 1);
+    CHECK_EQUAL(slot_of("slow")->gate_waits, 0);
+    done();
+}
+
+/* What is suspended is the whole process: not one that has a high client. */
+static void a_process_with_a_high_thread_is_not_suspended(void)
+{
+    become("best-effort");
+    job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
+    run(&slow);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0])); /* all are best-effort so far */
+    rg_device_busy(&seg->devices[0], OTHER, rg_now_ns());
+    rg_device_launching(&seg->devices[0], OTHER, true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+    CUstream s = stream();
+    launch(s, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS); /* though the other goes on */
+    CHECK_EQUAL(rg.preemptible[0], 0);
+    pthread_t thread = start(&slow);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) >= 1);
+    CHECK_EQUAL(slot_of("slow")->launches, 2);
+    rg_segment_clear_busy(seg, OTHER);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+/* The agent finds out that a high client is idle though another client of the process goes on launching. */
+static void idle_beside_a_thread_that_never_rests(void)
+{
+    become("best-effort");
+    seg->settings.corun = 4; /* it need not wait */
+    CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+    CUstream s = stream();
+    launch(s, 1000);
+    rigel_client_leave();
+    CHECK_EQUAL(rigel_client_enter("slow", NULL), 0);
+    CUstream t = stream();
+    for (int i = 0; atomic_load(&slot_of("fast")->agent_idle) == 0; i++) {
+        CHECK(i < 1000000);
+        launch(t, 1000);
+        usleep(50);
+    }
+    CHECK_EQUAL(slot_of("fast")->requests, 1);
+    done();
+}
+
+/* ---- all at once ---- */
+
+static _Atomic bool enough;
+
+static void *come_and_go(void *argument)
+{
+    static const char *const names[8] = {"m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7"};
+    unsigned seed = (unsigned)(uintptr_t)argument * 7919 + 1;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    for (int round = 0; round < 6 || (getenv("RIGEL_SOAK_S") && !atomic_load(&enough)); round++) {
+        int which = rand_r(&seed) % 9;
+        if (which < 8)
+            CHECK_EQUAL(rigel_client_enter(names[which], which % 4 == 0 ? "high" : "best-effort"), 0);
+        rigel_request_begin();
+        CUstream own = stream(), *streams[] = {&own, &(CUstream){NULL}, &(CUstream){CU_STREAM_PER_THREAD}};
+        for (int i = 0; i < 8; i++)
+            launch(*streams[rand_r(&seed) % 3], 1000);
+        CHECK_EQUAL(round % 2 ? cuStreamSynchronize(own) : cuCtxSynchronize(), CUDA_SUCCESS);
+        rigel_request_end();
+        CHECK_EQUAL(cuStreamDestroy_v2(own), CUDA_SUCCESS);
+        if (which < 8)
+            rigel_client_leave();
+    }
+    return (void *)(uintptr_t)rand_r(&seed);
+}
+
+static void many_threads_come_and_go(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 2000;
+    pthread_t threads[32];
+    for (uintptr_t i = 0; i < 32; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, come_and_go, (void *)i), 0);
+    if (getenv("RIGEL_SOAK_S")) {
+        alarm(100 + (unsigned)atoi(getenv("RIGEL_SOAK_S")));
+        sleep((unsigned)atoi(getenv("RIGEL_SOAK_S")));
+        atomic_store(&enough, true);
+    }
+    for (int i = 0; i < 32; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    uint64_t launches = 0, reports = 0;
+    for (uint32_t i = 0; i < rg.member_count; i++) {
+        launches += rg.members[i].slot->launches;
+        reports += rg.members[i].slot->reports;
+        CHECK_EQUAL(rg.members[i].threads, 0);
+        if (i)
+            CHECK_EQUAL(rg.members[i].slot->parent, rg.slot_index + 1);
+    }
+    CHECK_EQUAL(launches, reports * 8);
+    CHECK(reports >= 32 * 6);
+    WAIT_FOR(seg->devices[0].high_busy == 0);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(each_client_has_its_own_counts);
+    RUN(a_stream_belongs_to_a_client);
+    RUN(entering_before_the_driver);
+    RUN(what_cannot_be_entered);
+    RUN(requests_are_the_threads_clients);
+    RUN(threads_that_are_no_client_pass_through);
+    RUN(a_thread_waits_for_a_high_one_beside_it);
+    RUN(a_thread_with_pythons_lock_does_not_wait);
+    RUN(a_process_with_a_high_thread_is_not_suspended);
+    RUN(idle_beside_a_thread_that_never_rests);
+    RUN(many_threads_come_and_go);
+    return failures ? 1 : 0;
+}

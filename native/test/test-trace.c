@@ -1,0 +1,277 @@
+/*
+ * test-trace.c: the table of threads and the ring of records (trace.h), as a reader from outside sees them, at any instant.
+ */
+#include "client.h"
+#include "testing.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+static rg_segment *seg;
+static const char *path;
+enum { SLOT = 3, THREADS = 8, EACH = 20000 };
+
+static void begin(void)
+{
+    char why[512];
+    path = scratch("trace");
+    CHECK_EQUAL(rg_segment_create(path), 0);
+    seg = rg_segment_open(path, why, sizeof why);
+    CHECK(seg != NULL);
+    unlink(path);
+    rg_trace_attach(seg, SLOT);
+}
+
+static rg_thread *row_of(uint32_t tid)
+{
+    for (int i = 0; i < RG_MAX_THREADS; i++) {
+        rg_thread *row = &seg->threads[SLOT * RG_MAX_THREADS + i];
+        if (atomic_load(&row->tid) == tid)
+            return row;
+    }
+    return NULL;
+}
+
+static uint32_t rows(void)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS * RG_MAX_THREADS; i++)
+        n += atomic_load(&seg->threads[i].tid) != 0;
+    return n;
+}
+
+/* ---- the ring ---- */
+
+/* What a reader takes: all four words of one lap. */
+static bool read_record(int i, uint64_t word[RG_RECORD_WORDS])
+{
+    for (int w = 0; w < RG_RECORD_WORDS; w++)
+        word[w] = atomic_load_explicit(&seg->traces[SLOT].records[i * RG_RECORD_WORDS + w], memory_order_relaxed);
+    uint64_t lap = word[0] >> RG_RECORD_BITS;
+    for (int w = 0; w < RG_RECORD_WORDS; w++) {
+        if (word[w] >> RG_RECORD_BITS != lap)
+            return false;
+        word[w] &= RG_RECORD_MASK;
+    }
+    return lap != 0;
+}
+
+static _Atomic int writing;
+
+/* Records whose words say the same in three ways, so that a mixture of two shows. */
+static void *write_records(void *number)
+{
+    uint64_t base = (uint64_t)(uintptr_t)number << 32;
+    for (uint64_t i = 0; i < EACH; i++)
+        rg_record((uint32_t)((base + i) % 1000), RG_TRACE_call, 7, 0, base + i, base + i, (base + i) * 3);
+    atomic_fetch_sub(&writing, 1);
+    return NULL;
+}
+
+static void a_torn_record_is_told_from_a_whole_one(void)
+{
+    begin();
+    pthread_t threads[THREADS];
+    atomic_store(&writing, THREADS);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, write_records, (void *)i), 0);
+    uint64_t word[RG_RECORD_WORDS], whole = 0;
+    do
+        for (int i = 0; i < RG_TRACE_RECORDS; i++) {
+            if (!read_record(i, word))
+                continue;
+            whole++;
+            CHECK_EQUAL(word[2], word[0]);
+            CHECK_EQUAL(word[3], (word[0] * 3) & RG_RECORD_MASK);
+            CHECK_EQUAL(word[1] & 1023, word[0] % 1000);
+        }
+    while (atomic_load(&writing));
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    CHECK(whole > 0);
+    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), THREADS * EACH);
+    int kept = 0;
+    for (int i = 0; i < RG_TRACE_RECORDS; i++)
+        kept += read_record(i, word);
+    /* Two writers a lap apart may have met in one place; all others are whole. */
+    CHECK(kept > RG_TRACE_RECORDS - THREADS);
+}
+
+/* What a writer that was killed between two of its stores leaves. */
+static void a_record_half_written_is_left_out(void)
+{
+    begin();
+    uint64_t word[RG_RECORD_WORDS];
+    rg_record(1, RG_TRACE_launch, 2, 0, 3, 4, 5);
+    CHECK(read_record(0, word));
+    CHECK(!read_record(1, word)); /* never written */
+    for (int missing = 1; missing < RG_RECORD_WORDS; missing++) {
+        rg_record(1, RG_TRACE_launch, 2, 0, 3, 4, 5);
+        CHECK(read_record(missing, word));
+        for (int w = missing; w < RG_RECORD_WORDS; w++)
+            atomic_store(&seg->traces[SLOT].records[missing * RG_RECORD_WORDS + w], 0);
+        CHECK(!read_record(missing, word));
+    }
+}
+
+/* ---- threads ---- */
+
+static void a_row_says_what_its_thread_is_in(void)
+{
+    begin();
+    uint32_t me = (uint32_t)gettid();
+    CHECK(row_of(me) == NULL);
+    uint64_t before = rg_tick();
+    rg_op outer = rg_wait_op(RG_OP_cuStreamSynchronize, 0x1234);
+    rg_thread *row = row_of(me);
+    CHECK(row != NULL);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuStreamSynchronize | RG_DOING);
+    CHECK_EQUAL(atomic_load(&row->object), 0x1234);
+    CHECK(atomic_load(&row->since_tick) >= before && atomic_load(&row->since_tick) <= rg_tick());
+    /* One in the other: afterwards it is in the outer one again, since it began. */
+    rg_op inner = rg_op_begin(RG_OP_cuLaunchKernel, false);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuLaunchKernel | RG_DOING);
+    CHECK_EQUAL(atomic_load(&row->before), RG_OP_cuStreamSynchronize);
+    rg_op_end(&inner, RG_TRACE_launch, false, 0, 0);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuStreamSynchronize | RG_DOING);
+    CHECK_EQUAL(atomic_load(&row->since_tick), outer.tick);
+    rg_op_end(&outer, RG_TRACE_sync, true, 0, 0x1234);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuStreamSynchronize);
+    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), 2);
+    /* Nothing is recorded where that is switched off, and the row is kept all the same. */
+    atomic_store(&seg->settings.trace, 0);
+    rg_op more = rg_op_begin(RG_OP_cuMemAlloc_v2, true);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuMemAlloc_v2 | RG_DOING);
+    rg_op_end(&more, RG_TRACE_alloc, true, 0, 64);
+    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), 2);
+    CHECK_EQUAL(atomic_load(&row->calls), 2);
+}
+
+static void *once(void *unused)
+{
+    rg_op op = rg_op_begin(RG_OP_cuMemFree_v2, true);
+    rg_op_end(&op, RG_TRACE_free, true, 0, 0);
+    return unused;
+}
+
+static void a_row_is_freed_with_its_thread(void)
+{
+    begin();
+    for (int i = 0; i < 3 * RG_MAX_THREADS; i++) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, once, NULL), 0);
+        pthread_join(thread, NULL);
+    }
+    CHECK_EQUAL(rows(), 0);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].threads_lost), 0);
+}
+
+/* Left by a thread that called the driver after its row was freed: taken from it once it is gone. */
+static void a_row_of_a_thread_that_is_gone_is_taken(void)
+{
+    begin();
+    for (int i = 0; i < RG_MAX_THREADS; i++)
+        atomic_store(&seg->threads[SLOT * RG_MAX_THREADS + i].tid, 0x3fffff); /* above what Linux hands out */
+    once(NULL);
+    CHECK(row_of((uint32_t)gettid()) != NULL);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].threads_lost), 0);
+}
+
+static pthread_barrier_t all_in, all_out;
+static void *stay(void *unused)
+{
+    once(NULL);
+    pthread_barrier_wait(&all_in);
+    pthread_barrier_wait(&all_out);
+    return unused;
+}
+
+static void threads_that_find_no_room_are_counted(void)
+{
+    enum { MORE = 5, ALL = RG_MAX_THREADS + MORE };
+    begin();
+    pthread_t threads[ALL];
+    pthread_barrier_init(&all_in, NULL, ALL + 1);
+    pthread_barrier_init(&all_out, NULL, ALL + 1);
+    for (int i = 0; i < ALL; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, stay, NULL), 0);
+    pthread_barrier_wait(&all_in);
+    CHECK_EQUAL(rows(), RG_MAX_THREADS);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].threads_lost), MORE);
+    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), ALL); /* what they do is recorded all the same */
+    pthread_barrier_wait(&all_out);
+    for (int i = 0; i < ALL; i++)
+        pthread_join(threads[i], NULL);
+    CHECK_EQUAL(rows(), 0);
+}
+
+static void what_a_killed_process_was_in_stays(void)
+{
+    begin();
+    pid_t pid = fork();
+    if (pid == 0) {
+        rg_wait_op(RG_OP_cuCtxSynchronize, 42);
+        kill(getpid(), SIGKILL);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFSIGNALED(status));
+    rg_thread *row = row_of((uint32_t)pid);
+    CHECK(row != NULL);
+    CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuCtxSynchronize | RG_DOING);
+    CHECK_EQUAL(atomic_load(&row->object), 42);
+}
+
+/* ---- names ---- */
+
+static void names_are_entered_once_and_cut_to_fit(void)
+{
+    begin();
+    char longer[2 * RG_NAME_TEXT_BYTES];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    uint32_t a = rg_name_enter("gemm"), b = rg_name_enter(longer);
+    CHECK(a && b && a != b);
+    CHECK_EQUAL(rg_name_enter("gemm"), a);
+    CHECK(strcmp(seg->names[a - 1].name, "gemm") == 0);
+    CHECK_EQUAL(strlen(seg->names[b - 1].name), RG_NAME_TEXT_BYTES - 1);
+    uint32_t entered = 2, refused = 0;
+    for (int i = 0; i < 2 * RG_MAX_NAMES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "kernel_%d", i);
+        entered += rg_name_enter(name) != 0;
+    }
+    refused = atomic_load(&seg->header.names_lost);
+    CHECK(entered <= RG_MAX_NAMES);
+    CHECK(entered > RG_MAX_NAMES / 4 * 3);
+    CHECK_EQUAL(entered + refused, 2 + 2 * RG_MAX_NAMES);
+}
+
+/* A slot's next process begins with nothing of the one before. */
+static void a_slot_that_is_taken_again_is_empty(void)
+{
+    begin();
+    int slot = rg_segment_claim(seg, "a", RG_CLASS_HIGH, rg_now_ns());
+    atomic_store(&seg->clients[slot].owner, 0x7fffffff); /* nobody's */
+    rg_trace_attach(seg, slot);
+    once(NULL);
+    CHECK_EQUAL(atomic_load(&seg->traces[slot].count), 1);
+    CHECK_EQUAL(rg_segment_claim(seg, "a", RG_CLASS_HIGH, rg_now_ns()), slot);
+    CHECK_EQUAL(atomic_load(&seg->traces[slot].count), 0);
+    CHECK_EQUAL(atomic_load(&seg->traces[slot].records[0]), 0);
+    CHECK_EQUAL(rows(), 0);
+}
+
+int main(void)
+{
+    int failures = 0;
+    RUN(a_torn_record_is_told_from_a_whole_one);
+    RUN(a_record_half_written_is_left_out);
+    RUN(a_row_says_what_its_thread_is_in);
+    RUN(a_row_is_freed_with_its_thread);
+    RUN(a_row_of_a_thread_that_is_gone_is_taken);
+    RUN(threads_that_find_no_room_are_counted);
+    RUN(what_a_killed_process_was_in_stays);
+    RUN(names_are_entered_once_and_cut_to_fit);
+    RUN(a_slot_that_is_taken_again_is_empty);
+    return failures != 0;
+}

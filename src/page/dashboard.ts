@@ -1,0 +1,414 @@
+/**
+ * page/dashboard.ts: the script of the dashboard: listens to /v1/events and shows every live launch: a table, plots, what happened.
+ *
+ * Runs in the browser and asks nobody but the server that it came from. Whatever comes from there is shown as text, never as HTML.
+ */
+
+import { type Line, Plot } from "./plot.ts";
+import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
+import type { ClientStats, Stats } from "../stats.ts";
+
+/** How much of the past the plots show. */
+const HISTORY_s = 180;
+/** Statistics come every second; without any for so long the connection is lost, whatever the browser thinks of it. */
+const SILENCE_ms = 5000;
+const RETRY_ms = 2000;
+const EVENTS_SHOWN = 12;
+/** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
+const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c564b", "#7f7f7f"];
+
+/* ---- Elements */
+
+function byId(id: string): HTMLElement {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`no #${id} in the page`);
+  return found;
+}
+
+function element(tag: string, className = "", ...children: (Node | string)[]): HTMLElement {
+  const made = document.createElement(tag);
+  if (className !== "") made.className = className;
+  made.append(...children);
+  return made;
+}
+
+const GIB = 2 ** 30;
+
+/* ---- One launch */
+
+interface Moment {
+  time_s: number;
+  stats: Stats;
+}
+
+/** What a plot shows: a title with the unit, the lines of a client, and their values. */
+interface Kind {
+  title: string;
+  shown: (stats: Stats) => boolean;
+  lines: (client: ClientStats, colour: string, stats: Stats) => Line[];
+  values: (client: ClientStats) => (number | null)[];
+  format: (value: number | null) => string;
+  logarithmic?: true;
+  /** A line of the launch as a whole: the target. */
+  level?: (stats: Stats) => number | undefined;
+}
+
+const one = ({ name }: ClientStats, colour: string): Line[] => [{ label: name, colour }];
+const withUnit =
+  (text: (value: number | null) => string, unit: string) =>
+  (value: number | null): string =>
+    value === null ? "-" : `${text(value)}${unit}`;
+
+const KINDS: readonly Kind[] = [
+  {
+    title: "p99 latency of requests, ms",
+    logarithmic: true,
+    shown: () => true,
+    lines: (client, colour) => (client.requests.source === null ? [] : one(client, colour)),
+    values: (client) => (client.requests.source === null ? [] : [client.rates?.requests.p99_ms ?? null]),
+    format: withUnit(digits, " ms"),
+    level: target_ms,
+  },
+  {
+    title: "Requests, or iterations, per second",
+    shown: () => true,
+    lines: (client, colour) => (client.requests.source === null ? [] : one(client, colour)),
+    values: (client) => (client.requests.source === null ? [] : [client.rates?.requests_per_s ?? null]),
+    format: withUnit(rateText, "/s"),
+  },
+  {
+    title: "Launches per second, kernels and graphs",
+    shown: () => true,
+    lines: one,
+    values: ({ rates }) => [rates?.launches_per_s ?? null],
+    format: withUnit(rateText, "/s"),
+  },
+  {
+    title: "GPU time, % (as policy fair charges it)",
+    shown: ({ policy }) => policy === "fair",
+    lines: one,
+    values: ({ rates }) => [rates ? rates.charged_ms_per_s / 10 : null],
+    format: withUnit(digits, "%"),
+  },
+  {
+    title: "Held back, % of the time: at the gate, and (broken line) off the GPU",
+    shown: ({ policy }) => policy !== "none",
+    // Under fair every client may have to wait.
+    lines: (client, colour, { policy }) =>
+      client.class === "high" && policy !== "fair"
+        ? []
+        : [
+            { label: `${client.name}, gate`, colour },
+            { label: "off", colour, dashed: true },
+          ],
+    values: (client) => {
+      const waited = wait_ms_per_s(client);
+      return [waited === null ? null : waited / 10, client.rates ? client.rates.suspended_ms_per_s / 10 : null];
+    },
+    format: withUnit((value) => (value ?? 0).toFixed(1), "%"),
+  },
+  {
+    title: "Device memory, GiB",
+    shown: () => true,
+    lines: one,
+    values: ({ memory }) => [memory.used_bytes / GIB],
+    format: (value) => (value === null ? "-" : sizeText(value * GIB)),
+  },
+];
+
+class Launch {
+  readonly element = element("section", "launch");
+  readonly #history: Moment[] = [];
+  readonly #title = element("h2");
+  readonly #about = element("p", "about");
+  readonly #table = element("div", "card scroll");
+  readonly #plots = element("div", "plots");
+  #drawn: { kind: Kind; plot: Plot }[] = [];
+  #drawnFor = "";
+
+  constructor() {
+    this.element.append(this.#title, this.#about, this.#table, this.#plots);
+  }
+
+  add(stats: Stats): void {
+    const time_s = Date.parse(stats.at) / 1000;
+    if (time_s <= (this.#history.at(-1)?.time_s ?? 0)) return;
+    this.#history.push({ time_s, stats });
+    while ((this.#history[0]?.time_s ?? time_s) < time_s - HISTORY_s) this.#history.shift();
+    this.#title.textContent = titleOf(stats);
+    this.#about.replaceChildren(...aboutOf(stats));
+    this.#table.replaceChildren(tableOf(stats));
+    this.#plot(stats);
+  }
+
+  /** Colours have changed. */
+  redraw(): void {
+    this.#drawnFor = "";
+    const last = this.#history.at(-1);
+    if (last) this.#plot(last.stats);
+  }
+
+  remove(): void {
+    for (const { plot } of this.#drawn) plot.remove();
+    this.element.remove();
+  }
+
+  #plot(stats: Stats): void {
+    const { clients } = stats;
+    const key = JSON.stringify([
+      stats.policy,
+      target_ms(stats) !== undefined,
+      clients.map(({ name, requests }) => [name, requests.source]),
+    ]);
+    if (key !== this.#drawnFor) {
+      this.#drawnFor = key;
+      for (const { plot } of this.#drawn) plot.remove();
+      this.#drawn = KINDS.filter((kind) => kind.shown(stats)).flatMap((kind) => {
+        const lines = clients.flatMap((client, index) => kind.lines(client, colourOf(index), stats));
+        if (lines.length === 0) return [];
+        const target = kind.level?.(stats) === undefined ? [] : [{ label: "target", colour: "#d11", dashed: true }];
+        return [{ kind, plot: new Plot(kind.title, [...lines, ...target], kind.format, kind.logarithmic === true) }];
+      });
+      this.#plots.replaceChildren(...this.#drawn.map(({ plot }) => plot.element));
+    }
+    const times_s = this.#history.map((moment) => moment.time_s);
+    for (const { kind, plot } of this.#drawn) {
+      const rows = clients.flatMap((own) => {
+        const { name } = own;
+        const lines = kind.lines(own, "", stats).length;
+        return Array.from({ length: lines }, (_, line) =>
+          this.#history.map((moment) => {
+            const client = moment.stats.clients.find((candidate) => candidate.name === name);
+            return client?.state === "live" ? (kind.values(client)[line] ?? null) : null;
+          }),
+        );
+      });
+      const level = kind.level?.(stats);
+      if (level !== undefined) rows.push(this.#history.map((moment) => kind.level?.(moment.stats) ?? null));
+      plot.set(times_s, rows);
+    }
+  }
+}
+
+function colourOf(index: number): string {
+  return COLOURS[index % COLOURS.length] ?? "#888";
+}
+
+function titleOf({ devices, segment }: Stats): string {
+  const names = [...new Set(devices.map(({ name }) => name))].join(", ");
+  return `${names || "No device yet"} · ${segment.id}`;
+}
+
+function aboutOf(stats: Stats): (Node | string)[] {
+  const { policy, settings, slo, segment, at_ms } = stats;
+  const inflight = settings["inflight"] || "any number of";
+  const parts: (Node | string)[] = [
+    `policy ${policy}${policy === "none" ? " (measures only)" : `, ${inflight} launches in flight`}`,
+    `, for ${durationText((at_ms - segment.created_ms) / 1000)}`,
+  ];
+  const limit = target_ms(stats);
+  if (slo && limit !== undefined) {
+    parts.push(`; p99 target ${digits(limit)} ms, now ${digits(slo.now.p99_ms)} ms`);
+    if (slo.alone.p99_ms !== null) parts.push(`, alone ${digits(slo.alone.p99_ms)} ms`);
+    if (slo.unreachable) parts.push(element("span", "missed", "; not reached even by the strictest settings"));
+  } else if (slo) parts.push("; learning what requests take alone");
+  if (segment.refused > 0)
+    parts.push(element("span", "missed", `; ${segment.refused} processes found no room in the segment`));
+  return parts;
+}
+
+function sizeText(bytes: number): string {
+  return bytes >= GIB ? `${digits(bytes / GIB)} GiB` : `${digits(bytes / 2 ** 20)} MiB`;
+}
+
+function tableOf(stats: Stats): Node {
+  if (stats.clients.length === 0) return element("p", "", "No client has attached yet.");
+  const header = [
+    "client",
+    "class",
+    "state",
+    "requests/s",
+    "p50 ms",
+    "p99 ms",
+    "launches/s",
+    "gate %",
+    "off GPU %",
+    "memory",
+    "limit",
+  ];
+  const head = element("tr");
+  for (const [index, title] of header.entries())
+    head.append(element("th", index === 1 ? "text class" : index < 3 ? "text" : "", title));
+  const limit = target_ms(stats);
+  const rows = stats.clients.map((client, index) => {
+    const { rates, memory } = client;
+    const state = stateOf(client, stats);
+    const swatch = element("span", "swatch");
+    swatch.style.background = colourOf(index);
+    const p99 = rates?.requests.p99_ms ?? null;
+    const over = client.class === "high" && limit !== undefined && p99 !== null && p99 > limit;
+    const cells = [
+      element("td", "text", swatch, client.name),
+      element("td", "text class", client.class),
+      element("td", `text ${state}`, state),
+      element("td", "", client.requests.source === null ? "-" : rateText(rates?.requests_per_s)),
+      element("td", "", digits(rates?.requests.p50_ms ?? null)),
+      element("td", over ? "over" : "", digits(p99)),
+      element("td", "", rateText(rates?.launches_per_s)),
+      element("td", "", percentText(wait_ms_per_s(client))),
+      element("td", "", percentText(rates?.suspended_ms_per_s)),
+      element("td", "", sizeText(memory.used_bytes)),
+      element("td", "", memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes)),
+    ];
+    return element("tr", "", ...cells);
+  });
+  return element("table", "", element("thead", "", head), element("tbody", "", ...rows));
+}
+
+/* ---- All of them */
+
+const launches = new Map<string, Launch>();
+const place = byId("launches");
+
+/** A new segment under an old name is another one. */
+function keyOf({ segment }: Stats): string {
+  return `${segment.id} ${segment.created_ms}`;
+}
+
+function show(segments: readonly Stats[]): void {
+  const keys = new Set(segments.map(keyOf));
+  for (const [key, launch] of launches)
+    if (!keys.has(key)) {
+      launch.remove();
+      launches.delete(key);
+    }
+  if (segments.length === 0) {
+    place.replaceChildren(emptyState());
+    return;
+  }
+  place.querySelector(".empty")?.remove();
+  for (const stats of segments) {
+    const known = launches.get(keyOf(stats));
+    const launch = known ?? new Launch();
+    if (!known) {
+      launches.set(keyOf(stats), launch);
+      place.append(launch.element);
+    }
+    launch.add(stats);
+  }
+}
+
+function emptyState(): HTMLElement {
+  return element(
+    "div",
+    "launch card empty",
+    element("p", "", "Nothing runs under Rigel at the moment."),
+    element(
+      "p",
+      "",
+      "A launch of this user, for example ",
+      element("code", "", "rigel launch jobs.json"),
+      ", appears here by itself.",
+    ),
+  );
+}
+
+/* ---- What happened */
+
+interface Happened {
+  at: string;
+  segment: string;
+  client?: string;
+  class?: string;
+  pid?: number;
+  state?: string;
+  slo?: Stats["slo"];
+}
+
+const list = byId("events");
+
+function happened(event: string, data: Happened): void {
+  const text = wording(event, data);
+  if (text === undefined) return;
+  byId("happened").hidden = false;
+  const time = element("time", "", new Date(data.at).toLocaleTimeString("en-GB"));
+  list.prepend(element("li", "", time, text));
+  while (list.children.length > EVENTS_SHOWN) list.lastElementChild?.remove();
+}
+
+function wording(event: string, { segment, client, class: kind, pid, state, slo }: Happened): string | undefined {
+  switch (event) {
+    case "segment":
+      return state === "live" ? `launch ${segment} has begun` : `launch ${segment} has ended`;
+    case "attach":
+      return `${client} (${kind}) has attached, process ${pid}`;
+    case "exit":
+      return `${client} ${state === "dead" ? "was killed" : "has ended"}, process ${pid}`;
+    case "slo":
+      if (!slo) return undefined;
+      return slo.unreachable
+        ? `${segment}: the target is not reached even by the strictest settings`
+        : `${segment}: settings are at step ${slo.rung}${slo.holder_pid === null ? ", and nobody moves them" : ""}`;
+    default:
+      return undefined;
+  }
+}
+
+/* ---- The connection */
+
+let source: EventSource | undefined;
+let heard_ms = Date.now();
+let lost_ms: number | undefined;
+
+/** JSON of the server that this page came with. */
+function dataOf(event: Event): ReturnType<typeof JSON.parse> {
+  return JSON.parse(event instanceof MessageEvent ? String(event.data) : "null");
+}
+
+function connect(): void {
+  source?.close();
+  const opened = new EventSource("/v1/events");
+  source = opened;
+  opened.addEventListener("stats", (event) => {
+    heard();
+    show(dataOf(event).segments);
+  });
+  for (const name of ["segment", "attach", "exit", "slo"])
+    opened.addEventListener(name, (event) => happened(name, dataOf(event)));
+  opened.addEventListener("error", () => {
+    lost();
+    // The browser tries again by itself unless the server has answered with an error.
+    if (opened.readyState === EventSource.CLOSED && source === opened) setTimeout(connect, RETRY_ms);
+  });
+}
+
+function heard(): void {
+  heard_ms = Date.now();
+  lost_ms = undefined;
+  status("live", "live, once a second");
+}
+
+function lost(): void {
+  lost_ms ??= heard_ms;
+  const seconds = Math.round((Date.now() - lost_ms) / 1000);
+  status("lost", `not connected to rigel serve for ${durationText(seconds)}; what is shown is old; trying again`);
+}
+
+function status(state: "live" | "lost", text: string): void {
+  const connection = byId("connection");
+  document.body.classList.toggle("stale", state === "lost");
+  connection.className = state;
+  if (connection.textContent !== text) connection.textContent = text;
+}
+
+setInterval(() => {
+  if (Date.now() - heard_ms > SILENCE_ms) {
+    lost();
+    // A connection that is open and silent: the machine has slept, or the server hangs.
+    if (source?.readyState === EventSource.OPEN) connect();
+  }
+}, 1000);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  for (const launch of launches.values()) launch.redraw();
+});
+connect();

@@ -1,0 +1,152 @@
+/**
+ * page/plot.ts: one plot of the dashboard: lines over the last minutes, a legend with the latest values, or those under the cursor.
+ *
+ * Runs in the browser. Colours are given by the caller and by the page's style sheet.
+ */
+
+import uPlot from "uplot";
+
+export interface Line {
+  label: string;
+  colour: string;
+  dashed?: boolean;
+}
+
+const HEIGHT = 170;
+
+export class Plot {
+  readonly element: HTMLElement;
+  readonly #plot: uPlot;
+  readonly #values: HTMLElement[];
+  readonly #format: (value: number | null) => string;
+  readonly #observer: ResizeObserver;
+
+  /**
+   * `format` says a value with its unit; axes have numbers alone, so the title names the unit. `logarithmic`: upwards each step is
+   * a factor, so that what is small can be seen beside what is large.
+   */
+  constructor(title: string, lines: readonly Line[], format: (value: number | null) => string, logarithmic: boolean) {
+    this.#format = format;
+    this.element = document.createElement("figure");
+    this.element.className = "card";
+    this.element.style.margin = "0";
+    const head = document.createElement("h3");
+    head.textContent = title;
+    const legend = document.createElement("ul");
+    legend.className = "legend";
+    this.#values = lines.map(({ label, colour, dashed }) => {
+      const item = document.createElement("li");
+      const swatch = document.createElement("span");
+      swatch.className = dashed ? "swatch dashed" : "swatch";
+      swatch.style.background = colour;
+      swatch.style.borderColor = colour;
+      const value = document.createElement("b");
+      item.append(swatch, `${label} `, value);
+      legend.append(item);
+      return value;
+    });
+    const place = document.createElement("div");
+    this.element.append(head, legend, place);
+    const { ink, soft, line } = colours();
+    const axis = {
+      stroke: soft,
+      grid: { stroke: line, width: 1 },
+      ticks: { stroke: line, width: 1 },
+      font: "11px system-ui",
+    };
+    this.#plot = new uPlot(
+      {
+        width: 300,
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+        padding: [6, 8, 0, 0],
+        scales: {
+          y: logarithmic
+            ? { distr: 3, range: (_, least, greatest) => decades(least, greatest) }
+            : { range: (_, __, greatest) => [0, greatest > 0 ? greatest * 1.08 : 1] },
+        },
+        axes: [
+          { ...axis, size: 28, space: 70, values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
+          {
+            ...axis,
+            size: 48,
+            space: 26,
+            ...(logarithmic && {
+              splits: (_: uPlot, __: number, least: number, greatest: number) => steps(least, greatest),
+              // Its own choice would leave most of them out.
+              filter: (_: uPlot, splits: number[]) => splits,
+            }),
+            values: (_, splits) => splits.map(axisText),
+          },
+        ],
+        series: [
+          {},
+          ...lines.map(({ label, colour, dashed }) => ({
+            label,
+            stroke: colour === "ink" ? ink : colour,
+            width: dashed ? 1.5 : 2,
+            spanGaps: false,
+            points: { show: false },
+            ...(dashed && { dash: [5, 4] }),
+          })),
+        ],
+        hooks: { setCursor: [() => this.#showValues()] },
+      },
+      [[], ...lines.map(() => [])],
+      place,
+    );
+    this.#observer = new ResizeObserver(() => {
+      const width = Math.floor(place.clientWidth);
+      if (width > 0 && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
+    });
+    this.#observer.observe(place);
+  }
+
+  /** Times in seconds since 1970, and a list of values for each line; null is a gap. */
+  set(times_s: readonly number[], values: readonly (readonly (number | null)[])[]): void {
+    this.#plot.setData([[...times_s], ...values.map((list) => [...list])]);
+    this.#showValues();
+  }
+
+  remove(): void {
+    this.#observer.disconnect();
+    this.#plot.destroy();
+    this.element.remove();
+  }
+
+  #showValues(): void {
+    const at = this.#plot.cursor.idx ?? this.#plot.data[0].length - 1;
+    for (const [index, element] of this.#values.entries())
+      element.textContent = this.#format(this.#plot.data[index + 1]?.[at] ?? null);
+  }
+}
+
+/** From a third of what is there to three times of it, and at least one power of ten. */
+function decades(least: number | null, greatest: number | null): [number, number] {
+  if (least === null || greatest === null || !(least > 0)) return [0.1, 100];
+  const middle = Math.sqrt(least * greatest);
+  return [Math.min(least / 1.4, middle / 3.2), Math.max(greatest * 1.4, middle * 3.2)];
+}
+
+/** 1, 2 and 5 of each power of ten; of a long range 1 alone. */
+function steps(least: number, greatest: number): number[] {
+  const found: number[] = [];
+  for (let power = Math.floor(Math.log10(least)); 10 ** power <= greatest; power++)
+    for (const digit of greatest / least > 3000 ? [1] : [1, 2, 5]) found.push(Number(`${digit}e${power}`));
+  return found.filter((value) => value >= least && value <= greatest);
+}
+
+/** Short: the title has the unit. */
+function axisText(value: number): string {
+  if (value >= 1e6) return `${value / 1e6}M`;
+  if (value >= 1e4) return `${value / 1e3}k`;
+  return String(Number(value.toPrecision(6)));
+}
+
+/** What the style sheet says at the moment. */
+function colours(): { ink: string; soft: string; line: string } {
+  const style = getComputedStyle(document.documentElement);
+  const get = (name: string): string => style.getPropertyValue(name).trim();
+  return { ink: get("--ink"), soft: get("--soft"), line: get("--line") };
+}

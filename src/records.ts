@@ -1,0 +1,117 @@
+/**
+ * records.ts: the flight recorder of a client: its last operations, as its segment has them (native/trace.h), as plain data.
+ *
+ * The ring is read while the client writes it. A record that is being written, was left half-written by a kill, or was
+ * overtaken, has words of different laps and is left out; what is returned was done.
+ */
+
+import { shortName } from "./kernel-name.ts";
+import type { Segment, Slot } from "./segment.ts";
+import { type Clock, clockOf } from "./threads.ts";
+
+/** RG_TRACE_KINDS in native/trace.h, without `none`. */
+export const KINDS = [
+  "launch",
+  "graph",
+  "copy",
+  "memset",
+  "sync",
+  "event_sync",
+  "gate",
+  "suspension",
+  "request",
+  "alloc",
+  "free",
+  "collective",
+  "call",
+] as const;
+export type Kind = (typeof KINDS)[number];
+
+/** One operation of a client. */
+export interface Operation {
+  kind: Kind;
+  /** The function that was called, or what Rigel did: a name of native/trace.h. */
+  operation: string;
+  /** 0: not a thread's own doing, a request. */
+  tid: number;
+  /** CLOCK_MONOTONIC. */
+  at_ns: number;
+  /** null: it returned at once, and its time was not measured. */
+  duration_ns: number | null;
+  /** Number of the stream among the client's; null where there is none, or too many. */
+  stream: number | null;
+  failed: boolean;
+  /** A further piece of a wait that is counted as one. */
+  continued: boolean;
+  /** launch, graph: the name, short; null if the driver does not tell. */
+  kernel: string | null;
+  /** launch, graph: weight of the client's unfinished launches, in launches; only counted where the gate limits it. */
+  inflight: number;
+  /** As recorded: bytes of a copy, allocation; handle of what was waited for; see native/trace.h. */
+  argument: number;
+}
+
+const WORD_BITS = 52n;
+const WORD = (1n << WORD_BITS) - 1n;
+const LAUNCH_WEIGHT = 1024;
+
+/** The last operations of one process, in the order in which they began; `after_ns` leaves out what ended before. */
+export function recordsOf(
+  segment: Segment,
+  slot: Slot,
+  { now, at_ns }: Clock = clockOf(segment),
+  after_ns = 0,
+): Operation[] {
+  const words = segment.table("traces").words(slot.index, "records");
+  const names = segment.table("names");
+  const { operations, kinds } = segment.vocabulary;
+  const known = new Map<number, string>();
+  const nameOf = (index: number): string | null => {
+    if (index === 0) return null;
+    const name = known.get(index) ?? shortName(names.text(index - 1, "name"));
+    known.set(index, name);
+    return name;
+  };
+  /** What is above the recorded bits is that of now, or one less. */
+  const whole = (tick: bigint): bigint => {
+    const same = (now.tick & ~WORD) | tick;
+    return same > now.tick + (1n << 40n) ? same - (1n << WORD_BITS) : same;
+  };
+  const found: Operation[] = [];
+  for (let first = 0; first < words.length; first += 4) {
+    const [time = 0n, what = 0n, argument = 0n, ticks = 0n] = words.subarray(first, first + 4);
+    const lap = time >> WORD_BITS;
+    if (lap === 0n || what >> WORD_BITS !== lap || argument >> WORD_BITS !== lap || ticks >> WORD_BITS !== lap)
+      continue;
+    const marks = Number(what & WORD);
+    const at = (shift: number, bits: number): number => Math.floor(marks / 2 ** shift) % 2 ** bits;
+    const kind = KINDS.find((name) => name === kinds[at(10, 6)]);
+    if (!kind) continue;
+    const begin = whole(time & WORD);
+    const end = begin + (ticks & WORD);
+    const begin_ns = at_ns(begin);
+    const end_ns = at_ns(end);
+    if (end_ns < after_ns) continue;
+    const value = Number(argument & WORD);
+    const named = kind === "launch" || kind === "graph";
+    found.push({
+      kind,
+      operation: operations[at(0, 10)] ?? `operation ${at(0, 10)}`,
+      tid: at(16, 22),
+      at_ns: begin_ns,
+      duration_ns: end === begin ? null : end_ns - begin_ns,
+      stream: at(38, 8) === 0 ? null : at(38, 8) - 1,
+      failed: at(46, 1) === 1,
+      continued: at(47, 1) === 1,
+      kernel: named ? nameOf(value % 65_536) : null,
+      inflight: named ? Math.floor(value / 65_536) / LAUNCH_WEIGHT : 0,
+      argument: value,
+    });
+  }
+  return found.toSorted((a, b) => a.at_ns - b.at_ns);
+}
+
+/** Records that one process ever made: more than are kept, mostly. */
+export function recordsMade(segment: Segment, slot: Slot): number {
+  return Number(segment.table("traces").long(slot.index, "count"));
+}

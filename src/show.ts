@@ -1,0 +1,57 @@
+/**
+ * show.ts: how numbers and the state of a client are put into words, the same in tables, in `rigel top` and in the dashboard.
+ *
+ * Imports types alone, so that it also runs in a browser.
+ */
+
+import type { ClientStats, Stats } from "./stats.ts";
+
+/** Three significant digits or more, never an exponent. */
+export function digits(value: number | null): string {
+  if (value === null) return "-";
+  const size = Math.abs(value);
+  return value.toFixed(size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3);
+}
+
+/** A number per second: whole where it is large. */
+export function rateText(per_s: number | null | undefined): string {
+  return per_s === null || per_s === undefined ? "-" : per_s.toFixed(per_s >= 100 ? 0 : 1);
+}
+
+/** A part of the time in percent, from milliseconds per second. */
+export function percentText(ms_per_s: number | null | undefined): string {
+  return ms_per_s === null || ms_per_s === undefined ? "-" : (ms_per_s / 10).toFixed(1);
+}
+
+/** Since when, in at most two units. */
+export function durationText(total_s: number): string {
+  const seconds = Math.max(0, Math.round(total_s));
+  if (seconds < 60) return `${seconds} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${seconds % 60} s`;
+  return `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min`;
+}
+
+/** Waits for others' work and for its own in-flight limit; several threads can wait at once. */
+export function wait_ms_per_s({ rates }: ClientStats): number | null {
+  return rates ? rates.gate_wait_ms_per_s + rates.inflight_wait_ms_per_s : null;
+}
+
+/** What a client of this segment is doing, in one word. */
+export function stateOf(client: ClientStats, { settings }: Pick<Stats, "settings">): string {
+  if (client.state === "dead") return "killed";
+  if (client.state === "ended") return "ended";
+  if (client.paused) return "paused";
+  const stale_ms = settings["stale_ms"];
+  const ages = client.processes.flatMap(({ heartbeat_age_ms }) => heartbeat_age_ms ?? []);
+  if (stale_ms !== undefined && ages.length > 0 && ages.every((age_ms) => age_ms > stale_ms)) return "stopped";
+  if (client.first_launch_ms === null) return "starting";
+  if (client.rates === null) return "new";
+  return client.rates.launches_per_s > 0 || client.rates.requests_per_s > 0 ? "running" : "idle";
+}
+
+/** The high clients' target in milliseconds, where one is known. */
+export function target_ms({ slo }: Pick<Stats, "slo">): number | undefined {
+  if (!slo) return undefined;
+  if ("p99_ms" in slo.target) return slo.target.p99_ms;
+  return slo.alone.p99_ms === null ? undefined : slo.target.p99_over_alone * slo.alone.p99_ms;
+}

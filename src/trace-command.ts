@@ -1,0 +1,71 @@
+/**
+ * trace-command.ts: `rigel trace`: writes what clients did last as a trace for Perfetto.
+ */
+
+import { statSync } from "node:fs";
+import { resolve } from "node:path";
+import { type Command, InvalidArgumentError } from "commander";
+import { Segments } from "./discover.ts";
+import { progress } from "./log.ts";
+import { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
+import { Segment } from "./segment.ts";
+import { writeTrace } from "./trace.ts";
+
+interface TraceFlags {
+  output: string;
+  last?: number;
+  segment?: string;
+  json?: true;
+}
+
+const EXAMPLES = `
+Examples:
+  rigel trace -o trace.json                   the last operations of every client; open it at https://ui.perfetto.dev
+  rigel trace train --last 10s -o train.json  what happened to train in the last ten seconds
+  rigel trace 4711 -o rank1.json              one process
+  rigel launch jobs.json --trace trace.json   at the end of a launch
+
+A client keeps its last 4096 operations, also when it is killed, until its launch ends.`;
+
+/** Adds `rigel trace`. */
+export function addTrace(program: Command): void {
+  program
+    .command("trace")
+    .description("write what clients launched and waited for last as a trace for Perfetto")
+    .argument("[client]", "a client's name, or a process number (default: all)")
+    .option("-o, --output <file>", "where to", "trace.json")
+    .option("--last <time>", "only the last so many seconds: 10s, 500ms", seconds)
+    .option("--segment <path>", "a segment file, or the folder of those (default: /dev/shm)")
+    .option("--json", "print what was written as JSON")
+    .addHelpText("after", EXAMPLES)
+    .action(runTrace);
+}
+
+async function runTrace(client: string | undefined, flags: TraceFlags): Promise<void> {
+  const segments = segmentsAt(await Native.load(), flags.segment);
+  const path = resolve(flags.output);
+  const summary = await writeTrace(segments, path, { client, last_s: flags.last });
+  if (flags.json) {
+    process.stdout.write(`${JSON.stringify(summary, null, 2)}\n`);
+    return;
+  }
+  for (const { name, pid, events, recorded } of summary.clients)
+    progress(`${name} (${pid}): ${events} events, of ${recorded} operations recorded`);
+  progress(`${path}: ${summary.events} events; open it at https://ui.perfetto.dev`);
+}
+
+/** The segment that is named, or those that are live in a folder. */
+export function segmentsAt(native: Native, path: string | undefined): Segment[] {
+  const place = resolve(path ?? defaultSegmentFolder(process.env));
+  if (statSync(place, { throwIfNoEntry: false })?.isFile()) return [Segment.open(native, place)];
+  return new Segments(native, place).live();
+}
+
+/** A time such as 10s, 500ms or 2m, in seconds; a plain number is seconds. */
+export function seconds(text: string): number {
+  const [, number, unit = "s"] = /^(\d+(?:\.\d+)?)(ms|s|m)?$/.exec(text) ?? [];
+  const value = Number(number) * { ms: 0.001, s: 1, m: 60 }[unit === "ms" || unit === "m" ? unit : "s"];
+  if (!(value > 0)) throw new InvalidArgumentError("Expected a time above 0, such as 10s, 500ms or 2m.");
+  return value;
+}

@@ -1,0 +1,197 @@
+/**
+ * trace.ts: writes what the flight recorders of a segment hold as a trace that Perfetto and chrome://tracing open.
+ *
+ * The format is Chrome's "Trace Event Format" (JSON object form): a process for each process of a client, a track for each
+ * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is in flight a counter (C), names metadata (M). A launch
+ * that returned at once has no duration that was measured, and is drawn without one. What a thread is still in when the trace is
+ * written ends there and says so (args.unfinished).
+ * Written one client's process after the other and in pieces: what is kept is one ring, however many clients there are.
+ */
+
+import { createWriteStream } from "node:fs";
+import { once } from "node:events";
+import { RigelError, reason } from "./errors.ts";
+import { type Operation, recordsMade, recordsOf } from "./records.ts";
+import type { Segment, Slot } from "./segment.ts";
+import { type Clock, type Thread, clockOf, threadsOf } from "./threads.ts";
+
+interface TraceOptions {
+  /** Only these clients' processes: a client's name, or a process number. Without it all. */
+  client?: string | undefined;
+  /** Only what ended within so many seconds of the last thing that happened. */
+  last_s?: number | undefined;
+}
+
+/** What a trace holds: events of each process, and how many records it ever made; a ring keeps the last 4096 of them. */
+interface TraceSummary {
+  schema: 1;
+  path: string;
+  clients: { name: string; pid: number; segment: string; events: number; recorded: number }[];
+  events: number;
+}
+
+type Event = Record<string, unknown>;
+
+/** One process, with the clock of its segment. */
+interface Chosen {
+  segment: Segment;
+  slot: Slot;
+  clock: Clock;
+}
+
+const PIECE = 64 * 1024;
+
+/** Writes a trace of these segments to `path`. Throws if there is no such client, or the file cannot be written. */
+export async function writeTrace(
+  segments: readonly Segment[],
+  path: string,
+  options: TraceOptions = {},
+): Promise<TraceSummary> {
+  const all = segments.flatMap((segment) => {
+    const clock = clockOf(segment);
+    return segment.slots().map((slot) => ({ segment, slot, clock }));
+  });
+  const chosen = all.filter(({ slot: { name, pid } }) => [undefined, name, String(pid)].includes(options.client));
+  if (chosen.length === 0) {
+    const names = [...new Set(all.map(({ slot }) => slot.name))];
+    throw new RigelError(
+      "command",
+      names.length === 0
+        ? "nothing runs under Rigel; start clients with `rigel launch` first"
+        : `no client ${options.client} runs under Rigel; there are ${names.join(", ")}`,
+    );
+  }
+  const after_ns = options.last_s === undefined ? 0 : latest(chosen) - options.last_s * 1e9;
+  const summary: TraceSummary = { schema: 1, path, clients: [], events: 0 };
+  const stream = createWriteStream(path, { mode: 0o600 });
+  let text = `{"displayTimeUnit":"ms","otherData":{"producer":"rigel"},"traceEvents":[`;
+  let first = true;
+  const write = async (piece: string): Promise<void> => {
+    if (!stream.write(piece)) await once(stream, "drain");
+  };
+  try {
+    await once(stream, "open");
+    for (const one of chosen) {
+      let events = 0;
+      for (const event of eventsOf(one, after_ns)) {
+        text += `${first ? "" : ","}\n${JSON.stringify(event)}`;
+        first = false;
+        events++;
+        if (text.length > PIECE) {
+          await write(text);
+          text = "";
+        }
+      }
+      const { segment, slot } = one;
+      const { name, pid } = slot;
+      summary.clients.push({ name, pid, segment: segment.path, events, recorded: recordsMade(segment, slot) });
+      summary.events += events;
+    }
+    await write(`${text}\n]}\n`);
+    stream.end();
+    await once(stream, "finish");
+  } catch (thrown) {
+    stream.destroy();
+    throw new RigelError("command", `${path}: the trace cannot be written (${reason(thrown)})`, { cause: thrown });
+  }
+  return summary;
+}
+
+/** When the last thing of these processes happened: of dead ones that is a while ago. */
+function latest(chosen: readonly Chosen[]): number {
+  const live = chosen.find(({ slot }) => !slot.finished);
+  if (live) return live.clock.now.ns;
+  const ends = chosen.flatMap(({ segment, slot, clock }) => recordsOf(segment, slot, clock).map(endOf));
+  return ends.reduce((last, end) => Math.max(last, end), 0);
+}
+
+function endOf({ at_ns, duration_ns }: Operation): number {
+  return at_ns + (duration_ns ?? 0);
+}
+
+/** Microseconds, to the nanosecond. */
+function us(ns: number): number {
+  return Math.round(ns) / 1000;
+}
+
+function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
+  const { segment, slot, clock } = chosen;
+  const { pid } = slot;
+  const operations = recordsOf(segment, slot, clock, after_ns);
+  const threads = threadsOf(segment, slot, clock);
+  yield { ph: "M", name: "process_name", pid, tid: 0, args: { name: `${slot.name} (${pid})` } };
+  yield { ph: "M", name: "process_sort_index", pid, tid: 0, args: { sort_index: slot.index } };
+  const named = new Map(threads.map(({ tid, name }) => [tid, name]));
+  for (const tid of new Set([...operations.map((one) => one.tid), ...named.keys()]))
+    if (tid !== 0) yield { ph: "M", name: "thread_name", pid, tid, args: { name: named.get(tid) || `thread ${tid}` } };
+  const ends = new Set(operations.flatMap((one) => (one.kind === "request" && isOver(one) ? requestId(one, pid) : [])));
+  for (const operation of operations) {
+    if (operation.kind === "request") yield* requestEvents(operation, slot, ends);
+    else yield* callEvents(operation, pid);
+  }
+  const until_ns = latest([chosen]);
+  for (const thread of threads) yield* waitEvents(thread, pid, until_ns);
+}
+
+const isOver = ({ argument }: Operation): boolean => Math.floor(argument / 256) % 256 === 1;
+
+function requestId({ argument }: Operation, pid: number): string {
+  return `${pid}-${argument % 256}-${Math.floor(argument / 65_536)}`;
+}
+
+/** A request is written whole at its end; at its beginning, only if the end is not there. */
+function* requestEvents(operation: Operation, { pid, finished }: Slot, ends: ReadonlySet<string>): Generator<Event> {
+  const id = requestId(operation, pid);
+  const number = Math.floor(operation.argument / 65_536);
+  const common = { cat: "request", name: "request", id, pid, tid: 0 };
+  const args = { request: number, device: operation.argument % 256 };
+  if (isOver(operation)) {
+    yield { ph: "b", ts: us(operation.at_ns), ...common, args };
+    yield { ph: "e", ts: us(endOf(operation)), ...common };
+  } else if (!ends.has(id)) {
+    yield { ph: "b", ts: us(operation.at_ns), ...common, args: { ...args, unfinished: true } };
+    yield { ph: "e", ts: us(operation.at_ns), ...common, args: { unfinished: true, ended: finished } };
+  }
+}
+
+function* callEvents(operation: Operation, pid: number): Generator<Event> {
+  const { kind, tid, at_ns, duration_ns, kernel, stream, failed, continued, argument, inflight } = operation;
+  const sized = kind === "copy" || kind === "memset" || kind === "alloc" || kind === "free";
+  const waited = kind === "sync" || kind === "event_sync";
+  const launched = kind === "launch" || kind === "graph";
+  yield {
+    ph: "X",
+    cat: kind,
+    name: kernel ?? operation.operation,
+    ts: us(at_ns),
+    dur: us(duration_ns ?? 0),
+    pid,
+    tid,
+    args: {
+      call: operation.operation,
+      ...(stream !== null && { stream }),
+      ...(sized && { bytes: argument }),
+      ...(waited && argument > 0 && { object: `0x${argument.toString(16)}` }),
+      ...(duration_ns === null && { measured: false }),
+      ...(failed && { failed }),
+      ...(continued && { continued }),
+    },
+  };
+  if (launched && inflight > 0)
+    yield { ph: "C", name: "in flight", pid, tid: 0, ts: us(at_ns), args: { launches: inflight } };
+}
+
+/** What a thread is in: not recorded yet, as it has not returned. */
+function* waitEvents({ tid, waiting }: Thread, pid: number, until_ns: number): Generator<Event> {
+  if (!waiting || waiting.since_ns >= until_ns) return;
+  yield {
+    ph: "X",
+    cat: "unfinished",
+    name: waiting.operation,
+    ts: us(waiting.since_ns),
+    dur: us(until_ns - waiting.since_ns),
+    pid,
+    tid,
+    args: { call: waiting.operation, unfinished: true, ...(waiting.object !== null && { object: waiting.object }) },
+  };
+}

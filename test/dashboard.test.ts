@@ -1,0 +1,95 @@
+/** dashboard.test.ts: the page at `/` of `rigel serve`: what it may do, and, in a headless Chromium, what it shows of a launch. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { buildPage, policyOf } from "../src/dashboard.ts";
+import { Browser, type Tab, chromium } from "../src/chromium.ts";
+import { Place, Server } from "./serving.ts";
+
+let place: Place;
+beforeAll(() => {
+  place = new Place();
+});
+afterAll(() => place[Symbol.dispose]());
+
+test("the page is whole: it names nothing that would have to be loaded", async () => {
+  const html = await buildPage();
+  expect(html).not.toMatch(/<(script|img|iframe|link)[^>]*\s(src|href)="(?!data:)/);
+  expect(html).not.toMatch(/@import|url\((?!['"]?data:)/);
+  expect(html.match(/<script/g)).toHaveLength(1);
+  const policy = policyOf(html);
+  expect(policy).toMatch(/^default-src 'none'; script-src 'sha256-[\w+/]{43}='; style-src 'sha256-[\w+/]{43}=';/);
+  expect(policy).not.toContain("unsafe");
+});
+
+test("comes with its policy, and only to who names the server rightly", async () => {
+  await using server = await Server.start(place);
+  const response = await fetch(`${server.url}/`);
+  expect(response.headers.get("content-security-policy")).toBe(policyOf(await response.text()));
+  expect(response.headers.get("content-type")).toBe("text/html; charset=utf-8");
+  const foreign = await fetch(`${server.url}/`, { headers: { host: "rigel.example" } });
+  expect(foreign.status).toBe(403);
+});
+
+/** Whether a text is shown. */
+const shows = (text: string): string => `(document.body?.innerText ?? "").includes(${JSON.stringify(text)})`;
+/** Whether something is drawn in every plot; looked at in copies, as reading a canvas changes how it is kept. */
+const PIXELS = `[...document.querySelectorAll("canvas")].every((canvas) => {
+  const { width, height } = canvas;
+  const copy = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  return copy.getImageData(0, 0, width, height).data.some((byte) => byte !== 0);
+})`;
+
+describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", () => {
+  let browser: Browser;
+  beforeAll(async () => {
+    browser = await Browser.open();
+  });
+  afterAll(async () => await browser[Symbol.asyncDispose]());
+
+  async function opened(url: string): Promise<Tab> {
+    const tab = await browser.tab();
+    await tab.resize(1280, 900);
+    await tab.goto(url);
+    return tab;
+  }
+
+  test("says that nothing runs, then shows a launch live, and asks nobody but its server", async () => {
+    await using server = await Server.start(place);
+    const tab = await opened(`${server.url}/`);
+    await tab.until(shows("Nothing runs under Rigel at the moment."));
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    await tab.until(shows("NVIDIA H200 (simulated)"));
+    await tab.until(`document.querySelectorAll("tbody tr").length === 2 && ${shows("running")}`);
+    await tab.until(shows("serve (high) has attached, process"));
+    expect(await tab.evaluate(shows("Nothing runs"))).toBe(false);
+    // Each plot is drawn, and the numbers move on.
+    await tab.until(`document.querySelectorAll("canvas").length >= 5 && ${PIXELS}`);
+    const row = `document.querySelector("tbody tr").innerText`;
+    const before = await tab.evaluate(row);
+    await tab.until(`${row} !== ${JSON.stringify(before)}`);
+    // A phone, in the dark: nothing is wider than the screen.
+    await tab.resize(390, 844, true);
+    await tab.scheme("dark");
+    await tab.until(`document.documentElement.scrollWidth <= 390 && ${PIXELS}`);
+    launch.kill("SIGTERM");
+    await said;
+    await tab.until(shows("Nothing runs under Rigel at the moment."));
+    expect(tab.problems).toEqual([]);
+    expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
+  });
+
+  test("says so when the server has gone, and goes on when it is back", async () => {
+    const first = await Server.start(place);
+    const port = new URL(first.url).port;
+    const tab = await opened(`${first.url}/`);
+    await tab.until(shows("live, once a second"));
+    await first[Symbol.asyncDispose]();
+    await tab.until(shows("not connected to rigel serve"));
+    await using second = await Server.start(place, Number(port));
+    await tab.until(shows("live, once a second"));
+    expect(second.url).toBe(first.url);
+  });
+});

@@ -1,0 +1,83 @@
+/**
+ * gpu-ddp.test.ts: data-parallel training on two GPUs beside a best-effort client on each gives the losses that it gives alone, to the
+ * last bit, and does not lock up. Skipped, with the reason, below two GPUs or without PyTorch.
+ *
+ * torchrun is one high client that sees both GPUs, and so are the ranks that it starts; on each GPU a best-effort client keeps
+ * the rest of it busy (test/gpu/busy.py). NCCL's kernels are never held back, and both classes are at work all the time.
+ */
+
+import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { Devices } from "../src/device.ts";
+import { Native } from "../src/native.ts";
+import { Scratch, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
+
+const RANKS = 2;
+const ITERATIONS = 1000;
+const LIMIT_ms = 400_000;
+
+const { files } = await Native.load();
+const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
+const noTorch = gpus.length < RANKS || Bun.spawnSync(["python3", "-c", "import torch.distributed"]).exitCode !== 0;
+if (gpus.length < RANKS) console.warn(`gpu-ddp.test.ts is skipped: it needs ${RANKS} GPUs, there are ${gpus.length}`);
+else if (noTorch) console.warn("gpu-ddp.test.ts is skipped for want of the Python package torch");
+
+function python(name: string, ...args: string[]): string[] {
+  return ["python3", join(root, "test", "gpu", name), ...args];
+}
+
+function training(losses: string): string[] {
+  const [interpreter = "", ...program] = python("ddp.py", "--losses", losses, "--iterations", String(ITERATIONS));
+  return [interpreter, "-m", "torch.distributed.run", "--standalone", `--nproc-per-node=${RANKS}`, ...program];
+}
+
+function lossesOf(path: string): string[][] {
+  return Array.from({ length: RANKS }, (_, rank) => readFileSync(`${path}.${rank}`, "utf8").trim().split("\n"));
+}
+
+test.skipIf(noTorch)(
+  "DistributedDataParallel beside best-effort work has the losses that it has alone",
+  async () => {
+    using scratch = new Scratch();
+    const [alone, governed] = [join(scratch.path, "alone"), join(scratch.path, "governed")];
+    const env = {
+      ...plainEnvironment(),
+      CUDA_VISIBLE_DEVICES: gpus
+        .slice(0, RANKS)
+        .map(({ uuid }) => uuid)
+        .join(","),
+    };
+    await using child = Bun.spawn(training(alone), { cwd: root, env, stdout: "pipe", stderr: "pipe" });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    expect(status, stdout + stderr).toBe(0);
+
+    const ranks = Array.from({ length: RANKS }, (_, rank) => rank);
+    const config = scratch.file("jobs.json", {
+      clients: [
+        { name: "ddp", class: "high", command: training(governed), cwd: root, device: ranks },
+        ...ranks.map((device) => ({
+          name: `busy-${device}`,
+          class: "best-effort",
+          command: python("busy.py"),
+          cwd: root,
+          device,
+        })),
+      ],
+    });
+    const result = await rigel("launch", config, "--json");
+    expect(result.status, result.stderr).toBe(0);
+    const { clients } = reportOf(result);
+    expect(clients).toMatchObject([
+      { name: "ddp", attached: true, exit_code: 0 },
+      ...ranks.map((device) => ({ name: `busy-${device}`, attached: true })),
+    ]);
+    for (const { launches } of clients) expect(launches).toBeGreaterThan(ITERATIONS);
+
+    const expected = lossesOf(alone);
+    expect(expected.map((losses) => losses.length)).toEqual(ranks.map(() => ITERATIONS));
+    expect(expected[0]).not.toEqual(expected[1]);
+    expect(lossesOf(governed)).toEqual(expected);
+  },
+  LIMIT_ms,
+);

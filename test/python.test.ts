@@ -1,0 +1,108 @@
+/**
+ * python.test.ts: `import rigel`: thread clients, requests and streams of Python programs, under Rigel and without it.
+ */
+
+import { join } from "node:path";
+import { describe, expect, test } from "bun:test";
+import { z } from "zod";
+import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+
+const python = Bun.which("python3");
+if (python === null) console.warn("python.test.ts: there is no python3, so `import rigel` is not tested");
+
+const program = join(root, "test", "fixtures", "threads.py");
+
+const countsSchema = z.object({
+  name: z.string(),
+  class: z.enum(["high", "best-effort"]),
+  processes: z.number(),
+  devices: z.array(z.number()),
+  launches: z.number(),
+  iterations: z.number().nullable(),
+  gate: z.object({ waits: z.number() }),
+});
+const reportSchema = z.object({
+  clients: z.array(
+    z.object({
+      name: z.string(),
+      exit_code: z.number().nullable(),
+      launches: z.number(),
+      threads: z.array(countsSchema).optional(),
+    }),
+  ),
+});
+
+/** Launches the program in one of its ways; what each of its clients did, by name. */
+async function launched(way: string, client: object = {}, more: object = {}) {
+  using scratch = new Scratch();
+  const config = scratch.file("jobs.json", {
+    policy: { name: "priority", preempt: false },
+    device: "simulated",
+    clients: [{ name: "program", class: "best-effort", command: [python, program, way], ...client }],
+    ...more,
+  });
+  const result = await rigel("launch", config, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const [own] = reportSchema.parse(JSON.parse(result.stdout)).clients;
+  return {
+    stderr: result.stderr,
+    own: own?.launches,
+    threads: Object.fromEntries((own?.threads ?? []).map(({ name, ...counts }) => [name, counts])),
+  };
+}
+
+describe.skipIf(python === null)("import rigel", () => {
+  test("counts each client apart, by context manager and decorator", async () => {
+    const { own, threads } = await launched("count");
+    expect(own).toBe(7);
+    expect(threads["fast"]).toMatchObject({ class: "high", launches: 20, iterations: 20, processes: 1, devices: [0] });
+    expect(threads["slow"]).toMatchObject({ class: "best-effort", launches: 33, iterations: 2 });
+  });
+
+  test("a thread that is no client passes through where only threads are clients", async () => {
+    const { own, threads } = await launched("count", { threads: true });
+    expect(own).toBe(0);
+    expect(threads["fast"]?.launches).toBe(20);
+  });
+
+  test("a thread that holds Python's lock never waits for a high client of its own process", async () => {
+    // With a bound of ten minutes, a launch that waited would be waiting still.
+    const { threads } = await launched(
+      "lock",
+      {},
+      { policy: { name: "priority", preempt: false, starvation_us: 600_000_000 } },
+    );
+    expect(threads["slow"]).toMatchObject({ launches: 20, gate: { waits: 0 } });
+  });
+
+  test("gives a client a stream of its own in PyTorch, and waits at both ends", async () => {
+    const { stderr } = await launched("torch");
+    const line = stderr.split("\n").find((one) => one.includes('"returned"')) ?? "";
+    const { returned } = z.object({ returned: z.array(z.string()) }).parse(JSON.parse(line.slice(line.indexOf("{"))));
+    const within = ["2 waits for 1", "current 2", "body", "current 1", "1 waits for 2"];
+    expect(returned).toEqual(["make 2", ...within, ...within, "body", "make 3", "current 3", "body", "current 1"]);
+  });
+
+  test("four ranks on four devices: each client on its rank's device", async () => {
+    const shell = `for r in 0 1 2 3; do LOCAL_RANK=$r ${python} ${program} ranks & done; wait`;
+    const { own, threads } = await launched("", { command: ["sh", "-c", shell] }, { simulated: { devices: 4 } });
+    expect(own).toBe(0);
+    for (const stage of [0, 1, 2, 3])
+      expect(threads[`stage-${stage}`]).toMatchObject({ launches: 100, devices: [0, 1, 2, 3] });
+  });
+
+  test("does nothing without Rigel", async () => {
+    await using child = Bun.spawn([python ?? "", program, "count"], {
+      env: {
+        ...plainEnvironment(),
+        PYTHONPATH: join(root, "src", "python", "importable"),
+        LD_LIBRARY_PATH: join(root, "native", "build", "sim"),
+        RIGEL_SIM_STATE: `/tmp/rigel-test-python-${process.pid}`,
+      },
+      stdout: "pipe",
+      stderr: "inherit",
+    });
+    expect(JSON.parse(await child.stdout.text())).toEqual({ returned: [30, 3], active: false });
+    expect(await child.exited).toBe(0);
+  });
+});

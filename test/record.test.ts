@@ -1,0 +1,276 @@
+/**
+ * record.test.ts: `rigel profile -- command` on the simulated GPU: what a program asked of the GPU comes out as a profile that can
+ * be shown, compared and replayed.
+ *
+ * How often and with what shape something is launched is exact. Times by events hold host delays, so on a busy machine they
+ * are only bounded below.
+ */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { openProfile } from "../src/profile.ts";
+import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
+import { type GpuRecord, type Launch, matched, rowsOf } from "../src/record-rows.ts";
+import { type Kind, SOURCE } from "../src/recording.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, root, start } from "./rigel.ts";
+
+const replay = join(root, "native", "build", "rigel-replay");
+const shipped = (name: string): string => join(root, "profiles", `${name}.csv`);
+
+const summarySchema = z.object({
+  schema: z.literal(1),
+  mechanism: z.enum(["cupti", "events"]).nullable(),
+  why: z.string().nullable(),
+  requests_by: z.enum(["reports", "waits", "repetition"]).nullable(),
+  requests: z.number(),
+  alike: z.number(),
+  operations: z.number(),
+  kernels: z.number(),
+  gpu_ms: z.number(),
+  dropped: z.object({ launches: z.number(), requests: z.number(), seconds: z.number(), why: z.string() }),
+  overhead: z.object({ without_ms: z.number(), with_ms: z.number(), ratio: z.number() }).nullable(),
+  notes: z.array(z.string()),
+});
+const differenceSchema = z.object({
+  a: z.object({ kernels: z.number(), time_ns: z.number() }),
+  b: z.object({ kernels: z.number(), time_ns: z.number() }),
+  launches_missing: z.number(),
+  launches_new: z.number(),
+});
+
+let scratch: Scratch;
+beforeAll(() => {
+  scratch = new Scratch();
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+/** Records a command on the simulated GPU; the summary and where the profile is. */
+async function recorded(name: string, command: string[], ...flags: string[]) {
+  const out = join(scratch.path, `${name}.csv`);
+  const result = await rigel("profile", "--json", "--device", "simulated", "-o", out, ...flags, "--", ...command);
+  expect(result.status, result.stderr).toBe(0);
+  return { out, summary: summarySchema.parse(JSON.parse(result.stdout)), stderr: result.stderr };
+}
+
+async function difference(a: string, b: string, ...flags: string[]) {
+  const { stdout, stderr } = await rigel("profile", "diff", "--json", ...flags, a, b);
+  expect(stdout, stderr).toStartWith("{");
+  return differenceSchema.parse(JSON.parse(stdout));
+}
+
+async function rowsIn(path: string) {
+  return await Array.fromAsync((await openProfile(path)).operations);
+}
+
+describe("rigel profile -- command, times by events", () => {
+  test("the replay of a shipped profile gives that profile back, which replays again", async () => {
+    const original = shipped("h200-bert-infer-bs2x128");
+    const { out, summary } = await recorded("bert", [replay, "--profile", original]);
+    expect(summary).toMatchObject({
+      mechanism: "events",
+      requests_by: "reports",
+      requests: 20,
+      kernels: 154,
+      notes: [],
+    });
+    expect(summary.why).toContain("RIGEL_CUPTI");
+    expect(summary.dropped.requests).toBeGreaterThanOrEqual(10);
+    expect(summary.overhead?.ratio).toBeGreaterThan(0);
+    const diff = await difference(original, out);
+    expect(diff).toMatchObject({ launches_missing: 0, launches_new: 0 });
+    // No kernel is shorter than the simulated GPU was told.
+    const rows = await rowsIn(out);
+    const asked = await rowsIn(original);
+    expect(rows.map(({ kind }) => kind)).toEqual(asked.map(({ kind }) => kind));
+    for (const [index, row] of rows.entries())
+      if (row.kind === "kernel") {
+        expect(row.duration_ns).toBeGreaterThan((asked[index]?.duration_ns ?? 0) * 0.97 - 10);
+        expect(row).toMatchObject({ name: asked[index]?.name, registers: asked[index]?.registers });
+        expect(row.sms).toBeGreaterThan(0);
+      }
+    expect(readFileSync(out, "utf8")).toMatch(
+      /^# rigel-profile 2; device=NVIDIA H200 \(simulated\); tool=rigel; times=timing events/,
+    );
+
+    const shown = await rigel("profile", "show", out);
+    expect(shown.stdout).toContain("154 kernels");
+    const config = scratch.file("again.json", {
+      device: "simulated",
+      clients: [{ name: "again", class: "high", replay: { profile: out, iterations: 5 } }],
+    });
+    const again = await rigel("launch", config, "--json");
+    expect(reportOf(again).clients[0]).toMatchObject({ exit_code: 0, iterations: 5 });
+  });
+
+  test("a training loop that runs ahead: every iteration, with --all", async () => {
+    const original = shipped("h200-gpt2-train-bs8x512");
+    const flags = ["--requests", "3", "--all"];
+    const { out, summary } = await recorded("gpt2", [replay, "--profile", original], ...flags);
+    expect(summary.requests).toBe(3);
+    const rows = await rowsIn(out);
+    expect(new Set(rows.map(({ request }) => request))).toEqual(new Set([0, 1, 2]));
+    const diff = await difference(original, out, "--per-request");
+    expect(diff).toMatchObject({ launches_missing: 0, launches_new: 0 });
+    expect(summary.kernels).toBe(3 * diff.a.kernels);
+  });
+
+  test("Ctrl-C writes what there is", async () => {
+    const out = join(scratch.path, "interrupted.csv");
+    const profile = scratch.file("tiny.csv", TINY_PROFILE);
+    const args = [
+      "profile",
+      "--device",
+      "simulated",
+      "--requests",
+      "900000",
+      "-o",
+      out,
+      "--",
+      replay,
+      "--profile",
+      profile,
+    ];
+    await using child = start(args);
+    let said = "";
+    const decoder = new TextDecoder();
+    for await (const chunk of child.stderr) {
+      said += decoder.decode(chunk, { stream: true });
+      if (!said.includes("recording 900000 requests")) continue;
+      // Some requests have to be recorded by then.
+      await Bun.sleep(500);
+      child.kill("SIGINT");
+      break;
+    }
+    const rest = await child.stderr.text().catch(() => "");
+    expect(await child.exited, said + rest).toBe(130);
+    const rows = await rowsIn(out);
+    expect(rows).toMatchObject([{ kind: "kernel", grid: [132, 1, 1], block: [256, 1, 1] }, { kind: "sync" }]);
+    expect(rows[0]?.duration_ns).toBeGreaterThan(190_000);
+  });
+
+  test("a program that ends in its warm-up: what to do; --from-start records all of it", async () => {
+    const profile = scratch.file("short.csv", TINY_PROFILE);
+    const command = [replay, "--profile", profile, "--iterations", "4", "--warmup", "0"];
+    const out = join(scratch.path, "none.csv");
+    const refused = await rigel("profile", "--device", "simulated", "-o", out, "--", ...command);
+    expect(refused.status).toBe(2);
+    expect(refused.stderr).toContain("the program ended during its warm-up");
+    expect(refused.stderr).toContain("--from-start");
+    expect(existsSync(out)).toBe(false);
+    const { summary, out: whole } = await recorded("whole", command, "--from-start", "--all");
+    expect(summary.requests).toBe(4);
+    expect((await rowsIn(whole)).filter(({ kind }) => kind === "kernel")).toHaveLength(4);
+  });
+
+  test("says what is missing", async () => {
+    const none = await rigel("profile");
+    expect(none).toMatchObject({ status: 2, stdout: "" });
+    expect(none.stderr).toContain("expected show, diff, or -- and the command to record");
+    const absent = await rigel("profile", "--device", "simulated", "--", "/nowhere/program");
+    expect(absent).toMatchObject({ status: 2, stdout: "" });
+    expect(absent.stderr).toContain("/nowhere/program");
+    const idle = await rigel("profile", "--device", "simulated", "--", "/bin/true");
+    expect(idle).toMatchObject({ status: 2, stdout: "" });
+    expect(idle.stderr).toContain("without having initialised CUDA");
+    const left = readdirSync("/dev/shm").filter((name) => name.startsWith("rigel-record-"));
+    // Others may be recording at this moment, but nothing of what has ended stays.
+    expect(left.filter((name) => !existsSync(`/proc/${name.split("-").at(-1)}`))).toEqual([]);
+  });
+});
+
+const kernel = (name: string): Kind => ({
+  work: "kernel",
+  name,
+  grid: [1, 1, 1],
+  block: [32, 1, 1],
+  registers: 8,
+  shared_bytes: 0,
+  sms: 1,
+  bytes: 0,
+});
+
+const loop = (iteration: number[], times: number): number[] => Array.from({ length: times }, () => iteration).flat();
+const end = (source: number, position: number) => ({ source, position, at_ns: position, latency_ns: 1 });
+const launchOf = (number: number, name: string): Launch => ({
+  number,
+  token: name.charCodeAt(0),
+  kind: kernel(name),
+  begin_ns: number * 1000,
+  end_ns: number * 1000 + 100,
+  stream: 1,
+  gemm: 0,
+  timed: true,
+});
+const recordOf = (correlation: number, name: string, graph = 0): GpuRecord => ({
+  correlation,
+  kind: kernel(name),
+  start_ns: correlation * 1000 + 500,
+  end_ns: correlation * 1000 + 900,
+  stream: 7,
+  graph,
+});
+
+describe("the rhythm of a program", () => {
+  test("is the longest stretch at its end that repeats, not a layer within it", () => {
+    const iteration = [1, 2, 2, 2, 2, 2, 2, 3, 4, 4, 4, 4, 5];
+    expect(repetition([9, 8, 7, ...loop(iteration, 4)])).toEqual({ period: 13, length: 52 });
+    expect(repetition([...loop(iteration, 3), 1, 2, 2])).toEqual({ period: 13, length: 42 });
+    expect(repetition([1, 2, 3, 4, 5, 6])).toBeUndefined();
+    expect(repetition([])).toBeUndefined();
+  });
+
+  test("is what the program reports, else its waits if requests are alike, else what repeats", () => {
+    const tokens = loop([1, 2], 20);
+    const every = (source: number, by: number) => Array.from({ length: 40 / by }, (_, i) => end(source, by * (i + 1)));
+    expect(rhythmOf(tokens, every(SOURCE.reported, 4))).toEqual({ by: "reports", period: 0 });
+    expect(rhythmOf(tokens, every(SOURCE.waited, 2))).toEqual({ by: "waits", period: 0 });
+    expect(rhythmOf(tokens, [])).toEqual({ by: "repetition", period: 2 });
+    expect(rhythmOf([1, 2, 3], [])).toBeUndefined();
+    expect(requestsBy(tokens, [end(1, 2), end(1, 2), end(1, 6)])).toHaveLength(2);
+  });
+
+  test("has settled when the last requests take as long as those before them", () => {
+    expect(settled([9, 9, 9, 9, 9, 3, 3, 3, 3, 3])).toBe(false);
+    expect(settled([9, 9, 3, 3, 3, 3, 3, 3, 3.1, 3, 3, 3])).toBe(true);
+    expect(settled([3, 3])).toBe(false);
+  });
+});
+
+describe("times put to launches", () => {
+  test("go by order and shape; records without a call and calls without a record do not shift the others", () => {
+    const launches = [..."abcdef"].map((name, index) => launchOf(index + 1, name));
+    const gpu = ["x", "a", "b", "d", "y", "e", "f"].map((name, index) => recordOf(index + 1, name));
+    const { found, unseen } = matched(launches, gpu);
+    expect([...found].map(([number, records]) => [number, records[0]?.kind.name])).toEqual([
+      [1, "a"],
+      [2, "b"],
+      [4, "d"],
+      [5, "e"],
+      [6, "f"],
+    ]);
+    expect(unseen).toBe(2);
+  });
+
+  test("a graph's kernels come in the order in which the GPU ran them, under the graph's number", () => {
+    const graph: Launch = { ...launchOf(2, "g"), kind: { ...kernel("graph of 2"), work: "graph" } };
+    const launches = [launchOf(1, "a"), graph, launchOf(3, "b")];
+    const second = { ...recordOf(2, "late", 5), start_ns: 2700, end_ns: 2800 };
+    const gpu = [recordOf(1, "a"), second, recordOf(2, "early", 5), recordOf(3, "b")];
+    const moments = [
+      { what: "end", end: { source: SOURCE.reported, position: 0, at_ns: 900, latency_ns: 1 } } as const,
+      ...launches.map((launch) => ({ what: "launch", launch }) as const),
+      { what: "end", end: { source: SOURCE.reported, position: 3, at_ns: 9000, latency_ns: 8000 } } as const,
+    ];
+    const none = { times: new Map(), gemms: new Map(), kinds: [], whole: false, event_ns: 0, device: "GPU", sms: 132 };
+    const rows = rowsOf({ ...none, moments, gpu, cupti: true }, { by: "reports", period: 0 });
+    expect(rows.requests[0]?.rows.map(({ name, graph: number }) => [name, number])).toEqual([
+      ["a", 0],
+      ["early", 5],
+      ["late", 5],
+      ["b", 0],
+    ]);
+    expect(rows).toMatchObject({ estimated: 0, left_out: 0, unseen: 0 });
+  });
+});

@@ -1,0 +1,297 @@
+/**
+ * trace.test.ts: `rigel trace` and `launch --trace`, on the simulated GPU: the format, the counts, live, ended and killed clients.
+ */
+
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { existsSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { Native } from "../src/native.ts";
+import { Segment } from "../src/segment.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, rigel } from "./rigel.ts";
+
+setDefaultTimeout(120_000);
+
+/*
+ * The published format: "Trace Event Format" by the Chromium authors. Every event has ph, pid, tid; all but metadata a ts; X a
+ * dur; b and e an id and a category; C numbers as arguments.
+ */
+const common = { pid: z.int(), tid: z.int(), name: z.string().min(1) };
+const moment = z.number().nonnegative();
+const eventSchema = z.discriminatedUnion("ph", [
+  z.strictObject({
+    ph: z.literal("M"),
+    ...common,
+    name: z.enum(["process_name", "process_sort_index", "thread_name"]),
+    args: z.union([z.strictObject({ name: z.string().min(1) }), z.strictObject({ sort_index: z.int() })]),
+  }),
+  z.strictObject({
+    ph: z.literal("X"),
+    ...common,
+    ts: moment,
+    dur: moment,
+    cat: z.string().min(1),
+    args: z.looseObject({ call: z.string(), continued: z.boolean().optional(), unfinished: z.boolean().optional() }),
+  }),
+  z.strictObject({ ph: z.literal("C"), ...common, ts: moment, args: z.record(z.string(), z.number()) }),
+  z.strictObject({
+    ph: z.enum(["b", "e"]),
+    ...common,
+    ts: moment,
+    cat: z.string().min(1),
+    id: z.string().min(1),
+    args: z.looseObject({}).optional(),
+  }),
+]);
+type Event = z.infer<typeof eventSchema>;
+const traceSchema = z.strictObject({
+  traceEvents: z.array(eventSchema),
+  displayTimeUnit: z.enum(["ms", "ns"]),
+  otherData: z.record(z.string(), z.string()),
+});
+
+const ns = (us: number): number => Math.round(us * 1000);
+
+/** Reads a trace and checks all that the format asks for. */
+function validTrace(path: string): Event[] {
+  const { traceEvents } = traceSchema.parse(JSON.parse(readFileSync(path, "utf8")));
+  const spans = Map.groupBy(
+    traceEvents.filter((event) => event.ph === "X"),
+    ({ pid, tid }) => `${pid} ${tid}`,
+  );
+  for (const own of spans.values()) {
+    // Of one thread, each lies in the one before it or begins when that has ended. To the nanosecond.
+    const open: number[] = [];
+    for (const { ts, dur } of own.toSorted((a, b) => a.ts - b.ts || b.dur - a.dur)) {
+      while (open.length > 0 && (open.at(-1) ?? 0) <= ns(ts)) open.pop();
+      const end = ns(ts) + ns(dur);
+      if (open.length > 0) expect(end).toBeLessThanOrEqual(open.at(-1) ?? 0);
+      if (dur > 0) open.push(end);
+    }
+  }
+  // What begins ends, once, and not before it began.
+  const begun = new Map<string, number>();
+  for (const event of traceEvents) {
+    if (event.ph === "b") {
+      expect(begun.has(event.id)).toBe(false);
+      begun.set(event.id, event.ts);
+    } else if (event.ph === "e") {
+      expect(event.ts).toBeGreaterThanOrEqual(begun.get(event.id) ?? Number.POSITIVE_INFINITY);
+      begun.delete(event.id);
+    }
+  }
+  expect([...begun]).toEqual([]);
+  // Every process and thread that does something has a name.
+  const named = new Set(
+    traceEvents.flatMap(({ ph, name, pid, tid }) => (ph === "M" && name.endsWith("name") ? `${pid} ${tid}` : [])),
+  );
+  for (const { pid, tid } of traceEvents) expect(named).toContain(`${pid} ${tid}`);
+  return traceEvents;
+}
+
+function spansOf(events: readonly Event[], pid: number, category: string): (Event & { ph: "X" })[] {
+  return events.flatMap((event) => (event.ph === "X" && event.pid === pid && event.cat === category ? [event] : []));
+}
+
+function span(ts: number, dur: number): object {
+  return { ph: "X", cat: "sync", name: "x", pid: 1, tid: 1, ts, dur, args: { call: "x" } };
+}
+
+test("a validator that finds spans that cross, and requests that do not end", () => {
+  using scratch = new Scratch();
+  const of = (...traceEvents: object[]): string =>
+    scratch.file("bad.json", { traceEvents, displayTimeUnit: "ms", otherData: {} });
+  const name = { ph: "M", name: "thread_name", pid: 1, tid: 1, args: { name: "main" } };
+  expect(() => validTrace(of(name, span(0, 5), span(1, 2), span(5, 1)))).not.toThrow();
+  expect(() => validTrace(of(name, span(0, 5), span(3, 4)))).toThrow();
+  expect(() => validTrace(of(span(0, 5)))).toThrow();
+  const begin = { ph: "b", cat: "request", name: "r", id: "1", pid: 1, tid: 1, ts: 1 };
+  expect(() => validTrace(of(name, begin))).toThrow();
+  expect(() => validTrace(of(name, begin, { ...begin, ph: "e", ts: 0 }))).toThrow();
+});
+
+const summarySchema = z.object({
+  schema: z.literal(1),
+  path: z.string(),
+  clients: z.array(
+    z.object({ name: z.string(), pid: z.int(), segment: z.string(), events: z.int(), recorded: z.int() }),
+  ),
+  events: z.int(),
+});
+
+/** A segment of this test's own, and replays that are its clients. */
+class World implements AsyncDisposable {
+  readonly scratch = new Scratch();
+  readonly segment: Segment;
+  readonly native: Native;
+  readonly #children: Bun.Subprocess[] = [];
+
+  constructor(native: Native) {
+    this.native = native;
+    this.segment = Segment.create(native, join(this.scratch.path, "segment"));
+    this.segment.configure({ policy: "priority" });
+  }
+
+  start(name: string, kind: "high" | "best-effort", ...args: string[]): Bun.Subprocess {
+    const { files } = this.native;
+    const profile = this.scratch.file("tiny.csv", TINY_PROFILE);
+    const child = Bun.spawn([files.replay, "--profile", profile, ...args], {
+      env: {
+        ...plainEnvironment(),
+        LD_LIBRARY_PATH: files.simulator,
+        LD_PRELOAD: files.library,
+        RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
+        RIGEL_SEGMENT: this.segment.path,
+        RIGEL_CLASS: kind,
+        RIGEL_NAME: name,
+      },
+      stdout: "ignore",
+      stderr: "inherit",
+    });
+    this.#children.push(child);
+    return child;
+  }
+
+  async until(condition: () => boolean): Promise<void> {
+    for (let tries = 0; !condition(); tries++) {
+      if (tries > 5000) throw new Error("it never came true");
+      await Bun.sleep(10);
+    }
+  }
+
+  async trace(...args: string[]): Promise<{ events: Event[]; summary: z.infer<typeof summarySchema> }> {
+    const path = join(this.scratch.path, "trace.json");
+    const result = await rigel("trace", ...args, "--segment", this.segment.path, "-o", path, "--json");
+    expect(result.status, result.stderr).toBe(0);
+    return { events: validTrace(path), summary: summarySchema.parse(JSON.parse(result.stdout)) };
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const child of this.#children) child.kill("SIGKILL");
+    await Promise.all(this.#children.map((child) => child.exited));
+    this.scratch[Symbol.dispose]();
+  }
+}
+
+test("what a trace shows is what was counted", async () => {
+  await using world = new World(await Native.load());
+  const high = world.start("serve", "high", "--iterations", "100");
+  const low = world.start("train", "best-effort", "--iterations", "300");
+  await Promise.all([high.exited, low.exited]);
+  const { events, summary } = await world.trace();
+  for (const slot of world.segment.slots()) {
+    const { counters } = world.segment.read(slot).usage;
+    const count = (kind: string): number => spansOf(events, slot.pid, kind).length;
+    const begun = (call: string): number =>
+      spansOf(events, slot.pid, "gate").filter(({ args }) => args.call === call && !args.continued).length;
+    expect({
+      launches: count("launch"),
+      copies: count("copy"),
+      memsets: count("memset"),
+      suspensions: spansOf(events, slot.pid, "suspension").filter(({ args }) => !args.continued).length,
+      requests: events.filter(({ ph, pid }) => ph === "e" && pid === slot.pid).length,
+      inflight_waits: begun("wait_inflight"),
+    }).toEqual({
+      launches: counters.launches,
+      copies: counters.copies,
+      memsets: counters.memsets,
+      suspensions: counters.suspensions,
+      requests: counters.requests,
+      inflight_waits: counters.inflight_waits,
+    });
+    // And a few with which a replay finds out how fast the device is.
+    expect(counters.launches).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
+    // A wait on the gate's clock is a little shorter than it is long for the thread.
+    const waited_us = spansOf(events, slot.pid, "gate").reduce((sum, { dur }) => sum + dur, 0);
+    expect(waited_us).toBeGreaterThanOrEqual((counters.gate_wait_ns + counters.inflight_wait_ns) / 1000 - 1);
+    // The profile has a wait in each iteration.
+    expect(count("sync")).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
+    expect(spansOf(events, slot.pid, "launch")[0]?.name).toBe("rigel_spin");
+  }
+  expect(summary.events).toBe(events.length);
+  expect(summary.clients.map(({ name }) => name).toSorted()).toEqual(["serve", "train"]);
+});
+
+test("a live client, one of several, and what it did last", async () => {
+  await using world = new World(await Native.load());
+  world.start("serve", "high");
+  world.start("train", "best-effort");
+  const recorded = (): bigint[] => [0, 1].map((slot) => world.segment.table("traces").long(slot, "count"));
+  await world.until(() => recorded().every((count) => count > 500n));
+  const { events, summary } = await world.trace("train");
+  const [train] = summary.clients;
+  expect(summary.clients).toHaveLength(1);
+  expect(train?.name).toBe("train");
+  expect(train?.recorded).toBeGreaterThan(500);
+  expect(new Set(events.map(({ pid }) => pid))).toEqual(new Set([train?.pid ?? 0]));
+  expect(spansOf(events, train?.pid ?? 0, "launch").length).toBeGreaterThan(10);
+  const short = await world.trace(String(train?.pid), "--last", "20ms");
+  const [first = 0] = short.events.flatMap((event) => ("ts" in event ? [event.ts] : [])).toSorted((a, b) => a - b);
+  const last = Math.max(...short.events.flatMap((event) => ("ts" in event ? [event.ts] : [])));
+  expect(last - first).toBeLessThan(1e6);
+});
+
+test("a client that was killed: what it was in is there, and stays", async () => {
+  await using world = new World(await Native.load());
+  const child = world.start("train", "best-effort");
+  await world.until(() => world.segment.table("traces").long(0, "count") > 1000n);
+  child.kill("SIGKILL");
+  await child.exited;
+  world.segment.reap();
+  const { events, summary } = await world.trace("train");
+  const again = await world.trace("train");
+  expect(again.events.map(without)).toEqual(events.map(without));
+  expect(spansOf(events, summary.clients[0]?.pid ?? 0, "launch").length).toBeGreaterThan(100);
+});
+
+test("nothing is recorded where it is switched off, which takes effect at once", async () => {
+  await using world = new World(await Native.load());
+  world.segment.apply({ trace: 0 });
+  world.start("train", "best-effort");
+  const launches = (): number => world.segment.read(world.segment.slots()[0] ?? never()).usage.counters.launches;
+  await world.until(() => world.segment.slots().length === 1 && launches() > 100);
+  expect(world.segment.table("traces").long(0, "count")).toBe(0n);
+  world.segment.apply({ trace: 1 });
+  await world.until(() => world.segment.table("traces").long(0, "count") > 100n);
+});
+
+function without({ ph, name, tid }: Event): unknown[] {
+  return [ph, name, tid];
+}
+
+function never(): never {
+  throw new Error("no slot");
+}
+
+test("launch --trace writes it at the end", async () => {
+  using scratch = new Scratch();
+  const profile = scratch.file("tiny.csv", TINY_PROFILE);
+  const config = scratch.file("jobs.json", {
+    device: "simulated",
+    clients: [{ name: "a", class: "high", replay: { profile, iterations: 20 } }],
+  });
+  const path = join(scratch.path, "trace.json");
+  const result = await rigel("launch", config, "--trace", path, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const launches = validTrace(path).filter((event) => event.ph === "X" && event.cat === "launch");
+  expect(launches.length).toBeGreaterThanOrEqual(20);
+});
+
+test("errors say what there is", async () => {
+  await using world = new World(await Native.load());
+  const path = join(world.scratch.path, "trace.json");
+  const nothing = await rigel("trace", "--segment", world.segment.path, "-o", path);
+  expect(nothing).toMatchObject({ status: 2, stdout: "" });
+  expect(nothing.stderr).toContain("nothing runs under Rigel");
+  const child = world.start("train", "best-effort", "--iterations", "1");
+  await child.exited;
+  const other = await rigel("trace", "serve", "--segment", world.segment.path, "-o", path);
+  expect(other).toMatchObject({ status: 2 });
+  expect(other.stderr).toContain("no client serve runs under Rigel; there are train");
+  const unwritable = await rigel("trace", "--segment", world.segment.path, "-o", join(path, "no", "such"));
+  expect(unwritable).toMatchObject({ status: 2 });
+  expect(unwritable.stderr).toContain("cannot be written");
+  const time = await rigel("trace", "--last", "never");
+  expect(time).toMatchObject({ status: 2 });
+  expect(existsSync(path)).toBe(false);
+});
