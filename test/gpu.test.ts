@@ -165,7 +165,7 @@ describe.skipIf(!gpu)("on a real GPU", () => {
       const path = scratch.file("config.json", {
         policy: { name: "priority", preempt: false },
         clients: [
-          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 6000 } },
+          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 9000 } },
           { name: "train", class: "best-effort", command: [...train, with_], cwd: root },
         ],
       });
