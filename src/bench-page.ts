@@ -10,11 +10,11 @@ import { ALONE, type Row, type Sample, type Spread, ascending, quantile } from "
 /** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf"];
 /** In units of which a phone's screen has nearly as many pixels: text keeps its size there. */
-const WIDTH = 400;
+export const WIDTH = 400;
 /** A label, and the bar under it. */
 const BAR = 36;
 
-const STYLE = `
+export const STYLE = `
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #8884; --paper: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #161616; } }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 1rem; max-width: 60rem; }
@@ -58,21 +58,21 @@ ${notes.length > 0 ? `<section><h2>Notes</h2><ul>${notes.map((note) => `<li>${te
 }
 
 /** For HTML's text and attributes. */
-function text(raw: string): string {
+export function text(raw: string): string {
   return raw.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;").replaceAll('"', "&quot;");
 }
 
-function colour(index: number): string {
+export function colour(index: number): string {
   return COLOURS[index % COLOURS.length] ?? "#888";
 }
 
 /* ---- Bars */
 
 /** One bar a way, with a line from the least to the greatest round, and a broken line at 1. */
-function bars(
+export function bars<Of extends { way: string; method: string }>(
   title: string,
-  rows: readonly Row[],
-  value: (row: Row) => Spread | null,
+  rows: readonly Of[],
+  value: (row: Of) => Spread | null,
   scale: "linear" | "log",
 ): string {
   const shown = rows.flatMap((row, index) => {
@@ -110,14 +110,14 @@ function bars(
   return figure(title, height, [...behind, one, ...drawn]);
 }
 
-function decades(low: number, high: number): number[] {
+export function decades(low: number, high: number): number[] {
   const marks: number[] = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++)
     for (const digit of high / low > 100 ? [1] : [1, 2, 5]) marks.push(digit * 10 ** power);
   return marks.filter((mark) => mark >= low && mark <= high);
 }
 
-function steps(high: number): number[] {
+export function steps(high: number): number[] {
   const step = [0.25, 0.5, 1, 2, 5, 10].find((one) => high / one <= 6) ?? high / 5;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, index) => index * step);
 }
@@ -225,7 +225,7 @@ function soloTable(solo: BenchDocument["solo"]): string {
   return `<section><h2>What Rigel costs with nothing beside it</h2>${grid(header, rows)}${plots.join("")}</section>`;
 }
 
-function grid(header: string[], rows: string[][]): string {
+export function grid(header: string[], rows: string[][]): string {
   const body = rows.map((cells) => line("td", cells)).join("");
   return `<div class="scroll"><table><thead>${line("th", header)}</thead><tbody>${body}</tbody></table></div>`;
 }
@@ -244,7 +244,7 @@ function failure({ title, problem, output }: BenchDocument["failures"][number]):
   return `<h3>${text(title)}</h3><p>${text(problem)}</p><pre>${text(output.join("\n"))}</pre>`;
 }
 
-function figure(title: string, height: number, parts: string[]): string {
+export function figure(title: string, height: number, parts: string[]): string {
   return (
     `<figure style="margin:0"><h3>${text(title)}</h3>` +
     `<svg viewBox="0 0 ${WIDTH} ${height}" role="img" aria-label="${text(title)}">${parts.join("")}</svg></figure>`
@@ -252,11 +252,11 @@ function figure(title: string, height: number, parts: string[]): string {
 }
 
 /** A coordinate. */
-function at(x: number): string {
+export function at(x: number): string {
   return x.toFixed(1);
 }
 
 /** Three significant digits. */
-function number(x: number): string {
+export function number(x: number): string {
   return x >= 100 ? x.toFixed(0) : String(Number(x.toPrecision(3)));
 }

@@ -21,6 +21,7 @@ mkdirSync(embed, { recursive: true });
 try {
   cpSync(files.library, join(embed, "librigel.so"));
   cpSync(files.replay, join(embed, "rigel-replay"));
+  cpSync(files.simulate, join(embed, "rigel-simulate"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));
   cpSync(files.workload, join(embed, "workload.py"));
   cpSync(join(files.python, "rigel.py"), join(embed, "python", "rigel.py"));

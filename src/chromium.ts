@@ -250,11 +250,16 @@ export class Tab {
     await this.#send("Emulation.setEmulatedMedia", { features: [{ name: "prefers-color-scheme", value: scheme }] });
   }
 
-  /** The whole page as PNG. */
-  async screenshot(): Promise<Uint8Array<ArrayBuffer>> {
-    const { data } = z
-      .object({ data: z.string() })
-      .parse(await this.#send("Page.captureScreenshot", { format: "png", captureBeyondViewport: true }));
+  /** The whole page as PNG, or its upper part of this size. */
+  async screenshot(part?: { width: number; height: number }): Promise<Uint8Array<ArrayBuffer>> {
+    const clip = part && { x: 0, y: 0, ...part, scale: 1 };
+    const { data } = z.object({ data: z.string() }).parse(
+      await this.#send("Page.captureScreenshot", {
+        format: "png",
+        captureBeyondViewport: true,
+        ...(clip && { clip }),
+      }),
+    );
     return Uint8Array.fromBase64(data);
   }
 }

@@ -20,6 +20,7 @@ import { Native } from "./native.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
+import { addSimulateCommand } from "./simulate-command.ts";
 import { addTrace } from "./trace-command.ts";
 import { addTop } from "./top.ts";
 import { addServe } from "./serve.ts";
@@ -90,6 +91,8 @@ function commandLine(): Command {
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
+  addProfileCommand(program);
+  addSimulateCommand(program);
   addProfileCommand(program, deviceSelector);
   program
     .command("info")

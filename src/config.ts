@@ -124,6 +124,8 @@ const clientSchema = fields({
    * any was timed, and, of a command under `orion`, what they need.
    */
   profile: text.min(1).optional(),
+  /** Of a command with a profile: requests per second, in an open loop, that `rigel simulate` takes it to get. */
+  rate_per_s: z.number().min(1e-6).max(1e6).optional(),
   /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
   memory: memorySchema.optional(),
   /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
@@ -131,7 +133,14 @@ const clientSchema = fields({
   /** Share of the multiprocessors that it may use under MPS: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE. */
   sm_percent: z.int().min(1).max(100).optional(),
 }).check((context) => {
-  const { command, replay, isolation, sm_percent } = context.value;
+  const { command, replay, isolation, sm_percent, rate_per_s } = context.value;
+  if (rate_per_s !== undefined && replay !== undefined)
+    context.issues.push({
+      code: "custom",
+      input: rate_per_s,
+      path: ["rate_per_s"],
+      message: "expected no rate here: a replay has its own, replay.rate_per_s",
+    });
   if (sm_percent !== undefined && isolation === "process")
     context.issues.push({
       code: "custom",

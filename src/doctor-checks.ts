@@ -517,16 +517,18 @@ export function checkLimits(
 
 /* ---- What earlier launches left, and what a launch does now */
 
-/** Files of launches of this user in `folder` whose launcher is gone. `alive` tells of a pid. */
+/** Files of launches of this user in `folder` behind which there is no process; `alive` tells of a file's name, and the pid in it. */
 export function checkLeftovers(
   folder: string,
   names: readonly string[],
   uid: number,
-  alive: (pid: number) => boolean,
+  alive: (name: string, pid: number | undefined) => boolean,
 ): Finding {
   const left = names.filter((name) => {
-    const [, owner, launcher] = /^rigel-(?:sim-)?(\d+)-(\d+)(?:-\d+)?$/.exec(name) ?? [];
-    return Number(owner) === uid && launcher !== undefined && !alive(Number(launcher));
+    const [, owner, maker] = /^rigel-(?:sim-)?(\d+)-([a-z0-9]+)(?:-\d+)*$/.exec(name) ?? [];
+    return (
+      Number(owner) === uid && maker !== undefined && !alive(name, /^\d+$/.test(maker) ? Number(maker) : undefined)
+    );
   });
   if (left.length === 0) return fine("leftovers", `none in ${folder}`);
   const files = left.map((name) => `${folder}/${name}`);
@@ -535,6 +537,33 @@ export function checkLeftovers(
     `${left.length} files of launches that have ended (or run in another container): ${files.join(" ")}`,
     `rm ${files.join(" ")}`,
   );
+}
+
+/** The folder of `rigel serve`, and its socket in it: `answers` tells whether somebody listens there. */
+export function checkServer(
+  folder: Folder,
+  socket: { path: string; exists: boolean; private: boolean; answers: boolean },
+): Finding {
+  if (folder.exists && !folder.private)
+    return problem(
+      "server",
+      `${folder.path} belongs to somebody else, or others may look into it: \`rigel serve\` does not use it`,
+      `remove it, chmod 700 it, or set XDG_RUNTIME_DIR to a folder of your own`,
+    );
+  if (!socket.exists) return fine("server", `no \`rigel serve\` runs (${socket.path})`);
+  if (!socket.private)
+    return problem(
+      "server",
+      `${socket.path} can be opened by others, who could do all that you may`,
+      `end the server, remove the file, and start the server again`,
+    );
+  return socket.answers
+    ? fine("server", `\`rigel serve\` listens on ${socket.path}`)
+    : warning(
+        "server",
+        `${socket.path} is left of a server that was killed`,
+        `the next \`rigel serve\` replaces it; nothing else needs it`,
+      );
 }
 
 /** The part of a launch's report that this reads. */

@@ -41,6 +41,7 @@ import {
   checkPreemption,
   checkPreload,
   checkSegmentFolder,
+  checkServer,
   checkTrial,
   checkVersions,
   findingLines,
@@ -53,6 +54,7 @@ import { findDaemon } from "./mps-daemon.ts";
 import { Native, cacheFolders } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
+import { answers, runtimePath } from "./serve-access.ts";
 
 const INSPECT_ms = 60_000;
 /** A launch that waits for a GPU of a large host takes seconds; one that hangs is a finding. */
@@ -128,7 +130,16 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
   const { environment, segmentFolder, simulated } = world;
   const inspected = await inspect(native);
   const leftovers = [...new Set([segmentFolder, defaultSegmentFolder(process.env)])].map((folder) =>
-    checkLeftovers(folder, names(folder), process.getuid?.() ?? 0, (pid) => existsSync(`/proc/${pid}`)),
+    checkLeftovers(
+      folder,
+      names(folder),
+      process.getuid?.() ?? 0,
+      // Of a launch that ends at this moment the file goes first, and then the process.
+      (name, pid) =>
+        (pid !== undefined && existsSync(`/proc/${pid}`)) ||
+        native.isLive(join(folder, name)) ||
+        !existsSync(join(folder, name)),
+    ),
   );
   return [
     ...(simulated ? [] : await driverFindings(native, inspected, environment)),
@@ -148,7 +159,24 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
       namespace: link("/proc/self/ns/pid"),
     }),
     ...leftovers,
+    await serverFinding(environment),
   ];
+}
+
+async function serverFinding(environment: Environment): Promise<Finding> {
+  const folder = folderOf(runtimePath(environment));
+  const path = join(folder.path, "serve.sock");
+  const entry = lstatSync(path, { throwIfNoEntry: false });
+  return checkServer(
+    // Its own rule is stricter than that of other folders: nobody else may even look.
+    { ...folder, private: folder.private && (lstatSync(folder.path).mode & 0o077) === 0 },
+    {
+      path,
+      exists: entry !== undefined,
+      private: entry !== undefined && entry.uid === process.getuid?.() && (entry.mode & 0o077) === 0,
+      answers: entry !== undefined && (await answers(path)),
+    },
+  );
 }
 
 async function driverFindings(native: Native, inspected: Inspection, environment: Environment): Promise<Finding[]> {

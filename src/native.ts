@@ -32,6 +32,8 @@ export interface NativeFiles {
   library: string;
   /** The replay client. */
   replay: string;
+  /** Runs a scenario in virtual time. */
+  simulate: string;
   /** Folder of the stand-in libcuda.so.1, for LD_LIBRARY_PATH. */
   simulator: string;
   /** Folder of the profiles that come with Rigel. */
@@ -215,13 +217,14 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
   const files: NativeFiles = {
     library: join(build, "librigel.so"),
     replay: join(build, "rigel-replay"),
+    simulate: join(build, "rigel-simulate"),
     simulator: join(build, "sim"),
     profiles: join(root, "profiles"),
     workload: join(root, "src", "python", "workload.py"),
     python: join(root, "src", "python", "importable"),
   };
   const stamp = join(build, ".made");
-  const products = [files.library, files.replay, join(files.simulator, "libcuda.so.1")];
+  const products = [files.library, files.replay, files.simulate, join(files.simulator, "libcuda.so.1")];
   if (!products.every(existsSync) || (await modified_ms(stamp)) < (await newestSource_ms(native))) {
     const begun = new Date();
     await make(native);
@@ -286,6 +289,7 @@ async function unpack(): Promise<Native> {
       return Native.open({
         library: join(folder, "librigel.so"),
         replay: join(folder, "rigel-replay"),
+        simulate: join(folder, "rigel-simulate"),
         simulator: join(folder, "sim"),
         profiles: join(folder, "profiles"),
         workload: join(folder, "workload.py"),
@@ -342,7 +346,7 @@ async function unpackInto(folder: string, parts: readonly { path: string; bytes:
       const target = join(fresh, path);
       mkdirSync(dirname(target), { recursive: true, mode: 0o700 });
       writeFileSync(target, bytes, { mode: 0o600 });
-      if (path === "rigel-replay") chmodSync(target, 0o700);
+      if (/^rigel-[a-z]+$/.test(path)) chmodSync(target, 0o700);
     }
     // What is there has been changed, or another rigel has put its own there since: only what was changed is replaced.
     if (existsSync(folder) && !(await holds(folder, parts))) renameSync(folder, `${fresh}.old`);

@@ -289,7 +289,7 @@ async function kernelsOf(name: string, path: string, where: string, notes: strin
 }
 
 /** Puts the field that names a file before what is wrong with the file. */
-async function inField<T>(field: string, check: Promise<T>): Promise<T> {
+export async function inField<T>(field: string, check: Promise<T>): Promise<T> {
   try {
     return await check;
   } catch (thrown) {

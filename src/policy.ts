@@ -20,7 +20,7 @@ const READ_BY = {
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
-const DUR_THRESHOLD = 0.025;
+export const DUR_THRESHOLD = 0.025;
 
 /** Without any: the high client's p99 at most 5% over alone. */
 const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };

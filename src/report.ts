@@ -262,7 +262,7 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
 }
 
 /** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */
-function aligned(header: string[], rows: string[][], left: number): string[] {
+export function aligned(header: string[], rows: string[][], left: number): string[] {
   const widths = header.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)));
   return [header, ...rows].map((row) =>
     row

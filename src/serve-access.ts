@@ -104,13 +104,18 @@ function same(given: string, token: string): boolean {
   return a.length === b.length && timingSafeEqual(a, b);
 }
 
+/** Where that folder is, be it there or not. */
+export function runtimePath(environment: Record<string, string | undefined>): string {
+  const xdg = environment["XDG_RUNTIME_DIR"];
+  return xdg?.startsWith("/") ? join(xdg, "rigel") : `/tmp/rigel-run-${process.getuid?.() ?? 0}`;
+}
+
 /**
  * The folder for sockets and secrets of this user: `rigel` in XDG_RUNTIME_DIR where that is a folder of this user's alone, else
  * /tmp/rigel-run-<uid>. Throws where somebody else could look into it or has put it there.
  */
 export function runtimeFolder(environment: Record<string, string | undefined> = process.env): string {
-  const xdg = environment["XDG_RUNTIME_DIR"];
-  const folder = xdg?.startsWith("/") ? join(xdg, "rigel") : `/tmp/rigel-run-${process.getuid?.() ?? 0}`;
+  const folder = runtimePath(environment);
   try {
     mkdirSync(folder, { mode: 0o700 });
   } catch (thrown) {
@@ -185,7 +190,8 @@ export async function clearSocket(path: string): Promise<void> {
   unlinkSync(path);
 }
 
-async function answers(path: string): Promise<boolean> {
+/** Whether somebody listens on a socket. */
+export async function answers(path: string): Promise<boolean> {
   const { promise, resolve } = Promise.withResolvers<boolean>();
   const socket = connect(path);
   socket.once("connect", () => resolve(true));

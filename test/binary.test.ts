@@ -82,6 +82,18 @@ describe("the single binary", () => {
     expect(result.status).toBe(0);
   });
 
+  test("has the dashboard in it, and starts itself for doctor's launch", async () => {
+    using place = new Elsewhere();
+    const environment = { XDG_CACHE_HOME: place.cache, XDG_RUNTIME_DIR: place.empty };
+    const doctor = await run(place.binary, place.empty, environment, "doctor", "--json", "--device", "simulated");
+    expect(doctor.stdout).toMatch(/"status": "ok",\n +"found": "two small programs attached/);
+    const serving = [place.binary, "serve", "--port", "0", "--json", "--segment", place.cache];
+    await using server = Bun.spawn(serving, { env: environment, stdin: "ignore", stdout: "pipe", stderr: "inherit" });
+    const { value } = await server.stdout.getReader().read();
+    const url = /"url":"([^"]+)"/.exec(new TextDecoder().decode(value))?.[1];
+    expect(await (await fetch(`${url}/`)).text()).toContain("/v1/events");
+  });
+
   test("knows the demo, and needs no environment at all", async () => {
     using place = new Elsewhere();
     // Without an environment the user's own cache folder is used; what this build adds to it goes again.

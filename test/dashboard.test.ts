@@ -3,6 +3,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { buildPage, policyOf } from "../src/dashboard.ts";
 import { Browser, type Tab, chromium } from "../src/chromium.ts";
+import { svgOf } from "../src/terminal-svg.ts";
 import { Place, Server } from "./serving.ts";
 
 let place: Place;
@@ -32,6 +33,19 @@ test("comes with its policy, and only to who names the server rightly", async ()
 
 /** Whether a text is shown. */
 const shows = (text: string): string => `(document.body?.innerText ?? "").includes(${JSON.stringify(text)})`;
+test("lines of a terminal become a picture with their colours, each word at its column", () => {
+  const svg = svgOf(["a  \u001b[1;31mb <c>\u001b[0m", "\u001b[7m> d\u001b[0m"], "two & lines");
+  expect(svg).toContain("<title>two &amp; lines</title>");
+  expect(
+    svg.match(/<text[^>]*>[^<]*<\/text>/g)?.map((text) => text.replace(/ (y|textLength|lengthAdjust)="[^"]*"/g, "")),
+  ).toEqual([
+    '<text x="14" fill="#d7dbe0">a</text>',
+    '<text x="37.49" fill="#ff7b72" font-weight="bold">b &lt;c&gt;</text>',
+    '<text x="14" fill="#16191d">&gt; d</text>',
+  ]);
+  expect(svg).not.toContain("\u001b");
+});
+
 /** Whether something is drawn in every plot; looked at in copies, as reading a canvas changes how it is kept. */
 const PIXELS = `[...document.querySelectorAll("canvas")].every((canvas) => {
   const { width, height } = canvas;

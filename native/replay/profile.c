@@ -348,6 +348,7 @@ static int read_rigel_row(reader *r, rg_profile_op *op)
     op->registers = (uint32_t)value[COL_registers];
     op->shared_bytes = (uint32_t)value[COL_shared_bytes];
     op->bytes = value[COL_bytes];
+    op->dram_bytes = value[COL_dram_bytes];
     op->duration_ns = value[COL_duration_ns];
     op->gap_ns = value[COL_gap_ns];
     return 0;

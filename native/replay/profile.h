@@ -45,6 +45,7 @@ typedef struct {
     uint32_t sms;          /* SMs in use where no shape is known (grid and block are 0), as in Orion's rows; else 0 */
     int32_t bound;         /* 1 compute, 0 memory, -1 unknown or without the column */
     uint64_t bytes;        /* copied or set */
+    uint64_t dram_bytes;   /* to and from device memory; 0: not known */
     uint64_t duration_ns;  /* GPU time */
     uint64_t gap_ns;       /* host time from the return of the launch before to the start of this one */
 } rg_profile_op;

@@ -32,13 +32,14 @@ static uint32_t heap_meld(rg_model *m, uint32_t a, uint32_t b)
 
 static void heap_push(rg_model *m, rg_model_domain *d, uint32_t cohort)
 {
+    uint32_t *heap = &d->clock[m->cohorts[cohort].bound].heap;
     m->cohorts[cohort].child = m->cohorts[cohort].sibling = 0;
-    d->heap = heap_meld(m, d->heap, cohort);
+    *heap = heap_meld(m, *heap, cohort);
 }
 
-static uint32_t heap_pop(rg_model *m, rg_model_domain *d)
+static uint32_t heap_pop(rg_model *m, rg_model_domain *d, int bound)
 {
-    uint32_t top = d->heap, pairs = 0, rest = m->cohorts[top].child;
+    uint32_t top = d->clock[bound].heap, pairs = 0, rest = m->cohorts[top].child;
     while (rest) {
         uint32_t a = rest, b = m->cohorts[a].sibling;
         rest = b ? m->cohorts[b].sibling : 0;
@@ -55,7 +56,7 @@ static uint32_t heap_pop(rg_model *m, rg_model_domain *d)
         root = heap_meld(m, root, pairs);
         pairs = next;
     }
-    d->heap = root;
+    d->clock[bound].heap = root;
     return top;
 }
 
@@ -71,6 +72,64 @@ static void cohort_delete(rg_model *m, uint32_t c)
 {
     m->cohorts[c].sibling = m->cohort_free;
     m->cohort_free = c;
+}
+
+/* ---- The clocks of a domain: see rule 6 */
+
+enum { FULL_RATE = 1024, WHOLE_GPU = 1 << 20 };
+
+static void bring_up_to_date(rg_model *m, rg_model_domain *d)
+{
+    for (int i = 0; i < 2; i++) d->clock[i].done += d->clock[i].rate * (m->now - d->since);
+    d->since = m->now;
+}
+
+static uint32_t rate_of(uint64_t permille) { return (uint32_t)(FULL_RATE * 1000ull / permille); }
+
+/* What is placed beyond the whole GPU, in thousandths of the time that it adds. */
+static uint64_t overload(const rg_model *m, uint64_t weight)
+{
+    return weight > WHOLE_GPU ? (weight - WHOLE_GPU) * m->p.sm_contention >> 20 : 0;
+}
+
+/* Something began or ended: how fast everything goes from now on. */
+static void set_rates(rg_model *m, rg_model_domain *d)
+{
+    uint64_t own = d->clock[0].weight, memory = d->clock[1].weight, mixed = m->p.mixed_contention;
+    uint64_t slower = 1000 + overload(m, own + memory * mixed / 1000);
+    uint64_t bound = 1000 + overload(m, own + memory) * mixed / 1000;
+    uint64_t most = 1000ull << 20, wanted = d->clock[1].demand, taken = d->clock[0].demand;
+    uint64_t left = taken > most / 2 ? most / 2 : most - taken; /* what asks for more is itself bound by memory */
+    if (wanted > left && wanted / (left / 1000) > bound) bound = wanted / (left / 1000);
+    uint32_t rate[2] = {rate_of(slower), rate_of(bound)};
+    if (rate[0] == d->clock[0].rate && rate[1] == d->clock[1].rate) return;
+    bring_up_to_date(m, d);
+    d->clock[0].rate = rate[0];
+    d->clock[1].rate = rate[1];
+}
+
+/* When the first cohort of a kind ends, as things are. */
+static uint64_t first_end(const rg_model *m, const rg_model_domain *d, int bound)
+{
+    uint32_t heap = d->clock[bound].heap;
+    if (!heap) return RG_MODEL_NEVER;
+    uint64_t end = m->cohorts[heap].end, done = d->clock[bound].done, rate = d->clock[bound].rate;
+    if (end <= done) return d->since;
+    return d->since + (rate == FULL_RATE ? (end - done + FULL_RATE - 1) / FULL_RATE : (end - done + rate - 1) / rate);
+}
+
+/* Of which kind the cohort is that ends next. */
+static int first_kind(const rg_model *m, const rg_model_domain *d)
+{
+    if (!d->clock[1].heap) return 0;
+    uint64_t a = first_end(m, d, 0), b = first_end(m, d, 1);
+    if (a != b) return b < a;
+    return a != RG_MODEL_NEVER && m->cohorts[d->clock[1].heap].seq < m->cohorts[d->clock[0].heap].seq;
+}
+
+static uint64_t end_of(const rg_model *m, const rg_model_domain *d, int bound, uint64_t ns)
+{
+    return d->clock[bound].done + d->clock[bound].rate * (m->now - d->since) + ns * FULL_RATE;
 }
 
 /* ---- Timers: binary heap of the streams whose first operation is on its way to the GPU, by (time, ticket). */
@@ -231,6 +290,8 @@ static void load_node(rg_model *m, rg_model_op *op, uint32_t node)
     op->need = n->need;
     op->blocks_left = n->blocks;
     op->capacity = n->capacity;
+    op->demand = n->demand;
+    op->bound = n->bound;
     op->running = 0;
 }
 
@@ -472,8 +533,13 @@ static bool place(rg_model *m, rg_model_domain *d, uint32_t index)
     c->total = (uint32_t)total;
     c->launch = op->launch;
     c->seq = ++m->last_cohort;
-    c->end = m->now - d->offset_ns + op->amount;
+    c->bound = op->bound;
+    c->weight = (uint32_t)(total * (WHOLE_GPU / op->capacity));
+    c->demand = total * op->demand;
+    c->end = end_of(m, d, c->bound, op->amount);
     heap_push(m, d, index_c);
+    d->clock[c->bound].weight += c->weight;
+    d->clock[c->bound].demand += c->demand;
     op->phase = PHASE_RUNNING;
     op->blocks_left -= total;
     op->running += (uint32_t)total;
@@ -498,14 +564,18 @@ static void release_room(rg_model *m, rg_model_domain *d, const rg_model_cohort 
     set_room(d, &list);
     sm_busy_account(m, d->busy_sms);
     d->busy_sms -= idle;
+    d->clock[c->bound].weight -= c->weight;
+    d->clock[c->bound].demand -= c->demand;
 }
 
 void rg_model_empty_domain(rg_model *m, uint32_t domain)
 {
     rg_model_domain *d = &m->domains[domain];
-    d->heap = d->load = d->busy_sms = 0;
+    d->load = d->busy_sms = 0;
     d->saturated = 0;
-    d->frozen_ns = m->now;
+    memset(d->clock, 0, sizeof d->clock);
+    d->clock[0].rate = d->clock[1].rate = FULL_RATE;
+    d->since = m->now;
     memset(d->ready, 0, sizeof d->ready);
     d->runs = 1;
     d->run_end[0] = (uint8_t)m->p.sms;
@@ -519,7 +589,7 @@ static void ready_drop_head(rg_model *m, rg_model_domain *d, uint32_t level)
 }
 
 /* Gives the room of what ended, and what was free before, to the kernels that are ready. */
-static void dispatch(rg_model *m)
+static void place_ready(rg_model *m)
 {
     uint32_t level = 0, released = 0;
     rg_model_domain *d = m->active < 0 ? NULL : &m->domains[m->active];
@@ -537,7 +607,7 @@ static void dispatch(rg_model *m)
             m->ops[head].blocks_left -= c->total;
             m->ops[head].running += c->total;
             c->seq = ++m->last_cohort;
-            c->end = m->now - d->offset_ns + m->ops[head].amount;
+            c->end = end_of(m, d, c->bound, m->ops[head].amount);
             heap_push(m, d, index);
             if (!m->ops[head].blocks_left) {
                 ready_drop_head(m, d, level);
@@ -560,6 +630,12 @@ static void dispatch(rg_model *m)
         head = ready_head(d, &level);
     }
     if (head) d->saturated = m->ops[head].launch;
+}
+
+static void dispatch(rg_model *m)
+{
+    place_ready(m);
+    if (m->active >= 0) set_rates(m, &m->domains[m->active]);
 }
 
 /* ---- Time slices: which domain has the SMs */
@@ -589,7 +665,7 @@ static void take_sms(rg_model *m, int32_t domain)
 {
     rg_model_domain *d = &m->domains[domain];
     m->active = domain;
-    d->offset_ns += m->now - d->frozen_ns;
+    d->since = m->now;
     m->slice_from = m->now;
     m->slice_end = 0;
     m->sm_busy_since = m->now;
@@ -603,7 +679,7 @@ static void lose_sms(rg_model *m)
     sm_busy_account(m, d->busy_sms);
     if (c->resident) c->busy_ns += m->now - c->busy_since;
     c->busy_since = m->now;
-    d->frozen_ns = m->now;
+    bring_up_to_date(m, d);
     m->active = -1;
     m->slice_end = 0;
 }
@@ -673,7 +749,8 @@ uint64_t rg_model_next_event(const rg_model *m)
         if (m->engine[i].head && m->engine[i].end_ns < next) next = m->engine[i].end_ns;
     if (m->active >= 0) {
         const rg_model_domain *d = &m->domains[m->active];
-        if (d->heap && m->cohorts[d->heap].end + d->offset_ns < next) next = m->cohorts[d->heap].end + d->offset_ns;
+        for (int i = 0; i < 2; i++)
+            if (first_end(m, d, i) < next) next = first_end(m, d, i);
         if (m->slice_end && slice_over(m) < next) next = slice_over(m);
         if (leaving(m) && m->preempt_at < next) next = m->preempt_at;
     }
@@ -686,8 +763,8 @@ static void end_cohorts(rg_model *m)
     if (m->active < 0) return;
     rg_model_domain *d = &m->domains[m->active];
     uint32_t *link = &m->ended;
-    while (d->heap && m->cohorts[d->heap].end + d->offset_ns <= m->now) {
-        uint32_t index = heap_pop(m, d);
+    for (int kind = first_kind(m, d); first_end(m, d, kind) <= m->now; kind = first_kind(m, d)) {
+        uint32_t index = heap_pop(m, d, kind);
         rg_model_cohort *c = &m->cohorts[index];
         rg_model_op *op = &m->ops[c->op];
         c->sibling = 0;
@@ -750,8 +827,12 @@ static void cut_cohorts(rg_model *m, uint32_t context)
 {
     rg_model_domain *d = &m->domains[domain_of(m, context)];
     uint32_t kept = 0;
-    while (d->heap) {
-        uint32_t index = heap_pop(m, d);
+    for (int kind = 0; kind < 2;) {
+        if (!d->clock[kind].heap) {
+            kind++;
+            continue;
+        }
+        uint32_t index = heap_pop(m, d, kind);
         rg_model_cohort *c = &m->cohorts[index];
         if (c->context != context) {
             c->sibling = kept;

@@ -264,6 +264,14 @@ static uint64_t waves_ns(uint64_t blocks, uint32_t capacity, uint64_t block_ns)
     return (blocks + capacity - 1) / capacity * block_ns;
 }
 
+/* What one resident block asks of the memory's bandwidth: the kernel's demand is that of as many as an empty GPU holds. */
+static uint64_t block_demand(const rg_model_kernel *k, uint32_t capacity)
+{
+    uint64_t resident = k->blocks < capacity ? k->blocks : capacity;
+    uint64_t permille = k->memory_permille < 1000 ? k->memory_permille : 1000;
+    return (permille << 20) / resident;
+}
+
 static int add_node(rg_model *m, uint32_t graph, const rg_model_node *node)
 {
     rg_model_graph *g = graph_at(m, graph);
@@ -293,6 +301,8 @@ int rg_model_graph_kernel(rg_model *m, uint32_t graph, const rg_model_kernel *k,
     node.priority = clamp_priority(priority == RG_MODEL_INHERIT ? RG_MODEL_LOWEST_PRIORITY : priority);
     node.capacity = fit(m->whole, node.need) * m->p.sms;
     node.min_ns = waves_ns(node.blocks, node.capacity, node.amount);
+    node.demand = block_demand(k, node.capacity);
+    node.bound = k->memory_bound;
     return add_node(m, graph, &node);
 }
 
@@ -425,6 +435,8 @@ int rg_model_submit_kernel(rg_model *m, uint32_t stream, const rg_model_kernel *
     op->blocks_left = k->blocks;
     op->capacity = fit(m->whole, need) * m->p.sms;
     op->min_ns = waves_ns(k->blocks, op->capacity, op->amount);
+    op->demand = block_demand(k, op->capacity);
+    op->bound = k->memory_bound;
     op->priority = priority == RG_MODEL_INHERIT ? m->streams[op->stream].priority : clamp_priority(priority);
     return queue_op(m, i, ticket);
 }

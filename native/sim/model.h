@@ -30,7 +30,11 @@
  *      the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
  *      got the SMs. Each context has a slice length of its own.
  *   5. Copies and memsets do not use SMs and do not take part in time slices.
- *   6. Block durations do not depend on what runs beside them: contention for memory bandwidth is not modelled.
+ *   6. Blocks of several kernels side by side slow one another, all of a kind alike and at once. A kernel that fills the
+ *      GPU as far as an SM holds it is taken to use all of the GPU: what is placed beyond that adds `sm_contention` of it to
+ *      everybody's time. Kernels bound by memory take, of that, `mixed_contention` as their part, and besides share the bandwidth
+ *      that others leave by what each asks for (a roofline). With both 0 and no kernel's demand known, durations do not depend on
+ *      what runs beside. Copies take no part.
  *   7. At one instant: endings, then what they let start, then arrivals, then exchange of contexts, then dispatch.
  *   8. A suspended context starts nothing but copies and memsets (they go through channels that are not suspended) and
  *      does not get the SMs. If it has them, its blocks run on for `preempt_ns`, unless it loses the SMs before; then
@@ -90,6 +94,8 @@ typedef struct {
     uint64_t slice_ns, switch_ns;
     uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
     uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */
+    uint32_t sm_contention;    /* thousandths: 1000, kernels that want twice the GPU take twice as long; 0, no longer */
+    uint32_t mixed_contention; /* thousandths of that, between kernels bound by memory and others */
     uint32_t shared; /* 1: contexts share the SMs (MPS); 0: time slices */
 } rg_model_params;
 
@@ -99,6 +105,8 @@ typedef struct {
     uint32_t registers;        /* per thread */
     uint32_t shared_bytes;     /* per block, static and dynamic */
     uint64_t block_ns;         /* 0 counts as 1 */
+    uint32_t memory_permille;  /* of the memory's bandwidth that it takes with the GPU to itself; 0: not known */
+    bool memory_bound;         /* it takes longer when it gets less of it */
 } rg_model_kernel;
 
 typedef enum { RG_MODEL_H2D = 0, RG_MODEL_D2H = 1, RG_MODEL_D2D = 2, RG_MODEL_MEMSET = 3 } rg_model_transfer;
@@ -129,6 +137,7 @@ typedef struct {
     uint64_t amount;    /* kernel: ns per block; transfer: bytes; record, wait: the event's version */
     uint64_t launch;    /* kernel: number of this dispatch, unique; a graph's nodes have one each */
     rg_model_lanes need;
+    uint64_t demand;      /* of one block: bandwidth, in thousandths << 20 */
     uint64_t blocks_left; /* not placed yet */
     uint32_t running;     /* placed and not ended */
     uint32_t next;        /* in its stream */
@@ -142,25 +151,33 @@ typedef struct {
     int8_t priority;
     uint8_t phase;
     uint8_t transfer;
+    uint8_t bound; /* by memory: 1 */
 } rg_model_op;
 
 typedef struct {
-    uint64_t end; /* domain time */
+    uint64_t end; /* by the clock of its kind in its domain */
     uint64_t seq; /* orders equal ends */
-    uint64_t launch;
+    uint64_t launch, demand;
     rg_model_lanes need;
-    uint32_t op, total, child, sibling;
-    uint8_t context;
+    uint32_t op, total, weight, child, sibling;
+    uint8_t context, bound;
     uint8_t runs;
     uint8_t run_end[RG_MODEL_MAX_SMS];
     uint8_t count[RG_MODEL_MAX_SMS]; /* blocks on each SM of the run */
 } rg_model_cohort;
 
 typedef struct {
-    uint64_t frozen_ns; /* model time at which it lost the SMs */
-    uint64_t offset_ns; /* model time minus domain time: grows with every spell without the SMs */
+    /* Of kernels not bound by memory, and of those that are: how far their blocks have come, in 1/1024 ns. The clocks run at
+     * `rate` a nanosecond, 1024 without contention, and stand still while the domain does not have the SMs. */
+    struct {
+        uint64_t done;
+        uint32_t rate;
+        uint32_t heap;   /* cohorts by end */
+        uint64_t weight; /* of its cohorts: of 2^20 for the whole GPU */
+        uint64_t demand; /* of its cohorts, for bandwidth: of 1000 << 20 */
+    } clock[2];
+    uint64_t since;     /* when the clocks were last brought up to date */
     uint64_t saturated; /* launch of the head kernel that was tried and found no more room; 0: not known */
-    uint32_t heap;      /* cohorts by end */
     uint32_t load;      /* kernels that run, are ready or on their way: it wants the SMs */
     uint32_t busy_sms;
     struct {
@@ -213,9 +230,9 @@ typedef struct {
 
 typedef struct {
     rg_model_lanes need;
-    uint64_t amount, blocks, min_ns;
+    uint64_t amount, blocks, min_ns, demand;
     uint32_t next, capacity;
-    uint8_t kind, transfer;
+    uint8_t kind, transfer, bound;
     int8_t priority;
 } rg_model_node;
 

@@ -1,102 +1,22 @@
 /*
- * scenario.c: see scenario.h. A loop over instants: the model is advanced to the next instant at which anything can
+ * scenario.c: see scenario.h: the clients, what they launch, and the loop. A loop over instants: the model is advanced to the next instant at which anything can
  * change, then the clients act in their order until none of them can.
  */
-#include "scenario.h"
-
-#include "../replay/shape.h"
+#include "scenario-inside.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NEVER UINT64_MAX
-#define AHEAD 16u         /* as rigel-replay: iterations a program that never waits may be ahead */
-#define BATCHES 64u       /* as gate.c */
-#define NAP_NS 30000u     /* as gate.c: between two looks at what is in flight */
-#define SLEEP_NS 2000000u /* as gate.c: longest sleep on a busy device */
-
-enum state {
-    NEXT,  /* decides whether another iteration begins */
-    DUE,   /* waits for a request to fall due */
-    OP,    /* waits for the host gap before an operation */
-    GATE,  /* held back by the policy */
-    QUEUE, /* the stream holds as many operations as it can */
-    SYNC,  /* waits for its work */
-    DONE,
-};
-
-typedef struct {
-    uint32_t stream, weight;
-    uint64_t ticket, outstanding_ns;
-} batch;
-
-typedef struct {
-    const rg_scenario_client *of;
-    rg_shape *shapes; /* by operation */
-    rg_arrivals arrivals;
-    uint32_t context, streams[RG_PROFILE_MAX_STREAMS];
-    bool governed; /* passes the gate */
-    bool marks;    /* its busy periods count: high under a policy, everybody under fair */
-
-    enum state state;
-    uint64_t at; /* acts at this time, whatever else happens; NEVER: only when a condition is met */
-    uint32_t op;
-    uint64_t begun; /* iterations */
-    uint64_t due_ns;
-    uint64_t last_ticket; /* of the context */
-    bool busy;            /* from first launch to idle */
-    bool launching;       /* high: from first launch to the wait for all of it */
-    uint64_t idle_ns;     /* when that was over */
-    uint64_t virtual_ns, inverse; /* fair */
-    uint64_t outstanding_ns;      /* orion */
-
-    struct {
-        uint32_t stream;
-        uint64_t ticket;
-    } ahead[AHEAD];
-    uint32_t ahead_first, ahead_count;
-
-    uint32_t inflight, credit, unbatched[RG_PROFILE_MAX_STREAMS];
-    uint64_t unbatched_ns[RG_PROFILE_MAX_STREAMS];
-    uint64_t stream_ticket[RG_PROFILE_MAX_STREAMS];
-    batch batches[BATCHES];
-    uint32_t batch_count;
-    enum rg_verdict verdict;
-    uint64_t since, spin_until, looked, spent_ns[2]; /* spent: for high clients, for its own launches */
-
-    uint64_t *latencies;
-    size_t latency_count, latency_capacity;
-    rg_scenario_result *result;
-} player;
-
-typedef struct {
-    const rg_scenario_options *o;
-    rg_scenario_mode mode;
-    rg_model *model;
-    player *players;
-    uint32_t count;
-    uint64_t now;
-    struct {
-        enum { RUNNING, SUSPENDING, LEAVING, SUSPENDED, RESUMING } state;
-        uint64_t at; /* acts then; NEVER: when the high clients change */
-        bool busy;   /* whether a high client was when it last looked, and since when that is so */
-        uint64_t since;
-    } agent; /* of the best-effort processes: they all do the same at the same time */
-    uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
-    uint64_t spell_ns, idle_ns, paid_ns; /* least share: high clients busy since; idle since; paid out */
-    uint32_t high_bound;                /* orion: of the last high kernel */
-    char *error;
-    size_t error_bytes;
-    bool failed;
-} scenario;
-
-static void fail(scenario *s, const char *what)
+void rg_scenario_fail(scenario *s, const char *what)
 {
     if (!s->failed)
         snprintf(s->error, s->error_bytes, "%s", what);
     s->failed = true;
 }
+
+/* Thousandths: an import calls a kernel bound by memory from 600 on; this is the middle of what that may be. */
+enum { MEMORY_BOUND = 800 };
 
 /* ---- Iterations */
 
@@ -106,13 +26,15 @@ static void finish_request(scenario *s, player *p)
         size_t wanted = p->latency_capacity ? 2 * p->latency_capacity : 1024;
         uint64_t *more = realloc(p->latencies, wanted * sizeof(*more));
         if (!more) {
-            fail(s, "out of memory for latencies");
+            rg_scenario_fail(s, "out of memory for latencies");
             return;
         }
         p->latencies = more;
         p->latency_capacity = wanted;
     }
     p->latencies[p->latency_count++] = s->now - p->due_ns;
+    if (s->tick.requests && !p->of->best_effort && p->of->reports)
+        s->tick.requests[rg_hist_bucket(s->now - p->due_ns)]++;
     p->result->iterations++;
 }
 
@@ -186,310 +108,6 @@ static bool try_next(scenario *s, player *p)
     return true;
 }
 
-/* ---- The gate */
-
-static bool high_busy(const scenario *s)
-{
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->players[i].busy)
-            return true;
-    return false;
-}
-
-/* As rg_device.virtual_ns: raised to the slowest active client's; the one that asks is active. */
-static void look_up_virtual(scenario *s, const player *asking)
-{
-    uint64_t least = asking->virtual_ns;
-    for (uint32_t i = 0; i < s->count; i++) {
-        const player *p = &s->players[i];
-        bool active = p->busy || p->state == GATE || (p->idle_ns && s->now - p->idle_ns < RG_POLICY_GRACE_NS);
-        if (active && p->virtual_ns < least)
-            least = p->virtual_ns;
-    }
-    if (least > s->virtual_ns)
-        s->virtual_ns = least;
-}
-
-static uint64_t lead(const scenario *s, const player *p)
-{
-    return p->virtual_ns > s->virtual_ns ? p->virtual_ns - s->virtual_ns : 0;
-}
-
-static uint32_t bound_of(const rg_profile_op *op)
-{
-    return op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
-}
-
-static uint32_t sms_of(const scenario *s, const player *p)
-{
-    const rg_shape *shape = &p->shapes[p->op];
-    uint32_t sms = (shape->blocks + shape->blocks_per_sm - 1) / shape->blocks_per_sm;
-    return sms < s->o->gpu.sms ? sms : s->o->gpu.sms;
-}
-
-static rg_policy_view view_of(const scenario *s, const player *p)
-{
-    rg_policy_view v = {
-        .policy = s->o->policy,
-        .best_effort = p->of->best_effort,
-        .high_busy = high_busy(s),
-        .inflight = p->inflight,
-        .inflight_limit = s->o->inflight * RG_POLICY_LAUNCH,
-        .corun_limit = s->o->corun * RG_POLICY_LAUNCH,
-        .credit = p->credit,
-        .starvation_ns = (uint64_t)s->o->starvation_us * 1000,
-        .lead_ns = lead(s, p),
-        .quantum_ns = (uint64_t)s->o->quantum_us * 1000,
-    };
-    if (s->o->policy == RG_POLICY_ORION && p->op < p->of->profile->op_count) {
-        const rg_profile_op *op = &p->of->profile->ops[p->op];
-        v.profiled = op->kind == RG_PROFILE_KERNEL;
-        v.sms = v.profiled ? sms_of(s, p) : 0;
-        v.bound = bound_of(op);
-        v.high_bound = s->high_bound;
-        v.sms_limit = s->o->sms_limit;
-        v.outstanding_limit_ns = (uint64_t)s->o->outstanding_us * 1000;
-        for (uint32_t i = 0; i < s->count; i++)
-            v.outstanding_ns += s->players[i].outstanding_ns;
-    }
-    return v;
-}
-
-static void record_batch(player *p, uint32_t stream)
-{
-    if (p->batch_count == BATCHES || !p->unbatched[stream])
-        return;
-    p->batches[p->batch_count++] =
-        (batch){p->streams[stream], p->unbatched[stream], p->stream_ticket[stream], p->unbatched_ns[stream]};
-    p->unbatched[stream] = 0;
-    p->unbatched_ns[stream] = 0;
-}
-
-/* Held back and spinning: it sees at once when the others have caught up. */
-static bool sees_turn(scenario *s, player *p)
-{
-    if (p->state != GATE || p->verdict != RG_WAIT_TURN || s->now >= p->spin_until)
-        return false;
-    look_up_virtual(s, p);
-    return lead(s, p) <= (uint64_t)s->o->quantum_us * 1000;
-}
-
-/* Held back and spinning: it sees at once when its own launches finish. */
-static bool watches_batches(const scenario *s, const player *p)
-{
-    return p->state == GATE && s->now < p->spin_until && (p->verdict == RG_WAIT_INFLIGHT || s->o->corun);
-}
-
-/* Whether a batch is finished; with `take`, those that are leave the flight. */
-static bool batch_done(scenario *s, player *p, bool take)
-{
-    bool any = false;
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < p->batch_count; i++) {
-        bool done = rg_model_done(s->model, p->batches[i].stream, p->batches[i].ticket);
-        any |= done;
-        if (done && take) {
-            p->inflight -= p->batches[i].weight;
-            p->outstanding_ns -= p->batches[i].outstanding_ns;
-        } else {
-            p->batches[kept++] = p->batches[i];
-        }
-    }
-    p->batch_count = kept;
-    return any;
-}
-
-/* Whether a client that waits for high ones also looks at its own launches: fewer in flight may let it go on. */
-static bool naps(const scenario *s, const player *p)
-{
-    return s->o->corun && p->inflight;
-}
-
-/* When a held-back client next looks again by itself. */
-static void set_gate_timer(scenario *s, player *p)
-{
-    if (s->now < p->spin_until)
-        p->at = p->spin_until;
-    else
-        p->at = s->now + (p->verdict != RG_WAIT_HIGH || naps(s, p) ? NAP_NS : SLEEP_NS) + s->o->wake_ns;
-    uint64_t starves = p->since + (uint64_t)s->o->starvation_us * 1000;
-    if (s->now < p->spin_until && starves < p->at)
-        p->at = starves;
-}
-
-/* Into the spell of high clients' work; 0: none. */
-static uint64_t busy_ns(const scenario *s)
-{
-    return high_busy(s) ? s->now - s->spell_ns : 0;
-}
-
-static uint64_t allowance(const scenario *s)
-{
-    bool has = s->o->policy == RG_POLICY_PRIORITY || s->o->policy == RG_POLICY_SLO;
-    uint64_t starvation_ns = (uint64_t)s->o->starvation_us * 1000;
-    return has ? rg_policy_allowance(busy_ns(s), s->paid_ns, starvation_ns, s->o->min_share_ppm) : 0;
-}
-
-static void enter_gate(scenario *s, player *p, enum rg_verdict verdict)
-{
-    for (uint32_t i = 0; i < p->of->profile->streams; i++)
-        record_batch(p, i);
-    p->state = GATE;
-    p->verdict = verdict;
-    p->since = p->looked = s->now;
-    p->spin_until = s->now + (uint64_t)s->o->spin_us * 1000;
-    p->spent_ns[0] = p->spent_ns[1] = 0;
-    set_gate_timer(s, p);
-    if (verdict == RG_WAIT_HIGH && allowance(s))
-        p->at = s->now;
-}
-
-static void leave_gate(player *p)
-{
-    rg_scenario_result *r = p->result;
-    r->gate_waits += p->spent_ns[0] > 0;
-    r->gate_wait_ns += p->spent_ns[0];
-    r->inflight_waits += p->spent_ns[1] > 0;
-    r->inflight_wait_ns += p->spent_ns[1];
-}
-
-/* What the present operation costs the GPU, as far as the policies count it: copies and memsets use no SMs. */
-static uint64_t cost_of(const player *p)
-{
-    const rg_profile_op *op = &p->of->profile->ops[p->op];
-    return op->kind == RG_PROFILE_KERNEL ? op->duration_ns : 0;
-}
-
-/* One turn of the loop in rg_gate_wait. True when the launch may go. */
-static bool look_again(scenario *s, player *p)
-{
-    bool progress = (p->verdict != RG_WAIT_HIGH || s->o->corun) && batch_done(s, p, true);
-    uint64_t before = s->virtual_ns;
-    p->spent_ns[p->verdict == RG_WAIT_INFLIGHT] += s->now - p->looked;
-    p->looked = s->now;
-    if (s->o->policy == RG_POLICY_FAIR)
-        look_up_virtual(s, p);
-    if ((progress && p->verdict == RG_WAIT_INFLIGHT) || (p->verdict == RG_WAIT_TURN && s->virtual_ns > before))
-        p->since = s->now;
-    rg_policy_view view = view_of(s, p);
-    view.waited_ns = s->now - p->since;
-    view.allowance_ns = allowance(s);
-    enum rg_verdict next = rg_policy_decide(&view);
-    bool full = view.inflight_limit && view.inflight >= view.inflight_limit;
-    if (next == RG_PASS_STARVED && !full) {
-        if (!p->credit) {
-            p->credit = view.policy != RG_POLICY_FAIR && s->o->inflight ? s->o->inflight : 1;
-            p->result->starved++;
-        }
-        p->credit--;
-    } else if (!view.high_busy) {
-        p->credit = 0;
-    }
-    if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && view.high_busy))
-        s->paid_ns = rg_policy_pay(busy_ns(s), s->paid_ns, view.starvation_ns, s->o->min_share_ppm, cost_of(p));
-    p->result->shared += next == RG_PASS_SHARE;
-    if (!rg_policy_waits(next)) {
-        leave_gate(p);
-        return true;
-    }
-    if (next != p->verdict)
-        p->since = s->now;
-    if (next != p->verdict || progress)
-        p->spin_until = s->now + (uint64_t)s->o->spin_us * 1000;
-    p->verdict = next;
-    set_gate_timer(s, p);
-    return false;
-}
-
-/* Its first work of a busy period. */
-static void become_busy(scenario *s, player *p)
-{
-    if (!high_busy(s) && (!s->spell_ns || s->now - s->idle_ns >= RG_POLICY_BREAK_NS)) {
-        s->spell_ns = s->now;
-        s->paid_ns = 0;
-    }
-    p->busy = true;
-}
-
-/* A high client's work is finished: those that wait for it go on, sleepers once they are awake. */
-static void become_idle(scenario *s, player *p)
-{
-    if (!p->busy)
-        return;
-    p->busy = false;
-    p->idle_ns = s->now;
-    if (high_busy(s))
-        return;
-    s->idle_ns = s->now;
-    for (uint32_t i = 0; i < s->count; i++) {
-        player *q = &s->players[i];
-        if (q->state != GATE || q->verdict != RG_WAIT_HIGH)
-            continue;
-        uint64_t awake = s->now < q->spin_until ? s->now : s->now + s->o->wake_ns;
-        q->at = awake < q->at ? awake : q->at;
-    }
-}
-
-/* ---- Suspension */
-
-static void suspend_best_effort(scenario *s, bool suspended)
-{
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->players[i].of->best_effort && rg_model_suspend(s->model, s->players[i].context, suspended) < 0)
-            fail(s, "the model refused a suspension");
-}
-
-/* Whether best-effort processes are to be off the GPU. */
-static bool high_needs_gpu(const scenario *s)
-{
-    for (uint32_t i = 0; i < s->count; i++)
-        if (s->o->drain ? s->players[i].launching : s->players[i].busy)
-            return true;
-    return false;
-}
-
-/* Lets the agent act at this instant. False when it has nothing to do now. */
-static bool agent_act(scenario *s)
-{
-    if (s->mode != RG_SCENARIO_PREEMPT || !s->o->suspend)
-        return false;
-    bool busy = high_needs_gpu(s);
-    if (busy != s->agent.busy) {
-        s->agent.busy = busy;
-        s->agent.since = s->now;
-    }
-    if (s->agent.state == RUNNING || s->agent.state == SUSPENDED) {
-        bool wanted = busy == (s->agent.state == RUNNING);
-        uint64_t delay_us = busy ? s->o->suspend_delay_us : s->o->resume_delay_us;
-        s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
-    }
-    if (s->now < s->agent.at)
-        return false;
-    switch (s->agent.state) {
-    case RUNNING:
-        s->agent.state = SUSPENDING;
-        s->agent.at = s->now + s->o->suspend_ns;
-        break;
-    case SUSPENDING:
-        suspend_best_effort(s, true);
-        s->agent.state = LEAVING;
-        s->agent.at = s->now + s->o->gpu.preempt_ns;
-        break;
-    case LEAVING:
-        s->agent.state = SUSPENDED;
-        break;
-    case SUSPENDED:
-        s->agent.state = RESUMING;
-        s->agent.at = s->now + s->o->resume_ns;
-        break;
-    case RESUMING:
-        suspend_best_effort(s, false);
-        s->agent.state = RUNNING;
-        break;
-    }
-    return true;
-}
-
 /* ---- Launches */
 
 static bool gated(const scenario *s, const player *p, const rg_profile_op *op)
@@ -497,6 +115,16 @@ static bool gated(const scenario *s, const player *p, const rg_profile_op *op)
     if (!p->governed || op->kind == RG_PROFILE_SYNC)
         return false;
     return op->kind == RG_PROFILE_KERNEL || op->bytes >= s->o->bulk_bytes;
+}
+
+/* The part of the memory's bandwidth that a kernel takes alone; bound by memory and no more known of it: MEMORY_BOUND. */
+static uint32_t memory_permille(const scenario *s, const rg_profile_op *op)
+{
+    uint64_t most = s->o->gpu.memory_bytes_per_us * (op->duration_ns / 1000 + 1) / 1000;
+    if (!op->dram_bytes || !most)
+        return op->bound == 0 ? MEMORY_BOUND : 0;
+    uint64_t permille = op->dram_bytes / most;
+    return permille < 1000 ? (uint32_t)permille : 1000;
 }
 
 static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *ticket)
@@ -510,6 +138,8 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
         .registers = RG_SHAPE_REGISTERS,
         .shared_bytes = shape->shared_bytes,
         .block_ns = shape->block_ns,
+        .memory_permille = memory_permille(s, op),
+        .memory_bound = op->bound == 0,
     };
     switch (op->kind) {
     case RG_PROFILE_KERNEL:
@@ -538,26 +168,28 @@ static bool launch(scenario *s, player *p)
         return !waited;
     }
     if (result < 0) {
-        fail(s, "the model refused an operation: a kernel that no SM can hold");
+        rg_scenario_fail(s, "the model refused an operation: a kernel that no SM can hold");
         p->state = DONE;
         return true;
     }
     uint64_t return_ns = s->now + s->o->launch_ns;
     p->last_ticket = p->stream_ticket[op->stream] = ticket;
     p->result->launches++;
+    if (p->of->best_effort)
+        s->tick.launches++;
     if (gated(s, p, op)) {
         /* The gate has learned a kernel's duration by timing it; here it is known from the start. */
         uint32_t weight = op->kind == RG_PROFILE_KERNEL ? rg_policy_weight(op->duration_ns, s->o->unit_us * 1000ull)
                                                         : RG_POLICY_LAUNCH;
         p->inflight += weight;
         p->unbatched[op->stream] += weight;
-        p->outstanding_ns += cost_of(p);
-        p->unbatched_ns[op->stream] += cost_of(p);
-        p->virtual_ns += rg_policy_virtual((uint32_t)cost_of(p), p->inverse);
-        p->result->charged_ns += cost_of(p);
-        rg_policy_view view = view_of(s, p);
+        p->outstanding_ns += rg_scenario_cost_of(p);
+        p->unbatched_ns[op->stream] += rg_scenario_cost_of(p);
+        p->virtual_ns += rg_policy_virtual((uint32_t)rg_scenario_cost_of(p), p->inverse);
+        p->result->charged_ns += rg_scenario_cost_of(p);
+        rg_policy_view view = rg_scenario_view_of(s, p);
         if (p->unbatched[op->stream] >= rg_policy_batch(&view)) {
-            record_batch(p, op->stream);
+            rg_scenario_record_batch(p, op->stream);
             return_ns += s->o->record_ns;
         }
     }
@@ -574,25 +206,26 @@ static bool act_on_op(scenario *s, player *p)
         return true;
     }
     if (p->marks && !p->busy)
-        become_busy(s, p);
+        rg_scenario_become_busy(s, p);
     if (p->marks && !p->of->best_effort)
         p->launching = true;
     if (p->marks && !p->of->best_effort && op->kind == RG_PROFILE_KERNEL)
-        s->high_bound = bound_of(op);
+        s->high_bound = rg_scenario_bound_of(op);
     if (gated(s, p, op)) {
         if (p->virtual_ns < s->virtual_ns)
             p->virtual_ns = s->virtual_ns; /* it was idle */
-        rg_policy_view view = view_of(s, p);
+        rg_policy_view view = rg_scenario_view_of(s, p);
         view.credit = 0; /* as rg_gate_view: the first decision knows of no wait and no credit */
         view.starvation_ns = 1;
+        rg_scenario_put_off(s, &view);
         enum rg_verdict verdict = rg_policy_decide(&view);
         if (verdict == RG_WAIT_TURN) { /* before it waits, it looks who is the slowest by now */
-            look_up_virtual(s, p);
-            view.lead_ns = lead(s, p);
+            rg_scenario_look_up_virtual(s, p);
+            view.lead_ns = rg_scenario_lead(s, p);
             verdict = rg_policy_decide(&view);
         }
         if (rg_policy_waits(verdict)) {
-            enter_gate(s, p, verdict);
+            rg_scenario_enter_gate(s, p, verdict);
             return true;
         }
     }
@@ -606,7 +239,7 @@ static bool act_on_sync(scenario *s, player *p)
         p->at = NEVER;
         return false;
     }
-    become_idle(s, p);
+    rg_scenario_become_idle(s, p);
     /* Past the last row, or on it: the request is over. */
     if (waits(p) && p->op + 1 >= p->of->profile->op_count) {
         finish_request(s, p);
@@ -632,9 +265,9 @@ static bool act(scenario *s, player *p)
     case OP:
         return timer && act_on_op(s, p);
     case GATE:
-        if (!timer && !(watches_batches(s, p) && batch_done(s, p, false)) && !sees_turn(s, p))
+        if (!timer && !(rg_scenario_watches_batches(s, p) && rg_scenario_batch_done(s, p, false)) && !rg_scenario_sees_turn(s, p))
             return false;
-        return look_again(s, p) ? launch(s, p) : true;
+        return rg_scenario_look_again(s, p) ? launch(s, p) : true;
     case QUEUE:
         return launch(s, p);
     case SYNC:
@@ -655,7 +288,7 @@ static uint64_t next_instant(const scenario *s)
         if (p->state == DONE)
             continue;
         next = p->at < next ? p->at : next;
-        watching |= p->at == NEVER || watches_batches(s, p);
+        watching |= p->at == NEVER || rg_scenario_watches_batches(s, p);
     }
     if (watching) {
         uint64_t event = rg_model_next_event(s->model);
@@ -664,7 +297,16 @@ static uint64_t next_instant(const scenario *s)
     /* The end of the duration is an instant: what is finished then is what counts. */
     if (s->now < s->o->duration_ns && next > s->o->duration_ns)
         next = s->o->duration_ns;
+    if (s->next_tick_ns < next)
+        next = s->next_tick_ns;
     return next;
+}
+
+static void count_finished(scenario *s, player *p)
+{
+    rg_model_context_stats stats;
+    if (rg_model_get_context_stats(s->model, p->context, &stats) == 0)
+        p->result->finished = stats.kernels + stats.transfers;
 }
 
 /* The end of the duration: programs that run ahead stop; requests that fell due are still served. */
@@ -672,13 +314,49 @@ static void end_duration(scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         player *p = &s->players[i];
+        count_finished(s, p);
         if (waits(p) || p->state == DONE)
             continue;
         collect_ahead(s, p);
         if (p->state == GATE)
-            leave_gate(p);
+            rg_scenario_leave_gate(p);
         p->state = DONE;
         p->busy = false;
+    }
+}
+
+/* Asks the control loop, and does what it says. */
+static void tick(scenario *s)
+{
+    rg_scenario_options *o = s->o;
+    rg_scenario_tick *t = &s->tick;
+    bool held = s->hold;
+    t->now_ns = s->now;
+    t->suspend = o->suspend;
+    t->slice_us = o->be_slice_us;
+    t->inflight = o->inflight;
+    t->corun = o->corun;
+    t->hold = false;
+    if (o->on_tick(o->user, t) != 0) {
+        rg_scenario_fail(s, "the control loop ended");
+        return;
+    }
+    bool slices = t->slice_us != o->be_slice_us;
+    o->suspend = t->suspend != 0;
+    o->be_slice_us = t->slice_us;
+    o->inflight = t->inflight;
+    o->corun = t->corun;
+    s->hold = t->hold;
+    if (slices && s->mode == RG_SCENARIO_PREEMPT)
+        rg_scenario_set_slices(s);
+    if (held && !s->hold)
+        rg_scenario_wake_gate(s);
+    memset(t->requests, 0, RG_HIST_BUCKETS * sizeof(*t->requests));
+    t->launches = 0;
+    s->next_tick_ns += o->tick_ns;
+    if (s->next_tick_ns > o->duration_ns) {
+        s->next_tick_ns = NEVER;
+        s->hold = false;
     }
 }
 
@@ -696,7 +374,7 @@ static void play(scenario *s)
     while (!s->failed && !all_done(s)) {
         uint64_t next = next_instant(s);
         if (next == NEVER) {
-            fail(s, "the scenario waits for something that will never happen");
+            rg_scenario_fail(s, "the scenario waits for something that will never happen");
             return;
         }
         s->now = next > s->now ? next : s->now;
@@ -705,16 +383,20 @@ static void play(scenario *s)
             ended = true;
             end_duration(s);
         }
+        if (s->now >= s->next_tick_ns)
+            tick(s);
         bool any;
         do {
             any = false;
             for (uint32_t i = 0; i < s->count; i++)
                 while (!s->failed && act(s, &s->players[i]))
                     any = true;
-            while (!s->failed && agent_act(s))
+            while (!s->failed && rg_scenario_agent_act(s))
                 any = true;
         } while (any && !s->failed);
     }
+    for (uint32_t i = 0; !ended && i < s->count; i++) /* all of them ended before */
+        count_finished(s, &s->players[i]);
 }
 
 /* ---- Set-up and results */
@@ -753,7 +435,9 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     p->governed = governed && (fair || of->best_effort);
     p->marks = (governed && (fair || !of->best_effort)) || (s->mode == RG_SCENARIO_PREEMPT && !of->best_effort);
     p->inverse = rg_policy_inverse(of->weight);
-    if (of->open_loop)
+    if (of->open_loop && of->arrivals == RG_ARRIVALS_LIST)
+        p->arrivals = *of->list;
+    else if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);
     p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
     if (!p->shapes)
@@ -762,9 +446,6 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         if (of->profile->ops[i].kind == RG_PROFILE_KERNEL)
             rg_shape_plan(&of->profile->ops[i], &device, &p->shapes[i]);
     if (rg_model_add_context(s->model, &p->context) < 0)
-        return false;
-    uint64_t slice_us = of->best_effort ? s->o->be_slice_us : s->o->high_slice_us;
-    if (s->mode == RG_SCENARIO_PREEMPT && slice_us && rg_model_set_slice(s->model, p->context, slice_us * 1000) < 0)
         return false;
     for (uint32_t i = 0; i < of->profile->streams; i++) {
         int sync = i ? RG_MODEL_NON_BLOCKING : RG_MODEL_LEGACY;
@@ -777,18 +458,24 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
 static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, const rg_scenario_client *clients,
                         uint32_t count, rg_scenario_result *results, char *error, size_t error_bytes)
 {
-    scenario s = {.o = o, .mode = mode, .count = count, .error = error, .error_bytes = error_bytes};
+    rg_scenario_options own = *o;
+    scenario s = {.o = &own, .mode = mode, .count = count, .error = error, .error_bytes = error_bytes};
+    bool ticks = o->tick_ns && o->on_tick && mode != RG_SCENARIO_ALONE;
     s.agent.at = NEVER;
+    s.next_tick_ns = ticks ? o->tick_ns : NEVER;
+    s.tick.requests = ticks ? calloc(RG_HIST_BUCKETS, sizeof(*s.tick.requests)) : NULL;
     s.model = calloc(1, sizeof(*s.model));
     s.players = calloc(count, sizeof(*s.players));
-    if (!s.model || !s.players) {
-        fail(&s, "out of memory");
+    if (!s.model || !s.players || (ticks && !s.tick.requests)) {
+        rg_scenario_fail(&s, "out of memory");
     } else {
         rg_model_init(s.model, &o->gpu);
         for (uint32_t i = 0; i < count && !s.failed; i++)
             if (!set_up(&s, &s.players[i], &clients[i], &results[i]))
-                fail(&s, "out of memory, or out of the model's contexts or streams");
+                rg_scenario_fail(&s, "out of memory, or out of the model's contexts or streams");
     }
+    if (!s.failed && mode == RG_SCENARIO_PREEMPT)
+        rg_scenario_set_slices(&s);
     if (!s.failed)
         play(&s);
     for (uint32_t i = 0; s.players && i < count; i++) {
@@ -802,6 +489,7 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
         free(p->latencies);
         free(p->shapes);
     }
+    free(s.tick.requests);
     free(s.players);
     free(s.model);
     return s.failed ? -1 : 0;

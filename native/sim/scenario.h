@@ -12,24 +12,28 @@
  *
  * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and each
  * best-effort process has a thread that watches the high clients, and calls on the driver one after the other, to the
- * end.
+ * end. Where there are two of a class, they keep the driver's slices. Policy slo's control loop is the caller's: see
+ * rg_scenario_tick.
  */
 #ifndef RIGEL_SCENARIO_H
 #define RIGEL_SCENARIO_H
 
+#include "../histogram.h"
 #include "../policy.h"
 #include "../replay/arrivals.h"
 #include "../replay/profile.h"
 #include "model.h"
 
-enum { RG_SCENARIO_MAX_CLIENTS = 16 };
+enum { RG_SCENARIO_MAX_CLIENTS = 32 };
 
 typedef struct {
     const rg_profile *profile;
     bool best_effort;
     bool open_loop;                 /* requests fall due by `arrivals`; else one follows the other */
-    enum rg_arrivals_kind arrivals; /* uniform or Poisson */
-    uint64_t mean_gap_ns, seed;
+    bool reports;                   /* ticks count its requests from their due times, else its busy periods */
+    enum rg_arrivals_kind arrivals;
+    uint64_t mean_gap_ns, seed;     /* uniform and Poisson */
+    const rg_arrivals *list;        /* a list, as read */
     uint64_t iterations; /* end after so many; 0: no limit */
     uint32_t weight;     /* fair: in thousandths; 0: RG_POLICY_WEIGHT_ONE */
 } rg_scenario_client;
@@ -41,6 +45,17 @@ typedef enum {
     RG_SCENARIO_PREEMPT,    /* together, with slices of their own, or suspended; only where the GPU has time slices */
 } rg_scenario_mode;
 
+/*
+ * What a control loop sees at a tick, and what it answers. `requests` counts durations of high clients' requests since the last tick
+ * by the buckets of histogram.h, `launches` those of best-effort clients.
+ */
+typedef struct {
+    uint64_t now_ns, launches;
+    uint64_t *requests;
+    uint32_t suspend, slice_us, inflight, corun; /* settings: as they are; to be changed */
+    bool hold;                                   /* best-effort work is held back until the next tick */
+} rg_scenario_tick;
+
 typedef struct {
     rg_model_params gpu; /* a preset, `shared` set for MPS */
     uint64_t duration_ns;
@@ -48,9 +63,16 @@ typedef struct {
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
     uint32_t min_share_ppm, quantum_us;    /* likewise */
     uint32_t sms_limit, outstanding_us;    /* likewise */
+    uint32_t defer_us;                     /* likewise: best-effort work goes on for so long into a high client's */
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */
+
+    /* Policy slo: every so often the loop that moves the settings is asked, until the duration is over; 0: never. A result
+     * other than 0 ends the scenario. */
+    uint64_t tick_ns;
+    int (*on_tick)(void *user, rg_scenario_tick *tick);
+    void *user;
 
     /* RG_SCENARIO_PREEMPT */
     uint32_t be_slice_us, high_slice_us; /* 0: the GPU's */
@@ -66,10 +88,11 @@ typedef struct {
 typedef struct {
     uint64_t iterations; /* finished by the end of the duration (requests: that fell due in it) */
     uint64_t launches;
+    uint64_t finished; /* operations (what a profile's rows launch) that were finished by the end of the duration */
     uint64_t charged_ns;             /* governed: durations of the kernels that passed the gate */
     uint64_t requests;               /* iterations that were waited for: those have latencies */
     uint64_t p50_ns, p95_ns, p99_ns; /* from the due time; nearest rank; 0 without requests */
-    uint64_t gate_waits, gate_wait_ns, inflight_waits, inflight_wait_ns, starved, shared;
+    uint64_t gate_waits, gate_wait_ns, inflight_waits, inflight_wait_ns, starved, shared, suspensions;
 } rg_scenario_result;
 
 /*

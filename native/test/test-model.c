@@ -228,6 +228,79 @@ static void test_two_kernels(void)
     model_free(m);
 }
 
+/*
+ * Two kernels that each fill the GPU as far as an SM holds them: A by shared memory (one block an SM), B by threads (three beside A's
+ * block). Together they want 1.75 of the GPU: with full contention each goes at 1 / 1.75 of its speed.
+ */
+static void test_contention(void)
+{
+    rg_model_params p = tiny;
+    p.sm_contention = 1000;
+    p.mixed_contention = 500;
+    rg_model *m = model_new(&p);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
+    rg_model_kernel a = {.blocks = 2, .threads = 256, .registers = 32, .shared_bytes = 60 * 1024, .block_ns = 1000};
+    uint64_t ta, tb;
+    EQUAL(rg_model_submit_kernel(m, s1, &a, RG_MODEL_INHERIT, &ta), 0);
+    tb = launch(m, s2, 6, 700);
+    /* Rates are in 1/1024: 1024 / 1.75 is 585. B ends when 700 x 1024 are done, A has 300 x 1024 left, at full speed. */
+    EQUAL(end_of(m, s2, tb), 1226); /* 716800 / 585 = 1225.3 */
+    EQUAL(end_of(m, s1, ta), 1226 + 300); /* 1024000 - 1226 x 585 = 306790, / 1024 = 299.6 */
+
+    /* What begins later slows from then on: A alone to 500, then 500 more of it at 585, to 500 + 512000 / 585 = 1375.2. */
+    uint64_t from = m->now;
+    EQUAL(rg_model_submit_kernel(m, s1, &a, RG_MODEL_INHERIT, &ta), 0);
+    rg_model_advance(m, from + 500);
+    tb = launch(m, s2, 6, 10000);
+    EQUAL(end_of(m, s1, ta), from + 1376);
+    run_out(m);
+    EQUAL(m->domains[0].clock[0].weight + m->domains[0].clock[1].weight, 0);
+
+    /* A bound by memory: half of it counts for B, which has 0.25 too much then (1024 / 1.25 = 819), and A takes half of the time
+     * that the 0.75 too much would add (1024 / 1.375 = 744). */
+    from = m->now;
+    a.memory_bound = true;
+    a.block_ns = 10000;
+    EQUAL(rg_model_submit_kernel(m, s1, &a, RG_MODEL_INHERIT, &ta), 0);
+    tb = launch(m, s2, 6, 700);
+    EQUAL(end_of(m, s2, tb), from + 876); /* 716800 / 819 = 875.2 */
+    EQUAL(end_of(m, s1, ta), from + 876 + 9364); /* (10240000 - 876 x 744) / 1024 = 9363.5 */
+    model_free(m);
+}
+
+/* A roofline: two kernels on an SM each, that alone take 0.8 and 0.4 of the bandwidth: 1.2 of it together. */
+static void test_bandwidth(void)
+{
+    rg_model *m = model_new(&tiny);
+    uint32_t c = context(m), s1 = stream(m, c, 0), s2 = stream(m, c, 0);
+    rg_model_kernel a = blocks(4, 1000), b = blocks(4, 1000);
+    uint64_t ta, tb;
+    a.memory_bound = b.memory_bound = true;
+    a.memory_permille = 800;
+    b.memory_permille = 400;
+    EQUAL(rg_model_submit_kernel(m, s1, &a, RG_MODEL_INHERIT, &ta), 0);
+    EQUAL(rg_model_submit_kernel(m, s2, &b, RG_MODEL_INHERIT, &tb), 0);
+    EQUAL(end_of(m, s2, tb), 1201); /* 1024 / 1.2 = 853; 1024000 / 853 = 1200.5 */
+    EQUAL(m->now, end_of(m, s1, ta));
+    /* One that is not bound by it keeps its 0.4, and leaves 0.6 of the 0.8: 1024 / 1.333 = 768. */
+    uint64_t from = m->now;
+    b.memory_bound = false;
+    EQUAL(rg_model_submit_kernel(m, s1, &a, RG_MODEL_INHERIT, &ta), 0);
+    EQUAL(rg_model_submit_kernel(m, s2, &b, RG_MODEL_INHERIT, &tb), 0);
+    EQUAL(end_of(m, s2, tb), from + 1000);
+    EQUAL(end_of(m, s1, ta), from + 1000 + 250); /* (1024 - 768) x 1000 / 1024 */
+    /* Within the bandwidth nothing is slower, and as nodes of a graph they count alike. */
+    uint32_t g = 0;
+    from = m->now;
+    EQUAL(rg_model_create_graph(m, c, &g), 0);
+    EQUAL(rg_model_graph_kernel(m, g, &a, RG_MODEL_INHERIT), 0);
+    a.memory_permille = 200;
+    EQUAL(rg_model_submit_graph(m, s1, g, &ta), 0);
+    EQUAL(rg_model_submit_kernel(m, s2, &a, RG_MODEL_INHERIT, &tb), 0);
+    EQUAL(end_of(m, s1, ta), from + 1000);
+    model_free(m);
+}
+
 /* L: 16 blocks of 100 ns, two waves. H: 4 blocks of 30 ns, comes at 10. */
 static void test_priority(void)
 {
@@ -980,7 +1053,7 @@ static void test_recover(void)
         /* Half a change, whatever it was. */
         m->op_free = 12345;
         m->ops[3].next = 7;
-        m->domains[0].heap = 99;
+        m->domains[0].clock[0].heap = 99;
         m->timers = 77;
         rg_model_recover(m);
         TRUE(rg_model_done(m, sa, ta) && rg_model_done(m, sb, tb) && rg_model_event_done(m, e, NULL));
@@ -1024,7 +1097,9 @@ static void check_room(const rg_model *m)
         if (!m->p.shared && !m->contexts[d].used) continue;
         uint64_t used[RG_MODEL_MAX_SMS][4] = {{0}};
         uint32_t stack[RG_MODEL_MAX_COHORTS], depth = 0;
-        if (m->domains[d].heap) stack[depth++] = m->domains[d].heap;
+        uint64_t weight[2] = {0}, demand[2] = {0};
+        for (int kind = 0; kind < 2; kind++)
+            if (m->domains[d].clock[kind].heap) stack[depth++] = m->domains[d].clock[kind].heap;
         while (depth) {
             const rg_model_cohort *c = &m->cohorts[stack[--depth]];
             uint32_t total = 0;
@@ -1035,8 +1110,14 @@ static void check_room(const rg_model *m)
                         used[sm][lane] += c->count[i] * (c->need >> lane * 16 & 0xffff);
                 }
             EQUAL(total, c->total);
+            weight[c->bound] += c->weight;
+            demand[c->bound] += c->demand;
             if (c->child) stack[depth++] = c->child;
             if (c->sibling) stack[depth++] = c->sibling;
+        }
+        for (int kind = 0; kind < 2; kind++) {
+            EQUAL(m->domains[d].clock[kind].weight, weight[kind]);
+            EQUAL(m->domains[d].clock[kind].demand, demand[kind]);
         }
         uint32_t busy = 0;
         const rg_model_domain *dom = &m->domains[d];
@@ -1067,6 +1148,8 @@ static void program_start(program *g, uint64_t seed)
     p.graph_node_ns = random_below(20);
     p.slice_ns = 1 + random_below(2000);
     p.preempt_ns = random_below(2) * random_below(100);
+    p.sm_contention = random_below(2) * random_below(1500);
+    p.mixed_contention = random_below(1001);
     p.idle_ns = random_below(2) * random_below(300);
     g->m = model_new(&p);
     for (int i = 0; i < CONTEXTS; i++) g->contexts[i] = context(g->m);
@@ -1094,6 +1177,8 @@ static void program_step(program *g)
         .registers = random_below(64),
         .shared_bytes = random_below(2) * random_below(40000),
         .block_ns = random_below(500),
+        .memory_permille = random_below(1001),
+        .memory_bound = random_below(2),
     };
     uint64_t bytes = random_below(2000);
     int priority = random_below(3) ? RG_MODEL_INHERIT : -(int)random_below(6);
@@ -1202,6 +1287,8 @@ int main(void)
         {"occupancy", test_occupancy},
         {"placement", test_placement},
         {"two kernels share SMs", test_two_kernels},
+        {"contention for SMs", test_contention},
+        {"contention for bandwidth", test_bandwidth},
         {"priority at block boundaries", test_priority},
         {"first come, first served", test_fifo},
         {"launch and chain latency", test_latencies},

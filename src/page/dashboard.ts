@@ -227,9 +227,9 @@ function tableOf(stats: Stats): Node {
     "client",
     "class",
     "state",
-    "requests/s",
-    "p50 ms",
     "p99 ms",
+    "p50 ms",
+    "requests/s",
     "launches/s",
     "gate %",
     "off GPU %",
@@ -251,9 +251,9 @@ function tableOf(stats: Stats): Node {
       element("td", "text", swatch, client.name),
       element("td", "text class", client.class),
       element("td", `text ${state}`, state),
-      element("td", "", client.requests.source === null ? "-" : rateText(rates?.requests_per_s)),
-      element("td", "", digits(rates?.requests.p50_ms ?? null)),
       element("td", over ? "over" : "", digits(p99)),
+      element("td", "", digits(rates?.requests.p50_ms ?? null)),
+      element("td", "", client.requests.source === null ? "-" : rateText(rates?.requests_per_s)),
       element("td", "", rateText(rates?.launches_per_s)),
       element("td", "", percentText(wait_ms_per_s(client))),
       element("td", "", percentText(rates?.suspended_ms_per_s)),
@@ -287,7 +287,7 @@ function show(segments: readonly Stats[]): void {
     return;
   }
   place.querySelector(".empty")?.remove();
-  for (const stats of segments) {
+  for (const stats of segments.map(highFirst)) {
     const known = launches.get(keyOf(stats));
     const launch = known ?? new Launch();
     if (!known) {
@@ -296,6 +296,14 @@ function show(segments: readonly Stats[]): void {
     }
     launch.add(stats);
   }
+}
+
+/** The clients that others stand aside for come first; those of a class as they have attached. */
+function highFirst(stats: Stats): Stats {
+  return {
+    ...stats,
+    clients: stats.clients.toSorted((a, b) => Number(b.class === "high") - Number(a.class === "high")),
+  };
 }
 
 function emptyState(): HTMLElement {

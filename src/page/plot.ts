@@ -60,7 +60,7 @@ export class Plot {
         height: HEIGHT,
         legend: { show: false },
         cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
-        padding: [6, 8, 0, 0],
+        padding: [6, 22, 0, 0],
         scales: {
           y: logarithmic
             ? { distr: 3, range: (_, least, greatest) => decades(least, greatest) }

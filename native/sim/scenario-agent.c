@@ -1,0 +1,162 @@
+/*
+ * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
+ * that sleeps until a high client launches, suspends, and resumes when that is over.
+ *
+ * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us), lasts
+ * through the short gaps of programs that have many of them, and ends after the starvation bound for what is due to best-effort work.
+ */
+#include "scenario-inside.h"
+
+enum { LINGER_NS = 1000000, LEAST_PPM = 10000 }; /* as preempt.c */
+
+static void suspend_best_effort(scenario *s, bool suspended)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        player *p = &s->players[i];
+        if (!p->of->best_effort)
+            continue;
+        if (rg_model_suspend(s->model, p->context, suspended) < 0)
+            rg_scenario_fail(s, "the model refused a suspension");
+        p->result->suspensions += suspended;
+    }
+}
+
+/* Whoever finds another of its class on the device goes back to the driver's slice. */
+static bool alone_in_class(const scenario *s, const player *p)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++)
+        n += s->players[i].of->best_effort == p->of->best_effort;
+    return n == 1;
+}
+
+static void set_slice(scenario *s, const player *p, uint64_t slice_us)
+{
+    uint64_t ns = slice_us && alone_in_class(s, p) ? slice_us * 1000 : s->o->gpu.slice_ns;
+    if (rg_model_set_slice(s->model, p->context, ns) < 0)
+        rg_scenario_fail(s, "the model refused a time slice");
+}
+
+void rg_scenario_set_slices(scenario *s)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        set_slice(s, &s->players[i], s->players[i].of->best_effort ? s->o->be_slice_us : s->o->high_slice_us);
+}
+
+/* Whether best-effort processes are to be off the GPU. */
+static bool stands_aside(const scenario *s)
+{
+    if (s->hold)
+        return true;
+    for (uint32_t i = 0; s->o->suspend && i < s->count; i++)
+        if (s->o->drain ? s->players[i].launching : s->players[i].busy)
+            return true;
+    return false;
+}
+
+static bool bursts(const scenario *s)
+{
+    return __builtin_popcount(s->agent.short_gaps & 0xff) >= 4;
+}
+
+static uint64_t starvation_ns(const scenario *s)
+{
+    return (uint64_t)s->o->starvation_us * 1000;
+}
+
+static uint64_t due_us(const scenario *s)
+{
+    uint64_t ppm = s->o->min_share_ppm > LEAST_PPM ? s->o->min_share_ppm : LEAST_PPM;
+    uint64_t us = s->o->starvation_us * ppm / 1000000;
+    return us ? us : 1;
+}
+
+/* Off the GPU, with nothing to stand aside for: when it comes back. */
+static uint64_t comes_back(scenario *s)
+{
+    if (!bursts(s))
+        return s->agent.since + (uint64_t)s->o->resume_delay_us * 1000;
+    s->agent.lingers = true;
+    uint64_t latest = s->agent.aside_ns + starvation_ns(s);
+    uint64_t until = rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
+    return until < latest ? until : latest;
+}
+
+/* When it acts next, in the states that wait for the high clients. */
+static void look(scenario *s)
+{
+    bool wanted = stands_aside(s);
+    if (wanted != s->agent.wanted) {
+        if (wanted && s->agent.lingers)
+            s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
+        s->agent.lingers = false;
+        s->agent.wanted = wanted;
+        s->agent.since = s->now;
+    }
+    if (s->agent.state == RUNNING) {
+        uint64_t delay_us = s->o->suspend_delay_us + (s->hold ? 0 : s->o->defer_us);
+        s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
+    } else if (s->agent.state == SUSPENDED) {
+        if (s->hold)
+            s->agent.aside_ns = s->now; /* a hold is short, and meant */
+        s->agent.at = !wanted ? comes_back(s) : s->hold ? NEVER : s->agent.aside_ns + starvation_ns(s);
+    } else if (s->agent.state == GIVEN) {
+        s->agent.at = rg_scenario_high_busy(s) ? s->agent.given_until_ns : s->now;
+    }
+}
+
+bool rg_scenario_agent_act(scenario *s)
+{
+    if (s->mode != RG_SCENARIO_PREEMPT)
+        return false;
+    look(s);
+    if (s->now < s->agent.at)
+        return false;
+    switch (s->agent.state) {
+    case RUNNING:
+        s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
+        s->agent.aside_ns = s->now;
+        s->agent.state = SUSPENDING;
+        s->agent.at = s->now + s->o->suspend_ns;
+        break;
+    case SUSPENDING:
+        suspend_best_effort(s, true);
+        s->agent.state = LEAVING;
+        s->agent.at = s->now + s->o->gpu.preempt_ns;
+        break;
+    case LEAVING:
+        s->agent.state = SUSPENDED;
+        break;
+    case SUSPENDED:
+        if (s->agent.lingers)
+            s->agent.short_gaps <<= 1;
+        s->agent.lingers = false;
+        s->agent.state = s->agent.wanted ? GIVING : RESUMING;
+        s->agent.at = s->now + s->o->resume_ns;
+        break;
+    case RESUMING:
+        suspend_best_effort(s, false);
+        s->agent.state = RUNNING;
+        break;
+    case GIVING:
+        for (uint32_t i = 0; i < s->count; i++)
+            if (s->players[i].of->best_effort) {
+                set_slice(s, &s->players[i], due_us(s));
+                s->players[i].result->starved++;
+            }
+        suspend_best_effort(s, false);
+        s->agent.state = GIVEN;
+        s->agent.given_until_ns = s->now + (due_us(s) + s->o->high_slice_us) * 1000;
+        break;
+    case GIVEN:
+        rg_scenario_set_slices(s);
+        s->agent.state = RUNNING;
+        if (s->agent.wanted) {
+            s->agent.aside_ns = s->now;
+            s->agent.state = SUSPENDING;
+            s->agent.at = s->now + s->o->suspend_ns;
+        }
+        break;
+    }
+    return true;
+}

@@ -1,0 +1,141 @@
+/*
+ * scenario-inside.h: what scenario.c (clients, launches, the loop), scenario-gate.c (who is held back) and
+ * scenario-agent.c (who is taken off the GPU) share. Nobody else includes it.
+ */
+#ifndef RIGEL_SCENARIO_INSIDE_H
+#define RIGEL_SCENARIO_INSIDE_H
+
+#include "../replay/shape.h"
+#include "scenario.h"
+
+#define NEVER UINT64_MAX
+#define AHEAD 16u         /* as rigel-replay: iterations a program that never waits may be ahead */
+#define BATCHES 64u       /* as gate.c */
+#define NAP_NS 30000u     /* as gate.c: between two looks at what is in flight */
+#define SLEEP_NS 2000000u /* as gate.c: longest sleep on a busy device */
+
+enum state {
+    NEXT,  /* decides whether another iteration begins */
+    DUE,   /* waits for a request to fall due */
+    OP,    /* waits for the host gap before an operation */
+    GATE,  /* held back by the policy */
+    QUEUE, /* the stream holds as many operations as it can */
+    SYNC,  /* waits for its work */
+    DONE,
+};
+
+typedef struct {
+    uint32_t stream, weight;
+    uint64_t ticket, outstanding_ns;
+} batch;
+
+typedef struct {
+    const rg_scenario_client *of;
+    rg_shape *shapes; /* by operation */
+    rg_arrivals arrivals;
+    uint32_t context, streams[RG_PROFILE_MAX_STREAMS];
+    bool governed; /* passes the gate */
+    bool marks;    /* its busy periods count: high under a policy, everybody under fair */
+
+    enum state state;
+    uint64_t at; /* acts at this time, whatever else happens; NEVER: only when a condition is met */
+    uint32_t op;
+    uint64_t begun; /* iterations */
+    uint64_t due_ns;
+    uint64_t last_ticket; /* of the context */
+    bool busy;            /* from first launch to idle */
+    bool launching;       /* high: from first launch to the wait for all of it */
+    uint64_t busy_ns, idle_ns; /* when that began and was over */
+    uint64_t virtual_ns, inverse; /* fair */
+    uint64_t outstanding_ns;      /* orion */
+
+    struct {
+        uint32_t stream;
+        uint64_t ticket;
+    } ahead[AHEAD];
+    uint32_t ahead_first, ahead_count;
+
+    uint32_t inflight, credit, unbatched[RG_PROFILE_MAX_STREAMS];
+    uint64_t unbatched_ns[RG_PROFILE_MAX_STREAMS];
+    uint64_t stream_ticket[RG_PROFILE_MAX_STREAMS];
+    batch batches[BATCHES];
+    uint32_t batch_count;
+    enum rg_verdict verdict;
+    uint64_t since, spin_until, looked, spent_ns[2]; /* spent: for high clients, for its own launches */
+
+    uint64_t *latencies;
+    size_t latency_count, latency_capacity;
+    rg_scenario_result *result;
+} player;
+
+/* Best-effort processes on the GPU; on their way off it and back; given their due at the starvation bound. */
+enum agent_state { RUNNING, SUSPENDING, LEAVING, SUSPENDED, RESUMING, GIVING, GIVEN };
+
+typedef struct {
+    rg_scenario_options *o;
+    rg_scenario_mode mode;
+    rg_model *model;
+    player *players;
+    uint32_t count;
+    uint64_t now;
+    struct {
+        enum agent_state state;
+        uint64_t at;    /* acts then; NEVER: when the high clients change */
+        bool wanted;    /* best-effort work is to be off the GPU, as it last looked, and since when that is so */
+        uint64_t since;
+        uint64_t aside_ns;   /* off the GPU since; moved on while best-effort work is held */
+        uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
+        bool lingers;
+        uint64_t given_until_ns;
+    } agent; /* of the best-effort processes: they all do the same at the same time */
+    bool hold; /* best-effort work is held back altogether */
+    uint64_t next_tick_ns;
+    rg_scenario_tick tick;
+    uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
+    uint64_t spell_ns, idle_ns, paid_ns; /* least share: high clients busy since; idle since; paid out */
+    uint32_t high_bound;                /* orion: of the last high kernel */
+    char *error;
+    size_t error_bytes;
+    bool failed;
+} scenario;
+
+
+void rg_scenario_fail(scenario *s, const char *what);
+
+/* ---- scenario-gate.c */
+
+bool rg_scenario_high_busy(const scenario *s);
+rg_policy_view rg_scenario_view_of(const scenario *s, const player *p);
+/* Best-effort work may go on for `defer_us` into the high clients' work. */
+void rg_scenario_put_off(const scenario *s, rg_policy_view *v);
+uint32_t rg_scenario_bound_of(const rg_profile_op *op);
+/* What the present operation costs the GPU, as far as the policies count it: copies and memsets use no SMs. */
+uint64_t rg_scenario_cost_of(const player *p);
+/* As rg_device.virtual_ns: raised to the slowest active client's; the one that asks is active. */
+void rg_scenario_look_up_virtual(scenario *s, const player *asking);
+uint64_t rg_scenario_lead(const scenario *s, const player *p);
+/* An event behind what was launched into the stream since the last one. */
+void rg_scenario_record_batch(player *p, uint32_t stream);
+/* Whether a batch is finished; with `take`, those that are leave the flight. */
+bool rg_scenario_batch_done(scenario *s, player *p, bool take);
+void rg_scenario_enter_gate(scenario *s, player *p, enum rg_verdict verdict);
+void rg_scenario_leave_gate(player *p);
+/* One turn of the loop in rg_gate_wait. True when the launch may go. */
+bool rg_scenario_look_again(scenario *s, player *p);
+/* Held back and spinning: it sees at once when the others have caught up, or its own launches finish. */
+bool rg_scenario_sees_turn(scenario *s, player *p);
+bool rg_scenario_watches_batches(const scenario *s, const player *p);
+/* A client's first work of a busy period; and its work is finished: those that wait for it go on. */
+void rg_scenario_become_busy(scenario *s, player *p);
+void rg_scenario_become_idle(scenario *s, player *p);
+/* Nothing holds best-effort work back any more: those at the gate look again, sleepers once they are awake. */
+void rg_scenario_wake_gate(scenario *s);
+
+/* ---- scenario-agent.c */
+
+/* Lets the agent act at this instant. False when it has nothing to do now. */
+bool rg_scenario_agent_act(scenario *s);
+/* The settings have changed: time slices follow. */
+void rg_scenario_set_slices(scenario *s);
+
+#endif

@@ -1,0 +1,320 @@
+/*
+ * simulate.c: rigel-simulate, a scenario (scenario.h) as a program: a description on standard input, results as JSON on standard
+ * output. `rigel simulate` runs one for each way and point, so that they use all processors and one that fails ends alone.
+ *
+ * The description is lines of a key and a value, the value being the rest of the line:
+ *
+ *   preset h200                  a GPU of presets.def
+ *   gpu.slice_ns 2048000         a field of rg_model_params
+ *   mode preempt                 alone, ungoverned, governed or preempt
+ *   duration_ns 10000000000      a field of rg_scenario_options
+ *   tick_ns 100000000            likewise: first the shape of the histograms goes out, and at every tick one line goes out and one
+ *                                comes in, see on_tick
+ *   client                       begins a client; what follows is its own
+ *   profile /a/b.csv
+ *   class high                   or best-effort
+ *   reports 1                    see rg_scenario_client, likewise iterations and weight
+ *   rate uniform 20000000 1      or poisson: mean gap in ns, and seed
+ *   arrivals /a/gaps.json        a list
+ *   run                          ends it
+ *
+ * It must never read a clock. Exit: 0; 2 for a description or a profile that is wrong; 1 for everything else. Errors are one line on
+ * standard error.
+ */
+#include "scenario.h"
+
+#include "../replay/shape.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+
+#define VALUE_BYTES 8192
+
+__attribute__((noreturn, format(printf, 2, 3))) static void give_up(int status, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    fputc('\n', stderr);
+    va_end(args);
+    exit(status);
+}
+
+/* ---- Fields that are numbers */
+
+typedef struct {
+    const char *name;
+    size_t offset, bytes;
+} number_field;
+
+#define FIELD(type, name) {#name, offsetof(type, name), sizeof(((type *)0)->name)}
+#define GPU(name) {"gpu." #name, offsetof(rg_scenario_options, gpu.name), sizeof(((rg_scenario_options *)0)->gpu.name)}
+#define OPTION(name) FIELD(rg_scenario_options, name)
+static const number_field option_fields[] = {
+    GPU(launch_ns),     GPU(chain_ns),          GPU(graph_node_ns),     GPU(slice_ns),       GPU(switch_ns),
+    GPU(idle_ns),       GPU(preempt_ns),        GPU(shared),            GPU(memory_bytes_per_us), GPU(h2d_bytes_per_us),
+    GPU(d2h_bytes_per_us), GPU(sm_contention),  GPU(mixed_contention),
+    OPTION(duration_ns), OPTION(policy),        OPTION(inflight),       OPTION(unit_us),     OPTION(corun),
+    OPTION(starvation_us), OPTION(spin_us),     OPTION(bulk_bytes),     OPTION(min_share_ppm), OPTION(quantum_us),
+    OPTION(sms_limit),  OPTION(outstanding_us), OPTION(launch_ns),      OPTION(record_ns),   OPTION(wake_ns),
+    OPTION(tick_ns),    OPTION(be_slice_us),    OPTION(high_slice_us),  OPTION(gate),        OPTION(suspend),
+    OPTION(drain),      OPTION(defer_us),       OPTION(suspend_delay_us), OPTION(resume_delay_us), OPTION(suspend_ns),
+    OPTION(resume_ns),
+};
+#define CLIENT(name) FIELD(rg_scenario_client, name)
+static const number_field client_fields[] = {CLIENT(reports), CLIENT(iterations), CLIENT(weight)};
+
+static uint64_t number(const char *key, const char *text, uint64_t most)
+{
+    char *end;
+    errno = 0;
+    unsigned long long value = strtoull(text, &end, 10);
+    if (text[0] < '0' || text[0] > '9' || *end || errno || value > most)
+        give_up(2, "%s: expected a whole number from 0 to %" PRIu64 ", got \"%s\"", key, most, text);
+    return value;
+}
+
+/* False where the table has no such field. */
+static bool set_number(const number_field *fields, size_t count, void *in, const char *key, const char *text)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(fields[i].name, key) != 0)
+            continue;
+        uint8_t *at = (uint8_t *)in + fields[i].offset;
+        uint64_t most = fields[i].bytes == 8 ? UINT64_MAX : fields[i].bytes == 4 ? UINT32_MAX : 1;
+        uint64_t value = number(key, text, most);
+        uint32_t value32 = (uint32_t)value;
+        bool truth = value != 0;
+        if (fields[i].bytes == 8)
+            memcpy(at, &value, 8);
+        else if (fields[i].bytes == 4)
+            memcpy(at, &value32, 4);
+        else
+            memcpy(at, &truth, sizeof(truth));
+        return true;
+    }
+    return false;
+}
+#define SET_NUMBER(fields, in, key, text) set_number(fields, sizeof(fields) / sizeof(*(fields)), in, key, text)
+
+/* ---- The description */
+
+typedef struct {
+    rg_scenario_options options;
+    rg_scenario_mode mode;
+    rg_scenario_client clients[RG_SCENARIO_MAX_CLIENTS];
+    rg_profile profiles[RG_SCENARIO_MAX_CLIENTS];
+    rg_arrivals lists[RG_SCENARIO_MAX_CLIENTS];
+    uint32_t count;
+} description;
+
+static void set_preset(description *d, const char *name)
+{
+    const rg_model_params *preset = rg_model_preset(name);
+    if (!preset)
+        give_up(2, "preset: expected h200, a100 or l4, got \"%s\"", name);
+    uint32_t shared = d->options.gpu.shared;
+    d->options.gpu = *preset;
+    d->options.gpu.shared = shared;
+}
+
+static void set_mode(description *d, const char *name)
+{
+    static const char *const names[] = {"alone", "ungoverned", "governed", "preempt"};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(names[i], name) == 0) {
+            d->mode = (rg_scenario_mode)i;
+            return;
+        }
+    give_up(2, "mode: expected alone, ungoverned, governed or preempt, got \"%s\"", name);
+}
+
+static void set_rate(rg_scenario_client *c, char *value)
+{
+    char kind[16], gap[32], seed[32], more;
+    if (sscanf(value, "%15s %31s %31s %c", kind, gap, seed, &more) != 3)
+        give_up(2, "rate: expected a kind, a mean gap in ns and a seed, got \"%s\"", value);
+    if (strcmp(kind, "uniform") != 0 && strcmp(kind, "poisson") != 0)
+        give_up(2, "rate: expected uniform or poisson, got \"%s\"", kind);
+    c->open_loop = true;
+    c->arrivals = kind[0] == 'u' ? RG_ARRIVALS_UNIFORM : RG_ARRIVALS_POISSON;
+    c->mean_gap_ns = number("rate", gap, RG_PROFILE_MAX_NS);
+    c->seed = number("rate", seed, UINT64_MAX);
+}
+
+static void set_of_client(description *d, uint32_t index, const char *key, char *value)
+{
+    rg_scenario_client *c = &d->clients[index];
+    char error[RG_PROFILE_ERROR_BYTES];
+    if (strcmp(key, "profile") == 0) {
+        rg_profile_free(&d->profiles[index]);
+        if (rg_profile_read(value, &d->profiles[index], error, sizeof(error)) < 0)
+            give_up(2, "%s", error);
+        c->profile = &d->profiles[index];
+    } else if (strcmp(key, "arrivals") == 0) {
+        if (rg_arrivals_read(value, &d->lists[index], error, sizeof(error)) < 0)
+            give_up(2, "%s", error);
+        c->open_loop = true;
+        c->arrivals = RG_ARRIVALS_LIST;
+        c->list = &d->lists[index];
+    } else if (strcmp(key, "class") == 0) {
+        c->best_effort = strcmp(value, "best-effort") == 0;
+        if (!c->best_effort && strcmp(value, "high") != 0)
+            give_up(2, "class: expected high or best-effort, got \"%s\"", value);
+    } else if (strcmp(key, "rate") == 0) {
+        set_rate(c, value);
+    } else if (!SET_NUMBER(client_fields, c, key, value)) {
+        give_up(2, "unknown key \"%s\" of a client", key);
+    }
+}
+
+/* One line without its end; the value is what follows the first space. False at the end of the input. */
+static bool read_line(char line[VALUE_BYTES], char **value)
+{
+    if (!fgets(line, VALUE_BYTES, stdin))
+        return false;
+    size_t bytes = strcspn(line, "\n");
+    if (line[bytes] != '\n')
+        give_up(2, "a line is longer than %d bytes, or has no end", VALUE_BYTES - 2);
+    line[bytes] = '\0';
+    char *space = strchr(line, ' ');
+    *value = space ? space + 1 : line + bytes;
+    if (space)
+        *space = '\0';
+    return true;
+}
+
+static void read_description(description *d)
+{
+    static char line[VALUE_BYTES];
+    char *value;
+    d->options = rg_scenario_defaults();
+    while (read_line(line, &value)) {
+        if (strcmp(line, "run") == 0) {
+            for (uint32_t i = 0; i < d->count; i++)
+                if (!d->clients[i].profile)
+                    give_up(2, "client %u has no profile", i);
+            return;
+        }
+        if (strcmp(line, "client") == 0) {
+            if (d->count == RG_SCENARIO_MAX_CLIENTS)
+                give_up(2, "expected at most %d clients", RG_SCENARIO_MAX_CLIENTS);
+            d->count++;
+        } else if (d->count) {
+            set_of_client(d, d->count - 1, line, value);
+        } else if (strcmp(line, "preset") == 0) {
+            set_preset(d, value);
+        } else if (strcmp(line, "mode") == 0) {
+            set_mode(d, value);
+        } else if (!SET_NUMBER(option_fields, &d->options, line, value)) {
+            give_up(2, "unknown key \"%s\"", line);
+        }
+    }
+    give_up(2, "the description ends without \"run\"");
+}
+
+/* ---- Results */
+
+/*
+ * One tick: out goes {"launches": n, "requests": [[bucket, count], ...]}, in comes a line "suspend slice_us inflight corun hold" of five
+ * numbers, or "keep hold", which leaves the settings as they are.
+ */
+static int on_tick(void *user, rg_scenario_tick *t)
+{
+    static char line[VALUE_BYTES];
+    char *rest;
+    unsigned v[5];
+    (void)user;
+    printf("{\"launches\":%" PRIu64 ",\"requests\":[", t->launches);
+    const char *comma = "";
+    for (uint32_t i = 0; i < RG_HIST_BUCKETS; i++)
+        if (t->requests[i]) {
+            printf("%s[%u,%" PRIu64 "]", comma, i, t->requests[i]);
+            comma = ",";
+        }
+    puts("]}");
+    fflush(stdout);
+    if (!read_line(line, &rest))
+        return -1;
+    if (rest != line + strlen(line))
+        rest[-1] = ' ';
+    if (sscanf(line, "keep %u", &v[4]) == 1) {
+        t->hold = v[4] != 0;
+        return 0;
+    }
+    if (sscanf(line, "%u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4]) != 5)
+        give_up(2, "expected five numbers in answer to a tick, got \"%s\"", line);
+    t->suspend = v[0];
+    t->slice_us = v[1];
+    t->inflight = v[2];
+    t->corun = v[3];
+    t->hold = v[4] != 0;
+    return 0;
+}
+
+/* GPU time of one iteration: what its kernels and copies take alone. */
+static uint64_t gpu_ns(const rg_profile *p)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < p->op_count; i++)
+        sum += p->ops[i].kind == RG_PROFILE_SYNC ? 0 : p->ops[i].duration_ns;
+    return sum;
+}
+
+static void print_result(const rg_profile *p, const rg_scenario_result *r)
+{
+#define RESULT(name) printf(",\"" #name "\":%" PRIu64, r->name)
+    printf("{\"gpu_ns\":%" PRIu64 ",\"launches_per_iteration\":%u", gpu_ns(p), p->launches);
+    RESULT(iterations);
+    RESULT(launches);
+    RESULT(finished);
+    RESULT(charged_ns);
+    RESULT(requests);
+    RESULT(p50_ns);
+    RESULT(p95_ns);
+    RESULT(p99_ns);
+    RESULT(gate_waits);
+    RESULT(gate_wait_ns);
+    RESULT(inflight_waits);
+    RESULT(inflight_wait_ns);
+    RESULT(starved);
+    RESULT(shared);
+    RESULT(suspensions);
+    putchar('}');
+#undef RESULT
+}
+
+int main(int argc, char **argv)
+{
+    static description d;
+    static rg_scenario_result results[RG_SCENARIO_MAX_CLIENTS];
+    char error[256] = "";
+    if (argc > 1)
+        give_up(2, "%s: takes no arguments but a description on standard input; `rigel simulate` writes it", argv[0]);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* whoever started it has no more use for it */
+    read_description(&d);
+    if (d.options.tick_ns)
+        printf("{\"buckets\":%d,\"sub_bits\":%d,\"min_shift\":%d}\n", RG_HIST_BUCKETS, RG_HIST_SUB_BITS, RG_HIST_MIN_SHIFT);
+    if (!d.options.sms_limit)
+        d.options.sms_limit = d.options.gpu.sms;
+    d.options.on_tick = on_tick;
+    if (rg_scenario_run(&d.options, d.mode, d.clients, d.count, results, error, sizeof(error)) < 0)
+        give_up(1, "%s", error);
+    printf("{\"clients\":[");
+    for (uint32_t i = 0; i < d.count; i++) {
+        if (i)
+            putchar(',');
+        print_result(d.clients[i].profile, &results[i]);
+        rg_profile_free(&d.profiles[i]);
+        rg_arrivals_free(&d.lists[i]);
+    }
+    puts("]}");
+    return ferror(stdout) || fflush(stdout) ? 1 : 0;
+}

@@ -1,0 +1,216 @@
+/**
+ * simulate-run.ts: scenarios in virtual time: each one a process of rigel-simulate (native/sim/simulate.c), as many at once as there
+ * are processors, none twice.
+ *
+ * Policy slo's loop is the Controller of slo.ts itself, asked at every tenth of a virtual second. Nothing here reads a clock, so the
+ * same scenario gives the same numbers.
+ */
+
+import { availableParallelism } from "node:os";
+import { z } from "zod";
+import { RigelError } from "./errors.ts";
+import { Controller, TICK_S, type Target } from "./slo.ts";
+import { Histogram, type HistogramShape } from "./usage.ts";
+
+/** A program of a scenario: its recorded profile, and when it is asked. */
+export interface ScenarioClient {
+  name: string;
+  class: "high" | "best-effort";
+  /** Absolute path. */
+  profile: string;
+  /** An open loop by a rate, or by a file of gaps; neither: one iteration follows the other. */
+  rate: { kind: "uniform" | "poisson"; per_s: number; seed: number } | undefined;
+  arrivals: string | undefined;
+  /** Ends after so many. */
+  iterations: number | undefined;
+  /** `fair`: its part of GPU time. */
+  weight: number;
+  /** Tells Rigel its latencies, as a replay does; of others Rigel sees the busy periods. */
+  reports: boolean;
+}
+
+/** As rg_scenario_mode in native/sim/scenario.h. */
+export type ScenarioMode = "alone" | "ungoverned" | "governed" | "preempt";
+
+export interface Scenario {
+  /** A GPU of native/sim/presets.def. */
+  preset: string;
+  mode: ScenarioMode;
+  duration_s: number;
+  /** Keys of rigel-simulate's description that are numbers. */
+  settings: Readonly<Record<string, number>>;
+  clients: readonly ScenarioClient[];
+  /** Policy slo: what it aims at. */
+  target?: Target;
+}
+
+const numbersSchema = z.object({
+  /** GPU time of one iteration alone. */
+  gpu_ns: z.number(),
+  launches_per_iteration: z.number(),
+  /** Operations that were finished by the end of the duration. */
+  finished: z.number(),
+  launches: z.number(),
+  requests: z.number(),
+  p50_ns: z.number(),
+  p95_ns: z.number(),
+  p99_ns: z.number(),
+  charged_ns: z.number(),
+  gate_waits: z.number(),
+  gate_wait_ns: z.number(),
+  inflight_wait_ns: z.number(),
+  starved: z.number(),
+  shared: z.number(),
+  suspensions: z.number(),
+});
+
+/** What one client had. */
+export type ClientNumbers = z.infer<typeof numbersSchema>;
+
+const outcomeSchema = z.object({ clients: z.array(numbersSchema) });
+const tickSchema = z.object({ launches: z.number(), requests: z.array(z.tuple([z.int(), z.number()])) });
+const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int() });
+
+export interface Outcome {
+  clients: ClientNumbers[];
+  /** Policy slo: what the loop came to. */
+  slo: ReturnType<Controller["summary"]> | undefined;
+}
+
+export class Simulator implements Disposable {
+  readonly #program: string;
+  readonly #known = new Map<string, Promise<Outcome>>();
+  readonly #waiting: (() => void)[] = [];
+  readonly #children = new Set<{ kill(): void }>();
+  #free = availableParallelism();
+  #ended = false;
+  /** How many scenarios were asked for, and how many have been done. */
+  asked = 0;
+  done = 0;
+
+  constructor(program: string) {
+    this.#program = program;
+  }
+
+  /** Ends what still runs. */
+  [Symbol.dispose](): void {
+    this.#ended = true;
+    for (const child of this.#children) child.kill();
+  }
+
+  /** Runs a scenario, unless the same one was run before. */
+  run(scenario: Scenario): Promise<Outcome> {
+    const text = description(scenario);
+    const key = `${text}${JSON.stringify(scenario.target ?? null)}`;
+    let outcome = this.#known.get(key);
+    if (!outcome) {
+      this.asked++;
+      outcome = this.#start(scenario, text);
+      this.#known.set(key, outcome);
+    }
+    return outcome;
+  }
+
+  async #start(scenario: Scenario, text: string): Promise<Outcome> {
+    if (this.#free === 0) await new Promise<void>((resolve) => this.#waiting.push(resolve));
+    else this.#free--;
+    try {
+      if (this.#ended) throw new RigelError("command", "the simulation was ended");
+      return await this.#play(scenario, text);
+    } finally {
+      this.done++;
+      const next = this.#waiting.shift();
+      if (next) next();
+      else this.#free++;
+    }
+  }
+
+  async #play({ mode, target }: Scenario, text: string): Promise<Outcome> {
+    await using child = Bun.spawn([this.#program], {
+      env: { ...process.env },
+      stdin: "pipe",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    this.#children.add(child);
+    const problem = child.stderr.text();
+    const controller = target ? new Controller(target) : undefined;
+    let shape: HistogramShape | undefined;
+    let outcome: z.infer<typeof outcomeSchema> | undefined;
+    try {
+      void child.stdin.write(text);
+      void child.stdin.flush();
+      for await (const line of linesOf(child.stdout)) {
+        const value: unknown = JSON.parse(line);
+        const tick = tickSchema.safeParse(value);
+        if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
+        else if (!shape) shape = shapeSchema.parse(value);
+        else if (tick.success) {
+          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt"));
+          void child.stdin.flush();
+        }
+      }
+    } finally {
+      this.#children.delete(child);
+    }
+    const status = await child.exited;
+    if (status !== 0 || !outcome) {
+      const said = (await problem).trim();
+      throw new RigelError(status === 2 ? "profile" : "native", said || `${this.#program} ended with ${status}`);
+    }
+    return { clients: outcome.clients, slo: controller?.summary() };
+  }
+}
+
+/** Feeds the loop one tick; the line that goes back. */
+function answer(
+  controller: Controller,
+  { launches, requests }: z.infer<typeof tickSchema>,
+  shape: HistogramShape,
+  preemption: boolean,
+): string {
+  const counts = new Float64Array(shape.buckets);
+  for (const [bucket, count] of requests) counts[bucket] = count;
+  const { rung, hold } = controller.step({
+    requests: new Histogram(counts, shape),
+    launches,
+    neighbours: "best-effort",
+    measured: "high",
+    preemption,
+  });
+  const settings = rung ? [rung.suspend, rung.slice_us, rung.inflight, rung.corun] : ["keep"];
+  return `${[...settings, Number(hold)].join(" ")}\n`;
+}
+
+/** What rigel-simulate reads. */
+function description({ preset, mode, duration_s, settings, clients, target }: Scenario): string {
+  const lines = [
+    `preset ${preset}`,
+    `mode ${mode}`,
+    `duration_ns ${Math.round(duration_s * 1e9)}`,
+    ...Object.entries(settings).map(([key, value]) => `${key} ${value}`),
+    ...(target ? [`tick_ns ${Math.round(TICK_S * 1e9)}`] : []),
+    ...clients.flatMap(({ class: kind, profile, rate, arrivals, iterations, weight, reports }) => [
+      "client",
+      `class ${kind}`,
+      `profile ${profile}`,
+      ...(rate ? [`rate ${rate.kind} ${Math.max(1, Math.round(1e9 / rate.per_s))} ${rate.seed}`] : []),
+      ...(arrivals === undefined ? [] : [`arrivals ${arrivals}`]),
+      ...(iterations === undefined ? [] : [`iterations ${iterations}`]),
+      `weight ${Math.round(weight * 1000)}`,
+      `reports ${Number(reports)}`,
+    ]),
+    "run",
+  ];
+  return `${lines.join("\n")}\n`;
+}
+
+async function* linesOf(stream: ReadableStream<Uint8Array>): AsyncGenerator<string> {
+  const decoder = new TextDecoder();
+  let rest = "";
+  for await (const chunk of stream) {
+    const lines = (rest + decoder.decode(chunk, { stream: true })).split("\n");
+    rest = lines.pop() ?? "";
+    yield* lines;
+  }
+}

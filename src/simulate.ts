@@ -1,0 +1,260 @@
+/**
+ * simulate.ts: what would happen if the clients of a configuration ran together, in every way of sharing a GPU, in virtual time.
+ *
+ * Nothing is run but rigel-simulate: no GPU is looked for and no client started. The document that --json prints is public: fields may be
+ * added, never renamed.
+ */
+
+import { type Calibration, gpuOf } from "./calibration.ts";
+import type { Config } from "./config.ts";
+import { RigelError } from "./errors.ts";
+import type { Native } from "./native.ts";
+import { inField } from "./plan.ts";
+import { checkArrivals, readProfile } from "./profile.ts";
+import { type ClientNumbers, type Outcome, type ScenarioClient, Simulator } from "./simulate-run.ts";
+import { type Sweep, sweptTo } from "./simulate-sweep.ts";
+import { type Gpu, type Way, aloneOf, scenarioOf, waysOf } from "./simulate-ways.ts";
+
+export interface SimulateOptions {
+  /** Names of ways; undefined: all. */
+  ways: readonly string[] | undefined;
+  sweep: Sweep | undefined;
+  seed: number | undefined;
+  duration_s: number | undefined;
+  calibration: Calibration | undefined;
+}
+
+/** What one client is predicted to have. */
+export interface PredictedClient {
+  name: string;
+  class: "high" | "best-effort";
+  /** Of requests, from when they fall due; null where it has none. */
+  requests: number;
+  p50_ms: number | null;
+  p95_ms: number | null;
+  p99_ms: number | null;
+  /** Requests or iterations. */
+  per_s: number;
+  p50_over_alone: number | null;
+  p95_over_alone: number | null;
+  p99_over_alone: number | null;
+  /** Throughput over throughput alone; null in an open loop. */
+  share: number | null;
+  gate_wait_ms: number;
+  suspensions: number;
+}
+
+export interface PredictedWay {
+  way: string;
+  /** On the command line. */
+  policy: string;
+  mps: boolean;
+  preemption: boolean;
+  clients: PredictedClient[];
+  /** Shares of the best-effort clients, added up; of them, over the ceiling. */
+  share: number | null;
+  harvest: number | null;
+  slo?: NonNullable<Outcome["slo"]>;
+}
+
+/** One value of the sweep, or the only one. */
+export interface Point {
+  value: number | null;
+  duration_s: number;
+  /** 1 minus the part of the time for which the high clients alone keep the GPU busy. */
+  ceiling: number;
+  alone: PredictedClient[];
+  ways: PredictedWay[];
+}
+
+export interface Prediction {
+  schema: 1;
+  simulated: true;
+  preset: string;
+  /** Where the GPU's values come from. */
+  calibration: string | null;
+  sweep: string | null;
+  points: Point[];
+  notes: string[];
+}
+
+const DURATION_s = 60;
+
+/** Runs everything; `watch` is told of the simulator before that. */
+export async function predict(
+  config: Config,
+  options: SimulateOptions,
+  native: Native,
+  watch: (simulator: Simulator) => void,
+): Promise<Prediction> {
+  const notes = [...config.notes];
+  await checkProfiles(config, notes);
+  const values = options.sweep?.values ?? [null];
+  const gpu = gpuOf(config.simulated.preset, options.calibration);
+  using simulator = new Simulator(native.files.simulate);
+  const points = values.map((value) => {
+    const own = options.sweep && value !== null ? sweptTo(config, options.sweep, value) : config;
+    const duration_s =
+      (options.sweep?.key === "duration" ? own.duration_s : options.duration_s) ?? own.duration_s ?? DURATION_s;
+    const seed = options.sweep?.key === "seed" && value !== null ? value : options.seed;
+    const clients = own.clients.map((client, index) => clientOf(client, index, seed));
+    return { value, duration_s, clients, ways: waysOf(options.ways, own) };
+  });
+  const running = points.map(
+    async ({ value, duration_s, clients, ways }) =>
+      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator),
+  );
+  watch(simulator);
+  return {
+    schema: 1,
+    simulated: true,
+    preset: gpu.preset,
+    calibration: options.calibration?.source ?? null,
+    sweep: options.sweep?.key ?? null,
+    points: await Promise.all(running),
+    notes,
+  };
+}
+
+async function predictPoint(
+  value: number | null,
+  duration_s: number,
+  clients: readonly ScenarioClient[],
+  ways: readonly Way[],
+  gpu: Gpu,
+  native: Native,
+  simulator: Simulator,
+): Promise<Point> {
+  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
+  const together = Promise.all(
+    ways.map(async (way) => ({
+      way,
+      outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
+    })),
+  );
+  const base = (await apart).flatMap((outcome) => outcome.clients);
+  const alone = clients.map((client, index) => clientNumbers(client, base[index], undefined, duration_s));
+  const ceiling = ceilingOf(clients, base, duration_s);
+  return {
+    value,
+    duration_s,
+    ceiling,
+    alone,
+    ways: (await together).map(({ way, outcome }) => {
+      const predicted = clients.map((client, index) =>
+        clientNumbers(client, outcome.clients[index], alone[index], duration_s),
+      );
+      const shares = predicted.flatMap((one) => (one.class === "best-effort" && one.share !== null ? [one.share] : []));
+      const share = shares.length > 0 ? shares.reduce((sum, one) => sum + one, 0) : null;
+      return {
+        way: way.name,
+        policy: way.key,
+        mps: way.mps,
+        preemption: way.mode === "preempt",
+        clients: predicted,
+        share,
+        harvest: share !== null && ceiling > 0 ? share / ceiling : null,
+        ...(outcome.slo && { slo: outcome.slo }),
+      };
+    }),
+  };
+}
+
+/** 1 minus what the high clients alone keep the GPU busy for: their kernels and copies, times what they had a second. */
+function ceilingOf(clients: readonly ScenarioClient[], alone: readonly ClientNumbers[], duration_s: number): number {
+  let busy = 0;
+  for (const [index, client] of clients.entries()) {
+    const own = alone[index];
+    if (client.class === "high" && own) busy += (own.finished / own.launches_per_iteration) * (own.gpu_ns / 1e9);
+  }
+  return Math.max(0, 1 - busy / duration_s);
+}
+
+function clientNumbers(
+  { name, class: kind, rate, arrivals }: ScenarioClient,
+  numbers: ClientNumbers | undefined,
+  alone: PredictedClient | undefined,
+  duration_s: number,
+): PredictedClient {
+  if (!numbers) throw new Error(`${name}: the scenario says nothing of it`);
+  const { requests, finished, launches_per_iteration } = numbers;
+  const ms = (ns: number): number | null => (requests > 0 ? ns / 1e6 : null);
+  const latencies = { p50_ms: ms(numbers.p50_ns), p95_ms: ms(numbers.p95_ns), p99_ms: ms(numbers.p99_ns) };
+  const open = rate !== undefined || arrivals !== undefined;
+  // Parts of an iteration count: one of GPT-2's lasts longer than some whole scenarios.
+  const per_s = launches_per_iteration > 0 ? finished / launches_per_iteration / duration_s : 0;
+  return {
+    name,
+    class: kind,
+    requests,
+    ...latencies,
+    per_s,
+    p50_over_alone: over(latencies.p50_ms, alone?.p50_ms),
+    p95_over_alone: over(latencies.p95_ms, alone?.p95_ms),
+    p99_over_alone: over(latencies.p99_ms, alone?.p99_ms),
+    share: open || !alone || alone.per_s === 0 ? null : per_s / alone.per_s,
+    gate_wait_ms: (numbers.gate_wait_ns + numbers.inflight_wait_ns) / 1e6,
+    suspensions: numbers.suspensions,
+  };
+}
+
+function over(own: number | null, base: number | null | undefined): number | null {
+  return own !== null && base ? own / base : null;
+}
+
+/* ---- Clients */
+
+function clientOf(client: Config["clients"][number], index: number, seed: number | undefined): ScenarioClient {
+  const { name, class: kind, replay, rate_per_s, weight } = client;
+  const per_s = replay ? replay.rate_per_s : rate_per_s;
+  const uniform = replay?.arrivals === "uniform";
+  return {
+    name,
+    class: kind,
+    profile: replay?.profile ?? client.profile ?? "",
+    rate:
+      per_s === undefined
+        ? undefined
+        : {
+            kind: uniform ? "uniform" : "poisson",
+            per_s,
+            // Each has its own arrivals: a seed for all is as many seeds.
+            seed: seed === undefined ? (replay?.seed ?? 1) : seed + index,
+          },
+    arrivals: per_s === undefined ? replay?.arrivals : undefined,
+    iterations: replay?.iterations,
+    weight: weight ?? 1,
+    reports: replay !== undefined,
+  };
+}
+
+/** Everything that is missing or wrong, at once; what has no effect becomes a note. */
+async function checkProfiles({ file, clients, fieldNames }: Config, notes: string[]): Promise<void> {
+  const problems: RigelError[] = [];
+  for (const [index, client] of clients.entries()) {
+    const names = fieldNames[index];
+    const where = `${file}: ${names?.client}`;
+    const path = client.replay?.profile ?? client.profile;
+    try {
+      if (path === undefined)
+        throw new RigelError(
+          "config",
+          `${where}.profile: expected a kernel profile of this command, which a simulation replays, but it is missing; ` +
+            "record one with nsys, ncu or torch.profiler, make it a profile with `rigel import`, and name it here; with " +
+            "rate_per_s, if it serves requests",
+        );
+      await inField(client.replay ? `${file}: ${names?.profile}` : `${where}.profile`, readProfile(path));
+      const arrivals = client.replay?.arrivals;
+      if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson")
+        await inField(`${file}: ${names?.arrivals}`, checkArrivals(arrivals));
+    } catch (thrown) {
+      if (!(thrown instanceof RigelError)) throw thrown;
+      problems.push(thrown);
+    }
+    for (const field of ["memory", "sm_percent", "device"] as const)
+      if (client[field] !== undefined) notes.push(`${client.name}: ${field} is not simulated`);
+    if (client.isolation === "process") notes.push(`${client.name}: isolation is not simulated`);
+  }
+  const [first] = problems;
+  if (first) throw new RigelError(first.code, problems.map(({ message }) => message).join("\n"), { cause: first });
+}

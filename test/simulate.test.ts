@@ -1,0 +1,309 @@
+/** simulate.test.ts: what `rigel simulate` predicts, worked out by hand where that can be done; its errors; its sweeps. */
+
+import { describe, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { reason } from "../src/errors.ts";
+import { sweepOf } from "../src/simulate-sweep.ts";
+import { Scratch, rigel, root } from "./rigel.ts";
+
+const HEADER =
+  "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
+/** A request: one kernel that fills the GPU for 200 us, then a wait for it. */
+const SERVE = `# rigel-profile 1; device=NVIDIA H200\n${HEADER}k,kernel,0,132,1,1,1024,1,1,64,0,0,200000,1000\nwait,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n`;
+/** A step that runs ahead: one kernel of 1 ms that fills the GPU. */
+const TRAIN = `# rigel-profile 1; device=NVIDIA H200\n${HEADER}k,kernel,0,132,1,1,1024,1,1,64,0,0,1000000,1000\n`;
+
+const clientSchema = z.object({
+  name: z.string(),
+  requests: z.number(),
+  p50_ms: z.number().nullable(),
+  p99_ms: z.number().nullable(),
+  per_s: z.number(),
+  p99_over_alone: z.number().nullable(),
+  share: z.number().nullable(),
+  suspensions: z.number(),
+});
+const predictionSchema = z.object({
+  schema: z.literal(1),
+  simulated: z.literal(true),
+  points: z.array(
+    z.object({
+      value: z.number().nullable(),
+      ceiling: z.number(),
+      alone: z.array(clientSchema),
+      ways: z.array(
+        z.object({
+          way: z.string(),
+          mps: z.boolean(),
+          preemption: z.boolean(),
+          share: z.number().nullable(),
+          harvest: z.number().nullable(),
+          clients: z.array(clientSchema),
+          slo: z.object({ unreachable: z.boolean(), held_s: z.number() }).optional(),
+        }),
+      ),
+    }),
+  ),
+});
+
+interface Job {
+  clients?: object[];
+  policy?: object;
+}
+
+/** A folder with the two profiles and a configuration of a server at 100 requests/s, evenly, beside training. */
+function jobs(scratch: Scratch, { clients, ...more }: Job = {}): string {
+  scratch.file("serve.csv", SERVE);
+  scratch.file("train.csv", TRAIN);
+  const pair = [
+    { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 100, arrivals: "uniform" } },
+    { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+  ];
+  return scratch.file("jobs.json", { duration_s: 2, clients: clients ?? pair, ...more });
+}
+
+async function predicted(...args: string[]) {
+  const { stdout, stderr, status } = await rigel("simulate", ...args, "--json");
+  expect(status, stderr).toBe(0);
+  return predictionSchema.parse(JSON.parse(stdout));
+}
+
+describe.concurrent("rigel simulate", () => {
+  test("a schedule worked out by hand: alone, and in time slices", async () => {
+    using scratch = new Scratch();
+    const { points } = await predicted(jobs(scratch), "--policy", "time-slicing", "mps");
+    const [point] = points;
+    // 1 us of the host, 2 us to the GPU, 200 us; the 200th would fall due at the end.
+    expect(point?.alone[0]).toMatchObject({ requests: 199, p50_ms: 0.203, p99_ms: 0.203 });
+    // Of a GPU that is busy for 199 x 200 us in 2 s.
+    expect(point?.ceiling).toBeCloseTo(1 - (199 * 200) / 2_000_000, 6);
+    // Kernels of 1 ms and 0.9 us between them.
+    expect(point?.alone[1]?.per_s).toBeCloseTo(999, 0);
+    const [sliced, mps] = point?.ways ?? [];
+    // A slice of 2048 us begins at every multiple while nobody else wants the GPU; a switch takes 170 us.
+    expect(sliced?.clients[0]?.p50_ms).toBeGreaterThan(0.203 + 0.17);
+    expect(sliced?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.17 + 2.048);
+    // Under MPS it waits for no more than the kernel that runs, and has the GPU next.
+    expect(mps?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 1);
+    expect(mps?.mps).toBe(true);
+    for (const way of [sliced, mps]) {
+      expect(way?.share).toBeLessThanOrEqual(1);
+      expect(way?.harvest).toBeCloseTo((way?.share ?? 0) / (point?.ceiling ?? 1), 9);
+    }
+  });
+
+  test("preemption: suspended while a request is there, and what the switches cost without", async () => {
+    using scratch = new Scratch();
+    const { points } = await predicted(jobs(scratch), "--policy", "priority", "priority-gate");
+    const [preempted, gated] = points[0]?.ways ?? [];
+    expect([preempted?.preemption, gated?.preemption]).toEqual([true, false]);
+    // A slice of 50 us and a switch, however long the kernels beside it are.
+    expect(preempted?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.05 + 0.17);
+    expect(gated?.clients[0]?.p99_ms).toBeGreaterThan(preempted?.clients[0]?.p99_ms ?? 0);
+  });
+
+  test("the same seed gives the same bytes, another seed other numbers", async () => {
+    using scratch = new Scratch();
+    const clients = [
+      { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 300 } },
+      { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+    ];
+    const file = jobs(scratch, { clients });
+    const run = async (seed: string) =>
+      (await rigel("simulate", file, "--policy", "slo", "mps", "fair", "--seed", seed, "--json")).stdout;
+    const [one, again, other] = await Promise.all([run("7"), run("7"), run("8")]);
+    expect(one).toStartWith("{");
+    expect(again).toBe(one ?? "");
+    expect(other).not.toBe(one ?? "");
+  });
+
+  test("more requests: never a shorter p99 alone, a higher ceiling or share; shares never exceed the GPU", async () => {
+    using scratch = new Scratch();
+    const clients = [
+      { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 100 } },
+      { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+    ];
+    const { points } = await predicted(
+      jobs(scratch, { clients }),
+      ..."--policy time-slicing priority --sweep rate=400:4400:400 --duration 1".split(" "),
+    );
+    expect(points.map(({ value }) => value)).toEqual([400, 800, 1200, 1600, 2000, 2400, 2800, 3200, 3600, 4000, 4400]);
+    for (const way of [0, 1])
+      for (const [index, point] of points.entries()) {
+        const before = points[index - 1];
+        const [own, last] = [point.ways[way], before?.ways[way]];
+        // What both had of the GPU; a request has it for 200 us.
+        expect((own?.share ?? 0) + (own?.clients[0]?.per_s ?? 0) * 200e-6).toBeLessThanOrEqual(1.001);
+        if (!before) continue;
+        expect(point.ceiling).toBeLessThan(before.ceiling);
+        // The same arrivals, closer together.
+        expect(point.alone[0]?.p99_ms ?? 0).toBeGreaterThanOrEqual(before.alone[0]?.p99_ms ?? 0);
+        expect(own?.share ?? 0).toBeLessThanOrEqual((last?.share ?? 0) + 0.01);
+      }
+  });
+
+  test("nobody of class high: fair shares follow the weights, and nothing is compared with a ceiling below 1", async () => {
+    using scratch = new Scratch();
+    const replay = { profile: "train.csv" };
+    const clients = [
+      { name: "three", class: "best-effort", weight: 3, replay },
+      { name: "one", class: "best-effort", weight: 1, replay },
+    ];
+    const { points } = await predicted(jobs(scratch, { clients, policy: { name: "fair" } }), "--policy", "fair");
+    const [point] = points;
+    expect(point?.ceiling).toBe(1);
+    const [three, one] = point?.ways[0]?.clients ?? [];
+    expect((three?.share ?? 0) / (one?.share ?? 1)).toBeCloseTo(3, 0);
+    expect(point?.ways[0]?.share ?? 0).toBeLessThanOrEqual(1.001);
+    expect(point?.ways[0]?.share ?? 0).toBeGreaterThan(0.8);
+  });
+
+  test("slo says of a target that cannot be reached that it is not", async () => {
+    using scratch = new Scratch();
+    const clients = [
+      { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 100 } },
+      { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+    ];
+    const file = jobs(scratch, { clients, policy: { name: "slo", target: { p99_ms: 0.1 } } });
+    const { points } = await predicted(file, "--policy", "slo", "--duration", "16");
+    expect(points[0]?.ways[0]?.slo?.unreachable).toBe(true);
+    const { stdout } = await rigel("simulate", file, "--policy", "slo", "--duration", "16");
+    expect(stdout).toContain("target p99 0.1 ms");
+    expect(stdout).toContain("not reached even by the strictest settings");
+  });
+
+  test("a command is replayed by its profile, at its rate", async () => {
+    using scratch = new Scratch();
+    const command = ["no-such-program"];
+    const clients = [
+      { name: "serve", class: "high", command, profile: "serve.csv", rate_per_s: 100 },
+      { name: "train", class: "best-effort", command, profile: "train.csv" },
+    ];
+    const { points } = await predicted(jobs(scratch, { clients }), "--policy", "time-slicing");
+    expect(points[0]?.alone[0]).toMatchObject({ p50_ms: 0.203 });
+    expect(points[0]?.alone[1]?.share).toBeNull();
+  });
+
+  test("a sweep: a table, a plot in letters, and a page that loads nothing", async () => {
+    using scratch = new Scratch();
+    const html = join(scratch.path, "page.html");
+    const file = jobs(scratch);
+    const args = ["--policy", "priority+mps", "time-slicing", "--sweep", "inflight=1:10:1", "--duration", "0.5"];
+    const { stdout, stderr, status } = await rigel("simulate", file, ...args, "--html", html);
+    expect(stdout).toMatch(/^inflight +way +client/m);
+    for (let inflight = 1; inflight <= 10; inflight++)
+      expect(stdout).toMatch(new RegExp(`^${inflight} +rigel priority, MPS +serve`, "m"));
+    expect(stdout).toContain("a rigel priority, MPS   b time slicing");
+    // Time slices do not depend on it: simulated once.
+    expect(stderr).toMatch(/13 scenarios in/);
+    const page = readFileSync(html, "utf8");
+    expect(page.match(/<polyline/g)).toHaveLength(4);
+    expect(page).not.toMatch(/https?:|<script/);
+    expect(status).toBe(0);
+  });
+
+  test("what is wrong is named by file and field, all at once", async () => {
+    using scratch = new Scratch();
+    scratch.file("bad.csv", `${SERVE}x,kernel,0,0,1,1,1,1,1,1,0,0,5,5\n`);
+    const clients = [
+      { name: "serve", class: "high", command: ["python"] },
+      { name: "train", class: "best-effort", replay: { profile: "bad.csv" } },
+      { name: "gone", class: "best-effort", command: ["python"], profile: "gone.csv" },
+    ];
+    const file = jobs(scratch, { clients });
+    const { stderr, stdout, status } = await rigel("simulate", file);
+    expect(stderr).toContain(`${file}: clients[0].profile: expected a kernel profile of this command`);
+    expect(stderr).toContain("rigel import");
+    expect(stderr).toContain(
+      `${file}: clients[1].replay.profile: ${join(scratch.path, "bad.csv")}:5: grid_x: expected`,
+    );
+    expect(stderr).toContain(`${file}: clients[2].profile: ${join(scratch.path, "gone.csv")}`);
+    expect(stdout).toBe("");
+    expect(status).toBe(2);
+  });
+
+  test.each([
+    [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
+    [["--policy", "fair-gate"], "--policy: expected"],
+    [["--sweep", "rat=1:2:1"], "--sweep rat: expected one of rate, duration, seed, inflight"],
+    [["--sweep", "rate=1:2"], "--sweep rate=1:2: expected FROM:TO:STEP"],
+    [["--sweep", "inflight=0.5,1"], "--sweep inflight=0.5: inflight: expected a whole number"],
+    [["--sweep", "train.rate=0,1"], "--sweep train.rate=0: expected a rate above 0"],
+  ])("%p is refused", async (args, expected) => {
+    using scratch = new Scratch();
+    const { stderr, status } = await rigel("simulate", jobs(scratch), ...args);
+    expect(stderr).toContain(expected);
+    expect(status).toBe(2);
+  });
+
+  test("policies that need a high client say so", async () => {
+    using scratch = new Scratch();
+    const clients = [{ name: "train", class: "best-effort", replay: { profile: "train.csv" } }];
+    const file = jobs(scratch, { clients });
+    for (const policy of ["slo", "orion"]) {
+      const { stderr, status } = await rigel("simulate", file, "--policy", policy);
+      expect(stderr).toContain(`${file}: clients: expected one`);
+      expect(stderr).toContain(`under policy ${policy}`);
+      expect(status).toBe(2);
+    }
+    const { stderr } = await rigel("simulate", file, "--sweep", "rate=1,2");
+    expect(stderr).toContain("no client of class high has a rate");
+    // Without naming a policy, only what fits is compared.
+    const { points } = await predicted(file, "--duration", "0.1");
+    expect(points[0]?.ways.map(({ way }) => way)).not.toContain("rigel slo");
+  });
+});
+
+describe("rigel-simulate", () => {
+  const program = join(root, "native", "build", "rigel-simulate");
+
+  test.each([
+    ["", 'the description ends without "run"'],
+    ["preset h300\n", 'preset: expected h200, a100 or l4, got "h300"'],
+    ["inflight -1\n", "inflight: expected a whole number from 0 to 4294967295"],
+    ["inflate 1\n", 'unknown key "inflate"'],
+    ["client\nrun\n", "client 0 has no profile"],
+    ["client\nrate poisson 5\n", "rate: expected a kind, a mean gap in ns and a seed"],
+    ["run", "has no end"],
+  ])("refuses %p", (text, expected) => {
+    const { stderr, exitCode } = Bun.spawnSync([program], { stdin: Buffer.from(text) });
+    expect(stderr.toString()).toContain(expected);
+    expect(exitCode).toBe(2);
+  });
+});
+
+describe("--sweep", () => {
+  test.each([
+    ["rate=20:200:20", [20, 40, 60, 80, 100, 120, 140, 160, 180, 200]],
+    ["rate=10:0:-5", [10, 5, 0]],
+    ["min_share=0:0.3:0.1", [0, 0.1, 0.2, 0.3]],
+    ["inflight=1,2,4", [1, 2, 4]],
+    ["a.rate=5:5:1", [5]],
+    ["rate=1:2.5:1", [1, 2]],
+  ])("%s", (text, values) => {
+    expect(sweepOf(text).values).toEqual(values);
+  });
+
+  test.each([
+    "rate",
+    "rate=",
+    "=1",
+    "rate=1:2",
+    "rate=1:2:3:4",
+    "rate=a,b",
+    "rate=1,,2",
+    "rate=1:5:0",
+    "rate=1:5:-1",
+    "rate=0:1:1e-9",
+  ])("%s is refused", (text) => {
+    let said = "";
+    try {
+      sweepOf(text);
+    } catch (thrown) {
+      said = reason(thrown);
+    }
+    expect(said).toStartWith(`--sweep ${text}: expected `);
+  });
+});
