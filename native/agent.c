@@ -56,7 +56,7 @@ static bool cover_with_event(rg_track *t)
         return false;
     /* A per-thread stream cannot be named from here. The legacy stream waits for it (both are blocking streams). */
     CUstream stream = t->owner ? CU_STREAM_LEGACY : t->stream;
-    bool ok = t->agent_event || rg_real.cuEventCreate(&t->agent_event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+    bool ok = t->agent_event || RG_REAL(cuEventCreate)(&t->agent_event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
     ok = ok && RG_REAL(cuEventRecord)(t->agent_event, stream) == CUDA_SUCCESS;
     rg_real.cuCtxPopCurrent_v2(&popped);
     return ok;
@@ -195,6 +195,8 @@ static void *agent_main(void *unused)
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
+            rg_memory_beat();
+            rg_calls_add();
             beat = now;
             if (++beats % 10 == 0 && deserted()) {
                 rigel_shutdown();
@@ -208,6 +210,7 @@ static void *agent_main(void *unused)
         }
         agent_sleep(sleep_ns);
     }
+    rg_preempt_end();
     return NULL;
 }
 

@@ -289,11 +289,11 @@ int rg_channels_resume(const rg_channels *c)
         return 0;
     /* One of them may be gone: no reason to leave the others where they are. */
     uint32_t refused = 0;
-    pthread_mutex_lock(&lock);
-    bool gone[RG_CHANNELS];
-    for (uint32_t i = 0; i < c->channels; i++)
+    bool gone[RG_CHANNELS] = {false}, known = take_lock();
+    for (uint32_t i = 0; known && i < c->channels; i++)
         gone[i] = !find_object(c->client[i], c->channel[i]);
-    pthread_mutex_unlock(&lock);
+    if (known)
+        pthread_mutex_unlock(&lock);
     for (uint32_t i = 0; i < c->channels; i++)
         refused += !gone[i] && disable_some(c, i, 1, false) != 0;
     return refused ? -1 : 0;

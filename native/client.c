@@ -70,6 +70,7 @@ void rigel_shutdown(void)
         rg_preempt_stop();
         rg_record_stop();
         rg_agent_stop();
+        rg_calls_add();
         rg_members_leave();
     }
     atomic_store(&shut_down, true);

@@ -79,7 +79,6 @@ enum rg_hook {
     X(cuStreamGetCtx, (CUstream, CUcontext *)) \
     X(cuStreamSetAttribute, (CUstream, int, const CUlaunchAttributeValue *)) \
     X(cuThreadExchangeStreamCaptureMode, (CUstreamCaptureMode *)) \
-    X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuEventElapsedTime, (float *, CUevent, CUevent)) \
     X(cuFuncGetName, (const char **, CUfunction)) \
     X(cuFuncGetAttribute, (int *, int, CUfunction)) \
@@ -221,6 +220,22 @@ uint32_t rg_member_class(void);
 
 /* rg_member_holds_python: the calling thread holds Python's interpreter lock, and the process has a high client. */
 bool rg_member_holds_python(void);
+
+/* ---- context.c: contexts, and what is used in the wrong one ---- */
+
+/* rg_context_made: the calling thread has made a stream or event; rg_context_unmade: it is about to be destroyed. */
+void rg_context_made(const void *handle);
+void rg_context_unmade(const void *handle);
+
+/* rg_context_seen: a client works in this context. rg_context_gone: it (or, if NULL, all of device `d`) goes. */
+void rg_context_seen(rg_client *slot, CUcontext context, uint32_t device);
+void rg_context_gone(CUcontext context, CUdevice d);
+
+/* rg_context_refused: a call with this handle (and this other one, or NULL) failed: counts it if for its handle or context. */
+void rg_context_refused(uint32_t operation, CUresult result, const void *handle, const void *other);
+
+/* rg_context_turned: this thread turns to a stream: counts it if that is of another context than the current one. */
+void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
@@ -498,9 +513,11 @@ int rg_channels_resume(const rg_channels *channels);
 
 /* ---- preempt.c ---- */
 
-/* rg_preempt_beat: called by the agent now and then: time slices, and `rg.preemptible`. rg_preempt_stop: leaves the channels enabled. */
+/* rg_preempt_beat: called by the agent now and then: time slices, and `rg.preemptible`. rg_preempt_stop: leaves the channels enabled.
+ * rg_preempt_end: called by the agent when it ends: the slices are the driver's again, for a program that goes on without Rigel. */
 void rg_preempt_beat(void);
 void rg_preempt_stop(void);
+void rg_preempt_end(void);
 
 /* ---- agent.c ---- */
 
@@ -533,6 +550,15 @@ CUcontext rg_memory_primary(CUdevice device);
 
 /* rg_memory_tracked: allocations that are charged now. */
 uint64_t rg_memory_tracked(void);
+
+/* rg_memory_pools_kept: device memory that this process's memory pools keep though nobody uses it; rg_memory_pools_trim: lets them
+ * give it back, and returns how much that was. */
+uint64_t rg_memory_pools_kept(void);
+uint64_t rg_memory_pools_trim(void);
+
+/* rg_memory_beat: called by the agent now and then: says what the pools keep, and, in a best-effort client, gives it back if
+ * somebody has asked (the header's `trim`). */
+void rg_memory_beat(void);
 
 /* ---- the state of the client ---- */
 
@@ -768,7 +794,7 @@ void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok)
 rg_member *rg_work_member(CUstream stream);
 
 /* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
-static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name)
+static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name, uint32_t operation)
 {
     uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
     atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
@@ -783,6 +809,7 @@ static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg
         atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
         atomic_store_explicit(&row->client, (uint32_t)rg_track_member(t)->slot_index + 1, memory_order_relaxed);
         atomic_store_explicit(&row->track, serial, memory_order_relaxed);
+        rg_context_turned(operation, t);
     }
     return (uint64_t)(serial & 0xff) << 38;
 }

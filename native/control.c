@@ -59,6 +59,9 @@ static void build_layout(void)
 #define RG_STRUCT rg_estimate
     RG_SECTION("estimates", RG_ESTIMATE_FIELDS, offsetof(rg_segment, estimates), RG_MAX_ESTIMATES);
 #undef RG_STRUCT
+#define RG_STRUCT rg_calls
+    RG_SECTION("calls", RG_CALLS_FIELDS, offsetof(rg_segment, calls), RG_MAX_CLIENTS);
+#undef RG_STRUCT
 #define RG_STRUCT rg_account
     RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
 #undef RG_STRUCT

@@ -177,7 +177,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
                 *events[e] = NULL;
             }
             if (!*events[e])
-                rg_real.cuEventCreate(events[e], CU_EVENT_DEFAULT);
+                RG_REAL(cuEventCreate)(events[e], CU_EVENT_DEFAULT);
         }
         samples[i].context = current;
         samples[i].device = t->cu_device;

@@ -74,7 +74,7 @@ void rg_batch_record(rg_track *t)
             batches[i].event = NULL;
         }
         if (ok && !batches[i].event) {
-            ok = rg_real.cuEventCreate(&batches[i].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+            ok = RG_REAL(cuEventCreate)(&batches[i].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
             batches[i].context = t->context;
             batches[i].device = t->cu_device;
         }

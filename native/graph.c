@@ -349,7 +349,7 @@ static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUs
     rg_work work = first ? rg_work_begin(m, mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT)
                          : rg_work_pass(m, mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT);
     rg_op op = rg_op_begin(RG_OP_cuGraphLaunch, false);
-    uint64_t marks = rg_launch_note(op.row, t, RG_GRAPH, name);
+    uint64_t marks = rg_launch_note(op.row, t, RG_GRAPH, name, RG_OP_cuGraphLaunch);
     CUresult r = RG_REAL(cuGraphLaunch)(piece, stream);
     rg_op_end(&op, RG_TRACE_graph, false, marks | (r ? RG_RECORD_FAILED : 0),
               name | (uint64_t)atomic_load_explicit(&m->inflight, memory_order_relaxed) << 16);

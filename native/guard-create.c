@@ -1,5 +1,6 @@
 /*
- * guard-create.c: contexts for threads that have none, and handles made one at a time (guard.c).
+ * guard-create.c: contexts for threads that have none, and handles made one at a time, with what is done where one cannot be made
+ * (guard.c).
  */
 #include "guard-inside.h"
 
@@ -77,24 +78,96 @@ static bool lock_creation(void)
     return pthread_mutex_timedlock(&create_lock, &until) == 0;
 }
 
+/* Waiting for best-effort clients: their agents look ten times a second. */
+enum { ANSWER_MS = 1000, PAUSE_MS = 1000 };
+
+/* Whether this client's pools may keep memory of the device, whose index in the segment is known only once it was launched on. */
+static bool may_give(int slot, int index)
+{
+    rg_client *c = &rg.segment->clients[slot];
+    return slot != rg.slot_index && atomic_load(&c->state) == RG_LIVE && atomic_load(&c->class) == RG_CLASS_BEST_EFFORT &&
+           atomic_load(&c->pool_kept_bytes) && (index < 0 || atomic_load(&c->devices) >> index & 1);
+}
+
+static int index_of(int device)
+{
+    uint32_t devices = atomic_load(&rg.slot->devices);
+    for (int d = 0; d < RG_MAX_DEVICES; d++)
+        if (devices >> d & 1 && atomic_load(&rg.ordinal[d]) == device)
+            return d;
+    return -1;
+}
+
+/* Asks best-effort clients for what their memory pools keep, and waits until all have answered, for a moment. */
+static void ask_others(rg_relief *relief, int device)
+{
+    int index = index_of(device);
+    uint64_t asked = 0, before = 0, after = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        if (may_give(i, index)) {
+            asked |= 1ull << i;
+            before += atomic_load(&rg.segment->clients[i].pool_returned_bytes);
+        }
+    relief->others = (uint32_t)__builtin_popcountll(asked);
+    if (!asked)
+        return;
+    uint32_t question = atomic_fetch_add(&rg.segment->header.trim, 1) + 1;
+    uint64_t until = rg_now_ns() + ANSWER_MS * 1000000ull;
+    for (bool all = false; !all && rg_now_ns() < until; rg_guard_nap()) {
+        all = true;
+        for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+            rg_client *c = &rg.segment->clients[i];
+            all &= !(asked >> i & 1) || atomic_load(&c->state) != RG_LIVE || (int32_t)(atomic_load(&c->trimmed) - question) >= 0;
+        }
+    }
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        if (asked >> i & 1)
+            after += atomic_load(&rg.segment->clients[i].pool_returned_bytes);
+    relief->others_bytes = after > before ? after - before : 0;
+}
+
 /*
- * Makes a handle in the current context, one thread at a time, twice if need be. Idle handles of the pool are given up for
- * the second attempt; this is the place to pause best-effort clients, should they hold memory that they would give back.
+ * Makes a handle once more, if anything could be given back for it: idle handles of the guard's own pool, what this process's
+ * memory pools keep, and what those of best-effort clients keep. Nothing else can be had from a program: what it has allocated is
+ * its own, the cache of PyTorch's allocator included. While a high client tries again, best-effort clients are paused, so
+ * that they do not take what they have just given.
  */
+static cublasStatus_t again(cublasHandle_t *out, CUcontext current, cublasStatus_t failed, rg_relief *relief)
+{
+    relief->handles = rg_pool_make_room(current);
+    relief->own_bytes = rg_memory_pools_trim();
+    if (!relief->capped)
+        ask_others(relief, rg_guard_device());
+    if (!relief->handles && !relief->own_bytes && !relief->others_bytes)
+        return failed;
+    rg_settings *s = &rg.segment->settings;
+    bool pause = relief->others_bytes && atomic_load(&rg.slot->class) == RG_CLASS_HIGH;
+    uint64_t begun = rg_now_ns();
+    uint32_t held_ms = rg_hold_left_ms(s, begun); /* by the control loop */
+    if (pause && held_ms < PAUSE_MS)
+        rg_segment_hold(rg.segment, PAUSE_MS);
+    cublasStatus_t r = REAL(cublasCreate_v2)(out);
+    if (pause && held_ms < PAUSE_MS) {
+        uint64_t took_ms = (rg_now_ns() - begun) / 1000000;
+        rg_segment_hold(rg.segment, held_ms > took_ms ? held_ms - (uint32_t)took_ms : 0);
+    }
+    return r;
+}
+
 cublasStatus_t rg_guard_create(cublasHandle_t *out, enum rg_blas call, CUcontext current)
 {
     bool locked = lock_creation();
     rg_guard_creating = true;
+    uint64_t denied = atomic_load(&rg.account->denied);
     cublasStatus_t r = REAL(cublasCreate_v2)(out);
     if (r != CUBLAS_STATUS_SUCCESS && r != CUBLAS_STATUS_INVALID_VALUE) {
-        rg_pool_make_room(current);
-        cublasStatus_t again = REAL(cublasCreate_v2)(out);
-        rg_guard_note(again == CUBLAS_STATUS_SUCCESS ? CREATE_RETRIED : CREATE_FAILED, call, current, rg_guard_device());
-        if (again == CUBLAS_STATUS_SUCCESS)
+        rg_relief relief = {.capped = atomic_load(&rg.account->denied) != denied};
+        r = again(out, current, r, &relief);
+        rg_guard_note(r == CUBLAS_STATUS_SUCCESS ? CREATE_RETRIED : CREATE_FAILED, call, current, rg_guard_device());
+        if (r == CUBLAS_STATUS_SUCCESS)
             rg_guard_repaired();
         else
-            rg_guard_explain(again, rg_guard_device());
-        r = again;
+            rg_guard_explain(r, rg_guard_device(), &relief);
     }
     rg_guard_creating = false;
     if (locked)

@@ -180,7 +180,17 @@ void rg_guard_repaired(void);
 /* rg_guard_count_handles: so many handles more are alive, or fewer. */
 void rg_guard_count_handles(int by);
 
-/* rg_guard_explain: one line, at most every ten seconds, that tells why there is no handle and what helps. */
-void rg_guard_explain(cublasStatus_t status, int device);
+/* What was tried for a handle that could not be made at once. */
+typedef struct {
+    bool capped;           /* the client's own limit of memory stood in the way */
+    size_t handles;        /* of the pool, given up */
+    uint64_t own_bytes;    /* given back by this process's memory pools, */
+    uint64_t others_bytes; /* and by those of best-effort clients, */
+    uint32_t others;       /* of which so many had something to give */
+} rg_relief;
+
+/* rg_guard_explain: one line, at most every ten seconds, that tells why there is no handle, what was tried (NULL: nothing), and what
+ * helps. */
+void rg_guard_explain(cublasStatus_t status, int device, const rg_relief *relief);
 
 #endif

@@ -68,33 +68,60 @@ void rg_guard_count_handles(int by)
     atomic_fetch_add_explicit(&rg.slot->guard_handles, (uint64_t)by, memory_order_relaxed);
 }
 
-/* One line, at most every ten seconds, that tells why there is no handle and what helps. */
-void rg_guard_explain(cublasStatus_t status, int device)
+/* Who has what of the GPUs: ", train 300 MiB (handles: 5)" for each client. */
+static void list_use(char *text, size_t size)
+{
+    size_t at = (size_t)snprintf(text, size, "this process %llu MiB (handles: %llu)",
+                                 (unsigned long long)atomic_load(&rg.slot->memory_bytes) >> 20,
+                                 (unsigned long long)atomic_load(&rg.slot->guard_handles));
+    for (int i = 0; i < RG_MAX_CLIENTS && at < size - RG_NAME_BYTES - 64; i++) {
+        rg_client *c = &rg.segment->clients[i];
+        uint64_t handles = atomic_load(&c->guard_handles), bytes = atomic_load(&c->memory_bytes);
+        if (atomic_load(&c->state) == RG_LIVE && (handles || bytes >> 20) && c != rg.slot)
+            at += (size_t)snprintf(text + at, size - at, ", %.*s %llu MiB (handles: %llu)", RG_NAME_BYTES - 1, c->name,
+                                   (unsigned long long)(bytes >> 20), (unsigned long long)handles);
+    }
+}
+
+/* What was tried, as the second half of a sentence. */
+static void describe_relief(char *text, size_t size, const rg_relief *relief)
+{
+    uint64_t bytes = relief->own_bytes + relief->others_bytes;
+    if (relief->handles || bytes)
+        snprintf(text, size, "tried again after %zu idle handles and %llu MiB of memory pools (%llu of best-effort clients) were given back",
+                 relief->handles, (unsigned long long)(bytes >> 20), (unsigned long long)(relief->others_bytes >> 20));
+    else
+        snprintf(text, size, "not tried again, as no memory pool, here or in a best-effort client, %s",
+                 relief->others ? "gave anything back" : "keeps anything that could be given back");
+}
+
+void rg_guard_explain(cublasStatus_t status, int device, const rg_relief *relief)
 {
     static _Atomic uint64_t last_ns;
     uint64_t now = rg_now_ns(), last = atomic_load(&last_ns);
     if ((last && now - last < 10000000000u) || !atomic_compare_exchange_strong(&last_ns, &last, now))
         return;
-    char memory[96] = "free memory unknown", others[256] = "", driver[96] = "none seen";
+    char memory[96] = "free memory unknown", limit[96] = "", use[384], tried[192] = "not tried again", driver[96] = "none seen";
     size_t free_bytes = 0, total = 0;
     if (rg_real.cuMemGetInfo_v2 && rg_real.cuMemGetInfo_v2(&free_bytes, &total) == CUDA_SUCCESS)
         snprintf(memory, sizeof memory, "%zu of %zu MiB free", free_bytes >> 20, total >> 20);
-    size_t at = 0;
-    for (int i = 0; i < RG_MAX_CLIENTS && at < sizeof others - RG_NAME_BYTES - 24; i++) {
-        rg_client *c = &rg.segment->clients[i];
-        uint64_t n = atomic_load(&c->guard_handles);
-        if (atomic_load(&c->state) == RG_LIVE && n && c != rg.slot)
-            at += (size_t)snprintf(others + at, sizeof others - at, ", %.*s %llu", RG_NAME_BYTES - 1, c->name,
-                                   (unsigned long long)n);
-    }
+    uint64_t cap = atomic_load(&rg.account->limit_bytes);
+    if (cap)
+        snprintf(limit, sizeof limit, "; this client %s its limit of %llu MiB (%llu in use)",
+                 relief && relief->capped ? "has reached" : "is below", (unsigned long long)(cap >> 20),
+                 (unsigned long long)(rg_account_used(rg.segment, rg.account) >> 20));
+    list_use(use, sizeof use);
+    if (relief)
+        describe_relief(tried, sizeof tried, relief);
     const char *call = atomic_load(&failed_call);
     if (call)
         snprintf(driver, sizeof driver, "%s returned %d", call, atomic_load(&failed_code));
-    rg_say("rigel: cublasCreate failed with status %d%s on device %d: %s; handles alive, about 64 MiB each: this process %llu%s; "
-        "last failing driver call: %s; free memory there, or make one handle per thread and device and keep it",
-        status,
-        status == CUBLAS_STATUS_ALLOC_FAILED      ? " (out of memory)"
-        : status == CUBLAS_STATUS_NOT_INITIALIZED ? " (CUDA could not be initialised)"
-                                                  : "",
-        device, memory, (unsigned long long)atomic_load(&rg.slot->guard_handles), others, driver);
+    rg_say("rigel: cublasCreate failed with status %d%s on device %d: %s%s; in use by clients, of it about 64 MiB for "
+           "each handle: %s; %s; last failing driver call: %s; %s, or make one handle per thread and device and keep it",
+           status,
+           status == CUBLAS_STATUS_ALLOC_FAILED      ? " (out of memory)"
+           : status == CUBLAS_STATUS_NOT_INITIALIZED ? " (CUDA could not be initialised)"
+                                                     : "",
+           device, memory, limit, use, tried, driver,
+           relief && relief->capped ? "raise the client's memory" : "free memory there");
 }

@@ -423,7 +423,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
         rg_guard_creating = false;
         if (r != CUBLAS_STATUS_SUCCESS && r != CUBLAS_STATUS_INVALID_VALUE) {
             rg_guard_note(CREATE_FAILED, RG_BLAS_cublasCreate_v2, current, rg_guard_device());
-            rg_guard_explain(r, rg_guard_device());
+            rg_guard_explain(r, rg_guard_device(), NULL);
         }
     }
     /* Where none was current, cuBLAS has made one so. */

@@ -96,8 +96,10 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (RG_##KIND == RG_GRAPH && \
             rg_graph_launch(member_, recorded_ ? RG_MODE_BARE : several_ ? atomic_load(&member_->mode) : mode, \
                             (CUgraphExec)units_, stream_, track_, &cut_)) { \
-            if (RG_UNLIKELY(cut_ != CUDA_SUCCESS)) \
+            if (RG_UNLIKELY(cut_ != CUDA_SUCCESS)) { \
                 rg_guard_driver_failed(#symbol, cut_); \
+                rg_context_refused(RG_OP_##symbol, cut_, stream_, NULL); \
+            } \
             return cut_; \
         } \
         rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
@@ -107,7 +109,7 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             rg_drain(); \
         uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
-        uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_); \
+        uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_, RG_OP_##symbol); \
         rg_record_what what_; \
         if (RG_UNLIKELY(recorded_)) { \
             what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
@@ -125,8 +127,10 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             rg_work_several_end(member_, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         else \
             rg_work_end(RG_PROCESS, mode, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
-        if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
+        if (RG_UNLIKELY(result_ != CUDA_SUCCESS)) { \
             rg_guard_driver_failed(#symbol, result_); \
+            rg_context_refused(RG_OP_##symbol, result_, stream_, NULL); \
+        } \
         return result_; \
     }
 #define RG_SPECIAL(symbol, params, args)
@@ -195,6 +199,23 @@ RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_cont
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 
+/* Counts a call that is no operation of its own in the records. */
+static inline void called(uint32_t operation)
+{
+    if (RG_UNLIKELY(!rg_self))
+        rg_thread_enter();
+    rg_call_count(operation);
+}
+
+/* Counts it, and looks why it failed, if for a handle. */
+static inline CUresult looked(uint32_t operation, CUresult r, const void *handle, const void *other)
+{
+    called(operation);
+    if (RG_UNLIKELY(r != CUDA_SUCCESS))
+        rg_context_refused(operation, r, handle, other);
+    return r;
+}
+
 /* Which device the program is on: the guard binds it on threads that have none. */
 static void selected(CUcontext c)
 {
@@ -219,8 +240,21 @@ CUresult cuCtxPushCurrent_v2(CUcontext c)
     return r;
 }
 
+CUresult cuEventCreate(CUevent *e, unsigned flags)
+{
+    CUresult r = RG_CALL(cuEventCreate, (e, flags));
+    if (!is_client())
+        return r;
+    called(RG_OP_cuEventCreate);
+    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+        rg_context_made(*e);
+    return r;
+}
+
 static void forget_event(CUevent e)
 {
+    if (is_client())
+        rg_context_unmade(e);
     if (is_high())
         rg_event_forget(e);
 }
@@ -239,6 +273,7 @@ CUresult cuEventDestroy_v2(CUevent e)
 
 static void stream_made(CUstream s, int asked)
 {
+    rg_context_made(s);
     rg_member_made(s);
     rg_member *m = rg_member_mine();
     uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
@@ -317,6 +352,8 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
         rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
+        if (r != CUDA_SUCCESS) \
+            rg_context_refused(RG_OP_##symbol, r, stream, NULL); \
         if (high) \
             rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         if (RG_UNLIKELY(began)) \
@@ -329,10 +366,12 @@ RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
 #define RG_LOOK_AT_STREAM(symbol, stream) \
     CUresult symbol(CUstream s) \
     { \
-        if (!is_high()) \
+        if (!is_client()) \
             return RG_CALL(symbol, (s)); \
+        if (!is_high()) \
+            return looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
         uint64_t token = rg_wait_stream_begin(stream); \
-        CUresult r = RG_CALL(symbol, (s)); \
+        CUresult r = looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
         rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
@@ -371,10 +410,12 @@ RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 #define RG_RECORD(symbol, params, args, stream) \
     CUresult symbol params \
     { \
-        if (!is_high()) \
+        if (!is_client()) \
             return RG_CALL(symbol, args); \
+        if (!is_high()) \
+            return looked(RG_OP_##symbol, RG_CALL(symbol, args), e, stream); \
         uint64_t token = rg_event_record_begin(stream); \
-        CUresult r = RG_CALL(symbol, args); \
+        CUresult r = looked(RG_OP_##symbol, RG_CALL(symbol, args), e, stream); \
         rg_event_record_end(e, stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
@@ -405,6 +446,8 @@ CUresult cuEventSynchronize(CUevent e)
     CUresult r = RG_CALL(cuEventSynchronize, (e));
     uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
+    if (r != CUDA_SUCCESS)
+        rg_context_refused(RG_OP_cuEventSynchronize, r, e, NULL);
     learn(r, track, token);
     if (RG_UNLIKELY(began))
         rg_record_wait_end(began);
@@ -413,11 +456,13 @@ CUresult cuEventSynchronize(CUevent e)
 
 CUresult cuEventQuery(CUevent e)
 {
-    if (!is_high())
+    if (!is_client())
         return RG_CALL(cuEventQuery, (e));
+    if (!is_high())
+        return looked(RG_OP_cuEventQuery, RG_CALL(cuEventQuery, (e)), e, NULL);
     rg_track *track = NULL;
     uint64_t token = rg_event_wait_begin(e, &track);
-    return learn(RG_CALL(cuEventQuery, (e)), track, token);
+    return learn(looked(RG_OP_cuEventQuery, RG_CALL(cuEventQuery, (e)), e, NULL), track, token);
 }
 
 /* Executable graphs. */

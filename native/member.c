@@ -44,6 +44,7 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
     rg_member *entered[NESTED];
     uint32_t depth;
     uint64_t request_ns; /* when the request that is open began; 0: none */
+    uint32_t device;     /* 1 + index of the one that the last request launched on; 0: none yet */
 } mine;
 
 static pthread_key_t exit_key;
@@ -125,6 +126,12 @@ rg_member *rg_member_of(CUstream stream)
             claim_put(stream, USED, own);
     }
     return own ? own : atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) ? RG_PROCESS : NULL;
+}
+
+uint32_t rg_thread_slot(void)
+{
+    const rg_member *own = rg_member_mine();
+    return (uint32_t)(own && atomic_load(&own->mode) ? own->slot_index : rg.slot_index);
 }
 
 uint32_t rg_member_index(void)
@@ -356,6 +363,13 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     return m;
 }
 
+/* The thread is another client now: what it calls counts for that. */
+static void turned(void)
+{
+    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE)
+        rg_calls_belong(rg_thread_slot());
+}
+
 int rigel_client_enter(const char *name, const char *class)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -378,6 +392,7 @@ int rigel_client_enter(const char *name, const char *class)
         return error ? error : -ENODEV;
     mine.entered[mine.depth++] = m;
     pthread_setspecific(exit_key, &mine);
+    turned();
     return 0;
 }
 
@@ -394,8 +409,10 @@ int rigel_client_stream(void *stream)
 
 void rigel_client_leave(void)
 {
-    if (mine.depth)
-        leave(mine.entered[--mine.depth]);
+    if (!mine.depth)
+        return;
+    leave(mine.entered[--mine.depth]);
+    turned();
 }
 
 /* ---- work ---- */
@@ -408,6 +425,7 @@ rg_member *rg_work_member(CUstream stream)
 
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
+    rg_calls_belong((uint32_t)m->slot_index);
     return rg_work_begin(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, t, units, dims);
 }
 
@@ -428,6 +446,17 @@ static rg_member *reporter(void)
     return atomic_load(&own->mode) == RG_MODE_BARE ? NULL : own;
 }
 
+/* A request has ended: on which device did this thread launch? */
+static void note_device(const rg_member *m)
+{
+    uint32_t now = rg_self ? atomic_load_explicit(&rg_self->device, memory_order_relaxed) : 0, before = mine.device;
+    mine.device = now ? now : before;
+    if (!now || !before || now == before)
+        return;
+    atomic_fetch_add(&m->slot->moves, 1);
+    atomic_store_explicit(&rg_self->moves, atomic_load_explicit(&rg_self->moves, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
 void rigel_report_request(uint64_t latency_ns)
 {
     rg_member *m = reporter();
@@ -437,6 +466,7 @@ void rigel_report_request(uint64_t latency_ns)
         rg_record_request(RG_REC_REPORTED, rg_now_ns(), latency_ns);
     rg_hist_add(&m->slot->report_ns, latency_ns);
     atomic_fetch_add_explicit(&m->slot->reports, 1, memory_order_relaxed);
+    note_device(m);
 }
 
 void rigel_request_begin(void)

@@ -224,7 +224,7 @@ static CUcontext context_of(CUstream stream)
     return c;
 }
 
-/* ---- Pools that this client has allocated from, where it has a limit. */
+/* ---- Pools that this process has allocated from. */
 
 enum { POOLS = 16 };
 static CUmemoryPool pools[POOLS];
@@ -232,19 +232,34 @@ static _Atomic uint32_t pool_count; /* at most so many entries are taken; those 
 /* Readers use the pools. A pool leaves the table before it is destroyed, and nothing is held then. */
 static pthread_rwlock_t pools_lock = PTHREAD_RWLOCK_INITIALIZER;
 
+/* Memory has come from some device's current pool, which was not looked up. */
+static _Atomic bool current_used;
+
 static bool may_look_at_pools(void)
 {
-    return is_client() && atomic_load(&rg.account->limit_bytes) && rg_real.cuMemPoolGetAttribute && rg_real.cuMemPoolTrimTo &&
+    return is_client() && rg_real.cuMemPoolGetAttribute && rg_real.cuMemPoolTrimTo &&
            !atomic_load_explicit(&rg.captures, memory_order_relaxed);
 }
 
-/* `pool` NULL: the current one of the current device. Pools that do not fit are simply not known. */
+static bool is_limited(void)
+{
+    return atomic_load_explicit(&rg.account->limit_bytes, memory_order_relaxed) != 0;
+}
+
+/* `pool` NULL: the current one of the current device; without a limit it is looked up when it is needed. Pools that do not fit
+ * are simply not known. */
 static void note_pool(CUmemoryPool pool)
 {
     CUdevice device;
-    if (!may_look_at_pools() ||
-        (!pool && (!rg_real.cuDeviceGetMemPool || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-                   rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS)))
+    if (!may_look_at_pools())
+        return;
+    if (!pool && !is_limited()) {
+        if (!atomic_load_explicit(&current_used, memory_order_relaxed))
+            atomic_store(&current_used, true);
+        return;
+    }
+    if (!pool && (!rg_real.cuDeviceGetMemPool || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
+                  rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS))
         return;
     bool known = false;
     pthread_rwlock_rdlock(&pools_lock);
@@ -265,26 +280,84 @@ static void note_pool(CUmemoryPool pool)
     pthread_rwlock_unlock(&pools_lock);
 }
 
+/* What the known pools keep though nobody uses it. The caller holds pools_lock. */
+static uint64_t kept_bytes(void)
+{
+    uint64_t kept = 0, reserved, in_use;
+    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+        if (pools[i] &&
+            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
+            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS &&
+            reserved > in_use)
+            kept += reserved - in_use;
+    return kept;
+}
+
+static void trim_all(void)
+{
+    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
+        if (pools[i])
+            rg_real.cuMemPoolTrimTo(pools[i], 0);
+}
+
 /* Before `bytes` are taken outside of pools. */
 static void trim_pools(uint64_t bytes)
 {
-    uint64_t kept = 0, reserved, in_use, limit;
-    if (!atomic_load_explicit(&pool_count, memory_order_relaxed) || !may_look_at_pools())
+    if (!atomic_load_explicit(&pool_count, memory_order_relaxed) || !may_look_at_pools() || !is_limited())
         return;
     pthread_rwlock_rdlock(&pools_lock);
-    uint32_t n = atomic_load(&pool_count);
-    for (uint32_t i = 0; i < n; i++)
-        if (pools[i] &&
-            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
-            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS)
-            kept += reserved - in_use;
-    limit = atomic_load(&rg.account->limit_bytes);
+    uint64_t kept = kept_bytes(), limit = atomic_load(&rg.account->limit_bytes);
     uint64_t all = rg_account_used(rg.segment, rg.account) + kept;
     if (kept && bytes <= limit && all > limit - bytes)
-        for (uint32_t i = 0; i < n; i++)
-            if (pools[i])
-                rg_real.cuMemPoolTrimTo(pools[i], 0);
+        trim_all();
     pthread_rwlock_unlock(&pools_lock);
+}
+
+/* Looks the devices' current pools up that memory may have come from. */
+static void note_current_pools(void)
+{
+    CUmemoryPool pool;
+    uint32_t devices = atomic_load(&rg.slot->devices);
+    for (uint32_t d = 0; atomic_load(&current_used) && rg_real.cuDeviceGetMemPool && d < RG_MAX_DEVICES; d++)
+        if (devices >> d & 1 && rg_real.cuDeviceGetMemPool(&pool, atomic_load(&rg.ordinal[d])) == CUDA_SUCCESS)
+            note_pool(pool);
+}
+
+uint64_t rg_memory_pools_kept(void)
+{
+    if (!may_look_at_pools())
+        return 0;
+    note_current_pools();
+    pthread_rwlock_rdlock(&pools_lock);
+    uint64_t kept = kept_bytes();
+    pthread_rwlock_unlock(&pools_lock);
+    return kept;
+}
+
+uint64_t rg_memory_pools_trim(void)
+{
+    if (!may_look_at_pools())
+        return 0;
+    note_current_pools();
+    pthread_rwlock_rdlock(&pools_lock);
+    uint64_t before = kept_bytes(), after = before;
+    if (before) {
+        trim_all();
+        after = kept_bytes();
+    }
+    pthread_rwlock_unlock(&pools_lock);
+    return before > after ? before - after : 0;
+}
+
+void rg_memory_beat(void)
+{
+    uint32_t asked = atomic_load(&rg.segment->header.trim);
+    if (asked != atomic_load(&rg.slot->trimmed) && atomic_load(&rg.slot->class) == RG_CLASS_BEST_EFFORT) {
+        atomic_fetch_add(&rg.slot->pool_returned_bytes, rg_memory_pools_trim());
+        /* Last of all: whoever asked reads what was given back once it sees this. */
+        atomic_store(&rg.slot->trimmed, asked);
+    }
+    atomic_store(&rg.slot->pool_kept_bytes, rg_memory_pools_kept());
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)

@@ -85,12 +85,31 @@ static bool refresh(preemptor *p)
     return p->found;
 }
 
+/* Whether this process can be taken off a device, for each of its clients: they have the same channels. A client as a whole can
+ * be if it can on every device that it uses. */
+static void say(uint32_t device, uint32_t preemption)
+{
+    for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++) {
+        const rg_member *m = &rg.members[k];
+        if (k && !atomic_load(&m->mode))
+            continue; /* it has no slot */
+        atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->preemption, preemption);
+        uint32_t all = RG_PREEMPTION_ON, devices = atomic_load(&m->slot->devices);
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            if ((devices >> d & 1) && atomic_load(&rg_share_of(rg.segment, d, m->slot_index)->preemption) != RG_PREEMPTION_ON)
+                all = RG_PREEMPTION_OFF;
+        atomic_store(&m->slot->preemption, devices ? all : RG_PREEMPTION_UNKNOWN);
+    }
+}
+
 static bool slice(preemptor *p, uint64_t us)
 {
     if (p->slice_us != us && rg_channels_slice(&p->channels, us) != 0)
         return false;
     p->slice_us = us;
     atomic_store(&rg.slot->slice_us, (uint32_t)us);
+    for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++)
+        atomic_store(&rg_share_of(rg.segment, p->device, rg.members[k].slot_index)->slice_us, (uint32_t)us);
     return true;
 }
 
@@ -101,7 +120,7 @@ static void fail(preemptor *p)
 {
     atomic_store(&p->failed, true);
     atomic_store(&rg.preemptible[p->device], 0);
-    atomic_store(&rg.slot->preemption, RG_PREEMPTION_OFF);
+    say(p->device, RG_PREEMPTION_OFF);
 }
 
 static bool suspend(preemptor *p)
@@ -387,7 +406,7 @@ void rg_preempt_beat(void)
         if (p->refusals > REFUSALS)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
-        atomic_store(&rg.slot->preemption, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
+        say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
@@ -404,15 +423,19 @@ void rg_preempt_stop(void)
         rg_device *dev = &rg.segment->devices[d];
         syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. */
-        if (!rg_join(p->thread) && atomic_load(&p->suspended))
+        /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. Not so on the
+         * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
+        if (!rg_join(p->thread) && atomic_load(&p->suspended) && !p->held.simulated)
             rg_channels_resume(&p->held);
     }
-    /* The program may go on without Rigel for long. A lock that is not to be had is the agent's, which sets a slice just now. */
+}
+
+void rg_preempt_end(void)
+{
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
         if (pthread_mutex_trylock(&p->lock) != 0)
-            continue;
+            continue; /* a thread of ours that did not return from the driver */
         if (p->slice_us && p->found)
             slice(p, DRIVER_SLICE_US);
         pthread_mutex_unlock(&p->lock);

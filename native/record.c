@@ -331,7 +331,7 @@ static int timing_begin(CUstream stream, uint64_t number)
             RG_REAL(cuEventDestroy_v2)(*events[e]);
             *events[e] = NULL;
         }
-        if (!*events[e] && rg_real.cuEventCreate(events[e], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
+        if (!*events[e] && RG_REAL(cuEventCreate)(events[e], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
             *events[e] = NULL;
     }
     timings[i].context = current;

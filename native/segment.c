@@ -258,6 +258,8 @@ static void clear_shares(rg_segment *seg, int slot)
         rg_share *share = rg_share_of(seg, d, slot);
         atomic_store(&share->virtual_ns, 0);
         atomic_store(&share->idle_ns, 0);
+        atomic_store(&share->preemption, RG_PREEMPTION_UNKNOWN);
+        atomic_store(&share->slice_us, 0);
     }
 }
 
@@ -295,11 +297,15 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
                     atomic_fetch_add(&seg->header.overwritten, 1);
                 clear_client(c);
                 clear_shares(seg, i);
+                for (int k = 0; k < RG_MAX_OPERATIONS; k++)
+                    atomic_store_explicit(&seg->calls[i].count[k], 0, memory_order_relaxed);
                 atomic_store(&c->class, class);
                 snprintf(c->name, sizeof c->name, "%s", name);
             }
             /* Before the slot is live again: only what live slots hold is in use. */
             atomic_store(&c->memory_bytes, 0);
+            for (int k = 0; k < RG_MAX_CONTEXTS * 2; k++)
+                atomic_store(&c->contexts[k], 0);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);

@@ -33,6 +33,9 @@ enum {
 };
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
+enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 256 };
+#define RG_CONTEXT_GONE 1u          /* in place of a context: what belonged to one is no more */
+#define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
@@ -61,7 +64,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, creator_pid, 1) /* [control] */ \
     F(u32, refused, 1)     /* [any] processes that found no free slot */ \
     F(u32, overwritten, 1) /* [any] processes whose counts were cleared because a client of another name needed the slot */ \
-    F(u32, reserved, 1)    /* nobody: keeps created_ns aligned */ \
+    F(u32, trim, 1)        /* [any] raised by who gets no device memory: best-effort clients give back what their pools keep */ \
     F(u64, created_ns, 1)  /* [control] */ \
     F(u32, name_seeds, 1)  /* [control] estimates that came from a profile, where kernels may be written in another way */ \
     F(u32, unshared, 1)    /* [any] kernels that found no room among the estimates: learned by one process alone */ \
@@ -115,7 +118,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 #define RG_SHARE_FIELDS(F) \
     F(u64, virtual_ns, 1) /* [client] fair: its virtual time */ \
     F(u64, idle_ns, 1)    /* [client] when it last became idle, or will have stopped waiting at the gate; 0: never yet */ \
-    F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */
+    F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */ \
+    F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
+    F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
 /* Kernels of profiles: a table with open addressing, written before any client starts. */
 #define RG_KERNEL_FIELDS(F) \
@@ -184,8 +189,17 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   among those of its thread; 32 bytes of name */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
+    F(words, contexts, RG_MAX_CONTEXTS * 2) /* [client] that it has worked in: handle, 1 + index of the device | RG_CONTEXT_ENDED */ \
+    F(u64, misuses, 1)         /* [client] calls with a handle in a context that it does not belong to (context.c) */ \
+    F(words, misuse_ring, RG_MISUSES * RG_MISUSE_WORDS) /* [client] the last ones: number (0: being written); operation << 32 | \
+                                  thread id; result << 32 | slot; current context; the handle's (0: not known, 1: destroyed); \
+                                  handle; when; 0 */ \
+    F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
-    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */
+    F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
+    F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
+    F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -243,6 +257,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(char, name, RG_THREAD_NAME_BYTES) /* [client] at its first operation */
 #define RG_DOING 0x80000000u
 
+/* How often a client's threads have called what; those of a living process up to 100 ms ago. */
+#define RG_CALLS_FIELDS(F) F(words, count, RG_MAX_OPERATIONS) /* [client] by number of the operation (trace.h) */
+
 /* Names of kernels and graphs: a table with open addressing. */
 #define RG_NAME_FIELDS(F) \
     F(u64, key, 1) /* [any] taken by compare-and-swap: rg_text_hash; 0: free. Never given back */ \
@@ -288,6 +305,9 @@ typedef struct {
     _Alignas(64) RG_THREAD_FIELDS(RG_MEMBER)
 } rg_thread;
 typedef struct {
+    _Alignas(64) RG_CALLS_FIELDS(RG_MEMBER)
+} rg_calls;
+typedef struct {
     RG_NAME_FIELDS(RG_MEMBER)
 } rg_name;
 typedef struct {
@@ -305,6 +325,7 @@ typedef struct {
     _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
     _Alignas(64) rg_name names[RG_MAX_NAMES];
     _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
+    _Alignas(64) rg_calls calls[RG_MAX_CLIENTS];
 } rg_segment;
 
 /* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
@@ -314,18 +335,18 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 50688, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3248384, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3313920, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15433984, "segment layout");
+_Static_assert(sizeof(rg_client) == 51392, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3293440, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3358976, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15610112, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3363072, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3408128, "segment layout");
 _Static_assert(sizeof(rg_account) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5460224, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5505280, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5468416, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 5992704, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7041280, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5513472, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6037760, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7086336, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

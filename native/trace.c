@@ -21,6 +21,8 @@ rg_recorder rg_rec;
 _Thread_local rg_thread *rg_self;
 _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 
+_Thread_local rg_own_calls *rg_self_calls;
+static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
 static pthread_key_t row_key;
 static bool row_key_made;
@@ -34,8 +36,43 @@ void rg_trace_beat(void)
 
 /* ---- threads ---- */
 
+/* Whoever is adding already will not miss much. */
+static void add_calls(rg_own_calls *own)
+{
+    uint32_t free = 0;
+    if (!atomic_compare_exchange_strong(&own->busy, &free, 1))
+        return;
+    _Atomic uint64_t *sums = rg_rec.segment->calls[atomic_load(&own->client)].count;
+    for (uint32_t i = 0; i < RG_OP_COUNT; i++) {
+        uint64_t n = atomic_load_explicit(&own->count[i], memory_order_relaxed);
+        if (n != own->added[i])
+            atomic_fetch_add_explicit(&sums[i], n - own->added[i], memory_order_relaxed);
+        own->added[i] = n;
+    }
+    atomic_store_explicit(&own->busy, 0, memory_order_release);
+}
+
+void rg_calls_belong(uint32_t slot)
+{
+    if (!rg_self)
+        rg_thread_enter();
+    if (atomic_load_explicit(&rg_self_calls->client, memory_order_relaxed) == slot)
+        return;
+    add_calls(rg_self_calls);
+    atomic_store_explicit(&rg_self_calls->client, slot, memory_order_relaxed);
+}
+
+void rg_calls_add(void)
+{
+    for (int i = 0; i <= RG_MAX_THREADS; i++)
+        add_calls(&own_calls[i]);
+}
+
 static void leave(void *row)
 {
+    if (rg_self_calls)
+        add_calls(rg_self_calls);
+    rg_self_calls = NULL;
     rg_self = NULL;
     if (row != &nobody)
         atomic_store(&((rg_thread *)row)->tid, 0);
@@ -48,6 +85,8 @@ void rg_trace_attach(rg_segment *seg, int slot)
     rg_rec.trace = &seg->traces[slot];
     rg_rec.on = &seg->settings.trace;
     rg_rec.lost = &seg->clients[slot].threads_lost;
+    for (int i = 0; i <= RG_MAX_THREADS; i++)
+        atomic_store(&own_calls[i].client, (uint32_t)slot);
     rg_rec.processor = atomic_load(&seg->header.tick_source) == RG_TICKS_PROCESSOR;
     row_key_made = pthread_key_create(&row_key, leave) == 0;
     rg_trace_beat();
@@ -84,6 +123,8 @@ rg_thread *rg_thread_enter(void)
         row = &nobody;
     }
     rg_self = row;
+    rg_self_calls = &own_calls[row == &nobody ? RG_MAX_THREADS : row - rg_rec.threads];
+    rg_calls_belong(rg_thread_slot());
     if (row_key_made)
         pthread_setspecific(row_key, row);
     return row;

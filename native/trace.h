@@ -83,11 +83,38 @@ extern rg_recorder rg_rec;
 /* This thread's row; NULL before its first operation. Where the table is full, a row that nobody reads. */
 extern _Thread_local rg_thread *rg_self __attribute__((tls_model("initial-exec")));
 
+/*
+ * What one thread has called: it alone counts, whoever has `busy` adds what is new to the client's counts in the segment. Once in
+ * 100 ms, when the thread ends, and when its work becomes another client's.
+ */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t busy;
+    _Atomic uint32_t client; /* slot */
+    _Atomic uint64_t count[RG_MAX_OPERATIONS];
+    uint64_t added[RG_MAX_OPERATIONS];
+} rg_own_calls;
+_Static_assert((int)RG_OP_COUNT <= (int)RG_MAX_OPERATIONS, "operations");
+extern _Thread_local rg_own_calls *rg_self_calls __attribute__((tls_model("initial-exec"))); /* NULL as rg_self is */
+
+/* rg_call_count: one more. In a client, where the thread has a row. */
+static inline void rg_call_count(uint32_t operation)
+{
+    _Atomic uint64_t *count = &rg_self_calls->count[operation];
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+/* rg_calls_belong: what this thread calls from here on is this client's. rg_calls_add: adds up what all threads have called. */
+void rg_calls_belong(uint32_t slot);
+void rg_calls_add(void);
+
 /* rg_trace_attach: called once while the process becomes a client. */
 void rg_trace_attach(rg_segment *seg, int slot);
 
 /* rg_trace_beat: called by the agent at least every 100 ms. */
 void rg_trace_beat(void);
+
+/* rg_thread_slot: slot of the client that the calling thread is (member.c). */
+uint32_t rg_thread_slot(void);
 
 /* rg_thread_enter: slow half of rg_op_begin: takes a row for this thread. */
 rg_thread *rg_thread_enter(void);
@@ -172,6 +199,7 @@ static inline rg_op rg_op_begin(uint32_t operation, bool exact)
     rg_op op = {.row = rg_self, .operation = operation};
     if (__builtin_expect(!op.row, 0))
         op.row = rg_thread_enter();
+    rg_call_count(operation);
     op.outer = atomic_load_explicit(&op.row->doing, memory_order_relaxed);
     op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);
     op.beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);

@@ -173,6 +173,8 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         index_insert(key, position);
         atomic_store(&rg.ordinal[device], t->cu_device);
         note_use(member, (uint32_t)device);
+        rg_context_seen(rg.slot, context, (uint32_t)device);
+        rg_context_seen(member->slot, context, (uint32_t)device);
     } else if (!t) {
         atomic_store(&rg.full, 1);
     }
@@ -220,6 +222,7 @@ void rg_track_forget(CUstream stream)
     }
     pthread_mutex_unlock(&table_lock);
     rg_member_unmade(stream);
+    rg_context_unmade(stream);
     if (t)
         rg_idle_check(member, device);
 }
@@ -254,6 +257,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     rg_member_unmade(NULL);
+    rg_context_gone(context, d);
     idle_check_all(devices);
 }
 

@@ -6,7 +6,7 @@
  * one, with recorded profiles for programs, and says so wherever a number is shown.
  */
 
-import { closeSync, mkdirSync, mkdtempSync, openSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
@@ -28,12 +28,13 @@ import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
 import { type Device, Devices } from "./device.ts";
-import { RigelError, reason } from "./errors.ts";
+import { RigelError } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
 import { Native } from "./native.ts";
+import { checkOutput } from "./output.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 
 interface Flags {
@@ -156,19 +157,7 @@ function checkOutputs({ json, html, markdown: md }: Flags): void {
     ["--markdown", md],
     ["--html", html],
   ] as const;
-  for (const [option, file] of files)
-    if (file !== undefined)
-      try {
-        closeSync(openSync(file, "a"));
-      } catch (thrown) {
-        throw new RigelError(
-          "config",
-          `${option}: expected a file that can be written, got ${file} (${reason(thrown)})`,
-          {
-            cause: thrown,
-          },
-        );
-      }
+  for (const [option, file] of files) if (file !== undefined) checkOutput(option, file);
 }
 
 async function runBench(flags: Flags): Promise<void> {

@@ -7,9 +7,9 @@
 
 import { cpSync, mkdirSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { EMBEDDED_PAGE, buildPage } from "./dashboard.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
+import { PAGES, buildPage, embeddedName } from "./page.ts";
 
 const root = resolve(import.meta.dir, "..");
 const outfile = join(root, "dist", "rigel");
@@ -29,7 +29,7 @@ try {
     recursive: true,
     filter: (path) => path === files.profiles || /\.(csv|json)$/.test(path),
   });
-  writeFileSync(join(embed, EMBEDDED_PAGE), await buildPage());
+  for (const page of PAGES) writeFileSync(join(embed, embeddedName(page)), await buildPage(page));
   const result = await Bun.build({
     entrypoints: [join(root, "src", "cli.ts")],
     target: "bun",

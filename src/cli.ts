@@ -4,6 +4,7 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
+import { writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
@@ -14,9 +15,11 @@ import { clearDurations, durationsFolder, durationsText, keptDurations } from ".
 import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
 import { launch } from "./launch.ts";
+import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
+import { checkOutput } from "./output.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
@@ -38,6 +41,7 @@ interface LaunchFlags {
   segment?: string;
   trace?: string;
   startTimeout: number;
+  html?: string;
 }
 
 const EXAMPLES = `
@@ -87,13 +91,13 @@ function commandLine(): Command {
     )
     .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
     .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
+    .option("--html <file>", "write the report as a page too, with plots second by second under policy slo")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
-  addProfileCommand(program);
-  addSimulateCommand(program);
   addProfileCommand(program, deviceSelector);
+  addSimulateCommand(program);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
@@ -130,6 +134,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
+  if (flags.html !== undefined) checkOutput("--html", flags.html);
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   for (const note of planned.notes) progress(`note: ${note}`);
   const { report, exitStatus } = await launch(planned, native, {
@@ -138,6 +143,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     trace: flags.trace === undefined ? undefined : resolve(flags.trace),
   });
   print(flags.json ? JSON.stringify(report, null, 2) : table(report));
+  if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
   process.exitCode = exitStatus;
 }
 

@@ -171,15 +171,16 @@ function answer(
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
-  const { rung, hold } = controller.step({
+  const { settings, hold } = controller.step({
     requests: new Histogram(counts, shape),
     launches,
     neighbours: "best-effort",
     measured: "high",
     preemption,
   });
-  const settings = rung ? [rung.suspend, rung.slice_us, rung.inflight, rung.corun] : ["keep"];
-  return `${[...settings, Number(hold)].join(" ")}\n`;
+  if (!settings) return `keep ${Number(hold)}\n`;
+  const { suspend, defer_us, slice_us, inflight, corun } = settings;
+  return `${[suspend, defer_us, slice_us, inflight, corun, Number(hold)].join(" ")}\n`;
 }
 
 /** What rigel-simulate reads. */

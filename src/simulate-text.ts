@@ -2,7 +2,8 @@
  * simulate-text.ts: a prediction for people: tables, and of a sweep a plot in letters.
  */
 
-import { aligned, digits } from "./report.ts";
+import { aligned } from "./report.ts";
+import { digits } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
 
 export function predictionText(prediction: Prediction): string {

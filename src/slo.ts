@@ -4,7 +4,7 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: 1.2 s at first and again at the
+ *   alone     durations of requests in windows in which best-effort work is held: 3 s at first and again at the
  *             first two changes of load, in parts, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
@@ -56,28 +56,34 @@ const FIRST_GATE_RUNG = 1;
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
-const FIRST_HELD_S = 1.2;
+const FIRST_HELD_S = 3;
 const FIRST_WINDOW_S = 0.6;
-const WINDOW_S = 0.3;
+const WINDOW_S = 0.4;
 /** From one window to the next. A program that still warms up in the first is known by the second. */
 const BETWEEN_WINDOWS_S = 2;
 /** Requests in the first window that are enough to end it. */
 const FIRST_REQUESTS = 40;
-/** A window whose median is off by this factor shows that what was known is no longer so. */
-const DRIFT = 1.15;
+/** A window whose median is off by more than so many standard deviations shows that what was known is no longer so. */
+const DRIFT_Z = 1.8;
 const DRIFT_REQUESTS = 12;
 /** Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_MAX_S = 120;
-/** What counts as more best-effort work: a second's count is not exact. */
-const MORE = 1.003;
+/** What counts as less best-effort work: a second's count is not exact. */
+const LESS = 0.985;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
 const KNOWN = 24;
+/** What is compared with alone, and by how many standard deviations each side may be off. */
+const QUANTILES = [0.5, 0.75, 0.9, 0.95, 0.99];
+const Z = 0.6;
 /** Old requests count half after this. */
 const HALF_LIFE_S = 20;
+/** Requests alone fade so many times more slowly: a window says when they have changed. More than so many need not be known. */
+const ALONE_KEEPS = 15;
+const ENOUGH_ALONE = 240;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 
@@ -232,7 +238,7 @@ export class Controller {
         this.#window.add(seen.requests);
       } else this.#at(this.#rung).add(seen);
     }
-    this.#alone.fade(TICK_S / 4);
+    this.#alone.fade(TICK_S / ALONE_KEEPS);
     this.#decide(count);
     // What the user configured stays until there is something to decide on.
     return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
@@ -380,7 +386,7 @@ export class Controller {
         const lesser = verdict === "over" && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
         if (spent_s < TRIAL_S) return;
-        const more = this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s * MORE;
+        const more = this.#at(this.#rung).launches_per_s > this.#at(this.#home).launches_per_s * LESS;
         if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
           this.#stay_s = 0;
@@ -402,7 +408,7 @@ export class Controller {
         const known = !relative || this.#alone.count >= KNOWN;
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
-        if (relative && due && this.#alone.count < 400) {
+        if (relative && due && this.#alone.count < ENOUGH_ALONE) {
           this.#window.clear();
           this.#stay_s = Math.max(0, this.#stay_s - spent_s);
           return this.#enter("window");
@@ -417,8 +423,8 @@ export class Controller {
 
   /** A window that shows something else than the ones before it, a program that was still warming up, replaces them. */
   #endWindow(): void {
-    const ratio = this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
-    if (this.#window.count >= DRIFT_REQUESTS && (ratio > DRIFT || ratio < 1 / DRIFT)) {
+    const drifted = apart(this.#window, this.#alone) || apart(this.#alone, this.#window);
+    if (this.#window.count >= DRIFT_REQUESTS && drifted) {
       this.#alone.take(this.#window);
       this.#relearned++;
       this.#reset();
@@ -493,8 +499,9 @@ export class Controller {
 
   /**
    * Whether the requests of a rung are within the target. A 99th percentile of thirty requests says nothing, so lower quantiles
-   * are compared as well, each with the margin that so few requests leave: what slows all requests shows in the median at
-   * once, what slows one in ten in the 90th percentile soon, and what is rarer when there are enough of them.
+   * are compared as well: what slows all requests shows in the median soon, what slows one in ten in the 90th percentile, and
+   * what is rarer when there are enough of them. "Over" is said when the quantiles differ by more than chance allows: each pool's
+   * own order statistics say how far its quantile may be off (z times the standard deviation of a binomial rank).
    */
   #judge(rung: number): "within" | "over" | "unknown" {
     const { pool } = this.#at(rung);
@@ -507,17 +514,12 @@ export class Controller {
     const few = Math.min(pool.count, this.#alone.count);
     if (few < ENOUGH) return "unknown";
     const limit = this.#target.p99_over_alone;
-    const margin = 0.15 / Math.sqrt(few);
-    const over = (q: number, times: number): boolean => this.#ratio(pool, q) > limit + times * margin;
-    if (
-      over(0.5, 1) ||
-      over(0.75, 1.5) ||
-      (few >= 60 && over(0.9, 3)) ||
-      (few >= 150 && over(0.95, 4)) ||
-      (few >= 300 && over(0.99, 8))
-    )
-      return "over";
-    return "within";
+    const over = QUANTILES.some(
+      (q) =>
+        few * (1 - q) >= 3 &&
+        pool.quantile_ms(off(q, -Z, pool.count)) > limit * this.#alone.quantile_ms(off(q, Z, this.#alone.count)),
+    );
+    return over ? "over" : "within";
   }
 
   #record(seen: Observation, held: boolean): void {
@@ -539,6 +541,16 @@ export class Controller {
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0 };
   }
+}
+
+/** Whether the durations of one pool are surely below those of the other. */
+function apart(low: Pool, high: Pool): boolean {
+  return low.quantile_ms(off(0.5, DRIFT_Z, low.count)) < high.quantile_ms(off(0.5, -DRIFT_Z, high.count));
+}
+
+/** A quantile's rank, moved by so many standard deviations of the rank that it has in a sample of so many. */
+function off(q: number, times: number, count: number): number {
+  return Math.min(1, Math.max(0, q + times * Math.sqrt((q * (1 - q)) / count)));
 }
 
 function round(value: number): number {

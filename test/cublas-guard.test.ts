@@ -97,3 +97,19 @@ test("a mode that there is not is refused", async () => {
   expect(stderr).toMatch(/guard: expected .*"off".*"warn".*"repair"/);
   expect(status).not.toBe(0);
 });
+
+test("a handle that the client's memory limit forbids is explained by that limit", async () => {
+  using scratch = new Scratch();
+  const command = [join(build, "cublas-program"), "s4"];
+  const config = scratch.file("jobs.json", {
+    device: "simulated",
+    clients: [{ name: "capped", class: "high", command, memory: "200MiB" }],
+  });
+  const { status, stderr } = await rigel("launch", config);
+  expect(stderr).toMatch(
+    /cublasCreate failed with status 3 \(out of memory\) on device 0: \d+ of \d+ MiB free; this client has reached its limit of 200 MiB \(192 in use\)/,
+  );
+  expect(stderr).toContain("this process 192 MiB (handles: 3); not tried again");
+  expect(stderr).toContain("raise the client's memory, or make one handle per thread");
+  expect(status).toBe(1);
+});

@@ -1,8 +1,11 @@
 /** dashboard.test.ts: the page at `/` of `rigel serve`: what it may do, and, in a headless Chromium, what it shows of a launch. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { buildPage, policyOf } from "../src/dashboard.ts";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
 import { Browser, type Tab, chromium } from "../src/chromium.ts";
+import { policyOf } from "../src/dashboard.ts";
+import { buildPage } from "../src/page.ts";
 import { svgOf } from "../src/terminal-svg.ts";
 import { Place, Server } from "./serving.ts";
 
@@ -13,7 +16,7 @@ beforeAll(() => {
 afterAll(() => place[Symbol.dispose]());
 
 test("the page is whole: it names nothing that would have to be loaded", async () => {
-  const html = await buildPage();
+  const html = await buildPage("dashboard");
   expect(html).not.toMatch(/<(script|img|iframe|link)[^>]*\s(src|href)="(?!data:)/);
   expect(html).not.toMatch(/@import|url\((?!['"]?data:)/);
   expect(html.match(/<script/g)).toHaveLength(1);
@@ -29,6 +32,29 @@ test("comes with its policy, and only to who names the server rightly", async ()
   expect(response.headers.get("content-type")).toBe("text/html; charset=utf-8");
   const foreign = await fetch(`${server.url}/`, { headers: { host: "rigel.example" } });
   expect(foreign.status).toBe(403);
+});
+
+test("a launch's page holds the report as data, whatever is in it, and its file is tried before anything runs", async () => {
+  const config = place.file("bad.json", {
+    ...place.pair(),
+    clients: [
+      { name: "a", class: "high", command: ["sh", "-c", "exit 1"], env: { LD_PRELOAD: "/</script><img>/libvgpu.so" } },
+    ],
+  });
+  const page = join(place.path, "failed.html");
+  const failed = await place.rigel("launch", config, "--html", page, "--segment", place.segments);
+  const html = readFileSync(page, "utf8");
+  const data = /<script type="application\/json" id="report">([^<]*)<\/script>/.exec(html)?.[1];
+  expect(JSON.parse(data ?? "")).toMatchObject({
+    clients: [{ name: "a", exit_code: 1 }],
+    findings: expect.arrayContaining([
+      expect.objectContaining({ found: expect.stringContaining("/</script><img>/libvgpu.so (LD_PRELOAD) is HAMi's") }),
+    ]),
+  });
+  expect(failed.status).toBe(1);
+  const missing = await place.rigel("launch", config, "--html", join(place.path, "missing", "x.html"));
+  expect(missing.stderr).toContain("--html: expected a file that can be written");
+  expect(missing.status).toBe(2);
 });
 
 /** Whether a text is shown. */
@@ -93,6 +119,21 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows("Nothing runs under Rigel at the moment."));
     expect(tab.problems).toEqual([]);
     expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
+  });
+
+  test("a launch writes its report as a page, drawn second by second", async () => {
+    const config = place.file("page.json", place.pair());
+    const page = join(place.path, "report.html");
+    const result = await place.rigel("launch", config, "--duration", "3", "--html", page, "--segment", place.segments);
+    expect(result.stdout).toContain("slo: target p99 1.05 of alone");
+    expect(readFileSync(page, "utf8")).not.toMatch(/ (src|href)="(?!data:)/);
+    const tab = await opened(`file://${page}`);
+    await tab.until(`document.querySelectorAll("canvas").length === 5 && ${PIXELS}`);
+    for (const text of ["policy slo, in time slices", "serve", "target (1.05 of alone)", "Step of the settings"])
+      expect(await tab.evaluate(shows(text))).toBe(true);
+    expect(tab.problems).toEqual([]);
+    expect(tab.requests.filter((url) => !/^(data|file):/.test(url))).toEqual([]);
+    expect(result.status).toBe(0);
   });
 
   test("says so when the server has gone, and goes on when it is back", async () => {

@@ -37,6 +37,7 @@ struct cublasContext {
     _Atomic int state; /* LIVE, or destroyed: never freed, so that a stale handle is recognised */
     _Atomic int busy;
     CUcontext context;
+    CUmodule module;
     CUfunction kernel;
     CUdeviceptr memory;
     _Atomic(CUstream) stream;
@@ -57,6 +58,7 @@ API void (*_Atomic rigel_cublas_inside)(const char *);
     X(cuPointerGetAttribute, (void *, int, CUdeviceptr)) \
     X(cuModuleLoadData, (CUmodule *, const void *)) \
     X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+    X(cuModuleUnload, (CUmodule)) \
     X(cuStreamIsCapturing, (CUstream, CUstreamCaptureStatus *)) \
     X(cuMemcpyDtoHAsync_v2, (void *, CUdeviceptr, size_t, CUstream)) \
     X(cuMemcpyHtoDAsync_v2, (CUdeviceptr, const void *, size_t, CUstream)) \
@@ -92,7 +94,6 @@ static cublasStatus_t make(cublasHandle_t *out)
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, find_driver);
     CUcontext context = NULL;
-    CUmodule module;
     if (!ready || cu.cuCtxGetCurrent(&context) != CUDA_SUCCESS)
         return CUBLAS_STATUS_NOT_INITIALIZED;
     if (!context && (cu.cuDevicePrimaryCtxRetain(&context, 0) != CUDA_SUCCESS || cu.cuCtxSetCurrent(context) != CUDA_SUCCESS))
@@ -105,8 +106,8 @@ static cublasStatus_t make(cublasHandle_t *out)
         free(h);
         return CUBLAS_STATUS_ALLOC_FAILED;
     }
-    if (cu.cuModuleLoadData(&module, ptx) != CUDA_SUCCESS ||
-        cu.cuModuleGetFunction(&h->kernel, module, "rigel_spin") != CUDA_SUCCESS) {
+    if (cu.cuModuleLoadData(&h->module, ptx) != CUDA_SUCCESS ||
+        cu.cuModuleGetFunction(&h->kernel, h->module, "rigel_spin") != CUDA_SUCCESS) {
         cu.cuMemFree_v2(h->memory);
         free(h);
         return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -164,6 +165,7 @@ API cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
         return r;
     atomic_store(&h->state, 0);
     cu.cuMemFree_v2(h->memory);
+    cu.cuModuleUnload(h->module);
     atomic_fetch_add(&rigel_cublas_counts.destroyed, 1);
     end(h);
     return CUBLAS_STATUS_SUCCESS;

@@ -151,6 +151,8 @@ static void at_end(void)
 API CUresult cuInit(unsigned flags)
 {
     if (flags) return CUDA_ERROR_INVALID_VALUE;
+    /* Another thread may have held the lock when its process forked. */
+    if (atomic_load(&sim.phase) == SIM_FORKED) return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&sim.lock);
     CUresult r = CUDA_SUCCESS;
     switch (atomic_load(&sim.phase)) {

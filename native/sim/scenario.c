@@ -333,6 +333,7 @@ static void tick(scenario *s)
     bool held = s->hold;
     t->now_ns = s->now;
     t->suspend = o->suspend;
+    t->defer_us = o->defer_us;
     t->slice_us = o->be_slice_us;
     t->inflight = o->inflight;
     t->corun = o->corun;
@@ -343,6 +344,7 @@ static void tick(scenario *s)
     }
     bool slices = t->slice_us != o->be_slice_us;
     o->suspend = t->suspend != 0;
+    o->defer_us = t->defer_us;
     o->be_slice_us = t->slice_us;
     o->inflight = t->inflight;
     o->corun = t->corun;

@@ -52,7 +52,7 @@ typedef enum {
 typedef struct {
     uint64_t now_ns, launches;
     uint64_t *requests;
-    uint32_t suspend, slice_us, inflight, corun; /* settings: as they are; to be changed */
+    uint32_t suspend, defer_us, slice_us, inflight, corun; /* settings: as they are; to be changed */
     bool hold;                                   /* best-effort work is held back until the next tick */
 } rg_scenario_tick;
 

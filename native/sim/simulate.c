@@ -223,14 +223,14 @@ static void read_description(description *d)
 /* ---- Results */
 
 /*
- * One tick: out goes {"launches": n, "requests": [[bucket, count], ...]}, in comes a line "suspend slice_us inflight corun hold" of five
- * numbers, or "keep hold", which leaves the settings as they are.
+ * One tick: out goes {"launches": n, "requests": [[bucket, count], ...]}, in comes a line "suspend defer_us slice_us inflight corun hold" of
+ * six numbers, or "keep hold", which leaves the settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
     static char line[VALUE_BYTES];
     char *rest;
-    unsigned v[5];
+    unsigned v[6];
     (void)user;
     printf("{\"launches\":%" PRIu64 ",\"requests\":[", t->launches);
     const char *comma = "";
@@ -245,17 +245,18 @@ static int on_tick(void *user, rg_scenario_tick *t)
         return -1;
     if (rest != line + strlen(line))
         rest[-1] = ' ';
-    if (sscanf(line, "keep %u", &v[4]) == 1) {
-        t->hold = v[4] != 0;
+    if (sscanf(line, "keep %u", &v[0]) == 1) {
+        t->hold = v[0] != 0;
         return 0;
     }
-    if (sscanf(line, "%u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4]) != 5)
-        give_up(2, "expected five numbers in answer to a tick, got \"%s\"", line);
+    if (sscanf(line, "%u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5]) != 6)
+        give_up(2, "expected six numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
-    t->slice_us = v[1];
-    t->inflight = v[2];
-    t->corun = v[3];
-    t->hold = v[4] != 0;
+    t->defer_us = v[1];
+    t->slice_us = v[2];
+    t->inflight = v[3];
+    t->corun = v[4];
+    t->hold = v[5] != 0;
     return 0;
 }
 

@@ -651,16 +651,23 @@ static void the_pool_is_bounded(void)
 }
 
 /* 32 threads on a shared handle, on NULL, on their own, and across devices; all results right, no handle used by two.
- * TEST_ROUNDS: how often, 12 unless told. */
+ * TEST_SECONDS: how long; 12 rounds unless told. */
 enum { THREADS = 32 };
-static int rounds = 12;
+enum { ROUNDS = 12 };
+static uint64_t rounds_until_ns;
+static _Atomic int rounds[2]; /* of threads on each device */
+static bool another_round(int round)
+{
+    return rounds_until_ns ? rg_now_ns() < rounds_until_ns : round < ROUNDS;
+}
+
 static void *make_use_destroy(void *number)
 {
     int i = (int)(intptr_t)number, device = i % 2;
     CHECK_EQUAL(cuCtxSetCurrent(primary[device]), CUDA_SUCCESS);
     matrices m = allocate();
     CUstream s = stream();
-    for (int round = 0; round < rounds; round++) {
+    for (int round = 0; another_round(round); round++) {
         cublasHandle_t own = handle();
         CHECK_EQUAL(cublasSetStream_v2(own, s), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
@@ -671,6 +678,7 @@ static void *make_use_destroy(void *number)
         CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(last()->settings[0], i);
         CHECK_EQUAL(cublasDestroy_v2(own), CUBLAS_STATUS_SUCCESS);
+        atomic_fetch_add(&rounds[device], 1);
     }
     CHECK(is_product(&m));
     return NULL;
@@ -678,25 +686,28 @@ static void *make_use_destroy(void *number)
 
 static void many_threads_at_once(void)
 {
-    const char *text = getenv("TEST_ROUNDS");
-    if (text)
-        rounds = atoi(text);
+    const char *seconds = getenv("TEST_SECONDS");
     become("repair");
     second_device();
     given = handle();
+    if (seconds)
+        rounds_until_ns = rg_now_ns() + strtoull(seconds, NULL, 10) * 1000000000u;
     pthread_t t[THREADS];
     for (int i = 0; i < THREADS; i++)
         CHECK_EQUAL(pthread_create(&t[i], NULL, make_use_destroy, (void *)(intptr_t)i), 0);
     for (int i = 0; i < THREADS; i++)
         CHECK_EQUAL(pthread_join(t[i], NULL), 0);
     CHECK_EQUAL(counts->corrupted, 0);
-    CHECK_EQUAL(counts->calls, THREADS * rounds * 4);
-    CHECK_EQUAL(me()->guard_null_handle, THREADS * rounds);
-    CHECK_EQUAL(me()->guard_wrong_context, THREADS / 2 * rounds);
+    CHECK(seconds || rounds[0] == THREADS / 2 * ROUNDS);
+    CHECK_EQUAL(counts->calls, (rounds[0] + rounds[1]) * 4);
+    CHECK_EQUAL(me()->guard_null_handle, rounds[0] + rounds[1]);
+    CHECK_EQUAL(me()->guard_wrong_context, rounds[1]);
     CHECK_EQUAL(me()->guard_create_failed, 0);
     int pooled = counts->created - counts->destroyed - 1;
     CHECK(pooled >= 2 && pooled <= 2 * RG_POOL_PER_CONTEXT);
     CHECK_EQUAL(me()->guard_handles, pooled + 1);
+    if (seconds)
+        printf("%d threads made, used and destroyed %d handles in %s s\n", THREADS, rounds[0] + rounds[1], seconds);
     done();
 }
 
@@ -744,6 +755,92 @@ static void fill_memory(size_t bytes)
     CHECK_EQUAL(cu.cuMemAlloc_v2(&p, free_bytes - bytes), CUDA_SUCCESS);
 }
 
+static _Atomic int attempts;
+
+/* A best-effort client that has allocated and freed a GiB, which its pool keeps, and stays until `from` ends. */
+static void keep_a_pool(int from)
+{
+    CUresult (*default_pool)(CUmemoryPool *, CUdevice), (*set)(CUmemoryPool, int, void *);
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    uint64_t threshold = UINT64_MAX;
+    char byte;
+    CHECK_EQUAL(read(from, &byte, 1), 1);
+    setenv("RIGEL_CLASS", "best-effort", 1);
+    setenv("RIGEL_NAME", "train", 1);
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    *(void **)&default_pool = dlsym(driver, "cuDeviceGetDefaultMemPool");
+    *(void **)&set = dlsym(driver, "cuMemPoolSetAttribute");
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[0], 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(default_pool(&pool, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 1 << 30, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 1, 4096, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(read(from, &byte, 1), 0);
+    exit(0);
+}
+
+static void pools_of_best_effort_clients_make_room(void)
+{
+    int to[2];
+    CHECK_EQUAL(pipe(to), 0);
+    become_without_context("repair", "libcublas.so.12");
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(to[1]);
+        keep_a_pool(to[0]);
+    }
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[0], 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    matrices m = allocate();
+    CHECK_EQUAL(write(to[1], "!", 1), 1); /* the first slot is ours */
+    rg_client *other = &seg->clients[1];
+    WAIT_FOR(other->pool_kept_bytes == 1 << 30);
+    fill_memory(32 << 20);
+    cublasHandle_t h = handle();
+    CHECK_EQUAL(me()->guard_create_retried, 1);
+    CHECK_EQUAL(me()->guard_create_failed, 0);
+    CHECK_EQUAL(me()->guard_repaired, 1);
+    CHECK_EQUAL(other->pool_returned_bytes, 1 << 30);
+    CHECK_EQUAL(seg->settings.hold_until_ms, 0); /* it goes on */
+    WAIT_FOR(other->pool_kept_bytes == 0);
+    CHECK_EQUAL(multiply(h, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(is_product(&m));
+    close(to[1]);
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    done();
+}
+
+static void own_pools_make_room(void)
+{
+    CUresult (*default_pool)(CUmemoryPool *, CUdevice), (*set)(CUmemoryPool, int, void *);
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    uint64_t threshold = UINT64_MAX;
+    become("repair");
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    *(void **)&default_pool = dlsym(driver, "cuDeviceGetDefaultMemPool");
+    *(void **)&set = dlsym(driver, "cuMemPoolSetAttribute");
+    matrices m = allocate();
+    CHECK_EQUAL(default_pool(&pool, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(set(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemAllocAsync(&p, 1 << 30, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemFreeAsync(p, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    fill_memory(32 << 20);
+    CHECK_EQUAL(multiply(handle(), &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_create_retried, 1);
+    CHECK_EQUAL(seg->header.trim, 0); /* nobody else was asked: there is nobody */
+    done();
+}
+
 static void idle_handles_of_the_pool_make_room(void)
 {
     become("repair");
@@ -759,6 +856,11 @@ static void idle_handles_of_the_pool_make_room(void)
     done();
 }
 
+static void count_attempts(const char *call)
+{
+    atomic_fetch_add(&attempts, strcmp(call, "cublasCreate_v2") == 0);
+}
+
 static void a_failure_is_explained(void)
 {
     int out[2];
@@ -767,9 +869,11 @@ static void a_failure_is_explained(void)
     if (pid == 0) {
         dup2(out[1], STDERR_FILENO);
         become("repair");
+        atomic_store(inside, count_attempts);
         rg_client *other = &seg->clients[7];
         strcpy(other->name, "train");
         other->guard_handles = 5;
+        other->memory_bytes = 300 << 20;
         other->state = RG_LIVE;
         cublasHandle_t h = handle(), none = NULL;
         fill_memory(32 << 20);
@@ -779,6 +883,8 @@ static void a_failure_is_explained(void)
         matrices m = {1, 2, 3};
         CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_NOT_INITIALIZED); /* no handle could be made for it either */
         CHECK_EQUAL(me()->guard_create_failed, 4);
+        CHECK_EQUAL(attempts, 5); /* one each, and the handle that could be made: there is nothing to try again with */
+        CHECK_EQUAL(seg->settings.hold_until_ms, 0);
         CHECK_EQUAL(cublasDestroy_v2(h), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(cublasCreate_v2(&none), CUBLAS_STATUS_SUCCESS);
         other->state = RG_FREE;
@@ -792,9 +898,10 @@ static void a_failure_is_explained(void)
         n += got;
     int status;
     CHECK_EQUAL(waitpid(pid, &status, 0), pid);
-    char *line = strstr(text, "rigel: cublasCreate failed with status 3 (out of memory) on device 0: 32 of 24576 MiB free; "
-                              "handles alive, about 64 MiB each: this process 1, train 5; last failing driver call: "
-                              "cuMemcpyHtoD_v2 returned 1; ");
+    char *line = strstr(text, "rigel: cublasCreate failed with status 3 (out of memory) on device 0: 32 of 24576 MiB free; in use by "
+                              "clients, of it about 64 MiB for each handle: this process 0 MiB (handles: 1), train 300 MiB "
+                              "(handles: 5); not tried again, as no memory pool, here or in a best-effort client, keeps anything "
+                              "that could be given back; last failing driver call: cuMemcpyHtoD_v2 returned 1; free memory there");
     if (status || !line || strstr(line + 1, "rigel: "))
         fprintf(stderr, "status %x, said: %s\n", status, text);
     CHECK_EQUAL(status, 0);
@@ -963,6 +1070,8 @@ int main(int argc, char **argv)
     RUN(many_threads_at_once);
     RUN(handles_are_made_one_at_a_time);
     RUN(idle_handles_of_the_pool_make_room);
+    RUN(pools_of_best_effort_clients_make_room);
+    RUN(own_pools_make_room);
     RUN(a_failure_is_explained);
     RUN(the_first_call_may_be_to_make_a_handle);
     RUN(a_forked_child_passes_through);

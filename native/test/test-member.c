@@ -20,7 +20,8 @@ enum { OTHER = 40 }; /* slot of a client that is not there */
     X(cuCtxSetCurrent, (CUcontext)) \
     X(cuModuleLoadData, (CUmodule *, const void *)) \
     X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
-    X(cuStreamGetPriority, (CUstream, int *))
+    X(cuStreamGetPriority, (CUstream, int *)) \
+    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))
 static struct {
 #define MEMBER(symbol, params) CUresult(*symbol) params;
     DRIVER_FUNCTIONS(MEMBER)
@@ -56,6 +57,7 @@ static void prepare(const char *class)
     atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
     seg->settings.starvation_us = 600000000;
     seg->settings.preempt = 0;
+    seg->settings.quiet_us = 600000000; /* only the program's own waits end a busy period */
 }
 
 static void attach(void)
@@ -148,6 +150,7 @@ static void run(job *j)
 static void each_client_has_its_own_counts(void)
 {
     become("best-effort");
+    seg->settings.quiet_us = 250;
     launch(NULL, 1000);
     job a = {.name = "a", .launches = 3, .block_ns = 1000}, b = {.name = "b", .class = "high", .launches = 5, .block_ns = 1000};
     run(&a); /* all three use the NULL stream */
@@ -235,6 +238,7 @@ static void what_cannot_be_entered(void)
     rigel_client_leave();
     rigel_request_end();
     become("best-effort");
+    seg->settings.quiet_us = 250;
     setenv("RIGEL_DISABLE", "1", 1);
     CHECK_EQUAL(rigel_client_enter("a", "high"), -ENODEV);
     unsetenv("RIGEL_DISABLE");
@@ -389,6 +393,7 @@ static void idle_beside_a_thread_that_never_rests(void)
 {
     become("best-effort");
     seg->settings.corun = 4; /* it need not wait */
+    seg->settings.quiet_us = 250;
     CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
     CUstream s = stream();
     launch(s, 1000);
@@ -401,6 +406,128 @@ static void idle_beside_a_thread_that_never_rests(void)
         usleep(50);
     }
     CHECK_EQUAL(slot_of("fast")->requests, 1);
+    done();
+}
+
+/* ---- what the view of contexts is made of ---- */
+
+static uint64_t calls_of(const rg_client *slot, uint32_t operation)
+{
+    return atomic_load(&seg->calls[slot - seg->clients].count[operation]);
+}
+
+static void calls_are_counted_by_client_and_operation(void)
+{
+    become("best-effort");
+    CUstream s = stream();
+    for (int i = 0; i < 6; i++)
+        launch(s, 1000);
+    job a = {.name = "a", .launches = 3, .block_ns = 1000};
+    run(&a);
+    CHECK_EQUAL(rigel_client_enter("b", NULL), 0);
+    CUstream t = stream();
+    launch(t, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(t), CUDA_SUCCESS);
+    job helper = {.stream = t, .launches = 4, .block_ns = 1000};
+    run(&helper);
+    rigel_client_leave();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(calls_of(slot_of("process"), RG_OP_cuLaunchKernel) == 6);
+    WAIT_FOR(calls_of(slot_of("process"), RG_OP_cuCtxSynchronize) == 1);
+    CHECK_EQUAL(calls_of(slot_of("process"), RG_OP_cuStreamSynchronize), 0);
+    CHECK_EQUAL(calls_of(slot_of("a"), RG_OP_cuLaunchKernel), 3);
+    CHECK_EQUAL(calls_of(slot_of("b"), RG_OP_cuLaunchKernel), 5);
+    CHECK_EQUAL(calls_of(slot_of("b"), RG_OP_cuStreamSynchronize), 1);
+    launch(s, 1000);
+    rigel_shutdown(); /* counts are final at once */
+    CHECK_EQUAL(calls_of(slot_of("process"), RG_OP_cuLaunchKernel), 7);
+    done();
+}
+
+static const _Atomic uint64_t *misuse(uint64_t number)
+{
+    const _Atomic uint64_t *entry = &rg.slot->misuse_ring[number % RG_MISUSES * RG_MISUSE_WORDS];
+    CHECK_EQUAL(entry[0], number);
+    return entry;
+}
+
+static void handles_in_a_wrong_context_are_named(void)
+{
+    become("best-effort");
+    CUstream s = stream();
+    CUevent e;
+    CHECK_EQUAL(cuEventCreate(&e, 2), CUDA_SUCCESS);
+    launch(s, 1000);
+    CHECK_EQUAL(rg.slot->misuses, 0);
+    CHECK_EQUAL(rg.slot->contexts[0], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(rg.slot->contexts[1], 1);
+    CUcontext other;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(other), CUDA_SUCCESS);
+    CUstream t = stream();
+    CHECK(cuEventRecord(e, t) != CUDA_SUCCESS); /* an event of the first context, a stream of the second */
+    CHECK_EQUAL(rg.slot->misuses, 1);
+    CHECK_EQUAL(misuse(1)[1] >> 32, RG_OP_cuEventRecord);
+    CHECK_EQUAL(misuse(1)[1] & UINT32_MAX, gettid());
+    CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
+    CHECK_EQUAL(misuse(1)[4], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(misuse(1)[5], (uint64_t)(uintptr_t)e);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(rg.slot->misuses, 2);
+    CHECK_EQUAL(misuse(2)[2] >> 32, CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(misuse(2)[4], RG_CONTEXT_GONE);
+    CHECK_EQUAL(cuCtxDestroy_v2(other), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK(cuStreamSynchronize(t) != CUDA_SUCCESS); /* it went with its context */
+    CHECK_EQUAL(misuse(3)[4], RG_CONTEXT_GONE);
+    launch(NULL, 1000);
+    CHECK_EQUAL(rg.slot->misuses, 3);
+    done();
+}
+
+/* A thread of a serving process that is on another device in its next request. */
+static void a_thread_that_changes_its_device(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+    CUcontext second;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    for (int request = 0; request < 4; request++) {
+        rigel_request_begin();
+        CHECK_EQUAL(cuCtxSetCurrent(request < 2 ? context : second), CUDA_SUCCESS);
+        CUdeviceptr p = 0;
+        CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+        CHECK_EQUAL(cuMemsetD8_v2(p, 1, 64), CUDA_SUCCESS);
+        rigel_request_end();
+    }
+    CHECK_EQUAL(rg.slot->moves, 1);
+    CHECK_EQUAL(rg_self->moves, 1);
+    CHECK_EQUAL(rg.slot->devices, 3);
+    CHECK_EQUAL(rg.slot->contexts[2], (uint64_t)(uintptr_t)second);
+    CHECK_EQUAL(rg.slot->contexts[3], 2);
+    done();
+}
+
+/* Whether it can be taken off the GPU is said for each device. */
+static void preemption_is_said_for_each_device(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+    seg->settings.preempt = 1;
+    launch(NULL, 1000);
+    CUcontext second;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg_share_of(seg, 0, rg.slot_index)->preemption) == RG_PREEMPTION_ON);
+    CHECK_EQUAL(rg_share_of(seg, 1, rg.slot_index)->preemption, RG_PREEMPTION_UNKNOWN);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CUdeviceptr p = 0;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8_v2(p, 1, 64), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg_share_of(seg, 1, rg.slot_index)->preemption) == RG_PREEMPTION_ON);
+    WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_ON);
+    CHECK_EQUAL(rg_share_of(seg, 1, rg.slot_index)->slice_us, seg->settings.slice_us);
     done();
 }
 
@@ -434,6 +561,7 @@ static void many_threads_come_and_go(void)
 {
     become("best-effort");
     seg->settings.starvation_us = 2000;
+    seg->settings.quiet_us = 250;
     pthread_t threads[32];
     for (uintptr_t i = 0; i < 32; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, come_and_go, (void *)i), 0);
@@ -474,6 +602,10 @@ int main(int argc, char **argv)
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
     RUN(idle_beside_a_thread_that_never_rests);
+    RUN(calls_are_counted_by_client_and_operation);
+    RUN(handles_in_a_wrong_context_are_named);
+    RUN(a_thread_that_changes_its_device);
+    RUN(preemption_is_said_for_each_device);
     RUN(many_threads_come_and_go);
     return failures ? 1 : 0;
 }

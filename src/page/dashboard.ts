@@ -4,6 +4,7 @@
  * Runs in the browser and asks nobody but the server that it came from. Whatever comes from there is shown as text, never as HTML.
  */
 
+import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { type Line, Plot } from "./plot.ts";
 import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
 import type { ClientStats, Stats } from "../stats.ts";
@@ -14,24 +15,6 @@ const HISTORY_s = 180;
 const SILENCE_ms = 5000;
 const RETRY_ms = 2000;
 const EVENTS_SHOWN = 12;
-/** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
-const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#8c564b", "#7f7f7f"];
-
-/* ---- Elements */
-
-function byId(id: string): HTMLElement {
-  const found = document.getElementById(id);
-  if (!found) throw new Error(`no #${id} in the page`);
-  return found;
-}
-
-function element(tag: string, className = "", ...children: (Node | string)[]): HTMLElement {
-  const made = document.createElement(tag);
-  if (className !== "") made.className = className;
-  made.append(...children);
-  return made;
-}
-
 const GIB = 2 ** 30;
 
 /* ---- One launch */
@@ -54,11 +37,6 @@ interface Kind {
 }
 
 const one = ({ name }: ClientStats, colour: string): Line[] => [{ label: name, colour }];
-const withUnit =
-  (text: (value: number | null) => string, unit: string) =>
-  (value: number | null): string =>
-    value === null ? "-" : `${text(value)}${unit}`;
-
 const KINDS: readonly Kind[] = [
   {
     title: "p99 latency of requests, ms",
@@ -167,7 +145,15 @@ class Launch {
         const lines = clients.flatMap((client, index) => kind.lines(client, colourOf(index), stats));
         if (lines.length === 0) return [];
         const target = kind.level?.(stats) === undefined ? [] : [{ label: "target", colour: "#d11", dashed: true }];
-        return [{ kind, plot: new Plot(kind.title, [...lines, ...target], kind.format, kind.logarithmic === true) }];
+        return [
+          {
+            kind,
+            plot: new Plot(kind.title, [...lines, ...target], kind.format, {
+              logarithmic: kind.logarithmic === true,
+              seconds: false,
+            }),
+          },
+        ];
       });
       this.#plots.replaceChildren(...this.#drawn.map(({ plot }) => plot.element));
     }
@@ -188,10 +174,6 @@ class Launch {
       plot.set(times_s, rows);
     }
   }
-}
-
-function colourOf(index: number): string {
-  return COLOURS[index % COLOURS.length] ?? "#888";
 }
 
 function titleOf({ devices, segment }: Stats): string {
@@ -236,33 +218,27 @@ function tableOf(stats: Stats): Node {
     "memory",
     "limit",
   ];
-  const head = element("tr");
-  for (const [index, title] of header.entries())
-    head.append(element("th", index === 1 ? "text class" : index < 3 ? "text" : "", title));
   const limit = target_ms(stats);
   const rows = stats.clients.map((client, index) => {
     const { rates, memory } = client;
     const state = stateOf(client, stats);
-    const swatch = element("span", "swatch");
-    swatch.style.background = colourOf(index);
     const p99 = rates?.requests.p99_ms ?? null;
     const over = client.class === "high" && limit !== undefined && p99 !== null && p99 > limit;
-    const cells = [
-      element("td", "text", swatch, client.name),
-      element("td", "text class", client.class),
-      element("td", `text ${state}`, state),
-      element("td", over ? "over" : "", digits(p99)),
-      element("td", "", digits(rates?.requests.p50_ms ?? null)),
-      element("td", "", client.requests.source === null ? "-" : rateText(rates?.requests_per_s)),
-      element("td", "", rateText(rates?.launches_per_s)),
-      element("td", "", percentText(wait_ms_per_s(client))),
-      element("td", "", percentText(rates?.suspended_ms_per_s)),
-      element("td", "", sizeText(memory.used_bytes)),
-      element("td", "", memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes)),
+    return [
+      { text: client.name, colour: colourOf(index) },
+      client.class,
+      { text: state, className: state },
+      { text: digits(p99), className: over ? "over" : "" },
+      digits(rates?.requests.p50_ms ?? null),
+      client.requests.source === null ? "-" : rateText(rates?.requests_per_s),
+      rateText(rates?.launches_per_s),
+      percentText(wait_ms_per_s(client)),
+      percentText(rates?.suspended_ms_per_s),
+      sizeText(memory.used_bytes),
+      memory.limit_bytes === null ? "none" : sizeText(memory.limit_bytes),
     ];
-    return element("tr", "", ...cells);
   });
-  return element("table", "", element("thead", "", head), element("tbody", "", ...rows));
+  return table(header, rows, 3, 1);
 }
 
 /* ---- All of them */

@@ -10,6 +10,15 @@ export interface Line {
   label: string;
   colour: string;
   dashed?: boolean;
+  /** Holds its value until the next one. */
+  stepped?: boolean;
+}
+
+export interface Look {
+  /** Upwards each step is a factor, so that what is small can be seen beside what is large. */
+  logarithmic: boolean;
+  /** To the right are seconds since the beginning, not times of day. */
+  seconds: boolean;
 }
 
 const HEIGHT = 170;
@@ -21,11 +30,13 @@ export class Plot {
   readonly #format: (value: number | null) => string;
   readonly #observer: ResizeObserver;
 
-  /**
-   * `format` says a value with its unit; axes have numbers alone, so the title names the unit. `logarithmic`: upwards each step is
-   * a factor, so that what is small can be seen beside what is large.
-   */
-  constructor(title: string, lines: readonly Line[], format: (value: number | null) => string, logarithmic: boolean) {
+  /** `format` says a value with its unit; axes have numbers alone, so the title names the unit. */
+  constructor(
+    title: string,
+    lines: readonly Line[],
+    format: (value: number | null) => string,
+    { logarithmic, seconds }: Look,
+  ) {
     this.#format = format;
     this.element = document.createElement("figure");
     this.element.className = "card";
@@ -62,12 +73,20 @@ export class Plot {
         cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
         padding: [6, 22, 0, 0],
         scales: {
+          x: { time: !seconds },
           y: logarithmic
             ? { distr: 3, range: (_, least, greatest) => decades(least, greatest) }
             : { range: (_, __, greatest) => [0, greatest > 0 ? greatest * 1.08 : 1] },
         },
         axes: [
-          { ...axis, size: 28, space: 70, values: [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]] },
+          {
+            ...axis,
+            size: 28,
+            space: 70,
+            values: seconds
+              ? (_, splits) => splits.map((value) => `${value} s`)
+              : [[1, "{HH}:{mm}:{ss}", null, null, null, null, null, null, 1]],
+          },
           {
             ...axis,
             size: 48,
@@ -82,13 +101,14 @@ export class Plot {
         ],
         series: [
           {},
-          ...lines.map(({ label, colour, dashed }) => ({
+          ...lines.map(({ label, colour, dashed, stepped }) => ({
             label,
             stroke: colour === "ink" ? ink : colour,
             width: dashed ? 1.5 : 2,
             spanGaps: false,
             points: { show: false },
             ...(dashed && { dash: [5, 4] }),
+            ...(stepped && uPlot.paths.stepped && { paths: uPlot.paths.stepped({ align: 1 }) }),
           })),
         ],
         hooks: { setCursor: [() => this.#showValues()] },
