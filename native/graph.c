@@ -384,7 +384,7 @@ static void cut(kept_graph *k, rg_member *m, const rg_track *t, uint64_t total_n
     CUgraph clone = k->clone;
     k->clone = NULL;
     atomic_fetch_sub(&kept_nodes, k->nodes);
-    if (!k->done && rg_real.cuEventCreate(&k->done, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
+    if (!k->done && RG_REAL(cuEventCreate)(&k->done, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS) {
         rg_real.cuGraphDestroy(clone);
         k->done = NULL;
         k->whole = RG_WHOLE_DRIVER;
