@@ -25,6 +25,7 @@ import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addSimulateCommand } from "./simulate-command.ts";
 import { addTrace } from "./trace-command.ts";
+import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
 import { addServe } from "./serve.ts";
 
@@ -112,6 +113,7 @@ function commandLine(): Command {
     .action(runDurations);
   addDoctor(program, deviceSelector);
   addTop(program);
+  addContexts(program);
   addBench(program, deviceSelector);
   addServe(program);
   addTrace(program);

@@ -214,6 +214,7 @@ async function runPhase(
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),
+        ...notesOnContexts(segment),
         ...mpsNotes(failures, elsewhere, mps),
       ],
       clients: running.map((one) => reportOf(one, counted, segment, elsewhere)),
@@ -284,6 +285,29 @@ function notesOf(running: readonly Running[], segment: Segment, took_s: number, 
         "other clients needed their places",
     );
   return notes;
+}
+
+/** Threads whose device changed, and handles used in a wrong context: once for each client. */
+function notesOnContexts(segment: Segment): string[] {
+  const clients = segment.table("clients");
+  const sum = new Map<string, { moves: number; misuses: number }>();
+  for (const { index, name } of segment.slots()) {
+    const { moves, misuses } = sum.get(name) ?? { moves: 0, misuses: 0 };
+    sum.set(name, {
+      moves: moves + Number(clients.long(index, "moves")),
+      misuses: misuses + Number(clients.long(index, "misuses")),
+    });
+  }
+  return [...sum].flatMap(([name, { moves, misuses }]) => [
+    ...(moves > 0
+      ? [`${name}: in ${moves} requests a thread launched on another device than in its request before`]
+      : []),
+    ...(misuses > 0
+      ? [
+          `${name}: ${misuses} calls with a handle in a context that it does not belong to; rigel contexts shows them while it runs`,
+        ]
+      : []),
+  ]);
 }
 
 /** Who was refused memory because of its limit. */

@@ -35,6 +35,8 @@ const layoutSchema = z.object({
   threads: tableSchema,
   names: tableSchema,
   traces: tableSchema,
+  calls: tableSchema,
+  shares: tableSchema,
   operations: z.array(z.string()),
   kinds: z.array(z.string()),
 });
@@ -475,7 +477,7 @@ export class Segment {
   }
 
   /** A table by its name in native/segment.h. */
-  table(name: "header" | "clients" | "threads" | "names" | "traces"): Table {
+  table(name: "header" | "clients" | "threads" | "names" | "traces" | "calls" | "shares"): Table {
     const record = this.#layout[name];
     const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
     return {

@@ -10,6 +10,7 @@ import { Elysia } from "elysia";
 import { z } from "zod";
 import packageJson from "../package.json" with { type: "json" };
 import { dashboard } from "./dashboard.ts";
+import { contextsOf, processContextsSchema } from "./contexts.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
@@ -93,6 +94,10 @@ export function serveApp(watcher: Watcher) {
     .get("/v1/clients", () => ({ clients: clientsOf(watcher.now()) }), {
       response: z.object({ clients: z.array(clientSchema) }),
       detail: { summary: "The clients of all segments" },
+    })
+    .get("/v1/contexts", () => ({ processes: watcher.live().flatMap(contextsOf) }), {
+      response: z.object({ processes: z.array(processContextsSchema) }),
+      detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
     })
     .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
       params: z.object({ id: z.string() }),

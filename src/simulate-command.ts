@@ -2,13 +2,21 @@
 
 import { join } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
-import { readCalibration } from "./calibration.ts";
 import { readConfig } from "./config.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { predictionPage } from "./simulate-page.ts";
 import type { Simulator } from "./simulate-run.ts";
+import {
+  compareAll,
+  errorsText,
+  medianErrors,
+  readReference,
+  referenceFromBench,
+  referencePath,
+  referenceText,
+} from "./simulate-reference.ts";
 import { sweepOf } from "./simulate-sweep.ts";
 import { predictionText } from "./simulate-text.ts";
 import { predict } from "./simulate.ts";
@@ -26,6 +34,8 @@ Examples:
   rigel simulate jobs.json --policy priority time-slicing --duration 20
   rigel simulate jobs.json --sweep rate=20:200:20 --html rates.html
   rigel simulate jobs.json --sweep inflight=1,2,4,8,16,32 --policy priority+mps
+  rigel simulate --reference                            how far predictions are off, pair by pair
+  rigel simulate --import-bench bench.json -o profiles/reference-h200.json
   rigel simulate jobs.json --seed 7 --json | jq '.points[0].ways[].harvest'`;
 
 interface Flags {
@@ -33,7 +43,10 @@ interface Flags {
   sweep?: string;
   seed?: number;
   duration?: number;
-  calibration?: string;
+  reference?: string | true;
+  keep?: true;
+  importBench?: string;
+  output?: string;
   json?: true;
   html?: string;
 }
@@ -51,17 +64,24 @@ export function addSimulateCommand(program: Command): void {
     )
     .option("--seed <number>", "of the Poisson arrivals of all clients", wholeNumber)
     .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", positiveNumber)
-    .option("--calibration <file>", "values of a GPU, by rigel calibrate (default: what comes with Rigel)")
-    .option("--json", "print the prediction as JSON")
+    .option("--reference [file]", "compare predictions with measurements (default: those that come with Rigel)")
+    .option("--keep", "with --reference: write the median errors into the file, for every prediction to cite")
+    .option(
+      "--import-bench <file>",
+      "make such a file (-o) of what rigel bench --json measured; profiles lie beside it",
+    )
+    .option("-o, --output <file>", "where --import-bench writes (default: standard output)")
+    .option("--json", "print as JSON")
     .option("--html <file>", "write a page with plots")
     .addHelpText("after", EXAMPLES)
     .action(runSimulate);
 }
 
 async function runSimulate(file: string | undefined, flags: Flags): Promise<void> {
+  if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
+  if (flags.reference !== undefined) return await runReference(flags, native);
   const config = await readConfig(file ?? join(native.files.profiles, "demo.json"));
-  const calibration = await readCalibration(flags.calibration, config.simulated.preset, native.files.profiles);
   const begun = performance.now();
   const { prediction, count } = await shown(async (watch) =>
     predict(
@@ -71,7 +91,6 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
         sweep: flags.sweep === undefined ? undefined : sweepOf(flags.sweep),
         seed: flags.seed,
         duration_s: flags.duration,
-        calibration,
       },
       native,
       watch,
@@ -79,11 +98,40 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   );
   for (const note of prediction.notes) progress(`note: ${note}`);
   progress(`${count} scenarios in ${((performance.now() - begun) / 1000).toFixed(1)} s`);
+  const path = referencePath(native.files.profiles);
+  const reference = (await readReference(path)).median_error;
+  const said = reference ? [errorsText(reference)] : [];
   if (flags.html !== undefined) {
-    await Bun.write(flags.html, predictionPage(prediction, config.file, []));
+    await Bun.write(flags.html, predictionPage(prediction, config.file, said));
     progress(`${flags.html} written`);
   }
-  process.stdout.write(`${flags.json ? JSON.stringify(prediction, null, 2) : predictionText(prediction)}\n`);
+  const document = { ...prediction, median_error: reference ?? null };
+  const shownAs = flags.json ? JSON.stringify(document, null, 2) : [predictionText(prediction), "", ...said].join("\n");
+  process.stdout.write(`${shownAs}\n`);
+}
+
+async function runReference(flags: Flags, native: Native): Promise<void> {
+  const path = typeof flags.reference === "string" ? flags.reference : referencePath(native.files.profiles);
+  const reference = await readReference(path);
+  const { prediction: comparisons } = await shown(async (watch) => await compareAll(reference, path, native, watch));
+  const median_error = medianErrors(comparisons);
+  if (flags.keep) {
+    await Bun.write(path, `${JSON.stringify({ ...reference, median_error }, null, 2)}\n`);
+    progress(`${path}: median errors written`);
+  }
+  const document = { schema: 1, device: reference.device, median_error, rows: comparisons };
+  process.stdout.write(`${flags.json ? JSON.stringify(document, null, 2) : referenceText(comparisons)}\n`);
+}
+
+async function importBench(file: string, output: string | undefined): Promise<void> {
+  const notes: string[] = [];
+  const text = `${JSON.stringify(await referenceFromBench(file, notes), null, 2)}\n`;
+  for (const note of notes) progress(`note: ${note}`);
+  if (output === undefined) process.stdout.write(text);
+  else {
+    await Bun.write(output, text);
+    progress(`${output} written; rigel simulate --reference ${output} --keep compares`);
+  }
 }
 
 /** With a bar of how many scenarios are done. */

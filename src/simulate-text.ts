@@ -16,10 +16,9 @@ export function predictionText(prediction: Prediction): string {
   return [...lines, ...sloLines(points)].join("\n");
 }
 
-function heading({ preset, calibration, sweep }: Prediction, { duration_s, ceiling }: Point): string[] {
-  const values = calibration === null ? "the preset's values: nothing was calibrated" : `values of ${calibration}`;
+function heading({ preset, sweep }: Prediction, { duration_s, ceiling }: Point): string[] {
   return [
-    `simulated ${preset}, ${sweep === "duration" ? "" : `${duration_s} s of `}virtual time, ${values}`,
+    `simulated ${preset}, ${sweep === "duration" ? "" : `${duration_s} s of `}virtual time, with the values of the preset`,
     ...(sweep === null
       ? [`ceiling ${ceiling.toFixed(2)}: the part of the GPU's time that the high clients leave`]
       : []),

@@ -21,12 +21,6 @@ export interface Way {
   policy: Policy | undefined;
 }
 
-/** What a GPU is in a scenario, besides its preset: measured values in place of the preset's. */
-export interface Gpu {
-  preset: Config["simulated"]["preset"];
-  settings: Readonly<Record<string, number>>;
-}
-
 /** Without preemption, as where the driver refuses it. */
 const GATE = "-gate";
 /** Whatever the configuration says of how processes share the GPU. */
@@ -103,17 +97,16 @@ export function scenarioOf(
   way: Way,
   clients: readonly ScenarioClient[],
   duration_s: number,
-  gpu: Gpu,
+  preset: string,
   native: Native,
 ): Scenario {
   const { policy, mode, mps } = way;
   return {
-    preset: gpu.preset,
+    preset,
     mode,
     duration_s,
     clients,
     settings: {
-      ...gpu.settings,
       "gpu.shared": Number(mps),
       ...(policy && settingsOf(policy, clients, native)),
     },
@@ -122,8 +115,8 @@ export function scenarioOf(
 }
 
 /** A client by itself, without Rigel. */
-export function aloneOf(client: ScenarioClient, duration_s: number, gpu: Gpu): Scenario {
-  return { preset: gpu.preset, mode: "alone", duration_s, clients: [client], settings: gpu.settings };
+export function aloneOf(client: ScenarioClient, duration_s: number, preset: string): Scenario {
+  return { preset, mode: "alone", duration_s, clients: [client], settings: {} };
 }
 
 /** As policySettings for the segment; the same names but for two. */

@@ -5,7 +5,6 @@
  * added, never renamed.
  */
 
-import { type Calibration, gpuOf } from "./calibration.ts";
 import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
@@ -13,7 +12,7 @@ import { inField } from "./plan.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import { type ClientNumbers, type Outcome, type ScenarioClient, Simulator } from "./simulate-run.ts";
 import { type Sweep, sweptTo } from "./simulate-sweep.ts";
-import { type Gpu, type Way, aloneOf, scenarioOf, waysOf } from "./simulate-ways.ts";
+import { type Way, aloneOf, scenarioOf, waysOf } from "./simulate-ways.ts";
 
 export interface SimulateOptions {
   /** Names of ways; undefined: all. */
@@ -21,7 +20,6 @@ export interface SimulateOptions {
   sweep: Sweep | undefined;
   seed: number | undefined;
   duration_s: number | undefined;
-  calibration: Calibration | undefined;
 }
 
 /** What one client is predicted to have. */
@@ -71,8 +69,6 @@ export interface Prediction {
   schema: 1;
   simulated: true;
   preset: string;
-  /** Where the GPU's values come from. */
-  calibration: string | null;
   sweep: string | null;
   points: Point[];
   notes: string[];
@@ -90,7 +86,7 @@ export async function predict(
   const notes = [...config.notes];
   await checkProfiles(config, notes);
   const values = options.sweep?.values ?? [null];
-  const gpu = gpuOf(config.simulated.preset, options.calibration);
+  const { preset } = config.simulated;
   using simulator = new Simulator(native.files.simulate);
   const points = values.map((value) => {
     const own = options.sweep && value !== null ? sweptTo(config, options.sweep, value) : config;
@@ -102,14 +98,13 @@ export async function predict(
   });
   const running = points.map(
     async ({ value, duration_s, clients, ways }) =>
-      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator),
+      await predictPoint(value, duration_s, clients, ways, preset, native, simulator),
   );
   watch(simulator);
   return {
     schema: 1,
     simulated: true,
-    preset: gpu.preset,
-    calibration: options.calibration?.source ?? null,
+    preset,
     sweep: options.sweep?.key ?? null,
     points: await Promise.all(running),
     notes,
@@ -121,15 +116,15 @@ async function predictPoint(
   duration_s: number,
   clients: readonly ScenarioClient[],
   ways: readonly Way[],
-  gpu: Gpu,
+  preset: string,
   native: Native,
   simulator: Simulator,
 ): Promise<Point> {
-  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
+  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, preset))));
   const together = Promise.all(
     ways.map(async (way) => ({
       way,
-      outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
+      outcome: await simulator.run(scenarioOf(way, clients, duration_s, preset, native)),
     })),
   );
   const base = (await apart).flatMap((outcome) => outcome.clients);

@@ -19,8 +19,12 @@ const rowsOf = (segment: Segment): number => segment.table("threads").count / se
 export interface Thread {
   tid: number;
   name: string;
+  /** Slot of the client whose work it launched last. */
+  client: number | null;
   /** Index of the device it last launched on. */
   device: number | null;
+  /** Requests in which it launched on another device than in the one before. */
+  moves: number;
   context: string | null;
   stream: string | null;
   /** Operations begun: those that queue work (kernels, graphs, copies, memsets), and the others. */
@@ -70,12 +74,15 @@ export function threadsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clock
     const before = table.word(row, "before");
     const kernel = table.word(row, "kernel");
     const device = table.word(row, "device");
+    const client = table.word(row, "client");
     const isIn = (doing & DOING) !== 0;
     const operation = name(doing & ~DOING);
     return {
       tid,
       name: (slot.finished ? "" : commOf(slot.pid, tid)) || table.text(row, "name"),
+      client: client === 0 ? null : client - 1,
       device: device === 0 ? null : device - 1,
+      moves: table.word(row, "moves"),
       context: handle(row, "context"),
       stream: handle(row, "stream"),
       launches: Number(table.long(row, "launches")),

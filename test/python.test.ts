@@ -5,7 +5,8 @@
 import { join } from "node:path";
 import { describe, expect, test } from "bun:test";
 import { z } from "zod";
-import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+import { processContextsSchema } from "../src/contexts.ts";
+import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
 
 const python = Bun.which("python3");
 if (python === null) console.warn("python.test.ts: there is no python3, so `import rigel` is not tested");
@@ -89,6 +90,41 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(own).toBe(0);
     for (const stage of [0, 1, 2, 3])
       expect(threads[`stage-${stage}`]).toMatchObject({ launches: 100, devices: [0, 1, 2, 3] });
+  });
+
+  test("rigel contexts says where each thread works, what was called, and what was used in a wrong context", async () => {
+    using scratch = new Scratch();
+    const config = scratch.file("jobs.json", {
+      policy: { name: "none" },
+      device: "simulated",
+      simulated: { devices: 2 },
+      clients: [{ name: "program", class: "best-effort", command: [python, program, "confused"] }],
+    });
+    await using launch = start(["launch", config, "--json", "--segment", scratch.path]);
+    const look = async () => {
+      const { stdout } = await rigel("contexts", "program", "--json", "--segment", scratch.path);
+      return z.object({ processes: z.array(processContextsSchema) }).safeParse(JSON.parse(stdout || "{}")).data
+        ?.processes[0];
+    };
+    let found = await look();
+    for (let tries = 0; tries < 300 && !(found && (found.calls["cuLaunchKernel"] ?? 0) >= 4); tries++) {
+      await Bun.sleep(100);
+      found = await look();
+    }
+    const text = await rigel("contexts", "--segment", scratch.path);
+    launch.kill("SIGINT");
+    const [stderr, report] = await Promise.all([launch.stderr.text(), launch.stdout.text()]);
+    expect(found, stderr).toMatchObject({
+      client: "program",
+      devices: [{ index: 0 }, { index: 1 }],
+      contexts: [{ device: 0 }, { device: 1 }],
+      moves: 1,
+      misuses: { count: 1, last: [{ call: "cuStreamSynchronize", result: 400, belongs_to: "destroyed" }] },
+      thread_clients: [{ name: "own", devices: [1], calls: { cuLaunchKernel: 1 } }],
+    });
+    expect(found?.threads.find(({ tid }) => tid === found?.pid)).toMatchObject({ moves: 1, device: 1 });
+    expect(text.stdout).toContain("cuStreamSynchronize in thread");
+    expect(report).toContain("launched on another device than in its request before");
   });
 
   test("does nothing without Rigel", async () => {

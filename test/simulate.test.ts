@@ -256,6 +256,85 @@ describe.concurrent("rigel simulate", () => {
   });
 });
 
+const referenceSchema = z.object({
+  device: z.string(),
+  rate_per_s: z.number(),
+  rows: z.array(
+    z.object({
+      way: z.string(),
+      mps: z.boolean(),
+      policy: z.object({ name: z.string() }).nullable(),
+      p99_over_alone: z.number(),
+    }),
+  ),
+  median_error: z.object({ p99_over_alone: z.number(), share: z.number(), rows: z.number() }).optional(),
+});
+
+function spread(median: number) {
+  return { median, min: median, max: median, rounds: 3 };
+}
+
+/** What `rigel bench --json` writes, as far as it is read. */
+function bench(simulated: boolean) {
+  const row = { pair: "resnet50+resnet50-train", method: "live", p50_ratio: spread(1.6), share: spread(0.9) };
+  return {
+    schema: 1,
+    simulated,
+    started: "2026-01-02T03:04:05Z",
+    device: { name: "NVIDIA H200" },
+    options: { rate_per_s: 80, arrivals: "poisson" },
+    policies: { priority: { name: "priority" } },
+    rows: [
+      { ...row, way: "alone", p99_ratio: null },
+      { ...row, way: "time slicing", p99_ratio: spread(1.75) },
+      { ...row, way: "rigel priority, MPS", p99_ratio: spread(1.25) },
+      { ...row, way: "MPS, client priority", p99_ratio: spread(1.5) },
+    ],
+  };
+}
+
+describe.concurrent("measurements to compare with", () => {
+  test("the median errors that are kept are those that the model has now, within a tenth", async () => {
+    const kept = referenceSchema.parse(await Bun.file(join(root, "profiles", "reference-h200.json")).json());
+    const { stdout, stderr, status } = await rigel("simulate", "--reference", "--json");
+    expect(status, stderr).toBe(0);
+    const now = z.object({ median_error: z.unknown() }).parse(JSON.parse(stdout)).median_error;
+    // Another model has other errors: rigel simulate --reference --keep.
+    expect(kept.median_error).toEqual(referenceSchema.shape.median_error.parse(now));
+    expect(kept.median_error?.p99_over_alone).toBeLessThanOrEqual(0.1);
+    expect(kept.median_error?.share).toBeLessThanOrEqual(0.1);
+    expect(kept.median_error?.rows).toBeGreaterThanOrEqual(12);
+  });
+
+  test("a benchmark becomes such a file, and is compared with", async () => {
+    using scratch = new Scratch();
+    const out = join(scratch.path, "reference.json");
+    for (const name of ["h200-resnet50-infer-bs4.csv", "h200-resnet50-train-bs64.csv"])
+      scratch.file(name, readFileSync(join(root, "profiles", name), "utf8"));
+    const made = await rigel("simulate", "--import-bench", scratch.file("bench.json", bench(false)), "-o", out);
+    expect(made.stderr).toContain("MPS, client priority: left out");
+    expect(made.status).toBe(0);
+    const { rate_per_s, rows } = referenceSchema.parse(await Bun.file(out).json());
+    expect(rate_per_s).toBe(80);
+    expect(rows.map(({ way, mps, policy, p99_over_alone }) => [way, mps, policy?.name, p99_over_alone])).toEqual([
+      ["time slicing", false, undefined, 1.75],
+      ["rigel priority, MPS", true, "priority", 1.25],
+    ]);
+    const { stdout, status } = await rigel("simulate", "--reference", out, "--keep");
+    expect(stdout).toMatch(/^resnet50\+resnet50-train +rigel priority, MPS +1\.25 +1\.\d\d +\d+%/m);
+    expect(referenceSchema.parse(await Bun.file(out).json()).median_error?.rows).toBe(2);
+    expect(status).toBe(0);
+  });
+
+  test("a benchmark of the simulated GPU measures nothing", async () => {
+    using scratch = new Scratch();
+    const file = scratch.file("bench.json", bench(true));
+    const { stderr, status } = await rigel("simulate", "--import-bench", file);
+    expect(stderr).toContain(`${file}: expected measurements of a GPU`);
+    expect(status).toBe(2);
+  });
+});
+
 describe("rigel-simulate", () => {
   const program = join(root, "native", "build", "rigel-simulate");
 

@@ -1,0 +1,127 @@
+/**
+ * gpu-gpipe.test.ts: a GPipe-like program, four client threads in each rank, has under Rigel the losses that it has without it, to the
+ * last bit, on four GPUs where there are so many, else on one. Skipped, with the reason, without a GPU or PyTorch.
+ */
+
+import { expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { Devices } from "../src/device.ts";
+import { Native } from "../src/native.ts";
+import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+
+const ITERATIONS = 200;
+const LIMIT_ms = 550_000;
+
+const { files } = await Native.load();
+const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
+const ranks = gpus.length >= 4 ? 4 : 1;
+const missing =
+  gpus.length === 0
+    ? "it needs a GPU"
+    : Bun.spawnSync(["python3", "-c", "import torch.distributed"]).exitCode !== 0
+      ? "it needs the Python package torch"
+      : undefined;
+if (missing !== undefined) console.warn(`gpu-gpipe.test.ts is skipped: ${missing}`);
+
+function program(losses: string): string[] {
+  const script = [join(root, "test", "gpu", "gpipe.py"), "--losses", losses, "--iterations", String(ITERATIONS)];
+  if (ranks === 1) return ["python3", ...script];
+  return ["python3", "-m", "torch.distributed.run", "--standalone", `--nproc-per-node=${ranks}`, ...script];
+}
+
+function textsOf(path: string, suffix = ""): string[] {
+  return Array.from({ length: ranks }, (_, rank) => readFileSync(`${path}.${rank}${suffix}`, "utf8").trim());
+}
+
+const reportSchema = z.object({
+  clients: z.array(
+    z.object({
+      name: z.string(),
+      exit_code: z.number().nullable(),
+      guard: z.object({
+        null_handle: z.number(),
+        wrong_context: z.number(),
+        in_use_elsewhere: z.number(),
+        create_failed: z.number(),
+      }),
+      threads: z.array(
+        z.object({
+          name: z.string(),
+          class: z.string(),
+          launches: z.number(),
+          iterations: z.number().nullable(),
+          devices: z.array(z.number()),
+        }),
+      ),
+    }),
+  ),
+});
+
+test.skipIf(missing !== undefined)(
+  `GPipe with four client threads in each of ${ranks} ranks has the losses that it has without Rigel`,
+  async () => {
+    using scratch = new Scratch();
+    const [bare, governed] = [join(scratch.path, "bare"), join(scratch.path, "governed")];
+    // Without the number torchrun warns that it chooses one.
+    const environment = { OMP_NUM_THREADS: "1" };
+    const visible = gpus.slice(0, ranks);
+    await using child = Bun.spawn(program(bare), {
+      cwd: root,
+      env: {
+        ...plainEnvironment(),
+        ...environment,
+        PYTHONPATH: files.python,
+        CUDA_VISIBLE_DEVICES: visible.map(({ uuid }) => uuid).join(","),
+      },
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    expect(status, stdout + stderr).toBe(0);
+
+    const config = scratch.file("jobs.json", {
+      policy: { name: "priority" },
+      clients: [
+        {
+          name: "gpipe",
+          class: "best-effort",
+          command: program(governed),
+          cwd: root,
+          env: environment,
+          device: visible.map(({ index }) => index),
+        },
+      ],
+    });
+    const result = await rigel("launch", config, "--json");
+    expect(result.status, result.stderr).toBe(0);
+    const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
+    expect(warnings(result.stderr).length, result.stderr).toBeLessThanOrEqual(warnings(stderr).length);
+
+    const expected = textsOf(bare);
+    expect(expected.map((text) => text.split("\n").length)).toEqual(expected.map(() => ITERATIONS));
+    expect(textsOf(governed)).toEqual(expected);
+    // Nothing of Rigel's, its own threads included, has made a context on another rank's device.
+    expect(textsOf(governed, ".devices")).toEqual(Array.from({ length: ranks }, (_, rank) => String(rank)));
+
+    const [gpipe] = reportSchema.parse(JSON.parse(result.stdout)).clients;
+    expect(gpipe).toMatchObject({
+      exit_code: 0,
+      guard: { null_handle: 0, wrong_context: 0, in_use_elsewhere: 0, create_failed: 0 },
+    });
+    const threads = (gpipe?.threads ?? []).toSorted((a, b) => a.name.localeCompare(b.name));
+    expect(threads).toMatchObject(
+      [0, 1, 2, 3].map((number) => ({
+        name: `stage-${number}`,
+        class: number % 2 ? "best-effort" : "high",
+        iterations: ITERATIONS * ranks,
+      })),
+    );
+    for (const { launches, devices } of threads) {
+      expect(launches).toBeGreaterThan(ITERATIONS * ranks * 5);
+      expect(devices).toHaveLength(ranks);
+    }
+  },
+  LIMIT_ms,
+);
