@@ -49,6 +49,29 @@ static void end_former_image(rg_segment *seg, int slot)
     }
 }
 
+rg_account *rg_account_enter(rg_segment *seg, const char *name)
+{
+    char cut[RG_NAME_BYTES] = {0};
+    snprintf(cut, sizeof cut, "%s", name);
+    uint64_t key = hash(cut, strlen(cut));
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_account *a = &seg->accounts[i];
+        uint64_t old = 0;
+        if (!atomic_compare_exchange_strong(&a->key, &old, key) && old != key)
+            continue;
+        memcpy(a->name, cut, sizeof a->name);
+        return a;
+    }
+    return NULL;
+}
+
+uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class)
+{
+    rg_account *a = rg_account_enter(seg, name);
+    uint32_t wanted = a ? atomic_load(&a->wanted_class) : 0;
+    return wanted == RG_CLASS_HIGH || wanted == RG_CLASS_BEST_EFFORT ? wanted : class;
+}
+
 rg_account *rg_account_join(rg_segment *seg, int slot, const char *name)
 {
     char cut[RG_NAME_BYTES];

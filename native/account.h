@@ -23,6 +23,12 @@
  */
 rg_account *rg_account_join(rg_segment *seg, int slot, const char *name);
 
+/* rg_account_enter: the account of this name, entered if new; no slot belongs to it for that. NULL as above. */
+rg_account *rg_account_enter(rg_segment *seg, const char *name);
+
+/* rg_account_class: the class that a client of this name is to be of, who was started as one of `class`. */
+uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class);
+
 /* rg_account_used: bytes in use by the client. */
 uint64_t rg_account_used(rg_segment *seg, rg_account *account);
 

@@ -192,6 +192,7 @@ static void *agent_main(void *unused)
         uint64_t now = rg_now_ns();
         rg_trace_beat();
         if (now - beat >= BEAT_NS) {
+            rg_steer_beat(now);
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();

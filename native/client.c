@@ -131,6 +131,9 @@ static void attach(void)
         rg_say("rigel: %s; running without Rigel (start the program with `rigel launch`, which makes the segment)", why);
         return;
     }
+    /* It may have been asked to be of another class before this process of it began. */
+    number = rg_account_class(rg.segment, name, number);
+    mode = number == RG_CLASS_HIGH ? RG_MODE_HIGH : RG_MODE_BEST_EFFORT;
     rg.slot_index = rg_segment_claim(rg.segment, name, number, rg_now_ns());
     if (rg.slot_index < 0) {
         rg_say("rigel: all %d client slots of %s are taken; running without Rigel (end other clients first)", RG_MAX_CLIENTS,
@@ -142,6 +145,7 @@ static void attach(void)
     rg_trace_attach(rg.segment, rg.slot_index);
     rg_durations_attach();
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
+    rg_steer_attach(path);
     rg.set_priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
     if (policy == RG_POLICY_FAIR)
         mode = RG_MODE_FAIR;
@@ -150,7 +154,7 @@ static void attach(void)
     uint32_t weight = weight_of(getenv("RIGEL_WEIGHT"));
     atomic_store(&rg.slot->weight, weight);
     atomic_store(&rg.slot->parent, 0);
-    RG_PROCESS->inverse_weight = rg_policy_inverse(weight);
+    atomic_store(&RG_PROCESS->inverse_weight, rg_policy_inverse(weight));
     const char *threads = getenv("RIGEL_THREADS");
     rg_guard_attach();
     /* Before there is anything to leave: another thread may fork, or exit, at any moment. */

@@ -72,6 +72,7 @@ enum rg_hook {
     X(cuMemPoolTrimTo, (CUmemoryPool, size_t)) \
     X(cuStreamIsCapturing, (CUstream, int *)) \
     X(cuCtxGetStreamPriorityRange, (int *, int *)) \
+    X(cuStreamGetPriority, (CUstream, int *)) \
     X(cuDeviceGetUuid_v2, (CUuuid *, CUdevice)) \
     X(cuDeviceGetUuid, (CUuuid *, CUdevice)) \
     X(cuDeviceGetName, (char *, int, CUdevice)) \
@@ -162,6 +163,7 @@ enum rg_mode {
     RG_MODE_SHOWN = 5,       /* a high client under orion, which says what its kernels are bound by */
     RG_MODE_RECORDED = 16,   /* bit, of the process alone: what it launches is counted or told (record.c) */
     RG_MODE_ATTACHED = 8,    /* bit, of the process alone: only threads that have entered a client are one */
+    RG_MODE_PAUSED = 32,     /* bit: its work waits until it is resumed */
 };
 
 /* rg_say: one line on standard error, cut to fit; a newline is added. Not for the launch path. */
@@ -183,8 +185,10 @@ typedef struct {
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     rg_client *slot;
     int slot_index;
-    uint64_t inverse_weight;   /* fair: rg_policy_inverse */
-    uint32_t class;            /* enum rg_class */
+    _Atomic uint64_t inverse_weight; /* fair: rg_policy_inverse */
+    uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
+    rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
+    bool restamp;              /* its streams' priorities have yet to follow its class; agent thread only */
     uint64_t seen, seen_at, needed, needed_at; /* agent thread only */
     char name[RG_NAME_BYTES];
 } rg_member;
@@ -220,6 +224,19 @@ uint32_t rg_member_class(void);
 
 /* rg_member_holds_python: the calling thread holds Python's interpreter lock, and the process has a high client. */
 bool rg_member_holds_python(void);
+
+/* rg_member_paused: no client of this process may work. */
+bool rg_member_paused(void);
+
+/* rg_member_become: a client of this process, which is of the class of its slot so far, is of this class from now on, or paused, or what
+ * else the policy makes of it. Agent thread only. */
+void rg_member_become(rg_member *member, uint32_t class, bool paused);
+
+/* ---- steer.c: what is asked of clients while they run ---- */
+
+/* rg_steer_attach: remembers the segment's file. rg_steer_beat: called by the agent now and then: does what is asked. */
+void rg_steer_attach(const char *path);
+void rg_steer_beat(uint64_t now_ns);
 
 /* ---- context.c: contexts, and what is used in the wrong one ---- */
 
@@ -321,6 +338,14 @@ void rg_drain_end(rg_member *member, uint32_t device);
 /* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */
 void rg_busy_assert(rg_member *member);
 
+/* rg_busy_end: the client, whose mode says so already, marks its work no more. rg_busy_suspect: it does from now on; what it has
+ * launched before counts as unfinished until it is known. */
+void rg_busy_end(rg_member *member);
+void rg_busy_suspect(rg_member *member);
+
+/* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait for a capture. */
+bool rg_streams_restamp(rg_member *member);
+
 /* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */
 void rg_busy_leave(rg_member *member);
 
@@ -335,6 +360,9 @@ typedef struct rg_duration rg_duration;
  * entry, if it has one. What the least share lets out it pays for.
  */
 void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
+
+/* rg_gate_paused: holds work of a client that is paused until it is resumed. */
+void rg_gate_paused(rg_member *member, enum rg_kind kind, uintptr_t units);
 
 /* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
 enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
@@ -519,6 +547,11 @@ void rg_preempt_beat(void);
 void rg_preempt_stop(void);
 void rg_preempt_end(void);
 
+/* rg_preempt_wake: class or pause of a client here has changed: it is looked again whether to be off the GPU. rg_preempt_settle: waits,
+ * 200 ms at most, until this process is on it. */
+void rg_preempt_wake(void);
+void rg_preempt_settle(void);
+
 /* ---- agent.c ---- */
 
 bool rg_agent_start(void);
@@ -574,7 +607,8 @@ typedef struct {
     int slot_index;
     rg_account *account;       /* of the process's memory */
     uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
-    bool set_priorities;       /* policy other than none and fair when the client attached */
+    _Atomic bool set_priorities; /* policy other than none and fair */
+    _Atomic bool steered;      /* some client has changed its class: streams that are new to us may have the former's priority */
     _Atomic uint32_t member_count;
     rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
     _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
@@ -683,6 +717,8 @@ static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, 
         work.track = t;
         return work;
     }
+    if (RG_UNLIKELY(mode & RG_MODE_PAUSED))
+        rg_gate_paused(m, kind, units);
     if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
         rg_mark(m, t);
         work.track = t;

@@ -14,8 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #ifndef RIGEL_VERSION
@@ -74,12 +74,21 @@ static void build_layout(void)
 #define RG_STRUCT rg_trace
     RG_SECTION("traces", RG_TRACE_FIELDS, offsetof(rg_segment, traces), RG_MAX_CLIENTS);
 #undef RG_STRUCT
+#define RG_STRUCT rg_communicator
+    RG_SECTION("communicators", RG_COMMUNICATOR_FIELDS, offsetof(rg_segment, communicators),
+               RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS);
+#undef RG_STRUCT
     /* What the numbers in threads and records mean. */
 #define RG_TEXT(name) RG_PUT(",\"%s\"", #name);
 #define RG_WORK(symbol, ...) RG_TEXT(symbol)
 #define RG_SPECIAL(symbol, ...) RG_TEXT(symbol)
     RG_PUT(",\"operations\":[\"none\"");
 #include "hooks.def"
+#define RG_NCCL_CALL(symbol, ...) RG_TEXT(symbol)
+#define RG_NCCL_SPECIAL(symbol, ...) RG_TEXT(symbol)
+#include "nccl.def"
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
     RG_TRACE_OPERATIONS(RG_TEXT)
 #undef RG_WORK
 #undef RG_SPECIAL
@@ -92,6 +101,9 @@ static void build_layout(void)
     RG_TRACE_KINDS(RG_TEXT)
 #undef RG_TEXT
     RG_PUT("]");
+#define RG_STRUCT rg_control
+    RG_SECTION("control", RG_CONTROL_FIELDS, offsetof(rg_segment, control), 1);
+#undef RG_STRUCT
     RG_PUT("}");
 }
 
@@ -140,23 +152,40 @@ int rigel_segment_hold(const char *path, uint32_t ms)
     return 0;
 }
 
+/* Whether somebody has joined the segment (RIGEL_LOCK_MEMBER) other than as a client. */
+static bool joined(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = RIGEL_LOCK_MEMBER, .l_len = 1};
+    bool held = fd >= 0 && fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    if (fd >= 0)
+        close(fd);
+    return held;
+}
+
 int rigel_segment_live(const char *path)
 {
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return -1;
-    int live = rg_segment_live(seg);
+    int live = rg_segment_live(seg) || joined(path);
     munmap(seg, sizeof *seg);
     return live;
 }
 
-int rigel_lock(const char *path)
+int rigel_lock(const char *path, uint32_t byte, int shared)
 {
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0)
         return -errno;
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-        int err = errno;
+    struct flock lock = {.l_type = shared ? F_RDLCK : F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    struct stat locked, there;
+    int err = fcntl(fd, F_OFD_SETLK, &lock) != 0 ? errno : 0;
+    /* The file may have been removed, or replaced, before it was locked. */
+    if (!err && (fstat(fd, &locked) != 0 || lstat(path, &there) != 0 || locked.st_ino != there.st_ino ||
+                 locked.st_dev != there.st_dev))
+        err = ESTALE;
+    if (err) {
         close(fd);
         return -err;
     }

@@ -174,7 +174,7 @@ static void charge(const rg_member *m, uint32_t device, uint32_t charge_ns)
 {
     rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     atomic_fetch_add_explicit(&m->slot->charged_ns, charge_ns, memory_order_relaxed);
-    atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, m->inverse_weight), memory_order_relaxed);
+    atomic_fetch_add_explicit(&share->virtual_ns, rg_policy_virtual(charge_ns, atomic_load_explicit(&m->inverse_weight, memory_order_relaxed)), memory_order_relaxed);
 }
 
 void rg_gate_recharge(rg_member *m, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns)
@@ -182,7 +182,7 @@ void rg_gate_recharge(rg_member *m, uint32_t device, uint32_t launches, uint32_t
     rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     uint64_t off_ns = from_ns > to_ns ? from_ns - to_ns : to_ns - from_ns;
     uint64_t charged = off_ns * launches;
-    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, m->inverse_weight) * launches;
+    uint64_t virtual = rg_policy_virtual((uint32_t)off_ns, atomic_load(&m->inverse_weight)) * launches;
     if (from_ns > to_ns) {
         /* What is given back is no credit: the next launch raises the virtual time to that of the slowest again. Never below
          * zero, were a launch counted before it is charged. */
@@ -413,6 +413,24 @@ static void put_off(rg_policy_view *v, rg_device *dev, uint64_t now)
         v->high_busy = false;
 }
 
+void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
+{
+    if (kind > RG_GRAPH && units < atomic_load_explicit(&rg.segment->settings.bulk_bytes, memory_order_relaxed))
+        return;
+    if (rg_member_holds_python()) {
+        atomic_fetch_add_explicit(&m->slot->passed, 1, memory_order_relaxed);
+        return;
+    }
+    const struct timespec limit = {0, 100000000};
+    uint64_t since = rg_now_ns();
+    rg_op op = rg_wait_op(RG_OP_paused, 0);
+    for (uint32_t mode; (mode = atomic_load(&m->mode)) & RG_MODE_PAUSED && !atomic_load(&rg.captures) &&
+                        atomic_load(&rg.mode) != RG_MODE_BARE;)
+        syscall(SYS_futex, &m->mode, FUTEX_WAIT_PRIVATE, mode, &limit, NULL, 0);
+    rg_op_end(&op, RG_TRACE_gate, true, 0, 0);
+    atomic_fetch_add_explicit(&m->slot->paused_ns, rg_now_ns() - since, memory_order_relaxed);
+}
+
 void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 {
     rg_member *m = rg_track_member(t);
@@ -448,7 +466,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         op = rg_wait_op(operation_of(verdict), 0);
     while (rg_policy_waits(verdict)) {
         /* Somebody began a capture, or this process left Rigel: nothing of ours may stand in the way any more. */
-        if (atomic_load(&rg.captures) || !(atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT))
+        if (atomic_load(&rg.captures) || !(atomic_load(&rg.mode) & atomic_load(&m->mode) & RG_MODE_BEST_EFFORT))
             break;
         if (!spin_until) {
             spin_until = now + (uint64_t)atomic_load_explicit(&s->spin_us, memory_order_relaxed) * 1000u;

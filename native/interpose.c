@@ -11,10 +11,12 @@
  * dlsym must reach the real one by a jump, not a call: glibc resolves RTLD_NEXT relative to its caller, so a call would
  * resolve relative to this library and, with a second preloaded dlsym, recurse. `make` checks the jump in the object code.
  *
- * The names of cuBLAS (cublas.def) are treated alike, except that guard.c finds the real ones and answers for them.
+ * The names of cuBLAS (cublas.def) and NCCL (nccl.def) are treated alike, except that guard.c and collective.c find the real ones and
+ * answer for them.
  *
  * Must never: call the driver, or do anything at all in a process that is no client (RIGEL_SEGMENT unset or RIGEL_DISABLE=1).
  */
+#include "collective.h"
 #include "guard.h"
 
 #include <dlfcn.h>
@@ -206,9 +208,11 @@ void *rg_dlsym_target(void *handle, const char *name)
 {
     if (!rg_real_dlsym)
         rg_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", LIBC_BASE_VERSION);
-    void *blas;
+    void *answer;
     if (name && strncmp(name, "cublas", 6) == 0)
-        return !rg_guard_look_up(handle, name, rg_interposing(), &blas) ? NULL : blas ? blas : NOT_FOUND;
+        return !rg_guard_look_up(handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
+    if (name && strncmp(name, "nccl", 4) == 0)
+        return !rg_nccl_look_up(handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
     if (!name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT || handle == RTLD_DEFAULT || !rg_interposing())
         return NULL;
     int hook = -1;

@@ -219,38 +219,25 @@ static uint32_t mode_of(uint32_t class)
     return policy == RG_POLICY_ORION ? RG_MODE_SHOWN : RG_MODE_HIGH;
 }
 
-/* A high client here: the channels of this process are enabled from now on, whoever keeps them off. */
-static void wake_preemptors(void)
-{
-    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
-        rg_device *dev = &rg.segment->devices[d];
-        atomic_store(&rg.preemptible[d], 0);
-        if (!(atomic_load(&rg.slot->devices) >> d & 1))
-            continue;
-        atomic_fetch_add(&dev->wake, 1);
-        atomic_fetch_add(&dev->busy_wake, 1);
-        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-    }
-}
-
 /* Gives a client its slot. Under the lock. False if all are taken. */
 static bool give_slot(rg_member *m)
 {
-    int index = rg_segment_claim(rg.segment, m->name, m->class, rg_now_ns());
+    uint32_t class = rg_account_class(rg.segment, m->name, m->class);
+    int index = rg_segment_claim(rg.segment, m->name, class, rg_now_ns());
     if (index < 0)
         return false;
     m->slot_index = index;
     m->slot = &rg.segment->clients[index];
-    m->inverse_weight = RG_PROCESS->inverse_weight;
+    atomic_store(&m->inverse_weight, atomic_load(&RG_PROCESS->inverse_weight));
     atomic_store(&m->slot->weight, atomic_load(&rg.slot->weight));
     atomic_store(&m->slot->parent, (uint32_t)rg.slot_index + 1);
-    uint32_t mode = mode_of(m->class);
+    m->account = rg_account_enter(rg.segment, m->name);
+    uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);
     atomic_store_explicit(&m->mode, mode, memory_order_release);
     atomic_fetch_or(&rg.mode, mode);
     if (first_high && mode != RG_MODE_FAIR)
-        wake_preemptors();
+        rg_preempt_wake();
     return true;
 }
 
@@ -262,6 +249,7 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     rg_member *self = RG_PROCESS;
     self->slot = rg.slot;
     self->slot_index = rg.slot_index;
+    self->account = rg.account;
     self->class = atomic_load(&rg.slot->class);
     snprintf(self->name, sizeof self->name, "%s", rg.slot->name);
     atomic_store(&self->mode, alone ? RG_MODE_BARE : mode);
@@ -278,6 +266,70 @@ void rg_members_attach(uint32_t mode, bool only_threads)
             rg_say("rigel: all %d client slots are taken: threads of client %s run without Rigel (end other clients first)",
                 RG_MAX_CLIENTS, m->name);
     }
+    pthread_mutex_unlock(&members_lock);
+}
+
+bool rg_member_paused(void)
+{
+    if (!atomic_load_explicit(&rg.several, memory_order_relaxed))
+        return atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) & RG_MODE_PAUSED;
+    bool any = false;
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+        uint32_t mode = atomic_load(&rg.members[i].mode);
+        any |= (mode & RG_MODE_PAUSED) != 0;
+        if (mode && !(mode & RG_MODE_PAUSED))
+            return false;
+    }
+    return any;
+}
+
+/* What the hooks read: the modes of all clients together. Not once this process has left Rigel. Under the lock. */
+static void join_modes(void)
+{
+    uint32_t all = alone ? RG_MODE_ATTACHED : RG_MODE_BARE, before = atomic_load(&rg.mode);
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
+        all |= atomic_load(&rg.members[i].mode);
+    atomic_store(&any_high, (all & RG_MODE_HIGH) != 0);
+    while (before != RG_MODE_BARE && !atomic_compare_exchange_weak(&rg.mode, &before, all | (before & RG_MODE_RECORDED)))
+        continue;
+}
+
+/*
+ * In this order, so that at no moment a high client is kept off the GPU as a best-effort one, or is marked busy by nobody's leave: to high,
+ * the channels first, then the mode, and with it what was launched before counts as unfinished; to best-effort, the mode, then
+ * the busy bits. A launch that is under way in another thread goes out as what it was begun as.
+ */
+void rg_member_become(rg_member *m, uint32_t class, bool paused)
+{
+    pthread_mutex_lock(&members_lock);
+    uint32_t before = atomic_load(&m->mode), mode = mode_of(class);
+    if (paused && class == RG_CLASS_BEST_EFFORT)
+        mode |= RG_MODE_PAUSED;
+    if (ended || before == RG_MODE_BARE || (before == mode && atomic_load(&m->slot->class) == class)) {
+        pthread_mutex_unlock(&members_lock);
+        return;
+    }
+    bool raised = class == RG_CLASS_HIGH && atomic_load(&m->slot->class) != RG_CLASS_HIGH;
+    if (atomic_exchange(&m->slot->class, class) != class) {
+        atomic_store(&rg.steered, true);
+        m->restamp = true;
+    }
+    if (raised) {
+        atomic_store(&any_high, true);
+        rg_preempt_wake();
+        rg_preempt_settle();
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
+    }
+    /* Whoever leaves Rigel meanwhile has stored its own. */
+    atomic_compare_exchange_strong(&m->mode, &before, mode);
+    join_modes();
+    if ((before & RG_MODE_HIGH) && !(mode & RG_MODE_HIGH))
+        rg_busy_end(m);
+    else if (!(before & RG_MODE_HIGH) && (mode & RG_MODE_HIGH))
+        rg_busy_suspect(m);
+    syscall(SYS_futex, &m->mode, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
+    rg_preempt_wake();
     pthread_mutex_unlock(&members_lock);
 }
 

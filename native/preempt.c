@@ -58,6 +58,12 @@ static bool wanted(void)
            atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
 }
 
+/* The same for suspension: a client may become a high one while it is off the GPU. */
+static bool may_stand_aside(void)
+{
+    return wanted() && rg_member_class() != RG_CLASS_HIGH;
+}
+
 /* Whether best-effort work is to be off the device; when to look again, if nobody wakes us, in `again_ns`. */
 static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
 {
@@ -65,6 +71,8 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
     *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
     if (rg_member_class() == RG_CLASS_HIGH)
         return false; /* a thread has entered a high client: what is suspended is all of the process */
+    if (rg_member_paused())
+        return true;
     uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
     return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
 }
@@ -178,7 +186,7 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     /* Many things wake (another high client's waits, for one); only the end of high work ends this. */
     for (uint64_t now = rg_now_ns(), end = now + due_ns + high_ns; now < end; now = rg_now_ns()) {
         uint32_t seen = atomic_load(&dev->wake);
-        if (!atomic_load(&dev->high_busy) || !wanted())
+        if (!atomic_load(&dev->high_busy) || !may_stand_aside())
             break;
         atomic_fetch_add(&dev->waiters, 1);
         if (atomic_load(&dev->high_busy))
@@ -214,7 +222,7 @@ static bool linger(preemptor *p, uint64_t deadline)
         uint64_t now = rg_now_ns();
         if (to_stand_aside(dev, &again_ns))
             return true;
-        if (now >= deadline || !wanted() || !atomic_load(&rg.segment->settings.suspend))
+        if (now >= deadline || !may_stand_aside() || !atomic_load(&rg.segment->settings.suspend))
             return false;
         /* What it waits for may take long; counted is from when that is done. */
         if (!until && !atomic_load(&dev->high_busy))
@@ -241,7 +249,7 @@ static void stand_aside(preemptor *p)
         return;
     }
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
-    while (wanted()) {
+    while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
         uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
         if (!to_stand_aside(dev, &again_ns)) {
@@ -253,15 +261,15 @@ static void stand_aside(preemptor *p)
                 break;
             continue;
         }
-        if (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, now)) {
-            spent += now - since; /* a hold is short, and meant */
+        if (rg_member_paused() || (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, now))) {
+            spent += now - since; /* a hold is short, and meant, and a pause is asked for */
             since = now;
         }
         if (now - since >= starvation_ns) {
             spent += now - since;
             give_back(p, starvation_ns);
             since = rg_now_ns();
-            if (!to_stand_aside(dev, &again_ns) || !wanted())
+            if (!to_stand_aside(dev, &again_ns) || !may_stand_aside())
                 break;
             p->again = true;
             if (!suspend(p)) {
@@ -297,7 +305,7 @@ static bool still_there(preemptor *p)
         uint64_t now = rg_now_ns();
         if (!to_stand_aside(dev, &again_ns))
             return false;
-        if (now >= until || !wanted() || atomic_load(&rg.segment->settings.hold_until_ms))
+        if (now >= until || !may_stand_aside() || rg_member_paused() || atomic_load(&rg.segment->settings.hold_until_ms))
             return true;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(dev, &again_ns))
@@ -315,7 +323,7 @@ static void *preempt_main(void *argument)
     while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t again_ns;
         uint32_t seen = atomic_load(&dev->busy_wake);
-        bool act = !atomic_load(&p->failed) && atomic_load(&rg.preemptible[p->device]) && wanted();
+        bool act = !atomic_load(&p->failed) && atomic_load(&rg.preemptible[p->device]) && may_stand_aside();
         if (act && to_stand_aside(dev, &again_ns)) {
             if (still_there(p))
                 stand_aside(p);
@@ -411,6 +419,31 @@ void rg_preempt_beat(void)
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
+}
+
+void rg_preempt_wake(void)
+{
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        rg_device *dev = &rg.segment->devices[d];
+        if (rg_member_class() == RG_CLASS_HIGH)
+            atomic_store(&rg.preemptible[d], 0);
+        if (!(atomic_load(&rg.slot->devices) >> d & 1))
+            continue;
+        atomic_fetch_add(&dev->wake, 1);
+        atomic_fetch_add(&dev->busy_wake, 1);
+        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+    }
+}
+
+void rg_preempt_settle(void)
+{
+    const struct timespec step = {0, 1000000};
+    for (uint32_t tries = 0, d = 0; tries < 200 && d < RG_MAX_DEVICES;)
+        if (atomic_load(&preemptors[d].started) && atomic_load(&preemptors[d].suspended))
+            tries += nanosleep(&step, NULL) == 0;
+        else
+            d++;
 }
 
 void rg_preempt_stop(void)

@@ -76,7 +76,7 @@ const char *rigel_version(void);
  *   {"version":3,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
  *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...},"threads":{...},"names":{...},
- *    "traces":{...},"operations":["none","cuLaunchKernel",...],"kinds":["none","launch",...]}
+ *    "traces":{...},"control":{...},"operations":["none","cuLaunchKernel",...],"kinds":["none","launch",...]}
  * Offsets of sections are from the start of the file, of fields from the start of their element. Static storage.
  */
 const char *rigel_layout(void);
@@ -93,15 +93,17 @@ const char *rigel_segment_check(const char *path);
 /* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
 int rigel_segment_hold(const char *path, uint32_t ms);
 
-/* rigel_segment_live: 1 if the process that made the segment runs, or that of any client; 0 if not; -1 if it is unusable. */
+/* rigel_segment_live: 1 if the process that made the segment runs, or that of any client, or somebody has joined it; 0 if not; -1 if it is unusable. */
 int rigel_segment_live(const char *path);
 
 /*
- * rigel_lock: makes this process the only one that holds the file's lock (flock), until rigel_unlock or its end, however that
- * comes; programs that it starts do not inherit it. What to hand to rigel_unlock, or -EWOULDBLOCK if another holds it, or
- * another -errno.
+ * rigel_lock: takes a lock of this user's on a byte of a file (an open file description lock), alone or, `shared`, with others,
+ * until rigel_unlock or the end of the process, however that comes; programs that it starts do not inherit it. What to hand to
+ * rigel_unlock, or -EAGAIN if another holds it, -ESTALE if the file was removed at that moment, or another -errno.
+ * Of a segment: who runs the control loop of policy slo; who has joined it (shared), or removes it (alone).
  */
-int rigel_lock(const char *path);
+enum { RIGEL_LOCK_LOOP = 0, RIGEL_LOCK_MEMBER = 1 };
+int rigel_lock(const char *path, uint32_t byte, int shared);
 void rigel_unlock(int lock);
 
 /* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */

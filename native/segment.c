@@ -249,6 +249,10 @@ static void clear_trace(rg_segment *seg, int slot)
     for (int i = 0; i < RG_TRACE_RECORDS * RG_RECORD_WORDS; i++)
         atomic_store_explicit(&seg->traces[slot].records[i], 0, memory_order_relaxed);
     atomic_store(&seg->traces[slot].count, 0);
+    for (int i = 0; i < RG_MAX_COMMUNICATORS; i++) {
+        atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].handle, 0);
+        atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].key, 0);
+    }
 }
 
 /* What another client had of each device. */
@@ -290,6 +294,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             rg_segment_clear_busy(seg, i);
             clear_trace(seg, i);
             atomic_store(&c->threads_lost, 0);
+            atomic_store(&c->communicators_lost, 0);
             for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
                 rg_share_settle(seg, d, i, UINT64_MAX);
             if (!same_client(c, name, class)) {

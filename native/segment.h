@@ -32,12 +32,14 @@ enum {
     RG_MAX_KERNELS = 2048,
 };
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
+enum { RG_MANIFEST_BYTES = 2048 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
 enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 256 };
 #define RG_CONTEXT_GONE 1u          /* in place of a context: what belonged to one is no more */
 #define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
+enum { RG_MAX_COMMUNICATORS = 16 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
@@ -187,6 +189,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
                                   above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
                                   among those of its thread; 32 bytes of name */ \
+    F(u64, paused_ns, 1)       /* [client] that launches have waited because it is paused */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(words, contexts, RG_MAX_CONTEXTS * 2) /* [client] that it has worked in: handle, 1 + index of the device | RG_CONTEXT_ENDED */ \
@@ -197,6 +200,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
     F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
+    F(u64, communicators_lost, 1) /* [client] the same of `communicators` */ \
+    F(u32, rank, 1)            /* [client] 1 + RANK of its environment (torchrun and others set it); 0: none */ \
+    F(u32, ranks, 1)           /* [client] WORLD_SIZE; 0: none */ \
     F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
@@ -222,16 +228,22 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, block_z, 1)     /* [any] */ \
     F(char, name, RG_KERNEL_NAME_BYTES) /* [any] for people: cut to fit, NUL-terminated */
 
-/* Device memory of one client: all processes of one name. What is in use is the sum of `memory_bytes` over its live slots. */
+/*
+ * What is known of one client, all processes of one name, and asked of it. The device memory that is in use is the sum of
+ * `memory_bytes` over its live slots. What is asked stays for as long as the segment, also for processes that come later.
+ */
 #define RG_ACCOUNT_FIELDS(F) \
     F(u64, key, 1)            /* [any] taken by compare-and-swap: hash of the name; 0: free. Never given back */ \
     F(u64, slots, 1)          /* [any] bit per client slot whose process belongs to it */ \
-    F(u64, limit_bytes, 1)    /* [client] RIGEL_MEMORY; 0: no limit */ \
+    F(u64, limit_bytes, 1)    /* [client, control] RIGEL_MEMORY; 0: no limit */ \
     F(u64, lock, 1)           /* [any] owner word of the process that is comparing with the limit; 0: none */ \
     F(u64, peak_bytes, 1)     /* [any] the most that was in use at once */ \
     F(u64, denied, 1)         /* [any] allocations refused because of the limit */ \
     F(u64, denied_bytes, 1)   /* [any] what the last of them asked for */ \
     F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
+    F(u32, wanted_class, 1)   /* [control] enum rg_class it is to be of; 0: what it was started as */ \
+    F(u32, wanted_weight, 1)  /* [control] likewise, in thousandths */ \
+    F(u64, paused_until_ns, 1) /* [control] its best-effort work is held back until then; UINT64_MAX: until resumed; 0: not */ \
     F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 /*
@@ -265,10 +277,44 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, key, 1) /* [any] taken by compare-and-swap: rg_text_hash; 0: free. Never given back */ \
     F(char, name, RG_NAME_TEXT_BYTES) /* [any] as the driver has it, cut to fit, NUL-terminated */
 
+/*
+ * A communicator of NCCL that a client takes part in (collective.c), RG_MAX_COMMUNICATORS rows for each slot. `key` is the same for all
+ * its ranks; who has entered fewer collectives than others is behind them.
+ */
+#define RG_COMMUNICATOR_FIELDS(F) \
+    F(u64, key, 1)       /* [client] taken by compare-and-swap: hash of the unique id; 0: free */ \
+    F(u64, handle, 1)    /* [client] ncclComm_t; 0: being made */ \
+    F(u32, rank, 1)      /* [client] */ \
+    F(u32, size, 1)      /* [client] how many ranks */ \
+    F(u64, entered, 1)   /* [client] collectives begun */ \
+    F(u64, peers, 1)     /* [client] sends and receives begun */ \
+    F(u64, splits, 1)    /* [client] communicators made from it */ \
+    F(u64, elements, 1)  /* [client] of the last one */ \
+    F(u64, at_tick, 1)   /* [client] when the last one began, or the communicator was made */ \
+    F(u32, operation, 1) /* [client] the last one; 0: none yet */
+
 /* The last operations of a client: trace.h says what is in a record. */
 #define RG_TRACE_FIELDS(F) \
     F(u64, count, 1)    /* [client] records ever made */ \
     F(words, records, RG_TRACE_RECORDS * 4) /* [client] */
+
+/* The control loop of policy slo, for those who look on, and for whoever goes on with it. Times of requests in ns. */
+#define RG_CONTROL_FIELDS(F) \
+    F(u32, target_kind, 1)    /* [control] 0: the default target; 1: p99 over alone; 2: p99 in ms */ \
+    F(u32, target, 1)         /* [control] that, in thousandths */ \
+    F(u32, holder_pid, 1)     /* [control] process that runs the loop; 0: none */ \
+    F(u32, rung, 1)           /* [control] place on the ladder of settings */ \
+    F(u32, changes, 1)        /* [control] */ \
+    F(u32, unreachable, 1)    /* [control] 1: the strictest settings miss the target */ \
+    F(u64, beat_ns, 1)        /* [control] when the loop last looked; 0: it never ran */ \
+    F(u64, held_ms, 1)        /* [control] for how long it has held best-effort work */ \
+    F(u32, alone_requests, 1) /* [control] what requests take alone: how many are known */ \
+    F(u32, now_requests, 1)   /* [control] and with the settings in force */ \
+    F(u64, alone_p50_ns, 1)   /* [control] 0: not known, as the next three */ \
+    F(u64, alone_p99_ns, 1)   /* [control] */ \
+    F(u64, now_p50_ns, 1)     /* [control] */ \
+    F(u64, now_p99_ns, 1)     /* [control] */ \
+    F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
 #define RG_TYPE_u64(name, n) _Atomic uint64_t name
@@ -302,6 +348,9 @@ typedef struct {
     _Alignas(64) RG_ACCOUNT_FIELDS(RG_MEMBER)
 } rg_account;
 typedef struct {
+    _Alignas(64) RG_CONTROL_FIELDS(RG_MEMBER)
+} rg_control;
+typedef struct {
     _Alignas(64) RG_THREAD_FIELDS(RG_MEMBER)
 } rg_thread;
 typedef struct {
@@ -310,6 +359,9 @@ typedef struct {
 typedef struct {
     RG_NAME_FIELDS(RG_MEMBER)
 } rg_name;
+typedef struct {
+    RG_COMMUNICATOR_FIELDS(RG_MEMBER)
+} rg_communicator;
 typedef struct {
     _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
 } rg_trace;
@@ -325,6 +377,8 @@ typedef struct {
     _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
     _Alignas(64) rg_name names[RG_MAX_NAMES];
     _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
+    _Alignas(64) rg_communicator communicators[RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]; /* of a client one after the other */
+    _Alignas(64) rg_control control;
     _Alignas(64) rg_calls calls[RG_MAX_CLIENTS];
 } rg_segment;
 
@@ -338,15 +392,16 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 51392, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3293440, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3358976, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15610112, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15690112, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3408128, "segment layout");
-_Static_assert(sizeof(rg_account) == 128, "segment layout");
+_Static_assert(sizeof(rg_account) == 192, "segment layout");
 _Static_assert(offsetof(rg_segment, accounts) == 5505280, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5513472, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6037760, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7086336, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5517568, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6041856, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7090432, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15483136, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

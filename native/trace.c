@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -78,6 +79,15 @@ static void leave(void *row)
         atomic_store(&((rg_thread *)row)->tid, 0);
 }
 
+/* A number of the environment, plus `more`; 0 where there is none. */
+static uint32_t number_in(const char *name, uint32_t more)
+{
+    const char *text = getenv(name);
+    char *end;
+    unsigned long value = text && *text >= '0' && *text <= '9' ? strtoul(text, &end, 10) : 0;
+    return text && *text >= '0' && *text <= '9' && !*end && value < 1u << 30 ? (uint32_t)value + more : 0;
+}
+
 void rg_trace_attach(rg_segment *seg, int slot)
 {
     rg_rec.segment = seg;
@@ -89,6 +99,8 @@ void rg_trace_attach(rg_segment *seg, int slot)
         atomic_store(&own_calls[i].client, (uint32_t)slot);
     rg_rec.processor = atomic_load(&seg->header.tick_source) == RG_TICKS_PROCESSOR;
     row_key_made = pthread_key_create(&row_key, leave) == 0;
+    atomic_store(&seg->clients[slot].rank, number_in("RANK", 1));
+    atomic_store(&seg->clients[slot].ranks, number_in("WORLD_SIZE", 0));
     rg_trace_beat();
 }
 

@@ -36,11 +36,12 @@ enum rg_trace_kind {
 #undef RG_ENUM
 };
 
-/* Operations besides the hooked driver functions, whose numbers are 1 + enum rg_hook. */
+/* Operations besides the hooked functions of the driver, whose numbers are 1 + enum rg_hook, and of NCCL, which follow. */
 #define RG_TRACE_OPERATIONS(X) \
     X(wait_high)     /* at the gate, because a high client is busy */ \
     X(wait_turn)     /* at the gate, because it is another client's turn */ \
     X(wait_inflight) /* at the gate, because so much of its own work is unfinished */ \
+    X(paused)        /* at the gate, until it is resumed */ \
     X(suspended)     /* its channels are off the GPU; Rigel's own thread says so */ \
     X(request)       /* a high client's busy period */
 enum rg_trace_operation {
@@ -50,6 +51,11 @@ enum rg_trace_operation {
 #include "hooks.def"
 #undef RG_WORK
 #undef RG_SPECIAL
+#define RG_NCCL_CALL(symbol, ...) RG_OP_##symbol,
+#define RG_NCCL_SPECIAL(symbol, ...) RG_OP_##symbol,
+#include "nccl.def"
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
 #define RG_ENUM(name) RG_OP_##name,
     RG_TRACE_OPERATIONS(RG_ENUM)
 #undef RG_ENUM

@@ -137,6 +137,17 @@ static void note_use(rg_member *member, uint32_t device)
     }
 }
 
+/* Gives a stream that has a priority the one of this mode, on the same of the two levels (rg_stream_prioritise). */
+static void restamp(CUstream stream, uint32_t mode)
+{
+    int least = 0, greatest = 0, now = 0;
+    if (!rg_real.cuStreamGetPriority || !rg_real.cuCtxGetStreamPriorityRange ||
+        rg_real.cuCtxGetStreamPriorityRange(&least, &greatest) != CUDA_SUCCESS ||
+        rg_real.cuStreamGetPriority(stream, &now) != CUDA_SUCCESS)
+        return;
+    rg_stream_prioritise(stream, mode, now == least || now == greatest + 1 ? 0 : -1);
+}
+
 rg_track *rg_track_add(CUstream stream, uintptr_t key)
 {
     if (atomic_load_explicit(&rg.full, memory_order_relaxed))
@@ -182,6 +193,8 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     /* Streams of the program's own were given their priority when they were made. */
     if (added && (uintptr_t)stream <= 2)
         rg_stream_prioritise(stream, atomic_load(&member->mode), 0);
+    else if (added && atomic_load(&rg.steered))
+        restamp(stream, atomic_load(&member->mode));
     if (pushed)
         rg_real.cuCtxPopCurrent_v2(&popped);
     return t;
@@ -289,7 +302,7 @@ void rg_capture_ended(CUstream stream)
 void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked)
 {
     int least = 0, greatest = 0;
-    if (!rg.set_priorities || !rg_real.cuStreamSetAttribute || !rg_real.cuCtxGetStreamPriorityRange ||
+    if (!atomic_load(&rg.set_priorities) || !rg_real.cuStreamSetAttribute || !rg_real.cuCtxGetStreamPriorityRange ||
         rg_real.cuCtxGetStreamPriorityRange(&least, &greatest) != CUDA_SUCCESS || least - greatest < 3)
         return;
     bool raised = asked < 0;
@@ -412,6 +425,47 @@ void rg_busy_assert(rg_member *m)
                 rg_device_launching(&rg.segment->devices[i], m->slot_index, true);
         }
     pthread_mutex_unlock(&busy_lock);
+}
+
+void rg_busy_end(rg_member *m)
+{
+    pthread_mutex_lock(&busy_lock);
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
+        if (atomic_exchange(&m->busy[i], 0))
+            record_request(m, i, true);
+        atomic_store(&m->draining[i], 0);
+    }
+    rg_segment_clear_busy(rg.segment, m->slot_index);
+    pthread_mutex_unlock(&busy_lock);
+}
+
+void rg_busy_suspect(rg_member *m)
+{
+    pthread_mutex_lock(&table_lock); /* no track is dropped meanwhile: what is marked is in the table */
+    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++)
+        if (atomic_load(&rg.tracks[i].key) && rg_track_member(&rg.tracks[i]) == m)
+            rg_mark(m, &rg.tracks[i]);
+    pthread_mutex_unlock(&table_lock);
+}
+
+bool rg_streams_restamp(rg_member *m)
+{
+    bool all = true;
+    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
+        rg_track *t = &rg.tracks[i];
+        CUcontext popped;
+        pthread_mutex_lock(&rg_agent_lock); /* keeps the stream alive, and captures from beginning */
+        bool capturing = atomic_load(&rg.captures) != 0;
+        all &= !capturing;
+        /* A per-thread stream cannot be named from here. */
+        if (!capturing && atomic_load(&t->key) && rg_track_member(t) == m && !t->owner &&
+            rg_real.cuCtxPushCurrent_v2(t->context) == CUDA_SUCCESS) {
+            restamp(t->stream, atomic_load(&m->mode));
+            rg_real.cuCtxPopCurrent_v2(&popped);
+        }
+        pthread_mutex_unlock(&rg_agent_lock);
+    }
+    return all;
 }
 
 void rg_busy_leave(rg_member *m)

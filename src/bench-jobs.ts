@@ -313,7 +313,7 @@ async function runLive(
   const lost = Math.max(0, ended.length - learning - measurements.length);
   const note = [
     `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`,
-    ...[...loops].map(([name, loop]) => `${name} ended with ${JSON.stringify(loop.end().settings)}`),
+    ...[...loops].map(([name, loop]) => `${name} ended with ${JSON.stringify(loop.report().settings)}`),
   ].join("; ");
   return found(ran, { measurements, said: note });
 }
@@ -380,8 +380,9 @@ async function drive(
       } else set(policy ?? NONE);
       if (way !== ALONE && policy?.name === "slo") {
         const known = loops.get(way);
-        if (known) known.resume();
-        else loops.set(way, new SloLoop(segment, targetOf(policy), programs));
+        const loop = known ?? new SloLoop(segment, targetOf(policy));
+        loops.set(way, loop);
+        loop.resume();
       }
       switches.push({ at_s: (Date.now() - start_ms) / 1000 });
       if (round !== windows[index - 1]?.round) {

@@ -211,6 +211,7 @@ export class Runner {
         interrupt,
         show: (name, line) => output.keep(name, line),
         started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
+        ownLoop: options.started !== undefined,
       });
       if (interrupt.signal) throw new Interrupted(this.#soFar(runs, report.clients));
       if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());

@@ -14,6 +14,7 @@ import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
 import { RigelError } from "./errors.ts";
+import { addHangs } from "./hangs-command.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
@@ -27,6 +28,7 @@ import { addSimulateCommand } from "./simulate-command.ts";
 import { addTrace } from "./trace-command.ts";
 import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
+import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
 
 interface LaunchFlags {
@@ -68,6 +70,7 @@ function commandLine(): Command {
   const program = new Command("rigel")
     .description("GPU sharing for one latency-critical job and any number of best-effort jobs.")
     .version(packageJson.version)
+    .enablePositionalOptions()
     .exitOverride();
   program
     .command("launch")
@@ -115,8 +118,10 @@ function commandLine(): Command {
   addTop(program);
   addContexts(program);
   addBench(program, deviceSelector);
+  addRunCommands(program, deviceSelector);
   addServe(program);
   addTrace(program);
+  addHangs(program);
   return program;
 }
 

@@ -173,6 +173,11 @@ const configSchema = fields({
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
+  /**
+   * A client that waits for so long for work that does not finish, or for another rank, hangs: that is told, and what shows it
+   * kept. 0: nobody looks. A minute is longer than what programs wait for in good health, and looking costs clients nothing.
+   */
+  hang_s: z.number().nonnegative().max(86_400).default(60),
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),
@@ -231,8 +236,11 @@ export interface Config extends RawConfig {
 
 /** Reads and checks a configuration file, Rigel's own or Orion's. */
 export async function readConfig(file: string): Promise<Config> {
-  const json = await readJson(file);
-  const base = dirname(resolve(file));
+  return configOf(await readJson(file), file, dirname(resolve(file)));
+}
+
+/** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`. */
+export function configOf(json: unknown, file: string, base: string): Config {
   const orion = isOrion(json) ? readOrion(json, file) : undefined;
   const raw = parse(configSchema, orion ? orion.config : json, file);
   return {

@@ -105,11 +105,11 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
     .filter(({ parent }) => parent === null)
     .map((slot) => {
       const clients = segment.table("clients");
-      const { class: kind, devices } = segment.read(slot);
+      const { devices } = segment.read(slot);
       return {
         segment: basename(segment.path),
         client: slot.name,
-        class: kind,
+        class: slot.class,
         pid: slot.pid,
         live: !slot.finished,
         devices: devices.map((device) => placeOf(segment, slot, device)),
@@ -125,7 +125,7 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
           .filter(({ parent }) => parent === slot.index)
           .map((own) => ({
             name: own.name.slice(slot.name.length + 1),
-            class: segment.classOf(own),
+            class: own.class,
             devices: segment.read(own).devices,
             moves: Number(clients.long(own.index, "moves")),
             calls: callsOf(segment, own.index),
@@ -172,14 +172,15 @@ function threadRows(segment: Segment, slot: Slot, names: ReadonlyMap<number, str
   }));
 }
 
+const low = (word: bigint): number => Number(word & 0xffff_ffffn);
+const high = (word: bigint): number => Number(word >> 32n);
+
 function misusesOf(
   segment: Segment,
   ring: BigUint64Array,
   names: ReadonlyMap<number, string>,
 ): ProcessContexts["misuses"]["last"] {
   const { operations } = segment.vocabulary;
-  const low = (word: bigint): number => Number(word & 0xffff_ffffn);
-  const high = (word: bigint): number => Number(word >> 32n);
   return Array.from({ length: ring.length / MISUSE_WORDS }, (_, index) => index * MISUSE_WORDS)
     .flatMap((at) => {
       const [number = 0n, call = 0n, said = 0n, context = 0n, owner = 0n, used = 0n, when = 0n] = ring.subarray(

@@ -8,14 +8,18 @@
  */
 
 import { rmSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
+import { type Attaching, problemOf } from "./attachment.ts";
+import { clientEnvironment } from "./client-environment.ts";
 import { deviceEnvironment, type Environment } from "./device.ts";
 import { diagnose } from "./doctor.ts";
 import type { Finding } from "./doctor-checks.ts";
 import { RigelError } from "./errors.ts";
 import { Durations, durationsFolder } from "./durations.ts";
 import { Guard } from "./guard.ts";
+import { HangWatch } from "./hang-watch.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
+import { manifestOf } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Mps, sharedFault } from "./mps.ts";
@@ -26,7 +30,7 @@ import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
 import { type ClientReport, type Mode, type Report, compared, memoryReport } from "./report.ts";
 import { type MemoryUse, Segment } from "./segment.ts";
-import { SloLoop, type SloReport } from "./slo-loop.ts";
+import { LoopKeeper, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
 import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
@@ -44,6 +48,8 @@ interface LaunchOptions {
   trace?: string | undefined;
   /** The clients of a phase have been started: the settings of its segment may be changed from now on. */
   started?: (segment: Segment) => void;
+  /** Whoever is called back by `started` runs the control loop of policy slo, if any. */
+  ownLoop?: boolean;
   /** Asked again and again: whether the launch is to end, as if its duration were over. */
   over?: () => boolean;
 }
@@ -156,7 +162,8 @@ async function runPhase(
   const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
   // No other process has this in its environment.
-  const mark = `RIGEL_SEGMENT=${segment.path}`;
+  const mark = `RIGEL_LAUNCH=${basename(segment.path)}`;
+  const leave = segment.lock("member");
   using guard = new Guard(mark, [segment.path, plan.simulation.state]);
   const running: Running[] = [];
   const cleanUp = (): void => {
@@ -164,8 +171,10 @@ async function runPhase(
       for (const { child } of running) child.signal("SIGKILL");
       killMarked(mark);
     } finally {
-      segment.remove();
-      rmSync(plan.simulation.state, { force: true });
+      leave?.();
+      // Whoever has joined goes on with it.
+      if (segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
+      else segment.closeGates();
     }
   };
   process.on("exit", cleanUp);
@@ -174,12 +183,15 @@ async function runPhase(
     segment.configure({ ...policySettings(policy, phase.clients, native), policy: phase.policy });
     if (phase.policy === "orion") enterProfiles(segment, phase.clients, native);
     durations.seed(segment, phase.clients);
+    segment.target = targetOf(policy);
+    segment.manifest = manifestOf(plan, phase, mps);
+    using keeper = new LoopKeeper(segment, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);
       const own = options.show;
       const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
-      const env = clientEnvironment(plan, phase, client, native, segment.path, mps);
+      const env = environmentOf(plan, phase, client, native, segment, mps);
       const { name, argv, cwd, isReplay } = client;
       const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
       const marks = [mark, `RIGEL_NAME=${name}`];
@@ -189,9 +201,14 @@ async function runPhase(
     }
     interrupt.clients = running.map(({ child }) => child);
     options.started?.(segment);
-    using loop = phase.policy === "slo" ? new SloLoop(segment, targetOf(policy), classesOf(phase)) : undefined;
+    await using hangs =
+      plan.config.hang_s === 0
+        ? undefined
+        : new HangWatch({ segment, threshold_s: plan.config.hang_s, say: (line) => progress(`hang: ${line}`) });
     const counted = await count(plan, running, segment, native, options, interrupt);
-    const slo = loop?.end() ?? null;
+    // What shows a hang is kept before anybody is ended.
+    await hangs?.[Symbol.asyncDispose]();
+    const slo = keeper.end() ?? null;
     const inflight = segment.inflight;
     const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
@@ -214,6 +231,7 @@ async function runPhase(
       notes: [
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),
+        ...(hangs?.notes ?? []),
         ...notesOnContexts(segment),
         ...mpsNotes(failures, elsewhere, mps),
       ],
@@ -250,10 +268,6 @@ function enterProfiles(segment: Segment, clients: readonly PlannedClient[], nati
     const refused = native.enterProfile(segment.path, profile, device.sms);
     if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
   }
-}
-
-function classesOf(phase: Phase): Map<string, "high" | "best-effort"> {
-  return new Map(phase.clients.map((client) => [client.name, client.class]));
 }
 
 /** Ends what a client has started under another name and out of its group. */
@@ -416,7 +430,7 @@ async function count(
         look(late, native);
         for (const one of late)
           progress(
-            `${one.client.name}: no work in ${options.start_timeout_s} s (${problemOf(one, segment) ?? "attached, but idle"}); ` +
+            `${one.client.name}: no work in ${options.start_timeout_s} s (${problemOf(attaching(one), segment) ?? "attached, but idle"}); ` +
               "counting begins without it",
           );
       }
@@ -441,7 +455,7 @@ async function count(
   observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
-    const problem = problemOf(one, segment);
+    const problem = problemOf(attaching(one), segment);
     if (problem !== undefined) one.problem = problem;
   }
   return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory };
@@ -474,32 +488,12 @@ function tell(running: Running[], segment: Segment, now_ms: number): void {
   for (const one of running) {
     if (one.told || one.attached || one.child.exit || now_ms - one.child.startedAt_ms < UNATTACHED_ms) continue;
     one.told = true;
-    progress(`${one.client.name}: has not attached yet: ${problemOf(one, segment)}`);
+    progress(`${one.client.name}: has not attached yet: ${problemOf(attaching(one), segment)}`);
   }
 }
 
-/** Why a client has not attached; undefined if it has. */
-function problemOf({ attached, child, env, seen }: Running, segment: Segment): string | undefined {
-  if (attached) return undefined;
-  if (env["RIGEL_DISABLE"] === "1") return "RIGEL_DISABLE=1 is set in its environment";
-  const notLoaded =
-    "librigel.so is not loaded in it: it is statically linked or setuid, or something cleared LD_PRELOAD";
-  const unloaded = seen !== undefined && seen.processes > 0 && seen.mapped === 0;
-  // Counts the whole launch's processes, so whatever is known of this client comes first.
-  const full =
-    segment.refused > 0
-      ? `the segment is full: it has room for ${segment.capacity} processes; start fewer at a time`
-      : undefined;
-  if (child.exit) {
-    if (full !== undefined && !unloaded && child.exit.status === 0) return full;
-    const after_s = ((child.exit.at_ms - child.startedAt_ms) / 1000).toFixed(1);
-    return `it ${child.exit.text} after ${after_s} s without having initialised CUDA${unloaded ? `; ${notLoaded}` : ""}`;
-  }
-  if (unloaded) return notLoaded;
-  if (full !== undefined) return full;
-  return seen
-    ? "librigel.so is loaded in it, but it has not initialised CUDA (cuInit)"
-    : "it was ended before it had initialised CUDA (cuInit)";
+function attaching({ attached, env, seen, child: { exit, startedAt_ms } }: Running): Attaching {
+  return { attached, env, seen, exit, startedAt_ms };
 }
 
 function isOver(running: readonly Running[]): boolean {
@@ -567,38 +561,30 @@ function threadClients(
   };
 }
 
-function clientEnvironment(
+/** What one client of the launch gets to see. */
+function environmentOf(
   plan: Plan,
   phase: Phase,
   client: PlannedClient,
   native: Native,
-  segment: string,
+  segment: Segment,
   mps: Mps,
 ): Environment {
   const given: Environment = { ...process.env, ...client.env };
-  const preload = given["LD_PRELOAD"];
-  const { library } = native.files;
   return {
-    ...given,
-    ...deviceEnvironment(client.devices, native.files, plan.simulation, given),
-    ...mps.environment(client, client.env),
-    LD_PRELOAD: preload ? `${library}:${preload}` : library,
-    RIGEL_SEGMENT: segment,
-    RIGEL_NAME: client.name,
-    RIGEL_CLASS: client.class,
-    RIGEL_WEIGHT: String(client.weight),
-    RIGEL_PROGRAM: client.program,
-    RIGEL_THREADS: client.threads ? "1" : undefined,
-    // For `import rigel`; last, so that a module of the program's own of that name comes before it.
-    PYTHONPATH: given["PYTHONPATH"] ? `${given["PYTHONPATH"]}:${native.files.python}` : native.files.python,
-    // One client's own setting comes before that of the launch, and that before what is in the environment.
-    ...(plan.config.guard !== undefined && { RIGEL_GUARD: client.env["RIGEL_GUARD"] ?? plan.config.guard }),
-    RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
-    // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
-    ...(phase.policy !== "none" &&
-      phase.policy !== "fair" && {
-        CUDA_MPS_CLIENT_PRIORITY: given["CUDA_MPS_CLIENT_PRIORITY"] ?? (client.class === "high" ? "0" : "1"),
-      }),
+    ...clientEnvironment(client, {
+      given,
+      files: native.files,
+      segment: segment.path,
+      policy: phase.policy,
+      // One client's own setting comes before that of the launch, and that before what is in the environment.
+      guard: client.env["RIGEL_GUARD"] ?? plan.config.guard,
+      device: {
+        ...deviceEnvironment(client.devices, native.files, plan.simulation, given),
+        ...mps.environment(client, client.env),
+      },
+    }),
+    RIGEL_LAUNCH: basename(segment.path),
   };
 }
 

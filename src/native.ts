@@ -54,7 +54,7 @@ const SYMBOLS = {
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
   rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
   rigel_segment_live: { args: ["cstring"], returns: "i32" },
-  rigel_lock: { args: ["cstring"], returns: "i32" },
+  rigel_lock: { args: ["cstring", "u32", "i32"], returns: "i32" },
   rigel_unlock: { args: ["i32"], returns: "void" },
   rigel_now_ns: { args: [], returns: "u64" },
   rigel_now_tick: { args: [], returns: "u64" },
@@ -150,9 +150,12 @@ export class Native {
     return this.#symbols.rigel_segment_live(path) === 1;
   }
 
-  /** Takes a file's lock, which ends with this process at the latest. What ends it before; undefined if another has it. */
-  lock(path: string): (() => void) | undefined {
-    const lock = this.#symbols.rigel_lock(path);
+  /**
+   * Takes a lock on a byte of a file, alone or with others; it ends with this process at the latest. What ends it before;
+   * undefined if it cannot be had now.
+   */
+  lock(path: string, byte: number, shared = false): (() => void) | undefined {
+    const lock = this.#symbols.rigel_lock(path, byte, Number(shared));
     return lock < 0 ? undefined : () => this.#symbols.rigel_unlock(lock);
   }
 

@@ -8,7 +8,7 @@ import type { Config, Policy } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import type { PlannedClient } from "./plan.ts";
-import type { Target } from "./slo.ts";
+import { DEFAULT_TARGET, type Target } from "./slo.ts";
 
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
@@ -21,9 +21,6 @@ const READ_BY = {
 
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
 export const DUR_THRESHOLD = 0.025;
-
-/** Without any: the high client's p99 at most 5% over alone. */
-const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
 
 /** What policy slo aims at. */
 export function targetOf({ target }: Policy): Target {

@@ -27,6 +27,11 @@ export function living(): Living[] {
     });
 }
 
+/** The state of a process as one letter (proc(5)): T is stopped by a signal, t by a debugger; empty if it is gone. */
+export function stateOf(pid: number): string {
+  return /\) (\S) /.exec(read(`/proc/${pid}/stat`))?.[1] ?? "";
+}
+
 /** Whether a process was started with all of these (`NAME=value`) in its environment. */
 export function startedWith(pid: number, entries: readonly string[]): boolean {
   const environment = read(`/proc/${pid}/environ`).split("\0");

@@ -151,7 +151,8 @@ function start({ where, argv, env, cwd, hideOutput }: Command) {
   }
 }
 
-function describe(code: number | null, signal: NodeJS.Signals | number | null): Exit {
+/** How a process ended, in words. */
+export function describe(code: number | null, signal: NodeJS.Signals | number | null): Exit {
   if (signal !== null) {
     const number = typeof signal === "number" ? signal : constants.signals[signal];
     return { status: 128 + number, text: `was killed by ${typeof signal === "number" ? `signal ${signal}` : signal}` };

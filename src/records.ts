@@ -7,7 +7,7 @@
 
 import { shortName } from "./kernel-name.ts";
 import type { Segment, Slot } from "./segment.ts";
-import { type Clock, clockOf } from "./threads.ts";
+import { type Clock, type Thread, clockOf } from "./threads.ts";
 
 /** RG_TRACE_KINDS in native/trace.h, without `none`. */
 export const KINDS = [
@@ -109,6 +109,55 @@ export function recordsOf(
     });
   }
   return found.toSorted((a, b) => a.at_ns - b.at_ns);
+}
+
+/** Launches of a process that are not known to be finished. */
+export interface Unfinished {
+  launches: number;
+  oldest: { kernel: string; at_ns: number };
+  newest: { kernel: string; at_ns: number };
+  /** Older ones may have left the ring. */
+  at_least: boolean;
+}
+
+/**
+ * What a process waits behind: its launches since it last knew that their stream was done, by a wait for the stream, or for
+ * everything, that had returned. Where it is known which stream a thread waits for, only that one counts. Streams that the
+ * program tells apart by events alone are not known to be done, so the oldest is a bound: nothing before it is unfinished. Pure.
+ */
+export function unfinishedOf(operations: readonly Operation[], threads: readonly Thread[]): Unfinished | null {
+  const done = new Map<number | null, number>();
+  const streamOf = new Map<string, number>();
+  for (const { kind, stream, at_ns, duration_ns, failed, argument } of operations) {
+    const waited = kind === "sync" || (kind === "copy" && duration_ns !== null);
+    if (!waited || failed) continue;
+    done.set(stream, at_ns);
+    if (kind === "sync" && stream !== null) streamOf.set(`0x${argument.toString(16)}`, stream);
+  }
+  const waiting = threads
+    .flatMap((thread) => (thread.waiting ? { ...thread.waiting } : []))
+    .toSorted((a, b) => a.since_ns - b.since_ns)[0];
+  const only = waiting === undefined || waiting.object === null ? undefined : streamOf.get(waiting.object);
+  const everything = done.get(null) ?? 0;
+  const launches = operations.filter(
+    ({ kind, stream, at_ns }) =>
+      (kind === "launch" || kind === "graph") &&
+      (only === undefined || stream === only) &&
+      at_ns > Math.max(everything, done.get(stream) ?? 0),
+  );
+  const [oldest] = launches;
+  const newest = launches.at(-1);
+  if (!oldest || !newest) return null;
+  const named = ({ kernel, operation, at_ns }: Operation): { kernel: string; at_ns: number } => ({
+    kernel: kernel ?? operation,
+    at_ns,
+  });
+  return {
+    launches: launches.length,
+    oldest: named(oldest),
+    newest: named(newest),
+    at_least: oldest === operations[0],
+  };
 }
 
 /** Records that one process ever made: more than are kept, mostly. */

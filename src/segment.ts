@@ -6,13 +6,15 @@
  * everything but the settings, which have the control plane as their only writer.
  */
 
-import { rmSync } from "node:fs";
+import { existsSync, rmSync } from "node:fs";
+import { basename } from "node:path";
 import { getSystemErrorName } from "node:util";
 import { z } from "zod";
 import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
+import { DEFAULT_TARGET, type Target } from "./slo.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
@@ -32,9 +34,11 @@ const layoutSchema = z.object({
   clients: tableSchema,
   estimates: tableSchema,
   accounts: tableSchema,
+  control: recordSchema,
   threads: tableSchema,
   names: tableSchema,
   traces: tableSchema,
+  communicators: tableSchema,
   calls: tableSchema,
   shares: tableSchema,
   operations: z.array(z.string()),
@@ -46,6 +50,17 @@ type Layout = z.infer<typeof layoutSchema>;
 type Policy = (typeof POLICIES)[number];
 const POLICY_NUMBER: Readonly<Record<Policy, number>> = { none: 0, priority: 1, slo: 2, fair: 3, orion: 4 };
 const CLASS_HIGH = 1;
+const CLASS_BEST_EFFORT = 2;
+/** target_kind of native/segment.h. */
+const TARGET_OVER_ALONE = 1;
+const TARGET_MS = 2;
+/** A control loop that has not looked for so long is gone, or stopped. */
+const LOOP_STALE_ns = 3e9;
+/** RIGEL_LOCK_LOOP and RIGEL_LOCK_MEMBER of native/rigel.h. */
+const LOCK_LOOP = 0;
+const LOCK_MEMBER = 1;
+/** paused_until_ns of who is paused until resumed. */
+const FOREVER = 0xffff_ffff_ffff_ffffn;
 /** `state` of a device whose UUID and name are there. */
 const DEVICE_KNOWN = 2;
 const PREEMPTION = ["unknown", "on", "off"] as const;
@@ -69,12 +84,12 @@ export interface Slot {
   finished: boolean;
   /** It said that it ended, rather than being found dead. */
   clean: boolean;
+  class: ClientClass;
 }
 
 /** What one process has done, and when. */
 export interface SlotUsage {
   usage: Usage;
-  class: ClientClass;
   /** Indices of the devices that it has work on. */
   devices: number[];
   /** Under `fair`. */
@@ -132,6 +147,35 @@ export interface MemoryUse {
   denied: number;
   /** Of the last of them: what it asked for, and what was in use. */
   last_denied: { bytes: number; used_bytes: number };
+}
+
+/** What can be asked of a client while it runs; undefined leaves it as it is. */
+export interface Wanted {
+  class?: ClientClass | undefined;
+  weight?: number | undefined;
+  /** null: none. */
+  memory_bytes?: number | null | undefined;
+  /** Its best-effort work is held back until then, CLOCK_MONOTONIC; infinite: until it is resumed; 0: not. */
+  paused_until_ns?: number | undefined;
+}
+
+/** The control loop of policy slo as a segment shows it. */
+export interface LoopState {
+  target: Target;
+  /** null: it has not looked for a while. */
+  holder_pid: number | null;
+  rung: number;
+  changes: number;
+  unreachable: boolean;
+  held_s: number;
+  alone: Latencies;
+  now: Latencies;
+}
+
+interface Latencies {
+  requests: number;
+  p50_ms: number | null;
+  p99_ms: number | null;
 }
 
 /** What can be set. Left out: what the library has as default. */
@@ -235,6 +279,146 @@ export class Segment {
     return POLICIES.find((name) => POLICY_NUMBER[name] === number) ?? "none";
   }
 
+  /** The file's name: which of the user's segments it is. */
+  get id(): string {
+    return basename(this.path);
+  }
+
+  /** What policy slo aims at. */
+  get target(): Target {
+    const value = this.#word(this.#layout.control, "target", 0) / 1000;
+    switch (this.#word(this.#layout.control, "target_kind", 0)) {
+      case TARGET_OVER_ALONE:
+        return { p99_over_alone: value };
+      case TARGET_MS:
+        return { p99_ms: value };
+      default:
+        return DEFAULT_TARGET;
+    }
+  }
+
+  set target(target: Target) {
+    const { control } = this.#layout;
+    const inMs = "p99_ms" in target;
+    this.#put(control, "target", 0, Math.max(1, Math.round((inMs ? target.p99_ms : target.p99_over_alone) * 1000)));
+    this.#put(control, "target_kind", 0, inMs ? TARGET_MS : TARGET_OVER_ALONE);
+  }
+
+  /** What the control loop has shown of itself; undefined if it never ran. */
+  get loop(): LoopState | undefined {
+    const { control } = this.#layout;
+    const beat_ns = Number(this.#long64(control, "beat_ns", 0));
+    if (beat_ns === 0) return undefined;
+    const word = (name: string): number => this.#word(control, name, 0);
+    const ms = (name: string): number | null => Number(this.#long64(control, name, 0)) / 1e6 || null;
+    const latencies = (of: "alone" | "now"): Latencies => ({
+      requests: word(`${of}_requests`),
+      p50_ms: ms(`${of}_p50_ns`),
+      p99_ms: ms(`${of}_p99_ns`),
+    });
+    return {
+      target: this.target,
+      holder_pid: this.now_ns - beat_ns < LOOP_STALE_ns ? word("holder_pid") || null : null,
+      rung: word("rung"),
+      changes: word("changes"),
+      unreachable: word("unreachable") !== 0,
+      held_s: Number(this.#long64(control, "held_ms", 0)) / 1000,
+      alone: latencies("alone"),
+      now: latencies("now"),
+    };
+  }
+
+  /** Shows what the control loop, which this process runs, has found; undefined: it has ended. */
+  showLoop(state: Omit<LoopState, "target" | "holder_pid"> | undefined): void {
+    const { control } = this.#layout;
+    const put = (name: string, value: number): void => this.#put(control, name, 0, value);
+    const putLong = (name: string, value: number): void => this.#putLong(control, name, 0, BigInt(Math.round(value)));
+    if (!state) {
+      put("holder_pid", 0);
+      return;
+    }
+    put("rung", state.rung);
+    put("changes", state.changes);
+    put("unreachable", Number(state.unreachable));
+    putLong("held_ms", state.held_s * 1000);
+    for (const of of ["alone", "now"] as const) {
+      put(`${of}_requests`, state[of].requests);
+      putLong(`${of}_p50_ns`, (state[of].p50_ms ?? 0) * 1e6);
+      putLong(`${of}_p99_ns`, (state[of].p99_ms ?? 0) * 1e6);
+    }
+    put("holder_pid", process.pid);
+    putLong("beat_ns", this.now_ns);
+  }
+
+  /** What its maker says to who joins it, as JSON; empty if nothing. */
+  get manifest(): string {
+    return this.#text(this.#layout.control, 0, "manifest");
+  }
+
+  /** To be written before any client starts. */
+  set manifest(text: string) {
+    const { control } = this.#layout;
+    const { offset, count } = this.#field(control, "manifest");
+    const bytes = new TextEncoder().encode(text);
+    if (bytes.length >= count)
+      throw new RigelError(
+        "segment",
+        `what is to be said of ${this.path} takes ${bytes.length} bytes, there are ${count}`,
+      );
+    this.#bytes.set(bytes, control.offset + offset);
+  }
+
+  /** Takes the right to run its control loop, or joins it; what gives that back, undefined if it cannot be had. */
+  lock(what: "loop" | "member"): (() => void) | undefined {
+    return this.#native.lock(this.path, what === "loop" ? LOCK_LOOP : LOCK_MEMBER, what === "member");
+  }
+
+  /** Removes the file unless somebody else has joined. Whether it is gone. */
+  removeIfAlone(): boolean {
+    if (!existsSync(this.path)) return true;
+    const release = this.#native.lock(this.path, LOCK_MEMBER);
+    if (!release) return false;
+    this.remove();
+    release();
+    return true;
+  }
+
+  /** The same, unless a client lives. */
+  removeIfLeft(): boolean {
+    return this.slots().every(({ finished }) => finished) && this.removeIfAlone();
+  }
+
+  /** What is asked of a client. */
+  wanted(name: string): Required<Pick<Wanted, "paused_until_ns">> | undefined {
+    const base = this.#account(name);
+    if (base === undefined) return undefined;
+    const until = this.#long64(this.#layout.accounts, "paused_until_ns", base);
+    return { paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until) };
+  }
+
+  /** Asks something of a client, for all its processes, those that come later too. False if no process of it ever attached. */
+  want(name: string, { class: kind, weight, memory_bytes, paused_until_ns }: Wanted): boolean {
+    const base = this.#account(name);
+    if (base === undefined) return false;
+    const { accounts } = this.#layout;
+    if (kind !== undefined) this.#put(accounts, "wanted_class", base, kind === "high" ? CLASS_HIGH : CLASS_BEST_EFFORT);
+    if (weight !== undefined) this.#put(accounts, "wanted_weight", base, Math.round(weight * 1000));
+    if (memory_bytes !== undefined) this.#putLong(accounts, "limit_bytes", base, BigInt(memory_bytes ?? 0));
+    if (paused_until_ns !== undefined)
+      this.#putLong(
+        accounts,
+        "paused_until_ns",
+        base,
+        Number.isFinite(paused_until_ns) ? BigInt(Math.round(paused_until_ns)) : FOREVER,
+      );
+    return true;
+  }
+
+  /** Gates work again after openGates. */
+  closeGates(): void {
+    this.#set("shutdown", 0);
+  }
+
   /** The process that made it, and when (CLOCK_MONOTONIC). */
   get creator(): { pid: number; created_ns: number } {
     const { header } = this.#layout;
@@ -246,9 +430,9 @@ export class Segment {
     return this.#native.now_ns;
   }
 
-  /** Whether the process that made it runs, or that of any client. */
-  get isLive(): boolean {
-    return this.#native.isLive(this.path);
+  /** Whether the process that made it runs. */
+  get makerLives(): boolean {
+    return existsSync(`/proc/${this.creator.pid}`);
   }
 
   /** The GPUs that its clients have had work on. */
@@ -325,6 +509,7 @@ export class Segment {
         launched: this.#long(base, "first_launch_ns") > 0,
         finished: state !== CLIENT_LIVE,
         clean: state === CLIENT_EXITED,
+        class: this.#word(this.#layout.clients, "class", base) === CLASS_HIGH ? "high" : "best-effort",
       });
     }
     return taken;
@@ -356,7 +541,6 @@ export class Segment {
     };
     return {
       usage,
-      class: word("class") === CLASS_HIGH ? "high" : "best-effort",
       devices: Array.from({ length: this.#layout.devices.count }, (_, device) => device).filter(
         (device) => ((onDevices >>> device) & 1) === 1,
       ),
@@ -461,12 +645,6 @@ export class Segment {
     return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
   }
 
-  /** The class of a slot, cheaply. */
-  classOf({ index }: Slot): ClientClass {
-    const number = this.#word(this.#layout.clients, "class", index * this.#layout.clients.stride);
-    return number === CLASS_HIGH ? "high" : "best-effort";
-  }
-
   /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
   work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
     const base = index * this.#layout.clients.stride;
@@ -477,7 +655,7 @@ export class Segment {
   }
 
   /** A table by its name in native/segment.h. */
-  table(name: "header" | "clients" | "threads" | "names" | "traces" | "calls" | "shares"): Table {
+  table(name: "header" | "clients" | "threads" | "names" | "traces" | "communicators" | "calls" | "shares"): Table {
     const record = this.#layout[name];
     const { stride, count } = "stride" in record ? record : { stride: 0, count: 1 };
     return {
@@ -491,6 +669,15 @@ export class Segment {
         return BigUint64Array.from({ length }, (_, index) => Atomics.load(this.#longs, first + index));
       },
     };
+  }
+
+  /** Bit per slot: that high client has unfinished work on some device. */
+  get highBusy(): bigint {
+    const { devices } = this.#layout;
+    let busy = 0n;
+    for (let index = 0; index < devices.count; index++)
+      busy |= this.#long64(devices, "high_busy", index * devices.stride);
+    return busy;
   }
 
   /** What the numbers of operations and kinds mean in `threads` and `traces`. */
@@ -579,6 +766,19 @@ export class Segment {
 
   #set(name: string, value: number): void {
     this.#put(this.#layout.settings, name, 0, value);
+  }
+
+  /** Where the account of a client is in its table; of threads' clients it has their own name. */
+  #account(client: string): number | undefined {
+    const { accounts } = this.#layout;
+    const name = client.slice(client.lastIndexOf("/") + 1);
+    for (let base = 0; base < accounts.count * accounts.stride; base += accounts.stride)
+      if (this.#long64(accounts, "key", base) !== 0n && this.#text(accounts, base, "name") === name) return base;
+    return undefined;
+  }
+
+  #putLong(record: Layout["header"], name: string, base: number, value: bigint): void {
+    Atomics.store(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3, value);
   }
 
   #put(record: Layout["header"], name: string, base: number, value: number): void {

@@ -100,7 +100,7 @@ async function runServe(flags: ServeFlags): Promise<void> {
 function lockFolder(native: Native, folder: string): () => void {
   const path = join(folder, "serve.lock");
   closeSync(openSync(path, "a", 0o600));
-  const release = native.lock(path);
+  const release = native.lock(path, 0);
   if (!release)
     throw new RigelError(
       "machine",

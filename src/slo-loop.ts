@@ -1,7 +1,8 @@
 /**
  * slo-loop.ts: runs the controller of slo.ts on a segment: reads what the clients did, writes the settings, holds best-effort.
  *
- * If the loop ends, however it ends, the last settings stay; a hold ends by itself (rigel_segment_hold).
+ * If the loop ends, however it ends, the last settings stay; a hold ends by itself (rigel_segment_hold). One process at a time runs
+ * it for a segment.
  */
 
 import type { Segment, Slot } from "./segment.ts";
@@ -17,24 +18,102 @@ export interface SloReport extends ReturnType<Controller["summary"]> {
   seconds: Second[];
 }
 
-export class SloLoop implements Disposable {
+/** How often somebody else's place is asked for, what is found shown, in ticks. */
+const TRY_TICKS = 10;
+const SHOW_TICKS = 5;
+/** How old a segment is before anybody but its maker asks for the loop. */
+const PATIENCE_ns = 2e9;
+
+/**
+ * Runs the control loop of a segment as long as its policy is slo and no other process does: whoever looks after a segment (a
+ * launch, `rigel run`, `rigel serve`) has one, and when the process whose turn it is ends, however that comes, another takes over. What
+ * its predecessor had learned it learns anew; the target is in the segment.
+ */
+export class LoopKeeper implements Disposable {
   readonly #segment: Segment;
-  readonly #classes: ReadonlyMap<string, "high" | "best-effort">;
+  readonly #timer: ReturnType<typeof setInterval>;
+  readonly #isMaker: boolean;
+  readonly #keepsOff: boolean;
+  #release: (() => void) | undefined;
+  #loop: SloLoop | undefined;
+  #ticks = 0;
+
+  /**
+   * Starts at once. `isMaker`: this process has made the segment, and comes first. `keepsOff`: nobody is to run the loop for now, as
+   * this process does so itself by times.
+   */
+  constructor(segment: Segment, isMaker: boolean, keepsOff = false) {
+    this.#keepsOff = keepsOff;
+    this.#segment = segment;
+    this.#isMaker = isMaker;
+    this.#tick();
+    this.#timer = setInterval(() => this.#tick(), TICK_S * 1000);
+  }
+
+  [Symbol.dispose](): void {
+    this.end();
+  }
+
+  /** Ends the loop, if it ran here; what it found. */
+  end(): SloReport | undefined {
+    clearInterval(this.#timer);
+    const report = this.#loop?.report();
+    this.#drop();
+    this.#release?.();
+    this.#release = undefined;
+    return report;
+  }
+
+  #tick(): void {
+    const tick = this.#ticks++;
+    if (!this.#release && tick % TRY_TICKS === 0) {
+      const age_ns = this.#segment.now_ns - this.#segment.creator.created_ns;
+      if (this.#isMaker || age_ns > PATIENCE_ns) this.#release = this.#segment.lock("loop");
+    }
+    if (!this.#release || this.#keepsOff) return;
+    if (this.#segment.policy !== "slo") {
+      this.#drop();
+      return;
+    }
+    const { target } = this.#segment;
+    if (this.#loop && JSON.stringify(this.#loop.target) !== JSON.stringify(target)) this.#drop();
+    if (this.#loop) this.#loop.tick();
+    else this.#loop = new SloLoop(this.#segment, target);
+    if (tick % SHOW_TICKS === 0) this.#segment.showLoop(this.#loop.report());
+  }
+
+  #drop(): void {
+    if (!this.#loop) return;
+    this.#loop.pause();
+    this.#loop = undefined;
+    this.#segment.showLoop(undefined);
+  }
+}
+
+/** The control loop alone, for who knows that nobody else runs one (LoopKeeper sees to that). */
+export class SloLoop {
+  readonly target: Target;
+  readonly #segment: Segment;
   readonly #controller: Controller;
   readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
   #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
 
-  /** Starts at once. `classes`: by client name. */
-  constructor(segment: Segment, target: Target, classes: ReadonlyMap<string, "high" | "best-effort">) {
+  /** Does nothing until `tick` or `resume`. */
+  constructor(segment: Segment, target: Target) {
+    this.target = target;
     this.#segment = segment;
-    this.#classes = classes;
     this.#controller = new Controller(target);
-    this.resume();
+    this.#observe();
   }
 
-  /** Leaves the settings alone; what happens until `resume` is not counted. */
+  /** What it has found. */
+  report(): SloReport {
+    return { ...this.#controller.summary(), seconds: this.#controller.seconds };
+  }
+
+  /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */
   pause(): void {
     clearInterval(this.#timer);
     this.#timer = undefined;
@@ -42,23 +121,14 @@ export class SloLoop implements Disposable {
     this.#held = false;
   }
 
-  /** Goes on where it was, with what it had learned. */
+  /** Goes on by itself where it was, with what it had learned. */
   resume(): void {
     this.#observe();
-    this.#timer ??= setInterval(() => this.#tick(), TICK_S * 1000);
+    this.#timer ??= setInterval(() => this.tick(), TICK_S * 1000);
   }
 
-  [Symbol.dispose](): void {
-    clearInterval(this.#timer);
-  }
-
-  /** Ends the loop; what it found. */
-  end(): SloReport {
-    clearInterval(this.#timer);
-    return { ...this.#controller.summary(), seconds: this.#controller.seconds };
-  }
-
-  #tick(): void {
+  /** To be called every TICK_S, unless `resume` was. */
+  tick(): void {
     const { settings, hold } = this.#controller.step(this.#observe());
     if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
@@ -81,7 +151,7 @@ export class SloLoop implements Disposable {
     const neighbours: number[] = [];
     const measured: string[] = [];
     for (const slot of this.#segment.slots()) {
-      const kind = slot.parent === null ? this.#classes.get(slot.name) : this.#segment.classOf(slot);
+      const kind = slot.class;
       const before = this.#before(slot);
       if (kind === "high") {
         if (!slot.finished && slot.launched)
@@ -91,7 +161,7 @@ export class SloLoop implements Disposable {
         before.durations = durations;
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
-      } else if (kind === "best-effort" && !slot.finished) {
+      } else if (!slot.finished) {
         const work = this.#segment.work(slot);
         launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;

@@ -17,6 +17,9 @@ import type { Histogram } from "./usage.ts";
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
 export type Target = { p99_over_alone: number } | { p99_ms: number };
 
+/** Without any: the high client's p99 at most 5% over alone. */
+export const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
+
 /** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
 export type Settings = Readonly<Record<"suspend" | "defer_us" | "slice_us" | "inflight" | "corun", number>>;
 

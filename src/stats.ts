@@ -22,7 +22,6 @@
  * Reads the segment and nothing else, and never writes.
  */
 
-import { basename } from "node:path";
 import { z } from "zod";
 import { POLICIES } from "./config.ts";
 import { type GuardReport, guardSchema } from "./cublas-guard.ts";
@@ -210,17 +209,20 @@ export interface Reading {
   devices: SegmentDevice[];
   totals: Snapshot;
   memory: ReadonlyMap<string, MemoryUse>;
+  /** Names of clients that are held back. */
+  paused: ReadonlySet<string>;
 }
 
 /** Reads everything: some 100 us per process of a client. */
 export function readingOf(segment: Segment): Reading {
   const totals = snapshotOf(segment);
   const { pid, created_ns } = segment.creator;
+  const at_ns = segment.now_ns;
   return {
-    at_ns: segment.now_ns,
+    at_ns,
     at: new Date(),
     segment: {
-      id: basename(segment.path),
+      id: segment.id,
       path: segment.path,
       creator_pid: pid,
       created_ms: milliseconds(created_ns),
@@ -231,10 +233,11 @@ export function readingOf(segment: Segment): Reading {
     },
     policy: segment.policy,
     settings: segment.settings(),
-    slo: null,
+    slo: segment.loop ?? null,
     devices: segment.devices(),
     totals,
     memory: segment.memory(),
+    paused: new Set([...totals.keys()].filter((name) => (segment.wanted(name)?.paused_until_ns ?? 0) > at_ns)),
   };
 }
 
@@ -280,7 +283,7 @@ function clientOf(name: string, total: Total, now: Reading, before: Reading | un
     name,
     class: latest?.class ?? "best-effort",
     state: live ? "live" : (last?.state ?? "ended"),
-    paused: false,
+    paused: now.paused.has(name),
     devices: [...new Set(total.processes.flatMap(({ devices }) => devices))].toSorted((a, b) => a - b),
     attached_ms,
     first_launch_ms: launched.length > 0 ? Math.min(...launched) : null,

@@ -105,6 +105,50 @@ export function threadsLost(segment: Segment, slot: Slot): number {
   return Number(segment.table("clients").long(slot.index, "threads_lost"));
 }
 
+/** A communicator of NCCL that a process takes part in. */
+export interface Communicator {
+  /** The same for all its ranks. */
+  key: string;
+  rank: number;
+  size: number;
+  /** Collectives begun, sends and receives begun. */
+  entered: number;
+  peers: number;
+  /** The last one; null: none yet. */
+  operation: string | null;
+  elements: number;
+  /** When that began, or the communicator was made. */
+  at_ns: number;
+}
+
+/** The communicators of one process. */
+export function communicatorsOf(segment: Segment, slot: Slot, { at_ns }: Clock = clockOf(segment)): Communicator[] {
+  const table = segment.table("communicators");
+  const { operations } = segment.vocabulary;
+  const each = table.count / segment.capacity;
+  return Array.from({ length: each }, (_, index) => slot.index * each + index).flatMap((row) => {
+    const key = table.long(row, "key");
+    const operation = table.word(row, "operation");
+    if (key === 0n) return [];
+    return {
+      key: key.toString(16).padStart(16, "0"),
+      rank: table.word(row, "rank"),
+      size: table.word(row, "size"),
+      entered: Number(table.long(row, "entered")),
+      peers: Number(table.long(row, "peers")),
+      operation: operation === 0 ? null : (operations[operation] ?? null),
+      elements: Number(table.long(row, "elements")),
+      at_ns: at_ns(table.long(row, "at_tick")),
+    };
+  });
+}
+
+/** The process's RANK, as torchrun and others set it; null if it has none. */
+export function rankOf(segment: Segment, slot: Slot): number | null {
+  const rank = segment.table("clients").word(slot.index, "rank");
+  return rank === 0 ? null : rank - 1;
+}
+
 function hexadecimal(value: bigint): string | null {
   return value === 0n ? null : `0x${value.toString(16)}`;
 }

@@ -35,6 +35,8 @@ function textsOf(path: string, suffix = ""): string[] {
   return Array.from({ length: ranks }, (_, rank) => readFileSync(`${path}.${rank}${suffix}`, "utf8").trim());
 }
 
+const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
+
 const reportSchema = z.object({
   clients: z.array(
     z.object({
@@ -96,7 +98,6 @@ test.skipIf(missing !== undefined)(
     });
     const result = await rigel("launch", config, "--json");
     expect(result.status, result.stderr).toBe(0);
-    const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
     expect(warnings(result.stderr).length, result.stderr).toBeLessThanOrEqual(warnings(stderr).length);
 
     const expected = textsOf(bare);

@@ -38,7 +38,7 @@ async function eventsOf(url: string) {
     }
     abort.abort();
     return seen
-      .filter(({ event }) => event !== "stats")
+      .filter(({ event }) => event !== "stats" && event !== "slo")
       .map(({ event, data }) => `${event} ${String(data["client"] ?? data["state"])}`);
   };
 }

@@ -1,0 +1,297 @@
+/*
+ * collective.c: counts NCCL's collectives, for each communicator that this process takes part in.
+ *
+ * A collective hangs when one rank does not come to it, and no rank can see which. Each rank is a client with a slot of its own, so
+ * the segment can: every process writes down how many collectives it has entered on each communicator (rg_communicator), and a
+ * reader compares those of one communicator, which are matched by the id that all its ranks were given.
+ *
+ * Calls go through unchanged, in the caller's thread. What NCCL launches comes through hooks.c like any other kernel. Communication is never
+ * held at the gate (gate.c). Where this process is no client, nothing else happens at all.
+ */
+#include "collective.h"
+
+#include "estimate.h"
+
+#include <dlfcn.h>
+#include <string.h>
+
+#define RG_NCCL_CALL(symbol, ...) #symbol,
+#define RG_NCCL_SPECIAL(symbol, ...) #symbol,
+static const char *const names[RG_NCCL_COUNT] = {
+#include "nccl.def"
+};
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
+#define RG_NCCL_CALL(symbol, ...) (void *)symbol,
+#define RG_NCCL_SPECIAL(symbol, ...) (void *)symbol,
+static void *const ours[RG_NCCL_COUNT] = {
+#include "nccl.def"
+};
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
+
+/* ---- the real functions ---- */
+
+static _Atomic(void *) real[RG_NCCL_COUNT]; /* NULL where this NCCL has no such function */
+static _Atomic bool found;
+
+/* The NCCL that the program has loaded, or NULL. Never loads one: it hangs on a library of Python's or on libtorch. */
+static void *loaded_library(void)
+{
+    void *handle = NULL, *init = rg_look_up(RTLD_NEXT, "ncclCommInitRank");
+    Dl_info info;
+    if (init && dladdr(init, &info) && info.dli_fname)
+        handle = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    return handle ? handle : dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
+}
+
+/* Two threads may both do this and find the same. Look-ups take the loader's lock, so none is made under one of ours. */
+static bool fill(void *library)
+{
+    if (atomic_load_explicit(&found, memory_order_acquire))
+        return true;
+    void *handle = library ? library : loaded_library(), *functions[RG_NCCL_COUNT];
+    if (!handle)
+        return false;
+    for (int i = 0; i < RG_NCCL_COUNT; i++) {
+        void *next = rg_look_up(RTLD_NEXT, names[i]);
+        functions[i] = next ? next : rg_look_up(handle, names[i]);
+        if (functions[i] == ours[i])
+            functions[i] = NULL;
+    }
+    dlerror(); /* what was not found is not the program's concern */
+    if (!functions[RG_NCCL_ncclCommInitRank])
+        return false;
+    for (int i = 0; i < RG_NCCL_COUNT; i++)
+        atomic_store_explicit(&real[i], functions[i], memory_order_relaxed);
+    atomic_store_explicit(&found, true, memory_order_release);
+    return true;
+}
+
+static void *real_function(enum rg_nccl call)
+{
+    void *p = atomic_load_explicit(&real[call], memory_order_relaxed);
+    if (RG_UNLIKELY(!p) && fill(NULL))
+        p = atomic_load_explicit(&real[call], memory_order_relaxed);
+    return p;
+}
+
+/* Calls the real one; never without it in a program that found the function in its NCCL. */
+#define CALL(symbol, args) \
+    (real_function(RG_NCCL_##symbol) ? ((__typeof__(&symbol))real_function(RG_NCCL_##symbol))args : ncclSystemError)
+
+bool rg_nccl_look_up(void *handle, const char *name, bool interposing, void **answer)
+{
+    int call = -1;
+    for (int i = 0; i < RG_NCCL_COUNT && call < 0; i++)
+        if (strcmp(name, names[i]) == 0)
+            call = i;
+    if (call < 0 || handle == RTLD_NEXT)
+        return false;
+    void *p;
+    if (handle == RTLD_DEFAULT) {
+        p = rg_look_up(RTLD_NEXT, name);
+        if (!p && fill(NULL))
+            p = atomic_load(&real[call]);
+    } else {
+        p = rg_look_up(handle, name);
+        if (p == ours[call]) /* the handle of the whole program, in which we come first */
+            p = rg_look_up(RTLD_NEXT, name);
+        Dl_info info;
+        if (p && interposing && !atomic_load(&found) && dladdr(p, &info) && info.dli_fname)
+            fill(dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD));
+    }
+    *answer = p && interposing && fill(NULL) && p == atomic_load(&real[call]) ? ours[call] : p;
+    /* dlerror is to tell of this look-up and of none that was made on the way. */
+    if (p)
+        dlerror();
+    else
+        rg_look_up(RTLD_NEXT, name);
+    return true;
+}
+
+/* ---- the table ---- */
+
+static inline bool is_client(void)
+{
+    return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
+}
+
+static rg_communicator *row_at(int i)
+{
+    return &rg.segment->communicators[rg.slot_index * RG_MAX_COMMUNICATORS + i];
+}
+
+static rg_communicator *row_of(ncclComm_t comm)
+{
+    for (int i = 0; comm && i < RG_MAX_COMMUNICATORS; i++)
+        if (atomic_load_explicit(&row_at(i)->handle, memory_order_relaxed) == (uintptr_t)comm)
+            return row_at(i);
+    return NULL;
+}
+
+/* A row for a communicator about to be made. NULL: all are taken, which is counted. */
+static rg_communicator *enter(uint64_t key, uint32_t rank, uint32_t size)
+{
+    for (int i = 0; i < RG_MAX_COMMUNICATORS; i++) {
+        rg_communicator *c = row_at(i);
+        uint64_t none = 0;
+        if (!atomic_compare_exchange_strong(&c->key, &none, key))
+            continue;
+        atomic_store(&c->handle, 0);
+        atomic_store(&c->rank, rank);
+        atomic_store(&c->size, size);
+        atomic_store(&c->entered, 0);
+        atomic_store(&c->peers, 0);
+        atomic_store(&c->splits, 0);
+        atomic_store(&c->operation, 0);
+        atomic_store(&c->elements, 0);
+        atomic_store(&c->at_tick, rg_tick());
+        return c;
+    }
+    atomic_fetch_add(&rg.slot->communicators_lost, 1);
+    return NULL;
+}
+
+static void leave(rg_communicator *c)
+{
+    if (!c)
+        return;
+    atomic_store(&c->handle, 0);
+    atomic_store(&c->key, 0);
+}
+
+static uint64_t key_of(const ncclUniqueId *id)
+{
+    uint64_t key = 1, word;
+    for (size_t i = 0; i < sizeof id->internal; i += sizeof word) {
+        memcpy(&word, id->internal + i, sizeof word);
+        key = rg_hash_fold(key, word);
+    }
+    return key | 1;
+}
+
+/* A communicator is being made: all its ranks have to come to that, too. */
+#define MAKE(symbol, args, key_, rank_, size_) \
+    if (!is_client()) \
+        return CALL(symbol, args); \
+    rg_communicator *row = enter(key_, (uint32_t)(rank_), (uint32_t)(size_)); \
+    rg_op op = rg_wait_op(RG_OP_##symbol, 0); \
+    ncclResult_t r = CALL(symbol, args); \
+    bool made = (r == ncclSuccess || r == ncclInProgress) && *out; \
+    rg_op_end(&op, RG_TRACE_collective, true, made ? 0 : RG_RECORD_FAILED, 0); \
+    if (row && made) \
+        atomic_store(&row->handle, (uintptr_t)*out); \
+    else \
+        leave(row); \
+    return r
+
+ncclResult_t ncclCommInitRank(ncclComm_t *out, int size, ncclUniqueId id, int rank)
+{
+    MAKE(ncclCommInitRank, (out, size, id, rank), key_of(&id), rank, size);
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *out, int size, ncclUniqueId id, int rank, void *config)
+{
+    MAKE(ncclCommInitRankConfig, (out, size, id, rank, config), key_of(&id), rank, size);
+}
+
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int n, ncclUniqueId *ids, void *config)
+{
+    MAKE(ncclCommInitRankScalable, (out, size, rank, n, ids, config), ids && n > 0 ? key_of(&ids[0]) : 1, rank, size);
+}
+
+/* Who is in it, and as which rank, is known once it is made: until then there is no row for it. */
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config)
+{
+    if (!is_client())
+        return CALL(ncclCommSplit, (comm, color, key, out, config));
+    rg_communicator *parent = row_of(comm);
+    uint64_t number = parent ? atomic_fetch_add(&parent->splits, 1) + 1 : 0;
+    uint64_t entered = parent ? atomic_fetch_add(&parent->entered, 1) + 1 : 0;
+    rg_op op = rg_wait_op(RG_OP_ncclCommSplit, (uintptr_t)comm);
+    if (parent) {
+        atomic_store(&parent->operation, RG_OP_ncclCommSplit);
+        atomic_store(&parent->at_tick, op.tick);
+    }
+    ncclResult_t r = CALL(ncclCommSplit, (comm, color, key, out, config));
+    rg_op_end(&op, RG_TRACE_collective, true, r ? RG_RECORD_FAILED : 0, entered);
+    ncclResult_t (*ask_rank)(ncclComm_t, int *), (*ask_size)(ncclComm_t, int *);
+    void *library = loaded_library();
+    int rank = 0, size = 0;
+    if (r != ncclSuccess || color == NCCL_SPLIT_NOCOLOR || !*out || !parent || !library)
+        return r;
+    *(void **)&ask_rank = rg_look_up(library, "ncclCommUserRank");
+    *(void **)&ask_size = rg_look_up(library, "ncclCommCount");
+    if (ask_rank && ask_size && ask_rank(*out, &rank) == ncclSuccess && ask_size(*out, &size) == ncclSuccess) {
+        uint64_t own = rg_hash_fold(rg_hash_fold(atomic_load(&parent->key), number), (uint64_t)(uint32_t)color) | 1;
+        rg_communicator *row = enter(own, (uint32_t)rank, (uint32_t)size);
+        if (row)
+            atomic_store(&row->handle, (uintptr_t)*out);
+    }
+    return r;
+}
+
+#define END(symbol) \
+    ncclResult_t symbol(ncclComm_t comm) \
+    { \
+        if (!is_client()) \
+            return CALL(symbol, (comm)); \
+        rg_communicator *row = row_of(comm); \
+        rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
+        ncclResult_t r = CALL(symbol, (comm)); \
+        rg_op_end(&op, RG_TRACE_call, true, r ? RG_RECORD_FAILED : 0, 0); \
+        leave(row); \
+        return r; \
+    }
+END(ncclCommDestroy)
+END(ncclCommAbort)
+
+/* ---- communication ---- */
+
+enum { COLLECTIVE, PEER };
+
+/* Before the call: entered means that this rank has come to it. Returns the number of the collective on its communicator. */
+static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t elements, uint64_t tick)
+{
+    if (!c)
+        return 0;
+    atomic_store_explicit(&c->operation, operation, memory_order_relaxed);
+    atomic_store_explicit(&c->elements, elements, memory_order_relaxed);
+    atomic_store_explicit(&c->at_tick, tick, memory_order_relaxed);
+    return atomic_fetch_add(kind == COLLECTIVE ? &c->entered : &c->peers, 1) + 1;
+}
+
+#define RG_NCCL_CALL(symbol, KIND, params, args, COUNT) \
+    ncclResult_t symbol params \
+    { \
+        if (!is_client()) \
+            return CALL(symbol, args); \
+        rg_communicator *row = row_of(comm); \
+        rg_op call = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
+        uint64_t number = note(row, RG_OP_##symbol, KIND, COUNT, call.tick); \
+        ncclResult_t r = CALL(symbol, args); \
+        uint64_t marks = r && r != ncclInProgress ? RG_RECORD_FAILED : 0; \
+        rg_op_end(&call, RG_TRACE_collective, true, marks, number); \
+        return r; \
+    }
+#define RG_NCCL_SPECIAL(symbol, ...)
+#include "nccl.def"
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
+
+ncclResult_t ncclGroupStart(void)
+{
+    return CALL(ncclGroupStart, ());
+}
+
+/* What a group holds is done at its end, which may wait for other ranks. */
+ncclResult_t ncclGroupEnd(void)
+{
+    if (!is_client())
+        return CALL(ncclGroupEnd, ());
+    rg_op op = rg_wait_op(RG_OP_ncclGroupEnd, 0);
+    ncclResult_t r = CALL(ncclGroupEnd, ());
+    rg_op_end(&op, RG_TRACE_collective, true, r && r != ncclInProgress ? RG_RECORD_FAILED : 0, 0);
+    return r;
+}

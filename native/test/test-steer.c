@@ -1,0 +1,482 @@
+/*
+ * test-steer.c: what a client does when its class, weight, policy or pause is changed while it runs, on the simulated GPU.
+ *
+ * As in test-gate.c the client's parts are linked in, the hooks are called by name, each case is a process, and "another client" is
+ * a slot that the test sets itself.
+ */
+#include "client.h"
+#include "rigel.h"
+#include "testing.h"
+
+static const char *segment_path;
+static rg_segment *seg;
+static rg_account *account;
+static CUcontext context;
+static CUfunction spin;
+enum { OTHER = 40 };
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuCtxSetCurrent, (CUcontext)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+    X(cuStreamGetPriority, (CUstream, int *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+
+static void prepare(const char *class)
+{
+    segment_path = scratch("steer");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    char why[512];
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", class, 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_SIM_STATE", scratch("steer-sim"), 1);
+    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
+    seg->settings.starvation_us = 600000000;
+    seg->settings.preempt = 0;
+}
+
+static void attach(void)
+{
+    CUmodule module;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    account = rg.account;
+    CHECK(account != NULL);
+}
+
+static void launch(CUstream s, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+static void become(const char *class)
+{
+    prepare(class);
+    attach();
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void become_preemptible(void)
+{
+    become("best-effort");
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(segment_path);
+}
+
+static uint32_t mode(void)
+{
+    return atomic_load(&rg.mode);
+}
+
+static bool own_busy(void)
+{
+    return atomic_load(&seg->devices[0].high_busy) >> rg.slot_index & 1;
+}
+
+static void other_launches(bool on)
+{
+    rg_device *dev = &seg->devices[0];
+    if (on) {
+        rg_device_busy(dev, OTHER, rg_now_ns());
+        rg_device_launching(dev, OTHER, true);
+    } else {
+        rg_device_idle(dev, OTHER, rg_now_ns());
+        rg_device_wake(dev);
+    }
+}
+
+/* ---- a thread that launches and waits ---- */
+
+static _Atomic int launched, finished;
+static void *work(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    launch(NULL, 1000);
+    atomic_store(&launched, 1);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&finished, 1);
+    return NULL;
+}
+
+static pthread_t start(void)
+{
+    pthread_t thread;
+    atomic_store(&launched, 0);
+    atomic_store(&finished, 0);
+    CHECK_EQUAL(pthread_create(&thread, NULL, work, NULL), 0);
+    return thread;
+}
+
+static void join(pthread_t thread)
+{
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(atomic_load(&finished), 1);
+}
+
+/* ---- class ---- */
+
+static void to_high_and_back(void)
+{
+    become("best-effort");
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(mode() == RG_MODE_HIGH);
+    CHECK_EQUAL(rg.slot->class, RG_CLASS_HIGH);
+    /* What was launched before is found to be done by the agent. */
+    WAIT_FOR(!own_busy());
+    uint64_t requests = rg.slot->requests;
+    launch(NULL, 1000);
+    CHECK(own_busy());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!own_busy());
+    CHECK_EQUAL(rg.slot->requests, requests + 1);
+    /* A high client waits for nobody. */
+    other_launches(true);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(mode() == RG_MODE_BEST_EFFORT);
+    CHECK_EQUAL(rg.slot->class, RG_CLASS_BEST_EFFORT);
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    CHECK(!own_busy());
+    other_launches(false);
+    join(thread);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
+/* In the middle of a busy period: no bit of it is left. */
+static void a_busy_client_becomes_best_effort(void)
+{
+    become("high");
+    launch(NULL, 500000000);
+    CHECK(own_busy());
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(mode() == RG_MODE_BEST_EFFORT);
+    WAIT_FOR(!own_busy());
+    CHECK_EQUAL(atomic_load(&seg->devices[0].high_launching), 0);
+    launch(NULL, 1000);
+    CHECK(!own_busy());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!own_busy());
+    done();
+}
+
+/* And the other way: work that is still on the GPU makes it a busy high client. */
+static void unfinished_work_counts_for_a_client_that_becomes_high(void)
+{
+    become("best-effort");
+    launch(NULL, 700000000);
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(mode() == RG_MODE_HIGH);
+    WAIT_FOR(own_busy());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(!own_busy());
+    done();
+}
+
+static void who_waits_at_the_gate_goes_when_it_becomes_high(void)
+{
+    become("best-effort");
+    other_launches(true);
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH);
+    join(thread);
+    done();
+}
+
+/* Off the GPU for another high client, it is back on it before it is one. */
+static void who_is_suspended_returns_when_it_becomes_high(void)
+{
+    become_preemptible();
+    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&launched));
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH);
+    join(thread);
+    WAIT_FOR(mode() == RG_MODE_HIGH);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.high_slice_us);
+    CHECK_EQUAL(rg.preemptible[0], 0);
+    /* Its own work does not put it off. */
+    for (int i = 0; i < 20; i++) {
+        launch(NULL, 1000000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(rg.slot->suspensions, 1);
+
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+    other_launches(false);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static int priority_of(CUstream s)
+{
+    int priority = 99;
+    CHECK_EQUAL(cu.cuStreamGetPriority(s, &priority), CUDA_SUCCESS);
+    return priority;
+}
+
+static void streams_follow_the_class(void)
+{
+    become("best-effort");
+    CUstream plain, raised, unused;
+    CHECK_EQUAL(cuStreamCreate(&plain, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreateWithPriority(&raised, 1, -5), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&unused, 1), CUDA_SUCCESS);
+    launch(plain, 1000);
+    launch(raised, 1000);
+    CHECK_EQUAL(priority_of(plain), 0);
+    CHECK_EQUAL(priority_of(raised), -1);
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(priority_of(plain) == -4 && priority_of(raised) == -5 && priority_of(NULL) == -4);
+    launch(unused, 1000); /* made as a best-effort stream, used for the first time now */
+    CHECK_EQUAL(priority_of(unused), -4);
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(priority_of(plain) == 0 && priority_of(raised) == -1 && priority_of(unused) == 0 && priority_of(NULL) == 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* What was asked before this process began holds for it. */
+static void a_later_process_is_of_the_class_asked(void)
+{
+    prepare("best-effort");
+    rg_account *before = rg_account_enter(seg, "test");
+    CHECK(before != NULL);
+    atomic_store(&before->wanted_class, RG_CLASS_HIGH);
+    attach();
+    CHECK_EQUAL(mode(), RG_MODE_HIGH);
+    CHECK_EQUAL(rg.slot->class, RG_CLASS_HIGH);
+    launch(NULL, 1000);
+    CHECK(own_busy());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* ---- pauses ---- */
+
+static void paused_until_resumed(void)
+{
+    become("best-effort");
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(mode() & RG_MODE_PAUSED);
+    uint64_t launches = rg.slot->launches;
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&account->paused_until_ns, 0);
+    join(thread);
+    CHECK(rg.slot->paused_ns > 0);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    done();
+}
+
+static void paused_is_off_the_gpu(void)
+{
+    become_preemptible();
+    launch(NULL, 100000000);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(mode() & RG_MODE_PAUSED);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    seg->settings.starvation_us = 1000; /* a pause is no waiting for somebody who does not come to an end */
+    usleep(100000);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK_EQUAL(rg.slot->suspensions, 1);
+    atomic_store(&account->paused_until_ns, 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg.slot->suspended_ns > 0);
+    done();
+}
+
+/* Paused, with a launch that waits. */
+static pthread_t paused_launch(uint64_t until_ns)
+{
+    uint64_t launches = rg.slot->launches;
+    atomic_store(&account->paused_until_ns, until_ns);
+    WAIT_FOR(mode() & RG_MODE_PAUSED);
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
+    return thread;
+}
+
+static void pauses_have_an_end(void)
+{
+    become("best-effort");
+    join(paused_launch(rg_now_ns() + 500000000)); /* the time that was said */
+    pthread_t thread = paused_launch(UINT64_MAX);
+    seg->settings.shutdown = 1;
+    join(thread);
+    seg->settings.shutdown = 0;
+    thread = paused_launch(UINT64_MAX);
+    atomic_store(&account->wanted_class, RG_CLASS_HIGH); /* which is never held back */
+    join(thread);
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    thread = paused_launch(UINT64_MAX);
+    unlink(segment_path); /* nobody could resume it */
+    join(thread);
+    done();
+}
+
+static void leaving_ends_a_pause(void)
+{
+    become("best-effort");
+    pthread_t thread = paused_launch(UINT64_MAX);
+    rigel_shutdown();
+    join(thread);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static void a_high_client_is_not_paused(void)
+{
+    become("high");
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    usleep(300000);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!(mode() & RG_MODE_PAUSED));
+    done();
+}
+
+/* ---- weight and policy ---- */
+
+static void weight_changes(void)
+{
+    become("best-effort");
+    atomic_store(&account->wanted_weight, 2500);
+    WAIT_FOR(atomic_load(&rg.slot->weight) == 2500);
+    WAIT_FOR(atomic_load(&RG_PROCESS->inverse_weight) == rg_policy_inverse(2500));
+    done();
+}
+
+static void policy_changes(void)
+{
+    become("best-effort");
+    seg->settings.policy = RG_POLICY_FAIR;
+    WAIT_FOR(mode() == RG_MODE_FAIR);
+    launch(NULL, 1000);
+    CHECK(own_busy());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(mode() == (RG_MODE_FAIR | RG_MODE_PAUSED));
+    WAIT_FOR(!own_busy());
+    atomic_store(&account->paused_until_ns, 0);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    seg->settings.policy = RG_POLICY_PRIORITY;
+    WAIT_FOR(mode() == RG_MODE_BEST_EFFORT);
+    WAIT_FOR(!own_busy());
+    other_launches(true);
+    pthread_t thread = start();
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    seg->settings.policy = RG_POLICY_NONE;
+    join(thread);
+    done();
+}
+
+/* ---- all at once ---- */
+
+static _Atomic bool enough;
+static void *launch_on(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    for (int i = 0; !atomic_load(&enough); i++) {
+        launch(NULL, 1000);
+        if (i % 4 == 3)
+            CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    return NULL;
+}
+
+/* Four threads launch while everything changes ten times; in the end nothing is left of it. */
+static void changes_under_load(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 5000;
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, launch_on, NULL), 0);
+    for (int i = 0; i < 10; i++) {
+        other_launches(i % 3 != 0);
+        atomic_store(&account->wanted_class, i % 2 ? RG_CLASS_HIGH : RG_CLASS_BEST_EFFORT);
+        atomic_store(&account->paused_until_ns, i % 4 == 2 ? UINT64_MAX : 0);
+        seg->settings.policy = i % 5 == 4 ? RG_POLICY_FAIR : RG_POLICY_PRIORITY;
+        WAIT_FOR(atomic_load(&rg.slot->class) == account->wanted_class);
+    }
+    other_launches(false);
+    atomic_store(&account->paused_until_ns, 0);
+    seg->settings.policy = RG_POLICY_PRIORITY;
+    atomic_store(&enough, true);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(mode() == RG_MODE_BEST_EFFORT);
+    WAIT_FOR(atomic_load(&seg->devices[0].high_busy) == 0 && atomic_load(&seg->devices[0].high_launching) == 0);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(to_high_and_back);
+    RUN(a_busy_client_becomes_best_effort);
+    RUN(unfinished_work_counts_for_a_client_that_becomes_high);
+    RUN(who_waits_at_the_gate_goes_when_it_becomes_high);
+    RUN(who_is_suspended_returns_when_it_becomes_high);
+    RUN(streams_follow_the_class);
+    RUN(a_later_process_is_of_the_class_asked);
+    RUN(paused_until_resumed);
+    RUN(paused_is_off_the_gpu);
+    RUN(pauses_have_an_end);
+    RUN(leaving_ends_a_pause);
+    RUN(a_high_client_is_not_paused);
+    RUN(weight_changes);
+    RUN(policy_changes);
+    RUN(changes_under_load);
+    return failures ? 1 : 0;
+}

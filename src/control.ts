@@ -1,0 +1,156 @@
+/**
+ * control.ts: changes what runs, while it runs: the policy of a segment, and a client's class, limits and pauses.
+ *
+ * The command line and the HTTP interface both change things through here. What is asked is written into the segment; clients take it
+ * up within a tenth of a second (native/steer.c). Checked first, so that either all of a change is made or none.
+ */
+
+import { z } from "zod";
+import { POLICIES, type Policy, policySchema } from "./config.ts";
+import { RigelError } from "./errors.ts";
+import { limit_bytes, memorySchema, sizeText } from "./memory.ts";
+import type { Native } from "./native.ts";
+import { policySettings, targetOf } from "./policy.ts";
+import { fields, parse } from "./schema.ts";
+import type { Segment, Slot } from "./segment.ts";
+
+/** What can be changed of a client. */
+export const clientChangeSchema = fields({
+  class: z.enum(["high", "best-effort"]).optional(),
+  /** As in a configuration, in bytes or with a unit; `"none"` or null: no limit. */
+  memory: z.union([memorySchema, z.literal("none"), z.null()]).optional(),
+  weight: z.number().min(0.01).max(100).optional(),
+});
+type ClientChange = z.infer<typeof clientChangeSchema>;
+
+/** What can be changed of a policy: any of its fields; those left out stay as they are. */
+export const policyChangeSchema = policySchema
+  .partial()
+  .extend({ name: z.enum(POLICIES).optional(), preempt: z.boolean().optional() });
+type PolicyChange = z.infer<typeof policyChangeSchema>;
+
+/** What was done, for people and for programs. */
+export interface Changed {
+  segment: string;
+  client?: string;
+  text: string;
+}
+
+/** A client of a segment. */
+export interface Target {
+  segment: Segment;
+  name: string;
+  /** Its processes that live. */
+  slots: Slot[];
+}
+
+/** Checks a change of a client. `where` is what errors begin with. */
+export function clientChange(value: unknown, where: string): ClientChange {
+  const change = parse(clientChangeSchema, value, where);
+  if (Object.keys(change).length === 0) throw new RigelError("config", `${where}: expected class, memory or weight`);
+  return change;
+}
+
+/** Checks a change of a policy. */
+export function policyChange(value: unknown, where: string): PolicyChange {
+  const change = parse(policyChangeSchema, value, where);
+  if (Object.keys(change).length === 0) throw new RigelError("config", `${where}: expected a field of policy`);
+  return change;
+}
+
+/** The live client that a name, or `segment:name`, means. */
+export function findClient(id: string, segments: readonly Segment[]): Target {
+  const all = segments.flatMap((segment) =>
+    [...new Set(segment.slots().map(({ name }) => name))].map((name) => ({
+      segment,
+      name,
+      slots: segment.slots().filter((slot) => slot.name === name && !slot.finished),
+    })),
+  );
+  const exact = all.filter(({ segment, name }) => `${segment.id}:${name}` === id);
+  const named = exact.length > 0 ? exact : all.filter(({ name, slots }) => name === id && slots.length > 0);
+  const [first, ...more] = named;
+  if (!first)
+    throw new RigelError(
+      "command",
+      `there is no client ${JSON.stringify(id)} at work; \`rigel ps\` shows those there are`,
+    );
+  if (more.length > 0)
+    throw new RigelError(
+      "command",
+      `several clients are named ${JSON.stringify(id)}: ${named.map(({ segment, name }) => `${segment.id}:${name}`).join(", ")}`,
+    );
+  return first;
+}
+
+/** Changes a client, from its next work on. */
+export function changeClient({ segment, name, slots }: Target, change: ClientChange): Changed {
+  const { class: kind, weight, memory } = change;
+  const inBytes = memory === undefined ? undefined : bytesOf(memory);
+  if (kind === "high" && (segment.wanted(name)?.paused_until_ns ?? 0) > segment.now_ns)
+    throw new RigelError("command", `${name} is paused; \`rigel resume ${name}\` first`);
+  if (!segment.want(name, { class: kind, weight, memory_bytes: inBytes }))
+    throw new RigelError(
+      "command",
+      `${name} has no room for settings: more clients have been there than the segment keeps`,
+    );
+  const what = [
+    ...(kind === undefined ? [] : [`class ${kind}`]),
+    ...(inBytes === undefined ? [] : [inBytes === null ? "no memory limit" : `memory at most ${sizeText(inBytes)}`]),
+    ...(weight === undefined ? [] : [`weight ${weight}`]),
+  ];
+  const text = `${name} (${slots.length} ${slots.length === 1 ? "process" : "processes"}): ${what.join(", ")}`;
+  return { segment: segment.id, client: name, text };
+}
+
+/** A share of a device is not known here: devices of a segment do not say how much memory they have. */
+function bytesOf(memory: NonNullable<ClientChange["memory"]> | null): number | null {
+  if (memory === null || memory === "none") return null;
+  if (typeof memory === "string" && memory.endsWith("%"))
+    throw new RigelError(
+      "config",
+      "memory: expected a size such as 40GiB, or bytes: a share needs a program that has not begun",
+    );
+  return limit_bytes(memory, 0);
+}
+
+/** Holds a client's best-effort work back for `seconds`, infinite: until it is resumed; 0 ends that. */
+export function pauseClient({ segment, name, slots }: Target, seconds: number): Changed {
+  const until =
+    seconds === 0 ? 0 : Number.isFinite(seconds) ? segment.now_ns + seconds * 1e9 : Number.POSITIVE_INFINITY;
+  if (seconds > 0 && slots.some((slot) => slot.class === "high"))
+    throw new RigelError(
+      "command",
+      `${name} is of class high, which is never held back; \`rigel set ${name} class=best-effort\` first`,
+    );
+  if (!segment.want(name, { paused_until_ns: until }))
+    throw new RigelError(
+      "command",
+      `${name} has no room for settings: more clients have been there than the segment keeps`,
+    );
+  const text =
+    seconds === 0
+      ? `${name} goes on`
+      : `${name} is paused ${Number.isFinite(seconds) ? `for ${seconds} s` : "until it is resumed"}`;
+  return { segment: segment.id, client: name, text };
+}
+
+/** Changes the policy of a segment. */
+export function changePolicy(segment: Segment, change: PolicyChange, native: Native): Changed {
+  if (change.name === "orion" && segment.policy !== "orion")
+    throw new RigelError(
+      "config",
+      "policy.name: expected a policy other than orion, which needs every client's profile before it starts; launch with it",
+    );
+  if ((change.name ?? segment.policy) === "fair" && change.inflight === 0)
+    throw new RigelError("config", "policy.inflight: expected a limit of at least 1 under policy fair, got 0");
+  const { name = segment.policy, preempt, ...rest } = change;
+  const policy: Policy = { ...rest, name, preempt: preempt ?? segment.settings()["preempt"] === 1 };
+  const { policy: _, ...settings } = { ...policySettings(policy, [], native), policy: name };
+  segment.configure({ ...settings, policy: name });
+  if (change.target) segment.target = targetOf(policy);
+  const what = Object.entries(change).map(
+    ([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`,
+  );
+  return { segment: segment.id, text: `${segment.id}: ${what.join(", ")}` };
+}

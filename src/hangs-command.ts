@@ -1,0 +1,132 @@
+/**
+ * hangs-command.ts: `rigel hangs`: prints what every thread waits in, who hangs, and because of whom.
+ */
+
+import { resolve } from "node:path";
+import type { Command } from "commander";
+import { RigelError } from "./errors.ts";
+import { writeBundle } from "./hang-bundle.ts";
+import { HangWatch } from "./hang-watch.ts";
+import { type Found, type Hangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
+import { SIGNAL_STATUS } from "./interrupt.ts";
+import { progress } from "./log.ts";
+import { Native } from "./native.ts";
+import { aligned } from "./report.ts";
+import type { Segment } from "./segment.ts";
+import { seconds, segmentsAt } from "./trace-command.ts";
+
+interface HangsFlags {
+  json?: true;
+  threshold: number;
+  watch?: true;
+  bundle?: string;
+  segment?: string;
+}
+
+const EXAMPLES = `
+Examples:
+  rigel hangs                         every thread of every client: what it is in, and since when
+  rigel hangs --threshold 30s --json  who has waited for half a minute, as JSON
+  rigel hangs --bundle .              and keep what shows it in a folder here
+  rigel hangs --watch                 tell of every new hang and keep what shows it, until Ctrl-C
+
+A client that Rigel holds back, at the gate or off the GPU, does not hang. The exit status is 1 if something hangs.`;
+
+/** Between the two looks that are compared. */
+const APART_ms = 1000;
+
+/** Adds `rigel hangs`. */
+export function addHangs(program: Command): void {
+  program
+    .command("hangs")
+    .description("show what every thread of every client waits in, who hangs, and because of whom")
+    .option("--json", "print as JSON, with --watch one line a look")
+    .option("--threshold <time>", "what waits for longer hangs: 10s, 500ms", seconds, 10)
+    .option("--watch", "go on looking, and keep what shows a hang when there is one")
+    .option("--bundle <folder>", "keep what shows a hang in a new folder in this one")
+    .option("--segment <path>", "a segment file, or the folder of those (default: /dev/shm)")
+    .addHelpText("after", EXAMPLES)
+    .action(runHangs);
+}
+
+async function runHangs(flags: HangsFlags): Promise<void> {
+  const segments = segmentsAt(await Native.load(), flags.segment);
+  if (segments.length === 0)
+    throw new RigelError("command", "nothing runs under Rigel; start clients with `rigel launch` first");
+  if (flags.watch) {
+    await watch(segments, flags);
+    return;
+  }
+  const before = segments.map((segment) => momentOf(segment, flags.threshold));
+  await Bun.sleep(APART_ms);
+  let hung = 0;
+  const all: Hangs[] = [];
+  for (const [index, segment] of segments.entries()) {
+    const earlier = before[index];
+    if (!earlier) continue;
+    const hangs = hangsOf(earlier, momentOf(segment, flags.threshold), flags.threshold);
+    all.push(hangs);
+    hung += hangs.hung;
+    if (hangs.hung > 0 && flags.bundle !== undefined)
+      progress(`what shows it is in ${await writeBundle(segment, hangs, resolve(flags.bundle))}`);
+  }
+  process.stdout.write(flags.json ? `${JSON.stringify({ schema: 1, hung, segments: all }, null, 2)}\n` : text(all));
+  if (hung > 0) process.exitCode = 1;
+}
+
+async function watch(segments: readonly Segment[], flags: HangsFlags): Promise<void> {
+  const { promise, resolve: end } = Promise.withResolvers<keyof typeof SIGNAL_STATUS>();
+  const stop = (signal: "SIGINT" | "SIGTERM") => (): void => end(signal);
+  const handlers = { SIGINT: stop("SIGINT"), SIGTERM: stop("SIGTERM") };
+  process.on("SIGINT", handlers.SIGINT).on("SIGTERM", handlers.SIGTERM);
+  const watches = segments.map(
+    (segment) =>
+      new HangWatch({
+        segment,
+        threshold_s: flags.threshold,
+        folder: flags.bundle === undefined ? undefined : resolve(flags.bundle),
+        say: progress,
+        looked: flags.json ? (hangs) => process.stdout.write(`${JSON.stringify(hangs)}\n`) : undefined,
+      }),
+  );
+  progress(`watching ${segments.length} ${segments.length === 1 ? "launch" : "launches"}; Ctrl-C ends it`);
+  process.exitCode = SIGNAL_STATUS[await promise];
+  await Promise.all(watches.map((one) => one[Symbol.asyncDispose]()));
+  process.off("SIGINT", handlers.SIGINT).off("SIGTERM", handlers.SIGTERM);
+}
+
+/** A table of all processes, then of their threads, then what there is to say of those that hang or are held back. */
+function text(all: readonly Hangs[]): string {
+  const found = all
+    .flatMap(({ processes }) => processes)
+    .toSorted((a, b) => a.name.localeCompare(b.name) || (a.rank ?? 0) - (b.rank ?? 0));
+  const rows = found.flatMap((one) => rowsOf(one));
+  const table = aligned(["client", "pid", "rank", "state", "thread", "call", "for", "last operation"], rows, 8);
+  const said = found.filter(({ verdict }) => verdict !== "working" && verdict !== "ended").map((one) => sentence(one));
+  return `${[...table, ...(said.length > 0 ? ["", ...said] : [])].join("\n")}\n`;
+}
+
+function sentence({ name, pid, rank, hung, why, unfinished }: Found): string {
+  const who = `${name} (${pid}${rank === null ? "" : `, rank ${rank}`})`;
+  const bound = unfinished?.at_least ? " (older ones may have left the record)" : "";
+  return `${hung ? "HANGS: " : ""}${who} ${why}${bound}`;
+}
+
+/** One row for each thread: the one that shows what is going on first. */
+function rowsOf({ name, pid, rank, verdict, thread, threads }: Found): string[][] {
+  const ordered = threads.toSorted((a, b) => Number(b.tid === thread?.tid) - Number(a.tid === thread?.tid));
+  const first = [name, String(pid), rank === null ? "-" : String(rank), verdict];
+  if (ordered.length === 0) return [[...first, "-", "-", "-", "-"]];
+  return ordered.map((one, index) => [
+    ...(index === 0 ? first : ["", "", "", ""]),
+    `${one.tid} ${one.name}`,
+    one.call ?? "-",
+    one.call === null ? "-" : secondsText(one.seconds),
+    one.last === null ? "-" : lastText(one.last),
+  ]);
+}
+
+function lastText({ operation, seconds_ago, kernel }: NonNullable<Found["threads"][number]["last"]>): string {
+  const launched = /Launch/.test(operation) && kernel !== null ? ` ${kernel}` : "";
+  return `${operation}${launched} ${secondsText(seconds_ago)} ago`;
+}

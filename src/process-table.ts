@@ -1,0 +1,44 @@
+/**
+ * process-table.ts: the table of `rigel ps`.
+ */
+
+import { sizeText } from "./memory.ts";
+import { aligned } from "./report.ts";
+import { digits } from "./show.ts";
+import type { Stats } from "./stats.ts";
+
+/** Every client of these segments in a line. */
+export function processTable(segments: readonly Stats[]): string {
+  const rows = segments.flatMap((stats) =>
+    stats.clients.map((client) => [
+      client.name,
+      client.class,
+      client.paused && client.state === "live" ? "paused" : client.state,
+      client.processes.map(({ pid }) => pid).join(","),
+      client.devices.map((index) => stats.devices[index]?.name ?? String(index)).join(", ") || "-",
+      stats.segment.id,
+      stats.policy,
+      String(client.launches + client.graph_launches),
+      digits(client.requests.p50_ms),
+      digits(client.requests.p99_ms),
+      sizeText(client.memory.used_bytes),
+      client.memory.limit_bytes === null ? "-" : sizeText(client.memory.limit_bytes),
+    ]),
+  );
+  if (rows.length === 0) return "no client runs here";
+  const header = [
+    "client",
+    "class",
+    "state",
+    "pid",
+    "device",
+    "segment",
+    "policy",
+    "launches",
+    "p50 ms",
+    "p99 ms",
+    "memory",
+    "limit",
+  ];
+  return aligned(header, rows, 7).join("\n");
+}

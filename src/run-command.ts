@@ -1,0 +1,180 @@
+/**
+ * run-command.ts: `rigel run`, `ps`, `set`, `pause` and `resume` on the command line.
+ */
+
+import { resolve } from "node:path";
+import { type Command, InvalidArgumentError, Option } from "commander";
+import type { Config } from "./config.ts";
+import { changeClient, changePolicy, clientChange, findClient, pauseClient, policyChange } from "./control.ts";
+import { Segments } from "./discover.ts";
+import { RigelError } from "./errors.ts";
+import { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
+import { processTable } from "./process-table.ts";
+import { run } from "./run.ts";
+import { readingOf, statsOf } from "./stats.ts";
+
+const RUN_EXAMPLES = `
+Examples:
+  rigel run --class high -- python serve.py
+  rigel run --class best-effort --memory 30% -- python train.py
+  rigel run --class best-effort --name nightly --device 1 -- ./job.sh
+
+What runs already on the GPU, by \`rigel launch\` or an earlier \`rigel run\`, is joined. A signal to \`rigel run\` reaches the command,
+whose exit status it has. If \`rigel run\` itself is killed the command goes on, as a client.`;
+
+const SET_EXAMPLES = `
+Examples:
+  rigel set train class=high                          a client, from its next work on
+  rigel set train memory=20GiB weight=2               memory=none: no limit
+  rigel set policy name=slo target.p99_over_alone=1.1
+  rigel set policy name=priority inflight=4 min_share=0.1
+
+A client keeps what was set for as long as its segment is there, also in processes that start later. \`policy\` changes every segment,
+or that of --segment-id. What \`rigel run\` gave a process before it started stays: its priority under MPS.`;
+
+const PAUSE_EXAMPLES = `
+Examples:
+  rigel pause train               until \`rigel resume train\`
+  rigel pause train --for 60      or for a minute
+
+Its launches wait, and where that is possible it is taken off the GPU in the middle of what it does. A pause ends by itself when the
+program is asked to end through Rigel, when the launch ends, or when its segment has been removed.`;
+
+interface Where {
+  segment?: string;
+}
+
+/** Adds the commands. */
+export function addRunCommands(program: Command, deviceSelector: (text: string) => Config["device"]): void {
+  program
+    .command("run")
+    .description("run one command as a client of what already runs on the GPU")
+    .addOption(
+      new Option("--class <class>", "whose requests matter").choices(["high", "best-effort"]).makeOptionMandatory(true),
+    )
+    .option("--name <name>", "name of the client (default: the command's, and a number)")
+    .option("--memory <size>", "most device memory it may have: 40GiB, 30%, or bytes")
+    .option("--weight <weight>", "its part of GPU time under policy fair", Number)
+    .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
+    .addOption(new Option("--preset <gpu>", "of the simulated GPU").choices(["h200", "a100", "l4"]).default("h200"))
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("-v, --verbose", "say what is joined, and when the command has attached")
+    .argument("<command...>", "the command and its arguments, after --")
+    .passThroughOptions()
+    .addHelpText("after", RUN_EXAMPLES)
+    .action(async (command: string[], flags: RunFlags) => {
+      const native = await Native.load();
+      process.exitCode = await run(command, native, {
+        ...flags,
+        folder: folderOf(flags),
+        verbose: flags.verbose ?? false,
+      });
+    });
+  program
+    .command("ps")
+    .description("list the clients that run on this machine")
+    .option("--all", "those that have ended too, while their segment is there")
+    .option("--json", "print as JSON")
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .addHelpText("after", "\nExamples:\n  rigel ps\n  rigel ps --json | jq '.segments[].clients[] | .name'")
+    .action(async (flags: Where & { json?: true; all?: true }) => {
+      const all = new Segments(await Native.load(), folderOf(flags))
+        .live()
+        .map((segment) => statsOf(readingOf(segment)));
+      const segments = flags.all
+        ? all
+        : all.map((stats) => ({ ...stats, clients: stats.clients.filter(({ state }) => state === "live") }));
+      print(flags.json ? JSON.stringify({ schema: 1, segments }, null, 2) : processTable(segments));
+    });
+  program
+    .command("set")
+    .description("change a client's class, memory or weight, or the policy, while they run")
+    .argument("<client>", "name of the client, segment:name, or `policy`")
+    .argument("<settings...>", "class=, memory=, weight=; or fields of policy")
+    .option("--segment-id <id>", "of `rigel ps`: only there")
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--json", "print what was changed as JSON")
+    .addHelpText("after", SET_EXAMPLES)
+    .action(async (client: string, settings: string[], flags: Where & { segmentId?: string; json?: true }) => {
+      const native = await Native.load();
+      const all = new Segments(native, folderOf(flags)).live();
+      const wanted = flags.segmentId;
+      const segments = all.filter(({ id }) => wanted === undefined || id === wanted);
+      if (segments.length === 0)
+        throw new RigelError(
+          "command",
+          `rigel set: nothing runs ${wanted === undefined ? "here" : `in ${wanted}`}; \`rigel ps\` shows what does`,
+        );
+      const values = fieldsOf(settings);
+      const changed =
+        client === "policy"
+          ? segments.map((segment) => changePolicy(segment, policyChange(values, "rigel set"), native))
+          : [changeClient(findClient(client, segments), clientChange(values, "rigel set"))];
+      print(flags.json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
+    });
+  program
+    .command("pause")
+    .description("hold a client's best-effort work back")
+    .argument("<client>", "name of the client, or segment:name")
+    .option("--for <seconds>", "resume by itself after so long", positiveNumber)
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .addHelpText("after", PAUSE_EXAMPLES)
+    .action(async (client: string, flags: Where & { for?: number }) => {
+      const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
+      print(pauseClient(found, flags.for ?? Number.POSITIVE_INFINITY).text);
+    });
+  program
+    .command("resume")
+    .description("let a client go on that was paused")
+    .argument("<client>", "name of the client, or segment:name")
+    .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .addHelpText("after", "\nExample:\n  rigel resume train")
+    .action(async (client: string, flags: Where) => {
+      const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
+      print(pauseClient(found, 0).text);
+    });
+}
+
+interface RunFlags extends Where {
+  class: "high" | "best-effort";
+  name?: string;
+  memory?: string;
+  weight?: number;
+  device?: Config["device"];
+  preset: Config["simulated"]["preset"];
+  verbose?: true;
+}
+
+function folderOf({ segment }: Where): string {
+  return resolve(segment ?? defaultSegmentFolder(process.env));
+}
+
+/** `a=1 b.c=x` as an object; what reads as JSON is that, anything else text. */
+function fieldsOf(settings: readonly string[]): Record<string, unknown> {
+  const values: Record<string, unknown> = {};
+  for (const setting of settings) {
+    const at = setting.indexOf("=");
+    if (at <= 0) throw new RigelError("command", `rigel set: expected FIELD=VALUE, got ${setting}`);
+    const [field = "", inner] = setting.slice(0, at).split(".", 2);
+    const value = valueOf(setting.slice(at + 1));
+    const outer = values[field];
+    values[field] = inner === undefined ? value : { ...(typeof outer === "object" ? outer : {}), [inner]: value };
+  }
+  return values;
+}
+
+function valueOf(text: string): unknown {
+  return /^(-?\d+(\.\d+)?|true|false|null)$/.test(text) ? JSON.parse(text) : text;
+}
+
+function positiveNumber(text: string): number {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
+    throw new InvalidArgumentError("Expected a number above 0.");
+  return value;
+}
+
+function print(text: string): void {
+  process.stdout.write(`${text}\n`);
+}

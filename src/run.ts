@@ -1,0 +1,168 @@
+/**
+ * run.ts: `rigel run`: starts one command as a client of what already runs on a GPU, from any shell.
+ *
+ * The command has the terminal, standard input and output of its own, as if it had been started without Rigel; signals are passed
+ * on, and its exit status is that of `rigel run`. It joins the segment that is live on the device, or makes that of the machine
+ * (join.ts), and helps to look after it while it runs (slo-loop.ts).
+ */
+
+import { readFileSync } from "node:fs";
+import { constants } from "node:os";
+import { basename, join } from "node:path";
+import { problemOf } from "./attachment.ts";
+import { clientEnvironment } from "./client-environment.ts";
+import { type Config, configOf } from "./config.ts";
+import { Segments } from "./discover.ts";
+import { Durations, durationsFolder } from "./durations.ts";
+import { RigelError, reason } from "./errors.ts";
+import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
+import { progress } from "./log.ts";
+import type { Native } from "./native.ts";
+import { type PlannedClient, plan } from "./plan.ts";
+import { hasMapped, ignored, living, startedWith } from "./proc.ts";
+import { describe } from "./process.ts";
+import { LoopKeeper } from "./slo-loop.ts";
+
+export interface RunOptions {
+  class: "high" | "best-effort";
+  name?: string | undefined;
+  memory?: string | undefined;
+  weight?: number | undefined;
+  device?: Config["device"] | undefined;
+  preset: Config["simulated"]["preset"];
+  /** Folder of the segments. */
+  folder: string;
+  /** Say on standard error what is joined, and when the command has attached. */
+  verbose: boolean;
+}
+
+const LOOK_ms = 200;
+/** Passed on. What a terminal sends reaches the command by itself. */
+const SIGNALS = ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT"] as const;
+const FROM_TERMINAL: ReadonlySet<string> = new Set(["SIGINT", "SIGQUIT"]);
+
+/** Runs a command to its end; its exit status. */
+export async function run(command: readonly string[], native: Native, options: RunOptions): Promise<number> {
+  const { folder } = options;
+  const name = options.name ?? `${basename(command[0] ?? "")}-${process.pid}`.replaceAll(/[^\w.:@+-]/g, "_").slice(-63);
+  const asked = configOf(
+    {
+      device: options.device ?? "auto",
+      simulated: { preset: options.preset },
+      clients: [
+        {
+          name,
+          class: options.class,
+          command: [...command],
+          ...(options.memory !== undefined && { memory: sizeOf(options.memory) }),
+          ...(options.weight !== undefined && { weight: options.weight }),
+        },
+      ],
+    },
+    "rigel run",
+    process.cwd(),
+  );
+  const scratch = join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const { clients, notes } = await plan(asked, native, scratch);
+  const [client] = clients;
+  if (!client) throw new Error("a plan without its client");
+  for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
+  const joined = await joinOrMake(native, new Segments(native, folder), folder, client.device, options.preset);
+  try {
+    return await runIn(joined, client, native, options);
+  } finally {
+    joined.leave();
+  }
+}
+
+/** A number of bytes, or what memorySchema takes as text. */
+function sizeOf(memory: string): string | number {
+  return /^\d+$/.test(memory) ? Number(memory) : memory;
+}
+
+async function runIn(joined: Joined, client: PlannedClient, native: Native, options: RunOptions): Promise<number> {
+  const { segment } = joined;
+  const { name } = client;
+  const others = segment.slots().filter((slot) => slot.name === name && !slot.finished);
+  if (others.some((slot) => slot.class !== client.class))
+    throw new RigelError(
+      "config",
+      `rigel run: --name: expected another name, or --class ${others[0]?.class}: a client ${name} of that class runs already`,
+    );
+  const durations = new Durations(native, durationsFolder(), [client], new Map());
+  if (joined.made) durations.seed(segment, [client]);
+  if (options.verbose)
+    progress(`${name}: ${client.device.name}, ${joined.made ? "new" : "joins"} ${basename(segment.path)}`);
+  // No other process has these together.
+  const marks = [`RIGEL_SEGMENT=${segment.path}`, `RIGEL_RUN=${process.pid}`];
+  const given = { ...process.env };
+  const env = {
+    ...clientEnvironment(client, {
+      given,
+      files: native.files,
+      segment: segment.path,
+      policy: segment.policy,
+      guard: undefined,
+      device: joinedEnvironment(joined, client.device, native, given),
+    }),
+    RIGEL_RUN: String(process.pid),
+  };
+  using keeper = new LoopKeeper(segment, joined.made);
+  const startedAt_ms = performance.now();
+  const child = start(client, env);
+  const inTerminal = isForeground();
+  const handlers = SIGNALS.filter((signal) => !ignored(constants.signals[signal])).map((signal) => {
+    const handler = (): void => {
+      // Held back, it could not end: who asks it to end does not want that.
+      segment.want(name, { paused_until_ns: 0 });
+      if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
+    };
+    process.on(signal, handler);
+    return { signal, handler };
+  });
+  let attached = false;
+  let seen: { processes: number; mapped: number } | undefined;
+  const look = (): void => {
+    if (attached) return;
+    const slot = segment.slots().find((one) => one.name === name && !others.some(({ pid }) => pid === one.pid));
+    if (slot) {
+      attached = true;
+      if (options.verbose) progress(`${name}: attached (process ${slot.pid})`);
+      return;
+    }
+    const own = living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
+    if (own.length > 0)
+      seen = { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, native.files.library)).length };
+  };
+  const timer = setInterval(look, LOOK_ms);
+  try {
+    await child.exited;
+  } finally {
+    clearInterval(timer);
+    for (const { signal, handler } of handlers) process.off(signal, handler);
+  }
+  const exit = { ...describe(child.exitCode, child.signalCode), at_ms: performance.now() };
+  look();
+  const problem = problemOf({ attached, env, seen, exit, startedAt_ms }, segment);
+  if (problem !== undefined) progress(`${name}: was no client of Rigel: ${problem}`);
+  keeper.end();
+  segment.reap();
+  durations.collect(segment, [client]);
+  durations.save();
+  return exit.status;
+}
+
+function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefined>) {
+  try {
+    return Bun.spawn(argv, { cwd, env, stdin: "inherit", stdout: "inherit", stderr: "inherit" });
+  } catch (thrown) {
+    throw new RigelError("command", `rigel run: ${argv[0]} cannot be started (${reason(thrown)})`, { cause: thrown });
+  }
+}
+
+/** Whether this process is in the foreground of a terminal, whose Ctrl-C reaches the command without our help. */
+function isForeground(): boolean {
+  // Fields 5 and 8: its process group, and that in the foreground of its terminal (-1 without one).
+  const [, group, terminal] = /\) \S \d+ (\d+) \d+ \d+ (-?\d+) /.exec(readFileSync("/proc/self/stat", "utf8")) ?? [];
+  return group !== undefined && group === terminal;
+}

@@ -1,0 +1,437 @@
+/**
+ * hangs.test.ts: who hangs and because of whom: decided by hand-worked looks, and seen in programs that hang on the simulated GPU.
+ */
+
+import { expect, setDefaultTimeout, test } from "bun:test";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
+import { Native, make } from "../src/native.ts";
+import { type Operation, unfinishedOf } from "../src/records.ts";
+import { Segment } from "../src/segment.ts";
+import type { Communicator, Thread } from "../src/threads.ts";
+import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+
+setDefaultTimeout(120_000);
+
+/* ---- decided ---- */
+
+const SECOND = 1e9;
+/** The second look is at 100 s, the first one a second before; what waits for 10 s hangs. */
+const NOW = 100 * SECOND;
+
+function thread(tid: number, more: Partial<Thread> = {}): Thread {
+  return {
+    tid,
+    name: "python",
+    client: null,
+    moves: 0,
+    device: 0,
+    context: "0x1",
+    stream: "0x2",
+    launches: 5,
+    calls: 5,
+    last: { operation: "cuMemcpyHtoDAsync_v2", at_ns: NOW - 20 * SECOND },
+    kernel: "gemm",
+    waiting: null,
+    ...more,
+  };
+}
+
+/** A thread that waits since so many seconds. */
+function waits(tid: number, operation: string, seconds: number): Thread {
+  return thread(tid, { waiting: { operation, since_ns: NOW - seconds * SECOND, object: "0x2" } });
+}
+
+function client(pid: number, more: Partial<Observed> = {}): Observed {
+  return {
+    name: "train",
+    pid,
+    slot: pid,
+    class: "best-effort",
+    state: "live",
+    stopped: false,
+    rank: null,
+    issued: 100,
+    gate_wait_ns: 0,
+    suspended_ns: 0,
+    busy: false,
+    threads: [thread(pid)],
+    communicators: [],
+    unfinished: null,
+    ...more,
+  };
+}
+
+function communicator(rank: number, entered: number, more: Partial<Communicator> = {}): Communicator {
+  return {
+    key: "a",
+    rank,
+    size: 2,
+    entered,
+    peers: 0,
+    operation: "ncclAllReduce",
+    elements: 10,
+    at_ns: NOW - 15 * SECOND,
+    ...more,
+  };
+}
+
+function moment(processes: Observed[], at_ns: number): Moment {
+  return { segment: "s", at_ns, processes };
+}
+
+function decide(now: Observed[], before: Observed[] = now): Found[] {
+  return hangsOf(moment(before, NOW - SECOND), moment(now, NOW), 10).processes;
+}
+
+function verdicts(found: Found[]): string[] {
+  return found.map(({ verdict, hung }) => (hung ? `${verdict}!` : verdict));
+}
+
+test("work goes on, or nothing is done, or is waited for a short time", () => {
+  const before = client(1, { issued: 90 });
+  expect(verdicts(decide([client(1)], [before]))).toEqual(["working"]);
+  expect(verdicts(decide([client(1)]))).toEqual(["idle"]);
+  expect(verdicts(decide([client(1, { threads: [waits(1, "cuStreamSynchronize", 9.9)] })]))).toEqual(["working"]);
+  expect(verdicts(decide([client(1, { threads: [] })]))).toEqual(["idle"]);
+});
+
+test("a wait for work that does not finish, with the oldest launch", () => {
+  const unfinished = {
+    launches: 3,
+    oldest: { kernel: "spin", at_ns: NOW - 30 * SECOND },
+    newest: { kernel: "copy", at_ns: NOW - 29 * SECOND },
+    at_least: false,
+  };
+  const [found] = decide([client(1, { threads: [thread(2), waits(1, "cuCtxSynchronize", 28)], unfinished })]);
+  expect(found).toMatchObject({
+    verdict: "synchronise",
+    hung: true,
+    seconds: 28,
+    thread: { tid: 1, call: "cuCtxSynchronize", seconds: 28 },
+    unfinished: { launches: 3, oldest: "spin", oldest_seconds_ago: 30, newest: "copy", at_least: false },
+  });
+  expect(found?.why).toContain("the oldest launch not known to be finished is spin, 30.0 s ago");
+});
+
+test("a call that ought to return at once", () => {
+  const [found] = decide([client(1, { threads: [waits(1, "cuLaunchKernel", 11)] })]);
+  expect(found).toMatchObject({ verdict: "call", hung: true, why: "cuLaunchKernel does not return" });
+});
+
+test("the rank that has not come is named, with what it did last", () => {
+  const found = decide([
+    client(10, { rank: 0, threads: [waits(10, "cuStreamSynchronize", 15)], communicators: [communicator(0, 4)] }),
+    client(11, { rank: 1, communicators: [communicator(1, 3)] }),
+  ]);
+  expect(verdicts(found)).toEqual(["collective!", "behind!"]);
+  expect(found[0]).toMatchObject({
+    seconds: 15,
+    collective: {
+      operation: "ncclAllReduce",
+      number: 4,
+      ranks: 2,
+      missing: [{ rank: 1, pid: 11, entered: 3, operation: "ncclAllReduce" }],
+      different: [],
+    },
+  });
+  expect(found[1]).toMatchObject({
+    seconds: 15,
+    thread: { last: { operation: "cuMemcpyHtoDAsync_v2", seconds_ago: 20 } },
+  });
+  expect(found[1]?.why).toContain("rank 0 waits for it in ncclAllReduce 4");
+  expect(found[1]?.why).toContain("it last did cuMemcpyHtoDAsync_v2 20.0 s ago");
+});
+
+test("a rank that is dead, stopped or never made the communicator is behind", () => {
+  const patient = client(10, {
+    rank: 0,
+    threads: [waits(10, "cuStreamSynchronize", 15)],
+    communicators: [communicator(0, 4)],
+  });
+  const behind = client(11, { rank: 1, communicators: [communicator(1, 3)] });
+  expect(verdicts(decide([patient, { ...behind, state: "dead" }]))).toEqual(["collective!", "behind!"]);
+  expect(verdicts(decide([patient, { ...behind, stopped: true }]))).toEqual(["collective!", "stopped!"]);
+  const making = { ...patient, threads: [waits(10, "ncclCommInitRankConfig", 15)] };
+  const alone = decide([
+    { ...making, communicators: [communicator(0, 0, { operation: null })] },
+    client(11, { rank: 1 }),
+  ]);
+  expect(verdicts(alone)).toEqual(["collective!", "behind!"]);
+  expect(alone[0]?.why).toContain("rank 1 has not come to ncclCommInitRankConfig");
+  // Nobody says that it is rank 1.
+  const nobody = decide([{ ...making, communicators: [communicator(0, 0, { operation: null })] }]);
+  expect(nobody[0]?.collective?.missing).toEqual([{ rank: 1, pid: null, entered: null, operation: null }]);
+});
+
+test("ranks that are in different collectives of the same number", () => {
+  const found = decide([
+    client(10, { rank: 0, threads: [waits(10, "cuStreamSynchronize", 15)], communicators: [communicator(0, 4)] }),
+    client(11, {
+      rank: 1,
+      threads: [waits(11, "cuStreamSynchronize", 15)],
+      communicators: [communicator(1, 4, { operation: "ncclBroadcast" })],
+    }),
+  ]);
+  expect(verdicts(found)).toEqual(["collective!", "collective!"]);
+  expect(found[0]?.why).toContain("for rank 1 that is another one, ncclBroadcast: one was left out");
+});
+
+test("ranks that are equally far wait for the GPU, not for each other", () => {
+  const both = [10, 11].map((pid, rank) =>
+    client(pid, { rank, threads: [waits(pid, "cuStreamSynchronize", 15)], communicators: [communicator(rank, 4)] }),
+  );
+  expect(verdicts(decide(both))).toEqual(["synchronise!", "synchronise!"]);
+});
+
+test("who is held back does not hang", () => {
+  const serve = client(9, { name: "serve", class: "high", busy: true, issued: 200 });
+  const before = { ...serve, issued: 100 };
+  const gate = client(1, { threads: [waits(1, "wait_high", 60)] });
+  const short = client(2, { gate_wait_ns: 0.9 * SECOND });
+  const off = client(3, { threads: [waits(3, "cuStreamSynchronize", 60), waits(4, "suspended", 2)] });
+  const found = decide([serve, gate, short, off], [before, gate, { ...short, gate_wait_ns: 0 }, off]);
+  expect(verdicts(found)).toEqual(["working", "gate", "gate", "suspended"]);
+  expect(found[1]?.why).toBe("is held at Rigel's gate while serve is busy: no hang");
+  // Its own launches that do not finish are another matter.
+  const own = client(1, { threads: [waits(1, "wait_inflight", 60)] });
+  expect(verdicts(decide([own]))).toEqual(["synchronise!"]);
+});
+
+test("stopped, ended and dead", () => {
+  const found = decide([client(1, { stopped: true }), client(2, { state: "ended" }), client(3, { state: "dead" })]);
+  expect(verdicts(found)).toEqual(["stopped!", "ended", "dead"]);
+});
+
+function at(kind: Operation["kind"], stream: number | null, at_ns: number, kernel: string | null = null): Operation {
+  return {
+    kind,
+    operation: kind,
+    tid: 1,
+    at_ns,
+    duration_ns: kind === "sync" ? 1 : null,
+    stream,
+    failed: false,
+    continued: false,
+    kernel,
+    inflight: 0,
+    argument: kind === "sync" && stream !== null ? 0x100 + stream : 0,
+  };
+}
+
+function waiting(object: string | null): Thread[] {
+  return [thread(1, { waiting: { operation: "cuStreamSynchronize", since_ns: 50, object } })];
+}
+
+test("what is unfinished: since the last wait that covered it", () => {
+  const operations = [
+    at("launch", 1, 1, "first"),
+    at("sync", 1, 2),
+    at("launch", 1, 3, "second"),
+    at("launch", 2, 4, "third"),
+    at("launch", 1, 5, "fourth"),
+  ];
+  expect(unfinishedOf(operations, waiting("0x101"))).toEqual({
+    launches: 2,
+    oldest: { kernel: "second", at_ns: 3 },
+    newest: { kernel: "fourth", at_ns: 5 },
+    at_least: false,
+  });
+  // Of a stream that is not known, or of everything, all streams count.
+  expect(unfinishedOf(operations, waiting(null))?.launches).toBe(3);
+  expect(unfinishedOf([...operations, at("sync", null, 6)], waiting(null))).toBeNull();
+  expect(unfinishedOf(operations.slice(2), waiting("0x999"))?.at_least).toBe(true);
+});
+
+/* ---- seen ---- */
+
+const foundSchema = z.looseObject({
+  name: z.string(),
+  pid: z.int(),
+  rank: z.int().nullable(),
+  verdict: z.string(),
+  hung: z.boolean(),
+  why: z.string(),
+  thread: z.looseObject({ call: z.string().nullable() }).nullable(),
+});
+const documentSchema = z.object({
+  schema: z.literal(1),
+  hung: z.int(),
+  segments: z.array(z.looseObject({ processes: z.array(foundSchema) })),
+});
+
+/** Programs that hang, in a segment of their own. */
+class Ward implements AsyncDisposable {
+  readonly scratch = new Scratch();
+  readonly segment: Segment;
+  readonly #native: Native;
+  readonly #children: Bun.Subprocess[] = [];
+
+  constructor(native: Native) {
+    this.#native = native;
+    this.segment = Segment.create(native, join(this.scratch.path, "segment"));
+    this.segment.configure({ policy: "priority" });
+  }
+
+  start(name: string, kind: "high" | "best-effort", args: string[], env: Record<string, string> = {}): Bun.Subprocess {
+    const { files } = this.#native;
+    const child = Bun.spawn([join(root, "native", "build", "hang-program"), ...args], {
+      env: {
+        ...plainEnvironment(),
+        LD_PRELOAD: files.library,
+        RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
+        RIGEL_SEGMENT: this.segment.path,
+        RIGEL_CLASS: kind,
+        RIGEL_NAME: name,
+        ...env,
+      },
+      stdout: "ignore",
+      stderr: "inherit",
+    });
+    this.#children.push(child);
+    return child;
+  }
+
+  ranks(what: string, size: number, env: Record<string, string> = {}, ...more: string[]): void {
+    const meeting = join(this.scratch.path, "meeting");
+    for (let rank = 0; rank < size; rank++)
+      this.start("train", "best-effort", [what, String(rank), String(size), meeting, ...more], {
+        RANK: String(rank),
+        WORLD_SIZE: String(size),
+        ...env,
+      });
+  }
+
+  /** Runs `rigel hangs` until it finds what is expected of it. */
+  async until(expected: Record<string, string>, ...args: string[]): Promise<z.infer<typeof foundSchema>[]> {
+    const path = this.segment.path;
+    for (let tries = 0; ; tries++) {
+      const result = await rigel("hangs", "--json", "--threshold", "1s", "--segment", path, ...args);
+      expect(result.stdout, result.stderr).toStartWith("{");
+      const { hung, segments } = documentSchema.parse(JSON.parse(result.stdout));
+      const found = segments.flatMap(({ processes }) => processes);
+      expect(result.status).toBe(hung > 0 ? 1 : 0);
+      const got = Object.fromEntries(found.map(({ name, rank, verdict }) => [`${name} ${rank ?? ""}`.trim(), verdict]));
+      if (Bun.deepEquals(got, expected)) return found;
+      if (tries > 20) expect(got).toEqual(expected);
+    }
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const child of this.#children) child.kill("SIGKILL");
+    await Promise.all(this.#children.map((child) => child.exited));
+    this.scratch[Symbol.dispose]();
+  }
+}
+
+async function ward(): Promise<Ward> {
+  const native = await Native.load();
+  await make(join(root, "native"), "check-build");
+  return new Ward(native);
+}
+
+test("a rank that sleeps before a collective, and what is kept of it", async () => {
+  await using here = await ward();
+  here.ranks("late", 3);
+  const bundles = join(here.scratch.path, "bundles");
+  const found = await here.until({ "train 0": "collective", "train 1": "behind", "train 2": "collective" });
+  const late = found.find(({ rank }) => rank === 1);
+  expect(late?.why).toMatch(
+    /^rank [02] waits for it in ncclAllReduce 4, which it has not entered; it last did cuStreamSynchronize/,
+  );
+  expect(found.find(({ rank }) => rank === 0)?.why).toContain(
+    "rank 1 has not entered ncclAllReduce 4 of a communicator of 3 ranks",
+  );
+  const text = await rigel("hangs", "--threshold", "1s", "--segment", here.segment.path, "--bundle", bundles);
+  expect(text.status).toBe(1);
+  expect(text.stdout).toMatch(/^train +\d+ +1 +behind +\d+ hang-program +- +- +cuStreamSynchronize [\d.]+ s ago$/m);
+  const [name = ""] = readdirSync(bundles);
+  const kept = readdirSync(join(bundles, name));
+  expect(kept).toEqual(expect.arrayContaining(["hangs.json", "stacks.txt", "trace.json"]));
+  expect(readFileSync(join(bundles, name, "stacks.txt"), "utf8")).toContain("hang-program: S (sleeping)");
+  expect(JSON.parse(readFileSync(join(bundles, name, "trace.json"), "utf8"))).toHaveProperty("traceEvents");
+});
+
+test("a rank that leaves a collective out; the others wait on the GPU", async () => {
+  await using here = await ward();
+  here.ranks("skip", 2, { RIGEL_SIM_NCCL: "gpu" });
+  const found = await here.until({ "train 0": "collective", "train 1": "behind" });
+  expect(found.find(({ rank }) => rank === 0)?.thread?.call).toBe("cuStreamSynchronize");
+});
+
+test("a rank that never makes the communicator, NCCL being looked up by dlsym", async () => {
+  await using here = await ward();
+  here.ranks("absent", 2, {}, "dlsym");
+  await here.until({ "train 0": "collective", "train 1": "behind" });
+});
+
+test("ranks that are well, also on a communicator that was split off", async () => {
+  await using here = await ward();
+  here.ranks("fine", 2, {}, "dlsym");
+  const table = here.segment.table("communicators");
+  const entered = (row: number): bigint => table.long(row, "entered");
+  for (let tries = 0; [0, 1, 16, 17].some((row) => entered(row) < 20n); tries++) {
+    if (tries > 3000) throw new Error("no collectives are counted");
+    await Bun.sleep(20);
+  }
+  const keys = [0, 1, 16, 17].map((row) => table.long(row, "key"));
+  expect([keys[0], keys[1]]).toEqual([keys[2], keys[3]]);
+  expect(keys[0]).not.toBe(keys[1]);
+  await here.until({ "train 0": "working", "train 1": "working" });
+});
+
+test("a kernel that does not end, a stopped program, one that is idle", async () => {
+  await using here = await ward();
+  here.start("spin", "best-effort", ["spin"]);
+  const found = await here.until({ spin: "synchronise" });
+  expect(found[0]?.why).toContain("the oldest launch not known to be finished is long_rigel_spin");
+  expect(found[0]?.why).toContain("the last of 3 is short_rigel_spin");
+  const stopped = here.start("stopped", "best-effort", ["idle"]);
+  await here.until({ spin: "synchronise", stopped: "idle" });
+  stopped.kill("SIGSTOP");
+  await here.until({ spin: "synchronise", stopped: "stopped" });
+  stopped.kill("SIGCONT");
+  stopped.kill("SIGKILL");
+  await here.until({ spin: "synchronise", stopped: "dead" });
+});
+
+test.each([
+  ["gate", 0],
+  ["suspended", 1],
+])("a best-effort client that is held back (%s) does not hang", async (verdict, preempt) => {
+  await using here = await ward();
+  here.segment.apply({ preempt, starvation_us: 4_000_000_000, min_share_ppm: 0 });
+  // Busy for an hour with kernels, and waiting for none: a high client that waits for all it has launched makes room.
+  here.start("serve", "high", ["busy"]);
+  here.start("train", "best-effort", ["loop"]);
+  await here.until({ serve: "working", train: verdict });
+});
+
+test("a launch tells of a hang and keeps what shows it, before it ends the clients", async () => {
+  using scratch = new Scratch();
+  await make(join(root, "native"), "check-build");
+  const program = join(root, "native", "build", "hang-program");
+  const config = scratch.file("jobs.json", {
+    device: "simulated",
+    duration_s: 3,
+    hang_s: 1,
+    clients: [{ name: "train", class: "best-effort", command: [program, "spin"] }],
+  });
+  const result = await rigel("launch", config, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const { notes } = z.object({ notes: z.array(z.string()) }).parse(JSON.parse(result.stdout));
+  const hang = notes.filter((note) => note.startsWith("hang: "));
+  expect(hang[0]).toMatch(/^hang: train \(\d+\) waits in cuStreamSynchronize for work that does not finish/);
+  const folder = /is in (\/.*)$/.exec(hang[1] ?? "")?.[1] ?? "";
+  expect(existsSync(join(folder, "trace.json"))).toBe(true);
+});
+
+test("errors say what there is", async () => {
+  using scratch = new Scratch();
+  const nothing = await rigel("hangs", "--segment", scratch.path);
+  expect(nothing).toMatchObject({ status: 2, stdout: "" });
+  expect(nothing.stderr).toContain("nothing runs under Rigel");
+  expect(await rigel("hangs", "--threshold", "-1")).toMatchObject({ status: 2 });
+});

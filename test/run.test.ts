@@ -1,0 +1,217 @@
+/** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
+
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { existsSync, readdirSync } from "node:fs";
+import { join } from "node:path";
+import { Segments } from "../src/discover.ts";
+import { Native } from "../src/native.ts";
+import { readingOf, statsOf } from "../src/stats.ts";
+import { Place, until } from "./serving.ts";
+
+let place: Place;
+let replay: string;
+beforeAll(async () => {
+  place = new Place();
+  replay = (await Native.load()).files.replay;
+});
+afterAll(() => place[Symbol.dispose]());
+
+/** What `rigel ps` would show. */
+async function ps() {
+  const segments = new Segments(await Native.load(), place.segments);
+  return segments.live().map((segment) => {
+    const stats = statsOf(readingOf(segment));
+    return { ...stats, clients: stats.clients.filter(({ state }) => state === "live") };
+  });
+}
+
+/** The clients that have launched something, once all of these have. */
+async function working(...names: string[]) {
+  return await until(async () => {
+    const [stats] = await ps();
+    const found = names.map((name) => stats?.clients.find((one) => one.name === name && one.launches > 0));
+    return stats && found.every((one) => one !== undefined) ? { stats, clients: found } : undefined;
+  });
+}
+
+async function client() {
+  return (await ps())[0]?.clients.find(({ name }) => name === "train");
+}
+
+function run(kind: "high" | "best-effort", name: string, ...more: string[]) {
+  const profile = join(place.path, "tiny.csv");
+  const options = ["--device", "simulated", "--segment", place.segments, "--class", kind, "--name", name, ...more];
+  return place.start(["run", ...options, "--", replay, "--profile", profile]);
+}
+
+const rigel = async (...args: string[]) => await place.rigel(...args, "--segment", place.segments);
+
+describe("rigel run", () => {
+  test("is the command: its arguments, output, input, exit status and signals; nothing is left", async () => {
+    const sh = [
+      "run",
+      "--class",
+      "best-effort",
+      "--device",
+      "simulated",
+      "--segment",
+      place.segments,
+      "--",
+      "sh",
+      "-c",
+    ];
+    const status = await place.rigel(...sh, 'echo "$0 $1"; echo err >&2; exit 7', "a", "--class");
+    expect(status).toMatchObject({ status: 7, stdout: "a --class\n" });
+    expect(status.stderr).toMatch(/^err\nrigel: sh-\d+: was no client of Rigel: it ended with status 7/);
+    const waiting = place.start([...sh, "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.05; done"]);
+    const reader = waiting.stdout.getReader();
+    expect(new TextDecoder().decode((await reader.read()).value)).toBe("ready\n");
+    waiting.kill("SIGTERM");
+    expect(new TextDecoder().decode((await reader.read()).value)).toBe("term\n");
+    expect(await waiting.exited).toBe(3);
+    const missing = await place.rigel("run", "--class", "high", "--device", "simulated", "--", "no-such-program");
+    expect(missing).toMatchObject({ status: 2, stdout: "" });
+    expect(missing.stderr).toContain("no-such-program is not found");
+    expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("joins what runs; another looks after it when its maker ends; the last one takes it away", async () => {
+    await using first = run("best-effort", "train", "--memory", "1GiB");
+    await working("train");
+    await using second = run("high", "serve");
+    const { stats, clients } = await working("train", "serve");
+    expect(stats.segment.id).toMatch(/^rigel-\d+-runsimulated$/);
+    expect(clients).toMatchObject([
+      { class: "best-effort", memory: { limit_bytes: 2 ** 30 } },
+      { class: "high", memory: { limit_bytes: null } },
+    ]);
+    await until(async () => ((await ps())[0]?.slo?.holder_pid === first.pid ? true : undefined));
+    const other = await place.rigel(
+      "run",
+      "--class",
+      "high",
+      "--name",
+      "train",
+      "--device",
+      "simulated",
+      "--segment",
+      place.segments,
+      "--",
+      "true",
+    );
+    expect(other).toMatchObject({ status: 2 });
+    expect(other.stderr).toContain("a client train of that class runs already");
+    first.kill("SIGTERM");
+    expect(await first.exited).toBe(0);
+    await until(async () => ((await ps())[0]?.slo?.holder_pid === second.pid ? true : undefined));
+    expect((await ps())[0]?.clients).toMatchObject([{ name: "serve" }]);
+    second.kill("SIGTERM");
+    await second.exited;
+    expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("what killed ones have left is used again or taken away", async () => {
+    await using first = run("best-effort", "train");
+    const { clients } = await working("train");
+    first.kill("SIGKILL");
+    await first.exited;
+    // The command goes on as a client.
+    const pid = clients[0]?.processes[0]?.pid ?? 0;
+    expect((await working("train")).clients[0]?.processes[0]?.pid).toBe(pid);
+    process.kill(pid, "SIGKILL");
+    await until(() => (existsSync(`/proc/${pid}`) ? undefined : true));
+    expect(await ps()).toEqual([]);
+    await using second = run("best-effort", "again");
+    expect((await working("again")).stats.clients).toHaveLength(1);
+    second.kill("SIGTERM");
+    await second.exited;
+    expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("joins a launch, and goes on when that has ended", async () => {
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    await working("serve", "train");
+    await using joined = run("best-effort", "guest");
+    const { stats } = await working("serve", "train", "guest");
+    expect(stats.segment.creator_pid).toBe(launch.pid);
+    launch.kill("SIGINT");
+    await launch.exited;
+    const after = await until(async () => {
+      const [left] = await ps();
+      return left?.clients.length === 1 && left.slo?.holder_pid === joined.pid ? left : undefined;
+    });
+    expect(after, await said).toMatchObject({ settings: { shutdown: 0 }, clients: [{ name: "guest", state: "live" }] });
+    joined.kill("SIGTERM");
+    await joined.exited;
+    expect(readdirSync(place.segments)).toEqual([]);
+  });
+});
+
+describe("running clients", () => {
+  test("change class, memory and weight, are paused and go on, and keep what was set", async () => {
+    await using train = run("best-effort", "train");
+    await working("train");
+    const set = await rigel("set", "train", "class=high", "memory=2GiB", "weight=3", "--json");
+    expect(JSON.parse(set.stdout)).toMatchObject({ changed: [{ client: "train" }] });
+    await until(async () => ((await client())?.class === "high" ? true : undefined));
+    expect(await client()).toMatchObject({ weight: 3, memory: { limit_bytes: 2 ** 31 } });
+    const refused = await rigel("pause", "train");
+    expect(refused.stderr).toContain("never held back");
+    expect(refused.status).toBe(2);
+    await rigel("set", "train", "class=best-effort", "memory=none");
+    await until(async () => ((await client())?.class === "best-effort" ? true : undefined));
+    expect(await client()).toMatchObject({ memory: { limit_bytes: null } });
+
+    const table = await rigel("pause", "train");
+    expect(table.stdout).toBe("train is paused until it is resumed\n");
+    // Nothing more is launched once those that were under way have gone.
+    const still = await until(async () => {
+      const before = (await client())?.launches ?? 0;
+      await Bun.sleep(300);
+      return (await client())?.launches === before ? before : undefined;
+    });
+    const { segments } = JSON.parse((await rigel("ps", "--json")).stdout);
+    expect(segments[0]).toMatchObject({ schema: 1, clients: [{ name: "train", paused: true }] });
+    expect((await rigel("ps")).stdout).toMatch(/^train +best-effort +paused/m);
+    await rigel("resume", "train");
+    await until(async () => (((await client())?.launches ?? 0) > still + 10 ? true : undefined));
+    expect(await client()).toMatchObject({ paused: false });
+    // A paused program ends when it is asked to.
+    await rigel("pause", "train");
+    await until(async () => ((await client())?.paused ? true : undefined));
+    train.kill("SIGTERM");
+    expect(await train.exited).toBe(0);
+  });
+
+  test("change policy, and what is wrong is said without changing anything", async () => {
+    await using train = run("best-effort", "train");
+    await working("train");
+    const changed = await rigel("set", "policy", "name=priority", "inflight=3", "min_share=0.2", "suspend=false");
+    expect(changed.status).toBe(0);
+    expect((await ps())[0]).toMatchObject({
+      policy: "priority",
+      settings: { inflight: 3, min_share_ppm: 200_000, suspend: 0 },
+    });
+    await rigel("set", "policy", "name=slo", "target.p99_ms=12.5");
+    await until(async () => ((await ps())[0]?.slo?.target ? true : undefined));
+    expect((await ps())[0]).toMatchObject({ policy: "slo", slo: { target: { p99_ms: 12.5 } } });
+    for (const [wrong, why] of [
+      [["policy", "inflight=x"], "inflight: expected a number"],
+      [["policy", "infligt=1"], "infligt: unknown field"],
+      [["policy", "name=orion"], "needs every client's profile"],
+      [["train", "class=low"], "class: expected one of"],
+      [["train", "memory=1parsec"], "memory: "],
+      [["nobody", "class=high"], "there is no client"],
+      [["train", "class"], "expected FIELD=VALUE"],
+    ] as const) {
+      const { status, stderr, stdout } = await rigel("set", ...wrong);
+      expect(stderr).toContain(why);
+      expect({ status, stdout }).toEqual({ status: 2, stdout: "" });
+    }
+    expect((await ps())[0]).toMatchObject({ policy: "slo", slo: { target: { p99_ms: 12.5 } } });
+    train.kill("SIGTERM");
+    await train.exited;
+  });
+});
