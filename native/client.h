@@ -661,17 +661,24 @@ static inline rg_member *rg_track_member(const rg_track *t)
     return atomic_load_explicit(&t->member, memory_order_relaxed);
 }
 
+/* The track of a per-thread stream may become another's while its thread waits at the gate. */
+static inline uint32_t rg_track_device(const rg_track *t)
+{
+    return atomic_load_explicit(&t->device, memory_order_relaxed);
+}
+
 /* rg_gate_view: the numbers the policy decides on, for a launch that has not waited yet. */
 static inline rg_policy_view rg_gate_view(const rg_track *t)
 {
     rg_settings *s = &rg.segment->settings;
+    uint32_t device = rg_track_device(t);
     return (rg_policy_view){
         .policy = atomic_load_explicit(&s->shutdown, memory_order_relaxed)
                       ? RG_POLICY_NONE
                       : atomic_load_explicit(&s->policy, memory_order_relaxed),
         .best_effort = true,
-        .high_busy = atomic_load_explicit(&rg.segment->devices[t->device].high_busy, memory_order_relaxed) != 0,
-        .preemptible = atomic_load_explicit(&rg.preemptible[t->device], memory_order_relaxed) != 0,
+        .high_busy = atomic_load_explicit(&rg.segment->devices[device].high_busy, memory_order_relaxed) != 0,
+        .preemptible = atomic_load_explicit(&rg.preemptible[device], memory_order_relaxed) != 0,
         .inflight = atomic_load_explicit(&rg_track_member(t)->inflight, memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
@@ -697,10 +704,10 @@ static inline void rg_mark(rg_member *m, rg_track *t)
 {
     if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
-        if (RG_UNLIKELY(atomic_load_explicit(&m->draining[t->device], memory_order_seq_cst)))
+        if (RG_UNLIKELY(atomic_load_explicit(&m->draining[rg_track_device(t)], memory_order_seq_cst)))
             rg_drain_end(m, t->device);
     }
-    if (RG_UNLIKELY(!atomic_load_explicit(&m->busy[t->device], memory_order_seq_cst)))
+    if (RG_UNLIKELY(!atomic_load_explicit(&m->busy[rg_track_device(t)], memory_order_seq_cst)))
         rg_busy_begin(m, t->device);
 }
 
@@ -728,7 +735,7 @@ static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, 
             return work;
         }
     }
-    if (atomic_load_explicit(&rg.preemptible[t->device], memory_order_relaxed))
+    if (atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed))
         return work;
     rg_settings *s = &rg.segment->settings;
     if (kind > RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))

@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BUFFER_BYTES = 1 << 20, BUFFER_ALIGN = 8, POLL_NS = 20000000 };
+/* A buffer comes back once all of its records are complete: on a GPU that is never idle, when it is full. */
+enum { BUFFER_BYTES = 1 << 18, BUFFER_ALIGN = 8, POLL_NS = 20000000 };
 
 static struct {
 #define RG_CUPTI_MEMBER(symbol, params) CUptiResult(*symbol) params;
@@ -34,7 +35,7 @@ static void put(int kind, uint32_t correlation, uint64_t start, uint64_t end, ui
 {
     if (kind < 0)
         atomic_fetch_add(&rg_recorded->header.kinds_lost, 1);
-    else
+    else if (start && end) /* else it was under way when it was flushed */
         rg_record_put(rg_recorded,
                       (uint64_t[RG_REC_WORDS - 1]){rg_record_word(RG_REC_GPU, 0, (uint32_t)kind, 0), correlation,
                                                       start - clock_ahead_ns, end - clock_ahead_ns, stream, graph});

@@ -32,7 +32,7 @@ static bool started;
 
 /* What this thread's launch is, between rg_record_begin and rg_record_end. */
 static _Thread_local struct {
-    int kind, timing;
+    int kind, timing, really; /* really: -1: `kind` */
     uint64_t number, begin_ns;
     uint32_t level;
 } now_launching;
@@ -166,15 +166,13 @@ static int enter(const rg_record_what *w)
     return rg_record_enter(rg_recorded, &facts);
 }
 
-/* Index of what is launched; -1: no room. One probe where nothing collides; what is new costs what asking the driver costs. */
-static int kind_of(const rg_record_what *w)
+/* Index of what is launched, or of what it stands for; -1: no room. One probe where nothing collides; what is new costs what
+ * asking the driver costs. */
+static int kind_of(const rg_record_what *w, const char *name, const uint32_t *shape)
 {
-    const char *name = standing_for.name;
-    const uint32_t *shape = standing_for.shape;
-    bool stands = name && w->kind == RG_LAUNCH;
+    bool stands = name != NULL;
     uint64_t key;
     if (stands) {
-        standing_for.name = NULL;
         key = rg_hash_fold(rg_hash_fold(1, (uintptr_t)name), (uintptr_t)shape);
     } else {
         key = rg_hash_fold(rg_hash_fold(rg_hash_fold(w->units, w->dims.grid), w->dims.block), w->shared_bytes);
@@ -411,7 +409,10 @@ void rg_record_begin(const rg_record_what *what)
     learn_device();
     now_launching.timing = -1;
     now_launching.level = level;
-    now_launching.kind = level == RG_REC_QUIET ? -1 : kind_of(what);
+    bool stands = standing_for.name && what->kind == RG_LAUNCH;
+    now_launching.kind =
+        level == RG_REC_QUIET ? -1 : kind_of(what, stands ? standing_for.name : NULL, standing_for.shape);
+    now_launching.really = stands && level >= RG_REC_LOG ? kind_of(what, NULL, NULL) : -1;
     standing_for.name = NULL;
     if (level < RG_REC_LOG)
         return;
@@ -454,17 +455,21 @@ void rg_record_end(const rg_record_what *what, bool ok)
     }
     rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){
                                    rg_record_word(RG_REC_LAUNCH, (measured ? 2u : 0) | timed, (uint32_t)kind, thread_number()),
-                                   now_launching.number, now_launching.begin_ns, end_ns, rg_track_key(what->stream), gemm_call});
+                                   now_launching.number, now_launching.begin_ns, end_ns, rg_track_key(what->stream), gemm_call,
+                                   (uint64_t)(now_launching.really + 1)});
 }
 
 void rg_record_request(enum rg_record_source source, uint64_t at_ns, uint64_t latency_ns)
 {
     if (level_now() < RG_REC_QUIET)
         return;
+    uint32_t level = level_now(), in_force = atomic_load(&rg_recorded->header.in_force);
+    if (level == RG_REC_TIMED && in_force != RG_REC_TIMED)
+        level = RG_REC_LOG; /* what it launched has not been timed */
     if (source == RG_REC_WAITED && rg_agent_is_self())
         source = RG_REC_IDLE;
     rg_record_put(rg_recorded, (uint64_t[RG_REC_WORDS - 1]){
-                                   rg_record_word(RG_REC_REQUEST, (uint32_t)source, level_now(), thread_number()), 0, at_ns, latency_ns});
+                                   rg_record_word(RG_REC_REQUEST, (uint32_t)source, level, thread_number()), 0, at_ns, latency_ns});
 }
 
 uint64_t rg_record_wait_begin(void)

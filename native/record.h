@@ -46,11 +46,12 @@ enum rg_record_work {
 
 /*
  * Entries. Word 0: 1 + the entry's number. Word 1: type, `flag` << 8, kind << 16, thread << 48. The others by type:
- *   LAUNCH    2 launch number, 3 begin and 4 end of the call, 5 stream, 6 number of the cuBLAS call it is part of or 0.
+ *   LAUNCH    2 launch number, 3 begin and 4 end of the call, 5 stream, 6 number of the cuBLAS call it is part of or 0, 7 where
+ *             it stands for another kernel (rigel_stand_for) 1 + the kind that the GPU really runs, else 0.
  *             flag: 2 while launches are timed, and 1 if this one is
  *   TIMED     2 launch number, 3 duration as the events have it
  *   GPU       2 correlation id, 3 start, 4 end, 5 stream, 6 graph (0: none): a record of CUPTI's, in its order
- *   REQUEST   3 time, 4 latency. flag: enum rg_record_source; kind: the level at that moment
+ *   REQUEST   3 time, 4 latency. flag: enum rg_record_source; kind: the level in force
  *   WAIT      3 begin and 4 end of a blocking wait. flag: nothing was left on the GPU then
  *   GEMM      2 number of the call, 3 m, 4 n, 5 k, 6 batch; kind: 1 + cudaDataType of its operands
  * Times are CLOCK_MONOTONIC nanoseconds; CUPTI's are brought to it.

@@ -170,7 +170,8 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
             t->agent_event = NULL; /* belongs to the other context: left to it */
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
-        atomic_store(&t->device, (uint32_t)device);
+        if (atomic_load(&t->device) != (uint32_t)device) /* a thread that waits at the gate may read it still */
+            atomic_store(&t->device, (uint32_t)device);
         atomic_store(&t->serial, ((atomic_load(&t->serial) >> 8) + 1) << 8 | (uint32_t)(t - rg.tracks + 1));
         t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
         t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;

@@ -22,12 +22,14 @@ import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { manifestOf } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
+import { type Match, matchProfile } from "./match.ts";
 import { Mps, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
+import { Recording } from "./recording.ts";
 import { type ClientReport, type Mode, type Report, compared, memoryReport } from "./report.ts";
 import { type MemoryUse, Segment } from "./segment.ts";
 import { LoopKeeper, type SloReport } from "./slo-loop.ts";
@@ -164,7 +166,8 @@ async function runPhase(
   // No other process has this in its environment.
   const mark = `RIGEL_LAUNCH=${basename(segment.path)}`;
   const leave = segment.lock("member");
-  using guard = new Guard(mark, [segment.path, plan.simulation.state]);
+  const recordings = recordingsOf(phase.clients, native, segment.path);
+  using guard = new Guard(mark, [segment.path, plan.simulation.state, ...recordings.values().map(({ path }) => path)]);
   const running: Running[] = [];
   const cleanUp = (): void => {
     try {
@@ -172,6 +175,7 @@ async function runPhase(
       killMarked(mark);
     } finally {
       leave?.();
+      for (const recording of recordings.values()) recording.remove();
       // Whoever has joined goes on with it.
       if (segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
       else segment.closeGates();
@@ -191,7 +195,11 @@ async function runPhase(
       const index = plan.clients.indexOf(client);
       const own = options.show;
       const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
-      const env = environmentOf(plan, phase, client, native, segment, mps);
+      const recording = recordings.get(client.name)?.path;
+      const env = {
+        ...environmentOf(plan, phase, client, native, segment, mps),
+        ...(recording !== undefined && { RIGEL_RECORD: recording }),
+      };
       const { name, argv, cwd, isReplay } = client;
       const where = `${plan.config.file}: ${plan.config.fieldNames[index]?.client}${isReplay ? "" : ".command[0]"}`;
       const marks = [mark, `RIGEL_NAME=${name}`];
@@ -223,6 +231,7 @@ async function runPhase(
       )
       .toSorted((a, b) => a.at_ms - b.at_ms);
     const duration_s = (counted.to_ms - counted.from_ms) / 1000;
+    const matches = await matchesOf(running, recordings);
     return {
       phase,
       inflight,
@@ -235,7 +244,10 @@ async function runPhase(
         ...notesOnContexts(segment),
         ...mpsNotes(failures, elsewhere, mps),
       ],
-      clients: running.map((one) => reportOf(one, counted, segment, elsewhere)),
+      clients: running.map((one) => ({
+        ...reportOf(one, counted, segment, elsewhere),
+        match: matches.get(one.client.name) ?? null,
+      })),
       failed: failures[0],
     };
   } finally {
@@ -503,12 +515,34 @@ function isOver(running: readonly Running[]): boolean {
   return hadHigh && going.every(({ client }) => client.class === "best-effort" && !client.isBounded);
 }
 
+/** Clients with a profile count what they launch, to be compared with it. */
+function recordingsOf(clients: readonly PlannedClient[], native: Native, segment: string): Map<string, Recording> {
+  const recordings = new Map<string, Recording>();
+  for (const [index, { name, profile, env }] of clients.entries())
+    if (profile !== undefined && env["RIGEL_RECORD"] === undefined)
+      recordings.set(name, Recording.create(native, `${segment}-counts-${index}`, false));
+  return recordings;
+}
+
+async function matchesOf(
+  running: readonly Running[],
+  recordings: ReadonlyMap<string, Recording>,
+): Promise<Map<string, Match>> {
+  const matches = new Map<string, Match>();
+  for (const { client, child, attached } of running) {
+    const recording = recordings.get(client.name);
+    if (attached && recording && client.profile !== undefined)
+      matches.set(client.name, await matchProfile(client.profile, recording.counts(), child.stopped));
+  }
+  return matches;
+}
+
 function reportOf(
   { client, child, attached, launched_ms, problem }: Running,
   counted: Counted,
   segment: Segment,
   elsewhere: ReadonlySet<string>,
-): ClientReport {
+): Omit<ClientReport, "match"> {
   const { from_ms, to_ms, before, after } = counted;
   const end_ms = child.exit && !child.stopped ? child.exit.at_ms : to_ms;
   // A client that had ended before counting began is shown with all it did, rather than with nothing.

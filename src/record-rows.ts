@@ -12,6 +12,8 @@ export interface Launch {
   number: number;
   token: number;
   kind: Kind;
+  /** What the GPU runs, where that stands for `kind`; else the same. */
+  ran: Kind;
   begin_ns: number;
   end_ns: number;
   stream: number;
@@ -60,14 +62,14 @@ export interface Request {
   rows: Operation[];
   /** From its due time or its first launch to its end; of an iteration in a loop, to the next one's begin. */
   latency_ns: number;
+  /** Launches whose time is not known and was taken from others of their kind. */
+  estimated: number;
+  /** Launches without a time and without others of their kind that have one, or of which the GPU has no record: not in `rows`. */
+  left_out: number;
 }
 
 export interface Rows {
   requests: Request[];
-  /** Launches within them whose time is not known and was taken from others of their kind. */
-  estimated: number;
-  /** Launches without a time and without others of their kind that have one, and launches the GPU has no record of: left out. */
-  left_out: number;
   /** What the GPU did that no call of the program's was seen for. */
   unseen: number;
 }
@@ -116,7 +118,7 @@ export function matched(launches: readonly Launch[], gpu: readonly GpuRecord[]) 
   const fits = (launch: Launch | undefined, call: Call | undefined): boolean =>
     launch !== undefined &&
     call !== undefined &&
-    (launch.kind.work === "graph" ? "graph" : alikeToken(launch.kind)) === call.token &&
+    (launch.ran.work === "graph" ? "graph" : alikeToken(launch.ran)) === call.token &&
     call.start_ns >= launch.begin_ns - CLOCK_ERROR_ns;
   let unseen = 0;
   for (let l = 0, c = 0; l < launches.length && c < calls.length;) {
@@ -167,13 +169,17 @@ export function rowsOf(recorded: Recorded, rhythm: Rhythm): Rows {
   const { found, unseen } = recorded.cupti ? matched(launches, recorded.gpu) : { found: new Map(), unseen: 0 };
   const writer = new RowWriter(recorded, found);
   const cuts = cutsOf(recorded.moments, rhythm, recorded.whole);
-  const rows: Rows = { requests: [], estimated: 0, left_out: 0, unseen };
+  const rows: Rows = { requests: [], unseen };
   for (const { from, to, latency_ns, due_ns } of cuts) {
-    const request = { rows: writer.rows(from, to, rows.requests.length, due_ns), latency_ns };
+    const [estimated, leftOut] = [writer.estimated, writer.leftOut];
+    const request = {
+      rows: writer.rows(from, to, rows.requests.length, due_ns),
+      latency_ns,
+      estimated: writer.estimated - estimated,
+      left_out: writer.leftOut - leftOut,
+    };
     if (request.rows.some(({ kind }) => kind !== "sync")) rows.requests.push(request);
   }
-  rows.estimated = writer.estimated;
-  rows.left_out = writer.leftOut;
   return rows;
 }
 
@@ -283,7 +289,7 @@ class RowWriter {
       const records = this.#found.get(number);
       if (!records) this.leftOut++;
       return (records ?? []).map((record, index) =>
-        this.#row(record.kind, launch, {
+        this.#row(launch.ran === kind ? record.kind : kind, launch, {
           request,
           gap_ns: index === 0 ? gap_ns : 0,
           stream: this.#stream(stream),
@@ -397,10 +403,8 @@ function sync(request: number, gap_ns: number): Operation {
  * GPU they hold what passed between the event before and the launch, and never less than the kernel took.
  */
 export function typical(requests: readonly Request[], events: boolean): { rows: Operation[]; alike: number } {
-  const groups = Map.groupBy(requests, ({ rows }) =>
-    rows.map(({ name, kind, grid, block, bytes }) => [name, kind, grid, block, bytes].join("|")).join("\n"),
-  );
-  const [most = []] = [...groups.values()].toSorted((a, b) => b.length - a.length);
+  const alike = largest(requests, launched);
+  const most = largest(alike, asked);
   const rows = (most[0]?.rows ?? []).map((row, index) => ({
     ...row,
     request: 0,
@@ -410,7 +414,21 @@ export function typical(requests: readonly Request[], events: boolean): { rows: 
         ? least(most.map((one) => one.rows[0]?.gap_ns ?? 0))
         : median(most.map((one) => one.rows[index]?.gap_ns ?? 0)),
   }));
-  return { rows, alike: most.length };
+  return { rows, alike: alike.length };
+}
+
+function largest(requests: readonly Request[], what: (request: Request) => string): Request[] {
+  const [most = []] = [...Map.groupBy(requests, what).values()].toSorted((a, b) => b.length - a.length);
+  return most;
+}
+
+function asked({ rows }: Request): string {
+  return rows.map(({ name, kind, grid, block, bytes }) => [name, kind, grid, block, bytes].join("|")).join("\n");
+}
+
+/** Whether a wait was for all there was depends on how far the GPU had come. */
+function launched({ rows, ...request }: Request): string {
+  return asked({ ...request, rows: rows.filter(({ kind }) => kind !== "sync") });
 }
 
 function least(values: readonly number[]): number {

@@ -18,7 +18,7 @@ import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { WholeFile, RECORDED_HEADER, factsLine, recordedRow } from "./profile-write.ts";
 import type { Gemm, Operation } from "./profile.ts";
 import { type End, type Rhythm, median, repetition, requestsBy, rhythmOf, settled } from "./record-rhythm.ts";
-import { type GpuRecord, type Launch, type Moment, rowsOf, typical } from "./record-rows.ts";
+import { type GpuRecord, type Launch, type Moment, type Request, rowsOf, typical } from "./record-rows.ts";
 import { ENTRY, type Entry, LEVEL, type Mechanism, Recording, SOURCE } from "./recording.ts";
 import type { Segment } from "./segment.ts";
 
@@ -65,7 +65,7 @@ export interface RecordSummary {
   gpu_ms: number;
   /** Launches before recording began. */
   dropped: { launches: number; requests: number; seconds: number; why: string };
-  /** What recording costs: medians of requests before and while it was on. */
+  /** What recording costs: medians of requests, or means of iterations of a loop, before and while it was on. */
   overhead: { without_ms: number; with_ms: number; ratio: number; requests: [number, number] } | null;
   /** Time between two events with nothing between them, which was taken off each time. */
   event_ns: number;
@@ -80,6 +80,7 @@ const LEAST_REPEATED_ns = 1e9;
 /** How long it takes at most until all times are there. */
 const TIMES_ms = 5000;
 const WITHOUT_AT_LEAST = 10;
+const WITHOUT_AT_LEAST_ms = 300;
 const WITHOUT_AT_MOST_ms = 10_000;
 /** Requests that tell the rhythm of a recording that has ended. */
 const FEW = 2;
@@ -164,8 +165,9 @@ class Recorder {
   }
 
   #take({ type, flag, kind, words }: Entry): void {
-    const [a, b, c, d, e] = words;
-    if (type === ENTRY.launch) this.#takeLaunch({ number: a, begin_ns: b, end_ns: c, stream: d, gemm: e }, kind, flag);
+    const [a, b, c, d, e, really] = words;
+    if (type === ENTRY.launch)
+      this.#takeLaunch({ number: a, begin_ns: b, end_ns: c, stream: d, gemm: e }, kind, really, flag);
     else if (type === ENTRY.time) this.times.set(a, b);
     else if (type === ENTRY.gpu)
       this.gpu.push({
@@ -183,7 +185,12 @@ class Recorder {
     else if (type === ENTRY.request) this.#takeEnd(flag, kind, b, c);
   }
 
-  #takeLaunch(call: Omit<Launch, "token" | "kind" | "timed">, token: number, flag: number): void {
+  #takeLaunch(
+    call: Omit<Launch, "token" | "kind" | "ran" | "timed">,
+    token: number,
+    really: number,
+    flag: number,
+  ): void {
     this.#launches++;
     this.#firstLaunch_ns ||= call.begin_ns;
     this.#lastLaunch_ns = call.begin_ns;
@@ -196,7 +203,13 @@ class Recorder {
     this.#timedLaunches++;
     this.moments.push({
       what: "launch",
-      launch: { ...call, token, timed: (flag & 1) === 1, kind: this.#recording.kind(token) },
+      launch: {
+        ...call,
+        token,
+        timed: (flag & 1) === 1,
+        kind: this.#recording.kind(token),
+        ran: this.#recording.kind(really > 0 ? really - 1 : token),
+      },
     });
   }
 
@@ -296,6 +309,7 @@ class Recorder {
     const wanted = Math.max(WITHOUT_AT_LEAST, Math.min(this.#options.requests, 100));
     const { period = 0 } = this.rhythm ?? {};
     const spent_ms = now_ms - this.#began_ms;
+    if (spent_ms < WITHOUT_AT_LEAST_ms) return;
     if (this.rhythm?.by === "repetition") {
       const iterations = (this.#work() - this.#launchedAtBegin) / period;
       if (iterations < wanted && spent_ms < WITHOUT_AT_MOST_ms) return;
@@ -458,13 +472,19 @@ async function write(
     device: recording.text("device"),
     sms: recording.read("sms"),
   };
-  const rhythm = recorder.ownRhythm(FEW) ?? recorder.rhythm ?? whole(moments);
+  const rhythm = recorder.ownRhythm(FEW) ?? recorder.rhythm ?? anyEnd(moments);
   const rows = rowsOf(recorded, rhythm);
-  const wanted =
-    options.duration_s === undefined && !options.fromStart ? rows.requests.slice(-options.requests) : rows.requests;
+  // What was still under way when recording ended is not whole.
+  const whole = rows.requests.filter(({ left_out }) => left_out === 0);
+  const all = whole.length > 0 ? whole : rows.requests;
+  const wanted = options.duration_s === undefined && !options.fromStart ? all.slice(-options.requests) : all;
   const notes = [...recorder.notes(), ...further];
-  if (rows.estimated > 0) notes.push(`${rows.estimated} launches have the time of others of their kind`);
-  if (rows.left_out > 0) notes.push(`${rows.left_out} launches have no time and are left out`);
+  const inWanted = (of: (request: Request) => number): number =>
+    wanted.reduce((total, request) => total + of(request), 0);
+  const estimated = inWanted((request) => request.estimated);
+  const leftOut = inWanted((request) => request.left_out);
+  if (estimated > 0) notes.push(`${estimated} launches have the time of others of their kind`);
+  if (leftOut > 0) notes.push(`${leftOut} launches have no time and are left out`);
   if (rows.unseen > 0)
     notes.push(`${rows.unseen} operations of the GPU belong to no call that was seen and are left out`);
   if (wanted.length === 0)
@@ -474,10 +494,11 @@ async function write(
         "for a time (--duration)",
     );
   const one = typical(wanted, mechanism === "events");
-  const all = wanted.flatMap((request, index) => request.rows.map((row) => ({ ...row, request: index })));
-  const operations = options.all ? all : one.rows;
-  const with_ns = wanted.map(({ latency_ns }) => latency_ns);
-  const overhead = without_ns.length > 0 ? compare(without_ns, with_ns) : null;
+  const every = wanted.flatMap((request, index) => request.rows.map((row) => ({ ...row, request: index })));
+  const operations = options.all ? every : one.rows;
+  // Of a loop all iterations, as single ones are long where the host waits.
+  const with_ns = (rhythm.by === "repetition" ? rows.requests : wanted).map(({ latency_ns }) => latency_ns);
+  const overhead = without_ns.length > 0 ? compare(without_ns, with_ns, rhythm.by === "repetition") : null;
   const summary: RecordSummary = {
     schema: 1,
     out: options.out ?? null,
@@ -500,19 +521,29 @@ async function write(
 }
 
 /** Where no rhythm is seen, whatever has ended is a request. */
-function whole(moments: readonly Moment[]): Rhythm {
+function anyEnd(moments: readonly Moment[]): Rhythm {
   const reported = moments.some((moment) => moment.what === "end" && moment.end.source === SOURCE.reported);
   return { by: reported ? "reports" : "waits", period: 0 };
 }
 
-function compare(without_ns: readonly number[], with_ns: readonly number[]): RecordSummary["overhead"] {
-  const [before, during] = [median(without_ns), median(with_ns)];
+/** Of iterations that were only counted the mean is known, so that of the recorded ones is compared with it. */
+function compare(
+  without_ns: readonly number[],
+  with_ns: readonly number[],
+  counted: boolean,
+): RecordSummary["overhead"] {
+  const middle = counted ? mean : median;
+  const [before, during] = [middle(without_ns), middle(with_ns)];
   return {
     without_ms: before / 1e6,
     with_ms: during / 1e6,
     ratio: before > 0 ? during / before : 0,
     requests: [without_ns.length, with_ns.length],
   };
+}
+
+function mean(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
 }
 
 async function writeProfile(
@@ -565,7 +596,7 @@ export function recordText(summary: RecordSummary): string {
     `left out: ${summary.dropped.launches} launches in ${summary.dropped.seconds} s (${summary.dropped.why})`,
     overhead
       ? `recording made requests ${overhead.ratio.toFixed(3)} times as long: ${overhead.with_ms.toFixed(3)} ms against ` +
-        `${overhead.without_ms.toFixed(3)} ms before (medians of ${overhead.requests[1]} and ${overhead.requests[0]})`
+        `${overhead.without_ms.toFixed(3)} ms before (${requests_by === "repetition" ? "means" : "medians"} of ${overhead.requests[1]} and ${overhead.requests[0]})`
       : "what recording costs was not measured: there was no stretch without it",
     ...summary.notes.map((note) => `note: ${note}`),
   ].join("\n");

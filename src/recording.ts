@@ -55,8 +55,8 @@ export interface Entry {
   flag: number;
   kind: number;
   thread: number;
-  /** Words 2 to 6. */
-  words: [number, number, number, number, number];
+  /** Words 2 to 7. */
+  words: [number, number, number, number, number, number];
 }
 
 /** Entries of a ring that is drained every few milliseconds: 8 MiB. */
@@ -172,7 +172,14 @@ export class Recording {
       flag: (low >>> 8) & 0xff,
       kind: low >>> 16,
       thread: high >>> 16,
-      words: [this.#long(at + 4), this.#long(at + 6), this.#long(at + 8), this.#long(at + 10), this.#long(at + 12)],
+      words: [
+        this.#long(at + 4),
+        this.#long(at + 6),
+        this.#long(at + 8),
+        this.#long(at + 10),
+        this.#long(at + 12),
+        this.#long(at + 14),
+      ],
     };
   }
 

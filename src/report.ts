@@ -9,6 +9,7 @@ import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
 import { type Finding, findingLines } from "./doctor-checks.ts";
 import { sizeText } from "./memory.ts";
+import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
 import { digits } from "./show.ts";
@@ -35,6 +36,8 @@ export interface ClientReport extends Measured {
   durations: { seeded: number; samples: number };
   /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
+  /** Its kernels against the profile it was given; null without one, or if it has not attached. */
+  match: Match | null;
   /** Against the same client alone, in a comparison. */
   versus_alone?: Versus;
   /** Clients that threads of its processes have entered; what they did is not in the counts of this one. */
@@ -129,6 +132,8 @@ export function table(report: Report): string {
   if (report.clients.some(({ memory }) => memory.limit_bytes !== null)) parts.push("", ...memoryTable(report.clients));
   if (report.compare.length > 0) parts.push("", ...compareTable(report.compare));
   if (report.slo) parts.push("", ...sloLines(report.slo));
+  const matches = report.clients.flatMap(({ name, match }) => (match ? matchLines(name, match) : []));
+  if (matches.length > 0) parts.push("", ...matches);
   const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
   if (guarded.length > 0) parts.push("", ...guarded);
   parts.push(...graphLines(report.clients));

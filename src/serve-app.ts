@@ -11,8 +11,20 @@ import { z } from "zod";
 import packageJson from "../package.json" with { type: "json" };
 import { dashboard } from "./dashboard.ts";
 import { contextsOf, processContextsSchema } from "./contexts.ts";
+import {
+  changeClient,
+  changePolicy,
+  clientChange,
+  clientChangeSchema,
+  findClient,
+  pauseClient,
+  policyChange,
+  policyChangeSchema,
+} from "./control.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
+import { METRICS_TYPE, metricsOf } from "./metrics.ts";
+import type { Native } from "./native.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
 import type { Event, Watcher } from "./watcher.ts";
 
@@ -41,10 +53,22 @@ const clientSchema = statsSchema.shape.clients.element.extend({
 });
 type Client = z.infer<typeof clientSchema>;
 
+/** What can be changed of a segment. */
+const configSchema = z.object({
+  segment: z.string(),
+  policy: statsSchema.shape.policy,
+  target: z.union([z.object({ p99_over_alone: z.number() }), z.object({ p99_ms: z.number() })]).nullable(),
+  settings: statsSchema.shape.settings,
+});
+
+function configOf({ segment, policy, slo, settings }: Stats): z.infer<typeof configSchema> {
+  return { segment: segment.id, policy, target: slo?.target ?? null, settings };
+}
+
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** The server's routes over what a watcher sees. */
-export function serveApp(watcher: Watcher) {
+export function serveApp(watcher: Watcher, native: Native) {
   return new Elysia()
     .onError(({ code, error, set, request }) => {
       if (error instanceof RequestError) {
@@ -103,6 +127,57 @@ export function serveApp(watcher: Watcher) {
       params: z.object({ id: z.string() }),
       response: clientSchema,
       detail: { summary: "One client, by its name, or `segment:name` where several have that name" },
+    })
+    .patch(
+      "/v1/clients/:id",
+      ({ params, body: { paused, pause_s, ...change } }) => {
+        const target = findClient(params.id, watcher.live());
+        if (paused === undefined && pause_s === undefined) clientChange(change, "body");
+        if (Object.keys(change).length > 0) changeClient(target, change);
+        const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
+        if (paused !== undefined || pause_s !== undefined) pauseClient(target, seconds);
+        return clientOf(`${target.segment.id}:${target.name}`, watcher.now());
+      },
+      {
+        params: z.object({ id: z.string() }),
+        body: clientChangeSchema.extend({
+          /** True: until it is resumed, or for `pause_s` seconds. */
+          paused: z.boolean().optional(),
+          pause_s: z.number().positive().optional(),
+        }),
+        response: clientSchema,
+        detail: { summary: "Change a client's class, memory or weight, pause it or let it go on" },
+      },
+    )
+    .get("/v1/config", () => ({ segments: watcher.now().map(configOf) }), {
+      response: z.object({ segments: z.array(configSchema) }),
+      detail: { summary: "Policy, target and settings of every segment" },
+    })
+    .put(
+      "/v1/config",
+      ({ body: { policy, segment } }) => {
+        const all = watcher.live().filter(({ id }) => segment === undefined || id === segment);
+        if (all.length === 0)
+          throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
+        for (const one of all) changePolicy(one, policyChange(policy, "policy"), native);
+        return {
+          segments: watcher
+            .now()
+            .filter(({ segment: { id } }) => all.some((one) => one.id === id))
+            .map(configOf),
+        };
+      },
+      {
+        body: z.strictObject({ policy: policyChangeSchema, segment: z.string().optional() }),
+        response: z.object({ segments: z.array(configSchema) }),
+        detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
+      },
+    )
+    .get("/metrics", () => new Response(metricsOf(watcher.readings()), { headers: { "content-type": METRICS_TYPE } }), {
+      detail: {
+        summary: "For Prometheus",
+        responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+      },
     })
     .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
       detail: {

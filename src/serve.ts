@@ -59,7 +59,7 @@ async function runServe(flags: ServeFlags): Promise<void> {
 
   using watcher = new Watcher(new Segments(native, resolve(flags.segment ?? defaultSegmentFolder(process.env))));
   watcher.start();
-  const app = serveApp(watcher);
+  const app = serveApp(watcher, native);
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
     const refused = refusal(request, path, transport);

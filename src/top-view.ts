@@ -191,7 +191,7 @@ function title({ segments, interval_s }: View): string {
 }
 
 function footer({ sort }: View): string {
-  return `q quit  s sort (${sort})  up/down select  h help`;
+  return `q quit  s sort (${sort})  up/down select  p pause  h help`;
 }
 
 function help(): string[] {
@@ -200,6 +200,7 @@ function help(): string[] {
     "  q, Ctrl-C     quit",
     "  s             sort by the next column",
     "  up, down      mark a client",
+    "  p             hold the marked best-effort client back, or let it go on",
     "  h, ?          this text, and back",
     "",
     "  LAUNCH/S      kernels and graphs launched",

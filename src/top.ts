@@ -1,12 +1,14 @@
 /**
  * top.ts: `rigel top`: all live launches of this user, measured once an interval, drawn in a terminal or written line by line.
  *
- * top-view.ts says what is shown, terminal.ts how a terminal is taken over. Only reads segments.
+ * top-view.ts says what is shown, terminal.ts how a terminal is taken over. Only reads segments, but for `p`.
  */
 
 import { resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
+import { findClient, pauseClient } from "./control.ts";
 import { Segments } from "./discover.ts";
+import { RigelError } from "./errors.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
@@ -78,6 +80,11 @@ class Source {
     this.#segments = segments;
   }
 
+  /** The segments themselves. */
+  live(): Segment[] {
+    return this.#segments.live();
+  }
+
   /** What happened since the last call; of a segment that is new, nothing yet. */
   next(): Stats[] {
     const readings = new Map(this.#segments.live().map((segment) => [segment, readingOf(segment)]));
@@ -117,7 +124,7 @@ async function live(source: Source, start: View): Promise<void> {
   };
   const press = (key: string): void => {
     if (key === "q" || key === "interrupt") over.resolve(0);
-    view = pressed(view, key);
+    view = key === "p" ? { ...view, notice: pauseOrResume(source, view) } : pressed(view, key);
     draw();
   };
   const signals = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
@@ -129,13 +136,29 @@ async function live(source: Source, start: View): Promise<void> {
   using terminal = new Terminal(press, draw);
   view = { ...view, segments: source.next(), notice: "measuring" };
   draw();
+  let noticed = view.notice;
   const timer = setInterval(() => {
-    view = { ...view, segments: source.next(), notice: "" };
+    // What a key has said stays for a whole interval.
+    view = { ...view, segments: source.next(), notice: view.notice === noticed ? "" : view.notice };
+    noticed = view.notice;
     draw();
   }, view.interval_s * 1000);
   process.exitCode = await over.promise;
   clearInterval(timer);
   for (const [signal, handler] of signals) process.off(signal, handler);
+}
+
+/** Holds the marked client back until the key is pressed again; what came of it, in words. */
+function pauseOrResume(source: Source, view: View): string {
+  const row = rowsOf(view).find((one) => keyOf(one) === view.selected);
+  if (!row) return "mark a client first, with up and down";
+  try {
+    const found = findClient(`${row.stats.segment.id}:${row.client.name}`, source.live());
+    return pauseClient(found, row.client.paused ? 0 : Number.POSITIVE_INFINITY).text;
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    return thrown.message;
+  }
 }
 
 /** What a key does to the picture. */

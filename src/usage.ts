@@ -92,6 +92,24 @@ export class Histogram {
     );
   }
 
+  /** How many durations end below `ns`, to the width of a bucket. */
+  below(ns: number): number {
+    let sum = 0;
+    for (const [bucket, count] of this.#counts.entries()) {
+      if (this.#lower_ns(bucket + 1) > ns) break;
+      sum += count;
+    }
+    return sum;
+  }
+
+  /** Their sum, each taken from the middle of its bucket. */
+  get sum_ns(): number {
+    return this.#counts.reduce(
+      (sum, count, bucket) => sum + (count * (this.#lower_ns(bucket) + this.#lower_ns(bucket + 1))) / 2,
+      0,
+    );
+  }
+
   /** The duration below which the fraction `q` lies, in ms, interpolated within its bucket; null without any counts. */
   quantile_ms(q: number): number | null {
     const total = this.total;

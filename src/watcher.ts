@@ -7,11 +7,12 @@
  *   attach   { at, segment, client, class, pid }            a process has become a client
  *   exit     { at, segment, client, class, pid, state }     it has ended, or is dead
  *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, or gave up or recovered
- * `segment` is Stats.segment.id, `at` the wall clock. Only reads.
+ * `segment` is Stats.segment.id, `at` the wall clock. Reads only, but that it runs the control loop of a segment where nobody else does.
  */
 
 import type { Segments } from "./discover.ts";
 import type { Segment } from "./segment.ts";
+import { LoopKeeper } from "./slo-loop.ts";
 import { type Reading, type Stats, readingOf, statsOf } from "./stats.ts";
 
 const INTERVAL_ms = 1000;
@@ -31,6 +32,8 @@ interface Seen {
   reading: Reading;
   before: Reading | undefined;
   stats: Stats;
+  /** Runs the control loop of its policy where nobody else does. */
+  keeper: LoopKeeper;
 }
 
 export class Watcher implements Disposable {
@@ -52,6 +55,7 @@ export class Watcher implements Disposable {
   [Symbol.dispose](): void {
     clearInterval(this.#timer);
     this.#listeners.clear();
+    for (const { keeper } of this.#seen.values()) keeper.end();
   }
 
   /** Every segment as it is now; rates are over the last second or so. */
@@ -65,6 +69,11 @@ export class Watcher implements Disposable {
         known.find((one) => one !== undefined && (reading.at_ns - one.at_ns) / 1e6 >= SHORTEST_ms),
       );
     });
+  }
+
+  /** The same, with histograms. */
+  readings(): Reading[] {
+    return this.#segments.live().map(readingOf);
   }
 
   /** The segments themselves. */
@@ -100,9 +109,14 @@ export class Watcher implements Disposable {
       if (last && !known) events.push(...gone(at, last.stats));
       if (!known) events.push({ event: "segment", data: { at, segment: stats.segment.id, state: "live" } });
       events.push(...changes(at, stats, known?.stats));
-      seen.set(segment.path, { segment, reading, before: known?.reading, stats });
+      const keeper = known?.keeper ?? new LoopKeeper(segment, false);
+      seen.set(segment.path, { segment, reading, before: known?.reading, stats, keeper });
     }
-    for (const [path, { stats }] of this.#seen) if (!seen.has(path)) events.push(...gone(at, stats));
+    for (const [path, { segment, stats, keeper }] of this.#seen) {
+      const still = seen.get(path);
+      if (still?.segment !== segment) keeper.end();
+      if (!still) events.push(...gone(at, stats));
+    }
     this.#seen = seen;
     events.push(this.#snapshot());
     for (const listener of this.#listeners) listener(events);

@@ -72,7 +72,7 @@ test.skipIf(noTorch)(
       { name: "ddp", attached: true, exit_code: 0 },
       ...ranks.map((device) => ({ name: `busy-${device}`, attached: true })),
     ]);
-    for (const { launches } of clients) expect(launches).toBeGreaterThan(ITERATIONS);
+    for (const { launches } of clients) expect(launches).toBeGreaterThan(100);
 
     const expected = lossesOf(alone);
     expect(expected.map((losses) => losses.length)).toEqual(ranks.map(() => ITERATIONS));

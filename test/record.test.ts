@@ -14,9 +14,11 @@ import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
 import { type GpuRecord, type Launch, matched, rowsOf } from "../src/record-rows.ts";
 import { type Kind, SOURCE } from "../src/recording.ts";
-import { Scratch, TINY_PROFILE, reportOf, rigel, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
-const replay = join(root, "native", "build", "rigel-replay");
+const build = join(root, "native", "build");
+const replay = join(build, "rigel-replay");
+const program = join(build, "record-program");
 const shipped = (name: string): string => join(root, "profiles", `${name}.csv`);
 
 const summarySchema = z.object({
@@ -42,16 +44,27 @@ const differenceSchema = z.object({
 
 let scratch: Scratch;
 beforeAll(() => {
+  const made = Bun.spawnSync(
+    ["make", "-s", "-C", join(root, "native"), "all", "build/record-program", "build/cupti/libcupti.so.13"],
+    { env: plainEnvironment() },
+  );
+  expect(made.exitCode, made.stderr.toString()).toBe(0);
   scratch = new Scratch();
 });
 afterAll(() => scratch[Symbol.dispose]());
 
-/** Records a command on the simulated GPU; the summary and where the profile is. */
-async function recorded(name: string, command: string[], ...flags: string[]) {
+/** Records a command on the simulated GPU; the summary and where the profile is. `env`: of rigel. */
+async function recordedIn(env: Record<string, string>, name: string, command: string[], ...flags: string[]) {
   const out = join(scratch.path, `${name}.csv`);
-  const result = await rigel("profile", "--json", "--device", "simulated", "-o", out, ...flags, "--", ...command);
-  expect(result.status, result.stderr).toBe(0);
-  return { out, summary: summarySchema.parse(JSON.parse(result.stdout)), stderr: result.stderr };
+  const args = ["profile", "--json", "--device", "simulated", "-o", out, ...flags, "--", ...command];
+  await using child = start(args, { env });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect(status, stderr).toBe(0);
+  return { out, summary: summarySchema.parse(JSON.parse(stdout)), stderr };
+}
+
+async function recorded(name: string, command: string[], ...flags: string[]) {
+  return await recordedIn({}, name, command, ...flags);
 }
 
 async function difference(a: string, b: string, ...flags: string[]) {
@@ -180,6 +193,92 @@ describe("rigel profile -- command, times by events", () => {
   });
 });
 
+/** What an iteration of record-program asks for: name, kind, grid, block, shared memory or bytes. */
+const ITERATION = [
+  "memcpy HtoD copy_h2d 0,0,0 0,0,0 4096",
+  "softmax_warp_forward kernel 66,1,1 128,1,1 2048",
+  "softmax_warp_forward kernel 132,1,1 128,1,1 2048",
+  "rigel_spin kernel 1,1,1 128,1,1 0",
+  "memset memset 0,0,0 0,0,0 8192",
+  "layer_norm_kernel kernel 300,1,1 256,1,1 0",
+  "gelu_elementwise_kernel kernel 40,2,1 128,1,1 0",
+  "layer_norm_kernel kernel 300,1,1 256,1,1 0",
+  "memcpy DtoH copy_d2h 0,0,0 0,0,0 1024",
+];
+const GEMM = { m: 64, n: 32, k: 16, batch: 1, type: "fp32" };
+
+async function operations(path: string) {
+  const rows = await rowsIn(path);
+  return rows.map((row) => ({
+    ...row,
+    text: [row.name, row.kind, row.grid, row.block, row.kind === "kernel" ? row.shared_bytes : row.bytes].join(" "),
+  }));
+}
+
+describe("rigel profile -- command, times from a stand-in of CUPTI", () => {
+  const CUPTI = { RIGEL_CUPTI: join(build, "cupti", "libcupti.so.13") };
+
+  test("each kernel of a graph by itself, matrix products with their shape, durations as the simulated GPU has them", async () => {
+    const { out, summary } = await recordedIn(CUPTI, "program", [program, "1000000"]);
+    expect(summary).toMatchObject({ mechanism: "cupti", why: null, requests: 20, notes: [] });
+    const rows = await operations(out);
+    // The stand-in cuBLAS multiplies on the host, with copies of its own after its kernel.
+    const own = rows.filter(({ text }) => ITERATION.includes(text));
+    // Where the machine is busy, a request may be seen to end while the program has not gone on launching it.
+    const texts = own.map(({ text }) => text);
+    if (summary.requests_by === "waits") expect(texts).toEqual(ITERATION);
+    else expect(texts.toSorted()).toEqual(ITERATION.toSorted());
+    expect(rows.map(({ kind }) => kind)).toContain("sync");
+    expect(rows.filter(({ graph }) => graph)).toHaveLength(3);
+    expect(new Set(rows.map(({ graph }) => graph)).size).toBe(2);
+    expect(rows.filter(({ gemm }) => gemm)).toMatchObject([
+      { name: "rigel_spin", gemm: GEMM, flops: 2 * 64 * 32 * 16 },
+    ]);
+    // 132 SMs hold 8 blocks of 256 threads each: 300 blocks fill 38.
+    expect(own.find(({ name }) => name === "layer_norm_kernel")?.sms).toBe(38);
+    for (const { name, kind, duration_ns } of own)
+      if (kind === "kernel" && name !== "rigel_spin") {
+        expect(duration_ns).toBeGreaterThan(4900);
+        expect(duration_ns).toBeLessThan(7000);
+      }
+  });
+
+  test("a loop that never waits is cut where the host pauses", async () => {
+    const { out, summary } = await recordedIn(CUPTI, "ahead", [program, "1000000", "ahead"], "--requests", "5");
+    expect(summary).toMatchObject({ mechanism: "cupti", requests_by: "repetition" });
+    const rows = await operations(out);
+    expect(
+      rows
+        .map(({ text }) => text)
+        .filter((text) => ITERATION.includes(text))
+        .toSorted(),
+    ).toEqual(ITERATION.toSorted());
+    expect(rows.every(({ kind }) => kind !== "sync")).toBe(true);
+  });
+
+  test("a replay keeps the recorded names; GPU time within the launch overhead of the simulated GPU", async () => {
+    const original = shipped("h200-bert-infer-bs2x128");
+    const { out } = await recordedIn(CUPTI, "bert-cupti", [replay, "--profile", original]);
+    const diff = await difference(original, out);
+    expect(diff).toMatchObject({ launches_missing: 0, launches_new: 0 });
+    // It takes 0.9 us to start a kernel there, and once more where the GPU was idle.
+    expect(diff.b.time_ns - diff.a.time_ns).toBeLessThan(diff.a.kernels * 2000);
+    expect(diff.b.time_ns).toBeGreaterThan(diff.a.time_ns * 0.97);
+  });
+
+  test("somebody else uses it, or it is not wanted: events, and why", async () => {
+    const busy = await recordedIn({ ...CUPTI, RIGEL_SIM_CUPTI_BUSY: "1" }, "busy", [program, "1000000"]);
+    expect(busy.summary).toMatchObject({ mechanism: "events" });
+    expect(busy.summary.why).toContain("somebody else uses CUPTI");
+    const rows = await operations(busy.out);
+    expect(rows.map(({ name }) => name)).toContain("graph of 3 kernels from layer_norm_kernel");
+    const unwanted = await recordedIn(CUPTI, "unwanted", [program, "1000000"], "--times", "events");
+    expect(unwanted.summary).toMatchObject({ mechanism: "events" });
+    const traced = await recordedIn({ ...CUPTI, CUDA_INJECTION64_PATH: "/tool.so" }, "traced", [program, "1000000"]);
+    expect(traced.summary.why).toContain("CUDA_INJECTION64_PATH");
+  });
+});
+
 const kernel = (name: string): Kind => ({
   work: "kernel",
   name,
@@ -197,6 +296,7 @@ const launchOf = (number: number, name: string): Launch => ({
   number,
   token: name.charCodeAt(0),
   kind: kernel(name),
+  ran: kernel(name),
   begin_ns: number * 1000,
   end_ns: number * 1000 + 100,
   stream: 1,
@@ -254,7 +354,8 @@ describe("times put to launches", () => {
   });
 
   test("a graph's kernels come in the order in which the GPU ran them, under the graph's number", () => {
-    const graph: Launch = { ...launchOf(2, "g"), kind: { ...kernel("graph of 2"), work: "graph" } };
+    const ofGraph: Kind = { ...kernel("graph of 2"), work: "graph" };
+    const graph: Launch = { ...launchOf(2, "g"), kind: ofGraph, ran: ofGraph };
     const launches = [launchOf(1, "a"), graph, launchOf(3, "b")];
     const second = { ...recordOf(2, "late", 5), start_ns: 2700, end_ns: 2800 };
     const gpu = [recordOf(1, "a"), second, recordOf(2, "early", 5), recordOf(3, "b")];
@@ -271,6 +372,6 @@ describe("times put to launches", () => {
       ["late", 5],
       ["b", 0],
     ]);
-    expect(rows).toMatchObject({ estimated: 0, left_out: 0, unseen: 0 });
+    expect(rows).toMatchObject({ unseen: 0, requests: [{ estimated: 0, left_out: 0 }] });
   });
 });

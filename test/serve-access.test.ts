@@ -70,6 +70,7 @@ describe("requests that are refused", () => {
     });
     await refused(415, "no_json", "/v1/launch", { method: "POST", body: "clients=1", headers: { ...form, ...mine } });
     await refused(413, "too_large", "/v1/config", { ...change, body: "x".repeat(10 * 2 ** 20) });
+    await refused(400, "not_json", "/v1/config", { ...change, body: '{"policy":' });
     await refused(404, "not_found", "/v1/../../etc/passwd", {});
     await refused(404, "not_found", "/%2e%2e/%2e%2e/etc/passwd", {});
     await refused(404, "no_client", "/v1/clients/..%2f..%2fetc%2fpasswd", {});

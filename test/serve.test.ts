@@ -90,6 +90,36 @@ describe("the server", () => {
     expect((await again.ask("/v1/stats")).body).toMatchObject({ segments: [] });
   });
 
+  test("changes policy and clients while they run, and counts for Prometheus", async () => {
+    await using server = await Server.start(place);
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await until(async () => ((await server.ask("/v1/clients/train")).status === 200 ? true : undefined));
+    const put = { method: "PUT", body: { policy: { name: "priority", inflight: 3 } } };
+    const changed = await server.ask("/v1/config", put);
+    expect(changed).toMatchObject({
+      status: 200,
+      body: { segments: [{ policy: "priority", settings: { inflight: 3 } }] },
+    });
+    const wrong = await server.ask("/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
+    expect(wrong).toMatchObject({ status: 422, body: { error: { code: "invalid" } } });
+    const paused = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: true, weight: 2 } });
+    expect(paused).toMatchObject({ status: 200, body: { name: "train", paused: true } });
+    const resumed = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: false } });
+    expect(resumed).toMatchObject({ status: 200, body: { paused: false } });
+    expect(await server.ask("/v1/config")).toMatchObject({ body: { segments: [{ settings: { inflight: 3 } }] } });
+    const { text } = await server.ask("/metrics");
+    expect(text).toMatch(/^rigel_launches_total\{segment="[^"]+",client="train",class="best-effort"\} \d+$/m);
+    const buckets = [
+      ...text.matchAll(/^rigel_request_duration_seconds_bucket\{.*client="serve".*le="([^"]+)"\} (\d+)$/gm),
+    ];
+    const counts = buckets.map(([, , count]) => Number(count));
+    expect(counts).toEqual(counts.toSorted((a, b) => a - b));
+    expect(buckets.at(-1)?.[1]).toBe("+Inf");
+    launch.kill("SIGINT");
+    await launch.exited;
+  });
+
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {
     const server = await Server.start(place);
     expect(statSync(server.socket).mode & 0o777).toBe(0o600);

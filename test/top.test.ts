@@ -408,6 +408,13 @@ describe("the command", () => {
     await until(
       (lines) => lines.some((line) => line.startsWith("> serve")) && (lines.at(-1) ?? "").includes("s sort (name)"),
     );
+    // One of class high is never held back; the other goes on when the key is pressed again.
+    pty.write("p");
+    await until((lines) => (lines.at(-1) ?? "").startsWith("serve is of class high"));
+    pty.write("\u001b[Bp");
+    await until((lines) => lines.some((line) => /^> train +best +paused/.test(line)));
+    pty.write("p");
+    await until((lines) => lines.some((line) => /^> train +best +(running|idle)/.test(line)));
     pty.resize(40, 8);
     await until((lines) => lines.length <= 8 && lines.every((line) => Bun.stringWidth(line) <= 40) && running(lines));
     expect(all()).toStartWith("\u001b[?1049h");

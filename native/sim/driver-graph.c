@@ -56,6 +56,7 @@ void sim_delete_exec(sim_object *exec)
     rg_model_destroy_graph(m, exec->id); /* launches under way still run */
     sim_unlock();
     free(exec->exec.moves);
+    free(exec->exec.works);
     sim_delete(exec);
 }
 
@@ -116,16 +117,25 @@ static int add_to_model(rg_model *m, uint32_t id, const sim_work *w)
 static CUresult make_exec(sim_object *graph, sim_object *exec)
 {
     exec->exec.moves = malloc((graph->graph.count + 1) * sizeof *exec->exec.moves);
-    if (!exec->exec.moves) return CUDA_ERROR_OUT_OF_MEMORY;
+    exec->exec.works = malloc((graph->graph.count + 1) * sizeof *exec->exec.works);
+    if (!exec->exec.moves || !exec->exec.works) {
+        free(exec->exec.moves);
+        free(exec->exec.works);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     rg_model *m = sim_lock(exec->device);
     int full = rg_model_create_graph(m, exec->context->id, &exec->id);
     for (const sim_object *n = graph->graph.first; n && !full; n = n->next) {
         full = add_to_model(m, exec->id, &n->node.work);
+        exec->exec.works[exec->exec.work_count++] = n->node.work;
         if (n->node.work.kind == SIM_TRANSFER) exec->exec.moves[exec->exec.count++] = n->node.work.move;
     }
     if (full) rg_model_destroy_graph(m, exec->id);
     sim_unlock();
-    if (full) free(exec->exec.moves);
+    if (full) {
+        free(exec->exec.moves);
+        free(exec->exec.works);
+    }
     return full ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
@@ -386,6 +396,12 @@ static CUresult launch(int pt, CUgraphExec exec, CUstream stream)
     if (r || (r = sim_stream(stream, pt, &s))) return r;
     sim_object *e = sim_get(exec, SIM_EXEC);
     if (!e || e->device != s->device) return CUDA_ERROR_INVALID_VALUE;
+    if (sim_tracing() && !atomic_load(&s->stream.capture)) {
+        sim_trace_graph(e->id + 1);
+        for (size_t i = 0; i < e->exec.work_count && r == CUDA_SUCCESS; i++) r = sim_submit(s, &e->exec.works[i], NULL);
+        sim_trace_graph(0);
+        return r;
+    }
     if (!atomic_load(&s->stream.capture))
         for (size_t i = 0; i < e->exec.count; i++) sim_do_move(&e->exec.moves[i]);
     sim_work w = {.kind = SIM_LAUNCH_GRAPH, .target = e->id};

@@ -91,6 +91,7 @@ CUresult sim_submit(sim_object *stream, const sim_work *work, uint64_t *ticket)
     for (;;) {
         rg_model *m = sim_lock(stream->device);
         int full = submit_to_model(m, stream, work, ticket);
+        if (!full && sim_tracing()) sim_trace(m, stream, work);
         sim_unlock();
         if (!full) return CUDA_SUCCESS;
         if (full != RG_MODEL_FULL) return CUDA_ERROR_CONTEXT_IS_DESTROYED; /* by another thread, at this moment */

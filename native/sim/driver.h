@@ -13,6 +13,7 @@
  *   driver-memory.c   allocation, copies, memsets
  *   driver-virtual.c  physical memory and its mappings, pools, arrays
  *   driver-lookup.c   cuGetProcAddress, from driver-exports.def
+ *   driver-trace.c    what was done when, for a stand-in of CUPTI
  *
  * It must never call a cu* function through its exported name (the name may be somebody else's, preloaded), print
  * except for one line when the shared file cannot be used, or end the process.
@@ -121,6 +122,8 @@ struct sim_object {
         struct {
             sim_move *moves;
             size_t count;
+            sim_work *works; /* all nodes */
+            size_t work_count;
         } exec;
         struct {
             sim_object *graph;
@@ -245,6 +248,15 @@ void sim_capture_leave(sim_object *stream);
 void sim_delete_graph(sim_object *graph);
 void sim_delete_exec(sim_object *exec);
 void sim_delete_module(sim_object *module);
+
+/* ---- driver-trace.c */
+
+/* sim_tracing: whether submissions are traced. */
+bool sim_tracing(void);
+/* sim_trace: the work has just been submitted to the model, which is locked. */
+void sim_trace(rg_model *m, const sim_object *stream, const sim_work *work);
+/* sim_trace_graph: what this thread submits from here on belongs to this graph (0: to none), and is one call. */
+void sim_trace_graph(uint32_t graph);
 
 /* ---- driver-memory.c */
 

@@ -35,4 +35,26 @@ int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us);
  */
 int rigelSimSuspend(unsigned device_ordinal, int suspend);
 
+/* What the simulated GPU did, for a stand-in of CUPTI (cupti.c): one kernel, copy or memset. */
+typedef struct {
+    int what;         /* 0 kernel, 1 copy, 2 memset */
+    int direction;    /* of a copy: 0 to the device, 1 to the host, 2 within the device */
+    const char *name; /* of a kernel; stays as long as its module */
+    uint32_t grid[3], block[3], registers, shared_bytes;
+    uint64_t bytes;
+    uint64_t start_ns, end_ns; /* CLOCK_MONOTONIC */
+    uint32_t stream, context, device;
+    uint32_t correlation; /* one for each call, growing */
+    uint32_t graph, node; /* 0: launched on its own */
+} rigel_sim_activity;
+
+/*
+ * rigelSimTrace: whether what this process submits from now on is traced. rigelSimTraced: the next thing that has finished, in the
+ * order of submission; 0 where there is none (yet). A start is when the stream came to it. Graphs are submitted node by node
+ * meanwhile. rigelSimTraceLost: submitted and not traced, for want of room, since tracing began.
+ */
+void rigelSimTrace(int on);
+int rigelSimTraced(rigel_sim_activity *activity);
+uint64_t rigelSimTraceLost(void);
+
 #endif

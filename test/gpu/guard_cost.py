@@ -3,7 +3,8 @@
 
 PyTorch multiplies two 256x256 matrices 10,000 times, as fast as the host can launch, in two processes that take turns in one run:
 one bare, one a high client of Rigel's with the guard's mode `repair`, on the same GPU. Printed and written is the ratio of the
-medians of the rounds, governed over bare; the target is 1.02 at most. Run it from the repository, with Bun on the PATH:
+medians of the rounds, governed over bare; the target is 1.02 at most. Run it anywhere; it takes the Bun that `bun install` has put into the
+repository, or else the one on the PATH:
 
     python3 test/gpu/guard_cost.py --json guard-cost.json
 
@@ -22,6 +23,8 @@ import tempfile
 import time
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+INSTALLED = os.path.join(ROOT, "node_modules", ".bin", "bun")
+BUN = INSTALLED if os.path.exists(INSTALLED) else "bun"
 CALLS, SIZE = 10_000, 256
 TARGET = 1.02
 
@@ -68,7 +71,7 @@ def measure(rounds):
         listener.bind(path)
         listener.listen(2)
         listener.settimeout(240)
-        launch = ["bun", os.path.join(ROOT, "src", "cli.ts"), "launch", config, "--json"]
+        launch = [BUN, os.path.join(ROOT, "src", "cli.ts"), "launch", config, "--json"]
         started = [
             subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL),
             subprocess.Popen(launch, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True),

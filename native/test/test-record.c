@@ -1,0 +1,258 @@
+/*
+ * test-record.c: the recording: its ring and kinds with several writers, and what a client tells of its launches.
+ *
+ * The client's parts are linked into this program and run on the simulated GPU, each case in a process of its own.
+ */
+#include "record-client.h"
+#include "rigel.h"
+#include "testing.h"
+
+#include <pthread.h>
+
+static rg_recording *file;
+
+static void prepare(uint32_t capacity, uint32_t level)
+{
+    char why[512];
+    const char *segment = scratch("record-segment"), *path = scratch("record");
+    unlink(segment);
+    unlink(path);
+    CHECK_EQUAL(rigel_segment_create(segment), 0);
+    CHECK_EQUAL(rigel_record_create(path, capacity), 0);
+    CHECK_EQUAL(rigel_record_create(path, capacity), -EEXIST);
+    file = rg_record_open(path, why, sizeof why);
+    CHECK(file != NULL);
+    atomic_store(&file->header.level, level);
+    atomic_store(&file->header.wanted, RG_REC_EVENTS);
+    setenv("RIGEL_SEGMENT", segment, 1);
+    setenv("RIGEL_RECORD", path, 1);
+    setenv("RIGEL_CLASS", "high", 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_SIM_STATE", scratch("record-sim"), 1);
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(getenv("RIGEL_SEGMENT"));
+    unlink(getenv("RIGEL_RECORD"));
+}
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+static CUcontext context;
+static CUfunction spin;
+
+static void become(void)
+{
+    CUmodule module;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+}
+
+static void launch(CUstream s, unsigned grid, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(spin, grid, 1, 1, 32, 1, 1, 64, s, params, NULL), CUDA_SUCCESS);
+}
+
+static rg_record_kind *kind_with(unsigned grid)
+{
+    for (int i = 0; i < RG_REC_KINDS; i++)
+        if (atomic_load(&file->kinds[i].state) && atomic_load(&file->kinds[i].grid_x) == grid)
+            return &file->kinds[i];
+    return NULL;
+}
+
+/* Entries of a type. */
+static uint32_t entries(enum rg_record_type type)
+{
+    uint32_t n = 0;
+    uint64_t begun = atomic_load(&file->header.begun);
+    for (uint64_t i = 0; i < begun; i++)
+        n += atomic_load(&file->entries[i % file->header.capacity][0]) == i + 1 &&
+             (atomic_load(&file->entries[i % file->header.capacity][1]) & 0xff) == (uint64_t)type;
+    return n;
+}
+
+static void a_full_ring_loses_and_counts(void)
+{
+    prepare(8, RG_REC_LOG);
+    for (uint64_t i = 0; i < 11; i++)
+        CHECK_EQUAL(rg_record_put(file, (uint64_t[RG_REC_WORDS - 1]){i}), i < 8);
+    CHECK_EQUAL(file->header.lost, 3);
+    atomic_store(&file->header.taken, 8);
+    CHECK(rg_record_put(file, (uint64_t[RG_REC_WORDS - 1]){77}));
+    CHECK_EQUAL(file->entries[0][0], 9);
+    CHECK_EQUAL(file->entries[0][1], 77);
+    done();
+}
+
+/* Four processes enter the same kinds at once: each kind is there once, whole. */
+static void writers_at_once_enter_a_kind_once(void)
+{
+    enum { WRITERS = 4, KINDS = 300 };
+    pid_t pids[WRITERS];
+    prepare(0, RG_REC_COUNT);
+    for (int w = 0; w < WRITERS; w++)
+        if ((pids[w] = fork()) == 0) {
+            char name[32];
+            for (unsigned i = 0; i < KINDS; i++) {
+                snprintf(name, sizeof name, "kernel %u", i);
+                rg_record_facts facts = {.work = RG_REC_KERNEL, .name = name, .dims = rg_dims_of(i + 1, 1, 1, 32, 1, 1)};
+                CHECK(rg_record_enter(file, &facts) >= 0);
+            }
+            _exit(0);
+        }
+    for (int w = 0; w < WRITERS; w++) {
+        int status = -1;
+        CHECK_EQUAL(waitpid(pids[w], &status, 0), pids[w]);
+        CHECK_EQUAL(status, 0);
+    }
+    CHECK_EQUAL(file->header.kinds, KINDS);
+    for (unsigned i = 0; i < KINDS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "kernel %u", i);
+        rg_record_kind *k = kind_with(i + 1);
+        CHECK(k != NULL);
+        CHECK(strcmp(file->names + k->name_at, name) == 0);
+    }
+    done();
+}
+
+static void launches_are_told_with_their_times(void)
+{
+    enum { LAUNCHES = 40 };
+    prepare(1024, RG_REC_TIMED);
+    become();
+    CHECK_EQUAL(file->header.mechanism, RG_REC_EVENTS);
+    for (int i = 0; i < LAUNCHES; i++)
+        launch(NULL, 66, 30000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(entries(RG_REC_TIME) == LAUNCHES);
+    CHECK_EQUAL(entries(RG_REC_LAUNCH), LAUNCHES);
+    CHECK_EQUAL(entries(RG_REC_WAIT), 1);
+    CHECK_EQUAL(entries(RG_REC_REQUEST), 1);
+    rg_record_kind *k = kind_with(66);
+    CHECK_EQUAL(k->count, LAUNCHES);
+    CHECK_EQUAL(k->shared_bytes, 64);
+    CHECK(k->sms > 0 && k->sms <= 66);
+    for (uint32_t i = 0; i < file->header.begun; i++)
+        if ((file->entries[i][1] & 0xff) == RG_REC_TIME)
+            CHECK(file->entries[i][3] >= 30000);
+    /* A lower level is in force once all times are there. */
+    launch(NULL, 66, 30000);
+    atomic_store(&file->header.level, RG_REC_QUIET);
+    WAIT_FOR(file->header.in_force == RG_REC_QUIET);
+    CHECK_EQUAL(entries(RG_REC_TIME), LAUNCHES + 1);
+    launch(NULL, 66, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(entries(RG_REC_LAUNCH), LAUNCHES + 1);
+    rigel_shutdown();
+    done();
+}
+
+static void what_stands_for_another_is_told_as_that(void)
+{
+    static const uint32_t shape[9] = {7, 8, 9, 64, 2, 1, 40, 512, 5};
+    prepare(64, RG_REC_LOG);
+    become();
+    rigel_stand_for("void attention<64>(float*)", shape);
+    launch(NULL, 66, 1000);
+    launch(NULL, 66, 1000);
+    rg_record_kind *k = kind_with(7), *own = kind_with(66);
+    CHECK_EQUAL(k->count, 1);
+    CHECK(strcmp(file->names + k->name_at, "void attention<64>(float*)") == 0);
+    CHECK_EQUAL(k->registers, 40);
+    CHECK_EQUAL(k->sms, 5);
+    CHECK_EQUAL(own->count, 1);
+    rigel_shutdown();
+    done();
+}
+
+static void *launcher(void *stream)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    for (int i = 0; i < 300; i++) {
+        launch(stream, (unsigned)(i % 10) + 1, 500);
+        if (i % 50 == 49)
+            CHECK_EQUAL(cuStreamSynchronize(stream), CUDA_SUCCESS);
+    }
+    return NULL;
+}
+
+/* Threads launch while the level goes up and down: nothing is lost, and each launch is counted. */
+static void threads_launch_at_once(void)
+{
+    enum { THREADS = 4 };
+    pthread_t threads[THREADS];
+    CUstream streams[THREADS];
+    prepare(1 << 14, RG_REC_TIMED);
+    become();
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, launcher, streams[i]), 0);
+    for (int i = 0; i < 20; i++) {
+        atomic_store(&file->header.level, i % 2 ? RG_REC_TIMED : RG_REC_LOG);
+        usleep(2000);
+    }
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    atomic_store(&file->header.level, RG_REC_LOG);
+    WAIT_FOR(file->header.in_force == RG_REC_LOG);
+    uint64_t counted = 0;
+    for (unsigned grid = 1; grid <= 10; grid++)
+        counted += kind_with(grid)->count;
+    CHECK_EQUAL(counted, THREADS * 300);
+    CHECK_EQUAL(entries(RG_REC_LAUNCH), THREADS * 300);
+    CHECK_EQUAL(entries(RG_REC_TIME), file->header.timed);
+    CHECK_EQUAL(file->header.lost, 0);
+    rigel_shutdown();
+    done();
+}
+
+/* A file that cannot be used costs one line and nothing else. */
+static void an_unusable_recording_stops_nothing(void)
+{
+    prepare(64, RG_REC_TIMED);
+    CHECK_EQUAL(truncate(getenv("RIGEL_RECORD"), 100), 0);
+    become();
+    launch(NULL, 66, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg_recorded == NULL);
+    CHECK_EQUAL(rg.slot->launches, 1);
+    rigel_shutdown();
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(a_full_ring_loses_and_counts);
+    RUN(writers_at_once_enter_a_kind_once);
+    RUN(launches_are_told_with_their_times);
+    RUN(what_stands_for_another_is_told_as_that);
+    RUN(threads_launch_at_once);
+    RUN(an_unusable_recording_stops_nothing);
+    return failures ? 1 : 0;
+}

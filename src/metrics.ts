@@ -1,0 +1,92 @@
+/**
+ * metrics.ts: what segments show as Prometheus reads it (text format 0.0.4): base units, totals that only grow, cumulative buckets.
+ *
+ * Labels are the segment, the client and its class; a client is one time series however many processes it has had.
+ */
+
+import { type Reading, type Stats, statsOf } from "./stats.ts";
+import type { Histogram } from "./usage.ts";
+
+export const METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8";
+
+/** Upper bounds of the buckets, in seconds. */
+const BOUNDS_s = [
+  0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10,
+];
+
+type Client = Stats["clients"][number];
+
+/** One number per client. */
+const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client) => number | null][] = [
+  ["rigel_client_up", "gauge", "1 while a process of the client runs.", ({ state }) => Number(state === "live")],
+  ["rigel_client_paused", "gauge", "1 while the client is held back.", ({ paused }) => Number(paused)],
+  ["rigel_launches_total", "counter", "Kernels launched.", ({ launches }) => launches],
+  ["rigel_graph_launches_total", "counter", "CUDA graphs launched.", ({ graph_launches }) => graph_launches],
+  ["rigel_copies_total", "counter", "Copies queued.", ({ copies }) => copies],
+  ["rigel_inflight_waits_total", "counter", "Waits for work in flight.", ({ gate }) => gate.inflight_waits],
+  ["rigel_suspensions_total", "counter", "Times taken off the GPU.", ({ preemption }) => preemption.suspensions],
+  ["rigel_suspended_seconds_total", "counter", "Time off the GPU.", ({ preemption }) => preemption.suspended_ms / 1000],
+  ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
+  ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],
+  [
+    "rigel_memory_limit_bytes",
+    "gauge",
+    "Limit of device memory, where there is one.",
+    ({ memory }) => memory.limit_bytes,
+  ],
+  ["rigel_memory_denied_total", "counter", "Allocations refused at the limit.", ({ memory }) => memory.denied],
+];
+
+/** The text of /metrics. */
+export function metricsOf(readings: readonly Reading[]): string {
+  const shown = readings.map((reading) => ({ reading, stats: statsOf(reading) }));
+  const lines: string[] = [];
+  const about = (name: string, type: string, help: string): void => {
+    lines.push(`# HELP ${name} ${help}`, `# TYPE ${name} ${type}`);
+  };
+  about("rigel_segments", "gauge", "Segments that are live.");
+  lines.push(`rigel_segments ${readings.length}`);
+  for (const [name, type, help, value] of PER_CLIENT) {
+    about(name, type, help);
+    for (const { stats } of shown)
+      for (const client of stats.clients) {
+        const number = value(client);
+        if (number !== null) lines.push(`${name}{${labelsOf(stats, client)}} ${number}`);
+      }
+  }
+  for (const [name, help, find] of HISTOGRAMS) {
+    about(name, "histogram", help);
+    for (const { reading, stats } of shown)
+      for (const client of stats.clients)
+        lines.push(...bucketsOf(name, labelsOf(stats, client), find(client.name, reading)));
+  }
+  return `${lines.join("\n")}\n`;
+}
+
+const HISTOGRAMS: [string, string, (name: string, reading: Reading) => Histogram | undefined][] = [
+  ["rigel_request_duration_seconds", "Requests: as the program reports them, else busy periods.", requestsOf],
+  ["rigel_gate_wait_duration_seconds", "Waits at the gate.", (name, { totals }) => totals.get(name)?.usage.wait_ns],
+];
+
+function requestsOf(name: string, { totals }: Reading): Histogram | undefined {
+  const usage = totals.get(name)?.usage;
+  return usage && usage.counters.reports > 0 ? usage.report_ns : usage?.request_ns;
+}
+
+function bucketsOf(name: string, labels: string, histogram: Histogram | undefined): string[] {
+  if (!histogram) return [];
+  return [
+    ...BOUNDS_s.map((bound) => `${name}_bucket{${labels},le="${bound}"} ${histogram.below(bound * 1e9)}`),
+    `${name}_bucket{${labels},le="+Inf"} ${histogram.total}`,
+    `${name}_sum{${labels}} ${histogram.sum_ns / 1e9}`,
+    `${name}_count{${labels}} ${histogram.total}`,
+  ];
+}
+
+function labelsOf({ segment }: Stats, { name, class: kind }: Client): string {
+  return `segment="${escaped(segment.id)}",client="${escaped(name)}",class="${kind}"`;
+}
+
+function escaped(text: string): string {
+  return text.replaceAll("\\", "\\\\").replaceAll('"', '\\"').replaceAll("\n", "\\n");
+}
