@@ -91,6 +91,15 @@ enum rg_hook {
     X(cuGraphNodeGetType, (CUgraphNode, int *)) \
     X(cuGraphKernelNodeGetParams_v2, (CUgraphNode, CUDA_KERNEL_NODE_PARAMS *)) \
     X(cuGraphChildGraphNodeGetGraph, (CUgraphNode, CUgraph *)) \
+    X(cuGraphKernelNodeGetAttribute, (CUgraphNode, int, CUlaunchAttributeValue *)) \
+    X(cuGraphGetEdges, (CUgraph, CUgraphNode *, CUgraphNode *, size_t *)) \
+    X(cuGraphGetEdges_v2, (CUgraph, CUgraphNode *, CUgraphNode *, uint64_t *, size_t *)) \
+    X(cuGraphClone, (CUgraph *, CUgraph)) \
+    X(cuGraphNodeFindInClone, (CUgraphNode *, CUgraphNode, CUgraph)) \
+    X(cuGraphDestroyNode, (CUgraphNode)) \
+    X(cuGraphDestroy, (CUgraph)) \
+    X(cuGraphUpload, (CUgraphExec, CUstream)) \
+    X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
     X(cuDeviceGetCount, (int *)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \
     X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
@@ -380,11 +389,13 @@ void rg_batch_record(rg_track *track);
 /* rg_batch_forget: the context (or every context of device `d`) goes, and its events with it. */
 void rg_batch_forget(CUcontext context, CUdevice d);
 
-/* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
-const char *rg_function_name(CUfunction function);
-
 /* rg_demangled: a C++ name as people read it, to be freed; NULL where it is none, or the program has no C++ library to ask. */
 char *rg_demangled(const char *name);
+
+/* ---- graph.c: what functions and executable graphs are, and graphs in pieces ---- */
+
+/* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
+const char *rg_function_name(CUfunction function);
 
 /* rg_name_communicates: whether a kernel of this name is one of NCCL's or NVSHMEM's. */
 bool rg_name_communicates(const char *name);
@@ -396,9 +407,29 @@ typedef struct {
     char label[128];   /* "graph of 50 kernels from gemm" */
 } rg_graph_facts;
 
-/* rg_graph_note: remembers what an executable graph is made of; rg_graph_known: tells it, or nothing (all zero). */
-void rg_graph_note(CUgraphExec exec, CUgraph graph);
+/*
+ * rg_graph_note: an executable graph has been made of `graph`, with these flags (CUDA_GRAPH_INSTANTIATE_FLAG_...): remembers
+ * what it consists of, and a clone of the graph where the gate may want to cut it. rg_graph_known: what it consists of, or
+ * nothing (all zero).
+ */
+void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags);
 void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts);
+
+/*
+ * rg_graph_launch: launches the graph in pieces, if this is to be (`mode`: the member's; then true, and the result of the program's call in `result`).
+ * Else the caller launches it whole, as if this had not been called.
+ */
+bool rg_graph_launch(rg_member *member, uint32_t mode, CUgraphExec exec, CUstream stream, rg_track *track, CUresult *result);
+
+/* rg_graph_passes: the graph is about to be launched whole, while some stream is captured or as nobody's work. */
+void rg_graph_passes(CUgraphExec exec, CUstream stream);
+
+/* rg_graph_changed: the program has changed the executable graph. rg_graph_forget: it is about to be destroyed. */
+void rg_graph_changed(CUgraphExec exec);
+void rg_graph_forget(CUgraphExec exec);
+
+/* rg_graph_forget_context: the context (or every context of device `d`) goes, and what was made in it. */
+void rg_graph_forget_context(CUcontext context, CUdevice d);
 
 /* ---- duration.c: how long kernels take, learned by timing a few of them ---- */
 
@@ -452,6 +483,13 @@ static inline rg_duration *rg_duration_of(uint64_t key)
  * has it taken before, in other clients of this program or earlier runs?
  */
 void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_duration_reset: what is known under this key is of another kernel or graph, that had the same handle; `ns`: an estimate for
+ * the new one, 0 if there is none. */
+void rg_duration_reset(uint64_t key, uint32_t ns);
+
+/* rg_duration_elsewhere: what the segment knows of a kernel's duration on the track's device; 0: nothing. */
+uint32_t rg_duration_elsewhere(const rg_track *track, const char *name, rg_dims dims);
 
 /* rg_durations_attach: called once while the process becomes a client. */
 void rg_durations_attach(void);
@@ -673,21 +711,12 @@ static inline void rg_mark(rg_member *m, rg_track *t)
         rg_busy_begin(m, t->device);
 }
 
-/*
- * rg_work_begin: called before work is queued, in a client, outside captures.
- * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
- * it says so.
- */
-static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
-                                                                      uintptr_t units, rg_dims dims)
+/* rg_work_pass: rg_work_begin for what the program did not ask for one by one: pieces of a graph, of which one is counted. */
+static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+                                                                  uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
-    _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
-                                : kind == RG_GRAPH  ? &c->graph_launches
-                                : kind == RG_MEMSET ? &c->memsets
-                                                    : &c->copies;
-    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
     if (RG_UNLIKELY(!t))
         return work;
     if (mode == RG_MODE_HIGH) {
@@ -748,6 +777,23 @@ static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m,
     atomic_fetch_add_explicit(&m->inflight, work.weight, memory_order_relaxed);
     work.track = t;
     return work;
+}
+
+/*
+ * rg_work_begin: called before work is queued, in a client, outside captures.
+ * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
+ * it says so.
+ */
+static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+                                                                   uintptr_t units, rg_dims dims)
+{
+    rg_client *c = m->slot;
+    _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
+                                : kind == RG_GRAPH  ? &c->graph_launches
+                                : kind == RG_MEMSET ? &c->memsets
+                                                    : &c->copies;
+    atomic_fetch_add_explicit(counter, 1, memory_order_relaxed);
+    return rg_work_pass(m, mode, kind, t, units, dims);
 }
 
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */

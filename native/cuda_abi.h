@@ -98,7 +98,7 @@ typedef enum {
 } CUdriverProcAddressQueryResult;
 
 /* Launch and stream attributes (CUlaunchAttributeID, CUlaunchAttributeValue: a 64-byte union). */
-enum { CU_LAUNCH_ATTRIBUTE_PRIORITY = 8 };
+enum { CU_LAUNCH_ATTRIBUTE_PRIORITY = 8, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE = 13 };
 typedef union {
     char pad[64];
     int priority;
@@ -208,7 +208,15 @@ enum {
 };
 
 /* Graph node kinds (CUgraphNodeType) and the head of a kernel node's parameters that Rigel reads. */
-enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_GRAPH_NODE_TYPE_MEMCPY = 1, CU_GRAPH_NODE_TYPE_MEMSET = 2, CU_GRAPH_NODE_TYPE_GRAPH = 4 };
+enum {
+    CU_GRAPH_NODE_TYPE_KERNEL = 0,
+    CU_GRAPH_NODE_TYPE_MEMCPY = 1,
+    CU_GRAPH_NODE_TYPE_MEMSET = 2,
+    CU_GRAPH_NODE_TYPE_HOST = 3,
+    CU_GRAPH_NODE_TYPE_GRAPH = 4,
+    CU_GRAPH_NODE_TYPE_EMPTY = 5,
+};
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH = 4, CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY = 8 };
 typedef struct {
     CUfunction func;
     unsigned int gridDimX, gridDimY, gridDimZ;

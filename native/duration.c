@@ -32,6 +32,19 @@ static struct {
     uint64_t key;
 } samples[SAMPLES];
 
+static void clear(rg_duration *d)
+{
+    atomic_store(&d->duration_ns, 0);
+    atomic_store(&d->seen, 0);
+    atomic_store(&d->samples, 0);
+    atomic_store(&d->least_ns, 0);
+    atomic_store(&d->price_ns, 0);
+    atomic_store(&d->charged, 0);
+    atomic_store(&d->kernel, 0);
+    atomic_store(&d->shared, 0);
+    atomic_store(&d->doubt, 0);
+}
+
 rg_duration *rg_duration_add(uint64_t key)
 {
     rg_duration *d = NULL;
@@ -44,17 +57,18 @@ rg_duration *rg_duration_add(uint64_t key)
     }
     /* Eight neighbours taken: the kernel whose own place this is makes room. */
     d = &rg_durations[(key >> 52) % RG_DURATIONS];
-    atomic_store(&d->duration_ns, 0);
-    atomic_store(&d->seen, 0);
-    atomic_store(&d->samples, 0);
-    atomic_store(&d->least_ns, 0);
-    atomic_store(&d->price_ns, 0);
-    atomic_store(&d->charged, 0);
-    atomic_store(&d->kernel, 0);
-    atomic_store(&d->shared, 0);
-    atomic_store(&d->doubt, 0);
+    clear(d);
     atomic_store(&d->key, key);
     return d;
+}
+
+void rg_duration_reset(uint64_t key, uint32_t ns)
+{
+    rg_duration *d = rg_duration_of(key);
+    clear(d);
+    atomic_store(&d->communicates, false);
+    atomic_store(&d->doubt, ns ? RG_ESTIMATE_DOUBT : 0);
+    atomic_store(&d->duration_ns, ns);
 }
 
 /* ---- what the segment knows ---- */
@@ -85,6 +99,13 @@ static uint32_t duration_of_name(const char *device, const char *name, rg_dims d
         ns = duration_of_key(device, rg_text_hash(read), RG_DIMS_ANY);
     free(read);
     return ns;
+}
+
+uint32_t rg_duration_elsewhere(const rg_track *t, const char *name, rg_dims dims)
+{
+    const char *device = rg.segment->devices[atomic_load(&t->device)].name;
+    uint32_t ns = duration_of_key(device, rg_text_hash(name), dims);
+    return ns || !atomic_load(&rg.segment->header.name_seeds) ? ns : duration_of_name(device, name, dims);
 }
 
 /* Finds or enters the kernel among the estimates of the segment; its duration, if that is known there, becomes this process's. */

@@ -34,6 +34,13 @@ static inline bool is_client(void)
     return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
 }
 
+/* A graph goes out whole, since something is captured or since this process is no client (any more). */
+static inline void graph_passes(uintptr_t exec, CUstream stream)
+{
+    if (is_client())
+        rg_graph_passes((CUgraphExec)exec, stream);
+}
+
 /* The marks of a record about this stream. */
 static inline uint64_t marks_of(CUstream stream, CUresult result)
 {
@@ -68,17 +75,33 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     CUresult symbol params \
     { \
         uint32_t mode = mode_for_work(); \
-        if (mode == RG_MODE_BARE) \
+        if (mode == RG_MODE_BARE) { \
+            if (RG_##KIND == RG_GRAPH) \
+                graph_passes((uintptr_t)(UNITS), STREAM); \
             return RG_CALL(symbol, args); \
+        } \
         bool recorded_ = mode & RG_MODE_RECORDED; \
         mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
         uintptr_t units_ = (uintptr_t)(UNITS); \
         bool several_ = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)); \
         rg_member *member_ = several_ ? rg_work_member(stream_) : RG_PROCESS; \
-        if (several_ && !member_) \
+        if (several_ && !member_) { \
+            if (RG_##KIND == RG_GRAPH) \
+                graph_passes(units_, stream_); \
             return RG_CALL(symbol, args); \
+        } \
         rg_track *track_ = several_ ? rg_track_for(stream_, member_) : rg_track_of(stream_); \
+        CUresult cut_; \
+        if (RG_##KIND == RG_GRAPH && \
+            rg_graph_launch(member_, recorded_ ? RG_MODE_BARE : several_ ? atomic_load(&member_->mode) : mode, \
+                            (CUgraphExec)units_, stream_, track_, &cut_)) { \
+            if (RG_UNLIKELY(cut_ != CUDA_SUCCESS)) { \
+                rg_guard_driver_failed(#symbol, cut_); \
+                rg_context_refused(RG_OP_##symbol, cut_, stream_, NULL); \
+            } \
+            return cut_; \
+        } \
         rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
                                  : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
@@ -443,24 +466,58 @@ CUresult cuEventQuery(CUevent e)
 }
 
 /* Executable graphs. */
-#define RG_INSTANTIATE(symbol, params, args) \
+#define RG_INSTANTIATE(symbol, params, args, FLAGS) \
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
         uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed); \
         if (r == CUDA_SUCCESS && (mode & (RG_MODE_BEST_EFFORT | RG_MODE_RECORDED))) \
-            rg_graph_note(*x, g); \
+            rg_graph_note(*x, g, FLAGS); \
         if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
             rg_record_graph(*x, g); \
         if (r == CUDA_SUCCESS && is_client()) \
             rg_name_forget((uintptr_t)*x); \
         return r; \
     }
-RG_INSTANTIATE(cuGraphInstantiate, RG_INSTANTIATE5, (x, g, bad, log, n))
-RG_INSTANTIATE(cuGraphInstantiate_v2, RG_INSTANTIATE5, (x, g, bad, log, n))
-RG_INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *x, CUgraph g, unsigned long long flags), (x, g, flags))
-RG_INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *x, CUgraph g, void *params), (x, g, params))
-RG_INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *x, CUgraph g, void *params), (x, g, params))
+#define RG_FLAGS_OF(params) (((CUDA_GRAPH_INSTANTIATE_PARAMS *)(params))->flags)
+RG_INSTANTIATE(cuGraphInstantiate, RG_INSTANTIATE5, (x, g, bad, log, n), 0)
+RG_INSTANTIATE(cuGraphInstantiate_v2, RG_INSTANTIATE5, (x, g, bad, log, n), 0)
+RG_INSTANTIATE(cuGraphInstantiateWithFlags, (CUgraphExec *x, CUgraph g, unsigned long long flags), (x, g, flags), flags)
+RG_INSTANTIATE(cuGraphInstantiateWithParams, (CUgraphExec *x, CUgraph g, void *params), (x, g, params), RG_FLAGS_OF(params))
+RG_INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *x, CUgraph g, void *params), (x, g, params),
+               RG_FLAGS_OF(params))
+
+CUresult cuGraphExecDestroy(CUgraphExec x)
+{
+    if (is_client())
+        rg_graph_forget(x);
+    return RG_CALL(cuGraphExecDestroy, (x));
+}
+
+/* Whether a call that failed has changed anything is not asked: the graph goes out whole from then on either way. */
+#define RG_CHANGE(symbol, params, args) \
+    CUresult symbol params \
+    { \
+        CUresult r = RG_CALL(symbol, args); \
+        if (is_client()) \
+            rg_graph_changed(x); \
+        return r; \
+    }
+RG_CHANGE(cuGraphExecUpdate, (CUgraphExec x, CUgraph g, CUgraphNode *bad, int *result), (x, g, bad, result))
+RG_CHANGE(cuGraphExecUpdate_v2, (CUgraphExec x, CUgraph g, void *result), (x, g, result))
+RG_CHANGE(cuGraphExecKernelNodeSetParams, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecKernelNodeSetParams_v2, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecMemcpyNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c))
+RG_CHANGE(cuGraphExecMemsetNodeSetParams, RG_NODE_PARAMS_CTX, (x, n, params, c))
+RG_CHANGE(cuGraphExecHostNodeSetParams, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecChildGraphNodeSetParams, (CUgraphExec x, CUgraphNode n, CUgraph g), (x, n, g))
+RG_CHANGE(cuGraphExecEventRecordNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e))
+RG_CHANGE(cuGraphExecEventWaitNodeSetEvent, (CUgraphExec x, CUgraphNode n, CUevent e), (x, n, e))
+RG_CHANGE(cuGraphExecExternalSemaphoresSignalNodeSetParams, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecExternalSemaphoresWaitNodeSetParams, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecBatchMemOpNodeSetParams, RG_NODE_PARAMS, (x, n, params))
+RG_CHANGE(cuGraphExecNodeSetParams, (CUgraphExec x, CUgraphNode n, void *params), (x, n, params))
+RG_CHANGE(cuGraphNodeSetEnabled, (CUgraphExec x, CUgraphNode n, unsigned enabled), (x, n, enabled))
 
 /* Look-ups. The driver decides which function it is; if that is a hooked one, its hook goes out instead. */
 CUresult cuGetProcAddress(const char *name, void **fn, int version, uint64_t flags)

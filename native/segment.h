@@ -43,6 +43,17 @@ enum { RG_MAX_COMMUNICATORS = 16 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
+/* Why a best-effort graph that is longer than a piece should be went out whole at the gate (graph.c). */
+enum rg_whole {
+    RG_WHOLE_NONE = 0,
+    RG_WHOLE_FEW = 1,     /* it has few nodes */
+    RG_WHOLE_KIND = 2,    /* a node of a kind that is not cut, or it is launched from the GPU */
+    RG_WHOLE_CHANGED = 3, /* the program has changed it since it was instantiated */
+    RG_WHOLE_STREAMS = 4, /* it was launched on another stream, or in another context, than before */
+    RG_WHOLE_ONE = 5,     /* nearly all of it is one node */
+    RG_WHOLE_ROOM = 6,    /* enough graphs and pieces are kept already */
+    RG_WHOLE_DRIVER = 7,  /* the driver refused, or lacks what it takes */
+};
 enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
@@ -159,6 +170,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
     F(u64, durations_seeded, 1) /* [client] kernels whose duration was known before this client had launched them */ \
     F(u64, samples, 1)         /* [client] launches that it timed */ \
+    F(u64, graphs_cut, 1)      /* [client] executable graphs that the gate has cut into pieces (graph.c) */ \
+    F(u64, graph_pieces, 1)    /* [client] pieces launched */ \
+    F(u64, graphs_whole, 1)    /* [client] executable graphs that were too long and went out whole */ \
+    F(u32, graph_whole, 1)     /* [client] enum rg_whole: why the last of them did */ \
     F(u32, guard_mode, 1)      /* [client] 1: off, 2: warn, 3: repair (guard.c, as all that follows) */ \
     F(u32, guard_major, 1)     /* [client] major version of the cuBLAS that it has; 0: none that made a handle */ \
     F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
@@ -374,19 +389,19 @@ _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 51328, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3289344, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3354880, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15686016, "segment layout");
+_Static_assert(sizeof(rg_client) == 51392, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3293440, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3358976, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15690112, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3404032, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3408128, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5501184, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5505280, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5513472, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6037760, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7086336, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15479040, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5517568, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6041856, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7090432, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15483136, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -267,6 +267,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
+    rg_graph_forget_context(context, d);
     rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     rg_member_unmade(NULL);

@@ -136,6 +136,7 @@ export function table(report: Report): string {
   if (matches.length > 0) parts.push("", ...matches);
   const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
   if (guarded.length > 0) parts.push("", ...guarded);
+  parts.push(...graphLines(report.clients));
   const notes = [
     ...report.notes,
     ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
@@ -184,6 +185,17 @@ function clientTable(clients: readonly ClientReport[]): string[] {
     rows,
     4,
   );
+}
+
+/** What the gate did about CUDA graphs, of the clients that had long ones there. */
+function graphLines(clients: readonly ClientReport[]): string[] {
+  const lines = clients.flatMap(({ name, gate }) => {
+    const { graphs_cut: cut, graph_pieces: pieces, graphs_whole: whole, graph_whole_reason: reason } = gate;
+    if (pieces === 0 && whole === 0) return [];
+    const out = whole > 0 ? `; ${whole} whole${reason ? `, the last since ${reason}` : ""}` : "";
+    return [`graphs: ${name}: ${pieces} pieces launched, ${cut} graphs cut${out}`];
+  });
+  return lines.length > 0 ? ["", ...lines] : [];
 }
 
 function countCells(client: Measured): string[] {

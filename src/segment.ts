@@ -15,7 +15,7 @@ import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cubla
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
 import { DEFAULT_TARGET, type Target } from "./slo.ts";
-import { Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
+import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -534,6 +534,7 @@ export class Segment {
     const usage = {
       counters: counters((name) => this.#long(base, name)),
       preemption: PREEMPTION[word("preemption")] ?? "unknown",
+      graph_whole: GRAPH_WHOLE[word("graph_whole") - 1] ?? null,
       request_ns: this.#histogram(base, "request_ns"),
       report_ns: this.#histogram(base, "report_ns"),
       wait_ns: this.#histogram(base, "wait_ns"),

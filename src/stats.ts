@@ -27,7 +27,7 @@ import { POLICIES } from "./config.ts";
 import { type GuardReport, guardSchema } from "./cublas-guard.ts";
 import type { MemoryUse, Segment, SegmentDevice } from "./segment.ts";
 import { type Snapshot, snapshotOf } from "./tally.ts";
-import { type Histogram, type Usage, combine } from "./usage.ts";
+import { GRAPH_WHOLE, type Histogram, type Usage, combine } from "./usage.ts";
 
 const count = z.int();
 const moment_ms = z.number();
@@ -66,6 +66,12 @@ const measuredSchema = z.object({
     shared: count,
     /** Kernels launched under policy orion that no profile knows. */
     unprofiled: count,
+    /** CUDA graphs that the gate has cut, the pieces that went out, those that went out whole though they were long, and why
+     * the last of them did. */
+    graphs_cut: count,
+    graph_pieces: count,
+    graphs_whole: count,
+    graph_whole_reason: z.enum(GRAPH_WHOLE).nullable(),
   }),
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: ms,
@@ -355,6 +361,10 @@ export function measured(usage: Usage, counted_s: number, guard: Pick<GuardRepor
       starved: counters.starved,
       shared: counters.shared,
       unprofiled: counters.unprofiled,
+      graphs_cut: counters.graphs_cut,
+      graph_pieces: counters.graph_pieces,
+      graphs_whole: counters.graphs_whole,
+      graph_whole_reason: counters.graphs_whole > 0 ? usage.graph_whole : null,
     },
     preemption: {
       state: usage.preemption,

@@ -4,6 +4,18 @@
  * Plain values: nothing here reads the segment or changes after it has been made.
  */
 
+/** Why the gate does not cut a graph, by enum rg_whole in native/segment.h less 1. */
+export const GRAPH_WHOLE = [
+  "it has fewer than 8 nodes",
+  "it has nodes that are not cut (memory, conditions, host functions, events), or is launched from the GPU",
+  "the program changed it after it was instantiated",
+  "it was launched on several streams or in another context",
+  "nearly all of it is one node",
+  "enough graphs are kept in pieces already",
+  "the driver refused",
+] as const;
+export type GraphWhole = (typeof GRAPH_WHOLE)[number];
+
 /** What is added up over the processes of one client, and over time. */
 interface Counters {
   launches: number;
@@ -25,6 +37,9 @@ interface Counters {
   reports: number;
   durations_seeded: number;
   samples: number;
+  graphs_cut: number;
+  graph_pieces: number;
+  graphs_whole: number;
   guard_null_handle: number;
   guard_wrong_context: number;
   guard_no_context: number;
@@ -126,6 +141,8 @@ export interface Usage {
   counters: Counters;
   /** Whether it can be taken off the GPU by its channels, by its process that last knew. */
   preemption: "unknown" | "on" | "off";
+  /** Why a graph went out whole though it was too long, the last time in the process that last had one. */
+  graph_whole: GraphWhole | null;
   request_ns: Histogram;
   report_ns: Histogram;
   /** Waits at the gate. */
@@ -135,7 +152,14 @@ export interface Usage {
 /** What has done nothing. */
 export function nothing(shape: HistogramShape): Usage {
   const none = new Histogram(new Float64Array(shape.buckets), shape);
-  return { counters: counters(() => 0), preemption: "unknown", request_ns: none, report_ns: none, wait_ns: none };
+  return {
+    counters: counters(() => 0),
+    preemption: "unknown",
+    graph_whole: null,
+    request_ns: none,
+    report_ns: none,
+    wait_ns: none,
+  };
 }
 
 /** Every counter by its name. */
@@ -160,6 +184,9 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     reports: value("reports"),
     durations_seeded: value("durations_seeded"),
     samples: value("samples"),
+    graphs_cut: value("graphs_cut"),
+    graph_pieces: value("graph_pieces"),
+    graphs_whole: value("graphs_whole"),
     guard_null_handle: value("guard_null_handle"),
     guard_wrong_context: value("guard_wrong_context"),
     guard_no_context: value("guard_no_context"),
@@ -176,6 +203,7 @@ export function combine(a: Usage, b: Usage, sign: 1 | -1): Usage {
   return {
     counters: counters((name) => a.counters[name] + sign * b.counters[name]),
     preemption: sign > 0 && b.preemption !== "unknown" ? b.preemption : a.preemption,
+    graph_whole: sign > 0 ? (b.graph_whole ?? a.graph_whole) : a.graph_whole,
     request_ns: a.request_ns.combined(b.request_ns, sign),
     report_ns: a.report_ns.combined(b.report_ns, sign),
     wait_ns: a.wait_ns.combined(b.wait_ns, sign),

@@ -154,6 +154,34 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     );
   });
 
+  // Not at the same time as others: what else is on the GPU would be in the durations by which graphs are cut.
+  test.skipIf(missing("torch", "transformers"))(
+    "GPT-2 training from one CUDA graph, held at the gate beside a busy high client, goes out in pieces and gives the same bits",
+    async () => {
+      using scratch = new Scratch();
+      scratch.file("tiny.csv", TINY_PROFILE);
+      const [without, with_] = [join(scratch.path, "bare"), join(scratch.path, "rigel")];
+      const train = [...workload, ...TRAIN_GPT2, "--graph", "--losses"];
+      const path = scratch.file("config.json", {
+        policy: { name: "priority", preempt: false },
+        clients: [
+          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 9000 } },
+          { name: "train", class: "best-effort", command: [...train, with_], cwd: root },
+        ],
+      });
+      await bare([...train, without]);
+      const result = await rigel("launch", path, "--json");
+      expect(result.status, result.stderr).toBe(0);
+      const trained = reportOf(result).clients.find(({ name }) => name === "train");
+      expect(trained).toMatchObject({ attached: true, exit_code: 0 });
+      expect(trained?.gate.graph_pieces, JSON.stringify(trained?.gate)).toBeGreaterThan(10);
+      const expected = readFileSync(without, "utf8");
+      expect(expected.trim().split("\n").length).toBeGreaterThanOrEqual(10);
+      expect(readFileSync(with_, "utf8")).toBe(expected);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
   test.concurrent.skipIf(missing("cupy"))(
     "a CuPy program gives the same bits",
     async () => {

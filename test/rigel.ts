@@ -90,7 +90,13 @@ const clientSchema = z.object({
   iterations: z.number().nullable(),
   iterations_per_s: z.number().nullable(),
   durations: z.object({ seeded: z.number(), samples: z.number() }),
-  gate: z.object({ waits: z.number(), wait_ms: z.number(), shared: z.number(), unprofiled: z.number() }),
+  gate: z.object({
+    waits: z.number(),
+    wait_ms: z.number(),
+    shared: z.number(),
+    unprofiled: z.number(),
+    graph_pieces: z.number(),
+  }),
   charged_ms: z.number(),
   memory: z.object({
     limit_bytes: z.number().nullable(),

@@ -6,7 +6,8 @@
  * reference manual. A capture that was invalidated stays so until cuStreamEndCapture on its first stream.
  *
  * A graph runs as a chain, in the order its nodes were captured: branches that a real GPU would run side by side run
- * one after the other. Nodes are kernels, copies and memsets; capturing anything else is refused.
+ * one after the other. What each node comes after is known all the same, for programs that take graphs apart.
+ * Nodes are kernels, copies and memsets; capturing anything else is refused.
  *
  * Whether all streams were joined is told by vector clocks: each stream counts its nodes, an event carries the counts
  * of what it comes after, and a wait takes them over. At the end the first stream must have everybody's.
@@ -25,6 +26,7 @@ struct sim_capture {
     sim_object *streams[SIM_CAPTURE_STREAMS]; /* the first began it; NULL: destroyed since */
     uint32_t count;
     uint32_t clock[SIM_CAPTURE_STREAMS][SIM_CAPTURE_STREAMS];
+    uint32_t covered[SIM_CAPTURE_STREAMS][SIM_CAPTURE_STREAMS]; /* as far as a stream's nodes have edges for it */
 };
 
 /* All captures in progress, guarded by sim.lock like everything in this file. */
@@ -37,6 +39,7 @@ static void delete_nodes(sim_object *graph)
 {
     for (sim_object *n = graph->graph.first, *next; n; n = next) {
         next = n->next;
+        free(n->node.after);
         sim_delete(n);
     }
 }
@@ -67,6 +70,16 @@ static CUresult add_node(sim_object *graph, const sim_work *work)
     else graph->graph.first = n;
     graph->graph.last = n;
     graph->graph.count++;
+    return CUDA_SUCCESS;
+}
+
+/* An edge; OUT_OF_MEMORY. */
+static CUresult come_after(sim_object *node, sim_object *other)
+{
+    sim_object **more = realloc(node->node.after, (node->node.after_count + 1) * sizeof *more);
+    if (!more) return CUDA_ERROR_OUT_OF_MEMORY;
+    node->node.after = more;
+    more[node->node.after_count++] = other;
     return CUDA_SUCCESS;
 }
 
@@ -124,6 +137,109 @@ static CUresult make_exec(sim_object *graph, sim_object *exec)
         free(exec->exec.works);
     }
     return full ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+/* The clone of a node of the graph `original`, whose nodes were cloned in their order. */
+static sim_object *counterpart(const sim_object *original, const sim_object *clone, const sim_object *node)
+{
+    sim_object *c = clone->graph.first;
+    for (const sim_object *n = original->graph.first; n && n != node; n = n->next) c = c->next;
+    return c;
+}
+
+API CUresult cuGraphClone(CUgraph *clone, CUgraph original)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!clone) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *g = sim_get(original, SIM_GRAPH);
+    sim_object *c = g && !g->graph.capturing ? sim_new(SIM_GRAPH, g->context) : NULL;
+    if (!c) r = g && !g->graph.capturing ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
+    for (sim_object *n = c ? g->graph.first : NULL; n && !r; n = n->next) {
+        r = add_node(c, &n->node.work);
+        if (r == CUDA_SUCCESS) c->graph.last->node.original = sim_handle(n);
+        for (uint32_t i = 0; i < n->node.after_count && !r; i++)
+            r = come_after(c->graph.last, counterpart(g, c, n->node.after[i]));
+    }
+    if (c && r) sim_delete_graph(c);
+    if (r == CUDA_SUCCESS) *clone = sim_handle(c);
+    pthread_mutex_unlock(&sim.lock);
+    return r;
+}
+
+API CUresult cuGraphNodeFindInClone(CUgraphNode *found, CUgraphNode original, CUgraph clone)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!found) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *c = sim_get(clone, SIM_GRAPH);
+    sim_object *n = c ? c->graph.first : NULL;
+    while (n && n->node.original != (void *)original) n = n->next;
+    if (n) *found = sim_handle(n);
+    pthread_mutex_unlock(&sim.lock);
+    return n && original ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuGraphDestroyNode(CUgraphNode node)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *n = sim_get(node, SIM_NODE);
+    sim_object *g = n ? n->node.graph : NULL, *before = NULL;
+    if (!n || g->graph.capturing) {
+        pthread_mutex_unlock(&sim.lock);
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    for (sim_object *o = g->graph.first; o; o = o->next) {
+        uint32_t kept = 0;
+        for (uint32_t i = 0; i < o->node.after_count; i++)
+            if (o->node.after[i] != n) o->node.after[kept++] = o->node.after[i];
+        o->node.after_count = kept;
+        if (o->next == n) before = o;
+    }
+    if (before) before->next = n->next;
+    else g->graph.first = n->next;
+    if (g->graph.last == n) g->graph.last = before;
+    g->graph.count--;
+    free(n->node.after);
+    sim_delete(n);
+    pthread_mutex_unlock(&sim.lock);
+    return CUDA_SUCCESS;
+}
+
+/* All edges here have default data: all bytes 0. */
+static CUresult get_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, uint64_t *data, size_t *count)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!count || !from != !to || (data && !from)) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *g = sim_get(graph, SIM_GRAPH);
+    size_t room = from ? *count : 0, edges = 0;
+    for (const sim_object *n = g ? g->graph.first : NULL; n; n = n->next)
+        for (uint32_t i = 0; i < n->node.after_count; i++, edges++) {
+            if (edges >= room) continue;
+            from[edges] = sim_handle(n->node.after[i]);
+            to[edges] = sim_handle(n);
+            if (data) data[edges] = 0;
+        }
+    for (size_t i = edges; i < room; i++) from[i] = to[i] = NULL;
+    if (g && (!from || room > edges)) *count = edges;
+    pthread_mutex_unlock(&sim.lock);
+    return g ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuGraphGetEdges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, size_t *count)
+{
+    return get_edges(graph, from, to, NULL, count);
+}
+
+API CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to, uint64_t *data, size_t *count)
+{
+    return get_edges(graph, from, to, data, count);
 }
 
 static CUresult instantiate(CUgraphExec *out, CUgraph graph)
@@ -187,6 +303,80 @@ API CUresult cuGraphInstantiateWithParams_ptsz(CUgraphExec *e, CUgraph g, CUDA_G
 {
     return instantiate_with_params(e, g, p);
 }
+
+/* A real driver refuses a graph of another shape; here any is taken. Launches under way still run as they were. */
+static CUresult update(CUgraphExec exec, CUgraph graph)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *e = sim_get(exec, SIM_EXEC), *g = sim_get(graph, SIM_GRAPH);
+    if (!e || !g || g->graph.capturing) r = CUDA_ERROR_INVALID_VALUE;
+    sim_object updated = {0};
+    if (r == CUDA_SUCCESS) {
+        updated.context = e->context;
+        updated.device = e->device;
+        r = make_exec(g, &updated);
+    }
+    if (r == CUDA_SUCCESS) {
+        rg_model *m = sim_lock(e->device);
+        rg_model_destroy_graph(m, e->id);
+        sim_unlock();
+        free(e->exec.moves);
+        e->id = updated.id;
+        e->exec = updated.exec;
+    }
+    pthread_mutex_unlock(&sim.lock);
+    return r;
+}
+
+API CUresult cuGraphExecUpdate(CUgraphExec exec, CUgraph graph, CUgraphNode *error_node, int *result)
+{
+    CUresult r = result ? update(exec, graph) : CUDA_ERROR_INVALID_VALUE;
+    if (error_node) *error_node = NULL;
+    if (result) *result = r ? 1 : 0;
+    return r;
+}
+
+/* The result is an int and two nodes. */
+API CUresult cuGraphExecUpdate_v2(CUgraphExec exec, CUgraph graph, void *result)
+{
+    if (!result) return CUDA_ERROR_INVALID_VALUE;
+    CUresult r = update(exec, graph);
+    memset(result, 0, sizeof(int) + 2 * sizeof(void *));
+    *(int *)result = r ? 1 : 0;
+    return r;
+}
+
+/* An executable graph is changed as a whole only. */
+static CUresult change_node(CUgraphExec exec, CUgraphNode node)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    return sim_get(exec, SIM_EXEC) && sim_get(node, SIM_NODE) ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+}
+
+#define CHANGE_NODE(symbol, ...) \
+    API CUresult symbol(CUgraphExec exec, CUgraphNode node, __VA_ARGS__) \
+    { \
+        return change_node(exec, node); \
+    }
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+CHANGE_NODE(cuGraphExecKernelNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecKernelNodeSetParams_v2, const void *p)
+CHANGE_NODE(cuGraphExecMemcpyNodeSetParams, const void *p, CUcontext c)
+CHANGE_NODE(cuGraphExecMemsetNodeSetParams, const void *p, CUcontext c)
+CHANGE_NODE(cuGraphExecHostNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecChildGraphNodeSetParams, CUgraph g)
+CHANGE_NODE(cuGraphExecEventRecordNodeSetEvent, CUevent e)
+CHANGE_NODE(cuGraphExecEventWaitNodeSetEvent, CUevent e)
+CHANGE_NODE(cuGraphExecExternalSemaphoresSignalNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecExternalSemaphoresWaitNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecBatchMemOpNodeSetParams, const void *p)
+CHANGE_NODE(cuGraphExecNodeSetParams, void *p)
+CHANGE_NODE(cuGraphNodeSetEnabled, unsigned enabled)
+#pragma GCC diagnostic pop
 
 API CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
@@ -371,6 +561,28 @@ static CUresult live_capture(const sim_object *stream, sim_capture **c)
     return (*c)->lost ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_SUCCESS;
 }
 
+/* The new node of a stream comes after the stream's last one, and after what the stream has waited for since. */
+static CUresult add_edges(sim_capture *c, uint32_t own, sim_object *node)
+{
+    CUresult r = CUDA_SUCCESS;
+    sim_object *before = NULL; /* the node that was last in the graph */
+    int first = 1;
+    node->node.capture = c->id;
+    node->node.capture_index = own;
+    node->node.ordinal = c->clock[own][own] + 1;
+    for (sim_object *n = c->graph->graph.first; n && n != node && !r; n = n->next) {
+        before = n;
+        uint32_t of = n->node.capture_index;
+        if (n->node.capture != c->id || n->node.ordinal != c->clock[own][of] || n->node.ordinal <= c->covered[own][of]) continue;
+        r = come_after(node, n);
+        first = 0;
+    }
+    if (first && before && before->node.capture != c->id && !r) r = come_after(node, before); /* into a given graph */
+    memcpy(c->covered[own], c->clock[own], sizeof c->covered[own]);
+    c->covered[own][own] = c->clock[own][own]++; /* this one is the next one's edge */
+    return r;
+}
+
 CUresult sim_capture_add(sim_object *stream, const sim_work *work)
 {
     sim_capture *c;
@@ -389,7 +601,7 @@ CUresult sim_capture_add(sim_object *stream, const sim_work *work)
             rg_model_get_priority(m, stream->id, &w->priority);
             sim_unlock();
         }
-        c->clock[stream->stream.capture_index][stream->stream.capture_index]++;
+        r = add_edges(c, stream->stream.capture_index, c->graph->graph.last);
     }
     pthread_mutex_unlock(&sim.lock);
     return r;

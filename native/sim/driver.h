@@ -128,6 +128,11 @@ struct sim_object {
         struct {
             sim_object *graph;
             sim_work work;
+            sim_object **after; /* the nodes it comes after */
+            uint32_t after_count;
+            uint32_t capture_index, ordinal; /* captured: its stream's place in the capture, its own among that stream's nodes */
+            uint64_t capture;
+            void *original; /* handle: it is a clone of that one */
         } node;
         struct {
             uint64_t bytes;

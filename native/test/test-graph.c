@@ -1,0 +1,679 @@
+/*
+ * test-graph.c: best-effort graphs at the gate go out in pieces, on the simulated GPU.
+ *
+ * The client's parts are linked into this program, so that the driver's functions behind them can be watched, and made to fail, by
+ * putting another function into rg_real. What a graph does is copies besides kernels: their data show what ran before what.
+ */
+#include "client.h"
+#include "testing.h"
+
+static const char *segment_path;
+static rg_segment *seg;
+enum { OTHER = 40, CELL = 64 };
+
+#define DRIVER_FUNCTIONS(X) \
+    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
+    X(cuEventCreate, (CUevent *, unsigned)) \
+    X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
+    X(cuGraphDestroy, (CUgraph))
+static struct {
+#define MEMBER(symbol, params) CUresult(*symbol) params;
+    DRIVER_FUNCTIONS(MEMBER)
+} cu;
+
+static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
+                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+static CUfunction spin;
+static CUstream stream;
+static CUcontext context;
+
+/* ---- the driver, watched ---- */
+
+static rg_driver plain; /* as it was */
+static _Atomic int alive; /* clones and executable graphs of Rigel's */
+static _Atomic int calls, fail_at; /* calls that can be made to fail; which of them does, 0: none */
+static _Atomic int launches, launch_fails_at, busy_at, event_waits;
+static CUgraphExec launched[4096];
+
+static bool failing(void)
+{
+    return atomic_fetch_add(&calls, 1) + 1 == atomic_load(&fail_at);
+}
+
+static CUresult clone_graph(CUgraph *clone, CUgraph graph)
+{
+    CUresult r = failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphClone(clone, graph);
+    atomic_fetch_add(&alive, r == CUDA_SUCCESS);
+    return r;
+}
+
+static CUresult find_node(CUgraphNode *found, CUgraphNode node, CUgraph clone)
+{
+    return failing() ? CUDA_ERROR_INVALID_VALUE : plain.cuGraphNodeFindInClone(found, node, clone);
+}
+
+static CUresult destroy_node(CUgraphNode node)
+{
+    return failing() ? CUDA_ERROR_INVALID_VALUE : plain.cuGraphDestroyNode(node);
+}
+
+static CUresult upload(CUgraphExec exec, CUstream s)
+{
+    return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(exec, s);
+}
+
+static CUresult destroy_graph(CUgraph graph)
+{
+    atomic_fetch_sub(&alive, 1);
+    return plain.cuGraphDestroy(graph);
+}
+
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    CUresult r = failing() ? CUDA_ERROR_OUT_OF_MEMORY
+                           : ((__typeof__(&cuGraphInstantiateWithFlags))plain.hooked[RG_HOOK_cuGraphInstantiateWithFlags])(
+                                 exec, graph, flags);
+    atomic_fetch_add(&alive, r == CUDA_SUCCESS);
+    return r;
+}
+
+static CUresult destroy_exec(CUgraphExec exec)
+{
+    atomic_fetch_sub(&alive, 1);
+    return ((__typeof__(&cuGraphExecDestroy))plain.hooked[RG_HOOK_cuGraphExecDestroy])(exec);
+}
+
+static CUresult wait_event(CUstream s, CUevent event, unsigned flags)
+{
+    atomic_fetch_add(&event_waits, 1);
+    return plain.cuStreamWaitEvent(s, event, flags);
+}
+
+static void other_busy(bool yes)
+{
+    if (yes)
+        atomic_fetch_or(&seg->devices[0].high_busy, 1ull << OTHER);
+    else
+        rg_segment_clear_busy(seg, OTHER);
+}
+
+static CUresult launch_graph(CUgraphExec exec, CUstream s)
+{
+    int n = atomic_fetch_add(&launches, 1);
+    if (n + 1 == atomic_load(&launch_fails_at))
+        return CUDA_ERROR_LAUNCH_FAILED;
+    launched[n % 4096] = exec;
+    if (n + 1 == atomic_load(&busy_at))
+        other_busy(true);
+    return ((__typeof__(&cuGraphLaunch))plain.hooked[RG_HOOK_cuGraphLaunch])(exec, s);
+}
+
+/* The driver's order of nodes, backwards. */
+static CUresult nodes_backwards(CUgraph graph, CUgraphNode *nodes, size_t *n)
+{
+    CUresult r = plain.cuGraphGetNodes(graph, nodes, n);
+    for (size_t i = 0; nodes && i < *n / 2; i++) {
+        CUgraphNode node = nodes[i];
+        nodes[i] = nodes[*n - 1 - i];
+        nodes[*n - 1 - i] = node;
+    }
+    return r;
+}
+
+static CUgraphNode strange_node;
+static CUresult type_of(CUgraphNode node, int *type)
+{
+    CUresult r = plain.cuGraphNodeGetType(node, type);
+    if (strange_node == NULL)
+        strange_node = node;
+    if (node == strange_node)
+        *type = 6; /* waits for an event */
+    return r;
+}
+
+static void watch(void)
+{
+    plain = rg_real;
+    rg_real.cuGraphClone = clone_graph;
+    rg_real.cuGraphNodeFindInClone = find_node;
+    rg_real.cuGraphDestroyNode = destroy_node;
+    rg_real.cuGraphUpload = upload;
+    rg_real.cuGraphDestroy = destroy_graph;
+    rg_real.cuStreamWaitEvent = wait_event;
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)instantiate;
+    rg_real.hooked[RG_HOOK_cuGraphExecDestroy] = (void *)destroy_exec;
+    rg_real.hooked[RG_HOOK_cuGraphLaunch] = (void *)launch_graph;
+}
+
+/* ---- a client ---- */
+
+static void become(uint32_t policy)
+{
+    segment_path = scratch("graph");
+    CHECK_EQUAL(rg_segment_create(segment_path), 0);
+    char why[512];
+    seg = rg_segment_open(segment_path, why, sizeof why);
+    CHECK(seg != NULL);
+    setenv("RIGEL_SEGMENT", segment_path, 1);
+    setenv("RIGEL_CLASS", "best-effort", 1);
+    setenv("RIGEL_NAME", "test", 1);
+    setenv("RIGEL_SIM_STATE", scratch("graph-sim"), 1);
+    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2);
+    seg->settings.starvation_us = 600000000;
+    seg->settings.preempt = 0;
+    seg->settings.policy = policy;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(driver != NULL);
+#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
+    DRIVER_FUNCTIONS(FIND)
+    CUmodule module;
+    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    watch();
+}
+
+static void done(void)
+{
+    unlink(getenv("RIGEL_SIM_STATE"));
+    unlink(segment_path);
+}
+
+static void spin_on(CUstream s, uint64_t block_ns)
+{
+    uint64_t n = 1;
+    void *params[] = {&n, &block_ns};
+    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+static void copy(CUdeviceptr to, CUdeviceptr from, CUstream s)
+{
+    CHECK_EQUAL(cuMemcpyDtoDAsync_v2(to, from, CELL, s), CUDA_SUCCESS);
+}
+
+static CUdeviceptr cells(int n)
+{
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, (size_t)n * CELL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8_v2(p, 0, (size_t)n * CELL), CUDA_SUCCESS);
+    return p;
+}
+
+static void put(CUdeviceptr cell, unsigned char value)
+{
+    CHECK_EQUAL(cuMemsetD8_v2(cell, value, CELL), CUDA_SUCCESS);
+}
+
+static int value_of(CUdeviceptr cell)
+{
+    unsigned char host[CELL];
+    CHECK_EQUAL(cuMemcpyDtoH_v2(host, cell, CELL), CUDA_SUCCESS);
+    for (int i = 1; i < CELL; i++)
+        CHECK_EQUAL(host[i], host[0]);
+    return host[0];
+}
+
+/* Kernels of 10 us and copies in turn: what is in the first cell wanders to the last. */
+static CUgraph chain(CUdeviceptr first, int steps)
+{
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < steps; i++) {
+        spin_on(stream, 10000);
+        copy(first + (CUdeviceptr)(i + 1) * CELL, first + (CUdeviceptr)i * CELL, stream);
+    }
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    return graph;
+}
+
+/* As PyTorch does it: the graph is gone once there is an executable one. */
+static CUgraphExec executable(CUgraph graph)
+{
+    CUgraphExec exec;
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuGraphDestroy(graph), CUDA_SUCCESS);
+    return exec;
+}
+
+/* As if it had been launched before and had taken that long. */
+static void known(CUgraphExec exec, uint32_t ns)
+{
+    rg_duration_reset(rg_duration_key((uintptr_t)exec, RG_DIMS_UNIT), ns);
+}
+
+static void launch(CUgraphExec exec)
+{
+    CHECK_EQUAL(cuGraphLaunch(exec, stream), CUDA_SUCCESS);
+}
+
+static void synchronise(void)
+{
+    CHECK_EQUAL(cuStreamSynchronize(stream), CUDA_SUCCESS);
+}
+
+static CUgraphExec twin;
+static void *launch_twin(void *n)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    for (intptr_t i = 0; i < (intptr_t)n; i++)
+        launch(twin);
+    return NULL;
+}
+
+/* ---- cases ---- */
+
+static void a_long_graph_goes_out_in_pieces(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    CUgraphExec exec = executable(chain(p, 40));
+    CHECK_EQUAL(alive, 2); /* the clone, and the program's own */
+    put(p, 7);
+    launch(exec); /* nothing is known of it yet */
+    synchronise();
+    CHECK_EQUAL(value_of(p + 40 * CELL), 7);
+    CHECK_EQUAL(launches, 1);
+    known(exec, 8000000); /* 80 nodes: pieces of 400 us are 4 of them */
+    for (int round = 1; round <= 3; round++) {
+        put(p, (unsigned char)(10 * round));
+        launch(exec);
+        synchronise();
+        CHECK_EQUAL(value_of(p + 40 * CELL), 10 * round);
+        CHECK_EQUAL(launches, 1 + 20 * round);
+        for (int i = 0; i < 20; i++)
+            CHECK(launched[1 + i] == launched[1 + 20 * (round - 1) + i] && launched[1 + i] != exec);
+    }
+    CHECK_EQUAL(alive, 21);
+    CHECK_EQUAL(rg.slot->graphs_cut, 1);
+    CHECK_EQUAL(rg.slot->graph_pieces, 60);
+    CHECK_EQUAL(rg.slot->graph_launches, 4);
+    CHECK_EQUAL(rg.slot->graphs_whole, 0);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    CHECK_EQUAL(alive, 0);
+    done();
+}
+
+static void a_graph_is_cut_once_its_duration_is_learned(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(101);
+    CUgraphExec exec = executable(chain(p, 100)); /* a millisecond at least */
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(launches, 1);
+    launch(exec);
+    CHECK_EQUAL(rg.slot->graphs_cut, 1);
+    CHECK(launches >= 3);
+    done();
+}
+
+static void pieces_wait_for_a_high_client(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    twin = executable(chain(p, 40));
+    put(p, 3);
+    known(twin, 8000000);
+    atomic_store(&busy_at, 5);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_twin, (void *)1), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launches), 5); /* the rest is not on the GPU */
+    other_busy(false);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    synchronise();
+    CHECK_EQUAL(launches, 20);
+    CHECK_EQUAL(value_of(p + 40 * CELL), 3);
+    CHECK(rg.slot->gate_waits >= 1);
+    done();
+}
+
+static void pieces_learn_their_durations(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    known(exec, 4000000);
+    for (int i = 0; i < 6; i++) {
+        launch(exec);
+        synchronise();
+        rg_samples_poll();
+    }
+    uint32_t timed = 0;
+    for (int i = 0; i < 10; i++) {
+        rg_duration *d = rg_duration_of(rg_duration_key((uintptr_t)launched[i], RG_DIMS_UNIT));
+        CHECK(d->duration_ns > 0);
+        CHECK_EQUAL(d->seen, 6);
+        timed += d->samples;
+    }
+    CHECK(timed > 0);
+    done();
+}
+
+/* Two branches side by side, again and again, in whatever order the driver lists the nodes. */
+static void branches_stay_in_order(void)
+{
+    become(RG_POLICY_PRIORITY);
+    enum { STEPS = 16 };
+    CUdeviceptr a = cells(STEPS + 1), b = cells(STEPS), c = cells(STEPS), d = cells(STEPS);
+    CUstream side;
+    CUevent fork, join;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&fork, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&join, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < STEPS; i++) {
+        spin_on(stream, 10000);
+        CHECK_EQUAL(cuEventRecord(fork, stream), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuStreamWaitEvent(side, fork, 0), CUDA_SUCCESS);
+        copy(c + (CUdeviceptr)i * CELL, a + (CUdeviceptr)i * CELL, side);
+        copy(b + (CUdeviceptr)i * CELL, a + (CUdeviceptr)i * CELL, stream);
+        copy(d + (CUdeviceptr)i * CELL, c + (CUdeviceptr)i * CELL, side);
+        CHECK_EQUAL(cuEventRecord(join, side), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuStreamWaitEvent(stream, join, 0), CUDA_SUCCESS);
+        copy(a + (CUdeviceptr)(i + 1) * CELL, b + (CUdeviceptr)i * CELL, stream);
+    }
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    rg_real.cuGraphGetNodes = nodes_backwards;
+    CUgraphExec exec = executable(graph);
+    known(exec, 10000000); /* 80 nodes */
+    put(a, 9);
+    launch(exec);
+    synchronise();
+    CHECK(launches >= 16);
+    CHECK_EQUAL(value_of(a + STEPS * CELL), 9);
+    for (int i = 0; i < STEPS; i++)
+        CHECK_EQUAL(value_of(d + (CUdeviceptr)i * CELL), 9);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    CHECK_EQUAL(alive, 0);
+    done();
+}
+
+static void known_kernels_make_the_first_launch_go_in_pieces(void)
+{
+    become(RG_POLICY_PRIORITY);
+    for (int i = 0; i < 4; i++) {
+        spin_on(stream, 200000);
+        synchronise();
+        rg_samples_poll();
+    }
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < 12; i++)
+        spin_on(stream, 200000);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    CUgraphExec exec = executable(graph);
+    launch(exec); /* 2.4 ms at least, going by its kernels */
+    CHECK_EQUAL(rg.slot->graphs_cut, 1);
+    CHECK(rg.slot->graph_pieces >= 5);
+    done();
+}
+
+static void what_is_short_or_not_held_here_goes_out_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    known(exec, 300000);
+    launch(exec);
+    known(exec, 4000000);
+    atomic_store(&rg.preemptible[0], 1);
+    launch(exec);
+    atomic_store(&rg.preemptible[0], 0);
+    seg->settings.inflight = 0;
+    launch(exec);
+    seg->settings.inflight = 8;
+    seg->settings.policy = RG_POLICY_NONE;
+    launch(exec);
+    CHECK_EQUAL(launches, 4);
+    CHECK_EQUAL(rg.slot->graphs_cut + rg.slot->graphs_whole, 0);
+    seg->settings.policy = RG_POLICY_FAIR;
+    launch(exec);
+    CHECK_EQUAL(launches, 14);
+    done();
+}
+
+/* Launches a graph that is long but is not to be cut, twice, and says what is counted. */
+static uint32_t whole_because(CUgraphExec exec)
+{
+    int before = atomic_load(&launches);
+    uint64_t counted = rg.slot->graphs_whole;
+    known(exec, 9000000);
+    launch(exec);
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(launches, before + 2);
+    CHECK(launched[before] == exec && launched[before + 1] == exec);
+    CHECK_EQUAL(rg.slot->graphs_whole, counted + 1);
+    return rg.slot->graph_whole;
+}
+
+static void what_cannot_be_cut_says_why(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    CHECK_EQUAL(whole_because(executable(chain(p, 3))), RG_WHOLE_FEW);
+    rg_real.cuGraphNodeGetType = type_of;
+    CHECK_EQUAL(whole_because(executable(chain(p, 10))), RG_WHOLE_KIND);
+    rg_real.cuGraphNodeGetType = plain.cuGraphNodeGetType;
+    CUgraph device_launch = chain(p, 10);
+    CUgraphExec exec;
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = NULL; /* the simulated driver has no such graphs: by the other form */
+    CUDA_GRAPH_INSTANTIATE_PARAMS params = {.flags = 2};
+    CHECK_EQUAL(cuGraphInstantiateWithParams(&exec, device_launch, &params), CUDA_SUCCESS);
+    CHECK_EQUAL(whole_because(exec), RG_WHOLE_DRIVER);
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)instantiate;
+    for (int i = 0; i < 200; i++)
+        exec = executable(chain(p, 5));
+    CHECK_EQUAL(whole_because(exec), RG_WHOLE_ROOM);
+    CHECK_EQUAL(rg.slot->graphs_cut, 0);
+    done();
+}
+
+static void a_changed_graph_goes_out_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41), q = cells(41);
+    CUgraphExec exec = executable(chain(p, 40));
+    known(exec, 8000000);
+    put(p, 1);
+    put(q, 2);
+    launch(exec);
+    CHECK_EQUAL(launches, 20);
+    CUgraph other = chain(q, 40);
+    char result[64] = {0};
+    CHECK_EQUAL(cuGraphExecUpdate_v2(exec, other, result), CUDA_SUCCESS);
+    CHECK_EQUAL(alive, 1);
+    CHECK_EQUAL(whole_because(exec), RG_WHOLE_CHANGED);
+    CHECK_EQUAL(value_of(p + 40 * CELL), 1);
+    CHECK_EQUAL(value_of(q + 40 * CELL), 2);
+    /* The old handle, made anew from a graph, is another graph. */
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    exec = executable(other);
+    known(exec, 8000000);
+    launch(exec);
+    CHECK_EQUAL(launches, 42);
+    done();
+}
+
+static void failures_leave_nothing_and_are_not_seen(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(21);
+    int cut = 0;
+    /* Every call that may fail, one after the other: those of 20 pieces are some 500. */
+    for (int at = 2; !cut; at += at < 30 ? 1 : 37) {
+        CUgraph graph = chain(p, 10);
+        CUgraphExec exec;
+        put(p, (unsigned char)(at & 0x7f));
+        atomic_store(&calls, 0);
+        atomic_store(&fail_at, at); /* the first is the program's own instantiation */
+        CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuGraphDestroy(graph), CUDA_SUCCESS);
+        known(exec, 4000000);
+        uint64_t cuts = rg.slot->graphs_cut, whole = rg.slot->graphs_whole;
+        launch(exec);
+        synchronise();
+        CHECK_EQUAL(value_of(p + 10 * CELL), at & 0x7f);
+        cut = (int)(rg.slot->graphs_cut - cuts);
+        CHECK_EQUAL(rg.slot->graphs_whole - whole, !cut);
+        if (!cut) {
+            CHECK_EQUAL(rg.slot->graph_whole, RG_WHOLE_DRIVER);
+            CHECK_EQUAL(alive, 1);
+        }
+        CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+        CHECK_EQUAL(alive, 0);
+    }
+    CHECK(atomic_load(&calls) < atomic_load(&fail_at) && atomic_load(&calls) > 60);
+    done();
+}
+
+static void what_a_piece_fails_with_is_the_result(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(21);
+    CUgraphExec exec = executable(chain(p, 20));
+    known(exec, 4000000);
+    atomic_store(&launch_fails_at, 4);
+    CHECK_EQUAL(cuGraphLaunch(exec, stream), CUDA_ERROR_LAUNCH_FAILED);
+    CHECK_EQUAL(rg.slot->graph_pieces, 3);
+    synchronise();
+    /* Nothing of the first is out: the whole goes. */
+    atomic_store(&launch_fails_at, 5);
+    put(p, 5);
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(launches, 6);
+    CHECK(launched[5] == exec);
+    CHECK_EQUAL(value_of(p + 20 * CELL), 5);
+    CHECK_EQUAL(rg.slot->graph_launches, 2);
+    CHECK_EQUAL(alive, 1);
+    done();
+}
+
+static void launches_on_several_streams_come_one_after_the_other(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(exec); /* whole, here */
+    known(exec, 4000000);
+    CHECK_EQUAL(cuGraphLaunch(exec, other), CUDA_SUCCESS); /* whole, since the driver orders it behind the one before */
+    CHECK_EQUAL(launches, 2);
+    CHECK_EQUAL(event_waits, 0);
+    CHECK_EQUAL(cuGraphLaunch(exec, other), CUDA_SUCCESS); /* pieces */
+    CHECK_EQUAL(launches, 12);
+    CHECK_EQUAL(event_waits, 0);
+    launch(exec); /* pieces, behind those on the other stream */
+    CHECK_EQUAL(launches, 22);
+    CHECK_EQUAL(event_waits, 1);
+    seg->settings.policy = RG_POLICY_NONE;
+    CHECK_EQUAL(cuGraphLaunch(exec, other), CUDA_SUCCESS); /* whole, behind the pieces */
+    CHECK_EQUAL(launches, 23);
+    CHECK_EQUAL(event_waits, 2);
+    CHECK_EQUAL(rg.slot->graphs_whole, 0);
+    done();
+}
+
+static void captures_let_it_pass_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    CUstream other, third;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&third, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    known(exec, 4000000);
+    launch(exec);
+    CHECK_EQUAL(launches, 10);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphLaunch(exec, third), CUDA_SUCCESS);
+    CHECK_EQUAL(launches, 11);
+    CHECK(launched[10] == exec);
+    CHECK_EQUAL(event_waits, 1); /* behind the pieces */
+    CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
+    launch(exec); /* that may still run on the third stream: once more whole, and then in pieces */
+    launch(exec);
+    CHECK_EQUAL(launches, 22);
+    done();
+}
+
+static void threads_do_not_mix_their_pieces(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(21);
+    twin = executable(chain(p, 20));
+    known(twin, 4000000);
+    put(p, 4);
+    launch(twin);
+    pthread_t threads[3];
+    for (int i = 0; i < 3; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, launch_twin, (void *)5), 0);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    synchronise();
+    CHECK_EQUAL(launches, 160);
+    for (int i = 0; i < 160; i++)
+        CHECK(launched[i] == launched[i % 10]);
+    CHECK_EQUAL(value_of(p + 20 * CELL), 4);
+    done();
+}
+
+static void graphs_end_with_their_program_or_context(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    known(exec, 4000000);
+    launch(exec);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS); /* while it runs */
+    CHECK_EQUAL(alive, 0);
+    synchronise();
+    exec = executable(chain(cells(21), 20));
+    known(exec, 4000000);
+    launch(exec);
+    CHECK_EQUAL(alive, 11);
+    synchronise();
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(alive, 11); /* they have gone with it: nothing is asked of them any more */
+    CUmodule module;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    exec = executable(chain(cells(21), 20));
+    known(exec, 4000000);
+    int before = atomic_load(&launches);
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(launches - before, 10);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(a_long_graph_goes_out_in_pieces);
+    RUN(a_graph_is_cut_once_its_duration_is_learned);
+    RUN(pieces_wait_for_a_high_client);
+    RUN(pieces_learn_their_durations);
+    RUN(branches_stay_in_order);
+    RUN(known_kernels_make_the_first_launch_go_in_pieces);
+    RUN(what_is_short_or_not_held_here_goes_out_whole);
+    RUN(what_cannot_be_cut_says_why);
+    RUN(a_changed_graph_goes_out_whole);
+    RUN(failures_leave_nothing_and_are_not_seen);
+    RUN(what_a_piece_fails_with_is_the_result);
+    RUN(launches_on_several_streams_come_one_after_the_other);
+    RUN(captures_let_it_pass_whole);
+    RUN(threads_do_not_mix_their_pieces);
+    RUN(graphs_end_with_their_program_or_context);
+    return failures ? 1 : 0;
+}
