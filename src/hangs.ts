@@ -286,7 +286,10 @@ function found(process: Observed, earlier: Observed | undefined, context: Contex
     why,
     ...more,
   });
-  const recent = process.threads.toSorted((a, b) => lastOf(b) - lastOf(a))[0];
+  // Threads that only look after events, as PyTorch's watchdog does, tell nothing of what the program does.
+  const recent = process.threads.toSorted(
+    (a, b) => Number(b.launches > 0) - Number(a.launches > 0) || lastOf(b) - lastOf(a),
+  )[0];
   const recentState = recent ? stateOfThread(recent, now.at_ns) : null;
   const did = recentState?.last
     ? `${recentState.last.operation} ${seconds(recentState.last.seconds_ago)} ago`
@@ -402,9 +405,9 @@ function isMade(operation: string): boolean {
   return operation.startsWith("ncclCommInit");
 }
 
-/** Calls that are there to wait; the others ought to return. */
+/** Calls that are there to wait, as a copy to memory that is not pinned is, also an asynchronous one; the others ought to return. */
 function isWait(operation: string): boolean {
-  return /Synchronize|^wait_inflight$|^cuMemcpy.*(DtoH|AtoH)(_v2)?(_ptds)?$/.test(operation);
+  return /Synchronize|^wait_inflight$|^cuMemcpy.*(DtoH|AtoH)(Async)?(_v2)?(_ptds|_ptsz)?$/.test(operation);
 }
 
 function waitsFor({

@@ -121,6 +121,17 @@ test("a call that ought to return at once", () => {
   expect(found).toMatchObject({ verdict: "call", hung: true, why: "cuLaunchKernel does not return" });
 });
 
+test("a copy to memory that is not pinned waits, also an asynchronous one", () => {
+  const [found] = decide([client(1, { threads: [waits(1, "cuMemcpyDtoHAsync_v2", 11)] })]);
+  expect(found).toMatchObject({ verdict: "synchronise", hung: true });
+});
+
+test("what was done last is what a thread did that queues work, not one that looks after events", () => {
+  const watchdog = thread(2, { launches: 0, last: { operation: "cuEventDestroy_v2", at_ns: NOW - SECOND } });
+  const [found] = decide([client(1, { threads: [watchdog, thread(1)] })]);
+  expect(found?.thread).toMatchObject({ tid: 1, last: { operation: "cuMemcpyHtoDAsync_v2" } });
+});
+
 test("the rank that has not come is named, with what it did last", () => {
   const found = decide([
     client(10, { rank: 0, threads: [waits(10, "cuStreamSynchronize", 15)], communicators: [communicator(0, 4)] }),
