@@ -14,9 +14,11 @@ const EXAMPLE = `{
   "cwd": "/path/to/project",
   "duration_s": 60,
   "clients": [
-    { "name": "serve", "class": "high",
+    { "name": "serve",
+      "class": "high",
       "command": ["python", "serve.py"] },
-    { "name": "train", "class": "best-effort",
+    { "name": "train",
+      "class": "best-effort",
       "command": ["python", "train.py"] }
   ]
 }`;
@@ -102,7 +104,9 @@ class Entry {
     if (!this.#more.open) return;
     const { stderr, report } = await this.#ask("GET");
     const parts = [stderr.join("\n"), ...(report === null ? [] : [JSON.stringify(report, null, 2)])];
-    this.#lines.textContent = parts.filter((text) => text !== "").join("\n\n") || "nothing yet";
+    const text = parts.filter((part) => part !== "").join("\n\n") || "nothing yet";
+    // What has not changed stays as it is, marked and scrolled.
+    if (this.#lines.textContent !== text) this.#lines.textContent = text;
   }
 
   async #ask(method: string): Promise<LaunchDetail> {
