@@ -19,12 +19,14 @@ import { defaultSegmentFolder } from "./plan.ts";
 import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
 import { serveApp } from "./serve-app.ts";
 import { errorBody } from "./serve-error.ts";
+import { seconds } from "./trace-command.ts";
 import { Watcher } from "./watcher.ts";
 
 interface ServeFlags {
   port?: number;
   json?: true;
   segment?: string;
+  hang: number;
 }
 
 const EXAMPLES = `
@@ -48,6 +50,7 @@ export function addServe(program: Command): void {
     .description("serve what runs on this machine over HTTP: statistics, events, metrics, settings, launches")
     .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
     .option("--json", "print where it listens as one line of JSON on standard output")
+    .option("--hang <time>", "what waits for longer hangs, as /v1/hangs and /metrics say: 60s, 500ms", seconds, 60)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .addHelpText("after", EXAMPLES)
     .action(runServe);
@@ -63,7 +66,7 @@ async function runServe(flags: ServeFlags): Promise<void> {
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
   const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
-  using watcher = new Watcher(new Segments(native, segmentFolder));
+  using watcher = new Watcher(new Segments(native, segmentFolder), flags.hang);
   watcher.start();
   const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segmentFolder));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {

@@ -25,12 +25,10 @@ const EXAMPLE = `{
 
 /** What the server has refused, with the fields that are wrong. */
 class Refused extends Error {
-  readonly code: string;
   readonly issues: { path: string; message: string }[];
 
-  constructor(code: string, message: string, issues: { path: string; message: string }[]) {
+  constructor(message: string, issues: { path: string; message: string }[]) {
     super(message);
-    this.code = code;
     this.issues = issues;
   }
 }
@@ -66,7 +64,7 @@ async function ask(method: string, path: string, body?: string): Promise<ReturnT
   const answer = await response.json();
   if (response.ok) return answer;
   if (response.status === 401) wrongToken = token.value;
-  throw new Refused(answer.error.code, answer.error.message, answer.error.issues ?? []);
+  throw new Refused(answer.error.message, answer.error.issues ?? []);
 }
 
 /** One launch of the list. What its reader has unfolded stays so. */
