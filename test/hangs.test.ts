@@ -56,6 +56,7 @@ function client(pid: number, more: Partial<Observed> = {}): Observed {
     issued: 100,
     gate_wait_ns: 0,
     suspended_ns: 0,
+    paused: false,
     busy: false,
     threads: [thread(pid)],
     communicators: [],
@@ -206,6 +207,8 @@ test("who is held back does not hang", () => {
   const found = decide([serve, gate, short, off], [before, gate, { ...short, gate_wait_ns: 0 }, off]);
   expect(verdicts(found)).toEqual(["working", "gate", "gate", "suspended"]);
   expect(found[1]?.why).toBe("is held at Rigel's gate while serve is busy: no hang");
+  const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
+  expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
   // Its own launches that do not finish are another matter.
   const own = client(1, { threads: [waits(1, "wait_inflight", 60)] });
   expect(verdicts(decide([own]))).toEqual(["synchronise!"]);
