@@ -85,6 +85,8 @@ const WITHOUT_AT_MOST_ms = 10_000;
 /** Requests that tell the rhythm of a recording that has ended. */
 const FEW = 2;
 const RHYTHM_EVERY_ms = 100;
+/** A rhythm is believed once it has been the same for so long. */
+const LASTING_ms = 1000;
 
 const TYPES: Record<number, string> = {
   0: "fp32",
@@ -116,6 +118,8 @@ class Recorder {
   #lastLaunch_ns = 0;
   #requests = 0;
   #looked_ms = 0;
+  /** The rhythm that was steady when last looked at, and since when: launches of one request. */
+  #seen: { by: Rhythm["by"]; size: number; since_ms: number } | undefined;
   dropped: RecordSummary["dropped"] = {
     launches: 0,
     requests: 0,
@@ -232,7 +236,7 @@ class Recorder {
     const waited_s = this.#firstLaunch_ns === 0 ? 0 : (this.#lastLaunch_ns - this.#firstLaunch_ns) / 1e9;
     const late = waited_s > this.#options.settle_s;
     const rhythm = rhythmOf(this.#tokens, this.#ends);
-    const steady = rhythm && this.#isSteady(rhythm);
+    const steady = rhythm && this.#isSteady(rhythm) && this.#lasts(rhythm);
     if (!steady && !late) {
       this.#forget();
       return;
@@ -282,6 +286,25 @@ class Recorder {
       (_, index) => begin(index * period) - begin((index + 1) * period),
     ).toReversed();
     return begin(0) - begin(length - 1) >= LEAST_REPEATED_ns && (spans.length < 10 || settled(spans));
+  }
+
+  /**
+   * Whether it has been so for a while. Programs upload their parameters one by one and try out kernels: each piece is waited for, is
+   * like the one before, and is no request. What requests launch by then differs from what they will.
+   */
+  #lasts(rhythm: Rhythm): boolean {
+    const { by, period } = rhythm;
+    const sizes =
+      by === "repetition"
+        ? [period]
+        : this.#requestsSoFar(by)
+            .slice(-20)
+            .map(({ end, from }) => end.position - from);
+    const size = median(sizes);
+    const now_ms = performance.now();
+    const same = this.#seen?.by === by && size <= this.#seen.size * 1.25 && size >= this.#seen.size * 0.8;
+    if (!this.#seen || !same) this.#seen = { by, size, since_ms: now_ms };
+    return now_ms - this.#seen.since_ms >= LASTING_ms;
   }
 
   /** Keeps what a repetition may be found in. */
