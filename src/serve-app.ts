@@ -22,6 +22,7 @@ import {
   policyChangeSchema,
 } from "./control.ts";
 import { RigelError } from "./errors.ts";
+import { grafanaDashboard } from "./grafana.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE, metricsOf } from "./metrics.ts";
 import type { Native } from "./native.ts";
@@ -178,6 +179,9 @@ export function serveApp(watcher: Watcher, native: Native) {
         summary: "For Prometheus",
         responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
       },
+    })
+    .get("/grafana.json", () => grafanaDashboard(), {
+      detail: { summary: "A dashboard over /metrics, for Grafana to import" },
     })
     .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
       detail: {

@@ -11,6 +11,7 @@ import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { grafanaDashboard } from "./grafana.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
@@ -22,6 +23,7 @@ interface ServeFlags {
   port?: number;
   json?: true;
   segment?: string;
+  printGrafana?: true;
 }
 
 const EXAMPLES = `
@@ -31,6 +33,7 @@ Examples:
   curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/clients
   curl http://127.0.0.1:8080/metrics
   curl -N http://127.0.0.1:8080/v1/events     what happens, as it happens
+  rigel serve --print-grafana > rigel.json    a dashboard over /metrics, for Grafana: Dashboards, New, Import
 
 Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
   serve.sock   the socket: whoever may open it may do everything
@@ -44,11 +47,16 @@ export function addServe(program: Command): void {
     .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
     .option("--json", "print where it listens as one line of JSON on standard output")
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--print-grafana", "print the dashboard for Grafana that GET /grafana.json gives, and end")
     .addHelpText("after", EXAMPLES)
     .action(runServe);
 }
 
 async function runServe(flags: ServeFlags): Promise<void> {
+  if (flags.printGrafana) {
+    process.stdout.write(`${JSON.stringify(grafanaDashboard(), null, 2)}\n`);
+    return;
+  }
   const native = await Native.load();
   const folder = runtimeFolder();
   const release = lockFolder(native, folder);

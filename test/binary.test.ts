@@ -82,7 +82,7 @@ describe("the single binary", () => {
     expect(result.status).toBe(0);
   });
 
-  test("has the dashboard in it, and starts itself for doctor's launch", async () => {
+  test("has the dashboards in it, and starts itself for doctor's launch", async () => {
     using place = new Elsewhere();
     const environment = { XDG_CACHE_HOME: place.cache, XDG_RUNTIME_DIR: place.empty };
     const doctor = await run(place.binary, place.empty, environment, "doctor", "--json", "--device", "simulated");
@@ -92,6 +92,8 @@ describe("the single binary", () => {
     const { value } = await server.stdout.getReader().read();
     const url = /"url":"([^"]+)"/.exec(new TextDecoder().decode(value))?.[1];
     expect(await (await fetch(`${url}/`)).text()).toContain("/v1/events");
+    const grafana = await run(place.binary, place.empty, environment, "serve", "--print-grafana");
+    expect(await (await fetch(`${url}/grafana.json`)).json()).toEqual(JSON.parse(grafana.stdout));
   });
 
   test("knows the demo, and needs no environment at all", async () => {
