@@ -119,6 +119,14 @@ const PANELS: readonly Panel[] = [
       { expr: `max by (client) (rigel_client_paused${OF_CLIENT})`, legend: "{{client}} paused" },
     ],
   },
+  {
+    title: "Clients that hang",
+    description: "1 while a process of the client hangs for this reason; `rigel hangs` tells more.",
+    unit: "short",
+    queries: [
+      { expr: `max by (client, reason) (rigel_client_hung${OF_CLIENT}) > 0`, legend: "{{client}}: {{reason}}" },
+    ],
+  },
 ];
 
 /** Panels beside each other, and the size of one; a dashboard is 24 wide. */

@@ -23,6 +23,7 @@ import {
 } from "./control.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
+import { allHangs, allHangsSchema } from "./hangs.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE, metricsOf } from "./metrics.ts";
 import type { Native } from "./native.ts";
@@ -124,6 +125,14 @@ export function serveApp(watcher: Watcher, native: Native) {
       response: z.object({ processes: z.array(processContextsSchema) }),
       detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
     })
+    .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
+      query: z.object({
+        /** What waits for longer hangs; left out: what the server was started with. */
+        threshold_s: z.coerce.number().positive().max(86_400).optional(),
+      }),
+      response: allHangsSchema,
+      detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
+    })
     .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
       params: z.object({ id: z.string() }),
       response: clientSchema,
@@ -174,18 +183,22 @@ export function serveApp(watcher: Watcher, native: Native) {
         detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
       },
     )
-    .get("/metrics", () => new Response(metricsOf(watcher.readings()), { headers: { "content-type": METRICS_TYPE } }), {
-      detail: {
-        summary: "For Prometheus",
-        responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+    .get(
+      "/metrics",
+      () => new Response(metricsOf(watcher.readings(), watcher.hangs()), { headers: { "content-type": METRICS_TYPE } }),
+      {
+        detail: {
+          summary: "For Prometheus",
+          responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+        },
       },
-    })
+    )
     .get("/grafana.json", () => grafanaDashboard(), {
       detail: { summary: "A dashboard over /metrics, for Grafana to import" },
     })
     .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
       detail: {
-        summary: "Server-sent events: stats once a second; segment, attach, exit and slo as they happen",
+        summary: "Server-sent events: stats once a second; segment, attach, exit, hang and slo as they happen",
         responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
       },
     });

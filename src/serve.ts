@@ -17,12 +17,14 @@ import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
 import { errorBody, serveApp } from "./serve-app.ts";
+import { seconds } from "./trace-command.ts";
 import { Watcher } from "./watcher.ts";
 
 interface ServeFlags {
   port?: number;
   json?: true;
   segment?: string;
+  hang: number;
   printGrafana?: true;
 }
 
@@ -46,6 +48,7 @@ export function addServe(program: Command): void {
     .description("serve what runs on this machine over HTTP: statistics, events, metrics, settings, launches")
     .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
     .option("--json", "print where it listens as one line of JSON on standard output")
+    .option("--hang <time>", "what waits for longer hangs, as /v1/hangs and /metrics say: 60s, 500ms", seconds, 60)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .option("--print-grafana", "print the dashboard for Grafana that GET /grafana.json gives, and end")
     .addHelpText("after", EXAMPLES)
@@ -65,7 +68,10 @@ async function runServe(flags: ServeFlags): Promise<void> {
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  using watcher = new Watcher(new Segments(native, resolve(flags.segment ?? defaultSegmentFolder(process.env))));
+  using watcher = new Watcher(
+    new Segments(native, resolve(flags.segment ?? defaultSegmentFolder(process.env))),
+    flags.hang,
+  );
   watcher.start();
   const app = serveApp(watcher, native);
   const answer = async (request: Request, transport: Transport): Promise<Response> => {

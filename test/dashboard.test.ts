@@ -7,7 +7,7 @@ import { Browser, type Tab, chromium } from "../src/chromium.ts";
 import { policyOf } from "../src/dashboard.ts";
 import { buildPage } from "../src/page.ts";
 import { svgOf } from "../src/terminal-svg.ts";
-import { Place, Server } from "./serving.ts";
+import { Place, Server, spinning } from "./serving.ts";
 
 let place: Place;
 beforeAll(() => {
@@ -104,6 +104,7 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows("NVIDIA H200 (simulated)"));
     await tab.until(`document.querySelectorAll("tbody tr").length === 2 && ${shows("running")}`);
     await tab.until(shows("serve (high) has attached, process"));
+    expect(await tab.evaluate(shows("Nothing hangs: no client has waited for more than 1 min"))).toBe(true);
     expect(await tab.evaluate(shows("Nothing runs"))).toBe(false);
     // Each plot is drawn, and the numbers move on.
     await tab.until(`document.querySelectorAll("canvas").length >= 5 && ${PIXELS}`);
@@ -119,6 +120,22 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows("Nothing runs under Rigel at the moment."));
     expect(tab.problems).toEqual([]);
     expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
+  });
+
+  test("names who hangs, and in what", async () => {
+    await using server = await Server.start(place, 0, "--hang", "1s");
+    const tab = await opened(`${server.url}/`);
+    const config = place.file("spin.json", await spinning());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    await tab.until(shows("waits in cuStreamSynchronize for work that does not finish; the oldest launch not known"));
+    await tab.until(shows("train hangs, process"));
+    expect(await tab.evaluate(shows("Nothing hangs"))).toBe(false);
+    await tab.resize(390, 844);
+    await tab.until(`document.documentElement.scrollWidth <= 390`);
+    expect(tab.problems).toEqual([]);
+    launch.kill("SIGTERM");
+    await said;
   });
 
   test("a launch writes its report as a page, drawn second by second", async () => {

@@ -5,6 +5,7 @@
 import { mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { make } from "../src/native.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, root } from "./rigel.ts";
 
 const addressSchema = z.object({ socket: z.string(), url: z.string(), token_file: z.string() });
@@ -63,6 +64,13 @@ export class Place extends Scratch {
   }
 }
 
+/** A configuration of one client whose kernel never ends, on the simulated GPU. */
+export async function spinning(): Promise<object> {
+  await make(join(root, "native"), "check-build");
+  const command = [join(root, "native", "build", "hang-program"), "spin"];
+  return { device: "simulated", hang_s: 0, clients: [{ name: "train", class: "best-effort", command }] };
+}
+
 /** A server on a port and a socket of its own. */
 export class Server implements AsyncDisposable {
   readonly socket: string;
@@ -79,8 +87,8 @@ export class Server implements AsyncDisposable {
     this.token = readFileSync(address.token_file, "utf8").trim();
   }
 
-  static async start(place: Place, port = 0): Promise<Server> {
-    const child = place.start(["serve", "--port", String(port), "--json", "--segment", place.segments]);
+  static async start(place: Place, port = 0, ...more: string[]): Promise<Server> {
+    const child = place.start(["serve", "--port", String(port), "--json", "--segment", place.segments, ...more]);
     const reader = child.stdout.getReader();
     let text = "";
     while (!text.includes("\n")) {
