@@ -24,29 +24,14 @@ import {
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
+import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE, metricsOf } from "./metrics.ts";
 import type { Native } from "./native.ts";
+import { RequestError, errorBody } from "./serve-error.ts";
+import { launchRoutes } from "./serve-launch.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
 import type { Event, Watcher } from "./watcher.ts";
-
-/** What went wrong with one request, with its HTTP status. */
-export class RequestError extends Error {
-  readonly status: number;
-  readonly code: string;
-
-  constructor(status: number, code: string, message: string) {
-    super(message);
-    this.name = "RequestError";
-    this.status = status;
-    this.code = code;
-  }
-}
-
-/** The one shape of errors. */
-export function errorBody(code: string, message: string, issues?: { path: string; message: string }[]) {
-  return { error: { code, message, ...(issues && { issues }) } };
-}
 
 const clientSchema = statsSchema.shape.clients.element.extend({
   /** `segment:name`, for /v1/clients/:id. */
@@ -70,12 +55,12 @@ function configOf({ segment, policy, slo, settings }: Stats): z.infer<typeof con
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** The server's routes over what a watcher sees. */
-export function serveApp(watcher: Watcher, native: Native) {
+export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
   return new Elysia()
     .onError(({ code, error, set, request }) => {
       if (error instanceof RequestError) {
         set.status = error.status;
-        return errorBody(error.code, error.message);
+        return errorBody(error.code, error.message, error.issues);
       }
       if (error instanceof RigelError) {
         set.status = error.exitStatus === 2 ? 422 : 409;
@@ -109,6 +94,7 @@ export function serveApp(watcher: Watcher, native: Native) {
       }),
     )
     .use(dashboard())
+    .use(launchRoutes(launches))
     .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
       response: z.object({ ok: z.boolean(), version: z.string() }),
       detail: { summary: "Whether the server answers" },

@@ -212,6 +212,7 @@ function startChild(scratch: string, name: string, args: string[], mark: string)
       ...process.env,
       NO_COLOR: "1",
       XDG_RUNTIME_DIR: join(scratch, "run"),
+      XDG_STATE_HOME: join(scratch, "state"),
       // What it learns of durations is not the user's.
       XDG_CACHE_HOME: join(scratch, "cache"),
       [variable]: value,

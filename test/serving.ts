@@ -23,6 +23,7 @@ export async function until<T>(condition: () => T | undefined | Promise<T | unde
 export class Place extends Scratch {
   readonly env: Record<string, string | undefined>;
   readonly segments: string;
+  readonly state: string;
 
   constructor() {
     super();
@@ -30,7 +31,8 @@ export class Place extends Scratch {
     mkdirSync(join(this.path, "run"), { mode: 0o700 });
     this.segments = join(this.path, "segments");
     mkdirSync(this.segments);
-    this.env = { ...plainEnvironment(), XDG_RUNTIME_DIR: join(this.path, "run") };
+    this.state = join(this.path, "state");
+    this.env = { ...plainEnvironment(), XDG_RUNTIME_DIR: join(this.path, "run"), XDG_STATE_HOME: this.state };
   }
 
   /** `rigel` as a child that ends with its scope. */

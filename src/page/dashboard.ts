@@ -1,10 +1,12 @@
 /**
  * page/dashboard.ts: the script of the dashboard: listens to /v1/events and shows every live launch: a table, plots, what happened.
+ * Launches are started in launch-form.ts.
  *
  * Runs in the browser and asks nobody but the server that it came from. Whatever comes from there is shown as text, never as HTML.
  */
 
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
+import { launchForm } from "./launch-form.ts";
 import { type Line, Plot } from "./plot.ts";
 import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
 import type { ClientStats, Stats } from "../stats.ts";
@@ -425,4 +427,5 @@ setInterval(() => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const launch of launches.values()) launch.redraw();
 });
+launchForm();
 connect();
