@@ -45,6 +45,7 @@ interface LaunchFlags {
   trace?: string;
   startTimeout: number;
   html?: string;
+  base?: string;
 }
 
 const EXAMPLES = `
@@ -96,6 +97,7 @@ function commandLine(): Command {
     .option("--segment <folder>", "folder for the shared-memory file (default: /dev/shm)")
     .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
     .option("--html <file>", "write the report as a page too, with plots second by second under policy slo")
+    .option("--base <folder>", "where relative paths in the configuration begin (default: the folder that it is in)")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
@@ -127,7 +129,8 @@ function commandLine(): Command {
 
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
   const native = await Native.load();
-  const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json")), flags);
+  const base = flags.base === undefined ? undefined : resolve(flags.base);
+  const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
   // Clients may run in other folders.
   const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
   const simulationState = join(

@@ -6,8 +6,9 @@
  * uses them.
  */
 
-import { dirname, resolve } from "node:path";
+import { dirname, isAbsolute, resolve } from "node:path";
 import { z } from "zod";
+import { RigelError } from "./errors.ts";
 import { readJson } from "./json.ts";
 import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
@@ -168,7 +169,7 @@ const clientSchema = fields({
   }
 });
 
-const configSchema = fields({
+export const configSchema = fields({
   policy: policySchema.default({ name: "slo", preempt: true }),
   duration_s: positive.max(30 * 86_400).optional(),
   /** Seconds after every client has begun that are not counted. */
@@ -234,28 +235,50 @@ export interface Config extends RawConfig {
   fieldNames: FieldNames[];
 }
 
-/** Reads and checks a configuration file, Rigel's own or Orion's. */
-export async function readConfig(file: string): Promise<Config> {
-  return configOf(await readJson(file), file, dirname(resolve(file)));
+/** Reads and checks a configuration file, Rigel's own or Orion's. Paths in it are relative to `base`, else to its folder. */
+export async function readConfig(file: string, base = dirname(resolve(file))): Promise<Config> {
+  return configOf(await readJson(file), file, base);
 }
 
-/** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`. */
-export function configOf(json: unknown, file: string, base: string): Config {
-  const orion = isOrion(json) ? readOrion(json, file) : undefined;
+/** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`, and errors without one. */
+export function configOf(json: unknown, file: string, base: string | undefined): Config {
+  const orion = isOrion(json) ? readOrion(json, file, base) : undefined;
   const raw = parse(configSchema, orion ? orion.config : json, file);
+  const names = raw.clients.map((_, index) => orion?.fieldNames[index] ?? fieldNames(index));
+  if (base === undefined) refuseRelative(raw, names, file);
   return {
     ...raw,
     file,
     notes: orion?.notes ?? [],
     statedKernels: orion?.statedKernels ?? new Map(),
-    fieldNames: raw.clients.map((_, index) => orion?.fieldNames[index] ?? fieldNames(index)),
+    fieldNames: names,
     clients: raw.clients.map((client) => ({
       ...client,
-      ...(client.cwd !== undefined && { cwd: resolve(base, client.cwd) }),
-      ...(client.profile !== undefined && { profile: resolve(base, client.profile) }),
-      ...(client.replay && { replay: absolutePaths(client.replay, base) }),
+      ...(client.cwd !== undefined && { cwd: resolve(base ?? "/", client.cwd) }),
+      ...(client.profile !== undefined && { profile: resolve(base ?? "/", client.profile) }),
+      ...(client.replay && { replay: absolutePaths(client.replay, base ?? "/") }),
     })),
   };
+}
+
+/** Throws where a path of a file or folder would be relative to nothing. */
+function refuseRelative({ clients }: RawConfig, names: readonly FieldNames[], file: string): void {
+  const lines = clients.flatMap(({ cwd, profile, command, replay }, index) => {
+    const { client, profile: replayed, arrivals } = names[index] ?? fieldNames(index);
+    const program = command?.[0]?.includes("/") && cwd === undefined ? command[0] : undefined;
+    const gaps = replay?.arrivals === "uniform" || replay?.arrivals === "poisson" ? undefined : replay?.arrivals;
+    const paths: [string, string | undefined][] = [
+      [`${client}.cwd`, cwd],
+      [`${client}.profile`, profile],
+      [`${client}.command[0]`, program],
+      [replayed, replay?.profile],
+      [arrivals, gaps],
+    ];
+    return paths
+      .filter(([, path]) => path !== undefined && !isAbsolute(path))
+      .map(([field, path]) => `${file}: ${field}: expected an absolute path, as no "cwd" is given, got ${path}`);
+  });
+  if (lines.length > 0) throw new RigelError("config", lines.join("\n"));
 }
 
 function fieldNames(index: number): FieldNames {

@@ -54,6 +54,7 @@ import { findDaemon } from "./mps-daemon.ts";
 import { Native, cacheFolders } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
+import { commandLine } from "./self.ts";
 import { answers, runtimePath } from "./serve-access.ts";
 
 const INSPECT_ms = 60_000;
@@ -277,11 +278,6 @@ async function tryLaunch(native: Native, device: DeviceSelector, segmentFolder: 
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
-}
-
-/** How this command line is started. */
-function commandLine(): string[] {
-  return Bun.isStandaloneExecutable ? [process.execPath] : [process.execPath, join(import.meta.dir, "cli.ts")];
 }
 
 function parsed(text: string): unknown {

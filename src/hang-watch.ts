@@ -6,7 +6,7 @@
  */
 
 import { bundleFolder, writeBundle } from "./hang-bundle.ts";
-import { type Found, type Hangs, type Moment, hangsOf, momentOf } from "./hangs.ts";
+import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import { reason } from "./errors.ts";
 import type { Segment } from "./segment.ts";
 
@@ -79,8 +79,4 @@ export class HangWatch implements AsyncDisposable {
     clearInterval(this.#timer);
     await this.#writing;
   }
-}
-
-function keyOf({ pid, verdict }: Found): string {
-  return `${pid} ${verdict}`;
 }

@@ -7,7 +7,7 @@ import type { Command } from "commander";
 import { RigelError } from "./errors.ts";
 import { writeBundle } from "./hang-bundle.ts";
 import { HangWatch } from "./hang-watch.ts";
-import { type Found, type Hangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
+import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
@@ -59,19 +59,18 @@ async function runHangs(flags: HangsFlags): Promise<void> {
   }
   const before = segments.map((segment) => momentOf(segment, flags.threshold));
   await Bun.sleep(APART_ms);
-  let hung = 0;
   const all: Hangs[] = [];
   for (const [index, segment] of segments.entries()) {
     const earlier = before[index];
     if (!earlier) continue;
     const hangs = hangsOf(earlier, momentOf(segment, flags.threshold), flags.threshold);
     all.push(hangs);
-    hung += hangs.hung;
     if (hangs.hung > 0 && flags.bundle !== undefined)
       progress(`what shows it is in ${await writeBundle(segment, hangs, resolve(flags.bundle))}`);
   }
-  process.stdout.write(flags.json ? `${JSON.stringify({ schema: 1, hung, segments: all }, null, 2)}\n` : text(all));
-  if (hung > 0) process.exitCode = 1;
+  const document = allHangs(all);
+  process.stdout.write(flags.json ? `${JSON.stringify(document, null, 2)}\n` : text(all));
+  if (document.hung > 0) process.exitCode = 1;
 }
 
 async function watch(segments: readonly Segment[], flags: HangsFlags): Promise<void> {

@@ -5,6 +5,7 @@
  * hang: a best-effort client at the gate, or off the GPU, is named as that. A rank that waits for others is named with the rank that has not come.
  */
 
+import { z } from "zod";
 import { stateOf } from "./proc.ts";
 import { recordsOf, unfinishedOf, type Unfinished } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
@@ -25,6 +26,8 @@ export interface Observed {
   issued: number;
   gate_wait_ns: number;
   suspended_ns: number;
+  /** By `rigel pause`. */
+  paused: boolean;
   /** A high client that has unfinished work. */
   busy: boolean;
   threads: readonly Thread[];
@@ -42,7 +45,7 @@ export interface Moment {
 /**
  * working     something was launched, or is waited for not longer than the threshold
  * idle        no thread is in a call, and nothing was launched
- * gate        held at the gate, because high clients are busy or it is another's turn
+ * gate        held at the gate, because high clients are busy, it is another's turn, or it is paused
  * suspended   taken off the GPU while high clients are busy
  * collective  waits for ranks that have not entered a collective, or entered another one
  * behind      a rank that others wait for so
@@ -51,76 +54,108 @@ export interface Moment {
  * stopped     by a signal, or its heartbeat has ceased
  * ended, dead
  */
-export type Verdict =
-  | "working"
-  | "idle"
-  | "gate"
-  | "suspended"
-  | "collective"
-  | "behind"
-  | "synchronise"
-  | "call"
-  | "stopped"
-  | "ended"
-  | "dead";
+const VERDICTS = [
+  "working",
+  "idle",
+  "gate",
+  "suspended",
+  "collective",
+  "behind",
+  "synchronise",
+  "call",
+  "stopped",
+  "ended",
+  "dead",
+] as const;
+type Verdict = (typeof VERDICTS)[number];
 
-const HUNG: ReadonlySet<Verdict> = new Set(["collective", "behind", "synchronise", "call", "stopped"]);
+/** The verdicts that are a hang. */
+export const HUNG = ["collective", "behind", "synchronise", "call", "stopped"] as const satisfies readonly Verdict[];
+const hungVerdicts: ReadonlySet<Verdict> = new Set(HUNG);
 
-interface ThreadState {
-  tid: number;
-  name: string;
+const threadStateSchema = z.object({
+  tid: z.int(),
+  name: z.string(),
   /** The call that it is in, and for how long. */
-  call: string | null;
-  seconds: number;
+  call: z.string().nullable(),
+  seconds: z.number(),
   /** The last one that it finished, and how long ago that began. */
-  last: { operation: string; seconds_ago: number; kernel: string | null } | null;
-}
+  last: z.object({ operation: z.string(), seconds_ago: z.number(), kernel: z.string().nullable() }).nullable(),
+});
+type ThreadState = z.infer<typeof threadStateSchema>;
 
 /** A rank that others wait for, or that did something else. */
-interface OtherRank {
-  rank: number;
-  pid: number | null;
+const otherRankSchema = z.object({
+  rank: z.int(),
+  pid: z.int().nullable(),
   /** Collectives of this communicator that it has entered; null: it never made it. */
-  entered: number | null;
-  operation: string | null;
-}
+  entered: z.int().nullable(),
+  operation: z.string().nullable(),
+});
+type OtherRank = z.infer<typeof otherRankSchema>;
 
 /** What is found of one process. */
-export interface Found {
-  name: string;
-  pid: number;
-  class: "high" | "best-effort";
-  rank: number | null;
-  verdict: Verdict;
-  hung: boolean;
+const foundSchema = z.object({
+  name: z.string(),
+  pid: z.int(),
+  class: z.enum(["high", "best-effort"]),
+  rank: z.int().nullable(),
+  verdict: z.enum(VERDICTS),
+  hung: z.boolean(),
   /** How long it has been so, as far as known. */
-  seconds: number;
+  seconds: z.number(),
   /** In one sentence. */
-  why: string;
+  why: z.string(),
   /** The thread that shows it: the one that has waited longest, or did something last. */
-  thread: ThreadState | null;
-  threads: ThreadState[];
-  collective: { operation: string; number: number; ranks: number; missing: OtherRank[]; different: OtherRank[] } | null;
-  unfinished: {
-    launches: number;
-    oldest: string;
-    oldest_seconds_ago: number;
-    newest: string;
-    at_least: boolean;
-  } | null;
-}
+  thread: threadStateSchema.nullable(),
+  threads: z.array(threadStateSchema),
+  collective: z
+    .object({
+      operation: z.string(),
+      number: z.int(),
+      ranks: z.int(),
+      missing: z.array(otherRankSchema),
+      different: z.array(otherRankSchema),
+    })
+    .nullable(),
+  unfinished: z
+    .object({
+      launches: z.int(),
+      oldest: z.string(),
+      oldest_seconds_ago: z.number(),
+      newest: z.string(),
+      at_least: z.boolean(),
+    })
+    .nullable(),
+});
+export type Found = z.infer<typeof foundSchema>;
 
-export interface Hangs {
-  schema: 1;
-  segment: string;
-  at_ms: number;
-  threshold_s: number;
-  hung: number;
-  processes: Found[];
+/** What is found in one segment. */
+const hangsSchema = z.object({
+  schema: z.literal(1),
+  segment: z.string(),
+  at_ms: z.number(),
+  threshold_s: z.number(),
+  hung: z.int(),
+  processes: z.array(foundSchema),
+});
+export type Hangs = z.infer<typeof hangsSchema>;
+
+/** What `rigel hangs --json` prints and /v1/hangs answers: all segments. */
+export const allHangsSchema = z.object({ schema: z.literal(1), hung: z.int(), segments: z.array(hangsSchema) });
+
+/** See allHangsSchema. */
+export function allHangs(segments: Hangs[]): z.infer<typeof allHangsSchema> {
+  return { schema: 1, hung: segments.reduce((sum, { hung }) => sum + hung, 0), segments };
 }
 
 const AT_THE_GATE = new Set(["wait_high", "wait_turn"]);
 const HELD = 0.5;
+
+/** The same as long as it is one hang: what is told once. */
+export function keyOf({ pid, verdict }: Found): string {
+  return `${pid} ${verdict}`;
+}
 
 /* ---- looking ---- */
 
@@ -150,6 +185,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
         issued: number("launches") + number("graph_launches") + number("copies") + number("memsets"),
         gate_wait_ns: number("gate_wait_ns"),
         suspended_ns: number("suspended_ns"),
+        paused: (segment.wanted(slot.name)?.paused_until_ns ?? 0) > at_ns,
         busy: ((busy >> BigInt(slot.index)) & 1n) === 1n,
         threads,
         communicators: communicatorsOf(segment, slot, clock),
@@ -282,11 +318,14 @@ function found(process: Observed, earlier: Observed | undefined, context: Contex
   const as = (verdict: Verdict, why: string, more: Partial<Found> = {}): Found => ({
     ...base,
     verdict,
-    hung: HUNG.has(verdict),
+    hung: hungVerdicts.has(verdict),
     why,
     ...more,
   });
-  const recent = process.threads.toSorted((a, b) => lastOf(b) - lastOf(a))[0];
+  // Threads that only look after events, as PyTorch's watchdog does, tell nothing of what the program does.
+  const recent = process.threads.toSorted(
+    (a, b) => Number(b.launches > 0) - Number(a.launches > 0) || lastOf(b) - lastOf(a),
+  )[0];
   const recentState = recent ? stateOfThread(recent, now.at_ns) : null;
   const did = recentState?.last
     ? `${recentState.last.operation} ${seconds(recentState.last.seconds_ago)} ago`
@@ -372,6 +411,7 @@ function heldBack(
     process.threads.some(({ waiting }) => waiting && operations.has(waiting.operation));
   const by = now.processes.filter(({ busy, pid }) => busy && pid !== process.pid).map(({ name }) => name);
   const whom = by.length > 0 ? ` while ${[...new Set(by)].join(", ")} ${by.length > 1 ? "are" : "is"} busy` : "";
+  if (process.paused) return { verdict: "gate", why: `is paused until \`rigel resume ${process.name}\`: no hang` };
   if (is(new Set(["suspended"])) || part("suspended_ns") > HELD)
     return { verdict: "suspended", why: `is kept off the GPU by Rigel${whom}: no hang` };
   if (is(AT_THE_GATE) || part("gate_wait_ns") > HELD)
@@ -402,9 +442,9 @@ function isMade(operation: string): boolean {
   return operation.startsWith("ncclCommInit");
 }
 
-/** Calls that are there to wait; the others ought to return. */
+/** Calls that are there to wait, as a copy to memory that is not pinned is, also an asynchronous one; the others ought to return. */
 function isWait(operation: string): boolean {
-  return /Synchronize|^wait_inflight$|^cuMemcpy.*(DtoH|AtoH)(_v2)?(_ptds)?$/.test(operation);
+  return /Synchronize|^wait_inflight$|^cuMemcpy.*(DtoH|AtoH)(Async)?(_v2)?(_ptds|_ptsz)?$/.test(operation);
 }
 
 function waitsFor({

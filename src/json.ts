@@ -18,7 +18,7 @@ export async function readJson(path: string): Promise<unknown> {
   const text = decoded(bytes, path);
   try {
     const value: unknown = JSON.parse(text);
-    if (isDeep(value)) throw tooDeep(path);
+    checkDepth(value, path);
     return value;
   } catch (thrown) {
     if (thrown instanceof RigelError) throw thrown;
@@ -42,6 +42,11 @@ function decoded(bytes: Uint8Array, path: string): string {
 
 /** Far more than any file of Rigel's needs, far less than what recursion over a value can take. */
 const DEEPEST = 100;
+
+/** Throws where a value is nested deeper than anything of Rigel's, and than what reads it can take. */
+export function checkDepth(value: unknown, path: string): void {
+  if (isDeep(value)) throw tooDeep(path);
+}
 
 /** Looked at level by level: recursion is what a deep value breaks. */
 function isDeep(value: unknown): boolean {

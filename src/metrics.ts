@@ -4,6 +4,7 @@
  * Labels are the segment, the client and its class; a client is one time series however many processes it has had.
  */
 
+import { HUNG, type Hangs } from "./hangs.ts";
 import { type Reading, type Stats, statsOf } from "./stats.ts";
 import type { Histogram } from "./usage.ts";
 
@@ -37,8 +38,8 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
   ["rigel_memory_denied_total", "counter", "Allocations refused at the limit.", ({ memory }) => memory.denied],
 ];
 
-/** The text of /metrics. */
-export function metricsOf(readings: readonly Reading[]): string {
+/** The text of /metrics; `hangs` is of the same segments. */
+export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[]): string {
   const shown = readings.map((reading) => ({ reading, stats: statsOf(reading) }));
   const lines: string[] = [];
   const about = (name: string, type: string, help: string): void => {
@@ -53,6 +54,18 @@ export function metricsOf(readings: readonly Reading[]): string {
         const number = value(client);
         if (number !== null) lines.push(`${name}{${labelsOf(stats, client)}} ${number}`);
       }
+  }
+  // All reasons always, so that none vanishes while it is 1. Whether a thread client hangs is its process's matter.
+  about("rigel_client_hung", "gauge", "1 while a process of the client hangs for this reason.");
+  for (const { stats } of shown) {
+    const found = hangs.find(({ segment }) => segment === stats.segment.path)?.processes ?? [];
+    for (const client of stats.clients) {
+      const own = found.filter(({ name }) => name === client.name);
+      for (const reason of own.length > 0 ? HUNG : [])
+        lines.push(
+          `rigel_client_hung{${labelsOf(stats, client)},reason="${reason}"} ${Number(own.some(({ verdict }) => verdict === reason))}`,
+        );
+    }
   }
   for (const [name, help, find] of HISTOGRAMS) {
     about(name, "histogram", help);

@@ -7,7 +7,7 @@
  */
 
 import { existsSync } from "node:fs";
-import { dirname, resolve } from "node:path";
+import { resolve } from "node:path";
 import { z } from "zod";
 import type { FieldNames } from "./config.ts";
 import { parse } from "./schema.ts";
@@ -40,17 +40,17 @@ export function isOrion(json: unknown): boolean {
   return clients.some((client) => z.object({ arch: z.unknown() }).safeParse(client).success);
 }
 
-/** The same launch as a configuration of Rigel's, not yet checked by its schema. */
+/** The same launch as a configuration of Rigel's, not yet checked by its schema. Without `base` paths stay as they are. */
 export function readOrion(
   json: unknown,
   file: string,
+  base: string | undefined,
 ): { config: object; notes: string[]; statedKernels: Map<string, number>; fieldNames: FieldNames[] } {
   // Orion's own files are the bare list; users also wrap it in an object. Checked one by one, so that an error names a
   // field rather than "neither shape fits".
   const clients = Array.isArray(json)
     ? parse(z.array(orionClientSchema).min(1), json, file)
     : parse(z.looseObject({ clients: z.array(orionClientSchema).min(1) }), json, file).clients;
-  const base = dirname(resolve(file));
   const notes: string[] = [];
   const statedKernels = new Map<string, number>();
   const beside = Array.isArray(json)
@@ -112,7 +112,8 @@ function nameOf(arch: string, taken: Set<string>): string {
 }
 
 /** Orion's paths are relative to where it is started, which may or may not be the folder of the configuration. */
-function locate(path: string, base: string): string {
+function locate(path: string, base: string | undefined): string {
+  if (base === undefined) return path;
   const beside = resolve(base, path);
   return !existsSync(beside) && existsSync(path) ? resolve(path) : beside;
 }

@@ -32,6 +32,20 @@ export function stateOf(pid: number): string {
   return /\) (\S) /.exec(read(`/proc/${pid}/stat`))?.[1] ?? "";
 }
 
+/**
+ * When a process was started, in ticks since the machine was (proc(5), field 22), which tells it from a later one of its number;
+ * undefined if it has ended.
+ */
+export function startedAt_ticks(pid: number): string | undefined {
+  const [, state, rest] = /\) (\S) (.*)$/s.exec(read(`/proc/${pid}/stat`)) ?? [];
+  return state === undefined || /[ZXx]/.test(state) ? undefined : rest?.split(" ")[18];
+}
+
+/** Tells one start of the machine from another. */
+export function bootId(): string {
+  return read("/proc/sys/kernel/random/boot_id").trim();
+}
+
 /** Whether a process was started with all of these (`NAME=value`) in its environment. */
 export function startedWith(pid: number, entries: readonly string[]): boolean {
   const environment = read(`/proc/${pid}/environ`).split("\0");

@@ -115,14 +115,18 @@ export function runtimePath(environment: Record<string, string | undefined>): st
  * /tmp/rigel-run-<uid>. Throws where somebody else could look into it or has put it there.
  */
 export function runtimeFolder(environment: Record<string, string | undefined> = process.env): string {
-  const folder = runtimePath(environment);
+  return folderOfOwn(runtimePath(environment), "XDG_RUNTIME_DIR");
+}
+
+/** Makes a folder that this user alone can look into; throws where it cannot be, or is not one. `variable` says where it goes. */
+export function folderOfOwn(folder: string, variable: string): string {
   try {
     mkdirSync(folder, { mode: 0o700 });
   } catch (thrown) {
     if (!(thrown instanceof Error && "code" in thrown && thrown.code === "EEXIST"))
       throw new RigelError(
         "machine",
-        `${folder} cannot be made (${reason(thrown)}); set XDG_RUNTIME_DIR to a folder of your own that can be written to`,
+        `${folder} cannot be made (${reason(thrown)}); set ${variable} to a folder of your own that can be written to`,
         { cause: thrown },
       );
   }
@@ -130,7 +134,7 @@ export function runtimeFolder(environment: Record<string, string | undefined> = 
   if (!entry.isDirectory() || entry.uid !== process.getuid?.() || (entry.mode & 0o077) !== 0)
     throw new RigelError(
       "machine",
-      `${folder} is not a folder that belongs to this user alone (mode 0700); remove it, or set XDG_RUNTIME_DIR to another place`,
+      `${folder} is not a folder that belongs to this user alone (mode 0700); remove it, or set ${variable} to another place`,
     );
   return folder;
 }

@@ -22,29 +22,15 @@ import {
   policyChangeSchema,
 } from "./control.ts";
 import { RigelError } from "./errors.ts";
+import { allHangs, allHangsSchema } from "./hangs.ts";
+import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE, metricsOf } from "./metrics.ts";
 import type { Native } from "./native.ts";
+import { RequestError, errorBody } from "./serve-error.ts";
+import { launchRoutes } from "./serve-launch.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
 import type { Event, Watcher } from "./watcher.ts";
-
-/** What went wrong with one request, with its HTTP status. */
-export class RequestError extends Error {
-  readonly status: number;
-  readonly code: string;
-
-  constructor(status: number, code: string, message: string) {
-    super(message);
-    this.name = "RequestError";
-    this.status = status;
-    this.code = code;
-  }
-}
-
-/** The one shape of errors. */
-export function errorBody(code: string, message: string, issues?: { path: string; message: string }[]) {
-  return { error: { code, message, ...(issues && { issues }) } };
-}
 
 const clientSchema = statsSchema.shape.clients.element.extend({
   /** `segment:name`, for /v1/clients/:id. */
@@ -68,12 +54,12 @@ function configOf({ segment, policy, slo, settings }: Stats): z.infer<typeof con
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** The server's routes over what a watcher sees. */
-export function serveApp(watcher: Watcher, native: Native) {
+export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
   return new Elysia()
     .onError(({ code, error, set, request }) => {
       if (error instanceof RequestError) {
         set.status = error.status;
-        return errorBody(error.code, error.message);
+        return errorBody(error.code, error.message, error.issues);
       }
       if (error instanceof RigelError) {
         set.status = error.exitStatus === 2 ? 422 : 409;
@@ -107,6 +93,7 @@ export function serveApp(watcher: Watcher, native: Native) {
       }),
     )
     .use(dashboard())
+    .use(launchRoutes(launches))
     .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
       response: z.object({ ok: z.boolean(), version: z.string() }),
       detail: { summary: "Whether the server answers" },
@@ -122,6 +109,14 @@ export function serveApp(watcher: Watcher, native: Native) {
     .get("/v1/contexts", () => ({ processes: watcher.live().flatMap(contextsOf) }), {
       response: z.object({ processes: z.array(processContextsSchema) }),
       detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
+    })
+    .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
+      query: z.object({
+        /** What waits for longer hangs; left out: what the server was started with. */
+        threshold_s: z.coerce.number().positive().max(86_400).optional(),
+      }),
+      response: allHangsSchema,
+      detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
     })
     .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
       params: z.object({ id: z.string() }),
@@ -173,15 +168,19 @@ export function serveApp(watcher: Watcher, native: Native) {
         detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
       },
     )
-    .get("/metrics", () => new Response(metricsOf(watcher.readings()), { headers: { "content-type": METRICS_TYPE } }), {
-      detail: {
-        summary: "For Prometheus",
-        responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+    .get(
+      "/metrics",
+      () => new Response(metricsOf(watcher.readings(), watcher.hangs()), { headers: { "content-type": METRICS_TYPE } }),
+      {
+        detail: {
+          summary: "For Prometheus",
+          responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+        },
       },
-    })
+    )
     .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
       detail: {
-        summary: "Server-sent events: stats once a second; segment, attach, exit and slo as they happen",
+        summary: "Server-sent events: stats once a second; segment, attach, exit, hang and slo as they happen",
         responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
       },
     });

@@ -2,7 +2,8 @@
  * serve.ts: `rigel serve`: one server per user and machine through which everything of Rigel can be seen and steered.
  *
  * Listens on a Unix socket of this user's and, if asked, on 127.0.0.1. Nothing of what runs depends on it: it reads and writes
- * segments as every other command does, so it may be killed and started again at any moment. Requests that are refused are told on
+ * segments as every other command does, so it may be killed and started again at any moment; launches that it was asked for are
+ * processes of their own (launches.ts). Requests that are refused are told on
  * standard error, one line each.
  */
 
@@ -11,17 +12,21 @@ import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { Launches, launchesFolder } from "./launches.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
-import { errorBody, serveApp } from "./serve-app.ts";
+import { serveApp } from "./serve-app.ts";
+import { errorBody } from "./serve-error.ts";
+import { seconds } from "./trace-command.ts";
 import { Watcher } from "./watcher.ts";
 
 interface ServeFlags {
   port?: number;
   json?: true;
   segment?: string;
+  hang: number;
 }
 
 const EXAMPLES = `
@@ -31,6 +36,8 @@ Examples:
   curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/clients
   curl http://127.0.0.1:8080/metrics
   curl -N http://127.0.0.1:8080/v1/events     what happens, as it happens
+  curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/launch \\
+    -H 'content-type: application/json' -d @jobs.json          start a launch (a "cwd" beside "clients" says where)
 
 Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
   serve.sock   the socket: whoever may open it may do everything
@@ -43,6 +50,7 @@ export function addServe(program: Command): void {
     .description("serve what runs on this machine over HTTP: statistics, events, metrics, settings, launches")
     .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
     .option("--json", "print where it listens as one line of JSON on standard output")
+    .option("--hang <time>", "what waits for longer hangs, as /v1/hangs and /metrics say: 60s, 500ms", seconds, 60)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .addHelpText("after", EXAMPLES)
     .action(runServe);
@@ -57,9 +65,10 @@ async function runServe(flags: ServeFlags): Promise<void> {
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  using watcher = new Watcher(new Segments(native, resolve(flags.segment ?? defaultSegmentFolder(process.env))));
+  const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
+  using watcher = new Watcher(new Segments(native, segmentFolder), flags.hang);
   watcher.start();
-  const app = serveApp(watcher, native);
+  const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segmentFolder));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
     const refused = refusal(request, path, transport);

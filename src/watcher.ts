@@ -2,15 +2,17 @@
  * watcher.ts: all live segments of a user, read once a second: the latest Stats of each, with rates, and what changed.
  *
  * One reading serves everybody who looks on, however many they are. Events, as /v1/events sends them (`event:` and, as JSON, `data:`):
- *   stats    { at, segments: Stats[] }                      once a second, and to who begins to look on
+ *   stats    { at, segments: Stats[], hangs: [{ segment, threshold_s, hung }] }  once a second, and to who begins to look on
  *   segment  { at, segment, state: "live" | "gone" }        a segment has appeared, or its last process has gone
  *   attach   { at, segment, client, class, pid }            a process has become a client
  *   exit     { at, segment, client, class, pid, state }     it has ended, or is dead
+ *   hang     { at, segment, client, class, pid, rank, verdict, why }  it hangs (hangs.ts says what that is)
  *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, or gave up or recovered
  * `segment` is Stats.segment.id, `at` the wall clock. Reads only, but that it runs the control loop of a segment where nobody else does.
  */
 
 import type { Segments } from "./discover.ts";
+import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import type { Segment } from "./segment.ts";
 import { LoopKeeper } from "./slo-loop.ts";
 import { type Reading, type Stats, readingOf, statsOf } from "./stats.ts";
@@ -19,11 +21,24 @@ const INTERVAL_ms = 1000;
 /** Rates over less than this say little. */
 const SHORTEST_ms = 200;
 
+/** A process that hangs: what of Found a list of them needs. */
+export type Hung = Pick<Found, "name" | "class" | "pid" | "rank" | "verdict" | "seconds" | "why">;
+/** Those of one segment; `segment` is Stats.segment.id. */
+export interface SegmentHangs {
+  segment: string;
+  threshold_s: number;
+  hung: Hung[];
+}
+
 export type Event =
-  | { event: "stats"; data: { at: string; segments: Stats[] } }
+  | { event: "stats"; data: { at: string; segments: Stats[]; hangs: SegmentHangs[] } }
   | { event: "segment"; data: { at: string; segment: string; state: "live" | "gone" } }
   | { event: "attach"; data: { at: string; segment: string; client: string; class: string; pid: number } }
   | { event: "exit"; data: { at: string; segment: string; client: string; class: string; pid: number; state: string } }
+  | {
+      event: "hang";
+      data: { at: string; segment: string; client: string } & Pick<Hung, "class" | "pid" | "rank" | "verdict" | "why">;
+    }
   | { event: "slo"; data: { at: string; segment: string; slo: Stats["slo"] } };
 
 interface Seen {
@@ -32,18 +47,25 @@ interface Seen {
   reading: Reading;
   before: Reading | undefined;
   stats: Stats;
+  /** Who does what, at this look and the one before it, and what follows from both. */
+  moment: Moment;
+  momentBefore: Moment | undefined;
+  hangs: Hangs;
   /** Runs the control loop of its policy where nobody else does. */
   keeper: LoopKeeper;
 }
 
 export class Watcher implements Disposable {
   readonly #segments: Segments;
+  readonly #hang_s: number;
   readonly #listeners = new Set<(events: readonly Event[]) => void>();
   #seen = new Map<string, Seen>();
   #timer: ReturnType<typeof setInterval> | undefined;
 
-  constructor(segments: Segments) {
+  /** What waits for longer than `hang_s` hangs. */
+  constructor(segments: Segments, hang_s: number) {
     this.#segments = segments;
+    this.#hang_s = hang_s;
   }
 
   /** Begins to read, at once and then every second. */
@@ -76,6 +98,17 @@ export class Watcher implements Disposable {
     return this.#segments.live().map(readingOf);
   }
 
+  /** Who hangs in every segment, as of now. */
+  hangs(threshold_s = this.#hang_s): Hangs[] {
+    return this.#segments.live().map((segment) => {
+      const seen = this.#seen.get(segment.path);
+      const moment = momentOf(segment, threshold_s);
+      const known = seen?.segment === segment ? [seen.moment, seen.momentBefore] : [];
+      const before = known.find((one) => one !== undefined && (moment.at_ns - one.at_ns) / 1e6 >= SHORTEST_ms);
+      return hangsOf(before ?? nothing(moment), moment, threshold_s);
+    });
+  }
+
   /** The segments themselves. */
   live(): Segment[] {
     return this.#segments.live();
@@ -94,7 +127,8 @@ export class Watcher implements Disposable {
 
   #snapshot(): Event {
     const segments = [...this.#seen.values()].map(({ stats }) => stats);
-    return { event: "stats", data: { at: new Date().toISOString(), segments } };
+    const hangs = [...this.#seen.values()].map((seen) => hungOf(seen.stats.segment.id, seen.hangs));
+    return { event: "stats", data: { at: new Date().toISOString(), segments, hangs } };
   }
 
   #tick(): void {
@@ -109,8 +143,20 @@ export class Watcher implements Disposable {
       if (last && !known) events.push(...gone(at, last.stats));
       if (!known) events.push({ event: "segment", data: { at, segment: stats.segment.id, state: "live" } });
       events.push(...changes(at, stats, known?.stats));
+      const moment = momentOf(segment, this.#hang_s);
+      const hangs = hangsOf(known?.moment ?? nothing(moment), moment, this.#hang_s);
+      events.push(...hangsBegun(at, stats.segment.id, hangs, known?.hangs));
       const keeper = known?.keeper ?? new LoopKeeper(segment, false);
-      seen.set(segment.path, { segment, reading, before: known?.reading, stats, keeper });
+      seen.set(segment.path, {
+        segment,
+        reading,
+        before: known?.reading,
+        stats,
+        moment,
+        momentBefore: known?.moment,
+        hangs,
+        keeper,
+      });
     }
     for (const [path, { segment, stats, keeper }] of this.#seen) {
       const still = seen.get(path);
@@ -121,6 +167,36 @@ export class Watcher implements Disposable {
     events.push(this.#snapshot());
     for (const listener of this.#listeners) listener(events);
   }
+}
+
+/** What is known before the first look. */
+function nothing(moment: Moment): Moment {
+  return { ...moment, processes: [] };
+}
+
+function hungOf(segment: string, { threshold_s, processes }: Hangs): SegmentHangs {
+  const hung = processes
+    .filter((found) => found.hung)
+    .map(({ name, class: kind, pid, rank, verdict, seconds, why }) => ({
+      name,
+      class: kind,
+      pid,
+      rank,
+      verdict,
+      seconds,
+      why,
+    }));
+  return { segment, threshold_s, hung };
+}
+
+function hangsBegun(at: string, segment: string, now: Hangs, before: Hangs | undefined): Event[] {
+  const told = new Set(before?.processes.filter(({ hung }) => hung).map(keyOf));
+  return now.processes
+    .filter((found) => found.hung && !told.has(keyOf(found)))
+    .map(({ name: client, class: kind, pid, rank, verdict, why }) => ({
+      event: "hang",
+      data: { at, segment, client, class: kind, pid, rank, verdict, why },
+    }));
 }
 
 function gone(at: string, { segment, clients }: Stats): Event[] {

@@ -16,7 +16,9 @@ import {
 } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
+import { launchDetailSchema } from "../src/launches.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, root } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 const BUILD_LIMIT_ms = 300_000;
 
@@ -82,16 +84,32 @@ describe("the single binary", () => {
     expect(result.status).toBe(0);
   });
 
-  test("has the dashboard in it, and starts itself for doctor's launch", async () => {
+  test("has the dashboard in it, and starts itself for doctor's launch and those of the server", async () => {
     using place = new Elsewhere();
-    const environment = { XDG_CACHE_HOME: place.cache, XDG_RUNTIME_DIR: place.empty };
+    const environment = {
+      XDG_CACHE_HOME: place.cache,
+      XDG_RUNTIME_DIR: place.empty,
+      XDG_STATE_HOME: join(place.path, "state"),
+    };
     const doctor = await run(place.binary, place.empty, environment, "doctor", "--json", "--device", "simulated");
     expect(doctor.stdout).toMatch(/"status": "ok",\n +"found": "two small programs attached/);
     const serving = [place.binary, "serve", "--port", "0", "--json", "--segment", place.cache];
     await using server = Bun.spawn(serving, { env: environment, stdin: "ignore", stdout: "pipe", stderr: "inherit" });
     const { value } = await server.stdout.getReader().read();
-    const url = /"url":"([^"]+)"/.exec(new TextDecoder().decode(value))?.[1];
+    const { url, token_file } = JSON.parse(new TextDecoder().decode(value));
     expect(await (await fetch(`${url}/`)).text()).toContain("/v1/events");
+    const authorization = `Bearer ${readFileSync(token_file, "utf8").trim()}`;
+    const headers = { authorization, "content-type": "application/json" };
+    const body = JSON.stringify({ ...JSON.parse(readFileSync(place.config, "utf8")), cwd: place.path });
+    const started = await fetch(`${url}/v1/launch`, { method: "POST", headers, body });
+    expect(started.status).toBe(201);
+    const ended = await until(async () => {
+      const launch = launchDetailSchema.parse(
+        await (await fetch(`${url}${started.headers.get("location")}`, { headers })).json(),
+      );
+      return launch.state === "running" ? undefined : launch;
+    });
+    expect(ended).toMatchObject({ state: "ended", exit_status: 0, report: { clients: [{ iterations: 5 }] } });
   });
 
   test("knows the demo, and needs no environment at all", async () => {

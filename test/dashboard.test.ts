@@ -3,11 +3,13 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { z } from "zod";
 import { Browser, type Tab, chromium } from "../src/chromium.ts";
+import { configOf } from "../src/config.ts";
 import { policyOf } from "../src/dashboard.ts";
 import { buildPage } from "../src/page.ts";
 import { svgOf } from "../src/terminal-svg.ts";
-import { Place, Server } from "./serving.ts";
+import { Place, Server, spinning } from "./serving.ts";
 
 let place: Place;
 beforeAll(() => {
@@ -104,6 +106,7 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows("NVIDIA H200 (simulated)"));
     await tab.until(`document.querySelectorAll("tbody tr").length === 2 && ${shows("running")}`);
     await tab.until(shows("serve (high) has attached, process"));
+    expect(await tab.evaluate(shows("Nothing hangs: no client has waited for more than 1 min"))).toBe(true);
     expect(await tab.evaluate(shows("Nothing runs"))).toBe(false);
     // Each plot is drawn, and the numbers move on.
     await tab.until(`document.querySelectorAll("canvas").length >= 5 && ${PIXELS}`);
@@ -119,6 +122,73 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows("Nothing runs under Rigel at the moment."));
     expect(tab.problems).toEqual([]);
     expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
+  });
+
+  test("starts a launch, shows what is wrong with one field by field, lists it and ends it", async () => {
+    await using server = await Server.start(place);
+    const tab = await opened(`${server.url}/`);
+    // On a phone.
+    await tab.resize(390, 844, true);
+    await tab.until(shows("live, once a second"));
+    const click = (selector: string) => tab.evaluate(`document.querySelector(${JSON.stringify(selector)}).click()`);
+    const typed = async (selector: string, text: string) => {
+      await tab.evaluate(`document.querySelector(${JSON.stringify(selector)}).select()`);
+      await tab.type(text);
+    };
+    await click("#start > summary");
+    const example = z.string().parse(await tab.evaluate(`document.querySelector("#configuration").value`));
+    const { cwd, ...config } = JSON.parse(example);
+    expect(configOf(config, "example", cwd).clients).toHaveLength(2);
+    await typed("#token", "wrong");
+    await click("#start-button");
+    await tab.until(shows("the token is another one"));
+    await typed("#token", server.token);
+    await typed("#configuration", "{");
+    await click("#start-button");
+    await tab.until(shows("not valid JSON"));
+    await typed(
+      "#configuration",
+      '{"clients": [{"name": "a", "class": "low", "command": ["sleep", "1"]}], "polic": 1}',
+    );
+    await click("#start-button");
+    await tab.until(shows('clients[0].class: expected one of "high", "best-effort", got "low"'));
+    await tab.until(shows("polic: unknown field"));
+    await typed("#configuration", JSON.stringify(place.pair()));
+    await click("#start-button");
+    await tab.until(`/running\\s*serve \\+ train, since/.test(document.querySelector("#asked").innerText)`);
+    expect(await tab.evaluate(`document.querySelector("#start-errors").innerText`)).toBe("");
+    // The launch itself appears beneath, and what it says can be unfolded.
+    await tab.until(`document.querySelectorAll("main tbody tr").length === 2`);
+    await click("#asked summary");
+    await tab.until(shows("rigel: NVIDIA H200 (simulated)"));
+    await tab.until("document.documentElement.scrollWidth <= 390");
+    // The token is this tab's: the page loaded anew knows it, and it is nowhere to be seen.
+    await tab.goto(`${server.url}/`);
+    await tab.until(shows("live, once a second"));
+    await click("#start > summary");
+    await tab.until(`document.querySelector("#asked button")?.innerText === "Stop"`);
+    expect(await tab.evaluate(shows(server.token))).toBe(false);
+    await click("#asked button");
+    await tab.until(`/ended\\s*serve \\+ train/.test(document.querySelector("#asked").innerText)`);
+    await tab.until(shows("Nothing runs under Rigel at the moment."));
+    expect(tab.problems.filter((text) => !/status of (401|422)/.test(text))).toEqual([]);
+    expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
+  });
+
+  test("names who hangs, and in what", async () => {
+    await using server = await Server.start(place, 0, "--hang", "1s");
+    const tab = await opened(`${server.url}/`);
+    const config = place.file("spin.json", await spinning());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    await tab.until(shows("waits in cuStreamSynchronize for work that does not finish; the oldest launch not known"));
+    await tab.until(shows("train hangs, process"));
+    expect(await tab.evaluate(shows("Nothing hangs"))).toBe(false);
+    await tab.resize(390, 844);
+    await tab.until(`document.documentElement.scrollWidth <= 390`);
+    expect(tab.problems).toEqual([]);
+    launch.kill("SIGTERM");
+    await said;
   });
 
   test("a launch writes its report as a page, drawn second by second", async () => {

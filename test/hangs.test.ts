@@ -56,6 +56,7 @@ function client(pid: number, more: Partial<Observed> = {}): Observed {
     issued: 100,
     gate_wait_ns: 0,
     suspended_ns: 0,
+    paused: false,
     busy: false,
     threads: [thread(pid)],
     communicators: [],
@@ -119,6 +120,17 @@ test("a wait for work that does not finish, with the oldest launch", () => {
 test("a call that ought to return at once", () => {
   const [found] = decide([client(1, { threads: [waits(1, "cuLaunchKernel", 11)] })]);
   expect(found).toMatchObject({ verdict: "call", hung: true, why: "cuLaunchKernel does not return" });
+});
+
+test("a copy to memory that is not pinned waits, also an asynchronous one", () => {
+  const [found] = decide([client(1, { threads: [waits(1, "cuMemcpyDtoHAsync_v2", 11)] })]);
+  expect(found).toMatchObject({ verdict: "synchronise", hung: true });
+});
+
+test("what was done last is what a thread did that queues work, not one that looks after events", () => {
+  const watchdog = thread(2, { launches: 0, last: { operation: "cuEventDestroy_v2", at_ns: NOW - SECOND } });
+  const [found] = decide([client(1, { threads: [watchdog, thread(1)] })]);
+  expect(found?.thread).toMatchObject({ tid: 1, last: { operation: "cuMemcpyHtoDAsync_v2" } });
 });
 
 test("the rank that has not come is named, with what it did last", () => {
@@ -195,6 +207,8 @@ test("who is held back does not hang", () => {
   const found = decide([serve, gate, short, off], [before, gate, { ...short, gate_wait_ns: 0 }, off]);
   expect(verdicts(found)).toEqual(["working", "gate", "gate", "suspended"]);
   expect(found[1]?.why).toBe("is held at Rigel's gate while serve is busy: no hang");
+  const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
+  expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
   // Its own launches that do not finish are another matter.
   const own = client(1, { threads: [waits(1, "wait_inflight", 60)] });
   expect(verdicts(decide([own]))).toEqual(["synchronise!"]);

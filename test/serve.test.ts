@@ -5,7 +5,7 @@ import { existsSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { statsSchema } from "../src/stats.ts";
-import { Place, Server, until } from "./serving.ts";
+import { Place, Server, spinning, until } from "./serving.ts";
 
 let place: Place;
 beforeAll(() => {
@@ -118,6 +118,39 @@ describe("the server", () => {
     expect(buckets.at(-1)?.[1]).toBe("+Inf");
     launch.kill("SIGINT");
     await launch.exited;
+  });
+
+  test("tells who hangs: as data, as an event and to Prometheus", async () => {
+    await using server = await Server.start(place, 0, "--hang", "1s");
+    const seen = await eventsOf(`${server.url}/v1/events`);
+    const config = place.file("spin.json", await spinning());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    const told = await seen((all) => all.some(({ event }) => event === "hang"));
+    expect(told).toEqual(["segment live", "attach train", "hang train"]);
+    const { body } = await server.ask("/v1/hangs");
+    const printed = await place.rigel("hangs", "--json", "--threshold", "1s", "--segment", place.segments);
+    const hang = {
+      schema: 1,
+      hung: 1,
+      segments: [{ threshold_s: 1, processes: [{ name: "train", verdict: "synchronise", hung: true }] }],
+    };
+    expect(body).toMatchObject(hang);
+    expect(JSON.parse(printed.stdout)).toMatchObject(hang);
+    const patient = await server.ask("/v1/hangs?threshold_s=3600");
+    expect(patient.body).toMatchObject({ hung: 0, segments: [{ processes: [{ verdict: "working", hung: false }] }] });
+    expect((await server.ask("/v1/hangs?threshold_s=soon")).status).toBe(422);
+    const { text } = await server.ask("/metrics");
+    const hung = [...text.matchAll(/^rigel_client_hung\{.*client="train".*reason="(\w+)"\} (\d)$/gm)];
+    expect(Object.fromEntries(hung.map(([, reason, value]) => [reason, value]))).toEqual({
+      collective: "0",
+      behind: "0",
+      synchronise: "1",
+      call: "0",
+      stopped: "0",
+    });
+    launch.kill("SIGTERM");
+    await said;
   });
 
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {

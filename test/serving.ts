@@ -5,6 +5,8 @@
 import { mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { make } from "../src/native.ts";
+import { commandOf, living } from "../src/proc.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, root } from "./rigel.ts";
 
 const addressSchema = z.object({ socket: z.string(), url: z.string(), token_file: z.string() });
@@ -22,6 +24,7 @@ export async function until<T>(condition: () => T | undefined | Promise<T | unde
 export class Place extends Scratch {
   readonly env: Record<string, string | undefined>;
   readonly segments: string;
+  readonly state: string;
 
   constructor() {
     super();
@@ -29,7 +32,8 @@ export class Place extends Scratch {
     mkdirSync(join(this.path, "run"), { mode: 0o700 });
     this.segments = join(this.path, "segments");
     mkdirSync(this.segments);
-    this.env = { ...plainEnvironment(), XDG_RUNTIME_DIR: join(this.path, "run") };
+    this.state = join(this.path, "state");
+    this.env = { ...plainEnvironment(), XDG_RUNTIME_DIR: join(this.path, "run"), XDG_STATE_HOME: this.state };
   }
 
   /** `rigel` as a child that ends with its scope. */
@@ -50,6 +54,17 @@ export class Place extends Scratch {
     return { status, stdout, stderr };
   }
 
+  /** With launches that were asked for over HTTP, which end with nobody: their guards see to their clients. */
+  override [Symbol.dispose](): void {
+    for (const { pid } of living().filter((one) => commandOf(one.pid).includes(` launch ${this.state}/`)))
+      try {
+        process.kill(pid, "SIGKILL");
+      } catch {
+        // It has just ended.
+      }
+    super[Symbol.dispose]();
+  }
+
   /** A configuration on the simulated GPU with a client of each class that go on until they are ended. */
   pair(rest: object = {}): object {
     return {
@@ -61,6 +76,13 @@ export class Place extends Scratch {
       ...rest,
     };
   }
+}
+
+/** A configuration of one client whose kernel never ends, on the simulated GPU. */
+export async function spinning(): Promise<object> {
+  await make(join(root, "native"), "check-build");
+  const command = [join(root, "native", "build", "hang-program"), "spin"];
+  return { device: "simulated", hang_s: 0, clients: [{ name: "train", class: "best-effort", command }] };
 }
 
 /** A server on a port and a socket of its own. */
@@ -79,8 +101,8 @@ export class Server implements AsyncDisposable {
     this.token = readFileSync(address.token_file, "utf8").trim();
   }
 
-  static async start(place: Place, port = 0): Promise<Server> {
-    const child = place.start(["serve", "--port", String(port), "--json", "--segment", place.segments]);
+  static async start(place: Place, port = 0, ...more: string[]): Promise<Server> {
+    const child = place.start(["serve", "--port", String(port), "--json", "--segment", place.segments, ...more]);
     const reader = child.stdout.getReader();
     let text = "";
     while (!text.includes("\n")) {

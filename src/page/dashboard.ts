@@ -1,13 +1,16 @@
 /**
  * page/dashboard.ts: the script of the dashboard: listens to /v1/events and shows every live launch: a table, plots, what happened.
+ * Launches are started in launch-form.ts.
  *
  * Runs in the browser and asks nobody but the server that it came from. Whatever comes from there is shown as text, never as HTML.
  */
 
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
+import { launchForm } from "./launch-form.ts";
 import { type Line, Plot } from "./plot.ts";
 import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
 import type { ClientStats, Stats } from "../stats.ts";
+import type { SegmentHangs } from "../watcher.ts";
 
 /** How much of the past the plots show. */
 const HISTORY_s = 180;
@@ -100,15 +103,16 @@ class Launch {
   readonly #title = element("h2");
   readonly #about = element("p", "about");
   readonly #table = element("div", "card scroll");
+  readonly #hangs = element("div", "card scroll below");
   readonly #plots = element("div", "plots");
   #drawn: { kind: Kind; plot: Plot }[] = [];
   #drawnFor = "";
 
   constructor() {
-    this.element.append(this.#title, this.#about, this.#table, this.#plots);
+    this.element.append(this.#title, this.#about, this.#table, this.#hangs, this.#plots);
   }
 
-  add(stats: Stats): void {
+  add(stats: Stats, hangs: SegmentHangs | undefined): void {
     const time_s = Date.parse(stats.at) / 1000;
     if (time_s <= (this.#history.at(-1)?.time_s ?? 0)) return;
     this.#history.push({ time_s, stats });
@@ -116,6 +120,8 @@ class Launch {
     this.#title.textContent = titleOf(stats);
     this.#about.replaceChildren(...aboutOf(stats));
     this.#table.replaceChildren(tableOf(stats));
+    this.#hangs.hidden = hangs === undefined;
+    if (hangs) this.#hangs.replaceChildren(hangsOf(hangs));
     this.#plot(stats);
   }
 
@@ -241,6 +247,23 @@ function tableOf(stats: Stats): Node {
   return table(header, rows, 3, 1);
 }
 
+/** Who hangs, in what, and because of whom; in words where nobody does. */
+function hangsOf({ hung, threshold_s }: SegmentHangs): Node {
+  if (hung.length === 0)
+    return element(
+      "p",
+      "none",
+      `Nothing hangs: no client has waited for more than ${durationText(threshold_s)} for work that does not finish, or for another rank.`,
+    );
+  const rows = hung.map(({ name, pid, rank, seconds, why }) => [
+    { text: name, className: "over" },
+    rank === null ? `process ${pid}` : `rank ${rank}, process ${pid}`,
+    { text: why, className: "words" },
+    durationText(seconds),
+  ]);
+  return table(["hangs", "who", "why", "for"], rows, 3, 1);
+}
+
 /* ---- All of them */
 
 const launches = new Map<string, Launch>();
@@ -251,7 +274,7 @@ function keyOf({ segment }: Stats): string {
   return `${segment.id} ${segment.created_ms}`;
 }
 
-function show(segments: readonly Stats[]): void {
+function show(segments: readonly Stats[], hangs: readonly SegmentHangs[]): void {
   const keys = new Set(segments.map(keyOf));
   for (const [key, launch] of launches)
     if (!keys.has(key)) {
@@ -270,7 +293,10 @@ function show(segments: readonly Stats[]): void {
       launches.set(keyOf(stats), launch);
       place.append(launch.element);
     }
-    launch.add(stats);
+    launch.add(
+      stats,
+      hangs.find(({ segment }) => segment === stats.segment.id),
+    );
   }
 }
 
@@ -306,6 +332,8 @@ interface Happened {
   class?: string;
   pid?: number;
   state?: string;
+  rank?: number | null;
+  why?: string;
   slo?: Stats["slo"];
 }
 
@@ -320,7 +348,8 @@ function happened(event: string, data: Happened): void {
   while (list.children.length > EVENTS_SHOWN) list.lastElementChild?.remove();
 }
 
-function wording(event: string, { segment, client, class: kind, pid, state, slo }: Happened): string | undefined {
+function wording(event: string, happening: Happened): string | undefined {
+  const { segment, client, class: kind, pid, state, rank, why, slo } = happening;
   switch (event) {
     case "segment":
       return state === "live" ? `launch ${segment} has begun` : `launch ${segment} has ended`;
@@ -328,6 +357,8 @@ function wording(event: string, { segment, client, class: kind, pid, state, slo 
       return `${client} (${kind}) has attached, process ${pid}`;
     case "exit":
       return `${client} ${state === "dead" ? "was killed" : "has ended"}, process ${pid}`;
+    case "hang":
+      return `${client} hangs, process ${pid}${typeof rank === "number" ? `, rank ${rank}` : ""}: it ${why}`;
     case "slo":
       if (!slo) return undefined;
       return slo.unreachable
@@ -355,9 +386,10 @@ function connect(): void {
   source = opened;
   opened.addEventListener("stats", (event) => {
     heard();
-    show(dataOf(event).segments);
+    const { segments, hangs } = dataOf(event);
+    show(segments, hangs);
   });
-  for (const name of ["segment", "attach", "exit", "slo"])
+  for (const name of ["segment", "attach", "exit", "hang", "slo"])
     opened.addEventListener(name, (event) => happened(name, dataOf(event)));
   opened.addEventListener("error", () => {
     lost();
@@ -395,4 +427,5 @@ setInterval(() => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const launch of launches.values()) launch.redraw();
 });
+launchForm();
 connect();
