@@ -330,7 +330,7 @@ describe("the command", () => {
         .parse(JSON.parse(stdout));
       const clients = document.segments[0]?.clients ?? [];
       expect(clients.map(({ name }) => name)).toEqual(["serve", "train"]);
-      for (const { name, rates } of clients) if ((rates?.launches_per_s ?? 0) > 0) working.add(name);
+      for (const { name, rates: own } of clients) if ((own?.launches_per_s ?? 0) > 0) working.add(name);
     }
     expect([...working].toSorted()).toEqual(["serve", "train"]);
   });
