@@ -61,16 +61,23 @@ export const TICK_S = 0.1;
 const HELD_SHARE = 0.02;
 const FIRST_HELD_S = 3;
 const RELEARN_HELD_S = 1.2;
-const FIRST_WINDOW_S = 0.6;
-const WINDOW_S = 0.4;
+const RELEARN_MOST = 10;
+const FIRST_WINDOW_S = 0.8;
+const WINDOW_S = 0.6;
 /** From one window to the next. A program that still warms up in the first is known by the second. */
 const BETWEEN_WINDOWS_S = 2;
 /** Requests in the first window that are enough to end it. */
 const FIRST_REQUESTS = 40;
-/** A program may still warm up for so long; a window of so many requests whose median is lower by this factor shows it. */
-const WARM_UP_S = 20;
-const WARM_REQUESTS = 12;
-const WARMER = 0.75;
+/**
+ * A program that warms up has requests of all lengths, tiny ones too. It is believed to be through when two samples in a row, of a
+ * second or of so many requests, have medians within this factor; no longer than that is waited for.
+ */
+const STEADY_REQUESTS = 8;
+const STEADY = 1.35;
+const WARM_UP_MOST_S = 15;
+/** A window of so many requests whose median is off by the same factor, so soon after, shows that it was not: all is learned anew. */
+const DOUBT_S = 20;
+const DOUBT_REQUESTS = 12;
 /** Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone (doubled each time). */
 const TRIAL_S = 1;
 const STAY_S = 2;
@@ -81,9 +88,14 @@ const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
 const KNOWN = 24;
-/** What is compared with alone, and by how many standard deviations each side may be off. */
-const QUANTILES = [0.5, 0.75, 0.9, 0.95, 0.99];
-const Z = 0.6;
+/** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
+const QUANTILES = [
+  [0.5, 0.6],
+  [0.75, 0.8],
+  [0.9, 1.2],
+  [0.95, 1.5],
+  [0.99, 2],
+] as const;
 /** Old requests count half after this. */
 const HALF_LIFE_S = 20;
 /** Requests alone fade so many times more slowly: a window says when they have changed. More than so many need not be known. */
@@ -137,9 +149,9 @@ class Pool {
   clear(): void {
     this.#histogram = undefined;
   }
-  /** Becomes what the other is. */
-  take(other: Pool): void {
-    this.#histogram = other.#histogram;
+  /** Counts for no more than so many. */
+  shrink(most: number): void {
+    if (this.count > most) this.#histogram = this.#histogram?.scaled(most / this.count);
   }
   get count(): number {
     return this.#histogram?.total ?? 0;
@@ -211,7 +223,12 @@ export class Controller {
   #rated_s = 0;
   /** The tick of the last change. */
   #settled = 0;
-  /** When the first request was seen, and how often what requests take alone had to be learned anew since. */
+  /** While waiting: requests of the sample that is under way, the median of the last one, and when the first request came. */
+  readonly #sample = new Pool();
+  #sampled_ms = Number.NaN;
+  #sample_s = 0;
+  #first_s = Number.NaN;
+  /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
   #changes = 0;
@@ -235,7 +252,6 @@ export class Controller {
     if (held) this.#held_s += TICK_S;
     this.#record(seen, held);
     this.#notice(seen);
-    const count = seen.requests.total;
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
       if (held) {
@@ -244,7 +260,7 @@ export class Controller {
       } else this.#at(this.#rung).add(seen);
     }
     this.#alone.fade(TICK_S / ALONE_KEEPS);
-    this.#decide(count);
+    this.#decide(seen);
     // What the user configured stays until there is something to decide on.
     return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
   }
@@ -364,18 +380,19 @@ export class Controller {
     const noise = 4 * Math.sqrt(Math.max(high, 1));
     if (this.#rated_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
-      this.#alone.clear();
+      // What is known still says more than nothing; windows to come soon outweigh it.
+      this.#alone.shrink(KNOWN);
       this.#relearned++;
       this.#reset();
     }
   }
 
-  #decide(count: number): void {
+  #decide(seen: Observation): void {
     const spent_s = round(this.#t_s - this.#since_s);
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
-        if (count === 0) return;
+        if (!this.#steady(seen)) return;
         this.#began_s = this.#t_s;
         this.#enter(relative ? "first window" : "run");
         return;
@@ -410,7 +427,9 @@ export class Controller {
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
         const allowed_s =
-          HELD_SHARE * (this.#t_s - this.#began_s) + FIRST_HELD_S + RELEARN_HELD_S * Math.min(this.#relearned, 2);
+          HELD_SHARE * (this.#t_s - this.#began_s) +
+          FIRST_HELD_S +
+          RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
         const known = !relative || this.#alone.count >= KNOWN;
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
@@ -421,23 +440,33 @@ export class Controller {
         }
         // Where suspension misses the target, slices may not.
         const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
-        const seen = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
-        if ((!over || other) && known && spent_s >= this.#stay_s && seen) this.#tryNext();
+        const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
+        if ((!over || other) && known && spent_s >= this.#stay_s && works) this.#tryNext();
       }
     }
   }
 
-  /**
-   * A window that is clearly faster than the ones before shows a program that was still warming up: they are forgotten. Only at the
-   * start, and only then: requests of one window are alike, so that some window always seems to be another.
-   */
+  /** Whether the high clients are through with warming up, so that their requests can be compared. */
+  #steady({ requests }: Observation): boolean {
+    if (requests.total === 0 && Number.isNaN(this.#first_s)) return false;
+    if (Number.isNaN(this.#first_s)) this.#first_s = this.#sample_s = this.#t_s;
+    this.#sample.add(requests);
+    if (this.#t_s - this.#first_s >= WARM_UP_MOST_S) return true;
+    if (this.#t_s - this.#sample_s < 1 || this.#sample.count < STEADY_REQUESTS) return false;
+    const median_ms = this.#sample.quantile_ms(0.5);
+    const ratio = median_ms / this.#sampled_ms;
+    this.#sampled_ms = median_ms;
+    this.#sample_s = this.#t_s;
+    this.#sample.clear();
+    return ratio < STEADY && ratio > 1 / STEADY;
+  }
+
+  /** Windows that differ much, soon after the start, show a program that was still warming up: all of them are forgotten. */
   #endWindow(): void {
-    const [window, alone] = [this.#window, this.#alone];
-    const ratio = window.quantile_ms(0.5) / alone.quantile_ms(0.5);
-    const apart = window.quantile_ms(off(0.5, 1, window.count)) < alone.quantile_ms(off(0.5, -1, alone.count));
-    const early = this.#t_s - this.#began_s < WARM_UP_S;
-    if (early && window.count >= WARM_REQUESTS && ratio < WARMER && apart) {
-      alone.take(window);
+    const ratio = this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    const early = this.#t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
+    if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
+      this.#alone.clear();
       this.#relearned++;
       this.#reset();
     }
@@ -532,9 +561,9 @@ export class Controller {
     if (few < ENOUGH) return "unknown";
     const limit = this.#target.p99_over_alone;
     const over = QUANTILES.some(
-      (q) =>
+      ([q, z]) =>
         few * (1 - q) >= 3 &&
-        pool.quantile_ms(off(q, -Z, pool.count)) > limit * this.#alone.quantile_ms(off(q, Z, this.#alone.count)),
+        pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
     );
     return over ? "over" : "within";
   }

@@ -103,8 +103,8 @@ const strict: World["effect"] = ({ settings }) => ({
   launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
 });
 
-/** A program that is slow for its first two seconds. */
-const warm = (t_s: number): number => (t_s < 2 ? 1.8 : 1);
+/** A program that warms up for three seconds: tiny pieces of work, then requests that take long. */
+const warm = (t_s: number): number => (t_s < 1 ? 0.004 : t_s < 2 ? 60 : t_s < 3 ? 1.8 : 1);
 
 const underMps: World["effect"] = ({ settings }) => ({
   slowdown: settings && settings.inflight > 8 ? 1.2 : 1.01,
@@ -132,7 +132,7 @@ describe("the controller", () => {
   });
 
   test("a looser target takes the longer slices", () => {
-    const { controller } = run({ p99_over_alone: 1.2 }, 60, world(gpuBound));
+    const { controller } = run({ p99_over_alone: 1.2 }, 90, world(gpuBound));
     expect(controller.summary().settings).toEqual({ suspend: 0, defer_us: 0, slice_us: 500, inflight: 8, corun: 0 });
   });
 
@@ -173,7 +173,7 @@ describe("the controller", () => {
   });
 
   test("where suspension misses the target, short slices are tried, and kept if they are better", () => {
-    const better = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
+    const better = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
     expect(better.controller.summary().settings).toEqual({
       suspend: 0,
       defer_us: 0,
@@ -181,7 +181,7 @@ describe("the controller", () => {
       inflight: 8,
       corun: 0,
     });
-    const bothOver = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.15, 200: 1.3, 500: 1.4, 2000: 2 }, 1.3)));
+    const bothOver = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.15, 200: 1.3, 500: 1.4, 2000: 2 }, 1.3)));
     expect(bothOver.controller.summary().settings).toEqual({
       suspend: 0,
       defer_us: 0,
@@ -189,7 +189,7 @@ describe("the controller", () => {
       inflight: 8,
       corun: 0,
     });
-    const worse = run({ p99_over_alone: 1.05 }, 40, world(sliced({ 50: 1.5, 200: 1.6, 500: 1.7, 2000: 2 }, 1.3)));
+    const worse = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.5, 200: 1.6, 500: 1.7, 2000: 2 }, 1.3)));
     expect(worse.controller.summary().settings).toEqual({
       suspend: 1,
       defer_us: 0,
@@ -200,7 +200,7 @@ describe("the controller", () => {
   });
 
   test("requests that leave the GPU idle get it later, as far as that costs them nothing", () => {
-    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(lateIsFine));
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 90, world(lateIsFine));
     const { suspend, defer_us, slice_us } = controller.summary().settings ?? {};
     expect({ suspend, slice_us }).toEqual({ suspend: 1, slice_us: 300 });
     // 0.41 of a request of 3.3 ms.
