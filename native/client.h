@@ -269,7 +269,7 @@ struct rg_track {
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
     _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
-    _Atomic(const char *) owner; /* the thread of a per-thread default stream (others cannot name it), else NULL */
+    _Atomic(const char *) owner; /* the thread of a per-thread default stream, with which it goes, else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
     _Atomic(CUstream) stream;
     _Atomic(CUcontext) context;
@@ -661,7 +661,6 @@ static inline rg_member *rg_track_member(const rg_track *t)
     return atomic_load_explicit(&t->member, memory_order_relaxed);
 }
 
-/* The track of a per-thread stream may become another's while its thread waits at the gate. */
 static inline uint32_t rg_track_device(const rg_track *t)
 {
     return atomic_load_explicit(&t->device, memory_order_relaxed);

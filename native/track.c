@@ -111,14 +111,51 @@ static void drop(rg_track *t)
     atomic_store(&rg.full, 0);
 }
 
-/* A free place in the table; threads that have gone leave tracks of their default streams, which are dropped for it. */
+/*
+ * Tracks of per-thread streams. A thread that launches or waits at the gate holds a pointer to its track and no lock, so nobody
+ * else takes the track out of the table while the thread is there. It goes with its thread; if it has unfinished work by
+ * then, it stays for the agent, under a key that is no stream's.
+ */
+enum { ORPHANED = 1 };
+static const char orphan; /* whose it is then */
+static pthread_key_t end_key;
+static pthread_once_t end_key_once = PTHREAD_ONCE_INIT;
+static bool end_key_made;
+
+static void thread_ends(void *mark)
+{
+    if (atomic_load(&rg.mode) == RG_MODE_BARE)
+        return; /* a fork may have left the lock taken, and nobody reads the table any more */
+    pthread_mutex_lock(&table_lock);
+    for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
+        rg_track *t = &rg.tracks[i];
+        if (!atomic_load(&t->key) || t->owner != mark)
+            continue;
+        if (atomic_load(&t->state) == RG_CLEAN) {
+            drop(t);
+        } else {
+            index_remove(atomic_load(&t->key));
+            t->owner = &orphan;
+            atomic_store(&t->key, ORPHANED);
+        }
+    }
+    pthread_mutex_unlock(&table_lock);
+}
+
+static void make_end_key(void)
+{
+    end_key_made = pthread_key_create(&end_key, thread_ends) == 0;
+}
+
+/* A free place in the table: else that of an ended thread, or of another client's or context's stream of this very thread. */
 static rg_track *free_track(void)
 {
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
             rg_track *t = &rg.tracks[i];
-            if (pass == 1 && t->owner && atomic_load(&t->state) == RG_CLEAN && !atomic_load(&t->unbatched))
-                drop(t); /* should its thread still be there, it is entered again */
+            if (pass == 1 && (t->owner == &rg_thread_mark || t->owner == &orphan) && atomic_load(&t->state) == RG_CLEAN &&
+                !atomic_load(&t->unbatched))
+                drop(t);
             if (!atomic_load(&t->key))
                 return t;
         }
@@ -162,6 +199,11 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     rg_member *member = atomic_load(&rg.several) ? rg_member_of(stream) : RG_PROCESS;
     if (!member)
         member = RG_PROCESS;
+    if (stream == CU_STREAM_PER_THREAD) {
+        pthread_once(&end_key_once, make_end_key);
+        if (end_key_made)
+            pthread_setspecific(end_key, &rg_thread_mark);
+    }
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
@@ -170,8 +212,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
             t->agent_event = NULL; /* belongs to the other context: left to it */
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
-        if (atomic_load(&t->device) != (uint32_t)device) /* a thread that waits at the gate may read it still */
-            atomic_store(&t->device, (uint32_t)device);
+        atomic_store(&t->device, (uint32_t)device);
         atomic_store(&t->serial, ((atomic_load(&t->serial) >> 8) + 1) << 8 | (uint32_t)(t - rg.tracks + 1));
         t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
         t->stream = (uintptr_t)stream <= 1 ? CU_STREAM_LEGACY : stream;

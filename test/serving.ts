@@ -6,6 +6,7 @@ import { mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { make } from "../src/native.ts";
+import { commandOf, living } from "../src/proc.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, root } from "./rigel.ts";
 
 const addressSchema = z.object({ socket: z.string(), url: z.string(), token_file: z.string() });
@@ -51,6 +52,17 @@ export class Place extends Scratch {
     await using child = this.start(args);
     const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
     return { status, stdout, stderr };
+  }
+
+  /** With launches that were asked for over HTTP, which end with nobody: their guards see to their clients. */
+  override [Symbol.dispose](): void {
+    for (const { pid } of living().filter((one) => commandOf(one.pid).includes(` launch ${this.state}/`)))
+      try {
+        process.kill(pid, "SIGKILL");
+      } catch {
+        // It has just ended.
+      }
+    super[Symbol.dispose]();
   }
 
   /** A configuration on the simulated GPU with a client of each class that go on until they are ended. */

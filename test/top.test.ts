@@ -321,16 +321,18 @@ describe("the command", () => {
   });
 
   test("--once --json prints one document", async () => {
-    const { stdout } = await top("--once", "--json");
-    const document = z
-      .object({ schema: z.literal(1), interval_s: z.literal(0.3), segments: z.array(statsSchema) })
-      .parse(JSON.parse(stdout));
-    expect(document.segments[0]?.clients.map(({ name, rates: own }) => [name, (own?.launches_per_s ?? 0) > 0])).toEqual(
-      [
-        ["serve", true],
-        ["train", true],
-      ],
-    );
+    // Either may be held for all of an interval: policy slo learns what the other takes alone.
+    const working = new Set<string>();
+    for (const limit = performance.now() + 60_000; working.size < 2 && performance.now() < limit;) {
+      const { stdout } = await top("--once", "--json");
+      const document = z
+        .object({ schema: z.literal(1), interval_s: z.literal(0.3), segments: z.array(statsSchema) })
+        .parse(JSON.parse(stdout));
+      const clients = document.segments[0]?.clients ?? [];
+      expect(clients.map(({ name }) => name)).toEqual(["serve", "train"]);
+      for (const { name, rates: own } of clients) if ((own?.launches_per_s ?? 0) > 0) working.add(name);
+    }
+    expect([...working].toSorted()).toEqual(["serve", "train"]);
   });
 
   test("in a pipe goes on until nobody reads, and then ends by itself", async () => {

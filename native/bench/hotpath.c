@@ -1,5 +1,5 @@
 /*
- * hotpath.c: nanoseconds a launch, as one number on standard output.
+ * hotpath.c: bench-hotpath [ROUNDS]: nanoseconds a launch, as one number on standard output.
  *
  * Looks cuLaunchKernel up as libcudart does (dlsym on libcuda.so.1), launches on one stream in a loop, and prints the
  * time of the fastest of its rounds divided by the launches in it. Which libcuda.so.1 and whether Rigel stands in front of it
@@ -22,8 +22,9 @@ static uint64_t now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    int rounds = argc > 1 ? atoi(argv[1]) : ROUNDS;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
         fprintf(stderr, "bench-hotpath: %s\n", dlerror());
@@ -40,7 +41,7 @@ int main(void)
     }
     static char function[64], stream[64];
     uint64_t best = UINT64_MAX;
-    for (int round = 0; round < ROUNDS; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t start = now_ns();
         for (int i = 0; i < LAUNCHES; i++)
             launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);

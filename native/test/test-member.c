@@ -531,6 +531,64 @@ static void preemption_is_said_for_each_device(void)
     done();
 }
 
+/* ---- tracks of per-thread streams ---- */
+
+enum { THREADS = 40 };
+static pthread_barrier_t launched, looked;
+
+/* A stream of this thread's for each of nine clients. */
+static void *fill_tracks(void *unused)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    launch(CU_STREAM_PER_THREAD, 1000);
+    for (int i = 0; i < 8; i++) {
+        char name[] = {'m', (char)('0' + i), 0};
+        CHECK_EQUAL(rigel_client_enter(name, "best-effort"), 0);
+        launch(CU_STREAM_PER_THREAD, 1000);
+        rigel_client_leave();
+    }
+    pthread_barrier_wait(&launched);
+    pthread_barrier_wait(&looked);
+    return unused;
+}
+
+static int tracks_of_threads(void)
+{
+    int n = 0;
+    for (int i = 0; i < RG_MAX_TRACKS; i++)
+        n += rg.tracks[i].key && rg.tracks[i].owner;
+    return n;
+}
+
+/* More streams than there is room for take no place from a thread that is there: it may be at the gate with its track in hand. */
+static void a_track_goes_with_its_thread(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("mine", "best-effort"), 0);
+    launch(CU_STREAM_PER_THREAD, 1000);
+    uintptr_t key = rg_track_key(CU_STREAM_PER_THREAD);
+    const rg_track *mine = rg_track_find(key);
+    CHECK(mine != NULL);
+    uint32_t serial = mine->serial;
+    pthread_t threads[THREADS];
+    pthread_barrier_init(&launched, NULL, THREADS + 1);
+    pthread_barrier_init(&looked, NULL, THREADS + 1);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, fill_tracks, NULL), 0);
+    pthread_barrier_wait(&launched);
+    CHECK_EQUAL(tracks_of_threads(), RG_MAX_TRACKS);
+    CHECK(rg_track_find(key) == mine);
+    CHECK_EQUAL(mine->serial, serial);
+    pthread_barrier_wait(&looked);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(tracks_of_threads(), 1);
+    launch(CU_STREAM_PER_THREAD, 1000);
+    CHECK_EQUAL(mine->serial, serial);
+    CHECK_EQUAL(rg.slot->launches, THREADS);
+    done();
+}
+
 /* ---- all at once ---- */
 
 static _Atomic bool enough;
@@ -606,6 +664,7 @@ int main(int argc, char **argv)
     RUN(handles_in_a_wrong_context_are_named);
     RUN(a_thread_that_changes_its_device);
     RUN(preemption_is_said_for_each_device);
+    RUN(a_track_goes_with_its_thread);
     RUN(many_threads_come_and_go);
     return failures ? 1 : 0;
 }
