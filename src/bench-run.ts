@@ -24,7 +24,7 @@ import type { ClientReport } from "./report.ts";
 import type { Segment } from "./segment.ts";
 
 /** What a program writes to its log: src/python/workload.py and rigel-replay alike. */
-const logSchema = z.object({
+export const logSchema = z.object({
   /** Seconds after the start at which it was ready; 0 if it was in time. */
   late_s: z.number(),
   versions: z.record(z.string(), z.string()).optional(),

@@ -31,7 +31,7 @@ export function latencyOf(samples: readonly Sample[]): Latency | undefined {
     p50_ms: quantile(sorted, 0.5),
     p95_ms: quantile(sorted, 0.95),
     p99_ms: quantile(sorted, 0.99),
-    mean_ms: sorted.reduce((sum, value) => sum + value, 0) / sorted.length,
+    mean_ms: mean(sorted),
     max_ms: quantile(sorted, 1),
   };
 }
@@ -61,6 +61,19 @@ export function spread(values: readonly number[]): Spread | null {
   const finite = values.filter(Number.isFinite);
   if (finite.length === 0) return null;
   return { median: median(finite), min: Math.min(...finite), max: Math.max(...finite), rounds: finite.length };
+}
+
+function mean(values: readonly number[]): number {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+/** How much y grows with x, by least squares; null where that cannot be said. */
+export function slopeOf(points: readonly (readonly [x: number, y: number])[]): number | null {
+  const mean_x = mean(points.map(([x]) => x));
+  const mean_y = mean(points.map(([, y]) => y));
+  const spread_x = points.reduce((sum, [x]) => sum + (x - mean_x) ** 2, 0);
+  if (!(spread_x > 0)) return null;
+  return points.reduce((sum, [x, y]) => sum + (x - mean_x) * (y - mean_y), 0) / spread_x;
 }
 
 /** Steps done between two moments, of a program whose steps ended at `ends_s`; parts of a step count as such. */

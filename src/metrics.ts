@@ -27,6 +27,7 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
   ["rigel_inflight_waits_total", "counter", "Waits for work in flight.", ({ gate }) => gate.inflight_waits],
   ["rigel_suspensions_total", "counter", "Times taken off the GPU.", ({ preemption }) => preemption.suspensions],
   ["rigel_suspended_seconds_total", "counter", "Time off the GPU.", ({ preemption }) => preemption.suspended_ms / 1000],
+  ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],
   ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
   ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],
   [

@@ -72,6 +72,12 @@ export function hasMapped(pid: number, path: string): boolean {
   return new RegExp(` ${RegExp.escape(path)}( \\(deleted\\))?$`, "m").test(read(`/proc/${pid}/maps`));
 }
 
+/** Memory of a process that is in RAM, in bytes (VmRSS of proc(5)); undefined if it is gone. */
+export function resident_bytes(pid: number): number | undefined {
+  const kilobytes = /^VmRSS:\s*(\d+) kB$/m.exec(read(`/proc/${pid}/status`))?.[1];
+  return kilobytes === undefined ? undefined : Number(kilobytes) * 1024;
+}
+
 /** Whether this process was started with a signal ignored, as by nohup. */
 export function ignored(signal: number): boolean {
   const mask = /^SigIgn:\s*([0-9a-f]+)$/m.exec(read("/proc/self/status"))?.[1];

@@ -22,6 +22,7 @@ import {
   policyChangeSchema,
 } from "./control.ts";
 import { RigelError } from "./errors.ts";
+import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
 import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
@@ -178,6 +179,9 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         },
       },
     )
+    .get("/grafana.json", () => grafanaDashboard(), {
+      detail: { summary: "A dashboard over /metrics, for Grafana to import" },
+    })
     .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
       detail: {
         summary: "Server-sent events: stats once a second; segment, attach, exit, hang and slo as they happen",

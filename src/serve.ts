@@ -12,6 +12,7 @@ import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { grafanaDashboard } from "./grafana.ts";
 import { Launches, launchesFolder } from "./launches.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
@@ -27,6 +28,7 @@ interface ServeFlags {
   json?: true;
   segment?: string;
   hang: number;
+  printGrafana?: true;
 }
 
 const EXAMPLES = `
@@ -36,6 +38,7 @@ Examples:
   curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/clients
   curl http://127.0.0.1:8080/metrics
   curl -N http://127.0.0.1:8080/v1/events     what happens, as it happens
+  rigel serve --print-grafana > rigel.json    a dashboard over /metrics, for Grafana: Dashboards, New, Import
   curl --unix-socket $XDG_RUNTIME_DIR/rigel/serve.sock http://rigel/v1/launch \\
     -H 'content-type: application/json' -d @jobs.json          start a launch (a "cwd" beside "clients" says where)
 
@@ -52,11 +55,16 @@ export function addServe(program: Command): void {
     .option("--json", "print where it listens as one line of JSON on standard output")
     .option("--hang <time>", "what waits for longer hangs, as /v1/hangs and /metrics say: 60s, 500ms", seconds, 60)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--print-grafana", "print the dashboard for Grafana that GET /grafana.json gives, and end")
     .addHelpText("after", EXAMPLES)
     .action(runServe);
 }
 
 async function runServe(flags: ServeFlags): Promise<void> {
+  if (flags.printGrafana) {
+    process.stdout.write(`${JSON.stringify(grafanaDashboard(), null, 2)}\n`);
+    return;
+  }
   const native = await Native.load();
   const folder = runtimeFolder();
   const release = lockFolder(native, folder);

@@ -84,7 +84,7 @@ describe("the single binary", () => {
     expect(result.status).toBe(0);
   });
 
-  test("has the dashboard in it, and starts itself for doctor's launch and those of the server", async () => {
+  test("has the dashboards in it, and starts itself for doctor's launch and those of the server", async () => {
     using place = new Elsewhere();
     const environment = {
       XDG_CACHE_HOME: place.cache,
@@ -98,6 +98,8 @@ describe("the single binary", () => {
     const { value } = await server.stdout.getReader().read();
     const { url, token_file } = JSON.parse(new TextDecoder().decode(value));
     expect(await (await fetch(`${url}/`)).text()).toContain("/v1/events");
+    const grafana = await run(place.binary, place.empty, environment, "serve", "--print-grafana");
+    expect(await (await fetch(`${url}/grafana.json`)).json()).toEqual(JSON.parse(grafana.stdout));
     const authorization = `Bearer ${readFileSync(token_file, "utf8").trim()}`;
     const headers = { authorization, "content-type": "application/json" };
     const body = JSON.stringify({ ...JSON.parse(readFileSync(place.config, "utf8")), cwd: place.path });

@@ -1,0 +1,420 @@
+/**
+ * soak.ts: `bun run soak`: what a busy server costs a latency-critical client, and whether the server grows.
+ *
+ * The demo's pair runs on the simulated GPU under policy priority beside `rigel serve`, in windows without load and with it in turn:
+ * many event streams, and requests at a steady rate whether or not earlier ones were answered. The latencies are those that the
+ * high client itself wrote down, each by when it fell due. Everything is on 127.0.0.1, in a folder of its own, and bounded: the
+ * time, the windows, the streams, the requests under way. However it ends, no process and no file of it stays.
+ */
+
+import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { Command, InvalidArgumentError } from "commander";
+import { z } from "zod";
+import { logSchema } from "./bench-run.ts";
+import {
+  type Latency,
+  type Sample,
+  type Window,
+  ascending,
+  latencyOf,
+  quantile,
+  schedule,
+  slopeOf,
+  spread,
+  within,
+} from "./bench-stats.ts";
+import { RigelError, reason } from "./errors.ts";
+import { Guard } from "./guard.ts";
+import { SIGNAL_STATUS } from "./interrupt.ts";
+import { progress } from "./log.ts";
+import { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
+import { resident_bytes } from "./proc.ts";
+import { SoakLoad } from "./soak-load.ts";
+
+const EXAMPLES = `
+Examples:
+  bun run soak                          ten minutes, a table
+  bun run soak --seconds 120 --json     two minutes, one JSON document
+  bun run soak --check                  exit status 1 if the high client's p99 grew by more than 2% with load
+
+The load and the clients share the processors of this machine: with few of them the ratio shows how they compete for these.`;
+
+/** With --check, how much of its p99 without load the high client may have with it. */
+const LIMIT = 1.02;
+const HIGH = { name: "resnet50-infer", profile: "h200-resnet50-infer-bs4.csv", rate_per_s: 60 };
+const BEST_EFFORT = { name: "resnet50-train", profile: "h200-resnet50-train-bs64.csv" };
+/** Longest part of the time in one way, and what of it is not counted, as streams open and close in it. */
+const WINDOW_s = 10;
+const SETTLE_PART = 0.1;
+/** How long clients and server may take to start, and to end. */
+const START_s = 60;
+const END_ms = 20_000;
+const SAMPLE_ms = 1000;
+
+type Way = "without" | "with";
+const WAYS: readonly Way[] = ["without", "with"];
+
+interface Options {
+  seconds: number;
+  streams: number;
+  rate: number;
+  json?: true;
+  check?: true;
+}
+
+function between(least: number, most: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (text.trim() === "" || !(value >= least && value <= most))
+      throw new InvalidArgumentError(`Expected a number from ${least} to ${most}.`);
+    return value;
+  };
+}
+
+const options = new Command("bun run soak")
+  .description("what a busy `rigel serve` costs a latency-critical client, and whether the server grows")
+  .option("--seconds <seconds>", "how long to measure", between(4, 3600), 600)
+  .option("--streams <count>", "event streams open with load", between(1, 150), 100)
+  .option("--rate <per second>", "requests a second with load", between(1, 1000), 200)
+  .option("--json", "print as JSON; progress is on standard error")
+  .option("--check", `exit status 1 if the p99 with load is above ${LIMIT} of that without`)
+  .addHelpText("after", EXAMPLES)
+  .parse()
+  .opts<Options>();
+
+/** Settles at the first signal; the reason of `over` is its name. */
+const over = new AbortController();
+for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const)
+  process.on(signal, () => {
+    if (!over.signal.aborted) progress(`${signal}: ending what was started`);
+    over.abort(signal);
+  });
+
+/** What a soak has measured. */
+interface Measured {
+  windows: Window[];
+  requests: readonly Sample[];
+  load: SoakLoad;
+  /** Seconds as in the windows. */
+  rss: [at_s: number, bytes: number][];
+}
+
+async function soak(native: Native): Promise<Measured> {
+  const scratch = mkdtempSync(join(defaultSegmentFolder(process.env), `rigel-soak-${process.pid}-`));
+  const mark = `RIGEL_SOAK=${process.pid}-${Date.now()}`;
+  using guard = new Guard(mark, [scratch]);
+  const children: Child[] = [];
+  const start = (name: string, args: string[]): Child => {
+    const child = startChild(scratch, name, args, mark);
+    guard.watch(child.process.pid);
+    children.push(child);
+    return child;
+  };
+  try {
+    for (const folder of ["segments", "run", "cache"]) mkdirSync(join(scratch, folder), { mode: 0o700 });
+    const segments = join(scratch, "segments");
+    const server = start("serve", ["serve", "--port", "0", "--json", "--segment", segments]);
+    const url = await until(server, "rigel serve has not begun to listen", () => addressIn(server.output()));
+    const log = join(scratch, "high.log");
+    const start_ms = Date.now() + 2000;
+    const config = join(scratch, "soak.json");
+    writeFileSync(config, JSON.stringify(configOf(native, start_ms, log)));
+    const launch = start("launch", ["launch", config, "--json", "--segment", segments]);
+    await until(launch, "the clients have not begun", async () => {
+      const working = await workingClients(url);
+      return (working === 2 && Date.now() >= start_ms) || undefined;
+    });
+
+    const from_s = (Date.now() - start_ms) / 1000;
+    const each_s = Math.min(WINDOW_s, options.seconds / 4);
+    const windows = schedule(WAYS, {
+      rounds: Math.floor(options.seconds / (2 * each_s)),
+      cycles: 1,
+      window_s: each_s * (1 - SETTLE_PART),
+      settle_s: each_s * SETTLE_PART,
+    }).map((window) => shifted(window, from_s));
+    progress(`both clients run; ${windows.length} windows of ${each_s.toFixed(1)} s`);
+    const load = new SoakLoad(url, options);
+    const rss: Measured["rss"] = [];
+    const sample = (): void => {
+      const bytes = resident_bytes(server.process.pid);
+      if (bytes !== undefined) rss.push([(Date.now() - start_ms) / 1000, bytes]);
+    };
+    sample();
+    const timer = setInterval(sample, SAMPLE_ms);
+    const done: Window[] = [];
+    try {
+      for (const [index, window] of windows.entries()) {
+        if (over.signal.aborted) break;
+        if (window.way === "with") await load.start();
+        await sleepUntil(start_ms + window.to_s * 1000, [server, launch]);
+        if (window.way === "with") await load.stop();
+        if (!over.signal.aborted) done.push(window);
+        progress(
+          `window ${index + 1} of ${windows.length}, ${window.way} load: ${load.answered} requests answered so far, server ${megabytes(rss.at(-1)?.[1] ?? null)} MB`,
+        );
+      }
+    } finally {
+      clearInterval(timer);
+      await load.stop();
+    }
+    sample();
+    // The clients end after the request that they are in, and write down what they have measured.
+    launch.process.kill("SIGINT");
+    await ended(launch, END_ms);
+    return { windows: done, requests: requestsIn(log, launch), load, rss };
+  } finally {
+    for (const child of children.toReversed()) {
+      child.process.kill("SIGTERM");
+      await ended(child, END_ms);
+      guard.forget(child.process.pid);
+    }
+    rmSync(scratch, { recursive: true, force: true });
+  }
+}
+
+/** The demo's pair under priority; the high client writes its latencies down. A launch of this ends by itself, whatever happens here. */
+function configOf({ files }: Native, start_ms: number, log: string): object {
+  const profile = join(files.profiles, HIGH.profile);
+  const paced = ["--rate", String(HIGH.rate_per_s), "--start-at", (start_ms / 1000).toFixed(6)];
+  const command = [files.replay, "--profile", profile, ...paced, "--log", log];
+  return {
+    device: "simulated",
+    duration_s: START_s + options.seconds + 60,
+    policy: { name: "priority" },
+    simulated: { preset: "h200", mps: true },
+    clients: [
+      { name: HIGH.name, class: "high", command },
+      {
+        name: BEST_EFFORT.name,
+        class: "best-effort",
+        replay: { profile: join(files.profiles, BEST_EFFORT.profile) },
+      },
+    ],
+  };
+}
+
+interface Child {
+  name: string;
+  process: ReturnType<typeof Bun.spawn>;
+  /** What it has printed so far. */
+  output: () => string;
+  errors: () => string;
+}
+
+function startChild(scratch: string, name: string, args: string[], mark: string): Child {
+  const [stdout, stderr] = [join(scratch, `${name}.out`), join(scratch, `${name}.err`)];
+  const [variable = "", value] = mark.split("=");
+  const child = Bun.spawn([process.execPath, resolve(import.meta.dir, "cli.ts"), ...args], {
+    env: {
+      ...process.env,
+      NO_COLOR: "1",
+      XDG_RUNTIME_DIR: join(scratch, "run"),
+      XDG_STATE_HOME: join(scratch, "state"),
+      // What it learns of durations is not the user's.
+      XDG_CACHE_HOME: join(scratch, "cache"),
+      [variable]: value,
+    },
+    // Out of reach of the terminal's Ctrl-C, which is for this process to pass on.
+    detached: true,
+    stdin: "ignore",
+    stdout: Bun.file(stdout),
+    stderr: Bun.file(stderr),
+  });
+  return { name, process: child, output: () => textOf(stdout), errors: () => textOf(stderr) };
+}
+
+function textOf(path: string): string {
+  try {
+    return readFileSync(path, "utf8");
+  } catch {
+    return "";
+  }
+}
+
+/** Throws if a child that is needed has ended. */
+function mustLive({ name, process: { exitCode, signalCode }, errors }: Child): void {
+  if (exitCode === null && signalCode === null) return;
+  const last = errors().trimEnd().split("\n").slice(-8).join("\n");
+  throw new RigelError("command", `rigel ${name} ended early (${signalCode ?? `status ${exitCode}`}):\n${last}`);
+}
+
+/** Polls until a condition gives something. */
+async function until<T>(child: Child, otherwise: string, condition: () => T | undefined | Promise<T | undefined>) {
+  const limit_ms = performance.now() + START_s * 1000;
+  for (;;) {
+    const found = await condition();
+    if (found !== undefined) return found;
+    if (over.signal.aborted) throw new Interrupted();
+    mustLive(child);
+    if (performance.now() > limit_ms) throw new RigelError("command", `${otherwise} within ${START_s} s`);
+    await Bun.sleep(50);
+  }
+}
+
+/** Ctrl-C before anything was measured. */
+class Interrupted extends Error {}
+
+const addressSchema = z.object({ url: z.string() });
+
+function addressIn(text: string): string | undefined {
+  return text.includes("\n") ? addressSchema.parse(JSON.parse(text)).url : undefined;
+}
+
+const clientsSchema = z.object({ clients: z.array(z.object({ launches: z.int() })) });
+
+async function workingClients(url: string): Promise<number> {
+  const { clients } = clientsSchema.parse(await (await fetch(`${url}/v1/clients`)).json());
+  return clients.filter(({ launches }) => launches > 0).length;
+}
+
+/** Until a time of Date.now(), a signal, or the end of a child. */
+async function sleepUntil(at_ms: number, children: readonly Child[]): Promise<void> {
+  while (Date.now() < at_ms && !over.signal.aborted) {
+    for (const child of children) mustLive(child);
+    await Bun.sleep(Math.max(0, Math.min(100, at_ms - Date.now())));
+  }
+}
+
+async function ended({ process: child }: Child, patience_ms: number): Promise<void> {
+  const timer = setTimeout(() => child.kill("SIGKILL"), patience_ms);
+  await child.exited;
+  clearTimeout(timer);
+}
+
+function shifted(window: Window, by_s: number): Window {
+  return {
+    ...window,
+    from_s: window.from_s + by_s,
+    counted_s: window.counted_s + by_s,
+    to_s: window.to_s + by_s,
+  };
+}
+
+function requestsIn(log: string, launch: Child): Measured["requests"] {
+  try {
+    return logSchema.parse(JSON.parse(readFileSync(log, "utf8"))).requests;
+  } catch (thrown) {
+    const last = launch.errors().trimEnd().split("\n").slice(-8).join("\n");
+    throw new RigelError("command", `the high client left no latencies (${reason(thrown)}):\n${last}`, {
+      cause: thrown,
+    });
+  }
+}
+
+/** What is printed with --json. */
+function reportOf({ windows, requests, load, rss }: Measured) {
+  const samplesOf = (window: Window) => within(requests, window, 0);
+  const all = (way: Way): Latency | null =>
+    latencyOf(windows.filter((window) => window.way === way).flatMap(samplesOf)) ?? null;
+  const high = { without: all("without"), with: all("with") };
+  const ratio = (of: (latency: Latency) => number): number | null =>
+    high.with && high.without ? of(high.with) / of(high.without) : null;
+  const measured = windows.map((window) => ({ ...window, latency: latencyOf(samplesOf(window)) ?? null }));
+  const rounds = [...new Set(windows.map(({ round }) => round))].map((round) => {
+    const p99_ms = (way: Way): number =>
+      measured.find((window) => window.round === round && window.way === way)?.latency?.p99_ms ?? Number.NaN;
+    return p99_ms("with") / p99_ms("without");
+  });
+  const answers = ascending(load.answers_ms);
+  const bytes = rss.map(([, value]) => value);
+  const quiet = windows.filter(({ way }) => way === "without");
+  return {
+    schema: 1,
+    policy: "priority",
+    seconds: options.seconds,
+    streams: options.streams,
+    rate_per_s: options.rate,
+    interrupted: over.signal.aborted,
+    high: {
+      name: HIGH.name,
+      ...high,
+      p50_ratio: ratio(({ p50_ms }) => p50_ms),
+      p99_ratio: ratio(({ p99_ms }) => p99_ms),
+      /** Of each pair of windows by itself: what else the machine did hits few of them. */
+      p99_ratio_rounds: spread(rounds),
+    },
+    requests: {
+      sent: load.sent,
+      answered: load.answered,
+      errors: Object.fromEntries(load.errors),
+      /** Due, but too many were under way. */
+      unsent: load.unsent,
+      p50_ms: answers.length > 0 ? quantile(answers, 0.5) : null,
+      p99_ms: answers.length > 0 ? quantile(answers, 0.99) : null,
+    },
+    event_streams: { opened: load.opened, lost: load.lost, silent: load.silent, events: load.events },
+    server_rss: {
+      first_bytes: bytes[0] ?? null,
+      last_bytes: bytes.at(-1) ?? null,
+      peak_bytes: bytes.length > 0 ? bytes.reduce((a, b) => Math.max(a, b)) : null,
+      slope_bytes_per_s: slopeOf(rss),
+      /** Of what was sampled in windows without load alone, where what streams and answers need is not in it. */
+      quiet_slope_bytes_per_s: slopeOf(
+        rss.filter(([at_s]) => quiet.some(({ counted_s, to_s }) => at_s >= counted_s && at_s < to_s)),
+      ),
+      samples: rss.map(([at_s, value]) => ({ at_s: Math.round(at_s * 1000) / 1000, bytes: value })),
+    },
+    windows: measured,
+  };
+}
+type Report = ReturnType<typeof reportOf>;
+
+function number(value: number | null | undefined, digits: number): string {
+  return value?.toFixed(digits) ?? "-";
+}
+
+function megabytes(bytes: number | null): string {
+  return number(bytes === null ? null : bytes / 1e6, 1);
+}
+
+function kibibytes(bytes: number | null): string {
+  return number(bytes === null ? null : bytes / 1024, 1);
+}
+
+function textOfReport({ high, requests, event_streams: streams, server_rss: rss, windows }: Report): string {
+  const latency = (way: Way): string => {
+    const of = high[way];
+    return `${way.padEnd(7)} load  p50 ${number(of?.p50_ms, 3)} ms, p99 ${number(of?.p99_ms, 3)} ms (${of?.count ?? 0} requests)`;
+  };
+  const rounds = high.p99_ratio_rounds;
+  const failed = Object.entries(requests.errors).map(([what, count]) => `  ${count} x ${what}`);
+  return [
+    `${high.name}, policy priority, ${windows.length} windows`,
+    ...WAYS.map((way) => `  ${latency(way)}`),
+    `  ratio         p50 ${number(high.p50_ratio, 3)}, p99 ${number(high.p99_ratio, 3)}; p99 by pairs of windows: median ${number(rounds?.median, 3)}, ${number(rounds?.min, 3)} to ${number(rounds?.max, 3)}`,
+    `requests        ${requests.answered} of ${requests.sent} answered, ${requests.unsent} not sent in time, p50 ${number(requests.p50_ms, 1)} ms, p99 ${number(requests.p99_ms, 1)} ms`,
+    ...failed,
+    `event streams   ${streams.opened} opened, ${streams.lost} lost, ${streams.silent} silent, ${streams.events} events`,
+    `server's RSS    ${megabytes(rss.first_bytes)} MB at first, ${megabytes(rss.last_bytes)} at last, ${megabytes(rss.peak_bytes)} at most; ` +
+      `${kibibytes(rss.slope_bytes_per_s)} KiB/s, in the windows without load ${kibibytes(rss.quiet_slope_bytes_per_s)} KiB/s`,
+  ].join("\n");
+}
+
+/** What does not depend on how fast the machine is. */
+function isBroken({ requests, event_streams: streams }: Report): boolean {
+  return requests.answered < requests.sent || streams.lost > 0 || streams.silent > 0;
+}
+
+try {
+  const report = reportOf(await soak(await Native.load()));
+  process.stdout.write(`${options.json ? JSON.stringify(report, null, 2) : textOfReport(report)}\n`);
+  if (report.high.p99_ratio !== null && report.high.p99_ratio > LIMIT) {
+    progress(`the p99 with load is ${report.high.p99_ratio.toFixed(3)} of that without, above ${LIMIT}`);
+    if (options.check) process.exitCode = 1;
+  }
+  if (isBroken(report)) {
+    progress("not every request was answered, or not every stream stayed alive");
+    process.exitCode = 1;
+  }
+} catch (thrown) {
+  if (!(thrown instanceof Interrupted)) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    for (const line of thrown.message.split("\n")) progress(line);
+    process.exitCode = thrown.exitStatus;
+  }
+}
+if (over.signal.aborted)
+  process.exitCode = SIGNAL_STATUS[z.enum(["SIGINT", "SIGTERM", "SIGHUP"]).parse(over.signal.reason)];

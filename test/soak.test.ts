@@ -1,0 +1,93 @@
+/** soak.test.ts: the mechanics of `bun run soak`, not what it measures: how fast things are depends on the machine. */
+
+import { expect, test } from "bun:test";
+import { readdirSync } from "node:fs";
+import { join } from "node:path";
+import { z } from "zod";
+import { slopeOf } from "../src/bench-stats.ts";
+import { defaultSegmentFolder } from "../src/plan.ts";
+import { environmentOf, living } from "../src/proc.ts";
+import { plainEnvironment, root } from "./rigel.ts";
+
+function soak(...args: string[]) {
+  return Bun.spawn([process.execPath, join(root, "src", "soak.ts"), ...args], {
+    env: plainEnvironment(),
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+}
+
+/** What a soak has in the folder of segments. */
+function kept(pid: number): string[] {
+  return readdirSync(defaultSegmentFolder(process.env)).filter((name) => name.startsWith(`rigel-soak-${pid}-`));
+}
+
+const latency = z.object({ count: z.int().positive(), p99_ms: z.number().positive() });
+const reportSchema = z.object({
+  interrupted: z.literal(false),
+  high: z.object({ without: latency, with: latency, p99_ratio: z.number().positive() }),
+  requests: z.object({ sent: z.int().positive(), answered: z.int(), errors: z.record(z.string(), z.int()) }),
+  event_streams: z.object({ opened: z.int(), lost: z.int(), silent: z.int(), events: z.int() }),
+  server_rss: z.object({
+    slope_bytes_per_s: z.number(),
+    samples: z.array(z.object({ at_s: z.number(), bytes: z.int().positive() })).min(2),
+  }),
+  windows: z.array(z.object({ way: z.enum(["with", "without"]), from_s: z.number(), to_s: z.number() })),
+});
+
+test("a short soak: every request is answered, every stream lives, memory is watched, nothing is left", async () => {
+  await using child = soak("--seconds", "4", "--json");
+  const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+  expect(await child.exited, stderr).toBe(0);
+  const { requests, event_streams: streams, windows, server_rss: rss } = reportSchema.parse(JSON.parse(stdout));
+  expect(windows.map(({ way }) => way)).toEqual(["without", "with", "with", "without"]);
+  expect(requests).toMatchObject({ answered: requests.sent, errors: {} });
+  expect(streams).toMatchObject({ opened: 200, lost: 0, silent: 0 });
+  expect(streams.events).toBeGreaterThanOrEqual(200);
+  const ats = rss.samples.map(({ at_s }) => at_s);
+  expect(ats).toEqual(ats.toSorted((a, b) => a - b));
+  expect(kept(child.pid)).toEqual([]);
+});
+
+test("Ctrl-C in the middle ends what a soak has started, and nothing of it is left", async () => {
+  await using child = soak("--seconds", "600", "--json");
+  const own = (): string[] =>
+    living().flatMap(({ pid, name }) =>
+      environmentOf(pid)["RIGEL_SOAK"]?.startsWith(`${child.pid}-`) ? `${name} ${pid}` : [],
+    );
+  let stderr = "";
+  const decoder = new TextDecoder();
+  for await (const chunk of child.stderr) {
+    stderr += decoder.decode(chunk, { stream: true });
+    if (!child.killed && stderr.includes("both clients run")) {
+      // The server, the launch and its two clients.
+      expect(own().length).toBeGreaterThanOrEqual(4);
+      child.kill("SIGINT");
+    }
+  }
+  expect(stderr).toContain("SIGINT: ending what was started");
+  expect(JSON.parse(await child.stdout.text())).toMatchObject({ interrupted: true, windows: [] });
+  expect(await child.exited, stderr).toBe(130);
+  expect(own()).toEqual([]);
+  expect(kept(child.pid)).toEqual([]);
+});
+
+test("a slope is that of the line through its points", () => {
+  expect(
+    slopeOf([
+      [0, 5],
+      [1, 7],
+      [3, 11],
+    ]),
+  ).toBeCloseTo(2);
+  expect(
+    slopeOf([
+      [0, 1],
+      [1, 4],
+      [2, 1],
+    ]),
+  ).toBeCloseTo(0);
+  expect(slopeOf([[1, 2]])).toBeNull();
+  expect(slopeOf([])).toBeNull();
+});
