@@ -9,6 +9,7 @@
  * left to the driver. After fork the child is no client: it passes through and owns no slot.
  */
 #include "guard.h"
+#include "nvtx.h"
 #include "record-client.h"
 #include "rigel.h"
 
@@ -176,4 +177,5 @@ void rg_client_attach(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, attach);
+    rg_nvtx_attach();
 }

@@ -82,6 +82,7 @@ typedef struct {
     _Atomic uint64_t *lost;       /* rg_client.threads_lost */
     rg_segment *segment;
     bool processor;               /* ticks are the processor's */
+    _Atomic bool ranges;          /* a tool is told of every operation (nvtx.c) */
     _Atomic uint64_t beat_tick;   /* when the agent last looked at the clock */
 } rg_recorder;
 extern rg_recorder rg_rec;
@@ -193,8 +194,12 @@ typedef struct {
     rg_thread *row;
     uint64_t tick, beat, outer_tick;
     uint32_t operation, outer; /* outer: the row's `doing` before */
-    bool on;
+    bool on, ranged;
 } rg_op;
+
+/* rg_nvtx_push, rg_nvtx_pop: tell a tool that an operation begins and ends; only where rg_rec.ranges says so (nvtx.c). */
+void rg_nvtx_push(uint32_t operation);
+void rg_nvtx_pop(void);
 
 /*
  * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what
@@ -219,6 +224,9 @@ static inline rg_op rg_op_begin(uint32_t operation, bool exact)
     }
     atomic_store_explicit(&op.row->since_tick, op.tick, memory_order_relaxed);
     atomic_store_explicit(&op.row->doing, operation | RG_DOING, memory_order_release);
+    op.ranged = atomic_load_explicit(&rg_rec.ranges, memory_order_acquire);
+    if (__builtin_expect(op.ranged, 0))
+        rg_nvtx_push(operation);
     return op;
 }
 
@@ -242,6 +250,8 @@ static inline void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exac
     } else {
         atomic_store_explicit(&op->row->doing, op->operation, memory_order_relaxed);
     }
+    if (__builtin_expect(op->ranged, 0))
+        rg_nvtx_pop();
     if (!op->on)
         return;
     bool measure = exact || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat;

@@ -16,6 +16,8 @@ interface Surroundings {
   policy: Policy["name"];
   /** RIGEL_GUARD; undefined: what is given. */
   guard: string | undefined;
+  /** RIGEL_NVTX; undefined: what is given. */
+  nvtx: boolean | undefined;
   /** What makes it see its device, and share it as it is to. */
   device: Environment;
 }
@@ -23,7 +25,7 @@ interface Surroundings {
 /** The environment of a client. */
 export function clientEnvironment(
   client: Pick<PlannedClient, "name" | "class" | "weight" | "program" | "threads" | "memory_bytes">,
-  { given, files, segment, policy, guard, device }: Surroundings,
+  { given, files, segment, policy, guard, nvtx, device }: Surroundings,
 ): Environment {
   const preload = given["LD_PRELOAD"];
   return {
@@ -39,6 +41,7 @@ export function clientEnvironment(
     // For `import rigel`; last, so that a module of the program's own of that name comes before it.
     PYTHONPATH: given["PYTHONPATH"] ? `${given["PYTHONPATH"]}:${files.python}` : files.python,
     ...(guard !== undefined && { RIGEL_GUARD: guard }),
+    ...(nvtx !== undefined && { RIGEL_NVTX: nvtx ? "1" : "0" }),
     RIGEL_MEMORY: client.memory_bytes === undefined ? undefined : String(client.memory_bytes),
     // For MPS, whether or not its daemon was found; nothing else reads it. 0 is normal, 1 below normal.
     ...(policy !== "none" &&

@@ -193,6 +193,8 @@ export const configSchema = fields({
   }).default({ preset: "h200", mps: false }),
   /** What the cuBLAS guard does: nothing, count and say so, or also repair; without it `repair`, or what RIGEL_GUARD says. */
   guard: z.enum(["off", "warn", "repair"]).optional(),
+  /** Put NVTX ranges round what clients call, for a tool that listens; without it what RIGEL_NVTX says. */
+  nvtx: z.boolean().optional(),
   clients: z.array(clientSchema).min(1).max(64),
 }).check((context) => {
   const seen = new Set<string>();

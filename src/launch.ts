@@ -613,6 +613,7 @@ function environmentOf(
       policy: phase.policy,
       // One client's own setting comes before that of the launch, and that before what is in the environment.
       guard: client.env["RIGEL_GUARD"] ?? plan.config.guard,
+      nvtx: client.env["RIGEL_NVTX"] === undefined ? plan.config.nvtx : undefined,
       device: {
         ...deviceEnvironment(client.devices, native.files, plan.simulation, given),
         ...mps.environment(client, client.env),

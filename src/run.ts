@@ -103,6 +103,7 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
       segment: segment.path,
       policy: segment.policy,
       guard: undefined,
+      nvtx: undefined,
       device: joinedEnvironment(joined, client.device, native, given),
     }),
     RIGEL_RUN: String(process.pid),

@@ -6,9 +6,9 @@ import { expect, setDefaultTimeout, test } from "bun:test";
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { Native } from "../src/native.ts";
+import { Native, make } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, rigel } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
 
 setDefaultTimeout(120_000);
 
@@ -294,4 +294,45 @@ test("errors say what there is", async () => {
   const time = await rigel("trace", "--last", "never");
   expect(time).toMatchObject({ status: 2 });
   expect(existsSync(path)).toBe(false);
+});
+
+/** Ranges begun and ended, by name, as native/test/nvtx-tool.c counts them; undefined: it was not loaded. */
+async function ranges(nvtx: boolean | undefined, tool?: string) {
+  await make(join(root, "native"), "check-build");
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const counts = join(scratch.path, "counts");
+  const env = {
+    NVTX_INJECTION64_PATH: tool ?? join(root, "native", "build", "nvtx-tool.so"),
+    NVTX_TOOL_COUNTS: counts,
+  };
+  const replay = { profile: "tiny.csv", iterations: 50 };
+  const client = { name: "train", class: "best-effort", replay, env };
+  const config = scratch.file("jobs.json", { device: "simulated", nvtx, clients: [client] });
+  const result = await rigel("launch", config, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const [{ launches } = { launches: 0 }] = reportOf(result).clients;
+  const lines = existsSync(counts) ? readFileSync(counts, "utf8").trim().split("\n") : undefined;
+  const found = lines?.map((line) => {
+    const [name = "", begun = "", ended = ""] = line.split(" ");
+    return [name, { begun: Number(begun), ended: Number(ended) }] as const;
+  });
+  return { launches, stderr: result.stderr, found: found && new Map(found) };
+}
+
+test("NVTX ranges stand round every operation where a tool listens and the user wants them, and nowhere else", async () => {
+  const { launches, found } = await ranges(true);
+  expect(launches).toBeGreaterThanOrEqual(50);
+  expect(found?.get("cuLaunchKernel")).toEqual({ begun: launches, ended: launches });
+  for (const { begun, ended } of found?.values() ?? []) expect(ended).toBe(begun);
+  expect(found?.get("cuStreamSynchronize")?.begun).toBeGreaterThanOrEqual(50);
+  expect(found?.has("none")).toBe(false);
+  expect((await ranges(undefined)).found).toBeUndefined();
+});
+
+test("NVTX ranges are left out, with the reason, where what listens is no tool", async () => {
+  const { launches, found, stderr } = await ranges(true, join(root, "native", "build", "second-preload.so"));
+  expect(launches).toBeGreaterThanOrEqual(50);
+  expect(found).toBeUndefined();
+  expect(stderr).toContain("is no tool for NVTX; running without NVTX ranges");
 });
