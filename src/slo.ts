@@ -4,8 +4,8 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: 3 s at first, 1.2 s at the first two
- *             changes of load, in parts, and at most 2% of the time besides
+ *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, then 6% of the time until
+ *             2.4 s more are spent, 1.2 s at a change of load, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
  * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
@@ -59,7 +59,8 @@ const FIRST_GATE_RUNG = 1;
 export const TICK_S = 0.1;
 /** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
 const HELD_SHARE = 0.02;
-const FIRST_HELD_S = 3;
+const FIRST_SHARE = 0.06;
+const FIRST_HELD_S = 2.4;
 const RELEARN_HELD_S = 1.2;
 const RELEARN_MOST = 10;
 const FIRST_WINDOW_S = 0.8;
@@ -87,7 +88,7 @@ const BACK_OFF_MAX_S = 120;
 const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
-const KNOWN = 24;
+const KNOWN = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
 const QUANTILES = [
   [0.5, 0.6],
@@ -426,9 +427,11 @@ export class Controller {
         }
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
+        const learning_s = this.#t_s - this.#began_s;
         const allowed_s =
-          HELD_SHARE * (this.#t_s - this.#began_s) +
-          FIRST_HELD_S +
+          FIRST_WINDOW_S +
+          Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s) +
+          HELD_SHARE * learning_s +
           RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
         const known = !relative || this.#alone.count >= KNOWN;
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
