@@ -131,7 +131,8 @@ function spawn(path: string, folder: string) {
       ...(process.getuid?.() === 0 ? ["--no-sandbox"] : []),
       "about:blank",
     ],
-    { stdin: "ignore", stdout: "ignore", stderr: "pipe" },
+    // It leaves a lock in the folder for temporary files.
+    { stdin: "ignore", stdout: "ignore", stderr: "pipe", env: { ...process.env, TMPDIR: folder } },
   );
 }
 

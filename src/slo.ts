@@ -57,13 +57,16 @@ const GATE_RUNGS: readonly Rung[] = [2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gat
 const FIRST_GATE_RUNG = 1;
 
 export const TICK_S = 0.1;
-/** Part of the time for which best-effort may be held to learn what requests take alone, after the first window. */
-const HELD_SHARE = 0.02;
+/**
+ * For how long best-effort may be held to learn what requests take alone: the first window; a part of the time until FIRST_HELD_S are
+ * spent; a part of the time for good; and some more for each change of load, which count that often at most.
+ */
+const FIRST_WINDOW_S = 0.8;
 const FIRST_SHARE = 0.06;
 const FIRST_HELD_S = 2.4;
+const HELD_SHARE = 0.02;
 const RELEARN_HELD_S = 1.2;
 const RELEARN_MOST = 10;
-const FIRST_WINDOW_S = 0.8;
 const WINDOW_S = 0.6;
 /** From one window to the next. A program that still warms up in the first is known by the second. */
 const BETWEEN_WINDOWS_S = 2;
@@ -89,6 +92,8 @@ const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
 const KNOWN = 60;
+/** Where requests are few, that many may never be known: after so long fewer have to do. */
+const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
 const QUANTILES = [
   [0.5, 0.6],
@@ -426,14 +431,14 @@ export class Controller {
           return this.#retreat();
         }
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
-        // A program that warms up and then waits for requests has changed its load: such a start may cost two windows more.
+        // A change of load, or a start that was none, may cost more.
         const learning_s = this.#t_s - this.#began_s;
         const allowed_s =
           FIRST_WINDOW_S +
           Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s) +
           HELD_SHARE * learning_s +
           RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
-        const known = !relative || this.#alone.count >= KNOWN;
+        const known = !relative || this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
         if (relative && due && this.#alone.count < ENOUGH_ALONE) {
