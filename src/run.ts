@@ -110,17 +110,14 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
   };
   using keeper = new LoopKeeper(segment, joined.made);
   const startedAt_ms = performance.now();
-  const child = start(client, env);
   const inTerminal = isForeground();
-  const handlers = SIGNALS.filter((signal) => !ignored(constants.signals[signal])).map((signal) => {
-    const handler = (): void => {
-      // Held back, it could not end: who asks it to end does not want that.
-      segment.want(name, { paused_until_ns: 0 });
-      if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
-    };
-    process.on(signal, handler);
-    return { signal, handler };
+  // Before the command is there: a signal that came in between would end this process and leave the command behind.
+  using _ = onSignals((signal) => {
+    // Held back, it could not end: who asks it to end does not want that.
+    segment.want(name, { paused_until_ns: 0 });
+    if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
   });
+  const child = start(client, env);
   let attached = false;
   let seen: { processes: number; mapped: number } | undefined;
   const look = (): void => {
@@ -140,7 +137,6 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
     await child.exited;
   } finally {
     clearInterval(timer);
-    for (const { signal, handler } of handlers) process.off(signal, handler);
   }
   const exit = { ...describe(child.exitCode, child.signalCode), at_ms: performance.now() };
   look();
@@ -151,6 +147,20 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
   durations.collect(segment, [client]);
   durations.save();
   return exit.status;
+}
+
+/** Until it is disposed of, signals that this process does not ignore do that instead. */
+function onSignals(act: (signal: (typeof SIGNALS)[number]) => void): Disposable {
+  const handlers = SIGNALS.filter((signal) => !ignored(constants.signals[signal])).map((signal) => {
+    const handler = (): void => act(signal);
+    process.on(signal, handler);
+    return { signal, handler };
+  });
+  return {
+    [Symbol.dispose]() {
+      for (const { signal, handler } of handlers) process.off(signal, handler);
+    },
+  };
 }
 
 function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefined>) {
