@@ -691,6 +691,7 @@ static inline rg_policy_view rg_gate_view(const rg_track *t)
 typedef struct {
     rg_track *track; /* NULL: nothing more to do */
     uint32_t weight;
+    uint32_t batch; /* unfinished work of the stream from which on an event is recorded */
     int sample;
 } rg_work;
 
@@ -764,6 +765,7 @@ static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, 
     if (!view.inflight_limit && !view.corun_limit && view.policy <= RG_POLICY_SLO)
         return work; /* nobody asks how much is in flight */
     work.weight = RG_POLICY_LAUNCH;
+    work.batch = rg_policy_batch(&view);
     if (d) {
         uint32_t every = RG_UNLIKELY(view.policy == RG_POLICY_FAIR) ? RG_SAMPLE_FAIR : RG_SAMPLE_EVERY;
         if (RG_UNLIKELY(seen < RG_SAMPLE_FIRST || (seen & (every - 1)) == 0))
@@ -821,9 +823,8 @@ static inline __attribute__((always_inline)) void rg_work_end(rg_member *m, uint
         return;
     }
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;
-    rg_policy_view view = rg_gate_view(t);
     /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
-    if (unbatched >= rg_policy_batch(&view) || t->owner)
+    if (unbatched >= work.batch || t->owner)
         rg_batch_record(t);
 }
 
