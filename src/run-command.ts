@@ -109,7 +109,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
       const values = fieldsOf(settings);
       const changed =
         client === "policy"
-          ? segments.map((segment) => changePolicy(segment, policyChange(values, "rigel set"), native))
+          ? changePolicy(segments, policyChange(values, "rigel set"), native)
           : [changeClient(findClient(client, segments), clientChange(values, "rigel set"))];
       print(flags.json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
     });

@@ -5,6 +5,7 @@ import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
 import { Place, until } from "./serving.ts";
 
@@ -147,6 +148,30 @@ describe("rigel run", () => {
     await joined.exited;
     expect(readdirSync(place.segments)).toEqual([]);
   });
+});
+
+test("the control loop marks who comes and who goes, and when", async () => {
+  await using train = run("best-effort", "train");
+  await working("train");
+  const [segment] = new Segments(await Native.load(), place.segments).live();
+  if (!segment) throw new Error("no segment");
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  loop.tick();
+  await using guest = run("best-effort", "guest");
+  await working("train", "guest");
+  loop.tick();
+  loop.tick();
+  guest.kill("SIGTERM");
+  await guest.exited;
+  loop.tick();
+  loop.pause();
+  // Not train, which was there before.
+  expect(loop.report().marks).toEqual([
+    { t_s: 0.2, client: "guest", what: "joins" },
+    { t_s: 0.4, client: "guest", what: "leaves" },
+  ]);
+  train.kill("SIGTERM");
+  await train.exited;
 });
 
 describe("running clients", () => {
