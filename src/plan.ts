@@ -307,6 +307,7 @@ function replayCommand(program: string, replay: ReplayConfig): string[] {
     ...option("--arrivals", replay.arrivals),
     ...option("--iterations", replay.iterations),
     ...option("--seed", replay.seed),
+    ...option("--idle-timeout-s", replay.idle_timeout_s),
   ];
 }
 
