@@ -252,7 +252,7 @@ async function runInfo(flags: { json?: true }): Promise<void> {
     version: packageJson.version,
     bun: Bun.version,
     platform: `${process.platform} ${process.arch}`,
-    library: native.files.library,
+    library: native.files.interposer,
     library_version: native.version,
     devices: await devices.real(),
     simulated: await devices.simulated(),

@@ -99,6 +99,8 @@ const replaySchema = fields({
   iterations: z.int().positive().optional(),
   /** Seed of Poisson arrivals. */
   seed: z.int().nonnegative().optional(),
+  /** End it, as failed, once one launch or wait of it has not returned for so long, a pause included; without it nothing does. */
+  idle_timeout_s: positive.min(0.001).max(86_400).optional(),
 });
 
 /** Names are kept in 64 bytes of the segment, with their terminating zero. */

@@ -78,7 +78,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     devices: config.simulated.devices,
   };
   const notes = [...config.notes];
-  checkPreloadable(native.files.library);
+  checkPreloadable(native.files.interposer);
   const seeds = new Map<string, readonly ProfileKernel[]>();
   await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);
@@ -307,6 +307,7 @@ function replayCommand(program: string, replay: ReplayConfig): string[] {
     ...option("--arrivals", replay.arrivals),
     ...option("--iterations", replay.iterations),
     ...option("--seed", replay.seed),
+    ...option("--idle-timeout-s", replay.idle_timeout_s),
   ];
 }
 

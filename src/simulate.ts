@@ -248,6 +248,7 @@ async function checkProfiles({ file, clients, fieldNames }: Config, notes: strin
     }
     for (const field of ["memory", "sm_percent", "device"] as const)
       if (client[field] !== undefined) notes.push(`${client.name}: ${field} is not simulated`);
+    if (client.replay?.idle_timeout_s !== undefined) notes.push(`${client.name}: idle_timeout_s is not simulated`);
     if (client.isolation === "process") notes.push(`${client.name}: isolation is not simulated`);
   }
   const [first] = problems;

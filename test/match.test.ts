@@ -161,6 +161,35 @@ describe("the end of a replay (S14)", () => {
   });
 });
 
+describe("the idle time-out of a replay (S14)", () => {
+  const stuck = `# rigel-profile 1; x=y\n${HEADER}quick,kernel,0,132,1,1,256,1,1,32,0,0,5000,0\nendless,kernel,0,132,1,1,256,1,1,32,0,0,3600000000000,0\n`;
+
+  test("ends one that waits without end, as failed, and the launch with it", async () => {
+    const replay = { profile: scratch.file("stuck.csv", stuck), iterations: 2, idle_timeout_s: 0.2 };
+    const config = scratch.file("stuck.json", {
+      policy: { name: "none" },
+      clients: [{ name: "it", class: "best-effort", replay }],
+    });
+    const { stdout, stderr, status } = await rigel("launch", config, "--device", "simulated", "--json");
+    expect(stderr).toContain("idle time-out: a wait for the GPU has not returned for 0.2 s");
+    expect(JSON.parse(stdout)).toMatchObject({ clients: [{ name: "it", exit_code: 1 }] });
+    expect(status).toBe(1);
+  });
+
+  test("leaves alone one that gets on; nothing is no time", async () => {
+    const replay = { profile: scratch.file("gpt.csv", profileOf(GPT)), iterations: 3, idle_timeout_s: 60 };
+    const { clients, status } = await launched({ clients: [{ name: "it", class: "best-effort", replay }] });
+    expect(clients).toMatchObject([{ exit_code: 0 }]);
+    expect(status).toBe(0);
+    const bad = scratch.file("bad.json", {
+      clients: [{ name: "it", class: "high", replay: { profile: "x.csv", idle_timeout_s: 0 } }],
+    });
+    const refused = await rigel("launch", bad);
+    expect(refused.stderr).toContain("clients[0].replay.idle_timeout_s");
+    expect(refused.status).toBe(2);
+  });
+});
+
 describe("a program with a profile", () => {
   test("kernels of CUDA graphs count as what they are; what no profile has is new", async () => {
     const profile = scratch.file(

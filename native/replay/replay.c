@@ -3,15 +3,18 @@
  * launches in the same order, with the same durations, SM footprint and host gaps, in a closed loop or at a rate.
  *
  * It is an ordinary CUDA client, on a real GPU and on the simulated one alike: it links no CUDA library, uses the
- * driver API only, and knows Rigel by one optional symbol (rigel_report_request). One thread; nothing is shared.
+ * driver API only, and knows Rigel by one optional symbol (rigel_report_request). One thread launches; a second one is there for
+ * an idle time-out only, and shares one word with it.
  *
  * What it must keep to
  *   1. A request's latency counts from its due time, whatever happened to the requests before it (open loop).
  *   2. Percentiles are nearest-rank over every sample: the smallest sample that at least q% of all do not exceed.
- *   3. Nothing is ever ended because it takes long. --idle-ms is only how often a wait at the end says that it waits.
+ *   3. Nothing is ended because it takes long, unless --idle-timeout-s asks for it. --idle-ms is only how often a wait at the
+ *      end says that it waits.
  *   4. SIGTERM and SIGINT end it after the request in progress; the report is printed all the same.
  *   5. With --log, every iteration is written down by when it fell due (or ended) after the start, in order.
- *   6. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error.
+ *   6. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error, and for an idle
+ *      time-out, with what was waited for; the report is printed then, too.
  */
 #include "../cuda_abi.h"
 #include "arrivals.h"
@@ -23,14 +26,17 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <time.h>
+#include <unistd.h>
 
 #define NS_PER_S 1000000000ull
 #define NS_PER_MS 1000000ull
@@ -123,11 +129,26 @@ static const char *error_name(CUresult error)
     return cu.cuGetErrorName(error, &name) == CUDA_SUCCESS && name ? name : "unknown error";
 }
 
+/*
+ * What an idle time-out looks at: the number of the call of the driver that the program is in, odd, or of the last one, even; TIMED_OUT
+ * from when the program is being ended, by the thread that put it there and then owns everything.
+ */
+#define TIMED_OUT UINT64_MAX
+static _Atomic uint64_t call_state;
+
+/* Another thread ends the program: this one has nothing left to do. */
+static void stay_if_timed_out(void)
+{
+    while (atomic_load(&call_state) == TIMED_OUT)
+        pause();
+}
+
 /* Ends the program when a driver call failed: as a client it has nothing left to do then. */
 static void check(CUresult result, const char *call)
 {
     if (result == CUDA_SUCCESS)
         return;
+    stay_if_timed_out();
     say("%s: %s (%d)", call, error_name(result), (int)result);
     exit(1);
 }
@@ -182,6 +203,7 @@ typedef struct {
     double duration_s;   /* 0: no limit */
     double start_at;     /* UNIX time; 0: as soon as it is ready */
     double rate;         /* 0: closed loop, unless `arrivals` is a file */
+    double idle_timeout_s; /* 0: none */
     uint64_t seed, warmup, idle_ms;
     int device;
     bool probe, inspect;
@@ -202,6 +224,7 @@ static const char usage[] =
     "  --log FILE            write every latency by its due time, or every end of an iteration, as JSON\n"
     "  --device I            index of the GPU (default 0)\n"
     "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
+    "  --idle-timeout-s S    end with an error once a launch or a wait has not returned for S seconds (default: never)\n"
     "  --probe               print the devices as a JSON array and exit\n"
     "  --inspect             print what the driver says of itself as a JSON object and exit\n"
     "  --help\n"
@@ -257,7 +280,8 @@ static options read_options(int argc, char **argv)
             continue;
         }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
-                                                 "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log"};
+                                                 "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log",
+                                                 "--idle-timeout-s"};
         bool known = false;
         for (size_t k = 0; k < sizeof(with_value) / sizeof(with_value[0]); k++)
             known |= strcmp(name, with_value[k]) == 0;
@@ -280,6 +304,8 @@ static options read_options(int argc, char **argv)
             o.start_at = number_option(name, value, 1, 1e11);
         else if (strcmp(name, "--log") == 0)
             o.log = value;
+        else if (strcmp(name, "--idle-timeout-s") == 0)
+            o.idle_timeout_s = number_option(name, value, 1e-3, 86400);
         else if (strcmp(name, "--seed") == 0)
             o.seed = integer_option(name, value, 0, UINT64_MAX);
         else if (strcmp(name, "--warmup") == 0)
@@ -388,6 +414,8 @@ typedef struct {
     samples ends;      /* with --log: of iterations, in order */
     samples log_latencies;
     uint64_t late_ns;  /* how long after --start-at it was ready */
+    uint64_t start_ns; /* of measuring */
+    const char *doing; /* with --idle-timeout-s: the call that it is in */
 
     CUevent ahead[AHEAD]; /* ends of iterations that are not known to be finished */
     uint32_t ahead_first, ahead_count;
@@ -445,10 +473,30 @@ static void launch_spin(client *c, const rg_shape *shape, uint64_t chain, CUstre
        shape->shared_bytes, stream, params, NULL);
 }
 
+/* The program is about to be in a call that may not return; it has returned. Nothing without an idle time-out. */
+static void enter_call(client *c, const char *what)
+{
+    if (c->o->idle_timeout_s <= 0)
+        return;
+    c->doing = what;
+    atomic_fetch_add(&call_state, 1);
+}
+
+static void leave_call(const client *c)
+{
+    if (c->o->idle_timeout_s <= 0)
+        return;
+    uint64_t in = atomic_load(&call_state);
+    if (in == TIMED_OUT || !atomic_compare_exchange_strong(&call_state, &in, in + 1))
+        stay_if_timed_out();
+}
+
 static void synchronize(client *c)
 {
+    enter_call(c, "a wait for the GPU");
     for (uint32_t i = 0; i < c->profile.streams; i++)
         CU(cuStreamSynchronize, c->streams[i]);
+    leave_call(c);
 }
 
 static void launch(client *c, const step *s)
@@ -464,19 +512,29 @@ static void launch(client *c, const step *s)
         }
         if (c->stand_for)
             c->stand_for(op->name, s->stands_for);
+        enter_call(c, op->name);
         launch_spin(c, &s->shape, s->chain, stream);
+        leave_call(c);
         break;
     case RG_PROFILE_MEMSET:
+        enter_call(c, op->name);
         CU(cuMemsetD8Async, c->memory, 0, bytes, stream);
+        leave_call(c);
         break;
     case RG_PROFILE_COPY_H2D:
+        enter_call(c, op->name);
         CU(cuMemcpyHtoDAsync, c->memory, c->host, bytes, stream);
+        leave_call(c);
         break;
     case RG_PROFILE_COPY_D2H:
+        enter_call(c, op->name);
         CU(cuMemcpyDtoHAsync, c->host, c->memory, bytes, stream);
+        leave_call(c);
         break;
     case RG_PROFILE_COPY_D2D:
+        enter_call(c, op->name);
         CU(cuMemcpyDtoDAsync, c->memory_to, c->memory, bytes, stream);
+        leave_call(c);
         break;
     case RG_PROFILE_SYNC:
         synchronize(c);
@@ -532,7 +590,9 @@ static void collect_ahead(client *c, bool wait)
     while (c->ahead_count) {
         CUevent event = c->ahead[c->ahead_first];
         if (wait) {
+            enter_call(c, "a wait for an iteration");
             CU(cuEventSynchronize, event);
+            leave_call(c);
             wait = false;
         } else {
             CUresult result = cu.cuEventQuery(event);
@@ -564,10 +624,16 @@ static void run_ahead(client *c)
 static void drain(client *c)
 {
     uint64_t start_ns = now_ns(), said_ns = start_ns;
+    enter_call(c, "the wait for all that was launched");
     for (uint32_t i = 0; i < c->profile.streams; i++) {
         CUresult result;
         while ((result = cu.cuStreamQuery(c->streams[i])) == CUDA_ERROR_NOT_READY) {
+            uint32_t before = c->ahead_count;
             collect_ahead(c, false);
+            if (c->ahead_count != before) { /* an iteration has ended */
+                leave_call(c);
+                enter_call(c, "the wait for all that was launched");
+            }
             struct timespec nap = {0, NS_PER_MS / 2};
             nanosleep(&nap, NULL);
             uint64_t now = now_ns();
@@ -579,6 +645,7 @@ static void drain(client *c)
         }
         check(result, "cuStreamQuery");
     }
+    leave_call(c);
     collect_ahead(c, false);
     synchronize(c); /* done already: tells whoever watches this client that it waited */
 }
@@ -837,6 +904,29 @@ static bool write_log(const client *c, bool open_loop, uint64_t start_ns)
     return fclose(file) == 0;
 }
 
+/* Ends the program once it has been in one call for too long. */
+static void *watch_idle(void *of)
+{
+    client *c = of;
+    uint64_t most_ns = (uint64_t)(c->o->idle_timeout_s * 1e9), seen = 0, since_ns = now_ns();
+    uint64_t nap_ns = most_ns / 8 < 100 * NS_PER_MS ? most_ns / 8 : 100 * NS_PER_MS;
+    for (;;) {
+        struct timespec nap = {(time_t)(nap_ns / NS_PER_S), (long)(nap_ns % NS_PER_S)};
+        nanosleep(&nap, NULL);
+        uint64_t state = atomic_load(&call_state), now = now_ns();
+        if (state != seen || state % 2 == 0) {
+            seen = state;
+            since_ns = now;
+        } else if (now - since_ns >= most_ns && atomic_compare_exchange_strong(&call_state, &state, TIMED_OUT)) {
+            break;
+        }
+    }
+    say("idle time-out: %s has not returned for %g s; ended (replay.idle_timeout_s, or --idle-timeout-s, is how long it may take)",
+        c->doing, c->o->idle_timeout_s);
+    print_report(c, c->measuring ? c->last_finish_ns - c->start_ns : 0);
+    exit(1);
+}
+
 int main(int argc, char **argv)
 {
     options o = read_options(argc, argv);
@@ -860,11 +950,16 @@ int main(int argc, char **argv)
     prctl(PR_SET_TIMERSLACK, 1ul); /* default 50 us: as long as many a host gap */
 
     set_up(&c);
+    pthread_t watcher;
+    if (o.idle_timeout_s > 0 && pthread_create(&watcher, NULL, watch_idle, &c) != 0) {
+        say("--idle-timeout-s: no thread for it");
+        return 1;
+    }
     warm_up(&c);
-    c.measuring = true;
-    uint64_t start_ns = wait_for_start(&c);
+    uint64_t start_ns = c.start_ns = wait_for_start(&c);
     uint64_t end_ns = o.duration_s > 0 ? start_ns + (uint64_t)(o.duration_s * 1e9) : UINT64_MAX;
     c.last_finish_ns = start_ns;
+    c.measuring = true;
     if (open_loop)
         run_open_loop(&c, &arrivals, start_ns, end_ns);
     else
