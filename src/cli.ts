@@ -62,6 +62,11 @@ A configuration:
       { "name": "serve", "class": "high", "command": ["python", "serve.py"] },
       { "name": "train", "class": "best-effort", "command": ["python", "train.py"] } ] }`;
 
+const INFO_EXAMPLES = `
+Examples:
+  rigel info
+  rigel info --json | jq -r .library           the library that clients load`;
+
 const DURATIONS_EXAMPLES = `
 Examples:
   rigel durations                             every kernel that is known, by device and program
@@ -110,6 +115,7 @@ function commandLine(): Command {
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
+    .addHelpText("after", INFO_EXAMPLES)
     .action(runInfo);
   program
     .command("durations")

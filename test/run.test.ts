@@ -200,7 +200,11 @@ describe("running clients", () => {
     const { segments } = JSON.parse((await rigel("ps", "--json")).stdout);
     expect(segments[0]).toMatchObject({ schema: 1, clients: [{ name: "train", paused: true }] });
     expect((await rigel("ps")).stdout).toMatch(/^train +best-effort +paused/m);
-    await rigel("resume", "train");
+    const resumed = await rigel("resume", "train", "--json");
+    expect(JSON.parse(resumed.stdout)).toMatchObject({
+      schema: 1,
+      changed: [{ client: "train", text: "train goes on" }],
+    });
     await until(async () => (((await client())?.launches ?? 0) > still + 10 ? true : undefined));
     expect(await client()).toMatchObject({ paused: false });
     // A paused program ends when it is asked to.
