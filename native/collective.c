@@ -12,7 +12,6 @@
 
 #include "estimate.h"
 
-#include <dlfcn.h>
 #include <string.h>
 
 #define RG_NCCL_CALL(symbol, ...) #symbol,
@@ -32,83 +31,20 @@ static void *const ours[RG_NCCL_COUNT] = {
 
 /* ---- the real functions ---- */
 
-static _Atomic(void *) real[RG_NCCL_COUNT]; /* NULL where this NCCL has no such function */
-static _Atomic bool found;
-
-/* The NCCL that the program has loaded, or NULL. Never loads one: it hangs on a library of Python's or on libtorch. */
-static void *loaded_library(void)
-{
-    void *handle = NULL, *init = rg_look_up(RTLD_NEXT, "ncclCommInitRank");
-    Dl_info info;
-    if (init && dladdr(init, &info) && info.dli_fname)
-        handle = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
-    return handle ? handle : dlopen("libnccl.so.2", RTLD_NOW | RTLD_NOLOAD);
-}
-
-/* Two threads may both do this and find the same. Look-ups take the loader's lock, so none is made under one of ours. */
-static bool fill(void *library)
-{
-    if (atomic_load_explicit(&found, memory_order_acquire))
-        return true;
-    void *handle = library ? library : loaded_library(), *functions[RG_NCCL_COUNT];
-    if (!handle)
-        return false;
-    for (int i = 0; i < RG_NCCL_COUNT; i++) {
-        void *next = rg_look_up(RTLD_NEXT, names[i]);
-        functions[i] = next ? next : rg_look_up(handle, names[i]);
-        if (functions[i] == ours[i])
-            functions[i] = NULL;
-    }
-    dlerror(); /* what was not found is not the program's concern */
-    if (!functions[RG_NCCL_ncclCommInitRank])
-        return false;
-    for (int i = 0; i < RG_NCCL_COUNT; i++)
-        atomic_store_explicit(&real[i], functions[i], memory_order_relaxed);
-    atomic_store_explicit(&found, true, memory_order_release);
-    return true;
-}
-
-static void *real_function(enum rg_nccl call)
-{
-    void *p = atomic_load_explicit(&real[call], memory_order_relaxed);
-    if (RG_UNLIKELY(!p) && fill(NULL))
-        p = atomic_load_explicit(&real[call], memory_order_relaxed);
-    return p;
-}
+static _Atomic(void *) real[RG_NCCL_COUNT];
+static const char *const sonames[] = {"libnccl.so.2", NULL};
+rg_library rg_nccl = {
+    .names = names,
+    .ours = ours,
+    .real = real,
+    .count = RG_NCCL_COUNT,
+    .known_by = RG_NCCL_ncclCommInitRank,
+    .sonames = sonames,
+};
 
 /* Calls the real one; never without it in a program that found the function in its NCCL. */
-#define CALL(symbol, args) \
-    (real_function(RG_NCCL_##symbol) ? ((__typeof__(&symbol))real_function(RG_NCCL_##symbol))args : ncclSystemError)
-
-bool rg_nccl_look_up(void *handle, const char *name, bool interposing, void **answer)
-{
-    int call = -1;
-    for (int i = 0; i < RG_NCCL_COUNT && call < 0; i++)
-        if (strcmp(name, names[i]) == 0)
-            call = i;
-    if (call < 0 || handle == RTLD_NEXT)
-        return false;
-    void *p;
-    if (handle == RTLD_DEFAULT) {
-        p = rg_look_up(RTLD_NEXT, name);
-        if (!p && fill(NULL))
-            p = atomic_load(&real[call]);
-    } else {
-        p = rg_look_up(handle, name);
-        if (p == ours[call]) /* the handle of the whole program, in which we come first */
-            p = rg_look_up(RTLD_NEXT, name);
-        Dl_info info;
-        if (p && interposing && !atomic_load(&found) && dladdr(p, &info) && info.dli_fname)
-            fill(dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD));
-    }
-    *answer = p && interposing && fill(NULL) && p == atomic_load(&real[call]) ? ours[call] : p;
-    /* dlerror is to tell of this look-up and of none that was made on the way. */
-    if (p)
-        dlerror();
-    else
-        rg_look_up(RTLD_NEXT, name);
-    return true;
-}
+#define REAL(symbol) ((__typeof__(&symbol))rg_library_function(&rg_nccl, RG_NCCL_##symbol))
+#define CALL(symbol, args) (REAL(symbol) ? REAL(symbol) args : ncclSystemError)
 
 /* ---- the table ---- */
 
@@ -217,7 +153,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     ncclResult_t r = CALL(ncclCommSplit, (comm, color, key, out, config));
     rg_op_end(&op, RG_TRACE_collective, true, r ? RG_RECORD_FAILED : 0, entered);
     ncclResult_t (*ask_rank)(ncclComm_t, int *), (*ask_size)(ncclComm_t, int *);
-    void *library = loaded_library();
+    void *library = rg_library_loaded(&rg_nccl);
     int rank = 0, size = 0;
     if (r != ncclSuccess || color == NCCL_SPLIT_NOCOLOR || !*out || !parent || !library)
         return r;

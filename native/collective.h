@@ -6,7 +6,7 @@
 #ifndef RIGEL_COLLECTIVE_H
 #define RIGEL_COLLECTIVE_H
 
-#include "client.h"
+#include "library.h"
 
 typedef int ncclResult_t;
 typedef struct ncclComm *ncclComm_t;
@@ -25,6 +25,8 @@ enum rg_nccl {
     RG_NCCL_COUNT
 };
 
+extern rg_library rg_nccl;
+
 /* Prototypes of all of them: the names this library exports. */
 #pragma GCC visibility push(default)
 #define RG_NCCL_CALL(symbol, kind, params, ...) ncclResult_t symbol params;
@@ -33,11 +35,5 @@ enum rg_nccl {
 #undef RG_NCCL_CALL
 #undef RG_NCCL_SPECIAL
 #pragma GCC visibility pop
-
-/*
- * rg_nccl_look_up: the answer of dlsym(handle, name) for a name in nccl.def. False: whatever the real dlsym answers. True with
- * *found NULL: not there. As rg_guard_look_up.
- */
-bool rg_nccl_look_up(void *handle, const char *name, bool interposing, void **found);
 
 #endif

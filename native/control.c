@@ -6,6 +6,7 @@
 #include "client.h"
 #include "replay/profile.h"
 #include "estimate.h"
+#include "layout.h"
 #include "rigel.h"
 
 #include <errno.h>
@@ -26,85 +27,19 @@ static char layout_text[65536];
 
 static void build_layout(void)
 {
-    size_t at = 0;
-#define RG_PUT(...) at += (size_t)snprintf(layout_text + at, sizeof layout_text - at, __VA_ARGS__)
-#define RG_FIELD(kind, name, n) \
-    RG_PUT("%s\"%s\":{\"offset\":%zu,\"type\":\"%s\",\"count\":%d}", comma, #name, offsetof(RG_STRUCT, name), #kind, n); \
-    comma = ",";
-#define RG_SECTION(name, fields, start, count) \
-    comma = ""; \
-    RG_PUT(",\"%s\":{\"offset\":%zu,\"stride\":%zu,\"count\":%d,\"fields\":{", name, start, sizeof(RG_STRUCT), count); \
-    fields(RG_FIELD) RG_PUT("}}")
-    const char *comma;
-    RG_PUT("{\"version\":%d,\"size\":%zu,\"histogram\":{\"buckets\":%d,\"sub_bits\":%d,\"min_shift\":%d}", RG_SEGMENT_VERSION,
-           sizeof(rg_segment), RG_HIST_BUCKETS, RG_HIST_SUB_BITS, RG_HIST_MIN_SHIFT);
-#define RG_STRUCT rg_header
-    RG_SECTION("header", RG_HEADER_FIELDS, offsetof(rg_segment, header), 1);
-#undef RG_STRUCT
-#define RG_STRUCT rg_settings
-    RG_SECTION("settings", RG_SETTINGS_FIELDS, offsetof(rg_segment, settings), 1);
-#undef RG_STRUCT
-#define RG_STRUCT rg_device
-    RG_SECTION("devices", RG_DEVICE_FIELDS, offsetof(rg_segment, devices), RG_MAX_DEVICES);
-#undef RG_STRUCT
-#define RG_STRUCT rg_client
-    RG_SECTION("clients", RG_CLIENT_FIELDS, offsetof(rg_segment, clients), RG_MAX_CLIENTS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_share
-    RG_SECTION("shares", RG_SHARE_FIELDS, offsetof(rg_segment, shares), RG_MAX_DEVICES * RG_MAX_CLIENTS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_kernel
-    RG_SECTION("kernels", RG_KERNEL_FIELDS, offsetof(rg_segment, kernels), RG_MAX_KERNELS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_estimate
-    RG_SECTION("estimates", RG_ESTIMATE_FIELDS, offsetof(rg_segment, estimates), RG_MAX_ESTIMATES);
-#undef RG_STRUCT
-#define RG_STRUCT rg_calls
-    RG_SECTION("calls", RG_CALLS_FIELDS, offsetof(rg_segment, calls), RG_MAX_CLIENTS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_account
-    RG_SECTION("accounts", RG_ACCOUNT_FIELDS, offsetof(rg_segment, accounts), RG_MAX_CLIENTS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_thread
-    RG_SECTION("threads", RG_THREAD_FIELDS, offsetof(rg_segment, threads), RG_MAX_CLIENTS * RG_MAX_THREADS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_name
-    RG_SECTION("names", RG_NAME_FIELDS, offsetof(rg_segment, names), RG_MAX_NAMES);
-#undef RG_STRUCT
-#define RG_STRUCT rg_trace
-    RG_SECTION("traces", RG_TRACE_FIELDS, offsetof(rg_segment, traces), RG_MAX_CLIENTS);
-#undef RG_STRUCT
-#define RG_STRUCT rg_communicator
-    RG_SECTION("communicators", RG_COMMUNICATOR_FIELDS, offsetof(rg_segment, communicators),
-               RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS);
-#undef RG_STRUCT
+    rg_layout l = {layout_text, sizeof layout_text, 0};
+    rg_layout_put(&l, "{\"version\":%d,\"size\":%zu,\"histogram\":{\"buckets\":%d,\"sub_bits\":%d,\"min_shift\":%d}",
+                  RG_SEGMENT_VERSION, sizeof(rg_segment), RG_HIST_BUCKETS, RG_HIST_SUB_BITS, RG_HIST_MIN_SHIFT);
+#define RG_SECTION(member, type, table, many) RG_LAYOUT_SECTION(&l, rg_segment, member, type, table);
+    RG_SECTIONS(RG_SECTION)
+#undef RG_SECTION
     /* What the numbers in threads and records mean. */
-#define RG_TEXT(name) RG_PUT(",\"%s\"", #name);
-#define RG_WORK(symbol, ...) RG_TEXT(symbol)
-#define RG_SPECIAL(symbol, ...) RG_TEXT(symbol)
-    RG_PUT(",\"operations\":[\"none\"");
-#include "hooks.def"
-#define RG_NCCL_CALL(symbol, ...) RG_TEXT(symbol)
-#define RG_NCCL_SPECIAL(symbol, ...) RG_TEXT(symbol)
-#include "nccl.def"
-#undef RG_NCCL_CALL
-#undef RG_NCCL_SPECIAL
-    RG_TRACE_OPERATIONS(RG_TEXT)
-#undef RG_WORK
-#undef RG_SPECIAL
+    rg_layout_names(&l, "operations", rg_op_names, RG_OP_COUNT);
+#define RG_TEXT(name) #name,
+    static const char *const kinds[] = {RG_TRACE_KINDS(RG_TEXT)};
 #undef RG_TEXT
-    comma = "";
-#define RG_TEXT(name) \
-    RG_PUT("%s\"%s\"", comma, #name); \
-    comma = ",";
-    RG_PUT("],\"kinds\":[");
-    RG_TRACE_KINDS(RG_TEXT)
-#undef RG_TEXT
-    RG_PUT("]");
-#define RG_STRUCT rg_control
-    RG_SECTION("control", RG_CONTROL_FIELDS, offsetof(rg_segment, control), 1);
-#undef RG_STRUCT
-    RG_PUT("}");
+    rg_layout_names(&l, "kinds", kinds, sizeof kinds / sizeof *kinds);
+    rg_layout_put(&l, "}");
 }
 
 const char *rigel_version(void)

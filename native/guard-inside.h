@@ -2,7 +2,7 @@
  * guard-inside.h: what the parts of the cuBLAS guard share: guard.c has its rules.
  *
  *   guard.c         the guarded calls: whose handle it is, and what is done about it
- *   guard-real.c    the real cuBLAS, found and called
+ *   guard-real.c    the real cuBLAS: its functions, and settings by number
  *   guard-pool.c    handles of the guard's own, and how one takes another's place
  *   guard-create.c  contexts for threads without one; handles made one at a time, and what is done where that fails
  *   guard-report.c  counts, the last events, and what is said
@@ -14,26 +14,11 @@
 
 /* ---- guard-real.c ---- */
 
-/* The names of cublas.def, and the functions behind them: NULL where this cuBLAS has no such function. */
-extern const char *const rg_blas_names[RG_BLAS_COUNT];
-extern _Atomic(void *) rg_blas_real[RG_BLAS_COUNT];
-
 /* rg_blas_major: major version of the cuBLAS that was found. */
 extern _Atomic int rg_blas_major;
 
-/* rg_blas_find: finds the cuBLAS that is loaded, if it has not been found. False if there is none. */
-bool rg_blas_find(void);
-
-static inline void *rg_blas_function(enum rg_blas call)
-{
-    void *p = atomic_load_explicit(&rg_blas_real[call], memory_order_relaxed);
-    if (RG_UNLIKELY(!p) && rg_blas_find())
-        p = atomic_load_explicit(&rg_blas_real[call], memory_order_relaxed);
-    return p;
-}
-
 /* The real function behind a name, typed as ours. NULL where there is none. */
-#define REAL(symbol) ((__typeof__(&symbol))rg_blas_function(RG_BLAS_##symbol))
+#define REAL(symbol) ((__typeof__(&symbol))rg_library_function(&rg_cublas, RG_BLAS_##symbol))
 
 /* rg_blas_missing: what a call answers whose function this cuBLAS lacks, or that is made where there is none: never in a program
  * that found the function in its cuBLAS. */

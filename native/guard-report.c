@@ -42,7 +42,7 @@ void rg_guard_note(enum rg_guard_cause cause, enum rg_blas call, CUcontext conte
     atomic_fetch_add_explicit(counter[cause], 1, memory_order_relaxed);
     uint64_t event = atomic_fetch_add_explicit(&c->guard_events, 1, memory_order_relaxed), name[4] = {0};
     _Atomic uint64_t *word = &c->guard_ring[event % RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS];
-    strncpy((char *)name, rg_blas_names[call], sizeof name - 1);
+    strncpy((char *)name, rg_cublas.names[call], sizeof name - 1);
     atomic_store_explicit(&word[0], 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     atomic_store_explicit(&word[1], (uint64_t)(uint32_t)device << 32 | (uint32_t)gettid(), memory_order_relaxed);
@@ -55,7 +55,7 @@ void rg_guard_note(enum rg_guard_cause cause, enum rg_blas call, CUcontext conte
     if (atomic_load(&rg_guard_mode) == GUARD_WARN && !atomic_exchange(&said, true))
         rg_say("rigel: %s %s (thread %d, device %d); passed on as it is, as RIGEL_GUARD is \"warn\" (repair: \"repair\"); more of "
             "the kind are counted only",
-            rg_blas_names[call], cause_text[cause], (int)gettid(), device);
+            rg_cublas.names[call], cause_text[cause], (int)gettid(), device);
 }
 
 void rg_guard_repaired(void)

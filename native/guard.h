@@ -6,6 +6,7 @@
 
 #include "client.h"
 #include "cublas_abi.h"
+#include "library.h"
 
 enum rg_blas {
 #define RG_BLAS_CALL(symbol, ...) RG_BLAS_##symbol,
@@ -19,6 +20,8 @@ enum rg_blas {
 #undef RG_BLAS_SPECIAL
     RG_BLAS_COUNT
 };
+
+extern rg_library rg_cublas;
 
 /* Prototypes of all guarded functions: the names this library exports. */
 #pragma GCC visibility push(default)
@@ -50,12 +53,5 @@ void rg_guard_selected(CUcontext context);
 
 /* rg_guard_driver_failed: a driver call of the program failed: named where a handle cannot be made. Static storage. */
 void rg_guard_driver_failed(const char *call, CUresult code);
-
-/*
- * rg_guard_look_up: the answer of dlsym(handle, name) for a name in cublas.def. False: whatever the real dlsym answers. True
- * with *found NULL: not there, and dlerror says so. Exporting these names must not make programs believe that cuBLAS is
- * loaded where it is not.
- */
-bool rg_guard_look_up(void *handle, const char *name, bool interposing, void **found);
 
 #endif

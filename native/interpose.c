@@ -11,8 +11,8 @@
  * dlsym must reach the real one by a jump, not a call: glibc resolves RTLD_NEXT relative to its caller, so a call would
  * resolve relative to this library and, with a second preloaded dlsym, recurse. `make` checks the jump in the object code.
  *
- * The names of cuBLAS (cublas.def) and NCCL (nccl.def) are treated alike, except that guard.c and collective.c find the real ones and
- * answer for them.
+ * The names of cuBLAS (cublas.def) and NCCL (nccl.def) are treated alike, except that library.c finds the real ones and answers for
+ * them.
  *
  * Must never: call the driver, or do anything at all in a process that is no client (RIGEL_SEGMENT unset or RIGEL_DISABLE=1).
  */
@@ -176,11 +176,7 @@ bool rg_real_ready(void)
     if (atomic_load_explicit(&filled, memory_order_acquire))
         return true;
     /* A program linked against libcuda has it in the global scope behind us; others have opened it, or do so now. */
-    void *init = real_dlsym(RTLD_NEXT, "cuInit");
-    Dl_info info;
-    void *handle = NULL;
-    if (init && dladdr(init, &info) && info.dli_fname)
-        handle = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    void *handle = rg_library_of(real_dlsym(RTLD_NEXT, "cuInit"));
     if (!handle)
         handle = dlopen("libcuda.so.1", RTLD_NOW);
     return handle && fill(handle);
@@ -210,9 +206,9 @@ void *rg_dlsym_target(void *handle, const char *name)
         rg_real_dlsym = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", LIBC_BASE_VERSION);
     void *answer;
     if (name && strncmp(name, "cublas", 6) == 0)
-        return !rg_guard_look_up(handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
+        return !rg_library_look_up(&rg_cublas, handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
     if (name && strncmp(name, "nccl", 4) == 0)
-        return !rg_nccl_look_up(handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
+        return !rg_library_look_up(&rg_nccl, handle, name, rg_interposing(), &answer) ? NULL : answer ? answer : NOT_FOUND;
     if (!name || name[0] != 'c' || name[1] != 'u' || handle == RTLD_NEXT || handle == RTLD_DEFAULT || !rg_interposing())
         return NULL;
     int hook = -1;
@@ -225,8 +221,7 @@ void *rg_dlsym_target(void *handle, const char *name)
     if (!real || real == hook_functions[hook])
         return NULL;
     if (!atomic_load_explicit(&filled, memory_order_acquire)) {
-        Dl_info info;
-        void *owner = dladdr(real, &info) && info.dli_fname ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+        void *owner = rg_library_of(real);
         if (!owner || !fill(owner))
             return NULL;
     }

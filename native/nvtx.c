@@ -61,24 +61,12 @@ static const void *export_table(uint32_t id)
     return id == RG_NVTX_ETID_CALLBACKS ? (const void *)&callbacks : id == RG_NVTX_ETID_VERSIONINFO ? &version : NULL;
 }
 
-#define RG_TEXT(name) #name,
-#define RG_WORK(symbol, ...) #symbol,
-#define RG_SPECIAL(symbol, ...) #symbol,
-#define RG_NCCL_CALL(symbol, ...) #symbol,
-#define RG_NCCL_SPECIAL(symbol, ...) #symbol,
-static const char *const names[RG_OP_COUNT] = {
-    "none",
-#include "hooks.def"
-#include "nccl.def"
-    RG_TRACE_OPERATIONS(RG_TEXT)
-};
-
 static int (*push)(const char *);
 static int (*pop)(void);
 
 void rg_nvtx_push(uint32_t operation)
 {
-    push(names[operation]);
+    push(rg_op_names[operation]);
 }
 
 void rg_nvtx_pop(void)

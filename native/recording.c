@@ -4,6 +4,7 @@
  * Knows nothing of launches. Lock-free, and valid whatever instant a writer is killed at.
  */
 #include "record.h"
+#include "layout.h"
 #include "rigel.h"
 
 #include <errno.h>
@@ -141,26 +142,13 @@ static char layout[4096];
 
 static void build_layout(void)
 {
-    size_t at = 0;
-    const char *comma = "";
-#define RG_PUT(...) at += (size_t)snprintf(layout + at, sizeof layout - at, __VA_ARGS__)
-#define RG_FIELD(kind, name, n) \
-    RG_PUT("%s\"%s\":{\"offset\":%zu,\"type\":\"%s\",\"count\":%d}", comma, #name, offsetof(RG_STRUCT, name), #kind, n); \
-    comma = ",";
-    RG_PUT("{\"version\":%d,\"size\":%zu,\"words\":%d,\"names\":{\"offset\":%zu,\"bytes\":%d},\"entries\":{\"offset\":%zu}",
-           RG_REC_VERSION, sizeof(rg_recording), RG_REC_WORDS, offsetof(rg_recording, names), RG_REC_NAME_BYTES,
-           offsetof(rg_recording, entries));
-#define RG_STRUCT rg_record_header
-    RG_PUT(",\"header\":{\"offset\":0,\"fields\":{");
-    RG_REC_HEADER_FIELDS(RG_FIELD)
-#undef RG_STRUCT
-#define RG_STRUCT rg_record_kind
-    RG_PUT("}},\"kinds\":{\"offset\":%zu,\"stride\":%zu,\"count\":%d,\"fields\":{", offsetof(rg_recording, kinds),
-           sizeof(rg_record_kind), RG_REC_KINDS);
-    comma = "";
-    RG_REC_KIND_FIELDS(RG_FIELD)
-#undef RG_STRUCT
-    RG_PUT("}}}");
+    rg_layout l = {layout, sizeof layout, 0};
+    rg_layout_put(&l, "{\"version\":%d,\"size\":%zu,\"words\":%d,\"names\":{\"offset\":%zu,\"bytes\":%d},\"entries\":{\"offset\":%zu}",
+                  RG_REC_VERSION, sizeof(rg_recording), RG_REC_WORDS, offsetof(rg_recording, names), RG_REC_NAME_BYTES,
+                  offsetof(rg_recording, entries));
+    RG_LAYOUT_SECTION(&l, rg_recording, header, rg_record_header, RG_REC_HEADER_FIELDS);
+    RG_LAYOUT_SECTION(&l, rg_recording, kinds, rg_record_kind, RG_REC_KIND_FIELDS);
+    rg_layout_put(&l, "}");
 }
 
 const char *rigel_record_layout(void)

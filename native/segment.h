@@ -369,22 +369,28 @@ typedef struct {
 typedef struct {
     _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
 } rg_trace;
+/* S(member, type, fields, [how many]): what the file holds, in order. */
+#define RG_SECTIONS(S) \
+    S(header, rg_header, RG_HEADER_FIELDS, ) \
+    S(settings, rg_settings, RG_SETTINGS_FIELDS, ) \
+    S(devices, rg_device, RG_DEVICE_FIELDS, [RG_MAX_DEVICES]) \
+    S(clients, rg_client, RG_CLIENT_FIELDS, [RG_MAX_CLIENTS]) \
+    S(shares, rg_share, RG_SHARE_FIELDS, [RG_MAX_DEVICES * RG_MAX_CLIENTS]) /* of a device one after the other: rg_share_of */ \
+    S(kernels, rg_kernel, RG_KERNEL_FIELDS, [RG_MAX_KERNELS]) \
+    S(estimates, rg_estimate, RG_ESTIMATE_FIELDS, [RG_MAX_ESTIMATES]) \
+    S(accounts, rg_account, RG_ACCOUNT_FIELDS, [RG_MAX_CLIENTS]) \
+    S(threads, rg_thread, RG_THREAD_FIELDS, [RG_MAX_CLIENTS * RG_MAX_THREADS]) /* of a client one after the other, */ \
+    S(names, rg_name, RG_NAME_FIELDS, [RG_MAX_NAMES]) \
+    S(traces, rg_trace, RG_TRACE_FIELDS, [RG_MAX_CLIENTS]) \
+    S(communicators, rg_communicator, RG_COMMUNICATOR_FIELDS, [RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]) /* and these */ \
+    S(control, rg_control, RG_CONTROL_FIELDS, ) \
+    S(calls, rg_calls, RG_CALLS_FIELDS, [RG_MAX_CLIENTS])
+
+#define RG_SECTION(member, type, fields, many) _Alignas(64) type member many;
 typedef struct {
-    _Alignas(64) rg_header header;
-    _Alignas(64) rg_settings settings;
-    _Alignas(64) rg_device devices[RG_MAX_DEVICES];
-    _Alignas(64) rg_client clients[RG_MAX_CLIENTS];
-    _Alignas(64) rg_share shares[RG_MAX_DEVICES * RG_MAX_CLIENTS]; /* of a device one after the other: rg_share_of */
-    _Alignas(64) rg_kernel kernels[RG_MAX_KERNELS];
-    _Alignas(64) rg_estimate estimates[RG_MAX_ESTIMATES];
-    _Alignas(64) rg_account accounts[RG_MAX_CLIENTS];
-    _Alignas(64) rg_thread threads[RG_MAX_CLIENTS * RG_MAX_THREADS]; /* of a client one after the other */
-    _Alignas(64) rg_name names[RG_MAX_NAMES];
-    _Alignas(64) rg_trace traces[RG_MAX_CLIENTS];
-    _Alignas(64) rg_communicator communicators[RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]; /* of a client one after the other */
-    _Alignas(64) rg_control control;
-    _Alignas(64) rg_calls calls[RG_MAX_CLIENTS];
+    RG_SECTIONS(RG_SECTION)
 } rg_segment;
+#undef RG_SECTION
 
 /* The layout of version 4. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");

@@ -28,6 +28,23 @@ static rg_thread nobody; /* shared by all threads that found no room */
 static pthread_key_t row_key;
 static bool row_key_made;
 
+#define RG_TEXT(name) #name,
+#define RG_WORK(symbol, ...) #symbol,
+#define RG_SPECIAL(symbol, ...) #symbol,
+#define RG_NCCL_CALL(symbol, ...) #symbol,
+#define RG_NCCL_SPECIAL(symbol, ...) #symbol,
+const char *const rg_op_names[RG_OP_COUNT] = {
+    "none",
+#include "hooks.def"
+#include "nccl.def"
+    RG_TRACE_OPERATIONS(RG_TEXT)
+};
+#undef RG_TEXT
+#undef RG_WORK
+#undef RG_SPECIAL
+#undef RG_NCCL_CALL
+#undef RG_NCCL_SPECIAL
+
 /* ---- the clock ---- */
 
 void rg_trace_beat(void)

@@ -61,6 +61,7 @@ enum rg_trace_operation {
 #undef RG_ENUM
     RG_OP_COUNT
 };
+extern const char *const rg_op_names[RG_OP_COUNT]; /* of enum rg_trace_operation */
 
 /*
  * The words of a record, below the lap:

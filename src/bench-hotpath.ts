@@ -31,7 +31,7 @@ const segments = [false, true].map((trace) => {
 const [segment, recording] = segments;
 if (!segment || !recording) throw new Error("no segments");
 try {
-  const client = { LD_PRELOAD: native.files.library, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
+  const client = { LD_PRELOAD: native.files.interposer, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
   const high = { ...client, RIGEL_CLASS: "high" };
   const ways: Record<string, [bench: string, environment: Record<string, string>]> = {
     bare_ns: ["bench-hotpath", {}],

@@ -19,7 +19,7 @@ const { files } = await Native.load();
 rmSync(embed, { recursive: true, force: true });
 mkdirSync(embed, { recursive: true });
 try {
-  cpSync(files.library, join(embed, "librigel.so"));
+  cpSync(files.interposer, join(embed, "librigel.so"));
   cpSync(files.replay, join(embed, "rigel-replay"));
   cpSync(files.simulate, join(embed, "rigel-simulate"));
   cpSync(join(files.simulator, "libcuda.so.1"), join(embed, "sim", "libcuda.so.1"));

@@ -31,7 +31,7 @@ export function clientEnvironment(
   return {
     ...given,
     ...device,
-    LD_PRELOAD: preload ? `${files.library}:${preload}` : files.library,
+    LD_PRELOAD: preload ? `${files.interposer}:${preload}` : files.interposer,
     RIGEL_SEGMENT: segment,
     RIGEL_NAME: client.name,
     RIGEL_CLASS: client.class,

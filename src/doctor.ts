@@ -145,7 +145,7 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
   return [
     ...(simulated ? [] : await driverFindings(native, inspected, environment)),
     ...checkLibrary(
-      { path: native.files.library, version: native.version },
+      { path: native.files.interposer, version: native.version },
       null,
       packageJson.version,
       read("/proc/self/mountinfo") ?? "",

@@ -11,18 +11,18 @@ const DATASOURCE = { type: "prometheus", uid: "${datasource}" } as const;
 
 const OF_CLIENT = '{segment=~"$segment",client=~"$client"}';
 
-interface Query {
-  expr: string;
-  /** Name of each series; `{{client}}` is replaced by Grafana. */
-  legend: string;
-}
-
 interface Panel {
   title: string;
-  description: string;
   /** One of Grafana's units: s, ops, bytes, percentunit (1 is 100%), short. */
   unit: string;
-  queries: Query[];
+  description: string;
+  /** What is asked, by what follows the client in the name of a series. */
+  queries: Record<string, string>;
+}
+
+/** A panel of clients; with one query a series is called as its client. */
+function panel(title: string, unit: string, description: string, queries: string | Record<string, string>): Panel {
+  return { title, unit, description, queries: typeof queries === "string" ? { "": queries } : queries };
 }
 
 /** What was added to a counter in a second, by client. */
@@ -34,99 +34,61 @@ function quantile(q: number, histogram: string): string {
   return `histogram_quantile(${q}, sum by (le, client) (rate(${histogram}_bucket${OF_CLIENT}[$__rate_interval])))`;
 }
 
+/** A gauge as it stands, by client. */
+function gauge(by: "sum" | "max", name: string, labels = "client"): string {
+  return `${by} by (${labels}) (${name}${OF_CLIENT})`;
+}
+
+const REQUEST = "rigel_request_duration_seconds";
+const WAIT = "rigel_gate_wait_duration_seconds";
 const PANELS: readonly Panel[] = [
-  {
-    title: "Requests: p50",
-    description: "Median latency, interpolated within the buckets of /metrics.",
-    unit: "s",
-    queries: [{ expr: quantile(0.5, "rigel_request_duration_seconds"), legend: "{{client}}" }],
-  },
-  {
-    title: "Requests: p99",
-    description: "What one request in a hundred takes longer than, interpolated within the buckets of /metrics.",
-    unit: "s",
-    queries: [{ expr: quantile(0.99, "rigel_request_duration_seconds"), legend: "{{client}}" }],
-  },
-  {
-    title: "Requests",
-    description: "Requests or iterations that ended, a second.",
-    unit: "ops",
-    queries: [{ expr: rate("rigel_request_duration_seconds_count"), legend: "{{client}}" }],
-  },
-  {
-    title: "Launches",
-    description: "Kernels and CUDA graphs launched, a second.",
-    unit: "ops",
-    queries: [
-      { expr: rate("rigel_launches_total"), legend: "{{client}} kernels" },
-      { expr: rate("rigel_graph_launches_total"), legend: "{{client}} graphs" },
-    ],
-  },
-  {
-    title: "Share of the GPU (policy fair)",
-    description: "GPU time that policy fair has charged, of the time that went by; nothing under other policies.",
-    unit: "percentunit",
-    queries: [{ expr: rate("rigel_charged_seconds_total"), legend: "{{client}}" }],
-  },
-  {
-    title: "Gate: time waited",
-    description: "Of each second; all threads of a client together, so it may exceed 100%.",
-    unit: "percentunit",
-    queries: [{ expr: rate("rigel_gate_wait_duration_seconds_sum"), legend: "{{client}}" }],
-  },
-  {
-    title: "Gate: waits",
-    description: "Waits at the gate, and for work in flight to end, a second.",
-    unit: "ops",
-    queries: [
-      { expr: rate("rigel_gate_wait_duration_seconds_count"), legend: "{{client}} gate" },
-      { expr: rate("rigel_inflight_waits_total"), legend: "{{client}} in flight" },
-    ],
-  },
-  {
-    title: "Gate: p99 of a wait",
-    description: "What one wait at the gate in a hundred takes longer than.",
-    unit: "s",
-    queries: [{ expr: quantile(0.99, "rigel_gate_wait_duration_seconds"), legend: "{{client}}" }],
-  },
-  {
-    title: "Suspensions",
-    description: "Times a client was taken off the GPU, a second.",
-    unit: "ops",
-    queries: [{ expr: rate("rigel_suspensions_total"), legend: "{{client}}" }],
-  },
-  {
-    title: "Time off the GPU",
-    description: "Of each second, by suspensions.",
-    unit: "percentunit",
-    queries: [{ expr: rate("rigel_suspended_seconds_total"), legend: "{{client}}" }],
-  },
-  {
-    title: "Device memory",
-    description: "What each client has allocated, and its limit where it has one.",
-    unit: "bytes",
-    queries: [
-      { expr: `sum by (client) (rigel_memory_used_bytes${OF_CLIENT})`, legend: "{{client}}" },
-      { expr: `sum by (client) (rigel_memory_limit_bytes${OF_CLIENT})`, legend: "{{client}} limit" },
-    ],
-  },
-  {
-    title: "Clients",
-    description: "1 while a process of the client runs; and whether it is held back by a pause.",
-    unit: "short",
-    queries: [
-      { expr: `max by (client) (rigel_client_up${OF_CLIENT})`, legend: "{{client}} runs" },
-      { expr: `max by (client) (rigel_client_paused${OF_CLIENT})`, legend: "{{client}} paused" },
-    ],
-  },
-  {
-    title: "Clients that hang",
-    description: "1 while a process of the client hangs for this reason; `rigel hangs` tells more.",
-    unit: "short",
-    queries: [
-      { expr: `max by (client, reason) (rigel_client_hung${OF_CLIENT}) > 0`, legend: "{{client}}: {{reason}}" },
-    ],
-  },
+  panel("Requests: p50", "s", "Median latency, interpolated within the buckets of /metrics.", quantile(0.5, REQUEST)),
+  panel(
+    "Requests: p99",
+    "s",
+    "What one request in a hundred takes longer than, interpolated within the buckets of /metrics.",
+    quantile(0.99, REQUEST),
+  ),
+  panel("Requests", "ops", "Requests or iterations that ended, a second.", rate(`${REQUEST}_count`)),
+  panel("Launches", "ops", "Kernels and CUDA graphs launched, a second.", {
+    " kernels": rate("rigel_launches_total"),
+    " graphs": rate("rigel_graph_launches_total"),
+  }),
+  panel(
+    "Share of the GPU (policy fair)",
+    "percentunit",
+    "GPU time that policy fair has charged, of the time that went by; nothing under other policies.",
+    rate("rigel_charged_seconds_total"),
+  ),
+  panel(
+    "Gate: time waited",
+    "percentunit",
+    "Of each second; all threads of a client together, so it may exceed 100%.",
+    rate(`${WAIT}_sum`),
+  ),
+  panel("Gate: waits", "ops", "Waits at the gate, and for work in flight to end, a second.", {
+    " gate": rate(`${WAIT}_count`),
+    " in flight": rate("rigel_inflight_waits_total"),
+  }),
+  panel("Gate: p99 of a wait", "s", "What one wait at the gate in a hundred takes longer than.", quantile(0.99, WAIT)),
+  panel("Suspensions", "ops", "Times a client was taken off the GPU, a second.", rate("rigel_suspensions_total")),
+  panel("Time off the GPU", "percentunit", "Of each second, by suspensions.", rate("rigel_suspended_seconds_total")),
+  panel("Device memory", "bytes", "What each client has allocated, and its limit where it has one.", {
+    "": gauge("sum", "rigel_memory_used_bytes"),
+    " limit": gauge("sum", "rigel_memory_limit_bytes"),
+  }),
+  panel("Clients", "short", "1 while a process of the client runs; and whether it is held back by a pause.", {
+    " runs": gauge("max", "rigel_client_up"),
+    " paused": gauge("max", "rigel_client_paused"),
+  }),
+  panel(
+    "Clients that hang",
+    "short",
+    "1 while a process of the client hangs for this reason; `rigel hangs` tells more.",
+    {
+      ": {{reason}}": `${gauge("max", "rigel_client_hung", "client, reason")} > 0`,
+    },
+  ),
 ];
 
 /** Panels beside each other, and the size of one; a dashboard is 24 wide. */
@@ -144,11 +106,12 @@ function panelOf({ title, description, unit, queries }: Panel, index: number): o
     gridPos: { x: (index % COLUMNS) * WIDTH, y: Math.floor(index / COLUMNS) * HEIGHT, w: WIDTH, h: HEIGHT },
     fieldConfig: { defaults: { unit, min: 0, custom: { fillOpacity: 10, showPoints: "never" } }, overrides: [] },
     options: { legend: { displayMode: "list", placement: "bottom" }, tooltip: { mode: "multi" } },
-    targets: queries.map(({ expr, legend }, number) => ({
+    targets: Object.entries(queries).map(([suffix, expr], number) => ({
       refId: String.fromCharCode("A".charCodeAt(0) + number),
       datasource: DATASOURCE,
       expr,
-      legendFormat: legend,
+      // Grafana puts the label in.
+      legendFormat: `{{client}}${suffix}`,
       range: true,
     })),
   };

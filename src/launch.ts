@@ -492,7 +492,7 @@ function look(running: Running[], native: Native): void {
   for (const one of running)
     // Right after the start, what is mapped may still be the launcher's own image.
     if (!one.attached && !one.child.exit && performance.now() - one.child.startedAt_ms >= LOOK_ms)
-      one.seen = one.child.inspect(native.files.library);
+      one.seen = one.child.inspect(native.files.interposer);
 }
 
 /** Says once of each client that is late to attach what is known about it. */

@@ -29,7 +29,7 @@ import { progress } from "./log.ts";
 /** Where the parts are. All paths are absolute and lie on disk, so that other processes can load them. */
 export interface NativeFiles {
   /** librigel.so, for LD_PRELOAD. */
-  library: string;
+  interposer: string;
   /** The replay client. */
   replay: string;
   /** Runs a scenario in virtual time. */
@@ -91,14 +91,14 @@ export class Native {
       );
     if (Bun.isStandaloneExecutable) return await unpack();
     const built = await buildIfOlder(resolve(import.meta.dir, ".."));
-    const files = { ...built, library: overridden() ?? built.library };
-    return new Native(files, open(files.library));
+    const files = { ...built, interposer: overridden() ?? built.interposer };
+    return new Native(files, open(files.interposer));
   }
 
   /** Loads the library of `files`, or throws what the loader said. */
   static open(files: NativeFiles): Native {
-    const located = { ...files, library: overridden() ?? files.library };
-    return new Native(located, open(located.library));
+    const located = { ...files, interposer: overridden() ?? files.interposer };
+    return new Native(located, open(located.interposer));
   }
 
   get version(): string {
@@ -218,7 +218,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
   const native = join(root, "native");
   const build = join(native, "build");
   const files: NativeFiles = {
-    library: join(build, "librigel.so"),
+    interposer: join(build, "librigel.so"),
     replay: join(build, "rigel-replay"),
     simulate: join(build, "rigel-simulate"),
     simulator: join(build, "sim"),
@@ -227,7 +227,7 @@ async function buildIfOlder(root: string): Promise<NativeFiles> {
     python: join(root, "src", "python", "importable"),
   };
   const stamp = join(build, ".made");
-  const products = [files.library, files.replay, files.simulate, join(files.simulator, "libcuda.so.1")];
+  const products = [files.interposer, files.replay, files.simulate, join(files.simulator, "libcuda.so.1")];
   if (!products.every(existsSync) || (await modified_ms(stamp)) < (await newestSource_ms(native))) {
     const begun = new Date();
     await make(native);
@@ -290,7 +290,7 @@ async function unpack(): Promise<Native> {
       await unpackInto(folder, parts);
       // Loading the very file that will be preloaded is the test for a noexec folder, where LD_PRELOAD fails in silence.
       return Native.open({
-        library: join(folder, "librigel.so"),
+        interposer: join(folder, "librigel.so"),
         replay: join(folder, "rigel-replay"),
         simulate: join(folder, "rigel-simulate"),
         simulator: join(folder, "sim"),

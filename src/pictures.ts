@@ -12,12 +12,12 @@ import { Browser } from "./chromium.ts";
 import { Segments } from "./discover.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
+import { commandLine } from "./self.ts";
 import { readingOf, statsOf } from "./stats.ts";
 import { svgOf } from "./terminal-svg.ts";
 import { render } from "./top-view.ts";
 
 const OUT = join(import.meta.dir, "pictures");
-const CLI = [process.execPath, join(import.meta.dir, "cli.ts")];
 /** So much of the past is in the picture of the dashboard. */
 const HISTORY_s = 90;
 const LIMIT_bytes = 200_000;
@@ -29,7 +29,12 @@ try {
   chmodSync(scratch, 0o700);
   const env = { ...process.env, NO_COLOR: "1", XDG_RUNTIME_DIR: scratch };
   progress("the demo: its table");
-  await using demo = Bun.spawn([...CLI, "launch"], { env, stdin: "ignore", stdout: "pipe", stderr: "inherit" });
+  await using demo = Bun.spawn([...commandLine(), "launch"], {
+    env,
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "inherit",
+  });
   const table = (await demo.stdout.text()).trimEnd().split("\n");
   if ((await demo.exited) !== 0) throw new Error("the demo has failed");
   writeFileSync(
@@ -40,11 +45,11 @@ try {
   progress(`the demo once more, for ${HISTORY_s} s: rigel top and the dashboard`);
   const config = join(native.files.profiles, "demo.json");
   await using launch = Bun.spawn(
-    [...CLI, "launch", config, "--no-compare", "--duration", "3600", "--segment", scratch],
+    [...commandLine(), "launch", config, "--no-compare", "--duration", "3600", "--segment", scratch],
     { env, stdin: "ignore", stdout: "ignore", stderr: "pipe" },
   );
   const launched = launch.stderr.text();
-  await using server = Bun.spawn([...CLI, "serve", "--port", "0", "--json", "--segment", scratch], {
+  await using server = Bun.spawn([...commandLine(), "serve", "--port", "0", "--json", "--segment", scratch], {
     env,
     stdin: "ignore",
     stdout: "pipe",

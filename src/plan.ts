@@ -78,7 +78,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     devices: config.simulated.devices,
   };
   const notes = [...config.notes];
-  checkPreloadable(native.files.library);
+  checkPreloadable(native.files.interposer);
   const seeds = new Map<string, readonly ProfileKernel[]>();
   await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);

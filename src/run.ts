@@ -130,7 +130,7 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
     }
     const own = living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
     if (own.length > 0)
-      seen = { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, native.files.library)).length };
+      seen = { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, native.files.interposer)).length };
   };
   const timer = setInterval(look, LOOK_ms);
   try {

@@ -391,11 +391,17 @@ export class Segment {
   }
 
   /** What is asked of a client. */
-  wanted(name: string): Required<Pick<Wanted, "paused_until_ns">> | undefined {
+  wanted(name: string): (Pick<Wanted, "class"> & { paused_until_ns: number }) | undefined {
     const base = this.#account(name);
     if (base === undefined) return undefined;
-    const until = this.#long64(this.#layout.accounts, "paused_until_ns", base);
-    return { paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until) };
+    const { accounts } = this.#layout;
+    const kind = this.#word(accounts, "wanted_class", base);
+    const until = this.#long64(accounts, "paused_until_ns", base);
+    return {
+      // What it was started as stands in its slots.
+      ...(kind !== 0 && { class: kind === CLASS_HIGH ? "high" : "best-effort" }),
+      paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until),
+    };
   }
 
   /** Asks something of a client, for all its processes, those that come later too. False if no process of it ever attached. */

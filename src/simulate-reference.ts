@@ -9,6 +9,7 @@ import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { z } from "zod";
 import { ALONE, median } from "./bench-stats.ts";
+import { gpuOf } from "./calibrate.ts";
 import { allPairs } from "./bench-matrix.ts";
 import { policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
@@ -85,14 +86,16 @@ export async function compareAll(
   watch: (simulator: Simulator) => void,
 ): Promise<Comparison[]> {
   using simulator = new Simulator(native.files.simulate);
+  // The one that comes with Rigel, so that what is kept in the file is the same for everybody.
+  const gpu = await gpuOf(reference.preset, native.files.profiles, null);
   const all = reference.rows.map(async (row): Promise<Comparison> => {
     const clients = clientsOf(row, reference, path);
     if (!clients) return { row, predicted: undefined };
     const policy = row.policy ?? undefined;
     const way = wayFor(row.way, policy, row.mps, { file: path, clients: [] });
     const [together, ...alone] = await Promise.all([
-      simulator.run(scenarioOf(way, clients, DURATION_s, reference.preset, native)),
-      ...clients.map((client) => simulator.run(aloneOf(client, DURATION_s, reference.preset))),
+      simulator.run(scenarioOf(way, clients, DURATION_s, gpu, native)),
+      ...clients.map((client) => simulator.run(aloneOf(client, DURATION_s, gpu))),
     ]);
     const base = alone.flatMap((outcome) => outcome.clients);
     const [high, first] = [together.clients[0], base[0]];

@@ -5,6 +5,7 @@
  * added, never renamed.
  */
 
+import { type ScenarioGpu, gpuOf } from "./calibrate.ts";
 import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
@@ -69,6 +70,8 @@ export interface Prediction {
   schema: 1;
   simulated: true;
   preset: string;
+  /** The file of what was measured of such a GPU; null: the values of the preset. */
+  calibration: string | null;
   sweep: string | null;
   points: Point[];
   notes: string[];
@@ -87,6 +90,7 @@ export async function predict(
   await checkProfiles(config, notes);
   const values = options.sweep?.values ?? [null];
   const { preset } = config.simulated;
+  const gpu = await gpuOf(preset, native.files.profiles);
   using simulator = new Simulator(native.files.simulate);
   const points = values.map((value) => {
     const own = options.sweep && value !== null ? sweptTo(config, options.sweep, value) : config;
@@ -98,13 +102,14 @@ export async function predict(
   });
   const running = points.map(
     async ({ value, duration_s, clients, ways }) =>
-      await predictPoint(value, duration_s, clients, ways, preset, native, simulator),
+      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator),
   );
   watch(simulator);
   return {
     schema: 1,
     simulated: true,
     preset,
+    calibration: gpu.calibration,
     sweep: options.sweep?.key ?? null,
     points: await Promise.all(running),
     notes,
@@ -116,15 +121,15 @@ async function predictPoint(
   duration_s: number,
   clients: readonly ScenarioClient[],
   ways: readonly Way[],
-  preset: string,
+  gpu: ScenarioGpu,
   native: Native,
   simulator: Simulator,
 ): Promise<Point> {
-  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, preset))));
+  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
   const together = Promise.all(
     ways.map(async (way) => ({
       way,
-      outcome: await simulator.run(scenarioOf(way, clients, duration_s, preset, native)),
+      outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
     })),
   );
   const base = (await apart).flatMap((outcome) => outcome.clients);

@@ -22,10 +22,21 @@ interface Before {
   launches: number;
 }
 
+/** A client's first process has begun to launch, or its last one has ended. Seconds as in Second. */
+export interface Mark {
+  t_s: number;
+  client: string;
+  what: "joins" | "leaves";
+}
+
 export interface SloReport extends ReturnType<Controller["summary"]> {
   /** One line a second. */
   seconds: Second[];
+  /** Who came and went meanwhile, the last MARKS_KEPT of them. */
+  marks: Mark[];
 }
+
+const MARKS_KEPT = 200;
 
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
@@ -108,6 +119,11 @@ export class SloLoop {
   #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
+  /** The ticks of the controller. */
+  #ticks = 0;
+  /** Clients with a process that has launched and not ended; undefined before the first look. */
+  #atWork: ReadonlySet<string> | undefined;
+  readonly #marks: Mark[] = [];
 
   /** Does nothing until `tick` or `resume`. */
   constructor(segment: Segment, target: Target) {
@@ -119,7 +135,7 @@ export class SloLoop {
 
   /** What it has found. */
   report(): SloReport {
-    return { ...this.#controller.summary(), seconds: this.#controller.seconds };
+    return { ...this.#controller.summary(), seconds: this.#controller.seconds, marks: this.#marks };
   }
 
   /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */
@@ -138,6 +154,7 @@ export class SloLoop {
 
   /** To be called every TICK_S, unless `resume` was. */
   tick(): void {
+    this.#ticks++;
     const { settings, hold } = this.#controller.step(this.#observe());
     if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
@@ -160,9 +177,11 @@ export class SloLoop {
     const neighbours: number[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
+    const atWork = new Set<string>();
     for (const slot of this.#segment.slots()) {
       const kind = slot.class;
       const before = this.#before(slot);
+      if (!slot.finished && slot.launched) atWork.add(slot.name);
       if (kind === "high") {
         if (!slot.finished && slot.launched)
           measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
@@ -184,6 +203,7 @@ export class SloLoop {
         }
       }
     }
+    this.#mark(atWork);
     return {
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
       waits,
@@ -192,6 +212,16 @@ export class SloLoop {
       measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,
     };
+  }
+
+  /** Those at work at the first look have not come meanwhile. */
+  #mark(atWork: ReadonlySet<string>): void {
+    const was = this.#atWork ?? atWork;
+    this.#atWork = atWork;
+    const t_s = Math.round(this.#ticks * TICK_S * 1000) / 1000;
+    for (const client of atWork.difference(was)) this.#marks.push({ t_s, client, what: "joins" });
+    for (const client of was.difference(atWork)) this.#marks.push({ t_s, client, what: "leaves" });
+    if (this.#marks.length > MARKS_KEPT) this.#marks.splice(0, this.#marks.length - MARKS_KEPT);
   }
 
   #before(slot: Slot): Before {

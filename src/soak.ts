@@ -8,7 +8,7 @@
  */
 
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { join } from "node:path";
 import { Command, InvalidArgumentError } from "commander";
 import { z } from "zod";
 import { logSchema } from "./bench-run.ts";
@@ -31,6 +31,7 @@ import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { resident_bytes } from "./proc.ts";
+import { commandLine } from "./self.ts";
 import { SoakLoad } from "./soak-load.ts";
 
 const EXAMPLES = `
@@ -207,7 +208,7 @@ interface Child {
 function startChild(scratch: string, name: string, args: string[], mark: string): Child {
   const [stdout, stderr] = [join(scratch, `${name}.out`), join(scratch, `${name}.err`)];
   const [variable = "", value] = mark.split("=");
-  const child = Bun.spawn([process.execPath, resolve(import.meta.dir, "cli.ts"), ...args], {
+  const child = Bun.spawn([...commandLine(), ...args], {
     env: {
       ...process.env,
       NO_COLOR: "1",

@@ -176,7 +176,7 @@ export class Stage implements Disposable {
       EXITS_FOLDER: folder,
       PYTHONDONTWRITEBYTECODE: "1",
       ...(as && {
-        LD_PRELOAD: native.files.library,
+        LD_PRELOAD: native.files.interposer,
         RIGEL_SEGMENT: this.segment.path,
         RIGEL_CLASS: as,
         RIGEL_NAME: name,

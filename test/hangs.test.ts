@@ -294,7 +294,7 @@ class Ward implements AsyncDisposable {
     const child = Bun.spawn([join(root, "native", "build", "hang-program"), ...args], {
       env: {
         ...plainEnvironment(),
-        LD_PRELOAD: files.library,
+        LD_PRELOAD: files.interposer,
         RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
         RIGEL_SEGMENT: this.segment.path,
         RIGEL_CLASS: kind,

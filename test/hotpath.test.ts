@@ -36,7 +36,7 @@ test.skipIf(noStrace).each([
   const program = join(root, "native", "build", bench);
   const variables = {
     LD_LIBRARY_PATH: join(root, "native", "build", "bench"),
-    LD_PRELOAD: native.files.library,
+    LD_PRELOAD: native.files.interposer,
     RIGEL_SEGMENT: segment.path,
     RIGEL_CLASS: clientClass,
     RIGEL_NAME: "bench",
@@ -91,7 +91,7 @@ async function instructions(policy: "priority" | "fair", others: number): Promis
     env: {
       ...plainEnvironment(),
       LD_LIBRARY_PATH: join(root, "native", "build", "bench"),
-      LD_PRELOAD: native.files.library,
+      LD_PRELOAD: native.files.interposer,
       RIGEL_SEGMENT: segment.path,
       RIGEL_CLASS: "best-effort",
       RIGEL_NAME: "bench",

@@ -4,6 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Native } from "../src/native.ts";
+import { commandLine } from "../src/self.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -460,7 +461,7 @@ describe("what a client leaves in the background", () => {
 
 /** Starts a launch from within another command. */
 function startFrom(outer: string[], path: string) {
-  return Bun.spawn([...outer, process.execPath, join(root, "src", "cli.ts"), "launch", path, "--json"], {
+  return Bun.spawn([...outer, ...commandLine(), "launch", path, "--json"], {
     env: plainEnvironment(),
     stdin: "ignore",
     stdout: "pipe",
@@ -530,7 +531,7 @@ describe("where a launch comes from does not matter:", () => {
     const closed = name === "stdout" ? "| true" : "2>&1 >/dev/null | true";
     const path = config([shell("a", "high", "sleep 0.3; echo hi")]);
     const script = `{ "$@"; echo $? >&3; } 3>${scratch.path}/${name} ${closed}`;
-    const command = [process.execPath, join(root, "src", "cli.ts"), "launch", path];
+    const command = [...commandLine(), "launch", path];
     await using child = Bun.spawn(["sh", "-c", script, "sh", ...command], {
       env: plainEnvironment(),
       stdin: "ignore",

@@ -10,6 +10,7 @@ import { join, resolve } from "node:path";
 import { expect } from "bun:test";
 import { z } from "zod";
 import { POLICIES } from "../src/config.ts";
+import { commandLine } from "../src/self.ts";
 
 export const root = resolve(import.meta.dir, "..");
 
@@ -30,7 +31,7 @@ export function plainEnvironment(): Record<string, string | undefined> {
 
 /** Starts `rigel` with these arguments; standard output and error are pipes. */
 export function start(args: string[], options: { cwd?: string; env?: Record<string, string | undefined> } = {}) {
-  return Bun.spawn([process.execPath, join(root, "src", "cli.ts"), ...args], {
+  return Bun.spawn([...commandLine(), ...args], {
     cwd: options.cwd ?? root,
     env: { ...plainEnvironment(), ...options.env },
     stdin: "ignore",

@@ -7,7 +7,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { make } from "../src/native.ts";
 import { commandOf, living } from "../src/proc.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, root } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, root, start } from "./rigel.ts";
 
 const addressSchema = z.object({ socket: z.string(), url: z.string(), token_file: z.string() });
 
@@ -38,13 +38,7 @@ export class Place extends Scratch {
 
   /** `rigel` as a child that ends with its scope. */
   start(args: string[]) {
-    return Bun.spawn([process.execPath, join(root, "src", "cli.ts"), ...args], {
-      cwd: this.path,
-      env: this.env,
-      stdin: "ignore",
-      stdout: "pipe",
-      stderr: "pipe",
-    });
+    return start(args, { cwd: this.path, env: this.env });
   }
 
   /** Runs `rigel` to its end. */

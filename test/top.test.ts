@@ -1,14 +1,14 @@
 /** top.test.ts: what `rigel top` shows of hand-made data, and the command on running launches: in a terminal and in a pipe. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { join } from "node:path";
 import { z } from "zod";
+import { commandLine } from "../src/self.ts";
 import { stateOf } from "../src/show.ts";
 import { type ClientStats, type Stats, statsSchema } from "../src/stats.ts";
 import { keysIn } from "../src/terminal.ts";
 import { pressed } from "../src/top.ts";
 import { type Screen, type View, render, rowsOf } from "../src/top-view.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, start } from "./rigel.ts";
 
 /* ---- Hand-made data */
 
@@ -337,7 +337,7 @@ describe("the command", () => {
 
   test("in a pipe goes on until nobody reads, and then ends by itself", async () => {
     const command = `"$0" "$@" | head -n 20`;
-    const program = [process.execPath, join(root, "src", "cli.ts"), "top", "--segment", scratch.path];
+    const program = [...commandLine(), "top", "--segment", scratch.path];
     const child = Bun.spawn(["bash", "-c", `${command}; echo "\${PIPESTATUS[0]}"`, ...program, "--interval", "0.1"], {
       env: plainEnvironment(),
       stdout: "pipe",
@@ -366,7 +366,7 @@ describe("the command", () => {
     let seen = "";
     const changed = { resolve: (): void => undefined };
     const args = ["top", "--segment", scratch.path, "--interval", "0.1"];
-    const child = Bun.spawn([process.execPath, join(root, "src", "cli.ts"), ...args], {
+    const child = Bun.spawn([...commandLine(), ...args], {
       env: { ...plainEnvironment(), NO_COLOR: undefined, TERM: "xterm-256color", ...env },
       terminal: {
         cols: 80,

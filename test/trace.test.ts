@@ -139,7 +139,7 @@ class World implements AsyncDisposable {
       env: {
         ...plainEnvironment(),
         LD_LIBRARY_PATH: files.simulator,
-        LD_PRELOAD: files.library,
+        LD_PRELOAD: files.interposer,
         RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
         RIGEL_SEGMENT: this.segment.path,
         RIGEL_CLASS: kind,

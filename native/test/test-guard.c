@@ -1020,25 +1020,25 @@ static void the_last_events_are_kept(void)
 static void names_are_only_found_where_cublas_is(void)
 {
     void *found = &found;
-    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
+    CHECK(rg_library_look_up(&rg_cublas, RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
     CHECK(found == NULL);
     CHECK(dlerror() != NULL);
-    CHECK(!rg_guard_look_up(RTLD_NEXT, "cublasSgemm_v2", true, &found));
-    CHECK(!rg_guard_look_up(RTLD_DEFAULT, "cublasNoSuchFunction", true, &found));
+    CHECK(!rg_library_look_up(&rg_cublas, RTLD_NEXT, "cublasSgemm_v2", true, &found));
+    CHECK(!rg_library_look_up(&rg_cublas, RTLD_DEFAULT, "cublasNoSuchFunction", true, &found));
     CHECK_EQUAL(cublasCreate_v2((cublasHandle_t *)&found), CUBLAS_STATUS_NOT_INITIALIZED);
     become("repair");
-    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
+    CHECK(rg_library_look_up(&rg_cublas, RTLD_DEFAULT, "cublasSgemm_v2", true, &found));
     CHECK(found == (void *)cublasSgemm_v2);
-    CHECK(rg_guard_look_up(RTLD_DEFAULT, "cublasSetEmulationStrategy", true, &found));
+    CHECK(rg_library_look_up(&rg_cublas, RTLD_DEFAULT, "cublasSetEmulationStrategy", true, &found));
     CHECK(found == NULL); /* cuBLAS 12 has none */
     dlerror();
-    CHECK(rg_guard_look_up(blas, "cublasDgemm_v2_64", true, &found));
+    CHECK(rg_library_look_up(&rg_cublas, blas, "cublasDgemm_v2_64", true, &found));
     CHECK(found == (void *)cublasDgemm_v2_64);
     CHECK(dlerror() == NULL);
-    CHECK(rg_guard_look_up(blas, "cublasDgemm_v2_64", false, &found)); /* no client: the real one */
+    CHECK(rg_library_look_up(&rg_cublas, blas, "cublasDgemm_v2_64", false, &found)); /* no client: the real one */
     CHECK(found == dlsym(blas, "cublasDgemm_v2_64"));
     void *second = dlopen("libcublas.so.13", RTLD_NOW);
-    CHECK(rg_guard_look_up(second, "cublasDgemm_v2_64", true, &found));
+    CHECK(rg_library_look_up(&rg_cublas, second, "cublasDgemm_v2_64", true, &found));
     CHECK(found == dlsym(second, "cublasDgemm_v2_64")); /* the guard knows one cuBLAS */
     done();
 }
