@@ -87,8 +87,8 @@ const constantSchema = fields({
 const pairSchema = fields({
   first: z.enum(["compute", "memory"]),
   second: z.enum(["compute", "memory"]),
-  /** On the same multiprocessors, or each on half of them. */
-  sms: z.enum(["same", "apart"]),
+  /** On the same multiprocessors; the first on some of them, which the second has all; or each on half of them. */
+  sms: z.enum(["same", "some", "apart"]),
   /** Time beside the other over time alone. */
   first_slower: z.number().positive().nullable(),
   second_slower: z.number().positive().nullable(),
