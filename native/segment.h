@@ -208,7 +208,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
-    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it then waited, both in \
+    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited, at the end or in copies, both in \
                                   RG_WAITED_NS, at most what fits (slo.ts: which part of a request others can have delayed) */
 
 /*

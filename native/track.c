@@ -372,6 +372,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         uint64_t now = rg_now_ns();
         atomic_store(&m->busy_since[device], now);
         atomic_store(&m->busy_tick[device], rg_tick());
+        atomic_store(&m->inside_ns[device], 0);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->draining[device], 0);
@@ -420,8 +421,10 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
     if (!atomic_load(&m->draining[device]))
         return; /* the agent found out, or the program asks instead of waiting */
-    uint64_t drain = atomic_load(&m->drain_since[device]);
-    uint64_t parts[2] = {(drain - atomic_load(&m->busy_since[device])) / RG_WAITED_NS, (now - drain) / RG_WAITED_NS};
+    uint64_t drain = atomic_load(&m->drain_since[device]), worked = drain - atomic_load(&m->busy_since[device]);
+    uint64_t inside = atomic_load(&m->inside_ns[device]);
+    inside = inside < worked ? inside : worked; /* threads side by side */
+    uint64_t parts[2] = {(worked - inside) / RG_WAITED_NS, (now - drain + inside) / RG_WAITED_NS};
     for (int i = 0; i < 2; i++)
         parts[i] = parts[i] < UINT32_MAX ? parts[i] : UINT32_MAX;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);

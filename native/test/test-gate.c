@@ -721,6 +721,16 @@ static void every_kind_of_wait_ends_a_request(void)
     }
     CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
     CHECK_EQUAL(rg.slot->waited_ring[4], 0);
+    /* A copy to memory that is not pinned waits, whatever it is called: that is no work of the program. */
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 20000000);
+    uint64_t before_ns = rg_now_ns();
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, sizeof host, s), CUDA_SUCCESS);
+    uint64_t copied_ns = rg_now_ns() - before_ns;
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 5);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= copied_ns / 2);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= 10000000);
     done();
 }
 
