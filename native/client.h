@@ -37,7 +37,6 @@
 #include "account.h"
 #include "cuda_abi.h"
 #include "estimate.h"
-#include "policy.h"
 #include "segment.h"
 #include "trace.h"
 

@@ -16,6 +16,7 @@
 #define RIGEL_SEGMENT_H
 
 #include "histogram.h"
+#include "policy.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -329,6 +330,25 @@ typedef struct {
 typedef struct {
     RG_SETTINGS_FIELDS(RG_MEMBER)
 } rg_settings;
+/* What a new segment has, and what a scenario in virtual time is run with (sim/scenario.h). */
+#define RG_SETTINGS_DEFAULT \
+    ((rg_settings){ \
+        .policy = RG_POLICY_PRIORITY, \
+        .inflight = 8, \
+        .unit_us = 100, \
+        .starvation_us = 100000, \
+        .stale_ms = 1000, \
+        .spin_us = 20, \
+        .quiet_us = 250, \
+        .bulk_bytes = 65536, \
+        .preempt = 1, \
+        .suspend = 1, \
+        .slice_us = 50, \
+        .high_slice_us = 10000, \
+        .min_share_ppm = 50000, \
+        .quantum_us = 2000, /* a time slice */ \
+        .trace = 1, \
+    })
 typedef struct {
     _Alignas(64) RG_DEVICE_FIELDS(RG_MEMBER)
 } rg_device;
