@@ -125,7 +125,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
-/* Kernels of profiles: a table with open addressing, written before any client starts. */
+/*
+ * Kernels of profiles, for policy orion: a table with open addressing, written before any client starts. Not among the estimates, though
+ * those hold durations of profiles too: an estimate belongs to a program on a device, and gives way to what is measured. What stands
+ * here is what profiles say of a name, whoever launches it, and decides before anything has been measured.
+ */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
     F(u32, sms, 1)   /* [control] SMs it fills */ \
