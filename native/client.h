@@ -181,6 +181,8 @@ typedef struct {
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
+    _Atomic uint64_t drain_since[RG_MAX_DEVICES]; /* while draining: since when */
+    _Atomic uint64_t inside_ns[RG_MAX_DEVICES]; /* of the busy period: in copies that may have waited for the GPU */
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     rg_client *slot;
     int slot_index;

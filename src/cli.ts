@@ -9,11 +9,12 @@ import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import { addBench } from "./bench.ts";
+import { addCalibrateCommand } from "./calibrate-command.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { addHangs } from "./hangs-command.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
@@ -46,6 +47,7 @@ interface LaunchFlags {
   startTimeout: number;
   html?: string;
   base?: string;
+  status?: string;
 }
 
 const EXAMPLES = `
@@ -60,6 +62,11 @@ A configuration:
     "clients": [
       { "name": "serve", "class": "high", "command": ["python", "serve.py"] },
       { "name": "train", "class": "best-effort", "command": ["python", "train.py"] } ] }`;
+
+const INFO_EXAMPLES = `
+Examples:
+  rigel info
+  rigel info --json | jq -r .library           the library that clients load`;
 
 const DURATIONS_EXAMPLES = `
 Examples:
@@ -98,16 +105,19 @@ function commandLine(): Command {
     .option("--trace <file>", "at the end, write what the clients did last as a trace for Perfetto")
     .option("--html <file>", "write the report as a page too, with plots second by second under policy slo")
     .option("--base <folder>", "where relative paths in the configuration begin (default: the folder that it is in)")
+    .option("--status <file>", "when the launch has ended, write its exit status there")
     .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
   addProfileCommand(program, deviceSelector);
   addSimulateCommand(program);
+  addCalibrateCommand(program, deviceSelector);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")
     .option("--json", "print as JSON")
+    .addHelpText("after", INFO_EXAMPLES)
     .action(runInfo);
   program
     .command("durations")
@@ -128,6 +138,7 @@ function commandLine(): Command {
 }
 
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
+  if (flags.status !== undefined) leaveStatus(resolve(flags.status));
   const native = await Native.load();
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
@@ -155,6 +166,18 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   print(flags.json ? JSON.stringify(report, null, 2) : table(report));
   if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
   process.exitCode = exitStatus;
+}
+
+/** However the launch ends, unless it is killed. */
+function leaveStatus(path: string): void {
+  checkOutput("--status", path, 0o600);
+  process.on("exit", (status) => {
+    try {
+      writeFileSync(path, `${status}\n`);
+    } catch (thrown) {
+      progress(`--status: ${path} cannot be written (${reason(thrown)})`);
+    }
+  });
 }
 
 function overridden(config: Config, flags: LaunchFlags): Config {

@@ -83,13 +83,26 @@ export function findClient(id: string, segments: readonly Segment[]): Target {
   return first;
 }
 
-/** Changes a client, from its next work on. */
-export function changeClient({ segment, name, slots }: Target, change: ClientChange): Changed {
+/**
+ * Changes a client, from its next work on. `pause_s`: also holds its best-effort work back for so long, infinite: until it is resumed;
+ * 0 ends that.
+ */
+export function changeClient({ segment, name, slots }: Target, change: ClientChange, pause_s?: number): Changed {
   const { class: kind, weight, memory } = change;
   const inBytes = memory === undefined ? undefined : bytesOf(memory);
-  if (kind === "high" && (segment.wanted(name)?.paused_until_ns ?? 0) > segment.now_ns)
+  const asked = segment.wanted(name);
+  // Clients take up what was asked a moment later.
+  const isHigh = (kind ?? asked?.class ?? slots.find((slot) => slot.class === "high")?.class) === "high";
+  if (isHigh && pause_s !== undefined && pause_s > 0)
+    throw new RigelError(
+      "command",
+      `${name} is of class high, which is never held back; \`rigel set ${name} class=best-effort\` first`,
+    );
+  if (kind === "high" && pause_s === undefined && (asked?.paused_until_ns ?? 0) > segment.now_ns)
     throw new RigelError("command", `${name} is paused; \`rigel resume ${name}\` first`);
-  if (!segment.want(name, { class: kind, weight, memory_bytes: inBytes }))
+  const until =
+    pause_s === undefined || pause_s === 0 || !Number.isFinite(pause_s) ? pause_s : segment.now_ns + pause_s * 1e9;
+  if (!segment.want(name, { class: kind, weight, memory_bytes: inBytes, paused_until_ns: until }))
     throw new RigelError(
       "command",
       `${name} has no room for settings: more clients have been there than the segment keeps`,
@@ -98,9 +111,15 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
     ...(kind === undefined ? [] : [`class ${kind}`]),
     ...(inBytes === undefined ? [] : [inBytes === null ? "no memory limit" : `memory at most ${sizeText(inBytes)}`]),
     ...(weight === undefined ? [] : [`weight ${weight}`]),
+    ...(pause_s === undefined ? [] : [pauseText(pause_s)]),
   ];
   const text = `${name} (${slots.length} ${slots.length === 1 ? "process" : "processes"}): ${what.join(", ")}`;
   return { segment: segment.id, client: name, text };
+}
+
+function pauseText(seconds: number): string {
+  if (seconds === 0) return "goes on";
+  return `is paused ${Number.isFinite(seconds) ? `for ${seconds} s` : "until it is resumed"}`;
 }
 
 /** A share of a device is not known here: devices of a segment do not say how much memory they have. */
@@ -115,35 +134,27 @@ function bytesOf(memory: NonNullable<ClientChange["memory"]> | null): number | n
 }
 
 /** Holds a client's best-effort work back for `seconds`, infinite: until it is resumed; 0 ends that. */
-export function pauseClient({ segment, name, slots }: Target, seconds: number): Changed {
-  const until =
-    seconds === 0 ? 0 : Number.isFinite(seconds) ? segment.now_ns + seconds * 1e9 : Number.POSITIVE_INFINITY;
-  if (seconds > 0 && slots.some((slot) => slot.class === "high"))
-    throw new RigelError(
-      "command",
-      `${name} is of class high, which is never held back; \`rigel set ${name} class=best-effort\` first`,
-    );
-  if (!segment.want(name, { paused_until_ns: until }))
-    throw new RigelError(
-      "command",
-      `${name} has no room for settings: more clients have been there than the segment keeps`,
-    );
-  const text =
-    seconds === 0
-      ? `${name} goes on`
-      : `${name} is paused ${Number.isFinite(seconds) ? `for ${seconds} s` : "until it is resumed"}`;
-  return { segment: segment.id, client: name, text };
+export function pauseClient(target: Target, seconds: number): Changed {
+  return { ...changeClient(target, {}, seconds), text: `${target.name} ${pauseText(seconds)}` };
 }
 
-/** Changes the policy of a segment. */
-export function changePolicy(segment: Segment, change: PolicyChange, native: Native): Changed {
+/** Changes the policy of segments: of all, or, where one of them cannot have it, of none. */
+export function changePolicy(segments: readonly Segment[], change: PolicyChange, native: Native): Changed[] {
+  for (const segment of segments) checkPolicy(segment, change);
+  return segments.map((segment) => changePolicyOf(segment, change, native));
+}
+
+function checkPolicy(segment: Segment, change: PolicyChange): void {
   if (change.name === "orion" && segment.policy !== "orion")
     throw new RigelError(
       "config",
       "policy.name: expected a policy other than orion, which needs every client's profile before it starts; launch with it",
     );
-  if ((change.name ?? segment.policy) === "fair" && change.inflight === 0)
+  if ((change.name ?? segment.policy) === "fair" && (change.inflight ?? segment.settings()["inflight"]) === 0)
     throw new RigelError("config", "policy.inflight: expected a limit of at least 1 under policy fair, got 0");
+}
+
+function changePolicyOf(segment: Segment, change: PolicyChange, native: Native): Changed {
   const { name = segment.policy, preempt, ...rest } = change;
   const policy: Policy = { ...rest, name, preempt: preempt ?? segment.settings()["preempt"] === 1 };
   const { policy: _, ...settings } = { ...policySettings(policy, [], native), policy: name };

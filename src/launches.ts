@@ -7,6 +7,7 @@
  *   launch.json   when, which process runs it, how it ended (recordSchema); written by the server alone
  *   report.json   standard output: the report, once it has ended
  *   log.txt       standard error
+ *   status        its exit status, once it has ended by itself
  */
 
 import {
@@ -59,7 +60,7 @@ const publicSchema = z.object({
   ended_at: z.iso.datetime().nullable(),
   /** Of the launcher, and `segment.creator_pid` in /v1/stats; may be another process's once it has ended. */
   pid: z.int().positive().nullable(),
-  /** As of `rigel launch`; null while it runs, and where it ended while no server looked on. */
+  /** As of `rigel launch`; null while it runs, and where it was killed while no server looked on. */
   exit_status: z.int().nullable(),
   /** How often it was asked to end. */
   stops: z.int().nonnegative(),
@@ -214,7 +215,8 @@ export class Launches {
       openSync(path, "wx", 0o600),
     );
     try {
-      const options = ["--json", "--base", base, "--segment", this.#segmentFolder];
+      const status = join(folder, "status");
+      const options = ["--json", "--base", base, "--segment", this.#segmentFolder, "--status", status];
       const child = Bun.spawn([...commandLine(), "launch", file, ...options], {
         cwd: base,
         env: { ...process.env },
@@ -269,7 +271,8 @@ export class Launches {
     const state = record.stops > 0 || reportIn(folder) !== null ? "ended" : "failed";
     const files = ["report.json", "log.txt"].map((name) => statSync(join(folder, name), { throwIfNoEntry: false }));
     const last_ms = Math.max(...files.map((found) => found?.mtimeMs ?? 0)) || Date.now();
-    return this.#write({ ...record, state, ended_at: new Date(last_ms).toISOString() });
+    const exit_status = record.exit_status ?? statusIn(folder);
+    return this.#write({ ...record, state, exit_status, ended_at: new Date(last_ms).toISOString() });
   }
 
   #read(id: string): LaunchRecord | undefined {
@@ -329,6 +332,18 @@ function refused(error: RigelError): RequestError {
 function reportIn(folder: string): LaunchDetail["report"] {
   try {
     return launchDetailSchema.shape.report.parse(JSON.parse(readFileSync(join(folder, "report.json"), "utf8")));
+  } catch {
+    return null;
+  }
+}
+
+/** What a launch has ended with; null if it could not say so. */
+function statusIn(folder: string): number | null {
+  try {
+    return z.coerce
+      .number()
+      .int()
+      .parse(readFileSync(join(folder, "status"), "utf8").trim() || undefined);
   } catch {
     return null;
   }

@@ -5,7 +5,15 @@
 import { resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import type { Config } from "./config.ts";
-import { changeClient, changePolicy, clientChange, findClient, pauseClient, policyChange } from "./control.ts";
+import {
+  type Changed,
+  changeClient,
+  changePolicy,
+  clientChange,
+  findClient,
+  pauseClient,
+  policyChange,
+} from "./control.ts";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
@@ -109,9 +117,9 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
       const values = fieldsOf(settings);
       const changed =
         client === "policy"
-          ? segments.map((segment) => changePolicy(segment, policyChange(values, "rigel set"), native))
+          ? changePolicy(segments, policyChange(values, "rigel set"), native)
           : [changeClient(findClient(client, segments), clientChange(values, "rigel set"))];
-      print(flags.json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
+      printChanged(changed, flags.json);
     });
   program
     .command("pause")
@@ -119,20 +127,22 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .argument("<client>", "name of the client, or segment:name")
     .option("--for <seconds>", "resume by itself after so long", positiveNumber)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--json", "print what was changed as JSON")
     .addHelpText("after", PAUSE_EXAMPLES)
-    .action(async (client: string, flags: Where & { for?: number }) => {
+    .action(async (client: string, flags: Where & { for?: number; json?: true }) => {
       const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
-      print(pauseClient(found, flags.for ?? Number.POSITIVE_INFINITY).text);
+      printChanged([pauseClient(found, flags.for ?? Number.POSITIVE_INFINITY)], flags.json);
     });
   program
     .command("resume")
     .description("let a client go on that was paused")
     .argument("<client>", "name of the client, or segment:name")
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--json", "print what was changed as JSON")
     .addHelpText("after", "\nExample:\n  rigel resume train")
-    .action(async (client: string, flags: Where) => {
+    .action(async (client: string, flags: Where & { json?: true }) => {
       const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
-      print(pauseClient(found, 0).text);
+      printChanged([pauseClient(found, 0)], flags.json);
     });
 }
 
@@ -173,6 +183,10 @@ function positiveNumber(text: string): number {
   if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
     throw new InvalidArgumentError("Expected a number above 0.");
   return value;
+}
+
+function printChanged(changed: readonly Changed[], json: true | undefined): void {
+  print(json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
 }
 
 function print(text: string): void {

@@ -14,10 +14,8 @@ import { contextsOf, processContextsSchema } from "./contexts.ts";
 import {
   changeClient,
   changePolicy,
-  clientChange,
   clientChangeSchema,
   findClient,
-  pauseClient,
   policyChange,
   policyChangeSchema,
 } from "./control.ts";
@@ -31,6 +29,7 @@ import type { Native } from "./native.ts";
 import { RequestError, errorBody } from "./serve-error.ts";
 import { launchRoutes } from "./serve-launch.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
+import { type TraceOptions, tracePieces } from "./trace.ts";
 import type { Event, Watcher } from "./watcher.ts";
 
 const clientSchema = statsSchema.shape.clients.element.extend({
@@ -76,7 +75,8 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         case "VALIDATION": {
           set.status = error.type === "response" ? 500 : 422;
           const issues = issuesOf(error.all);
-          return errorBody("invalid", `${issues.length} fields are not as expected`, issues);
+          const what = issues.length === 1 ? "a field is" : `${issues.length} fields are`;
+          return errorBody("invalid", `${what} not as expected`, issues);
         }
         default:
           set.status = 500;
@@ -119,6 +119,19 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       response: allHangsSchema,
       detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
     })
+    .get("/v1/traces", ({ query: { client, segment, last_s } }) => traceOf(watcher, segment, { client, last_s }), {
+      query: z.object({
+        /** A client's name, or a process number; left out: all. */
+        client: z.string().optional(),
+        /** Only of this segment. */
+        segment: z.string().optional(),
+        last_s: z.coerce.number().positive().max(86_400).optional(),
+      }),
+      detail: {
+        summary: "What clients launched and waited for last, as a trace for Perfetto",
+        responses: { 200: { description: "Chrome's Trace Event Format", content: { "application/json": {} } } },
+      },
+    })
     .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
       params: z.object({ id: z.string() }),
       response: clientSchema,
@@ -128,10 +141,11 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       "/v1/clients/:id",
       ({ params, body: { paused, pause_s, ...change } }) => {
         const target = findClient(params.id, watcher.live());
-        if (paused === undefined && pause_s === undefined) clientChange(change, "body");
-        if (Object.keys(change).length > 0) changeClient(target, change);
+        const isPause = paused !== undefined || pause_s !== undefined;
+        if (!isPause && Object.keys(change).length === 0)
+          throw new RequestError(422, "invalid", "body: expected class, memory, weight, paused or pause_s");
         const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
-        if (paused !== undefined || pause_s !== undefined) pauseClient(target, seconds);
+        changeClient(target, change, isPause ? seconds : undefined);
         return clientOf(`${target.segment.id}:${target.name}`, watcher.now());
       },
       {
@@ -155,7 +169,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         const all = watcher.live().filter(({ id }) => segment === undefined || id === segment);
         if (all.length === 0)
           throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
-        for (const one of all) changePolicy(one, policyChange(policy, "policy"), native);
+        changePolicy(all, policyChange(policy, "policy"), native);
         return {
           segments: watcher
             .now()
@@ -217,6 +231,26 @@ export function clientOf(id: string, segments: readonly Stats[]): Client {
       `several clients are named ${JSON.stringify(id)}: ${[first, ...more].map((client) => client.id).join(", ")}`,
     );
   return first;
+}
+
+/** Written while it is sent. */
+function traceOf(watcher: Watcher, id: string | undefined, options: TraceOptions): Response {
+  const segments = watcher.live().filter((segment) => id === undefined || segment.id === id);
+  const pieces = tracePieces(segments, options);
+  const stream = new ReadableStream<Uint8Array>({
+    pull(controller) {
+      const { done, value } = pieces.next();
+      if (done) controller.close();
+      else controller.enqueue(encoder.encode(value));
+    },
+  });
+  return new Response(stream, {
+    headers: {
+      "content-type": "application/json",
+      "content-disposition": 'attachment; filename="rigel-trace.json"',
+      "cache-control": "no-store",
+    },
+  });
 }
 
 /** zod's issues, whatever Elysia has put round them. */

@@ -10,6 +10,7 @@
 import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
+import { z } from "zod";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
@@ -80,8 +81,14 @@ async function runServe(flags: ServeFlags): Promise<void> {
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
     const refused = refusal(request, path, transport);
-    if (!refused) return await app.handle(request);
-    progress(`refused ${request.method} ${path} over ${transport.kind}: ${refused.message} (${refused.status})`);
+    if (!refused) {
+      const response = await app.handle(request);
+      // What is the server's own fault has been told already.
+      if (response.status >= 400 && response.status < 500)
+        log(request, transport, response.status, await saidIn(response));
+      return response;
+    }
+    log(request, transport, refused.status, refused.message);
     const headers: Record<string, string> = { connection: "close" };
     if (refused.status === 401) headers["www-authenticate"] = 'Bearer realm="rigel"';
     return Response.json(errorBody(refused.code, refused.message), { status: refused.status, headers });
@@ -111,6 +118,26 @@ async function runServe(flags: ServeFlags): Promise<void> {
     // Bun has removed it, or somebody else.
   }
   release();
+}
+
+/** One line for each request that is refused; what came in cannot make it another one. */
+function log({ method, url }: Request, { kind }: Transport, status: number, message: string): void {
+  const shown = message.replaceAll(/\p{C}/gu, "?").slice(0, 300);
+  progress(`refused ${method} ${new URL(url).pathname} over ${kind}: ${shown} (${status})`);
+}
+
+const errorSchema = z.object({ error: z.object({ message: z.string() }) });
+
+/** What the request is answered with. */
+async function saidIn(response: Response): Promise<string> {
+  return (
+    errorSchema.safeParse(
+      await response
+        .clone()
+        .json()
+        .catch(() => null),
+    ).data?.error.message ?? "no reason"
+  );
 }
 
 /** One server per user and machine: who holds the lock. Ends with the process, so that nothing stale is left. */

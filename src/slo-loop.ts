@@ -6,6 +6,7 @@
  */
 
 import type { Segment, Slot } from "./segment.ts";
+import type { Wait } from "./slo-delay.ts";
 import { Controller, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { type Histogram, nothing } from "./usage.ts";
@@ -13,10 +14,29 @@ import { type Histogram, nothing } from "./usage.ts";
 /** A hold lasts two ticks unless it is renewed. */
 const HOLD_ms = 2 * TICK_S * 1000;
 
+/** What a slot had counted by the last tick. */
+interface Before {
+  pid: number;
+  durations: Histogram | undefined;
+  waited: bigint | undefined;
+  launches: number;
+}
+
+/** A client's first process has begun to launch, or its last one has ended. Seconds as in Second. */
+export interface Mark {
+  t_s: number;
+  client: string;
+  what: "joins" | "leaves";
+}
+
 export interface SloReport extends ReturnType<Controller["summary"]> {
   /** One line a second. */
   seconds: Second[];
+  /** Who came and went meanwhile, the last MARKS_KEPT of them. */
+  marks: Mark[];
 }
+
+const MARKS_KEPT = 200;
 
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
@@ -95,10 +115,15 @@ export class SloLoop {
   readonly target: Target;
   readonly #segment: Segment;
   readonly #controller: Controller;
-  readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
+  readonly #seen = new Map<number, Before>();
   #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
+  /** The ticks of the controller. */
+  #ticks = 0;
+  /** Clients with a process that has launched and not ended; undefined before the first look. */
+  #atWork: ReadonlySet<string> | undefined;
+  readonly #marks: Mark[] = [];
 
   /** Does nothing until `tick` or `resume`. */
   constructor(segment: Segment, target: Target) {
@@ -110,7 +135,7 @@ export class SloLoop {
 
   /** What it has found. */
   report(): SloReport {
-    return { ...this.#controller.summary(), seconds: this.#controller.seconds };
+    return { ...this.#controller.summary(), seconds: this.#controller.seconds, marks: this.#marks };
   }
 
   /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */
@@ -129,6 +154,7 @@ export class SloLoop {
 
   /** To be called every TICK_S, unless `resume` was. */
   tick(): void {
+    this.#ticks++;
     const { settings, hold } = this.#controller.step(this.#observe());
     if (settings) this.#segment.apply(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
@@ -150,15 +176,21 @@ export class SloLoop {
     let preemption = true;
     const neighbours: number[] = [];
     const measured: string[] = [];
+    const waits: Wait[] = [];
+    const atWork = new Set<string>();
     for (const slot of this.#segment.slots()) {
       const kind = slot.class;
       const before = this.#before(slot);
+      if (!slot.finished && slot.launched) atWork.add(slot.name);
       if (kind === "high") {
         if (!slot.finished && slot.launched)
           measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
         const durations = this.#segment.durations(slot);
         const more = before.durations ? durations.combined(before.durations, -1) : durations;
         before.durations = durations;
+        const { waited, latest } = this.#segment.waits(slot, before.waited);
+        before.waited = waited;
+        for (const wait of latest) waits.push({ client: slot.index, ...wait });
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (!slot.finished) {
@@ -171,8 +203,10 @@ export class SloLoop {
         }
       }
     }
+    this.#mark(atWork);
     return {
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
+      waits,
       launches,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
@@ -180,10 +214,25 @@ export class SloLoop {
     };
   }
 
-  #before(slot: Slot): { pid: number; durations: Histogram | undefined; launches: number } {
+  /** Those at work at the first look have not come meanwhile. */
+  #mark(atWork: ReadonlySet<string>): void {
+    const was = this.#atWork ?? atWork;
+    this.#atWork = atWork;
+    const t_s = Math.round(this.#ticks * TICK_S * 1000) / 1000;
+    for (const client of atWork.difference(was)) this.#marks.push({ t_s, client, what: "joins" });
+    for (const client of was.difference(atWork)) this.#marks.push({ t_s, client, what: "leaves" });
+    if (this.#marks.length > MARKS_KEPT) this.#marks.splice(0, this.#marks.length - MARKS_KEPT);
+  }
+
+  #before(slot: Slot): Before {
     let known = this.#seen.get(slot.index);
     if (!known || known.pid !== slot.pid) {
-      known = { pid: slot.pid, durations: known?.durations, launches: known?.launches ?? 0 };
+      known = {
+        pid: slot.pid,
+        durations: known?.durations,
+        waited: known?.waited,
+        launches: known?.launches ?? 0,
+      };
       this.#seen.set(slot.index, known);
     }
     return known;

@@ -15,7 +15,7 @@ import { type Operation, recordsMade, recordsOf } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
 import { type Clock, type Thread, clockOf, threadsOf } from "./threads.ts";
 
-interface TraceOptions {
+export interface TraceOptions {
   /** Only these clients' processes: a client's name, or a process number. Without it all. */
   client?: string | undefined;
   /** Only what ended within so many seconds of the last thing that happened. */
@@ -41,60 +41,75 @@ interface Chosen {
 
 const PIECE = 64 * 1024;
 
+/** The text of a trace of these segments, in pieces. Throws at once if there is no such client. */
+export function tracePieces(segments: readonly Segment[], options: TraceOptions = {}): Generator<string> {
+  return piecesOf(chosenOf(segments, options), options, []);
+}
+
 /** Writes a trace of these segments to `path`. Throws if there is no such client, or the file cannot be written. */
 export async function writeTrace(
   segments: readonly Segment[],
   path: string,
   options: TraceOptions = {},
 ): Promise<TraceSummary> {
-  const all = segments.flatMap((segment) => {
-    const clock = clockOf(segment);
-    return segment.slots().map((slot) => ({ segment, slot, clock }));
-  });
-  const chosen = all.filter(({ slot: { name, pid } }) => [undefined, name, String(pid)].includes(options.client));
-  if (chosen.length === 0) {
-    const names = [...new Set(all.map(({ slot }) => slot.name))];
-    throw new RigelError(
-      "command",
-      names.length === 0
-        ? "nothing runs under Rigel; start clients with `rigel launch` first"
-        : `no client ${options.client} runs under Rigel; there are ${names.join(", ")}`,
-    );
-  }
-  const after_ns = options.last_s === undefined ? 0 : latest(chosen) - options.last_s * 1e9;
-  const summary: TraceSummary = { schema: 1, path, clients: [], events: 0 };
+  const clients: TraceSummary["clients"] = [];
+  const pieces = piecesOf(chosenOf(segments, options), options, clients);
   const stream = createWriteStream(path, { mode: 0o600 });
-  let text = `{"displayTimeUnit":"ms","otherData":{"producer":"rigel"},"traceEvents":[`;
-  let first = true;
-  const write = async (piece: string): Promise<void> => {
-    if (!stream.write(piece)) await once(stream, "drain");
-  };
   try {
     await once(stream, "open");
-    for (const one of chosen) {
-      let events = 0;
-      for (const event of eventsOf(one, after_ns)) {
-        text += `${first ? "" : ","}\n${JSON.stringify(event)}`;
-        first = false;
-        events++;
-        if (text.length > PIECE) {
-          await write(text);
-          text = "";
-        }
-      }
-      const { segment, slot } = one;
-      const { name, pid } = slot;
-      summary.clients.push({ name, pid, segment: segment.path, events, recorded: recordsMade(segment, slot) });
-      summary.events += events;
-    }
-    await write(`${text}\n]}\n`);
+    for (const piece of pieces) if (!stream.write(piece)) await once(stream, "drain");
     stream.end();
     await once(stream, "finish");
   } catch (thrown) {
     stream.destroy();
     throw new RigelError("command", `${path}: the trace cannot be written (${reason(thrown)})`, { cause: thrown });
   }
-  return summary;
+  return { schema: 1, path, clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
+}
+
+function chosenOf(segments: readonly Segment[], { client }: TraceOptions): Chosen[] {
+  const all = segments.flatMap((segment) => {
+    const clock = clockOf(segment);
+    return segment.slots().map((slot) => ({ segment, slot, clock }));
+  });
+  const chosen = all.filter(({ slot: { name, pid } }) => [undefined, name, String(pid)].includes(client));
+  if (chosen.length === 0) {
+    const names = [...new Set(all.map(({ slot }) => slot.name))];
+    throw new RigelError(
+      "command",
+      names.length === 0
+        ? "nothing runs under Rigel; start clients with `rigel launch` first"
+        : `no client ${client} runs under Rigel; there are ${names.join(", ")}`,
+    );
+  }
+  return chosen;
+}
+
+/** Adds to `clients` what was written of each. */
+function* piecesOf(
+  chosen: readonly Chosen[],
+  { last_s }: TraceOptions,
+  clients: TraceSummary["clients"],
+): Generator<string> {
+  const after_ns = last_s === undefined ? 0 : latest(chosen) - last_s * 1e9;
+  let text = `{"displayTimeUnit":"ms","otherData":{"producer":"rigel"},"traceEvents":[`;
+  let first = true;
+  for (const one of chosen) {
+    let events = 0;
+    for (const event of eventsOf(one, after_ns)) {
+      text += `${first ? "" : ","}\n${JSON.stringify(event)}`;
+      first = false;
+      events++;
+      if (text.length > PIECE) {
+        yield text;
+        text = "";
+      }
+    }
+    const { segment, slot } = one;
+    const { name, pid } = slot;
+    clients.push({ name, pid, segment: segment.path, events, recorded: recordsMade(segment, slot) });
+  }
+  yield `${text}\n]}\n`;
 }
 
 /** When the last thing of these processes happened: of dead ones that is a while ago. */

@@ -199,7 +199,13 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(readFileSync(page, "utf8")).not.toMatch(/ (src|href)="(?!data:)/);
     const tab = await opened(`file://${page}`);
     await tab.until(`document.querySelectorAll("canvas").length === 5 && ${PIXELS}`);
-    for (const text of ["policy slo, in time slices", "serve", "target (1.05 of alone)", "Step of the settings"])
+    for (const text of [
+      "policy slo, in time slices",
+      "serve",
+      "target (1.05 of alone)",
+      "Step of the settings",
+      "train joins at",
+    ])
       expect(await tab.evaluate(shows(text))).toBe(true);
     expect(tab.problems).toEqual([]);
     expect(tab.requests.filter((url) => !/^(data|file):/.test(url))).toEqual([]);

@@ -5,6 +5,7 @@ import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
 import { Place, until } from "./serving.ts";
 
@@ -149,6 +150,30 @@ describe("rigel run", () => {
   });
 });
 
+test("the control loop marks who comes and who goes, and when", async () => {
+  await using train = run("best-effort", "train");
+  await working("train");
+  const [segment] = new Segments(await Native.load(), place.segments).live();
+  if (!segment) throw new Error("no segment");
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  loop.tick();
+  await using guest = run("best-effort", "guest");
+  await working("train", "guest");
+  loop.tick();
+  loop.tick();
+  guest.kill("SIGTERM");
+  await guest.exited;
+  loop.tick();
+  loop.pause();
+  // Not train, which was there before.
+  expect(loop.report().marks).toEqual([
+    { t_s: 0.2, client: "guest", what: "joins" },
+    { t_s: 0.4, client: "guest", what: "leaves" },
+  ]);
+  train.kill("SIGTERM");
+  await train.exited;
+});
+
 describe("running clients", () => {
   test("change class, memory and weight, are paused and go on, and keep what was set", async () => {
     await using train = run("best-effort", "train");
@@ -175,7 +200,11 @@ describe("running clients", () => {
     const { segments } = JSON.parse((await rigel("ps", "--json")).stdout);
     expect(segments[0]).toMatchObject({ schema: 1, clients: [{ name: "train", paused: true }] });
     expect((await rigel("ps")).stdout).toMatch(/^train +best-effort +paused/m);
-    await rigel("resume", "train");
+    const resumed = await rigel("resume", "train", "--json");
+    expect(JSON.parse(resumed.stdout)).toMatchObject({
+      schema: 1,
+      changed: [{ client: "train", text: "train goes on" }],
+    });
     await until(async () => (((await client())?.launches ?? 0) > still + 10 ? true : undefined));
     expect(await client()).toMatchObject({ paused: false });
     // A paused program ends when it is asked to.

@@ -14,6 +14,7 @@ import {
 } from "node:fs";
 import { createServer } from "node:net";
 import { join } from "node:path";
+import { z } from "zod";
 import { Place, Server, until } from "./serving.ts";
 
 const isRoot = process.getuid?.() === 0;
@@ -28,8 +29,31 @@ async function asNobody(...command: string[]) {
   return { stderr: await child.stderr.text(), status: await child.exited };
 }
 
+/** Maps a file for reading. */
+const MAP = "import mmap, os, sys; mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)";
+
 const folder = (): string => join(place.path, "run", "rigel");
 const served = async () => await place.rigel("serve", "--port", "0", "--segment", place.segments);
+
+/** What a request could change. */
+const stateSchema = z.object({
+  segments: z.array(
+    z.object({
+      policy: z.string(),
+      settings: z.record(z.string(), z.number()),
+      clients: z.array(
+        z.object({
+          name: z.string(),
+          class: z.string(),
+          paused: z.boolean(),
+          weight: z.number(),
+          memory: z.object({ limit_bytes: z.number().nullable() }),
+        }),
+      ),
+    }),
+  ),
+});
+const launchesSchema = z.object({ launches: z.array(z.unknown()) });
 
 let place: Place;
 beforeAll(() => {
@@ -40,6 +64,19 @@ afterAll(() => place[Symbol.dispose]());
 describe("requests that are refused", () => {
   test("each with its reason, one line on standard error, and nothing done", async () => {
     const server = await Server.start(place);
+    // Something that could be changed, and does not change by itself.
+    const config = place.file("pair.json", place.pair({ policy: { name: "priority" } }));
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const state = async () => {
+      const { segments } = stateSchema.parse((await server.ask("/v1/stats")).body);
+      for (const { clients } of segments) clients.sort((a, b) => a.name.localeCompare(b.name));
+      const { launches } = launchesSchema.parse((await server.ask("/v1/launches")).body);
+      return { segments, launches };
+    };
+    const before = await until(async () => {
+      const found = await state();
+      return found.segments[0]?.clients.length === 2 ? found : undefined;
+    });
     const { token } = server;
     const mine = { authorization: `Bearer ${token}` };
     const change = { method: "PUT", body: { policy: { inflight: 1 } } };
@@ -52,6 +89,9 @@ describe("requests that are refused", () => {
     await refused(401, "wrong_token", "/v1/config", { ...change, headers: { authorization: `Bearer ${token}x` } });
     await refused(401, "wrong_token", "/v1/config", { ...change, headers: { authorization: "Bearer x" } });
     await refused(401, "no_token", "/v1/config", { ...change, headers: { authorization: `Basic ${token}` } });
+    const pause = { method: "PATCH", body: { paused: true } };
+    await refused(401, "no_token", "/v1/clients/train", { ...pause, headers: {} });
+    await refused(401, "no_token", "/v1/launch", { method: "POST", body: place.pair(), headers: {} });
     await refused(401, "no_token", "/v1/launches", { headers: {} });
     await refused(401, "no_token", "/v1/l%61unches/x", { headers: {} });
     await refused(403, "foreign_host", "/v1/stats", { headers: { host: "rigel.example" } });
@@ -68,22 +108,58 @@ describe("requests that are refused", () => {
       body: "clients=1",
       headers: { ...form, ...mine, origin: "http://rigel.example" },
     });
+    // Of a browser that says nothing of where the page is from.
+    await refused(401, "no_token", "/v1/launch", { method: "POST", body: "clients=1", headers: form });
     await refused(415, "no_json", "/v1/launch", { method: "POST", body: "clients=1", headers: { ...form, ...mine } });
     await refused(413, "too_large", "/v1/config", { ...change, body: "x".repeat(10 * 2 ** 20) });
     await refused(400, "not_json", "/v1/config", { ...change, body: '{"policy":' });
+    const unending = new ReadableStream({ pull: (controller) => controller.enqueue(Buffer.alloc(65_536, " ")) });
+    const json = { ...mine, "content-type": "application/json" };
+    const sent = await fetch(`${server.url}/v1/config`, { method: "PUT", body: unending, headers: json });
+    expect(sent.status).toBe(411);
+    // Either all of a change or none of it.
+    await refused(422, "command", "/v1/clients/serve", {
+      method: "PATCH",
+      body: { paused: true, weight: 7 },
+    });
+    await refused(422, "config", "/v1/config", {
+      method: "PUT",
+      body: { policy: { name: "fair", inflight: 0 } },
+    });
+    await refused(422, "invalid", "/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
     await refused(404, "not_found", "/v1/../../etc/passwd", {});
     await refused(404, "not_found", "/%2e%2e/%2e%2e/etc/passwd", {});
     await refused(404, "no_client", "/v1/clients/..%2f..%2fetc%2fpasswd", {});
     // It still answers.
     expect(await server.ask("/healthz", { headers: {} })).toMatchObject({ status: 200 });
     const same = { origin: server.url, "sec-fetch-site": "same-origin" };
-    expect(await server.ask("/v1/stats", { headers: same })).toMatchObject({ status: 200, body: { segments: [] } });
+    expect(await server.ask("/v1/stats", { headers: same })).toMatchObject({ status: 200 });
+    expect(await state()).toEqual(before);
+    // What was refused is done for who may ask for it.
+    for (const [path, { method, body }] of [
+      ["/v1/config", change],
+      ["/v1/clients/train", pause],
+    ] as const)
+      expect(await server.ask(path, { method, body, headers: { ...mine, ...same } })).toMatchObject({ status: 200 });
+    expect(await state()).toMatchObject({
+      segments: [{ settings: { inflight: 1 }, clients: [{ paused: false }, { paused: true }] }],
+    });
+    launch.kill("SIGINT");
+    await launch.exited;
     await server[Symbol.asyncDispose]();
     const lines = (await server.log).split("\n").filter((line) => line.includes("refused "));
-    expect(lines.filter((line) => line.includes("(401)"))).toHaveLength(6);
-    expect(lines.filter((line) => line.includes("(403)"))).toHaveLength(6);
-    expect(lines.filter((line) => line.includes("(413)"))).toHaveLength(1);
-    expect(lines.filter((line) => line.includes("(415)"))).toHaveLength(1);
+    const statuses = Map.groupBy(lines, (line) => /\((\d+)\)$/.exec(line)?.[1]);
+    expect(Object.fromEntries([...statuses].map(([status, own]) => [status, own.length]))).toEqual({
+      400: 1,
+      401: 9,
+      403: 6,
+      404: 3,
+      411: 1,
+      413: 1,
+      415: 1,
+      422: 3,
+    });
+    expect(lines).toContain("rigel: refused GET /etc/passwd over tcp: there is nothing at GET /etc/passwd (404)");
     // A token has no place in a log.
     expect(await server.log).not.toContain(token);
   });
@@ -173,15 +249,20 @@ describe("files that are not to be trusted", () => {
       });
       // Readable at all from there, so that what is refused is refused for the file's own sake.
       expect(await asNobody("stat", path)).toMatchObject({ status: 0 });
-      for (const file of [path, join(folder(), "token"), server.socket])
-        for (const command of [
-          ["cat", file],
-          ["sh", "-c", 'echo x >>"$0"', file],
-        ]) {
-          const { stderr, status } = await asNobody(...command);
-          expect(stderr).toContain("ermission denied");
-          expect(status).not.toBe(0);
-        }
+      const map = ["python3", "-c", MAP, path];
+      // And by their owner they are.
+      expect(await Bun.spawn(map).exited).toBe(0);
+      const commands = [path, join(folder(), "token"), server.socket].flatMap((file) => [
+        ["cat", file],
+        ["sh", "-c", 'echo x >>"$0"', file],
+      ]);
+      // Nor by way of a process that has it mapped.
+      const maps = `/proc/${launch.pid}/map_files`;
+      for (const command of [...commands, map, ["ls", maps], ["cat", `/proc/${launch.pid}/environ`]]) {
+        const { stderr, status } = await asNobody(...command);
+        expect(stderr).toMatch(/permission denied/i);
+        expect(status).not.toBe(0);
+      }
       launch.kill("SIGINT");
       await launch.exited;
     },

@@ -79,7 +79,7 @@ describe("a launch over HTTP", () => {
     expect(mode(folder())).toBe(0o700);
     expect(mode(ended.folder)).toBe(0o700);
     expect(Object.fromEntries(readdirSync(ended.folder).map((name) => [name, mode(join(ended.folder, name))]))).toEqual(
-      { "config.json": 0o600, "launch.json": 0o600, "log.txt": 0o600, "report.json": 0o600 },
+      { "config.json": 0o600, "launch.json": 0o600, "log.txt": 0o600, "report.json": 0o600, status: 0o600 },
     );
     // To end what has ended changes nothing.
     expect(await stop(server, begun.id)).toMatchObject({ status: 200, body: { state: "ended", stops: 0 } });
@@ -183,7 +183,8 @@ describe("a launch over HTTP", () => {
     const ended = await over(server, id);
     expect(ended, ended.stderr.join("\n")).toMatchObject({
       state: "ended",
-      exit_status: null,
+      // Written down by the launch itself: this server is not its parent.
+      exit_status: 130,
       report: {
         clients: [
           { name: "serve", stopped: true },

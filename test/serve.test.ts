@@ -14,6 +14,15 @@ beforeAll(() => {
 afterAll(() => place[Symbol.dispose]());
 
 const segmentsSchema = z.object({ segments: z.array(statsSchema) });
+const clientSchema = z.object({
+  segment: z.string(),
+  launches: z.int(),
+  processes: z.array(z.object({ pid: z.int() })),
+});
+/** Whether the whole format is right is for trace.test.ts. */
+const traceSchema = z.object({
+  traceEvents: z.array(z.object({ ph: z.string(), pid: z.int(), cat: z.string().optional() })),
+});
 const eventSchema = z.object({ event: z.string(), data: z.record(z.string(), z.unknown()) });
 
 /** Server-sent events from the moment that this returns. */
@@ -116,6 +125,45 @@ describe("the server", () => {
     const counts = buckets.map(([, , count]) => Number(count));
     expect(counts).toEqual(counts.toSorted((a, b) => a - b));
     expect(buckets.at(-1)?.[1]).toBe("+Inf");
+    // Class and pause are looked at together, and nothing is changed where they do not fit.
+    const unfit = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: true, class: "high" } });
+    expect(unfit).toMatchObject({
+      status: 422,
+      body: { error: { message: expect.stringContaining("never held back") } },
+    });
+    expect(await server.ask("/v1/clients/train")).toMatchObject({ body: { class: "best-effort", paused: false } });
+    const none = await server.ask("/v1/clients/train", { method: "PATCH", body: {} });
+    expect(none).toMatchObject({ status: 422, body: { error: { code: "invalid" } } });
+    const unlimited = await server.ask("/v1/config", { method: "PUT", body: { policy: { inflight: 0 } } });
+    expect(unlimited.status).toBe(200);
+    const fair = await server.ask("/v1/config", { method: "PUT", body: { policy: { name: "fair" } } });
+    expect(fair).toMatchObject({ status: 422, body: { error: { message: expect.stringContaining("at least 1") } } });
+    launch.kill("SIGINT");
+    await launch.exited;
+  });
+
+  test("gives a trace of what clients did last, as `rigel trace` writes it", async () => {
+    await using server = await Server.start(place);
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    const { pid, segment } = await until(async () => {
+      const found = clientSchema.safeParse((await server.ask("/v1/clients/train")).body).data;
+      return found && found.launches > 100 ? { pid: found.processes[0]?.pid, segment: found.segment } : undefined;
+    });
+    const all = traceSchema.parse((await server.ask("/v1/traces", { headers: {} })).body);
+    expect(new Set(all.traceEvents.map((event) => event.pid)).size).toBe(2);
+    const one = traceSchema.parse((await server.ask(`/v1/traces?client=train&segment=${segment}&last_s=60`)).body);
+    expect(new Set(one.traceEvents.map((event) => event.pid))).toEqual(new Set([pid ?? 0]));
+    expect(one.traceEvents.filter(({ ph, cat }) => ph === "X" && cat === "launch").length).toBeGreaterThan(50);
+    const other = await server.ask("/v1/traces?client=nobody");
+    expect(other).toMatchObject({
+      status: 422,
+      body: { error: { message: expect.stringContaining("no client nobody") } },
+    });
+    expect(await server.ask("/v1/traces?last_s=0")).toMatchObject({
+      status: 422,
+      body: { error: { code: "invalid" } },
+    });
     launch.kill("SIGINT");
     await launch.exited;
   });

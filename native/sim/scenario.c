@@ -137,14 +137,19 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
     rg_model_kernel kernel = {
         .blocks = shape->blocks,
         .threads = shape->block[0] * shape->block[1] * shape->block[2],
-        .registers = RG_SHAPE_REGISTERS,
-        .shared_bytes = shape->shared_bytes,
+        .registers = op->registers,
+        .shared_bytes = op->shared_bytes,
         .block_ns = shape->block_ns,
         .memory_permille = memory_permille(s, op),
         .memory_bound = op->bound == 0,
     };
     switch (op->kind) {
     case RG_PROFILE_KERNEL:
+        /* What it took of an SM when it was recorded, it keeps from others here; but not what Orion's rows do not tell, or another GPU's. */
+        if (op->sms || rg_model_occupancy(&s->o->gpu, &kernel) != shape->blocks_per_sm) {
+            kernel.registers = RG_SHAPE_REGISTERS;
+            kernel.shared_bytes = shape->shared_bytes;
+        }
         return rg_model_submit_kernel(s->model, stream, &kernel, RG_MODEL_INHERIT, ticket);
     case RG_PROFILE_MEMSET:
         return rg_model_submit_transfer(s->model, stream, RG_MODEL_MEMSET, bytes, ticket);

@@ -84,7 +84,7 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     return [
       element("p", "about", `Policy ${policy.name} has no control loop, and no record second by second; slo has.`),
     ];
-  const { seconds, alone, target } = slo;
+  const { seconds, alone, target, marks } = slo;
   if (seconds.length < 2)
     return [element("p", "about", "The launch was over before there was anything to draw second by second.")];
   const times_s = seconds.map(({ t_s }) => t_s);
@@ -95,9 +95,13 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     title: string,
     lines: (Line & { values: (number | null)[] })[],
     format: (value: number | null) => string,
-    logarithmic = false,
+    { logarithmic = false, named = false } = {},
   ): HTMLElement => {
-    const plot = new Plot(title, lines, format, { logarithmic, seconds: true });
+    const plot = new Plot(title, lines, format, {
+      logarithmic,
+      seconds: true,
+      marks: marks.map(({ t_s, client, what }) => ({ x: t_s, text: named ? `${client} ${what}` : "" })),
+    });
     plot.set(
       times_s,
       lines.map(({ values }) => values),
@@ -120,7 +124,7 @@ function plots({ slo, policy }: Report): HTMLElement[] {
           : [{ label: `target (${asked})`, colour: TARGET, dashed: true, values: level(limit_ms) }]),
       ],
       withUnit(digits, " ms"),
-      true,
+      { logarithmic: true, named: true },
     ),
     drawn(
       "Requests of the high clients, by second",
@@ -149,7 +153,8 @@ function plots({ slo, policy }: Report): HTMLElement[] {
       withUnit(digits, "%"),
     ),
   );
-  return [place];
+  const came = marks.map(({ t_s, client, what }) => `${client} ${what} at ${t_s.toFixed(1)} s`).join(", ");
+  return [place, ...(came === "" ? [] : [element("p", "about below", `Dotted lines: ${came}.`)])];
 }
 
 function notes({ notes: said, findings }: Report): HTMLElement[] {

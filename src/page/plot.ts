@@ -19,7 +19,18 @@ export interface Look {
   logarithmic: boolean;
   /** To the right are seconds since the beginning, not times of day. */
   seconds: boolean;
+  /** What happened when: a line from top to bottom each, and its text above it. */
+  marks?: readonly Marked[];
 }
+
+export interface Marked {
+  x: number;
+  text: string;
+}
+
+/** Texts of marks stand above the plot, in rows of this height; one for which there is no room is left out. */
+const MARK_ROWS = 2;
+const MARK_HEIGHT = 13;
 
 const HEIGHT = 170;
 
@@ -35,7 +46,7 @@ export class Plot {
     title: string,
     lines: readonly Line[],
     format: (value: number | null) => string,
-    { logarithmic, seconds }: Look,
+    { logarithmic, seconds, marks = [] }: Look,
   ) {
     this.#format = format;
     this.element = document.createElement("figure");
@@ -65,13 +76,15 @@ export class Plot {
       ticks: { stroke: line, width: 1 },
       font: "11px system-ui",
     };
+    const above = marks.some(({ text }) => text !== "") ? MARK_ROWS * MARK_HEIGHT : 0;
+    const height = HEIGHT + above;
     this.#plot = new uPlot(
       {
         width: 300,
-        height: HEIGHT,
+        height,
         legend: { show: false },
         cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
-        padding: [6, 22, 0, 0],
+        padding: [6 + above, 22, 0, 0],
         scales: {
           x: { time: !seconds },
           y: logarithmic
@@ -111,14 +124,17 @@ export class Plot {
             ...(stepped && uPlot.paths.stepped && { paths: uPlot.paths.stepped({ align: 1 }) }),
           })),
         ],
-        hooks: { setCursor: [() => this.#showValues()] },
+        hooks: {
+          setCursor: [() => this.#showValues()],
+          ...(marks.length > 0 && { draw: [(plot: uPlot) => drawMarks(plot, marks, colours())] }),
+        },
       },
       [[], ...lines.map(() => [])],
       place,
     );
     this.#observer = new ResizeObserver(() => {
       const width = Math.floor(place.clientWidth);
-      if (width > 0 && width !== this.#plot.width) this.#plot.setSize({ width, height: HEIGHT });
+      if (width > 0 && width !== this.#plot.width) this.#plot.setSize({ width, height });
     });
     this.#observer.observe(place);
   }
@@ -140,6 +156,39 @@ export class Plot {
     for (const [index, element] of this.#values.entries())
       element.textContent = this.#format(this.#plot.data[index + 1]?.[at] ?? null);
   }
+}
+
+/** In the canvas's own pixels. */
+function drawMarks({ ctx, bbox, valToPos }: uPlot, marks: readonly Marked[], { ink, soft }: Colours): void {
+  const scale = devicePixelRatio;
+  const right = bbox.left + bbox.width;
+  const ends: number[] = Array.from({ length: MARK_ROWS }, () => Number.NEGATIVE_INFINITY);
+  ctx.save();
+  ctx.font = `${11 * scale}px system-ui`;
+  ctx.textBaseline = "top";
+  ctx.textAlign = "left";
+  ctx.lineWidth = scale;
+  ctx.setLineDash([2 * scale, 3 * scale]);
+  for (const { x, text } of marks) {
+    const at = Math.round(valToPos(x, "x", true));
+    if (at < bbox.left || at > right) continue;
+    const width = ctx.measureText(text).width;
+    // Begins above its line; ends there where the page does.
+    const from = at + width > right + 20 * scale ? at - width : at;
+    const row = ends.findIndex((end) => end < from);
+    const isNamed = text !== "" && row >= 0;
+    const above = isNamed ? (row + 1) * MARK_HEIGHT * scale : 0;
+    ctx.strokeStyle = soft;
+    ctx.beginPath();
+    ctx.moveTo(at, bbox.top - Math.max(0, above - MARK_HEIGHT * scale));
+    ctx.lineTo(at, bbox.top + bbox.height);
+    ctx.stroke();
+    if (!isNamed) continue;
+    ends[row] = from + width + 6 * scale;
+    ctx.fillStyle = ink;
+    ctx.fillText(text, from, bbox.top - above);
+  }
+  ctx.restore();
 }
 
 /** From a third of what is there to three times of it, and at least one power of ten. */
@@ -164,8 +213,14 @@ function axisText(value: number): string {
   return String(Number(value.toPrecision(6)));
 }
 
+interface Colours {
+  ink: string;
+  soft: string;
+  line: string;
+}
+
 /** What the style sheet says at the moment. */
-function colours(): { ink: string; soft: string; line: string } {
+function colours(): Colours {
   const style = getComputedStyle(document.documentElement);
   const get = (name: string): string => style.getPropertyValue(name).trim();
   return { ink: get("--ink"), soft: get("--soft"), line: get("--line") };
