@@ -37,7 +37,6 @@
 #include "account.h"
 #include "cuda_abi.h"
 #include "estimate.h"
-#include "policy.h"
 #include "segment.h"
 #include "trace.h"
 
@@ -276,7 +275,8 @@ struct rg_track {
     _Atomic(CUstream) stream;
     _Atomic(CUcontext) context;
     _Atomic CUdevice cu_device;
-    CUevent agent_event;        /* agent thread only */
+    CUevent agent_event;        /* the agent's; under rg_agent_lock, */
+    CUcontext agent_context;    /* as is this: where it was made, perhaps for a stream that had this place before */
     uint64_t agent_token;       /* agent thread only */
     _Atomic(rg_member *) member; /* whose work it has */
 };

@@ -16,6 +16,7 @@
 #define RIGEL_SEGMENT_H
 
 #include "histogram.h"
+#include "policy.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -125,7 +126,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
-/* Kernels of profiles: a table with open addressing, written before any client starts. */
+/*
+ * Kernels of profiles, for policy orion: a table with open addressing, written before any client starts. Not among the estimates, though
+ * those hold durations of profiles too: an estimate belongs to a program on a device, and gives way to what is measured. What stands
+ * here is what profiles say of a name, whoever launches it, and decides before anything has been measured.
+ */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
     F(u32, sms, 1)   /* [control] SMs it fills */ \
@@ -333,6 +338,25 @@ typedef struct {
 typedef struct {
     RG_SETTINGS_FIELDS(RG_MEMBER)
 } rg_settings;
+/* What a new segment has, and what a scenario in virtual time is run with (sim/scenario.h). */
+#define RG_SETTINGS_DEFAULT \
+    ((rg_settings){ \
+        .policy = RG_POLICY_PRIORITY, \
+        .inflight = 8, \
+        .unit_us = 100, \
+        .starvation_us = 100000, \
+        .stale_ms = 1000, \
+        .spin_us = 20, \
+        .quiet_us = 250, \
+        .bulk_bytes = 65536, \
+        .preempt = 1, \
+        .suspend = 1, \
+        .slice_us = 50, \
+        .high_slice_us = 10000, \
+        .min_share_ppm = 50000, \
+        .quantum_us = 2000, /* a time slice */ \
+        .trace = 1, \
+    })
 typedef struct {
     _Alignas(64) RG_DEVICE_FIELDS(RG_MEMBER)
 } rg_device;

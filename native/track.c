@@ -208,8 +208,6 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
     if (added) {
-        if (t->context != context)
-            t->agent_event = NULL; /* belongs to the other context: left to it */
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
         atomic_store(&t->device, (uint32_t)device);
@@ -296,13 +294,16 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_lock(&table_lock);
     for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
         rg_track *t = &rg.tracks[i];
-        if (!t->context || (context ? t->context != context : t->cu_device != d))
+        bool its = t->context && (context ? t->context == context : t->cu_device == d);
+        /* Nothing tells the device of a context that the place is no longer used for. The caller holds rg_agent_lock. */
+        if (context ? t->agent_context == context : its || t->agent_context != t->context)
+            t->agent_event = NULL;
+        if (!its)
             continue;
         if (atomic_load(&t->key)) {
             devices |= 1u << t->device;
             drop(t);
         }
-        t->agent_event = NULL;
         t->context = NULL;
     }
     pthread_mutex_unlock(&table_lock);

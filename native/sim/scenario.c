@@ -4,6 +4,8 @@
  */
 #include "scenario-inside.h"
 
+#include "../segment.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -504,23 +506,28 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
 
 rg_scenario_options rg_scenario_defaults(void)
 {
+    const rg_settings s = RG_SETTINGS_DEFAULT;
     return (rg_scenario_options){
         .gpu = *rg_model_preset("h200"),
         .duration_ns = 10000000000,
-        .policy = RG_POLICY_PRIORITY,
-        .inflight = 8,
-        .unit_us = 100,
-        .starvation_us = 100000,
-        .spin_us = 20,
-        .bulk_bytes = 65536,
-        .min_share_ppm = 50000,
-        .quantum_us = RG_POLICY_QUANTUM_NS / 1000,
+        .policy = s.policy,
+        .inflight = s.inflight,
+        .unit_us = s.unit_us,
+        .corun = s.corun,
+        .starvation_us = s.starvation_us,
+        .spin_us = s.spin_us,
+        .bulk_bytes = s.bulk_bytes,
+        .min_share_ppm = s.min_share_ppm,
+        .quantum_us = s.quantum_us,
+        .sms_limit = s.sms_limit,
+        .outstanding_us = s.outstanding_us,
+        .defer_us = s.defer_us,
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,
-        .be_slice_us = 50,
-        .high_slice_us = 10000,
-        .suspend = true,
+        .be_slice_us = s.slice_us,
+        .high_slice_us = s.high_slice_us,
+        .suspend = s.suspend,
         .drain = true,
         .suspend_delay_us = 50,
         .resume_delay_us = 50,

@@ -773,6 +773,36 @@ static void the_agent_finds_what_nobody_waits_for(void)
     done();
 }
 
+static void *per_thread_launch(void *context)
+{
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    uint64_t ended = rg.slot->agent_idle;
+    launch(own_spin, CU_STREAM_PER_THREAD, 20000000);
+    WAIT_FOR(rg.slot->agent_idle == ended + 1);
+    CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
+    return NULL;
+}
+
+/* The stream of a thread that ended leaves its place to one of another context, where the event of the first is of no use. */
+static void the_agent_waits_in_the_right_context(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("high");
+    CUcontext contexts[2] = {current()};
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, per_thread_launch, contexts[i % 2]), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        CHECK_EQUAL(rg.track_count, 1);
+    }
+    done();
+}
+
 static void high_never_waits(void)
 {
     become_high_without_agent();
@@ -1077,6 +1107,7 @@ int main(int argc, char **argv)
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);
