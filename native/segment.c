@@ -6,7 +6,6 @@
  */
 #include "segment.h"
 
-#include "policy.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -146,21 +145,7 @@ int rg_segment_create(const char *path)
         uint32_t ticks = 0;
         process_start((uint32_t)getpid(), &ticks);
         seg->header.creator = owner_word((uint32_t)getpid(), ticks);
-        seg->settings.policy = RG_POLICY_PRIORITY;
-        seg->settings.inflight = 8;
-        seg->settings.unit_us = 100;
-        seg->settings.starvation_us = 100000;
-        seg->settings.stale_ms = 1000;
-        seg->settings.spin_us = 20;
-        seg->settings.quiet_us = 250;
-        seg->settings.bulk_bytes = 65536;
-        seg->settings.preempt = 1;
-        seg->settings.suspend = 1;
-        seg->settings.slice_us = 50;
-        seg->settings.high_slice_us = 10000;
-        seg->settings.min_share_ppm = 50000;
-        seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
-        seg->settings.trace = 1;
+        seg->settings = RG_SETTINGS_DEFAULT;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)

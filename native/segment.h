@@ -16,6 +16,7 @@
 #define RIGEL_SEGMENT_H
 
 #include "histogram.h"
+#include "policy.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -24,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 3,
+    RG_SEGMENT_VERSION = 4,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -40,6 +41,7 @@ enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIO
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
 enum { RG_MAX_THREADS = 64, RG_THREAD_NAME_BYTES = 16, RG_MAX_NAMES = 4096, RG_NAME_TEXT_BYTES = 248, RG_TRACE_RECORDS = 4096 };
 enum { RG_MAX_COMMUNICATORS = 16 };
+enum { RG_WAITED = 256, RG_WAITED_NS = 16 };
 enum rg_ticks { RG_TICKS_NS = 0, RG_TICKS_PROCESSOR = 1 };
 
 enum rg_class { RG_CLASS_NONE = 0, RG_CLASS_HIGH = 1, RG_CLASS_BEST_EFFORT = 2 };
@@ -124,7 +126,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
-/* Kernels of profiles: a table with open addressing, written before any client starts. */
+/*
+ * Kernels of profiles, for policy orion: a table with open addressing, written before any client starts. Not among the estimates, though
+ * those hold durations of profiles too: an estimate belongs to a program on a device, and gives way to what is measured. What stands
+ * here is what profiles say of a name, whoever launches it, and decides before anything has been measured.
+ */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
     F(u32, sms, 1)   /* [control] SMs it fills */ \
@@ -205,7 +211,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, ranks, 1)           /* [client] WORLD_SIZE; 0: none */ \
     F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
-    F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */
+    F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
+    F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
+    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited, at the end or in copies, both in \
+                                  RG_WAITED_NS, at most what fits (slo.ts: which part of a request others can have delayed) */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -329,6 +338,25 @@ typedef struct {
 typedef struct {
     RG_SETTINGS_FIELDS(RG_MEMBER)
 } rg_settings;
+/* What a new segment has, and what a scenario in virtual time is run with (sim/scenario.h). */
+#define RG_SETTINGS_DEFAULT \
+    ((rg_settings){ \
+        .policy = RG_POLICY_PRIORITY, \
+        .inflight = 8, \
+        .unit_us = 100, \
+        .starvation_us = 100000, \
+        .stale_ms = 1000, \
+        .spin_us = 20, \
+        .quiet_us = 250, \
+        .bulk_bytes = 65536, \
+        .preempt = 1, \
+        .suspend = 1, \
+        .slice_us = 50, \
+        .high_slice_us = 10000, \
+        .min_share_ppm = 50000, \
+        .quantum_us = 2000, /* a time slice */ \
+        .trace = 1, \
+    })
 typedef struct {
     _Alignas(64) RG_DEVICE_FIELDS(RG_MEMBER)
 } rg_device;
@@ -388,26 +416,26 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 3. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 4. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 51392, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3293440, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3358976, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15690112, "segment layout");
+_Static_assert(sizeof(rg_client) == 53440, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3424512, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3490048, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15821184, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3408128, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3539200, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5505280, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5636352, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5517568, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6041856, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7090432, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15483136, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5648640, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6172928, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7221504, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15614208, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

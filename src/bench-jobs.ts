@@ -29,7 +29,7 @@ import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import type { ClientReport } from "./report.ts";
-import { SloLoop } from "./slo-loop.ts";
+import { SloLoop, type SloReport } from "./slo-loop.ts";
 import type { Segment } from "./segment.ts";
 
 export interface Timing {
@@ -313,9 +313,15 @@ async function runLive(
   const lost = Math.max(0, ended.length - learning - measurements.length);
   const note = [
     `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`,
-    ...[...loops].map(([name, loop]) => `${name} ended with ${JSON.stringify(loop.report().settings)}`),
+    ...[...loops].map(([name, loop]) => `${name} ended with ${settled(loop.report())}`),
   ].join("; ");
   return found(ran, { measurements, said: note });
+}
+
+/** What a control loop found. */
+function settled({ settings, over_alone, changes, held_s }: SloReport): string {
+  const delayed = over_alone ? `, delayed x${over_alone.p50.toFixed(2)} x${over_alone.p99.toFixed(2)}` : "";
+  return `${JSON.stringify(settings)}${delayed}, ${changes} changes, held ${held_s.toFixed(1)} s`;
 }
 
 /** What programs measured, also if the user has stopped them. */

@@ -9,6 +9,7 @@ import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import { addBench } from "./bench.ts";
+import { addCalibrateCommand } from "./calibrate-command.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
@@ -111,6 +112,7 @@ function commandLine(): Command {
   addImportCommand(program);
   addProfileCommand(program, deviceSelector);
   addSimulateCommand(program);
+  addCalibrateCommand(program, deviceSelector);
   program
     .command("info")
     .description("show the versions, where the native parts are, and the GPUs that programs would see")

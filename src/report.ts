@@ -249,13 +249,19 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 }
 
 /** What the control loop aimed at, and where it stands. */
-function sloLines({ target, alone, now, settings, held_s, changes, unreachable }: SloReport): string[] {
+function sloLines({ target, alone, now, over_alone, settings, held_s, changes, unreachable }: SloReport): string[] {
   const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
   const knobs = Object.entries(settings ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
     `slo: target p99 ${asked}${unreachable ? ": NOT reached even by the strictest settings" : ""}`,
     ...(alone.requests > 0
       ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
+      : []),
+    ...(over_alone
+      ? [
+          `     delayed: p50 x${over_alone.p50.toFixed(2)}, p99 x${over_alone.p99.toFixed(2)} of what the same requests would take ` +
+            `alone (the last ${over_alone.requests})`,
+        ]
       : []),
     `     at the end: ${latencies(now)} with ${knobs.join(", ")}; ${changes} changes`,
   ];

@@ -25,7 +25,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(3),
+  version: z.literal(4),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -66,6 +66,8 @@ const DEVICE_KNOWN = 2;
 const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 8;
+/** RG_WAITED_NS in native/segment.h. */
+const WAITED_NS = 16;
 const CLIENT_FREE = 0;
 const CLIENT_CLAIMING = 1;
 const CLIENT_LIVE = 2;
@@ -649,6 +651,26 @@ export class Segment {
   durations({ index }: Slot): Histogram {
     const base = index * this.#layout.clients.stride;
     return this.#histogram(base, this.#long(base, "reports") > 0 ? "report_ns" : "request_ns");
+  }
+
+  /**
+   * The latest busy periods of a slot at whose end the program waited for its work, after the first `since` of them (undefined:
+   * none), and how many there have been.
+   */
+  waits({ index }: Slot, since?: bigint): { waited: bigint; latest: { worked_ms: number; waited_ms: number }[] } {
+    const { clients } = this.#layout;
+    const base = index * clients.stride;
+    const waited = this.#long64(clients, "waited", base);
+    const { offset, count } = this.#field(clients, "waited_ring");
+    const unit_ms = WAITED_NS / 1e6;
+    const latest = [];
+    const oldest = waited - BigInt(count) + 1n; // the one before may be being written over
+    for (let n = since === undefined || since > waited ? waited : since > oldest ? since : oldest; n < waited; n++) {
+      if (n < 0n) continue;
+      const entry = Atomics.load(this.#longs, ((clients.offset + base + offset) >> 3) + Number(n % BigInt(count)));
+      latest.push({ worked_ms: Number(entry >> 32n) * unit_ms, waited_ms: Number(entry & 0xffffffffn) * unit_ms });
+    }
+    return { waited, latest };
   }
 
   /** What was launched in a slot so far, and whether its process can be taken off the GPU. */

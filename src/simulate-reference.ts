@@ -9,6 +9,7 @@ import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { z } from "zod";
 import { ALONE, median } from "./bench-stats.ts";
+import { gpuOf } from "./calibrate.ts";
 import { allPairs } from "./bench-matrix.ts";
 import { policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
@@ -17,6 +18,7 @@ import type { Native } from "./native.ts";
 import { aligned } from "./report.ts";
 import { fields, parse } from "./schema.ts";
 import { type ScenarioClient, Simulator } from "./simulate-run.ts";
+import { queuesUp } from "./simulate.ts";
 import { aloneOf, scenarioOf, wayFor } from "./simulate-ways.ts";
 
 const clientSchema = fields({
@@ -63,7 +65,7 @@ type Row = Reference["rows"][number];
 export interface Comparison {
   row: Row;
   /** Undefined: a program has no profile. */
-  predicted: { p50_over_alone: number; p99_over_alone: number; share: number } | undefined;
+  predicted: { p50_over_alone: number; p99_over_alone: number; share: number; queues_up: boolean } | undefined;
 }
 
 const DURATION_s = 60;
@@ -85,14 +87,16 @@ export async function compareAll(
   watch: (simulator: Simulator) => void,
 ): Promise<Comparison[]> {
   using simulator = new Simulator(native.files.simulate);
+  // The one that comes with Rigel, so that what is kept in the file is the same for everybody.
+  const gpu = await gpuOf(reference.preset, native.files.profiles, null);
   const all = reference.rows.map(async (row): Promise<Comparison> => {
     const clients = clientsOf(row, reference, path);
     if (!clients) return { row, predicted: undefined };
     const policy = row.policy ?? undefined;
     const way = wayFor(row.way, policy, row.mps, { file: path, clients: [] });
     const [together, ...alone] = await Promise.all([
-      simulator.run(scenarioOf(way, clients, DURATION_s, reference.preset, native)),
-      ...clients.map((client) => simulator.run(aloneOf(client, DURATION_s, reference.preset))),
+      simulator.run(scenarioOf(way, clients, DURATION_s, gpu, native)),
+      ...clients.map((client) => simulator.run(aloneOf(client, DURATION_s, gpu))),
     ]);
     const base = alone.flatMap((outcome) => outcome.clients);
     const [high, first] = [together.clients[0], base[0]];
@@ -102,7 +106,12 @@ export async function compareAll(
       if (index > 0) share += one.finished / (base[index]?.finished ?? 1);
     return {
       row,
-      predicted: { p50_over_alone: high.p50_ns / first.p50_ns, p99_over_alone: high.p99_ns / first.p99_ns, share },
+      predicted: {
+        p50_over_alone: high.p50_ns / first.p50_ns,
+        p99_over_alone: high.p99_ns / first.p99_ns,
+        share,
+        queues_up: clients[0] !== undefined && queuesUp(clients[0], high.p50_ns),
+      },
     };
   });
   watch(simulator);
@@ -149,7 +158,11 @@ export function referenceText(comparisons: readonly Comparison[]): string {
       predicted ? predicted[key].toFixed(2) : "-",
       predicted ? percent(off(predicted[key], row[key]), 0) : "-",
     ]),
-    predicted ? row.source : `${row.source}; no profile, not simulated`,
+    !predicted
+      ? `${row.source}; no profile, not simulated`
+      : predicted.queues_up
+        ? `${row.source}; requests queue up: p99 depends on for how long`
+        : row.source,
   ]);
   const lines = aligned(header, rows, 2);
   return [...lines, "", errorsText(medianErrors(comparisons))].join("\n");

@@ -8,6 +8,7 @@
 
 import { availableParallelism } from "node:os";
 import { z } from "zod";
+import type { ScenarioGpu } from "./calibrate.ts";
 import { RigelError } from "./errors.ts";
 import { Controller, TICK_S, type Target } from "./slo.ts";
 import { Histogram, type HistogramShape } from "./usage.ts";
@@ -33,8 +34,7 @@ export interface ScenarioClient {
 export type ScenarioMode = "alone" | "ungoverned" | "governed" | "preempt";
 
 export interface Scenario {
-  /** A GPU of native/sim/presets.def. */
-  preset: string;
+  gpu: ScenarioGpu;
   mode: ScenarioMode;
   duration_s: number;
   /** Keys of rigel-simulate's description that are numbers. */
@@ -184,9 +184,10 @@ function answer(
 }
 
 /** What rigel-simulate reads. */
-function description({ preset, mode, duration_s, settings, clients, target }: Scenario): string {
+function description({ gpu, mode, duration_s, settings, clients, target }: Scenario): string {
   const lines = [
-    `preset ${preset}`,
+    `preset ${gpu.preset}`,
+    ...Object.entries(gpu.constants).map(([key, value]) => `gpu.${key} ${value}`),
     `mode ${mode}`,
     `duration_ns ${Math.round(duration_s * 1e9)}`,
     ...Object.entries(settings).map(([key, value]) => `${key} ${value}`),

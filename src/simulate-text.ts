@@ -2,6 +2,7 @@
  * simulate-text.ts: a prediction for people: tables, and of a sweep a plot in letters.
  */
 
+import { basename } from "node:path";
 import { aligned } from "./report.ts";
 import { digits } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
@@ -16,9 +17,9 @@ export function predictionText(prediction: Prediction): string {
   return [...lines, ...sloLines(points)].join("\n");
 }
 
-function heading({ preset, sweep }: Prediction, { duration_s, ceiling }: Point): string[] {
+function heading({ preset, calibration, sweep }: Prediction, { duration_s, ceiling }: Point): string[] {
   return [
-    `simulated ${preset}, ${sweep === "duration" ? "" : `${duration_s} s of `}virtual time, with the values of the preset`,
+    `simulated ${preset}, ${sweep === "duration" ? "" : `${duration_s} s of `}virtual time, with the values of ${calibration === null ? "the preset" : basename(calibration)}`,
     ...(sweep === null
       ? [`ceiling ${ceiling.toFixed(2)}: the part of the GPU's time that the high clients leave`]
       : []),

@@ -5,6 +5,7 @@
  * write them into the segment (policy.ts).
  */
 
+import type { ScenarioGpu } from "./calibrate.ts";
 import { type Config, POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
@@ -97,12 +98,12 @@ export function scenarioOf(
   way: Way,
   clients: readonly ScenarioClient[],
   duration_s: number,
-  preset: string,
+  gpu: ScenarioGpu,
   native: Native,
 ): Scenario {
   const { policy, mode, mps } = way;
   return {
-    preset,
+    gpu,
     mode,
     duration_s,
     clients,
@@ -115,8 +116,8 @@ export function scenarioOf(
 }
 
 /** A client by itself, without Rigel. */
-export function aloneOf(client: ScenarioClient, duration_s: number, preset: string): Scenario {
-  return { preset, mode: "alone", duration_s, clients: [client], settings: {} };
+export function aloneOf(client: ScenarioClient, duration_s: number, gpu: ScenarioGpu): Scenario {
+  return { gpu, mode: "alone", duration_s, clients: [client], settings: {} };
 }
 
 /** As policySettings for the segment; the same names but for two. */

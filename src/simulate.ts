@@ -5,6 +5,7 @@
  * added, never renamed.
  */
 
+import { type ScenarioGpu, gpuOf } from "./calibrate.ts";
 import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
@@ -69,6 +70,8 @@ export interface Prediction {
   schema: 1;
   simulated: true;
   preset: string;
+  /** The file of what was measured of such a GPU; null: the values of the preset. */
+  calibration: string | null;
   sweep: string | null;
   points: Point[];
   notes: string[];
@@ -87,6 +90,7 @@ export async function predict(
   await checkProfiles(config, notes);
   const values = options.sweep?.values ?? [null];
   const { preset } = config.simulated;
+  const gpu = await gpuOf(preset, native.files.profiles);
   using simulator = new Simulator(native.files.simulate);
   const points = values.map((value) => {
     const own = options.sweep && value !== null ? sweptTo(config, options.sweep, value) : config;
@@ -98,13 +102,14 @@ export async function predict(
   });
   const running = points.map(
     async ({ value, duration_s, clients, ways }) =>
-      await predictPoint(value, duration_s, clients, ways, preset, native, simulator),
+      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator, notes),
   );
   watch(simulator);
   return {
     schema: 1,
     simulated: true,
     preset,
+    calibration: gpu.calibration,
     sweep: options.sweep?.key ?? null,
     points: await Promise.all(running),
     notes,
@@ -116,17 +121,27 @@ async function predictPoint(
   duration_s: number,
   clients: readonly ScenarioClient[],
   ways: readonly Way[],
-  preset: string,
+  gpu: ScenarioGpu,
   native: Native,
   simulator: Simulator,
+  notes: string[],
 ): Promise<Point> {
-  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, preset))));
+  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
   const together = Promise.all(
     ways.map(async (way) => ({
       way,
-      outcome: await simulator.run(scenarioOf(way, clients, duration_s, preset, native)),
+      outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
     })),
   );
+  const late = new Set<string>();
+  for (const { way, outcome } of await together)
+    for (const [index, client] of clients.entries())
+      if (queuesUp(client, outcome.clients[index]?.p50_ns ?? 0)) late.add(`${client.name} under ${way.name}`);
+  if (late.size > 0)
+    notes.push(
+      `${value === null ? "" : `at ${value}: `}requests queue up, taking longer than the time between them, so that how late they are ` +
+        `depends on the duration: ${[...late].join(", ")}`,
+    );
   const base = (await apart).flatMap((outcome) => outcome.clients);
   const alone = clients.map((client, index) => clientNumbers(client, base[index], undefined, duration_s));
   const ceiling = ceilingOf(clients, base, duration_s);
@@ -153,6 +168,14 @@ async function predictPoint(
       };
     }),
   };
+}
+
+/**
+ * Whether half of a client's requests or more take longer than the mean time between two: they queue up, and how late they are in the end
+ * depends on how long that has gone on, here and on a GPU.
+ */
+export function queuesUp({ rate }: ScenarioClient, p50_ns: number): boolean {
+  return rate !== undefined && p50_ns > 1e9 / rate.per_s;
 }
 
 /** 1 minus what the high clients alone keep the GPU busy for: their kernels and copies, times what they had a second. */

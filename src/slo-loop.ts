@@ -6,12 +6,21 @@
  */
 
 import type { Segment, Slot } from "./segment.ts";
+import type { Wait } from "./slo-delay.ts";
 import { Controller, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
 /** A hold lasts two ticks unless it is renewed. */
 const HOLD_ms = 2 * TICK_S * 1000;
+
+/** What a slot had counted by the last tick. */
+interface Before {
+  pid: number;
+  durations: Histogram | undefined;
+  waited: bigint | undefined;
+  launches: number;
+}
 
 /** A client's first process has begun to launch, or its last one has ended. Seconds as in Second. */
 export interface Mark {
@@ -106,7 +115,7 @@ export class SloLoop {
   readonly target: Target;
   readonly #segment: Segment;
   readonly #controller: Controller;
-  readonly #seen = new Map<number, { pid: number; durations: Histogram | undefined; launches: number }>();
+  readonly #seen = new Map<number, Before>();
   #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
@@ -167,6 +176,7 @@ export class SloLoop {
     let preemption = true;
     const neighbours: number[] = [];
     const measured: string[] = [];
+    const waits: Wait[] = [];
     const atWork = new Set<string>();
     for (const slot of this.#segment.slots()) {
       const kind = slot.class;
@@ -178,6 +188,9 @@ export class SloLoop {
         const durations = this.#segment.durations(slot);
         const more = before.durations ? durations.combined(before.durations, -1) : durations;
         before.durations = durations;
+        const { waited, latest } = this.#segment.waits(slot, before.waited);
+        before.waited = waited;
+        for (const wait of latest) waits.push({ client: slot.index, ...wait });
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (!slot.finished) {
@@ -193,6 +206,7 @@ export class SloLoop {
     this.#mark(atWork);
     return {
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
+      waits,
       launches,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
@@ -210,10 +224,15 @@ export class SloLoop {
     if (this.#marks.length > MARKS_KEPT) this.#marks.splice(0, this.#marks.length - MARKS_KEPT);
   }
 
-  #before(slot: Slot): { pid: number; durations: Histogram | undefined; launches: number } {
+  #before(slot: Slot): Before {
     let known = this.#seen.get(slot.index);
     if (!known || known.pid !== slot.pid) {
-      known = { pid: slot.pid, durations: known?.durations, launches: known?.launches ?? 0 };
+      known = {
+        pid: slot.pid,
+        durations: known?.durations,
+        waited: known?.waited,
+        launches: known?.launches ?? 0,
+      };
       this.#seen.set(slot.index, known);
     }
     return known;

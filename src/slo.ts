@@ -7,11 +7,14 @@
  *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, then 6% of the time until
  *             2.4 s more are spent, 1.2 s at a change of load, and at most 2% of the time besides
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
+ *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
+ *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
  * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
  * stricter, so that a trial is all that can make things worse than `priority`.
  */
 
+import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
 import type { Histogram } from "./usage.ts";
 
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
@@ -45,7 +48,8 @@ const PREEMPT_RUNGS: readonly Rung[] = [
   sliced(50),
   suspended(0.27, 300),
   suspended(0.41, 300),
-  suspended(0.27, 2000),
+  suspended(0.55, 300),
+  suspended(0.7, 300),
   sliced(200),
   sliced(500),
   sliced(2000),
@@ -92,6 +96,10 @@ const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 const ENOUGH = 20;
 const KNOWN = 60;
+/** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
+const KNOWN_WAITS = 30;
+const GROSS = 2;
+const GROSS_QUANTILE = 0.9;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
@@ -114,6 +122,8 @@ const LOAD_CHANGE = 1.4;
 export interface Observation {
   /** Durations of the requests that ended, of all high clients. */
   requests: Histogram;
+  /** The same taken apart, of those clients that wait for their work. */
+  waits?: readonly Wait[];
   /** Launches of best-effort clients. */
   launches: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
@@ -170,6 +180,9 @@ class Pool {
 /** What is known of one rung. */
 class Known {
   readonly pool = new Pool();
+  readonly waits = new Waits();
+  /** By how much its requests are delayed, as of a tick. */
+  delay: { tick: number; is: Delay | undefined } | undefined;
   /** Best-effort launches in so many seconds. */
   #launches = 0;
   #seconds = 0;
@@ -178,8 +191,9 @@ class Known {
   backOff_s = BACK_OFF_S;
 
   /** One tick on it. */
-  add({ requests, launches }: Observation): void {
+  add({ requests, waits, launches }: Observation, t_s: number): void {
     this.pool.add(requests);
+    this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
     this.#seconds += TICK_S;
   }
@@ -190,6 +204,8 @@ class Known {
   }
   clear(): void {
     this.pool.clear();
+    this.waits.clear();
+    this.delay = undefined;
     this.#launches = this.#seconds = 0;
   }
   get seconds(): number {
@@ -219,6 +235,12 @@ export class Controller {
   readonly #alone = new Pool();
   /** Requests of the window that is under way, or was last. */
   readonly #window = new Pool();
+  /** Waits of requests alone, of those in the window, and what the former say (until there are more). */
+  readonly #aloneWaits = new Waits();
+  readonly #windowWaits = new Waits();
+  #aloneSays: Alone | undefined;
+  /** What they said before the window. */
+  #saidBefore: Alone | undefined;
   #window_s = Number.NEGATIVE_INFINITY;
   #neighbours = "";
   #measured = "";
@@ -263,7 +285,10 @@ export class Controller {
       if (held) {
         this.#alone.add(seen.requests);
         this.#window.add(seen.requests);
-      } else this.#at(this.#rung).add(seen);
+        this.#aloneWaits.add(seen.waits ?? [], this.#t_s);
+        this.#windowWaits.add(seen.waits ?? [], this.#t_s);
+        this.#aloneSays = undefined;
+      } else this.#at(this.#rung).add(seen, this.#t_s);
     }
     this.#alone.fade(TICK_S / ALONE_KEEPS);
     this.#decide(seen);
@@ -276,6 +301,8 @@ export class Controller {
     target: Target;
     alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
     now: { requests: number; p50_ms: number | null; p99_ms: number | null };
+    /** How long they take over how long they would take alone, where that can be told from the requests themselves. */
+    over_alone: { requests: number; p50: number; p99: number } | null;
     rung: number;
     settings: Settings | undefined;
     changes: number;
@@ -283,7 +310,8 @@ export class Controller {
     unreachable: boolean;
     reachable: number | null;
   } {
-    const pool = this.#at(this.#rung).pool;
+    const { pool } = this.#at(this.#rung);
+    const delayed = this.#delay(this.#rung);
     const told = (from: Pool): { requests: number; p50_ms: number | null; p99_ms: number | null } => ({
       requests: Math.round(from.count),
       p50_ms: finite(from.quantile_ms(0.5)),
@@ -293,12 +321,18 @@ export class Controller {
       target: this.#target,
       alone: told(this.#alone),
       now: told(pool),
+      over_alone:
+        delayed && delayed.requests >= ENOUGH
+          ? { requests: delayed.requests, p50: round(delayed.p50), p99: round(delayed.p99) }
+          : null,
       rung: this.#rung,
       settings: this.#settings,
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
-      reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : this.#ratio(pool, 0.99)),
+      reachable: finite(
+        "p99_ms" in this.#target ? pool.quantile_ms(0.99) : (finite(delayed?.p99 ?? null) ?? this.#ratio(pool, 0.99)),
+      ),
     };
   }
 
@@ -368,9 +402,7 @@ export class Controller {
       const first = this.#measured === "";
       this.#measured = seen.measured;
       if (!first) {
-        this.#alone.clear();
-        this.#relearned++;
-        this.#reset();
+        this.#forgetAlone();
       }
     }
     const rate = seen.requests.total / TICK_S;
@@ -388,6 +420,8 @@ export class Controller {
       this.#slow_per_s = this.#fast_per_s;
       // What is known still says more than nothing; windows to come soon outweigh it.
       this.#alone.shrink(KNOWN);
+      this.#aloneWaits.keep(KNOWN);
+      this.#aloneSays = undefined;
       this.#relearned++;
       this.#reset();
     }
@@ -438,11 +472,16 @@ export class Controller {
           Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s) +
           HELD_SHARE * learning_s +
           RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
-        const known = !relative || this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
+        const known =
+          !relative ||
+          this.#aloneWaits.count >= KNOWN_WAITS ||
+          this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
         if (relative && due && this.#alone.count < ENOUGH_ALONE) {
           this.#window.clear();
+          this.#windowWaits.clear();
+          this.#saidBefore = this.#says();
           this.#stay_s = Math.max(0, this.#stay_s - spent_s);
           return this.#enter("window");
         }
@@ -471,15 +510,46 @@ export class Controller {
 
   /** Windows that differ much, soon after the start, show a program that was still warming up: all of them are forgotten. */
   #endWindow(): void {
-    const ratio = this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
     const early = this.#t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
-    if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
-      this.#alone.clear();
-      this.#relearned++;
-      this.#reset();
-    }
+    const pairs = this.#windowWaits.waits.flatMap((wait) => this.#saidBefore?.pair(wait) ?? []);
+    const ratios = pairs.map(({ took_ms, alone_ms }) => took_ms / alone_ms).toSorted((a, b) => a - b);
+    // A host that is slower for a while is no sign of that: what was expected of requests with as much work is looked at, if known.
+    const ratio =
+      ratios.length >= DOUBT_REQUESTS
+        ? (ratios[ratios.length >> 1] ?? 1)
+        : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    if (early && (ratio > STEADY || ratio < 1 / STEADY)) this.#forgetAlone();
     this.#window_s = this.#t_s;
     this.#enter("run");
+  }
+
+  /** What was learned of requests alone no longer holds. */
+  #forgetAlone(): void {
+    this.#alone.clear();
+    this.#aloneWaits.clear();
+    this.#aloneSays = undefined;
+    this.#relearned++;
+    this.#reset();
+  }
+
+  /** What the requests alone say of others. */
+  #says(): Alone {
+    return (this.#aloneSays ??= new Alone(this.#aloneWaits.waits));
+  }
+
+  /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
+  #delay(rung: number): Delay | undefined {
+    if (!("p99_over_alone" in this.#target)) return undefined;
+    const known = this.#at(rung);
+    if (known.delay?.tick !== this.#ticks) {
+      known.waits.forget(this.#t_s);
+      const enough = Math.min(known.waits.count, this.#aloneWaits.count) >= ENOUGH;
+      known.delay = {
+        tick: this.#ticks,
+        is: enough ? delay(known.waits.waits, this.#says(), this.#target.p99_over_alone, ENOUGH) : undefined,
+      };
+    }
+    return known.delay.is;
   }
 
   /** The highest rung below this one that is not known to miss the target. */
@@ -537,6 +607,13 @@ export class Controller {
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   #isLesserEvil(): boolean {
     if (this.#rung !== 1) return false;
+    const delays = [this.#delay(0), this.#delay(1)];
+    if (delays[0] && delays[1] && Math.min(delays[0].requests, delays[1].requests) >= ENOUGH)
+      return (
+        this.#ladder === PREEMPT_RUNGS &&
+        delays[1].p50 < delays[0].p50 &&
+        (delays[1].ratios[2] ?? 0) < (delays[0].ratios[2] ?? 0)
+      );
     const [first, second] = [this.#at(0).pool, this.#at(1).pool];
     const enough = Math.min(first.count, second.count) >= ENOUGH;
     return (
@@ -567,13 +644,16 @@ export class Controller {
     }
     const few = Math.min(pool.count, this.#alone.count);
     if (few < ENOUGH) return "unknown";
-    const limit = this.#target.p99_over_alone;
+    const delayed = this.#delay(rung);
+    // Of what delays the work of a program rather than its waits nothing is known from those.
+    const limit = this.#target.p99_over_alone * (delayed ? GROSS : 1);
     const over = QUANTILES.some(
       ([q, z]) =>
         few * (1 - q) >= 3 &&
+        (!delayed || q <= GROSS_QUANTILE) &&
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
     );
-    return over ? "over" : "within";
+    return over ? "over" : (delayed?.verdict ?? "within");
   }
 
   #record(seen: Observation, held: boolean): void {

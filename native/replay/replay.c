@@ -18,6 +18,8 @@
  */
 #include "../cuda_abi.h"
 #include "arrivals.h"
+#include "calibrate.h"
+#include "driver.h"
 #include "inspect.h"
 #include "profile.h"
 #include "shape.h"
@@ -29,6 +31,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -49,85 +52,6 @@
  */
 #define EMPTY_KERNEL_NS 1000u
 
-/* ---- The driver, found at run time */
-
-#define DRIVER(X)                                                                                                     \
-    X(cuInit, "cuInit", (unsigned int flags))                                                                         \
-    X(cuGetErrorName, "cuGetErrorName", (CUresult error, const char **name))                                          \
-    X(cuDeviceGetCount, "cuDeviceGetCount", (int *count))                                                             \
-    X(cuDeviceGet, "cuDeviceGet", (CUdevice * device, int index))                                                     \
-    X(cuDeviceGetName, "cuDeviceGetName", (char *name, int bytes, CUdevice device))                                   \
-    X(cuDeviceGetUuid, "cuDeviceGetUuid_v2", (CUuuid * uuid, CUdevice device))                                        \
-    X(cuDeviceTotalMem, "cuDeviceTotalMem_v2", (size_t * bytes, CUdevice device))                                     \
-    X(cuDeviceGetAttribute, "cuDeviceGetAttribute", (int *value, int attribute, CUdevice device))                     \
-    X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (CUcontext * context, CUdevice device))                   \
-    X(cuCtxSetCurrent, "cuCtxSetCurrent", (CUcontext context))                                                        \
-    X(cuModuleLoadData, "cuModuleLoadData", (CUmodule * module, const void *image))                                   \
-    X(cuModuleGetFunction, "cuModuleGetFunction", (CUfunction * function, CUmodule module, const char *name))         \
-    X(cuFuncSetAttribute, "cuFuncSetAttribute", (CUfunction function, int attribute, int value))                      \
-    X(cuStreamCreate, "cuStreamCreate", (CUstream * stream, unsigned int flags))                                      \
-    X(cuStreamQuery, "cuStreamQuery", (CUstream stream))                                                              \
-    X(cuStreamSynchronize, "cuStreamSynchronize", (CUstream stream))                                                  \
-    X(cuEventCreate, "cuEventCreate", (CUevent * event, unsigned int flags))                                          \
-    X(cuEventRecord, "cuEventRecord", (CUevent event, CUstream stream))                                               \
-    X(cuEventQuery, "cuEventQuery", (CUevent event))                                                                  \
-    X(cuEventSynchronize, "cuEventSynchronize", (CUevent event))                                                      \
-    X(cuEventElapsedTime, "cuEventElapsedTime", (float *ms, CUevent from, CUevent to))                                \
-    X(cuMemAlloc, "cuMemAlloc_v2", (CUdeviceptr * memory, size_t bytes))                                              \
-    X(cuMemHostAlloc, "cuMemHostAlloc", (void **memory, size_t bytes, unsigned int flags))                            \
-    X(cuMemcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (CUdeviceptr to, const void *from, size_t bytes, CUstream stream))   \
-    X(cuMemcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void *to, CUdeviceptr from, size_t bytes, CUstream stream))         \
-    X(cuMemcpyDtoDAsync, "cuMemcpyDtoDAsync_v2", (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream))   \
-    X(cuMemsetD8Async, "cuMemsetD8Async", (CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream))       \
-    X(cuLaunchKernel, "cuLaunchKernel",                                                                               \
-      (CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, unsigned int block_x,      \
-       unsigned int block_y, unsigned int block_z, unsigned int shared_bytes, CUstream stream, void **params,         \
-       void **extra))
-
-#define DRIVER_POINTER(name, symbol, params) CUresult(*name) params;
-static struct {
-    DRIVER(DRIVER_POINTER)
-} cu;
-static bool simulated;
-
-__attribute__((format(printf, 1, 2))) static void say(const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    fputs("rigel-replay: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    va_end(args);
-}
-
-/* Fills `cu` from libcuda.so.1; false with the reason in `why`. */
-static bool load_driver(char *why, size_t why_bytes)
-{
-    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    if (!library) {
-        snprintf(why, why_bytes, "%s", dlerror());
-        return false;
-    }
-    simulated = dlsym(library, "rigel_sim_marker") != NULL;
-    /* A function pointer is copied as bytes: ISO C has no conversion from dlsym's pointer to it. */
-#define DRIVER_LOAD(name, symbol, params)                                   \
-    {                                                                       \
-        void *address = dlsym(library, symbol);                             \
-        if (!address) {                                                     \
-            snprintf(why, why_bytes, "libcuda.so.1 has no " symbol);        \
-            return false;                                                   \
-        }                                                                   \
-        memcpy(&cu.name, &address, sizeof(address));                        \
-    }
-    DRIVER(DRIVER_LOAD)
-    return true;
-}
-
-static const char *error_name(CUresult error)
-{
-    const char *name = NULL;
-    return cu.cuGetErrorName(error, &name) == CUDA_SUCCESS && name ? name : "unknown error";
-}
 
 /*
  * What an idle time-out looks at: the number of the call of the driver that the program is in, odd, or of the last one, even; TIMED_OUT
@@ -149,10 +73,9 @@ static void check(CUresult result, const char *call)
     if (result == CUDA_SUCCESS)
         return;
     stay_if_timed_out();
-    say("%s: %s (%d)", call, error_name(result), (int)result);
-    exit(1);
+    rg_check(result, call);
 }
-#define CU(name, ...) check(cu.name(__VA_ARGS__), #name)
+#define CU(name, ...) check(rg_cu.name(__VA_ARGS__), #name)
 
 /* ---- Time */
 
@@ -206,7 +129,7 @@ typedef struct {
     double idle_timeout_s; /* 0: none */
     uint64_t seed, warmup, idle_ms;
     int device;
-    bool probe, inspect;
+    bool probe, inspect, calibrate;
 } options;
 
 static const char usage[] =
@@ -226,6 +149,7 @@ static const char usage[] =
     "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
     "  --idle-timeout-s S    end with an error once a launch or a wait has not returned for S seconds (default: never)\n"
     "  --probe               print the devices as a JSON array and exit\n"
+    "  --calibrate           measure the device, print progress and what was measured as JSON lines and exit\n"
     "  --inspect             print what the driver says of itself as a JSON object and exit\n"
     "  --help\n"
     "\n"
@@ -275,6 +199,10 @@ static options read_options(int argc, char **argv)
             o.probe = true;
             continue;
         }
+        if (strcmp(name, "--calibrate") == 0) {
+            o.calibrate = true;
+            continue;
+        }
         if (strcmp(name, "--inspect") == 0) {
             o.inspect = true;
             continue;
@@ -315,7 +243,7 @@ static options read_options(int argc, char **argv)
         else
             o.idle_ms = integer_option(name, value, 1, 3600000);
     }
-    if (!o.probe && !o.inspect && !o.profile)
+    if (!o.probe && !o.inspect && !o.calibrate && !o.profile)
         bad_arguments("--profile: expected the file of a kernel profile");
     return o;
 }
@@ -354,14 +282,14 @@ static int probe(void)
 {
     char why[256];
     int count = 0;
-    if (!load_driver(why, sizeof(why))) {
-        say("no CUDA driver: %s", why);
+    if (!rg_load_driver(why, sizeof(why))) {
+        rg_say("no CUDA driver: %s", why);
     } else {
-        CUresult result = cu.cuInit(0);
+        CUresult result = rg_cu.cuInit(0);
         if (result == CUDA_SUCCESS)
-            result = cu.cuDeviceGetCount(&count);
+            result = rg_cu.cuDeviceGetCount(&count);
         if (result != CUDA_SUCCESS)
-            say("no device: %s (%d)", error_name(result), (int)result);
+            rg_say("no device: %s (%d)", rg_error_name(result), (int)result);
     }
     putchar('[');
     for (int i = 0; i < count; i++) {
@@ -378,7 +306,7 @@ static int probe(void)
         fputs(",\"uuid\":\"GPU-", stdout);
         for (int b = 0; b < 16; b++)
             printf("%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", (unsigned char)uuid.bytes[b]);
-        printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu}", simulated ? "true" : "false",
+        printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu}", rg_simulated ? "true" : "false",
                device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), memory_bytes);
     }
     puts("]");
@@ -434,7 +362,7 @@ static void keep_sample(samples *s, uint64_t ns)
         s->capacity = s->capacity ? s->capacity * 2 : 4096;
         s->ns = realloc(s->ns, s->capacity * sizeof(*s->ns));
         if (!s->ns) {
-            say("out of memory for %zu latencies", s->capacity);
+            rg_say("out of memory for %zu latencies", s->capacity);
             exit(1);
         }
     }
@@ -595,7 +523,7 @@ static void collect_ahead(client *c, bool wait)
             leave_call(c);
             wait = false;
         } else {
-            CUresult result = cu.cuEventQuery(event);
+            CUresult result = rg_cu.cuEventQuery(event);
             if (result == CUDA_ERROR_NOT_READY)
                 return;
             check(result, "cuEventQuery");
@@ -627,7 +555,7 @@ static void drain(client *c)
     enter_call(c, "the wait for all that was launched");
     for (uint32_t i = 0; i < c->profile.streams; i++) {
         CUresult result;
-        while ((result = cu.cuStreamQuery(c->streams[i])) == CUDA_ERROR_NOT_READY) {
+        while ((result = rg_cu.cuStreamQuery(c->streams[i])) == CUDA_ERROR_NOT_READY) {
             uint32_t before = c->ahead_count;
             collect_ahead(c, false);
             if (c->ahead_count != before) { /* an iteration has ended */
@@ -639,7 +567,7 @@ static void drain(client *c)
             uint64_t now = now_ns();
             if (now - said_ns >= c->o->idle_ms * NS_PER_MS) {
                 said_ns = now;
-                say("waiting for the GPU to finish what was launched: %llu ms so far",
+                rg_say("waiting for the GPU to finish what was launched: %llu ms so far",
                     (unsigned long long)(now - start_ns) / NS_PER_MS);
             }
         }
@@ -690,7 +618,7 @@ static void calibrate(client *c, const rg_shape_device *device)
         double slope_ms = launch_ms(c, &shape, 2 * CHAIN, from, to) - launch_ms(c, &shape, CHAIN, from, to);
         ns[i] = slope_ms * 1e6 / CHAIN;
         if (!(ns[i] > 0.1)) {
-            say("calibration: %g ns an iteration with %u warps on an SM; expected at least 0.1", ns[i], warps[i]);
+            rg_say("calibration: %g ns an iteration with %u warps on an SM; expected at least 0.1", ns[i], warps[i]);
             exit(1);
         }
     }
@@ -749,8 +677,8 @@ static rg_shape_device device_limits(CUdevice device)
 static void set_up(client *c)
 {
     char why[256];
-    if (!load_driver(why, sizeof(why))) {
-        say("no CUDA driver: %s", why);
+    if (!rg_load_driver(why, sizeof(why))) {
+        rg_say("no CUDA driver: %s", why);
         exit(1);
     }
     CU(cuInit, 0);
@@ -774,11 +702,11 @@ static void set_up(client *c)
     CU(cuFuncSetAttribute, c->spin, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
        (int)limits.shared_bytes_per_block);
     /* One division of the L1 cache for all launches: changing it makes an SM run empty first. May be refused. */
-    (void)cu.cuFuncSetAttribute(c->spin, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
+    (void)rg_cu.cuFuncSetAttribute(c->spin, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
     make_memory(c);
     c->steps = calloc(c->profile.op_count, sizeof(*c->steps));
     if (!c->steps) {
-        say("out of memory for %u operations", c->profile.op_count);
+        rg_say("out of memory for %u operations", c->profile.op_count);
         exit(1);
     }
     for (uint32_t i = 0; i < c->profile.op_count; i++) {
@@ -788,7 +716,7 @@ static void set_up(client *c)
             describe(&c->steps[i], limits.sms);
         }
     }
-    if (!simulated)
+    if (!rg_simulated)
         calibrate(c, &limits);
     /* Exported by librigel.so when it is preloaded. */
     void *report = dlsym(RTLD_DEFAULT, "rigel_report_request");
@@ -813,7 +741,7 @@ static uint64_t wait_for_start(client *c)
     double left_s = c->o->start_at - ((double)wall.tv_sec + (double)wall.tv_nsec / 1e9);
     if (left_s < 0) {
         c->late_ns = (uint64_t)(-left_s * 1e9);
-        say("late by %.3f s: set-up ended after --start-at", -left_s);
+        rg_say("late by %.3f s: set-up ended after --start-at", -left_s);
         return now > c->late_ns ? now - c->late_ns : 0;
     }
     uint64_t start_ns = now + (uint64_t)(left_s * 1e9);
@@ -921,7 +849,7 @@ static void *watch_idle(void *of)
             break;
         }
     }
-    say("idle time-out: %s has not returned for %g s; ended (replay.idle_timeout_s, or --idle-timeout-s, is how long it may take)",
+    rg_say("idle time-out: %s has not returned for %g s; ended (replay.idle_timeout_s, or --idle-timeout-s, is how long it may take)",
         c->doing, c->o->idle_timeout_s);
     print_report(c, c->measuring ? c->last_finish_ns - c->start_ns : 0);
     exit(1);
@@ -934,12 +862,14 @@ int main(int argc, char **argv)
         return rg_inspect();
     if (o.probe)
         return probe();
+    if (o.calibrate)
+        return rg_calibrate(o.device);
     static client c;
     rg_arrivals arrivals = {0};
     c.o = &o;
     char error[RG_PROFILE_ERROR_BYTES];
     if (rg_profile_read(o.profile, &c.profile, error, sizeof(error)) < 0) {
-        say("%s", error);
+        rg_say("%s", error);
         return 2;
     }
     bool open_loop = open_arrivals(&o, &arrivals);
@@ -952,7 +882,7 @@ int main(int argc, char **argv)
     set_up(&c);
     pthread_t watcher;
     if (o.idle_timeout_s > 0 && pthread_create(&watcher, NULL, watch_idle, &c) != 0) {
-        say("--idle-timeout-s: no thread for it");
+        rg_say("--idle-timeout-s: no thread for it");
         return 1;
     }
     warm_up(&c);
@@ -967,7 +897,7 @@ int main(int argc, char **argv)
     drain(&c);
     print_report(&c, c.last_finish_ns - start_ns);
     if (o.log && !write_log(&c, open_loop, start_ns)) {
-        say("--log %s: %s; choose a file that can be written", o.log, strerror(errno));
+        rg_say("--log %s: %s; choose a file that can be written", o.log, strerror(errno));
         return 1;
     }
     return 0;

@@ -2,8 +2,8 @@
  * driver-launch.c: modules, functions and kernel launches.
  *
  * No code runs. A module is PTX text; its functions are the names after `.entry`, and a launch takes its time on the
- * simulated SMs: RIGEL_SIM_KERNEL_NS for each block (5000 without it), or, for a function called rigel_spin, what its
- * second parameter says. Compiled images (cubin, fatbin) are refused with INVALID_IMAGE.
+ * simulated SMs: RIGEL_SIM_KERNEL_NS for each block (5000 without it), or, for a function called rigel_spin or rigel_stream, what
+ * its second parameter says; rigel_stream is bound by memory, of whose bandwidth it takes what its third says. Compiled images (cubin, fatbin) are refused with INVALID_IMAGE.
  */
 #include "driver.h"
 
@@ -158,7 +158,8 @@ static CUresult find_function(void *module, const char *name, void *out)
         f->function.module = m;
         f->function.registers = REGISTERS;
         atomic_store(&f->function.dynamic_shared, DEFAULT_DYNAMIC);
-        f->function.spins = strstr(name, "rigel_spin") != NULL; /* also the stand-in NCCL's */
+        f->function.streams = strcmp(name, "rigel_stream") == 0;
+        f->function.spins = f->function.streams || strstr(name, "rigel_spin") != NULL; /* also the stand-in NCCL's */
         m->module.functions[i] = f;
     }
     if (r == CUDA_SUCCESS) *(void **)out = sim_handle(f);
@@ -403,6 +404,12 @@ static CUresult launch(const launch_how *how, CUfunction function, void **params
     w.kernel.shared_bytes = c->sharedMemBytes;
     w.kernel.block_ns = default_block_ns;
     if (f->function.spins && (r = spin_ns(params, extra, &w.kernel.block_ns))) return r;
+    if (f->function.streams && params && params[2]) {
+        uint64_t permille;
+        memcpy(&permille, params[2], sizeof permille);
+        w.kernel.memory_permille = permille < 1000 ? (uint32_t)permille : 1000;
+        w.kernel.memory_bound = true;
+    }
     uint32_t per_sm = rg_model_occupancy(p, &w.kernel);
     if (!per_sm) return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     /* A cooperative grid must fit as a whole; it gets no special treatment beyond that. */

@@ -8,6 +8,9 @@
  * A process that is killed while it does not hold the lock leaves contexts with memory and work. Those who wait, ask or
  * start look at /proc now and then and remove them.
  *
+ * With RIGEL_SIM_CLOCK=virtual, for whoever makes the file, the model's present is a word in it: every call moves it on by a nanosecond,
+ * and a wait moves it to where something happens, so that what is measured on the GPU does not depend on the machine.
+ *
  * How long a process's slices are and whether it is suspended (sim-control.h) stands with its contexts in the model,
  * and goes with them.
  */
@@ -30,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STATE_MAGIC 0x3130494d4953475full
+#define STATE_MAGIC 0x3230494d4953475full
 enum { MAX_PROCESSES = RG_MODEL_MAX_CONTEXTS };
 
 typedef struct {
@@ -40,6 +43,8 @@ typedef struct {
     uint32_t devices;
     _Atomic uint32_t controls;  /* slices and suspensions changed so far: those who wait for work sleep on this word */
     _Atomic uint64_t reaped_ns; /* when somebody last looked for dead processes */
+    uint32_t has_clock;         /* the clock is virtual: */
+    _Atomic uint64_t clock_ns;
     char uuid[SIM_MAX_DEVICES][16];
     struct {
         int32_t pid; /* 0: free */
@@ -66,6 +71,12 @@ static uint64_t now_ns(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* The model's present, and that a call was made. */
+static uint64_t present_ns(void)
+{
+    return state->has_clock ? atomic_fetch_add(&state->clock_ns, 1) + 1 : now_ns();
 }
 
 static void pause_cpu(void)
@@ -149,7 +160,7 @@ rg_model *sim_lock(int device)
 {
     lock_state();
     rg_model *m = &state->model[device];
-    rg_model_advance(m, now_ns()); /* after locking: time never goes back for the model */
+    rg_model_advance(m, present_ns()); /* after locking: time never goes back for the model */
     return m;
 }
 
@@ -165,7 +176,7 @@ void sim_reap(unsigned every_ms)
         if (!pid || i == self || alive(pid, ticks)) continue;
         lock_state();
         if (state->process[i].pid == pid && state->process[i].start_ticks == ticks) {
-            for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], now_ns());
+            for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], present_ns());
             remove_process(i);
         }
         sim_unlock();
@@ -240,9 +251,11 @@ static CUresult fill_state(int fd, const char *path, sim_state **out)
     params.shared = environment_number("RIGEL_SIM_MPS", 0, 1);
     s->size = size;
     s->devices = devices;
+    const char *clock = getenv("RIGEL_SIM_CLOCK");
+    s->has_clock = clock && !strcmp(clock, "virtual");
     for (uint32_t d = 0; d < devices; d++) {
         rg_model_init(&s->model[d], &params);
-        rg_model_advance(&s->model[d], now_ns());
+        if (!s->has_clock) rg_model_advance(&s->model[d], now_ns());
         make_uuid(path, d, s->uuid[d]);
     }
     atomic_store(&s->magic, STATE_MAGIC + sizeof(rg_model)); /* another layout of the model is another file */
@@ -331,7 +344,7 @@ CUresult sim_attach(int *devices)
 void sim_detach(void)
 {
     lock_state();
-    for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], now_ns());
+    for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], present_ns());
     remove_process(self);
     sim_unlock();
 }
@@ -373,6 +386,11 @@ static void sleep_until(uint64_t at, uint32_t seen)
 /* Sleeps, then spins, up to `at` or until `controls` is no longer `seen`. What it spins is taken off the budget. */
 static void wait_until(uint64_t at, uint32_t seen, uint64_t *budget)
 {
+    if (state->has_clock) {
+        uint64_t clock = atomic_load(&state->clock_ns), to = at > clock + LONGEST_SLEEP_NS ? clock + LONGEST_SLEEP_NS : at;
+        while (clock < to && !atomic_compare_exchange_weak(&state->clock_ns, &clock, to)) continue;
+        return;
+    }
     uint64_t now = now_ns();
     if (at > now + LONGEST_SLEEP_NS) { /* nothing to spin for at its end */
         sleep_until(now + LONGEST_SLEEP_NS, seen);
@@ -475,6 +493,10 @@ static int find_context(unsigned device)
 
 static void sleep_for(uint64_t ns)
 {
+    if (state->has_clock) {
+        atomic_fetch_add(&state->clock_ns, ns);
+        return;
+    }
     uint64_t until = now_ns() + ns;
     struct timespec t = {.tv_sec = (time_t)(until / 1000000000u), .tv_nsec = (long)(until % 1000000000u)};
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL) == EINTR) continue;

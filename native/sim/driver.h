@@ -111,6 +111,7 @@ struct sim_object {
             int registers;
             _Atomic int dynamic_shared; /* the most a launch may ask for */
             int spins; /* rigel_spin: its second parameter is the time each block takes */
+            int streams; /* rigel_stream: and its third, of the memory's bandwidth */
             unsigned block[3], shared; /* for cuLaunch and its kin */
             unsigned char param[64];
         } function;

@@ -677,7 +677,7 @@ static void every_kind_of_wait_ends_a_request(void)
     CUevent e;
     CUdeviceptr p;
     char host[64];
-    uint64_t requests = 0;
+    uint64_t requests = 0, begun_ns = rg_now_ns();
     CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
@@ -711,6 +711,26 @@ static void every_kind_of_wait_ends_a_request(void)
     for (int i = 0; i < RG_HIST_BUCKETS; i++)
         in_histogram += rg.slot->request_ns.count[i];
     CHECK_EQUAL(in_histogram, requests);
+    /* Of those that ended in a wait (not a query, nor with the stream) it is known how much of them that was. */
+    CHECK_EQUAL(rg.slot->waited, 4);
+    uint64_t known_ns = 0;
+    for (int i = 0; i < 4; i++) {
+        uint64_t entry = rg.slot->waited_ring[i];
+        CHECK((entry & 0xffffffff) != 0);
+        known_ns += ((entry >> 32) + (entry & 0xffffffff)) * RG_WAITED_NS;
+    }
+    CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
+    CHECK_EQUAL(rg.slot->waited_ring[4], 0);
+    /* A copy to memory that is not pinned waits, whatever it is called: that is no work of the program. */
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 20000000);
+    uint64_t before_ns = rg_now_ns();
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, sizeof host, s), CUDA_SUCCESS);
+    uint64_t copied_ns = rg_now_ns() - before_ns;
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 5);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= copied_ns / 2);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= 10000000);
     done();
 }
 
@@ -726,8 +746,10 @@ static void a_wait_that_does_not_cover_everything_ends_nothing(void)
     launch(spin, b, 1000);
     CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
     CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg.slot->waited, 0);
     CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
     idle_after("both streams", 1);
+    CHECK_EQUAL(rg.slot->waited, 1);
     /* An event recorded before the last launch says nothing about it. */
     launch(spin, a, 1000);
     CHECK_EQUAL(cuEventRecord(e, a), CUDA_SUCCESS);
@@ -748,6 +770,36 @@ static void the_agent_finds_what_nobody_waits_for(void)
     WAIT_FOR(busy_word() == 0);
     WAIT_FOR(rg.slot->agent_idle == 1);
     CHECK_EQUAL(rg.slot->requests, 1);
+    done();
+}
+
+static void *per_thread_launch(void *context)
+{
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    uint64_t ended = rg.slot->agent_idle;
+    launch(own_spin, CU_STREAM_PER_THREAD, 20000000);
+    WAIT_FOR(rg.slot->agent_idle == ended + 1);
+    CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
+    return NULL;
+}
+
+/* The stream of a thread that ended leaves its place to one of another context, where the event of the first is of no use. */
+static void the_agent_waits_in_the_right_context(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("high");
+    CUcontext contexts[2] = {current()};
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, per_thread_launch, contexts[i % 2]), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        CHECK_EQUAL(rg.track_count, 1);
+    }
     done();
 }
 
@@ -1055,6 +1107,7 @@ int main(int argc, char **argv)
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);

@@ -1,0 +1,254 @@
+/**
+ * slo-delay.ts: by how much other work has delayed requests, told from the requests themselves.
+ *
+ * What a request takes varies with the host far more than with what runs beside it: on one H200 host the median of the same
+ * requests alone went from 3.4 to 6.9 ms within a minute. A request is therefore taken apart: the time in which its program worked
+ * (until it waited for all it had launched) and the time for which it then waited. Other work on the GPU shows in the second. What
+ * it would have taken alone is known from requests alone that had about as much work before their wait, and so each request gives
+ * both, how long it took and how long it would have taken. Of the two the same quantiles are compared: the host is in both.
+ *
+ * Pure.
+ */
+
+/** A busy period of a client (waited_ring in native/segment.h). */
+export interface Wait {
+  /** Whose, to tell clients apart. */
+  readonly client: number;
+  readonly worked_ms: number;
+  readonly waited_ms: number;
+}
+
+/** How long it took, and what that would have been alone. */
+interface Pair {
+  readonly took_ms: number;
+  readonly alone_ms: number;
+}
+
+/** Quantiles that are compared. */
+const QUANTILES = [0.5, 0.75, 0.9, 0.95, 0.99] as const;
+/** Requests above a quantile without which it says nothing. */
+const ABOVE = 2;
+/** Requests alone whose median wait is expected of one like them. */
+const NEAREST = 11;
+/** For how much less or more work than any of them had, in parts of what that one took, something is said. */
+const BEYOND = 0.03;
+/** So many requests alone, next to each other by work, have one slope. */
+const PART = 8;
+/** Requests that are kept, the latest, and for how long beside other work. */
+const MOST = 240;
+const FRESH_S = 30;
+/** Times the requests are drawn anew from themselves (the bootstrap: Efron 1979), and the part of them that has to agree. */
+const DRAWS = 40;
+const AGREE = 0.9;
+
+/** The latest requests. */
+export class Waits {
+  #list: { wait: Wait; t_s: number }[] = [];
+
+  add(waits: readonly Wait[], t_s: number): void {
+    for (const wait of waits) this.#list.push({ wait, t_s });
+    this.keep(MOST);
+  }
+  /** Forgets what is older than that, and what came before a number of requests. */
+  forget(t_s: number): void {
+    this.#list = this.#list.filter((entry) => t_s - entry.t_s <= FRESH_S);
+  }
+  keep(most: number): void {
+    if (this.#list.length > most) this.#list = this.#list.slice(-most);
+  }
+  clear(): void {
+    this.#list = [];
+  }
+  get count(): number {
+    return this.#list.length;
+  }
+  get waits(): Wait[] {
+    return this.#list.map(({ wait }) => wait);
+  }
+}
+
+/** Requests of one client alone, by their work; and how much longer those took that had more of it, in parts of the list. */
+interface Known {
+  readonly list: readonly Wait[];
+  readonly slopes: readonly number[];
+}
+
+/** Requests alone, ready to be compared with. */
+export class Alone {
+  readonly #clients = new Map<number, Known>();
+  /** Requests of which enough others of the same client are known. */
+  readonly count: number;
+  /** What the ratios of `delay` are where nothing delays: of all of them, then of draws. */
+  readonly ratios: readonly number[][];
+
+  constructor(waits: readonly Wait[]) {
+    for (const [client, of] of Map.groupBy(waits, (wait) => wait.client)) {
+      const list = of.toSorted((a, b) => a.worked_ms - b.worked_ms);
+      const parts = Array.from({ length: Math.ceil(list.length / PART) }, (_, i) => i * PART);
+      this.#clients.set(client, { list, slopes: parts.map((at) => slopeAround(list, at + PART / 2)) });
+    }
+    // Each against the others, so that chance has the same part in these pairs as in those beside other work.
+    const pairs = new Sample(waits.flatMap((wait) => this.pair(wait, wait)));
+    this.count = pairs.count;
+    this.ratios = pairs.ratios();
+  }
+
+  /**
+   * A request beside what it would have been alone; nothing where too little is known of its client's alone, or nothing of
+   * requests with as much work.
+   */
+  pair(wait: Wait, except?: Wait): Pair[] {
+    const { list, slopes } = this.#clients.get(wait.client) ?? { list: [], slopes: [] };
+    const [least, most] = [list[0], list.at(-1)];
+    if (!least || !most || list.length <= NEAREST) return [];
+    if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return [];
+    if (wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return [];
+    // The ones next to it by work: from where it would stand, outwards.
+    let high = lowerBound(list, wait.worked_ms);
+    let low = high - 1;
+    const slope = slopes[Math.min(slopes.length - 1, Math.floor(high / PART))] ?? 1;
+    const near: number[] = [];
+    while (near.length < NEAREST) {
+      const [below, above] = [list[low], list[high]];
+      const takesBelow =
+        below && (!above || wait.worked_ms - below.worked_ms <= above.worked_ms - wait.worked_ms) ? below : undefined;
+      const next = takesBelow ?? above;
+      if (!next) break;
+      if (takesBelow) low--;
+      else high++;
+      if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
+    }
+    near.sort((a, b) => a - b);
+    return [{ took_ms: duration_ms(wait), alone_ms: near[near.length >> 1] ?? duration_ms(wait) }];
+  }
+}
+
+function duration_ms({ worked_ms, waited_ms }: Wait): number {
+  return worked_ms + waited_ms;
+}
+
+/**
+ * How much longer requests take with one millisecond more of work, around a place in the list: all of it where the program is
+ * what takes long, nothing where the GPU is. The median of the slopes between any two (Sen 1968), which strays little.
+ */
+function slopeAround(list: readonly Wait[], at: number): number {
+  const some = list.slice(Math.max(0, at - NEAREST), at + NEAREST);
+  const slopes: number[] = [];
+  some.forEach((a, i) => {
+    for (const b of some.slice(i + 1))
+      if (b.worked_ms > a.worked_ms) slopes.push((duration_ms(b) - duration_ms(a)) / (b.worked_ms - a.worked_ms));
+  });
+  slopes.sort((a, b) => a - b);
+  return Math.min(1, Math.max(0, slopes[slopes.length >> 1] ?? 1));
+}
+
+function lowerBound(list: readonly Wait[], worked_ms: number): number {
+  let [low, high] = [0, list.length];
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if ((list[middle]?.worked_ms ?? 0) < worked_ms) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Pairs from which quantiles of both sides can be had, of all of them or of a draw. */
+class Sample {
+  readonly count: number;
+  readonly #took: Sorted;
+  readonly #alone: Sorted;
+  readonly #times: Uint16Array;
+
+  constructor(pairs: readonly Pair[]) {
+    this.count = pairs.length;
+    this.#took = sorted(pairs.map(({ took_ms }) => took_ms));
+    this.#alone = sorted(pairs.map(({ alone_ms }) => alone_ms));
+    this.#times = new Uint16Array(this.count);
+  }
+
+  /** By how much what they took is longer than alone, at each of the quantiles; first of all of them, then of `DRAWS` draws. */
+  ratios(): number[][] {
+    const random = generator(this.count);
+    const times = this.#times.fill(1);
+    const all = [this.#ratio()];
+    for (let draw = 0; draw < DRAWS; draw++) {
+      times.fill(0);
+      for (let n = 0; n < this.count; n++) {
+        const at = Math.floor(random() * this.count);
+        times[at] = (times[at] ?? 0) + 1;
+      }
+      all.push(this.#ratio());
+    }
+    return all;
+  }
+
+  #ratio(): number[] {
+    const [took, alone] = [this.#quantiles(this.#took), this.#quantiles(this.#alone)];
+    return QUANTILES.map((_, i) => (took[i] ?? Number.NaN) / (alone[i] ?? Number.NaN));
+  }
+
+  #quantiles({ values, places }: Sorted): number[] {
+    const found: number[] = [];
+    let seen = 0;
+    for (let i = 0; i < this.count && found.length < QUANTILES.length; i++) {
+      seen += this.#times[places[i] ?? 0] ?? 0;
+      while (found.length < QUANTILES.length && seen >= (QUANTILES[found.length] ?? 1) * this.count)
+        found.push(values[i] ?? Number.NaN);
+    }
+    return found;
+  }
+}
+
+/** Values in their order, and where each of them was before. */
+interface Sorted {
+  values: Float64Array;
+  places: Uint16Array;
+}
+
+function sorted(values: readonly number[]): Sorted {
+  const places = Uint16Array.from(values.keys()).toSorted((a, b) => (values[a] ?? 0) - (values[b] ?? 0));
+  return { values: Float64Array.from(places, (at) => values[at] ?? 0), places };
+}
+
+export interface Delay {
+  /** Requests that were compared. */
+  requests: number;
+  /** At the median and the 99th percentile. */
+  p50: number;
+  p99: number;
+  /** By quantile, as far as there are requests enough above it. */
+  ratios: readonly number[];
+  /** Whether that is more than `limit`, as far as it can be known. */
+  verdict: "within" | "over" | "unknown";
+}
+
+/**
+ * By how much requests are delayed, in times of what they take alone; of less than `enough` that can be compared the verdict is "unknown".
+ * Beside other work the expected durations have less spread than real ones: the same ratio of the requests alone, each against
+ * the others, is what no delay looks like.
+ */
+export function delay(waits: readonly Wait[], alone: Alone, limit: number, enough: number): Delay {
+  const here = new Sample(waits.flatMap((wait) => alone.pair(wait)));
+  // Of all first, then of the draws.
+  const [told = [], ...draws] = here
+    .ratios()
+    .map((ratios, n) => ratios.map((ratio, i) => ratio / (alone.ratios[n]?.[i] ?? 1)));
+  const ratios = told.slice(0, QUANTILES.filter((q) => here.count * (1 - q) >= ABOVE).length);
+  const over = ratios.map((_, i) => draws.filter((draw) => (draw[i] ?? 0) > limit).length);
+  let verdict: Delay["verdict"] = "unknown";
+  if (Math.min(here.count, alone.count) < enough) verdict = "unknown";
+  else if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
+  else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
+  return { requests: here.count, p50: told[0] ?? Number.NaN, p99: told.at(-1) ?? Number.NaN, ratios, verdict };
+}
+
+/** Numbers in [0, 1), the same ones each time (mulberry32, public domain), so that the same requests give the same verdict. */
+function generator(seed: number): () => number {
+  let state = seed;
+  return () => {
+    state = (state + 0x6d2b79f5) | 0;
+    let t = Math.imul(state ^ (state >>> 15), 1 | state);
+    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
+    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
+  };
+}

@@ -1,0 +1,202 @@
+/**
+ * slo-delay.test.ts: what is said of by how much requests are delayed, and what the controller of policy `slo` makes of it on a host
+ * whose speed changes by far more than what it looks for.
+ */
+
+import { describe, expect, test } from "bun:test";
+import { type Action, Controller, type Settings, TICK_S } from "../src/slo.ts";
+import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
+import { histogramOf, random } from "./histograms.ts";
+
+/** A request by how fast the host is, by what the GPU does for it, and by how long others keep the GPU from it at the end. */
+type Request = (host: number, noise: () => number, delay_ms: number) => Wait;
+
+/** Launches for 3 ms what the GPU does in 1.2 as they come. */
+const hostBound: Request = (host, noise, delay_ms) => ({
+  client: 0,
+  worked_ms: 3 * host * (1 + 0.2 * noise()),
+  waited_ms: 0.12 * (1 + 0.3 * noise()) + delay_ms,
+});
+/** Launches for 1 ms what takes the GPU 4. */
+const gpuBound: Request = (host, noise, delay_ms) => {
+  const worked_ms = host * (1 + 0.2 * noise());
+  return { client: 0, worked_ms, waited_ms: 4 * (1 + 0.02 * noise()) - worked_ms + delay_ms };
+};
+/** The work is the same for each, the GPU's by what is asked. */
+const uneven: Request = (host, noise, delay_ms) => ({
+  client: 0,
+  worked_ms: host * (1 + 0.1 * noise()),
+  waited_ms: 2 + 6 * noise() ** 2 + delay_ms,
+});
+
+const of = (client: number, wait: Wait): Wait => ({ ...wait, client });
+const many = (count: number, one: (i: number) => Wait): Wait[] => Array.from({ length: count }, (_, i) => one(i));
+
+describe("delay", () => {
+  for (const [name, request] of Object.entries({ hostBound, gpuBound })) {
+    test(`${name}: finds a tenth on a host that is slower by half than when requests ran alone, and no delay where there is none`, () => {
+      const noise = random(3);
+      const alone = new Alone(many(60, (i) => request(i % 3 ? 1 : 1.5, noise, 0)));
+      const none = delay(
+        many(60, () => request(1.5, noise, 0)),
+        alone,
+        1.05,
+        20,
+      );
+      expect(none?.verdict).toBe("within");
+      expect(none?.p50).toBeWithin(0.98, 1.02);
+      const some = delay(
+        many(60, () => request(1.5, noise, 0.1 * (name === "hostBound" ? 5 : 4))),
+        alone,
+        1.05,
+        20,
+      );
+      expect(some?.verdict).toBe("over");
+      expect(some?.p50).toBeWithin(1.07, 1.13);
+    });
+  }
+
+  test("what delays one request in ten shows in the 95th percentile", () => {
+    const noise = random(5);
+    const alone = new Alone(many(80, () => hostBound(1, noise, 0)));
+    const found = delay(
+      many(120, (i) => hostBound(1, noise, i % 10 ? 0 : 2)),
+      alone,
+      1.05,
+      20,
+    );
+    expect(found?.p50).toBeWithin(0.98, 1.02);
+    expect(found?.verdict).toBe("over");
+  });
+
+  test("requests that differ for themselves are not taken for delayed ones", () => {
+    const noise = random(11);
+    let over = 0;
+    for (let n = 0; n < 20; n++) {
+      const alone = new Alone(many(60, () => uneven(1, noise, 0)));
+      const found = delay(
+        many(60, () => uneven(1, noise, 0)),
+        alone,
+        1.05,
+        20,
+      );
+      if (found?.verdict === "over") over++;
+    }
+    expect(over).toBeLessThanOrEqual(3);
+  });
+
+  test("each client is compared with itself, and one that is not known alone with nobody", () => {
+    const noise = random(13);
+    const alone = new Alone([
+      ...many(40, () => of(1, hostBound(1, noise, 0))),
+      ...many(40, () => of(2, gpuBound(3, noise, 0))),
+    ]);
+    const both = [...many(30, () => of(1, hostBound(1, noise, 0))), ...many(30, () => of(2, gpuBound(3, noise, 0)))];
+    expect(delay(both, alone, 1.05, 20)).toMatchObject({ verdict: "within", requests: 60 });
+    expect(
+      delay(
+        many(30, () => of(3, hostBound(1, noise, 0))),
+        alone,
+        1.05,
+        20,
+      ),
+    ).toMatchObject({ verdict: "unknown", requests: 0 });
+  });
+
+  test("the same requests give the same answer", () => {
+    const noise = random(17);
+    const alone = new Alone(many(50, () => hostBound(1, noise, 0)));
+    const waits = many(50, () => hostBound(1, noise, 0.15));
+    expect(delay(waits, alone, 1.05, 20)).toEqual(delay(waits, alone, 1.05, 20));
+  });
+
+  test("keeps the latest requests, and none that is old", () => {
+    const waits = new Waits();
+    for (let t_s = 0; t_s < 100; t_s++)
+      waits.add(
+        many(5, () => ({ client: 0, worked_ms: t_s, waited_ms: 1 })),
+        t_s,
+      );
+    expect(waits.count).toBe(240);
+    waits.forget(99);
+    expect(Math.min(...waits.waits.map(({ worked_ms }) => worked_ms))).toBe(69);
+    waits.keep(7);
+    expect(waits.waits.map(({ worked_ms }) => worked_ms)).toEqual([98, 98, 99, 99, 99, 99, 99]);
+  });
+});
+
+/** Settings by second, and held seconds, on a host whose speed changes every few seconds. */
+function settle(
+  request: Request,
+  preemption: boolean,
+  seconds: number,
+  effect: (settings: Settings) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
+  rate_per_s = 60,
+) {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const noise = random(23);
+  let action: Action = { settings: undefined, hold: false };
+  let host = 1;
+  let held_s = 0;
+  const settings: (Settings | undefined)[] = [];
+  for (let tick = 0; tick < seconds / TICK_S; tick++) {
+    // Up to 60% slower, for 1 to 6 seconds.
+    if (noise() < TICK_S / 3) host = 1 + 0.6 * noise();
+    const beside = action.hold || !action.settings ? undefined : effect(action.settings);
+    const waits: Wait[] = [];
+    for (let at = -Math.log(1 - noise()); at < rate_per_s * TICK_S; at -= Math.log(1 - noise()))
+      waits.push(request(noise() < 0.04 ? host * 2 : host, noise, beside?.delay_ms(noise) ?? 0));
+    action = controller.step({
+      requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
+      waits,
+      launches: (action.hold ? 0 : (beside?.launches_per_s ?? 800)) * TICK_S,
+      neighbours: "1",
+      measured: "7 busy",
+      preemption,
+    });
+    if (action.hold) held_s += TICK_S;
+    settings.push(action.settings);
+  }
+  return { settings, held_s, controller };
+}
+
+/** Every launch in flight delays by 25 us. */
+const each = ({ inflight }: Settings) => ({
+  delay_ms: (noise: () => number): number => inflight * 0.025 * (0.5 + noise()),
+  launches_per_s: 1000 + 5 * inflight,
+});
+/** Up to 16 launches are caught up with; each one more delays by 30 us. */
+const gate = ({ inflight }: Settings) => ({
+  delay_ms: (noise: () => number): number => Math.max(0, inflight - 16) * 0.03 * (0.5 + noise()),
+  launches_per_s: 1000 + 5 * inflight,
+});
+/** A suspension that comes later than half the request leaves no time to catch up; slices alone delay each request. */
+const preempt = ({ suspend, defer_us, slice_us }: Settings) => ({
+  delay_ms: (noise: () => number): number => (suspend ? Math.max(0, defer_us - 2300) / 1e3 : slice_us / 300) * noise(),
+  launches_per_s: 1000 + (suspend ? defer_us / 10 : 100),
+});
+const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Settings) => boolean): number => {
+  const after = list.slice(from_s / TICK_S);
+  return after.filter((settings) => settings && ok(settings)).length / after.length;
+};
+
+describe("the controller on such a host", () => {
+  test("under MPS it finds the launches in flight that delay nothing within 15 s, and stays there", () => {
+    const { settings, held_s, controller } = settle(hostBound, false, 60, gate);
+    expect(share(settings, 15, ({ inflight }) => inflight >= 11 && inflight <= 22)).toBeGreaterThan(0.9);
+    expect(held_s).toBeLessThan(3 + 0.02 * 60);
+    expect(controller.summary().over_alone?.p50).toBeWithin(0.97, 1.06);
+  });
+
+  test("with suspension it goes as late as costs nothing", () => {
+    const { settings } = settle(hostBound, true, 60, preempt);
+    expect(
+      share(settings, 15, ({ suspend, defer_us }) => suspend === 1 && defer_us > 1300 && defer_us < 2900),
+    ).toBeGreaterThan(0.85);
+  });
+
+  test("requests that keep the GPU busy are delayed by every launch, and get fewer beside them", () => {
+    const { settings } = settle(gpuBound, false, 60, each);
+    expect(share(settings, 15, ({ inflight }) => inflight >= 4 && inflight <= 11)).toBeGreaterThan(0.9);
+  });
+});
