@@ -174,7 +174,7 @@ async function soak(native: Native): Promise<Measured> {
     }
     sample();
     // The clients end after the request that they are in, and write down what they have measured.
-    launch.process.kill("SIGINT");
+    launch.process.kill("SIGTERM");
     await ended(launch, END_ms);
     return { windows: done, requests: requestsIn(log, launch), load, processors, rss };
   } finally {
