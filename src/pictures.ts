@@ -2,8 +2,7 @@
  * pictures.ts: `bun run pictures`: makes the README's pictures from what really runs here: the demo, `rigel top`, the dashboard, and
  * the page of a launch whose load and neighbours change.
  *
- * Everything in them has been measured while they were made, as root by programs that go before others on the machine. Takes about
- * four minutes; needs Chromium. Writes src/pictures/.
+ * Everything in them has been measured while they were made. Takes about four minutes; needs Chromium. Writes src/pictures/.
  */
 
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
@@ -14,7 +13,7 @@ import { Browser } from "./chromium.ts";
 import { Segments } from "./discover.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { commandLine } from "./self.ts";
+import { ahead, commandLine } from "./self.ts";
 import { readingOf, statsOf } from "./stats.ts";
 import { svgOf } from "./terminal-svg.ts";
 import { render } from "./top-view.ts";
@@ -22,7 +21,7 @@ import { render } from "./top-view.ts";
 const OUT = join(import.meta.dir, "pictures");
 /** So much of the past is in the picture of the dashboard. */
 const HISTORY_s = 90;
-const LIMIT_bytes = 200_000;
+const LIMIT_bytes = 300_000;
 /** Requests a second, and for how long: what the page of a launch shows. */
 const LOAD: readonly [per_s: number, seconds: number][] = [
   [60, 30],
@@ -31,8 +30,8 @@ const LOAD: readonly [per_s: number, seconds: number][] = [
 ];
 /** When a second best-effort client comes, and how long it stays. */
 const GUEST_s = { at: 70, stays: 15 };
-/** Before launches, so that what else the machine does is in the pictures as little as may be. */
-const FIRST = process.getuid?.() === 0 ? ["nice", "-n", "-15"] : [];
+/** Before launches: what else the machine does is not to be in the pictures. */
+const FIRST = ahead();
 
 const native = await Native.load();
 mkdirSync(OUT, { recursive: true });
@@ -125,7 +124,7 @@ try {
   await tab.until(`document.querySelectorAll("canvas").length === 5`);
   // Plots take the width of the page a moment later.
   await Bun.sleep(1000);
-  await save(tab, "settle.png", { width: 1280, height: 790 });
+  await save(tab, "settle.png", { width: 1280, height: 550 });
 } finally {
   rmSync(scratch, { recursive: true, force: true });
 }
