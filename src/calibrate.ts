@@ -168,10 +168,12 @@ export async function gpuOf(
   if (path === undefined) return { preset, constants: {}, calibration: null };
   const { constants } = await readCalibration(path);
   const taken = KEYS.flatMap((key): [string, number][] => {
-    const value = constants[key]?.value;
-    return CONSTANTS[key].used && value !== undefined && value !== null && Math.round(value) > 0
-      ? [[key, Math.round(value)]]
-      : [];
+    const value = constants[key]?.value ?? null;
+    if (!CONSTANTS[key].used || value === null) return [];
+    const whole = Math.round(value);
+    if (whole === 0 && (key === "slice_ns" || key.endsWith("_per_us")))
+      throw new RigelError("config", `${path}: constants.${key}.value: expected a number above 0, got ${value}`);
+    return [[key, whole]];
   });
   return { preset, constants: Object.fromEntries(taken), calibration: path };
 }
