@@ -128,7 +128,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 
 /*
  * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever
- launches it; never learned, other than how long a kernel takes, which stands among the estimates alone.
+ * launches it; never learned, other than how long a kernel takes, which stands among the estimates alone.
  */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
