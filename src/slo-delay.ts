@@ -218,8 +218,9 @@ function sorted(values: readonly number[]): Sorted {
 export interface Delay {
   /** Requests that were compared. */
   requests: number;
-  /** At the median and the 99th percentile. */
+  /** At the median and the 95th and 99th percentile. */
   p50: number;
+  p95: number;
   p99: number;
   /** By quantile, as far as there are requests enough above it. */
   ratios: readonly number[];
@@ -244,7 +245,8 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   if (Math.min(here.count, alone.count) < enough) verdict = "unknown";
   else if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
   else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
-  return { requests: here.count, p50: told[0] ?? Number.NaN, p99: told.at(-1) ?? Number.NaN, ratios, verdict };
+  const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
+  return { requests: here.count, p50: at(0.5), p95: at(0.95), p99: at(0.99), ratios, verdict };
 }
 
 /** Numbers in [0, 1), the same ones each time (mulberry32, public domain), so that the same requests give the same verdict. */
