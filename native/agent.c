@@ -51,9 +51,13 @@ static uint64_t issued(const rg_member *m)
  */
 static bool cover_with_event(rg_track *t)
 {
-    CUcontext popped;
-    if (rg_real.cuCtxPushCurrent_v2(t->context) != CUDA_SUCCESS)
+    CUcontext popped, context = t->context;
+    if (rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return false;
+    /* A thread may end, and another's stream take the place, at any time: no lock of this thread's keeps it from that. */
+    if (t->agent_context != context)
+        t->agent_event = NULL; /* belongs to the other context: left to it */
+    t->agent_context = context;
     /* A per-thread stream cannot be named from here. The legacy stream waits for it (both are blocking streams). */
     CUstream stream = t->owner ? CU_STREAM_LEGACY : t->stream;
     bool ok = t->agent_event || RG_REAL(cuEventCreate)(&t->agent_event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;

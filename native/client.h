@@ -37,7 +37,6 @@
 #include "account.h"
 #include "cuda_abi.h"
 #include "estimate.h"
-#include "policy.h"
 #include "segment.h"
 #include "trace.h"
 
@@ -183,6 +182,7 @@ typedef struct {
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
     _Atomic uint64_t drain_since[RG_MAX_DEVICES]; /* while draining: since when */
+    _Atomic uint64_t inside_ns[RG_MAX_DEVICES]; /* of the busy period: in copies that may have waited for the GPU */
     _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     rg_client *slot;
     int slot_index;
@@ -275,7 +275,8 @@ struct rg_track {
     _Atomic(CUstream) stream;
     _Atomic(CUcontext) context;
     _Atomic CUdevice cu_device;
-    CUevent agent_event;        /* agent thread only */
+    CUevent agent_event;        /* the agent's; under rg_agent_lock, */
+    CUcontext agent_context;    /* as is this: where it was made, perhaps for a stream that had this place before */
     uint64_t agent_token;       /* agent thread only */
     _Atomic(rg_member *) member; /* whose work it has */
 };

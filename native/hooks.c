@@ -115,7 +115,10 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
             rg_record_begin(&what_); \
         } \
+        uint64_t copies_ = RG_##KIND == RG_COPY && (mode & RG_MODE_HIGH) ? rg_now_ns() : 0; \
         CUresult result_ = RG_CALL(symbol, args); \
+        if (copies_ && track_) /* with pageable memory it may have waited for the GPU */ \
+            atomic_fetch_add(&member_->inside_ns[rg_track_device(track_)], rg_now_ns() - copies_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \

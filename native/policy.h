@@ -151,7 +151,6 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
  * kernel fills: under MPS a client of small kernels pays for the whole GPU, as it would need it alone.
  */
 #define RG_POLICY_WEIGHT_ONE 1000u    /* weights are in thousandths: 10 to 100000 */
-#define RG_POLICY_QUANTUM_NS 2000000u /* default quantum: a time slice */
 /* A client counts as active for so long after its last work: what it takes a program to launch again. Longer, and the GPU would
  * stand idle while others wait for one that does not come; shorter, and a program that waits for each result loses its lag. */
 #define RG_POLICY_GRACE_NS 250000u

@@ -6,7 +6,6 @@
  */
 #include "segment.h"
 
-#include "policy.h"
 #include "trace.h"
 
 #include <errno.h>
@@ -146,21 +145,7 @@ int rg_segment_create(const char *path)
         uint32_t ticks = 0;
         process_start((uint32_t)getpid(), &ticks);
         seg->header.creator = owner_word((uint32_t)getpid(), ticks);
-        seg->settings.policy = RG_POLICY_PRIORITY;
-        seg->settings.inflight = 8;
-        seg->settings.unit_us = 100;
-        seg->settings.starvation_us = 100000;
-        seg->settings.stale_ms = 1000;
-        seg->settings.spin_us = 20;
-        seg->settings.quiet_us = 250;
-        seg->settings.bulk_bytes = 65536;
-        seg->settings.preempt = 1;
-        seg->settings.suspend = 1;
-        seg->settings.slice_us = 50;
-        seg->settings.high_slice_us = 10000;
-        seg->settings.min_share_ppm = 50000;
-        seg->settings.quantum_us = RG_POLICY_QUANTUM_NS / 1000;
-        seg->settings.trace = 1;
+        seg->settings = RG_SETTINGS_DEFAULT;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
         if (link(tmp, path) != 0)
@@ -443,14 +428,13 @@ rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key)
     return k && atomic_load_explicit(&k->key, memory_order_relaxed) ? k : NULL;
 }
 
-bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns)
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound)
 {
     rg_kernel *k = kernel_place(seg, key);
     uint32_t used = 0;
     if (k && atomic_load(&k->key)) {
         sms = sms > k->sms ? sms : k->sms;
         bound = bound == k->bound ? bound : RG_BOUND_UNKNOWN;
-        duration_ns = duration_ns > k->duration_ns ? duration_ns : k->duration_ns;
     } else {
         for (uint32_t i = 0; i < RG_MAX_KERNELS; i++)
             used += atomic_load(&seg->kernels[i].key) != 0;
@@ -459,7 +443,6 @@ bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, 
     }
     atomic_store(&k->sms, sms);
     atomic_store(&k->bound, bound);
-    atomic_store(&k->duration_ns, duration_ns);
     atomic_store(&k->key, key);
     return true;
 }

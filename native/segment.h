@@ -16,6 +16,7 @@
 #define RIGEL_SEGMENT_H
 
 #include "histogram.h"
+#include "policy.h"
 
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -125,12 +126,14 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
-/* Kernels of profiles: a table with open addressing, written before any client starts. */
+/*
+ * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever
+ * launches it; never learned, other than how long a kernel takes, which stands among the estimates alone.
+ */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
     F(u32, sms, 1)   /* [control] SMs it fills */ \
-    F(u32, bound, 1) /* [control] enum rg_bound */ \
-    F(u64, duration_ns, 1) /* [control] */
+    F(u32, bound, 1) /* [control] enum rg_bound */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -208,7 +211,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
-    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it then waited, both in \
+    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited, at the end or in copies, both in \
                                   RG_WAITED_NS, at most what fits (slo.ts: which part of a request others can have delayed) */
 
 /*
@@ -333,6 +336,25 @@ typedef struct {
 typedef struct {
     RG_SETTINGS_FIELDS(RG_MEMBER)
 } rg_settings;
+/* What a new segment has, and what a scenario in virtual time is run with (sim/scenario.h). */
+#define RG_SETTINGS_DEFAULT \
+    ((rg_settings){ \
+        .policy = RG_POLICY_PRIORITY, \
+        .inflight = 8, \
+        .unit_us = 100, \
+        .starvation_us = 100000, \
+        .stale_ms = 1000, \
+        .spin_us = 20, \
+        .quiet_us = 250, \
+        .bulk_bytes = 65536, \
+        .preempt = 1, \
+        .suspend = 1, \
+        .slice_us = 50, \
+        .high_slice_us = 10000, \
+        .min_share_ppm = 50000, \
+        .quantum_us = 2000, /* a time slice */ \
+        .trace = 1, \
+    })
 typedef struct {
     _Alignas(64) RG_DEVICE_FIELDS(RG_MEMBER)
 } rg_device;
@@ -402,16 +424,16 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 53440, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3424512, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3490048, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15821184, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15804800, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3539200, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3522816, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5636352, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5619968, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5648640, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6172928, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7221504, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15614208, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5632256, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6156544, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7205120, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15597824, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -471,9 +493,9 @@ uint64_t rg_kernel_key(const char *name, uint64_t shape);
 /* rg_kernel_find: the kernel with this key; NULL if no profile has it. */
 rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
 
-/* rg_kernel_put: enters a kernel. One that is there already keeps the larger numbers, and a bound if both agree. False if the
+/* rg_kernel_put: enters a kernel. One that is there already keeps the larger number of SMs, and a bound if both agree. False if the
  * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
-bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns);
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound);
 
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);

@@ -208,8 +208,6 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
     if (added) {
-        if (t->context != context)
-            t->agent_event = NULL; /* belongs to the other context: left to it */
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
         atomic_store(&t->device, (uint32_t)device);
@@ -296,13 +294,16 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     pthread_mutex_lock(&table_lock);
     for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
         rg_track *t = &rg.tracks[i];
-        if (!t->context || (context ? t->context != context : t->cu_device != d))
+        bool its = t->context && (context ? t->context == context : t->cu_device == d);
+        /* Nothing tells the device of a context that the place is no longer used for. The caller holds rg_agent_lock. */
+        if (context ? t->agent_context == context : its || t->agent_context != t->context)
+            t->agent_event = NULL;
+        if (!its)
             continue;
         if (atomic_load(&t->key)) {
             devices |= 1u << t->device;
             drop(t);
         }
-        t->agent_event = NULL;
         t->context = NULL;
     }
     pthread_mutex_unlock(&table_lock);
@@ -372,6 +373,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         uint64_t now = rg_now_ns();
         atomic_store(&m->busy_since[device], now);
         atomic_store(&m->busy_tick[device], rg_tick());
+        atomic_store(&m->inside_ns[device], 0);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->draining[device], 0);
@@ -420,8 +422,10 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
     if (!atomic_load(&m->draining[device]))
         return; /* the agent found out, or the program asks instead of waiting */
-    uint64_t drain = atomic_load(&m->drain_since[device]);
-    uint64_t parts[2] = {(drain - atomic_load(&m->busy_since[device])) / RG_WAITED_NS, (now - drain) / RG_WAITED_NS};
+    uint64_t drain = atomic_load(&m->drain_since[device]), worked = drain - atomic_load(&m->busy_since[device]);
+    uint64_t inside = atomic_load(&m->inside_ns[device]);
+    inside = inside < worked ? inside : worked; /* threads side by side */
+    uint64_t parts[2] = {(worked - inside) / RG_WAITED_NS, (now - drain + inside) / RG_WAITED_NS};
     for (int i = 0; i < 2; i++)
         parts[i] = parts[i] < UINT32_MAX ? parts[i] : UINT32_MAX;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);

@@ -126,7 +126,7 @@ export function gapsOf(due_s: readonly number[]): number[] {
 }
 
 /** Numbers from 0 to 1, by a 32-bit counter and a mixing function (splitmix32). */
-function generator(seed: number): () => number {
+export function generator(seed: number): () => number {
   let state = seed >>> 0;
   return () => {
     state = (state + 0x9e3779b9) >>> 0;

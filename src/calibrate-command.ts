@@ -95,9 +95,9 @@ async function runCalibrate(flags: Flags): Promise<void> {
     progress("stopped; nothing was written");
   } finally {
     bar.stop();
-    for (const off of handlers) off();
     if (fresh && !written && flags.output !== undefined) rmSync(flags.output, { force: true });
     if (device.simulated) rmSync(state, { force: true });
+    for (const off of handlers) off();
     if (status !== undefined) process.exitCode = status;
   }
 }

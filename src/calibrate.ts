@@ -87,8 +87,8 @@ const constantSchema = fields({
 const pairSchema = fields({
   first: z.enum(["compute", "memory"]),
   second: z.enum(["compute", "memory"]),
-  /** On the same multiprocessors, or each on half of them. */
-  sms: z.enum(["same", "apart"]),
+  /** On the same multiprocessors; the first on some of them, which the second has all; or each on half of them. */
+  sms: z.enum(["same", "some", "apart"]),
   /** Time beside the other over time alone. */
   first_slower: z.number().positive().nullable(),
   second_slower: z.number().positive().nullable(),
@@ -168,10 +168,12 @@ export async function gpuOf(
   if (path === undefined) return { preset, constants: {}, calibration: null };
   const { constants } = await readCalibration(path);
   const taken = KEYS.flatMap((key): [string, number][] => {
-    const value = constants[key]?.value;
-    return CONSTANTS[key].used && value !== undefined && value !== null && Math.round(value) > 0
-      ? [[key, Math.round(value)]]
-      : [];
+    const value = constants[key]?.value ?? null;
+    if (!CONSTANTS[key].used || value === null) return [];
+    const whole = Math.round(value);
+    if (whole === 0 && (key === "slice_ns" || key.endsWith("_per_us")))
+      throw new RigelError("config", `${path}: constants.${key}.value: expected a number above 0, got ${value}`);
+    return [[key, whole]];
   });
   return { preset, constants: Object.fromEntries(taken), calibration: path };
 }

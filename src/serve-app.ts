@@ -10,7 +10,7 @@ import { Elysia } from "elysia";
 import { z } from "zod";
 import packageJson from "../package.json" with { type: "json" };
 import { dashboard } from "./dashboard.ts";
-import { contextsOf, processContextsSchema } from "./contexts.ts";
+import { processContextsSchema } from "./contexts.ts";
 import {
   changeClient,
   changePolicy,
@@ -24,7 +24,7 @@ import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
 import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
-import { METRICS_TYPE, metricsOf } from "./metrics.ts";
+import { METRICS_TYPE } from "./metrics.ts";
 import type { Native } from "./native.ts";
 import { RequestError, errorBody } from "./serve-error.ts";
 import { launchRoutes } from "./serve-launch.ts";
@@ -107,7 +107,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       response: z.object({ clients: z.array(clientSchema) }),
       detail: { summary: "The clients of all segments" },
     })
-    .get("/v1/contexts", () => ({ processes: watcher.live().flatMap(contextsOf) }), {
+    .get("/v1/contexts", () => ({ processes: watcher.contexts() }), {
       response: z.object({ processes: z.array(processContextsSchema) }),
       detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
     })
@@ -146,6 +146,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           throw new RequestError(422, "invalid", "body: expected class, memory, weight, paused or pause_s");
         const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
         changeClient(target, change, isPause ? seconds : undefined);
+        watcher.changed();
         return clientOf(`${target.segment.id}:${target.name}`, watcher.now());
       },
       {
@@ -170,6 +171,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         if (all.length === 0)
           throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
         changePolicy(all, policyChange(policy, "policy"), native);
+        watcher.changed();
         return {
           segments: watcher
             .now()
@@ -183,16 +185,12 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
       },
     )
-    .get(
-      "/metrics",
-      () => new Response(metricsOf(watcher.readings(), watcher.hangs()), { headers: { "content-type": METRICS_TYPE } }),
-      {
-        detail: {
-          summary: "For Prometheus",
-          responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
-        },
+    .get("/metrics", () => new Response(watcher.metrics(), { headers: { "content-type": METRICS_TYPE } }), {
+      detail: {
+        summary: "For Prometheus",
+        responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
       },
-    )
+    })
     .get("/grafana.json", () => grafanaDashboard(), {
       detail: { summary: "A dashboard over /metrics, for Grafana to import" },
     })

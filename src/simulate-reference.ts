@@ -18,6 +18,7 @@ import type { Native } from "./native.ts";
 import { aligned } from "./report.ts";
 import { fields, parse } from "./schema.ts";
 import { type ScenarioClient, Simulator } from "./simulate-run.ts";
+import { queuesUp } from "./simulate.ts";
 import { aloneOf, scenarioOf, wayFor } from "./simulate-ways.ts";
 
 const clientSchema = fields({
@@ -64,7 +65,7 @@ type Row = Reference["rows"][number];
 export interface Comparison {
   row: Row;
   /** Undefined: a program has no profile. */
-  predicted: { p50_over_alone: number; p99_over_alone: number; share: number } | undefined;
+  predicted: { p50_over_alone: number; p99_over_alone: number; share: number; queues_up: boolean } | undefined;
 }
 
 const DURATION_s = 60;
@@ -105,7 +106,12 @@ export async function compareAll(
       if (index > 0) share += one.finished / (base[index]?.finished ?? 1);
     return {
       row,
-      predicted: { p50_over_alone: high.p50_ns / first.p50_ns, p99_over_alone: high.p99_ns / first.p99_ns, share },
+      predicted: {
+        p50_over_alone: high.p50_ns / first.p50_ns,
+        p99_over_alone: high.p99_ns / first.p99_ns,
+        share,
+        queues_up: clients[0] !== undefined && queuesUp(clients[0], high.p50_ns),
+      },
     };
   });
   watch(simulator);
@@ -152,7 +158,11 @@ export function referenceText(comparisons: readonly Comparison[]): string {
       predicted ? predicted[key].toFixed(2) : "-",
       predicted ? percent(off(predicted[key], row[key]), 0) : "-",
     ]),
-    predicted ? row.source : `${row.source}; no profile, not simulated`,
+    !predicted
+      ? `${row.source}; no profile, not simulated`
+      : predicted.queues_up
+        ? `${row.source}; requests queue up: p99 depends on for how long`
+        : row.source,
   ]);
   const lines = aligned(header, rows, 2);
   return [...lines, "", errorsText(medianErrors(comparisons))].join("\n");

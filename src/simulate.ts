@@ -102,7 +102,7 @@ export async function predict(
   });
   const running = points.map(
     async ({ value, duration_s, clients, ways }) =>
-      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator),
+      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator, notes),
   );
   watch(simulator);
   return {
@@ -124,6 +124,7 @@ async function predictPoint(
   gpu: ScenarioGpu,
   native: Native,
   simulator: Simulator,
+  notes: string[],
 ): Promise<Point> {
   const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
   const together = Promise.all(
@@ -132,6 +133,15 @@ async function predictPoint(
       outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
     })),
   );
+  const late = new Set<string>();
+  for (const { way, outcome } of await together)
+    for (const [index, client] of clients.entries())
+      if (queuesUp(client, outcome.clients[index]?.p50_ns ?? 0)) late.add(`${client.name} under ${way.name}`);
+  if (late.size > 0)
+    notes.push(
+      `${value === null ? "" : `at ${value}: `}requests queue up, taking longer than the time between them, so that how late they are ` +
+        `depends on the duration: ${[...late].join(", ")}`,
+    );
   const base = (await apart).flatMap((outcome) => outcome.clients);
   const alone = clients.map((client, index) => clientNumbers(client, base[index], undefined, duration_s));
   const ceiling = ceilingOf(clients, base, duration_s);
@@ -158,6 +168,14 @@ async function predictPoint(
       };
     }),
   };
+}
+
+/**
+ * Whether half of a client's requests or more take longer than the mean time between two: they queue up, and how late they are in the end
+ * depends on how long that has gone on, here and on a GPU.
+ */
+export function queuesUp({ rate }: ScenarioClient, p50_ns: number): boolean {
+  return rate !== undefined && p50_ns > 1e9 / rate.per_s;
 }
 
 /** 1 minus what the high clients alone keep the GPU busy for: their kernels and copies, times what they had a second. */

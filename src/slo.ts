@@ -98,7 +98,8 @@ const ENOUGH = 20;
 const KNOWN = 60;
 /** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
 const KNOWN_WAITS = 30;
-const GROSS = 1.4;
+const GROSS = 2;
+const GROSS_QUANTILE = 0.9;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
@@ -649,6 +650,7 @@ export class Controller {
     const over = QUANTILES.some(
       ([q, z]) =>
         few * (1 - q) >= 3 &&
+        (!delayed || q <= GROSS_QUANTILE) &&
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
     );
     return over ? "over" : (delayed?.verdict ?? "within");

@@ -3,7 +3,8 @@
  *
  * The demo's pair runs on the simulated GPU under policy priority beside `rigel serve`, in windows without load and with it in turn:
  * many event streams, and requests at a steady rate whether or not earlier ones were answered. The latencies are those that the
- * high client itself wrote down, each by when it fell due. Everything is on 127.0.0.1, in a folder of its own, and bounded: the
+ * high client itself wrote down, each by when it fell due. Clients have processors of their own where there are two or more, as a
+ * latency-critical program has: else the ratio says how they and the load compete for one. Everything is on 127.0.0.1, in a folder of its own, and bounded: the
  * time, the windows, the streams, the requests under way. However it ends, no process and no file of it stays.
  */
 
@@ -17,6 +18,7 @@ import {
   type Sample,
   type Window,
   ascending,
+  generator,
   latencyOf,
   quantile,
   schedule,
@@ -40,7 +42,8 @@ Examples:
   bun run soak --seconds 120 --json     two minutes, one JSON document
   bun run soak --check                  exit status 1 if the high client's p99 grew by more than 2% with load
 
-The load and the clients share the processors of this machine: with few of them the ratio shows how they compete for these.`;
+Of the processors, the clients get the first ones (and, as root, go before other programs), server and load the last one, or two of more
+than three; --together lets all run on all: then the ratio shows how they compete for them.`;
 
 /** With --check, how much of its p99 without load the high client may have with it. */
 const LIMIT = 1.02;
@@ -53,6 +56,8 @@ const SETTLE_PART = 0.1;
 const START_s = 60;
 const END_ms = 20_000;
 const SAMPLE_ms = 1000;
+/** How many runs are put together to see how much chance there is in a ratio. */
+const DRAWS = 200;
 
 type Way = "without" | "with";
 const WAYS: readonly Way[] = ["without", "with"];
@@ -63,6 +68,7 @@ interface Options {
   rate: number;
   json?: true;
   check?: true;
+  together?: true;
 }
 
 function between(least: number, most: number): (text: string) => number {
@@ -81,6 +87,7 @@ const options = new Command("bun run soak")
   .option("--rate <per second>", "requests a second with load", between(1, 1000), 200)
   .option("--json", "print as JSON; progress is on standard error")
   .option("--check", `exit status 1 if the p99 with load is above ${LIMIT} of that without`)
+  .option("--together", "leave it to the system which processors clients, server and load run on")
   .addHelpText("after", EXAMPLES)
   .parse()
   .opts<Options>();
@@ -98,6 +105,8 @@ interface Measured {
   windows: Window[];
   requests: readonly Sample[];
   load: SoakLoad;
+  /** The processors of the clients, and of server and load; null: all on all. */
+  processors: Processors | null;
   /** Seconds as in the windows. */
   rss: [at_s: number, bytes: number][];
 }
@@ -107,13 +116,15 @@ async function soak(native: Native): Promise<Measured> {
   const mark = `RIGEL_SOAK=${process.pid}-${Date.now()}`;
   using guard = new Guard(mark, [scratch]);
   const children: Child[] = [];
-  const start = (name: string, args: string[]): Child => {
-    const child = startChild(scratch, name, args, mark);
+  const processors = options.together ? null : processorsOf();
+  const start = (name: "serve" | "launch", args: string[]): Child => {
+    const child = startChild(scratch, name, args, mark, prefixOf(name, processors));
     guard.watch(child.process.pid);
     children.push(child);
     return child;
   };
   try {
+    if (processors) await moveTo(processors.load);
     for (const folder of ["segments", "run", "cache"]) mkdirSync(join(scratch, folder), { mode: 0o700 });
     const segments = join(scratch, "segments");
     const server = start("serve", ["serve", "--port", "0", "--json", "--segment", segments]);
@@ -165,7 +176,7 @@ async function soak(native: Native): Promise<Measured> {
     // The clients end after the request that they are in, and write down what they have measured.
     launch.process.kill("SIGINT");
     await ended(launch, END_ms);
-    return { windows: done, requests: requestsIn(log, launch), load, rss };
+    return { windows: done, requests: requestsIn(log, launch), load, processors, rss };
   } finally {
     for (const child of children.toReversed()) {
       child.process.kill("SIGTERM");
@@ -174,6 +185,40 @@ async function soak(native: Native): Promise<Measured> {
     }
     rmSync(scratch, { recursive: true, force: true });
   }
+}
+
+/** Lists as taskset takes them. */
+interface Processors {
+  clients: string;
+  load: string;
+}
+
+/** Who runs where; null where there is one processor, or no taskset. */
+function processorsOf(): Processors | null {
+  const [, allowed = ""] = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync("/proc/self/status", "utf8")) ?? [];
+  const all = allowed.split(",").flatMap((range) => {
+    const [first = 0, last = first] = range.split("-").map(Number);
+    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
+  });
+  if (all.length < 2 || Bun.which("taskset") === null) return null;
+  const at = all.length - (all.length > 3 ? 2 : 1);
+  return { clients: all.slice(0, at).join(","), load: all.slice(at).join(",") };
+}
+
+/** What a child is started through. Whatever else the machine does, in both kinds of windows, is not to decide: root's clients go first. */
+function prefixOf(name: "serve" | "launch", processors: Processors | null): string[] {
+  if (!processors) return [];
+  if (name === "serve") return ["taskset", "-c", processors.load];
+  return [...(process.getuid?.() === 0 ? ["nice", "-n", "-15"] : []), "taskset", "-c", processors.clients];
+}
+
+/** This process, which makes the load, with all its threads. */
+async function moveTo(processors: string): Promise<void> {
+  const moved = Bun.spawn(["taskset", "-acp", processors, String(process.pid)], {
+    stdout: "ignore",
+    stderr: "inherit",
+  });
+  if ((await moved.exited) !== 0) throw new RigelError("command", `taskset cannot move to processors ${processors}`);
 }
 
 /** The demo's pair under priority; the high client writes its latencies down. A launch of this ends by itself, whatever happens here. */
@@ -205,10 +250,10 @@ interface Child {
   errors: () => string;
 }
 
-function startChild(scratch: string, name: string, args: string[], mark: string): Child {
+function startChild(scratch: string, name: string, args: string[], mark: string, prefix: readonly string[]): Child {
   const [stdout, stderr] = [join(scratch, `${name}.out`), join(scratch, `${name}.err`)];
   const [variable = "", value] = mark.split("=");
-  const child = Bun.spawn([...commandLine(), ...args], {
+  const child = Bun.spawn([...prefix, ...commandLine(), ...args], {
     env: {
       ...process.env,
       NO_COLOR: "1",
@@ -305,8 +350,24 @@ function requestsIn(log: string, launch: Child): Measured["requests"] {
   }
 }
 
+/** What share of the p99 without load that with it is, in 95% of runs put together of these pairs, drawn with repetition. */
+function intervalOf(
+  pairs: readonly { with: readonly number[]; without: readonly number[] }[],
+): { low: number; high: number } | null {
+  const whole = pairs.filter((pair) => pair.with.length > 0 && pair.without.length > 0);
+  if (whole.length < 2) return null;
+  const random = generator(1);
+  const ratios = Array.from({ length: DRAWS }, () => {
+    const drawn = whole.flatMap(() => whole[Math.floor(random() * whole.length)] ?? []);
+    const p99 = (way: Way): number => quantile(ascending(drawn.flatMap((pair) => pair[way])), 0.99);
+    return p99("with") / p99("without");
+  });
+  const sorted = ascending(ratios);
+  return { low: quantile(sorted, 0.025), high: quantile(sorted, 0.975) };
+}
+
 /** What is printed with --json. */
-function reportOf({ windows, requests, load, rss }: Measured) {
+function reportOf({ windows, requests, load, processors, rss }: Measured) {
   const samplesOf = (window: Window) => within(requests, window, 0);
   const all = (way: Way): Latency | null =>
     latencyOf(windows.filter((window) => window.way === way).flatMap(samplesOf)) ?? null;
@@ -319,6 +380,14 @@ function reportOf({ windows, requests, load, rss }: Measured) {
       measured.find((window) => window.round === round && window.way === way)?.latency?.p99_ms ?? Number.NaN;
     return p99_ms("with") / p99_ms("without");
   });
+  const latencies = (round: number, way: Way): number[] =>
+    windows
+      .filter((window) => window.round === round && window.way === way)
+      .flatMap((window) => samplesOf(window).map(([, latency_ms]) => latency_ms));
+  const pairs = [...new Set(windows.map(({ round }) => round))].map((round) => ({
+    with: latencies(round, "with"),
+    without: latencies(round, "without"),
+  }));
   const answers = ascending(load.answers_ms);
   const bytes = rss.map(([, value]) => value);
   const quiet = windows.filter(({ way }) => way === "without");
@@ -329,11 +398,14 @@ function reportOf({ windows, requests, load, rss }: Measured) {
     streams: options.streams,
     rate_per_s: options.rate,
     interrupted: over.signal.aborted,
+    processors,
     high: {
       name: HIGH.name,
       ...high,
       p50_ratio: ratio(({ p50_ms }) => p50_ms),
       p99_ratio: ratio(({ p99_ms }) => p99_ms),
+      /** In which 95% of such runs would have it: drawn anew from these pairs of windows. */
+      p99_ratio_interval: intervalOf(pairs),
       /** Of each pair of windows by itself: what else the machine did hits few of them. */
       p99_ratio_rounds: spread(rounds),
     },
@@ -375,17 +447,28 @@ function kibibytes(bytes: number | null): string {
   return number(bytes === null ? null : bytes / 1024, 1);
 }
 
-function textOfReport({ high, requests, event_streams: streams, server_rss: rss, windows }: Report): string {
+function textOfReport({
+  high,
+  processors,
+  requests,
+  event_streams: streams,
+  server_rss: rss,
+  windows,
+}: Report): string {
   const latency = (way: Way): string => {
     const of = high[way];
     return `${way.padEnd(7)} load  p50 ${number(of?.p50_ms, 3)} ms, p99 ${number(of?.p99_ms, 3)} ms (${of?.count ?? 0} requests)`;
   };
   const rounds = high.p99_ratio_rounds;
+  const interval = high.p99_ratio_interval;
   const failed = Object.entries(requests.errors).map(([what, count]) => `  ${count} x ${what}`);
   return [
-    `${high.name}, policy priority, ${windows.length} windows`,
+    `${high.name}, policy priority, ${windows.length} windows; ` +
+      (processors
+        ? `clients on processors ${processors.clients}, server and load on ${processors.load}`
+        : "all on all processors"),
     ...WAYS.map((way) => `  ${latency(way)}`),
-    `  ratio         p50 ${number(high.p50_ratio, 3)}, p99 ${number(high.p99_ratio, 3)}; p99 by pairs of windows: median ${number(rounds?.median, 3)}, ${number(rounds?.min, 3)} to ${number(rounds?.max, 3)}`,
+    `  ratio         p50 ${number(high.p50_ratio, 3)}, p99 ${number(high.p99_ratio, 3)} (${number(interval?.low, 2)} to ${number(interval?.high, 2)} by chance); p99 by pairs of windows: median ${number(rounds?.median, 3)}, ${number(rounds?.min, 3)} to ${number(rounds?.max, 3)}`,
     `requests        ${requests.answered} of ${requests.sent} answered, ${requests.unsent} not sent in time, p50 ${number(requests.p50_ms, 1)} ms, p99 ${number(requests.p99_ms, 1)} ms`,
     ...failed,
     `event streams   ${streams.opened} opened, ${streams.lost} lost, ${streams.silent} silent, ${streams.events} events`,

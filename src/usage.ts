@@ -61,6 +61,7 @@ export interface HistogramShape {
 export class Histogram {
   readonly #counts: Float64Array;
   readonly #shape: HistogramShape;
+  #total: number | undefined;
 
   constructor(counts: Float64Array, shape: HistogramShape) {
     this.#counts = counts;
@@ -68,7 +69,12 @@ export class Histogram {
   }
 
   get total(): number {
-    return this.#counts.reduce((sum, count) => sum + count, 0);
+    if (this.#total === undefined) {
+      let sum = 0;
+      for (let bucket = 0; bucket < this.#counts.length; bucket++) sum += this.#counts[bucket] ?? 0;
+      this.#total = sum;
+    }
+    return this.#total;
   }
 
   /** False of the difference between two histograms of different things. */
@@ -78,10 +84,10 @@ export class Histogram {
 
   /** This plus `sign` times `other`. */
   combined(other: Histogram, sign: 1 | -1): Histogram {
-    return new Histogram(
-      this.#counts.map((count, bucket) => count + sign * (other.#counts[bucket] ?? 0)),
-      this.#shape,
-    );
+    const counts = this.#counts.slice();
+    for (let bucket = 0; bucket < counts.length; bucket++)
+      counts[bucket] = (counts[bucket] ?? 0) + sign * (other.#counts[bucket] ?? 0);
+    return new Histogram(counts, this.#shape);
   }
 
   /** Every count times `factor`. */
@@ -95,10 +101,8 @@ export class Histogram {
   /** How many durations end below `ns`, to the width of a bucket. */
   below(ns: number): number {
     let sum = 0;
-    for (const [bucket, count] of this.#counts.entries()) {
-      if (this.#lower_ns(bucket + 1) > ns) break;
-      sum += count;
-    }
+    for (let bucket = 0; bucket < this.#counts.length && this.#lower_ns(bucket + 1) <= ns; bucket++)
+      sum += this.#counts[bucket] ?? 0;
     return sum;
   }
 
@@ -116,7 +120,8 @@ export class Histogram {
     if (total <= 0) return null;
     const rank = Math.max(q * total, Number.MIN_VALUE);
     let below = 0;
-    for (const [bucket, count] of this.#counts.entries()) {
+    for (let bucket = 0; bucket < this.#counts.length; bucket++) {
+      const count = this.#counts[bucket] ?? 0;
       if (count > 0 && below + count >= rank) {
         const lower = this.#lower_ns(bucket);
         const width = this.#lower_ns(bucket + 1) - lower;

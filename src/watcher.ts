@@ -11,6 +11,8 @@
  * `segment` is Stats.segment.id, `at` the wall clock. Reads only, but that it runs the control loop of a segment where nobody else does.
  */
 
+import { type ProcessContexts, contextsOf } from "./contexts.ts";
+import { metricsOf } from "./metrics.ts";
 import type { Segments } from "./discover.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import type { Segment } from "./segment.ts";
@@ -20,6 +22,8 @@ import { type Reading, type Stats, readingOf, statsOf } from "./stats.ts";
 const INTERVAL_ms = 1000;
 /** Rates over less than this say little. */
 const SHORTEST_ms = 200;
+/** One look at the segments serves all who ask within so long, so that many who ask cost clients no more of the processor than one. */
+const FRESH_ms = 100;
 
 /** A process that hangs: what of Found a list of them needs. */
 export type Hung = Pick<Found, "name" | "class" | "pid" | "rank" | "verdict" | "seconds" | "why">;
@@ -41,6 +45,17 @@ export type Event =
     }
   | { event: "slo"; data: { at: string; segment: string; slo: Stats["slo"] } };
 
+/** One look at all segments; what follows from it is worked out when it is first asked for. */
+interface Look {
+  at_ms: number;
+  segments: readonly Segment[];
+  readings?: Reading[];
+  stats?: Stats[];
+  hangs?: Hangs[];
+  contexts?: ProcessContexts[];
+  metrics?: string;
+}
+
 interface Seen {
   segment: Segment;
   /** The last one of the second, and the one before it. */
@@ -61,6 +76,7 @@ export class Watcher implements Disposable {
   readonly #listeners = new Set<(events: readonly Event[]) => void>();
   #seen = new Map<string, Seen>();
   #timer: ReturnType<typeof setInterval> | undefined;
+  #look: Look | undefined;
 
   /** What waits for longer than `hang_s` hangs. */
   constructor(segments: Segments, hang_s: number) {
@@ -82,25 +98,53 @@ export class Watcher implements Disposable {
 
   /** Every segment as it is now; rates are over the last second or so. */
   now(): Stats[] {
-    return this.#segments.live().map((segment) => {
-      const seen = this.#seen.get(segment.path);
-      const reading = readingOf(segment);
-      const known = seen?.segment === segment ? [seen.reading, seen.before] : [];
+    const look = this.#looked();
+    look.readings ??= look.segments.map(readingOf);
+    return (look.stats ??= look.readings.map((reading, index) => {
+      const segment = look.segments[index];
+      const seen = segment && this.#seen.get(segment.path);
+      const known = seen?.segment === segment ? [seen?.reading, seen?.before] : [];
       return statsOf(
         reading,
         known.find((one) => one !== undefined && (reading.at_ns - one.at_ns) / 1e6 >= SHORTEST_ms),
       );
-    });
+    }));
   }
 
-  /** The same, with histograms. */
-  readings(): Reading[] {
-    return this.#segments.live().map(readingOf);
+  /** What Prometheus reads. */
+  metrics(): string {
+    const look = this.#looked();
+    look.readings ??= look.segments.map(readingOf);
+    look.hangs ??= this.#hangsIn(look.segments, this.#hang_s);
+    return (look.metrics ??= metricsOf(look.readings, look.hangs));
+  }
+
+  /** Contexts, threads and calls of every process. */
+  contexts(): ProcessContexts[] {
+    const look = this.#looked();
+    return (look.contexts ??= look.segments.flatMap(contextsOf));
+  }
+
+  /** Something was changed: who asks next is to see it. */
+  changed(): void {
+    this.#look = undefined;
   }
 
   /** Who hangs in every segment, as of now. */
-  hangs(threshold_s = this.#hang_s): Hangs[] {
-    return this.#segments.live().map((segment) => {
+  hangs(threshold_s?: number): Hangs[] {
+    const look = this.#looked();
+    if (threshold_s !== undefined) return this.#hangsIn(look.segments, threshold_s);
+    return (look.hangs ??= this.#hangsIn(look.segments, this.#hang_s));
+  }
+
+  #looked(): Look {
+    const at_ms = performance.now();
+    if (!this.#look || at_ms - this.#look.at_ms >= FRESH_ms) this.#look = { at_ms, segments: this.#segments.live() };
+    return this.#look;
+  }
+
+  #hangsIn(segments: readonly Segment[], threshold_s: number): Hangs[] {
+    return segments.map((segment) => {
       const seen = this.#seen.get(segment.path);
       const moment = momentOf(segment, threshold_s);
       const known = seen?.segment === segment ? [seen.moment, seen.momentBefore] : [];

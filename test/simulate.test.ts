@@ -293,6 +293,16 @@ function bench(simulated: boolean) {
   };
 }
 
+test("requests that queue up are told: how late they are depends on the duration", async () => {
+  using scratch = new Scratch();
+  const args = ["--policy", "time-slicing", "--duration", "2", "--sweep", "rate=100,6000"];
+  const { stderr, status } = await rigel("simulate", jobs(scratch), ...args);
+  expect(
+    stderr.match(/note: at \d+: requests queue up.*: .*/g)?.map((line) => line.replace(/ queue up.*:/, "")),
+  ).toEqual(["note: at 6000: requests serve under time slicing"]);
+  expect(status).toBe(0);
+});
+
 describe.concurrent("measurements to compare with", () => {
   test("the median errors that are kept are those that the model has now, within a tenth", async () => {
     const kept = referenceSchema.parse(await Bun.file(join(root, "profiles", "reference-h200.json")).json());

@@ -340,7 +340,7 @@ typedef struct {
     double first_slower, second_slower;
 } pair;
 
-enum { PAIRS = 8 };
+enum { PAIRS = 7 };
 static pair pairs[PAIRS];
 static uint32_t pair_count;
 
@@ -366,7 +366,7 @@ static double run_pair(bench *b, const side *s, const char *names[3], const work
 
 /*
  * `compute` takes so much shared memory that an SM holds one block of it: to the model it fills the GPU. `beside` and `memory` fill what it
- * leaves of an SM's threads, all but one of the blocks that an SM holds.
+ * leaves of an SM's threads, all but one of the blocks that an SM holds. `few` has a quarter of the SMs to itself when it is alone.
  */
 static void measure_pairs(bench *b, const side *s)
 {
@@ -375,9 +375,9 @@ static void measure_pairs(bench *b, const side *s)
     work before = spinning(s, 1, 32, 0), compute = spinning(s, b->sms, THREADS, more),
          beside = spinning(s, b->sms * (held - 1), THREADS, 0),
          memory = streaming(b, s, b->sms * (held - 1), THREADS, 0, 0), other = streaming(b, s, b->sms, THREADS, 0, 1),
-         half_compute = spinning(s, half, THREADS, more), half_memory = streaming(b, s, half, THREADS, more, 0),
+         few = spinning(s, b->sms / 4 ? b->sms / 4 : 1, THREADS, 0), half_compute = spinning(s, half, THREADS, more), half_memory = streaming(b, s, half, THREADS, more, 0),
          half_other = streaming(b, s, half, THREADS, more, 1);
-    work *all[] = {&before, &compute, &beside, &memory, &other, &half_compute, &half_memory, &half_other};
+    work *all[] = {&before, &compute, &beside, &memory, &other, &few, &half_compute, &half_memory, &half_other};
     step(b, "kernels alone");
     for (uint32_t i = 0; i < sizeof(all) / sizeof(*all); i++)
         fit(b, s, all[i], i ? 2 * MS : 5 * MS);
@@ -393,6 +393,7 @@ static void measure_pairs(bench *b, const side *s)
     double sm = run_pair(b, s, (const char *[]){"compute", "compute", "same"}, &before, &compute, &beside);
     double mixed = run_pair(b, s, (const char *[]){"compute", "memory", "same"}, &before, &compute, &memory);
     run_pair(b, s, (const char *[]){"memory", "memory", "same"}, &before, &memory, &other);
+    run_pair(b, s, (const char *[]){"compute", "compute", "some"}, &before, &few, &beside);
     run_pair(b, s, (const char *[]){"compute", "compute", "apart"}, &before, &half_compute, &half_compute);
     run_pair(b, s, (const char *[]){"compute", "memory", "apart"}, &before, &half_compute, &half_memory);
     run_pair(b, s, (const char *[]){"memory", "memory", "apart"}, &before, &half_memory, &half_other);
@@ -561,7 +562,7 @@ static int attribute(CUdevice device, int which)
 int rg_calibrate(int index)
 {
     static side own, rival;
-    bench b = {.steps = 3 + 7 + 1 + 10};
+    bench b = {.steps = 3 + 1 + PAIRS + 1 + 10};
     char why[256], name[256] = "";
     CUdevice device;
     CUcontext primary, second;

@@ -14,8 +14,8 @@
  *   - RIGEL_CUBLAS_STRICT=1: handles made by two threads at once: NOT_INITIALIZED, as was reported from the field; NVIDIA's manual
  *     calls cublasCreate safe
  *
- * Each computing call launches one kernel on the handle's stream. cublasSgemm computes besides, on the host, if it is small and
- * its stream is not being captured; the others leave their results as they are.
+ * Each computing call launches one kernel on the handle's stream. cublasSgemm and cublasSgemmStridedBatched compute besides, on the
+ * host, if a product is small and the stream is not being captured; the others leave their results as they are.
  *
  * Built once for each major version, whose number is RG_BLAS_MAJOR. Never used by anything but tests.
  */
@@ -289,56 +289,84 @@ _Static_assert(SETTING_EMULATION_SPECIAL_VALUES == 5, "set in make");
         *value = (type)atomic_load(&h->settings[SETTING_##setting]); \
         return CUBLAS_STATUS_SUCCESS; \
     }
-/* The one that computes is below. */
+/* Those that compute are below. */
 #define cublasSgemm_v2 other_sgemm
+#define cublasSgemmStridedBatched other_strided
 #include "cublas.def"
 #undef cublasSgemm_v2
+#undef cublasSgemmStridedBatched
 
 static float element(const float *x, int transposed, int ld, int row, int column)
 {
     return transposed ? x[(size_t)row * (size_t)ld + (size_t)column] : x[(size_t)column * (size_t)ld + (size_t)row];
 }
 
+static size_t bytes_of(int rows, int columns, int ld)
+{
+    return sizeof(float) * ((size_t)ld * (size_t)(columns - 1) + (size_t)rows);
+}
+
+/* One product, on the host, of a handle in use. */
+static cublasStatus_t compute(cublasHandle_t h, int ta, int tb, int m, int n, int k, const void *alpha, CUdeviceptr a, int lda,
+                              CUdeviceptr b, int ldb, const void *beta, CUdeviceptr c, int ldc)
+{
+    CUstream s = atomic_load(&h->stream);
+    size_t sa = ta ? bytes_of(k, m, lda) : bytes_of(m, k, lda), sb = tb ? bytes_of(n, k, ldb) : bytes_of(k, n, ldb),
+           sc = bytes_of(m, n, ldc);
+    float *x = malloc(sa), *y = malloc(sb), *z = malloc(sc), al = 0, be = 0;
+    int ok = x && y && z;
+    if (atomic_load(&h->settings[SETTING_POINTER_MODE]) == CUBLAS_POINTER_MODE_DEVICE) {
+        ok = ok && !cu.cuMemcpyDtoHAsync_v2(&al, (CUdeviceptr)(uintptr_t)alpha, sizeof al, s) &&
+             !cu.cuMemcpyDtoHAsync_v2(&be, (CUdeviceptr)(uintptr_t)beta, sizeof be, s);
+    } else {
+        al = *(const float *)alpha;
+        be = *(const float *)beta;
+    }
+    /* Bytes move during the call that submits the copy, on the simulated GPU. */
+    ok = ok && !cu.cuMemcpyDtoHAsync_v2(x, a, sa, s) && !cu.cuMemcpyDtoHAsync_v2(y, b, sb, s) &&
+         !cu.cuMemcpyDtoHAsync_v2(z, c, sc, s);
+    for (int j = 0; ok && j < n; j++)
+        for (int i = 0; i < m; i++) {
+            float sum = 0, *to = &z[(size_t)j * (size_t)ldc + (size_t)i];
+            for (int l = 0; l < k; l++)
+                sum += element(x, ta, lda, i, l) * element(y, tb, ldb, l, j);
+            *to = al * sum + (be != 0 ? be * *to : 0);
+        }
+    ok = ok && cu.cuMemcpyHtoDAsync_v2(c, z, sc, s) == CUDA_SUCCESS;
+    free(x);
+    free(y);
+    free(z);
+    return ok ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+static cublasStatus_t multiply(cublasHandle_t h, const char *call, int ta, int tb, int m, int n, int k, const void *alpha, const void *a,
+                               int lda, long long as, const void *b, int ldb, long long bs, const void *beta, void *c, int ldc,
+                               long long cs, int count)
+{
+    cublasStatus_t r = run(h, call, c);
+    if (r)
+        return r;
+    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
+    cu.cuStreamIsCapturing(atomic_load(&h->stream), &capturing);
+    if (!ours((uintptr_t)a, h->context) || !ours((uintptr_t)b, h->context))
+        r = CUBLAS_STATUS_EXECUTION_FAILED;
+    else if (!capturing && m > 0 && n > 0 && k > 0 && (long)m * n * k <= SMALL && c)
+        for (int i = 0; i < count && !r; i++)
+            r = compute(h, ta, tb, m, n, k, alpha, (CUdeviceptr)((uintptr_t)a + (uintptr_t)(as * i) * sizeof(float)), lda,
+                        (CUdeviceptr)((uintptr_t)b + (uintptr_t)(bs * i) * sizeof(float)), ldb, beta,
+                        (CUdeviceptr)((uintptr_t)c + (uintptr_t)(cs * i) * sizeof(float)), ldc);
+    end(h);
+    return r;
+}
+
 API cublasStatus_t cublasSgemm_v2 RG_GEMM_PARAMS(int);
 API cublasStatus_t cublasSgemm_v2 RG_GEMM_PARAMS(int)
 {
-    cublasStatus_t r = run(h, "cublasSgemm_v2", c);
-    if (r)
-        return r;
-    CUstream s = atomic_load(&h->stream);
-    CUstreamCaptureStatus capturing = CU_STREAM_CAPTURE_STATUS_NONE;
-    cu.cuStreamIsCapturing(s, &capturing);
-    if (!ours((uintptr_t)a, h->context) || !ours((uintptr_t)b, h->context)) {
-        r = CUBLAS_STATUS_EXECUTION_FAILED;
-    } else if (!capturing && m > 0 && n > 0 && k > 0 && (long)m * n * k <= SMALL && c) {
-        size_t sa = sizeof(float) * (size_t)lda * (size_t)(ta ? m : k), sb = sizeof(float) * (size_t)ldb * (size_t)(tb ? k : n),
-               sc = sizeof(float) * (size_t)ldc * (size_t)n;
-        float *x = malloc(sa), *y = malloc(sb), *z = malloc(sc), al = 0, be = 0;
-        int ok = x && y && z;
-        if (atomic_load(&h->settings[SETTING_POINTER_MODE]) == CUBLAS_POINTER_MODE_DEVICE) {
-            ok = ok && !cu.cuMemcpyDtoHAsync_v2(&al, (CUdeviceptr)(uintptr_t)alpha, sizeof al, s) &&
-                 !cu.cuMemcpyDtoHAsync_v2(&be, (CUdeviceptr)(uintptr_t)beta, sizeof be, s);
-        } else {
-            al = *(const float *)alpha;
-            be = *(const float *)beta;
-        }
-        /* Bytes move during the call that submits the copy, on the simulated GPU. */
-        ok = ok && !cu.cuMemcpyDtoHAsync_v2(x, (CUdeviceptr)(uintptr_t)a, sa, s) &&
-             !cu.cuMemcpyDtoHAsync_v2(y, (CUdeviceptr)(uintptr_t)b, sb, s) &&
-             !cu.cuMemcpyDtoHAsync_v2(z, (CUdeviceptr)(uintptr_t)c, sc, s);
-        for (int j = 0; ok && j < n; j++)
-            for (int i = 0; i < m; i++) {
-                float sum = 0, *to = &z[(size_t)j * (size_t)ldc + (size_t)i];
-                for (int l = 0; l < k; l++)
-                    sum += element(x, ta, lda, i, l) * element(y, tb, ldb, l, j);
-                *to = al * sum + (be != 0 ? be * *to : 0);
-            }
-        if (!ok || cu.cuMemcpyHtoDAsync_v2((CUdeviceptr)(uintptr_t)c, z, sc, s) != CUDA_SUCCESS)
-            r = CUBLAS_STATUS_EXECUTION_FAILED;
-        free(x);
-        free(y);
-        free(z);
-    }
-    end(h);
-    return r;
+    return multiply(h, "cublasSgemm_v2", ta, tb, m, n, k, alpha, a, lda, 0, b, ldb, 0, beta, c, ldc, 0, 1);
+}
+
+API cublasStatus_t cublasSgemmStridedBatched RG_STRIDED_PARAMS(int);
+API cublasStatus_t cublasSgemmStridedBatched RG_STRIDED_PARAMS(int)
+{
+    return multiply(h, "cublasSgemmStridedBatched", ta, tb, m, n, k, alpha, a, lda, as, b, ldb, bs, beta, c, ldc, cs, count);
 }

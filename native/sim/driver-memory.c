@@ -568,7 +568,13 @@ static CUresult copy(const copy_how *how, const sim_move *move, CUstream stream)
     /* From host to host the caller could do it alone; in a stream it takes its turn with the uploads. */
     w.transfer = to_device && from_device ? RG_MODEL_D2D : from_device ? RG_MODEL_D2H : RG_MODEL_H2D;
     w.bytes = move->width * move->height * move->depth;
-    uint64_t ticket;
+    uint64_t ticket = 0;
+    /* What goes to host memory that the driver does not know returns when it has arrived (CUDA Driver API, "API synchronization
+     * behavior"), unless it is captured. */
+    if (!how->wait && w.transfer == RG_MODEL_D2H && !dst) {
+        r = sim_submit(s, &w, &ticket);
+        return r || !ticket ? r : sim_wait(s->device, (sim_until){SIM_UNTIL_STREAM, s->id, ticket});
+    }
     if (!how->wait) return sim_submit(s, &w, NULL);
     if ((r = sim_capture_conflict(s)) || (r = sim_unsafe()) || (r = sim_submit(s, &w, &ticket))) return r;
     if (w.transfer == RG_MODEL_D2D) return CUDA_SUCCESS;

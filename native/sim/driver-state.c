@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STATE_MAGIC 0x3130494d4953475full
+#define STATE_MAGIC 0x3230494d4953475full
 enum { MAX_PROCESSES = RG_MODEL_MAX_CONTEXTS };
 
 typedef struct {

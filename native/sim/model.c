@@ -27,13 +27,16 @@ static rg_model_lanes whole_sm(const rg_model_params *p)
     return lanes(p->blocks_per_sm, p->threads_per_sm / 32, p->registers_per_sm / 256, p->shared_bytes_per_sm / 128);
 }
 
-/* The CUDA occupancy calculator's units: warps of 32 threads, allocated in fours; registers in 256s per warp. */
+/*
+ * The CUDA occupancy calculator's units: warps of 32 threads, registers in 256s per warp. Its rounding of the warps that an SM's registers
+ * suffice for down to a multiple of four (a quarter of the registers is of each of four parts) is left out: lanes cannot have it.
+ */
 static bool needs(const rg_model_params *p, const rg_model_kernel *k, rg_model_lanes *need)
 {
     if (!k->blocks || !k->threads || k->threads > p->threads_per_block) return false;
     if (k->shared_bytes > p->shared_bytes_per_block) return false;
     uint64_t warps = (k->threads + 31) / 32;
-    uint64_t registers = (warps + 3) / 4 * 4 * (((uint64_t)k->registers * 32 + 255) / 256);
+    uint64_t registers = warps * (((uint64_t)k->registers * 32 + 255) / 256);
     uint64_t shared = ((uint64_t)k->shared_bytes + p->reserved_shared_bytes + 127) / 128;
     if (registers > 0xffff) return false;
     *need = lanes(1, warps, registers, shared);

@@ -4,6 +4,8 @@
  */
 #include "scenario-inside.h"
 
+#include "../segment.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,14 +137,19 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
     rg_model_kernel kernel = {
         .blocks = shape->blocks,
         .threads = shape->block[0] * shape->block[1] * shape->block[2],
-        .registers = RG_SHAPE_REGISTERS,
-        .shared_bytes = shape->shared_bytes,
+        .registers = op->registers,
+        .shared_bytes = op->shared_bytes,
         .block_ns = shape->block_ns,
         .memory_permille = memory_permille(s, op),
         .memory_bound = op->bound == 0,
     };
     switch (op->kind) {
     case RG_PROFILE_KERNEL:
+        /* What it took of an SM when it was recorded, it keeps from others here; but not what Orion's rows do not tell, or another GPU's. */
+        if (op->sms || rg_model_occupancy(&s->o->gpu, &kernel) != shape->blocks_per_sm) {
+            kernel.registers = RG_SHAPE_REGISTERS;
+            kernel.shared_bytes = shape->shared_bytes;
+        }
         return rg_model_submit_kernel(s->model, stream, &kernel, RG_MODEL_INHERIT, ticket);
     case RG_PROFILE_MEMSET:
         return rg_model_submit_transfer(s->model, stream, RG_MODEL_MEMSET, bytes, ticket);
@@ -499,23 +506,28 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
 
 rg_scenario_options rg_scenario_defaults(void)
 {
+    const rg_settings s = RG_SETTINGS_DEFAULT;
     return (rg_scenario_options){
         .gpu = *rg_model_preset("h200"),
         .duration_ns = 10000000000,
-        .policy = RG_POLICY_PRIORITY,
-        .inflight = 8,
-        .unit_us = 100,
-        .starvation_us = 100000,
-        .spin_us = 20,
-        .bulk_bytes = 65536,
-        .min_share_ppm = 50000,
-        .quantum_us = RG_POLICY_QUANTUM_NS / 1000,
+        .policy = s.policy,
+        .inflight = s.inflight,
+        .unit_us = s.unit_us,
+        .corun = s.corun,
+        .starvation_us = s.starvation_us,
+        .spin_us = s.spin_us,
+        .bulk_bytes = s.bulk_bytes,
+        .min_share_ppm = s.min_share_ppm,
+        .quantum_us = s.quantum_us,
+        .sms_limit = s.sms_limit,
+        .outstanding_us = s.outstanding_us,
+        .defer_us = s.defer_us,
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,
-        .be_slice_us = 50,
-        .high_slice_us = 10000,
-        .suspend = true,
+        .be_slice_us = s.slice_us,
+        .high_slice_us = s.high_slice_us,
+        .suspend = s.suspend,
         .drain = true,
         .suspend_delay_us = 50,
         .resume_delay_us = 50,

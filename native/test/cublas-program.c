@@ -10,42 +10,11 @@
  *
  * Knows nothing of Rigel. Exit status 0: all products are right. 1: it failed; the reason is on standard error.
  */
-#include "cublas_abi.h"
-#include "cuda_abi.h"
-#include "sim/cublas.h"
-#include "testing.h"
-
-#include <pthread.h>
-
-/* As in NVIDIA's headers. */
-CUresult cuInit(unsigned flags);
-CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d);
-CUresult cuCtxSetCurrent(CUcontext c);
-CUresult cuMemAlloc_v2(CUdeviceptr *p, size_t n);
-CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total);
-CUresult cuMemcpyHtoD_v2(CUdeviceptr d, const void *h, size_t n);
-CUresult cuMemcpyDtoH_v2(void *h, CUdeviceptr d, size_t n);
-CUresult cuStreamCreate(CUstream *s, unsigned flags);
-CUresult cuStreamSynchronize(CUstream s);
-CUresult cuStreamBeginCapture_v2(CUstream s, int mode);
-CUresult cuStreamEndCapture(CUstream s, CUgraph *g);
-CUresult cuGraphGetNodes(CUgraph g, CUgraphNode *nodes, size_t *count);
-cublasStatus_t cublasCreate_v2(cublasHandle_t *h);
-cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream s);
-cublasStatus_t cublasGetStream_v2(cublasHandle_t h, CUstream *s);
-cublasStatus_t cublasSgemm_v2(cublasHandle_t h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda,
-                              const void *b, int ldb, const void *beta, void *c, int ldc);
+#include "blas.h"
 
 typedef struct {
     CUdeviceptr a, b, c;
 } matrices;
-
-static void select_device(CUdevice d)
-{
-    CUcontext c;
-    CHECK_EQUAL(cuDevicePrimaryCtxRetain(&c, d), CUDA_SUCCESS);
-    CHECK_EQUAL(cuCtxSetCurrent(c), CUDA_SUCCESS);
-}
 
 static matrices allocate(void)
 {
@@ -72,13 +41,6 @@ static void expect_product(const matrices *m)
     CHECK(c[0] == 19 && c[1] == 43 && c[2] == 22 && c[3] == 50);
 }
 
-static cublasHandle_t handle(void)
-{
-    cublasHandle_t h = NULL;
-    CHECK_EQUAL(cublasCreate_v2(&h), CUBLAS_STATUS_SUCCESS);
-    return h;
-}
-
 static matrices shared;
 static cublasHandle_t shared_handle;
 
@@ -101,38 +63,6 @@ static void s1(void)
     CHECK_EQUAL(nodes, 1);
     CHECK_EQUAL(cublasGetStream_v2(h, &found), CUBLAS_STATUS_SUCCESS);
     CHECK(found == s);
-}
-
-/* Another process, which leaves 16 MiB of device 0 and lives until its standard input ends. */
-static void neighbour(void)
-{
-    size_t free_bytes, total;
-    CUdeviceptr p;
-    char byte;
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    select_device(0);
-    CHECK_EQUAL(cuMemGetInfo_v2(&free_bytes, &total), CUDA_SUCCESS);
-    CHECK_EQUAL(cuMemAlloc_v2(&p, free_bytes - (16 << 20)), CUDA_SUCCESS);
-    CHECK(write(STDOUT_FILENO, "!", 1) == 1);
-    CHECK(read(STDIN_FILENO, &byte, 1) == 0);
-}
-
-static void move_in(void)
-{
-    int to[2], from[2];
-    char byte;
-    CHECK(pipe(to) == 0 && pipe(from) == 0);
-    if (fork() == 0) {
-        dup2(to[0], STDIN_FILENO);
-        dup2(from[1], STDOUT_FILENO);
-        close(to[1]);
-        unsetenv("LD_PRELOAD");
-        execl("/proc/self/exe", "neighbour", "neighbour", (char *)NULL);
-        _exit(1);
-    }
-    close(from[1]);
-    CHECK(read(from[0], &byte, 1) == 1);
-    /* `to` stays open until we end. */
 }
 
 static void *make_and_multiply(void *unused)
@@ -174,12 +104,6 @@ static void *make_together(void *unused)
     multiply(h, &m);
     expect_product(&m);
     return unused;
-}
-
-static void linger(const char *call)
-{
-    if (strcmp(call, "cublasCreate_v2") == 0)
-        usleep(50000);
 }
 
 static void s4(void)
@@ -245,10 +169,8 @@ int main(int argc, char **argv)
     } programs[] = {{"s1", s1}, {"s2", s2}, {"s3", s3}, {"s4", s4}, {"s5a", s5a}, {"s5b", s5b}};
     const char *name = argc > 1 ? argv[1] : "";
     alarm(100);
-    if (strcmp(name, "neighbour") == 0) {
-        neighbour();
+    if (was_neighbour(argc, argv))
         return 0;
-    }
     if (strcmp(name, "s2") == 0)
         move_in();
     CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);

