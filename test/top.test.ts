@@ -329,7 +329,8 @@ describe("the command", () => {
         .object({ schema: z.literal(1), interval_s: z.literal(0.3), segments: z.array(statsSchema) })
         .parse(JSON.parse(stdout));
       const clients = document.segments[0]?.clients ?? [];
-      expect(clients.map(({ name }) => name)).toEqual(["serve", "train"]);
+      // In the order in which they attached.
+      expect(clients.map(({ name }) => name).toSorted()).toEqual(["serve", "train"]);
       for (const { name, rates: own } of clients) if ((own?.launches_per_s ?? 0) > 0) working.add(name);
     }
     expect([...working].toSorted()).toEqual(["serve", "train"]);
