@@ -33,6 +33,11 @@ function ten(latency_ms: number): Sample[] {
   return Array.from({ length: 10 }, (_, index) => [index, latency_ms]);
 }
 
+/** Fifty requests that all had to wait for so long. */
+function waits(waited_ms: number): Wait[] {
+  return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
+}
+
 function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
   return {
     pair: "p",
@@ -134,11 +139,6 @@ describe("statistics", () => {
     const live = { ...one("x", 0, 3, 80), method: "live" };
     expect(rowsOf([one("alone", 0, 2), live], new Map())[1]).toMatchObject({ way: "x", p50_ratio: null });
   });
-
-  /** Fifty requests that all had to wait for so long. */
-  function waits(waited_ms: number): Wait[] {
-    return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
-  }
 
   test("what requests are delayed by is told from their own waits, where those are known", () => {
     const [alone, x, y] = rowsOf(
