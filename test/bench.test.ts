@@ -45,6 +45,11 @@ function one(way: string, round: number, latency_ms: number | undefined, steps?:
   };
 }
 
+/** Fifty requests that all had to wait for so long. */
+function waits(waited_ms: number): Wait[] {
+  return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
+}
+
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
@@ -134,11 +139,6 @@ describe("statistics", () => {
     const live = { ...one("x", 0, 3, 80), method: "live" };
     expect(rowsOf([one("alone", 0, 2), live], new Map())[1]).toMatchObject({ way: "x", p50_ratio: null });
   });
-
-  /** Fifty requests that all had to wait for so long. */
-  function waits(waited_ms: number): Wait[] {
-    return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
-  }
 
   test("what requests are delayed by is told from their own waits, where those are known", () => {
     const [alone, x, y] = rowsOf(
