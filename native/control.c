@@ -153,7 +153,7 @@ static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
     uint64_t shape =
         op->sms ? 0 : rg_dims_hash(rg_dims_of(op->grid[0], op->grid[1], op->grid[2], op->block[0], op->block[1], op->block[2]));
     uint32_t bound = op->bound < 0 ? RG_BOUND_UNKNOWN : op->bound ? RG_BOUND_COMPUTE : RG_BOUND_MEMORY;
-    return rg_kernel_put(seg, rg_kernel_key(op->name, shape), rg_profile_sms(op, sms), bound, op->duration_ns);
+    return rg_kernel_put(seg, rg_kernel_key(op->name, shape), rg_profile_sms(op, sms), bound);
 }
 
 const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)

@@ -241,12 +241,8 @@ void rg_gate_profile(rg_duration *d, CUfunction f, rg_dims dims)
         if (names[i / 2])
             k = rg_kernel_find(rg.segment, rg_kernel_key(names[i / 2], i % 2 ? 0 : rg_dims_hash(dims)));
     free(readable);
-    if (!k)
-        return;
-    uint32_t unknown = 0;
-    uint64_t ns = atomic_load(&k->duration_ns);
-    atomic_compare_exchange_strong(&d->duration_ns, &unknown, ns < UINT32_MAX ? (uint32_t)ns : UINT32_MAX);
-    atomic_store(&d->kernel, (uint32_t)(k - rg.segment->kernels) + 1);
+    if (k)
+        atomic_store(&d->kernel, (uint32_t)(k - rg.segment->kernels) + 1);
 }
 
 void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)

@@ -428,14 +428,13 @@ rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key)
     return k && atomic_load_explicit(&k->key, memory_order_relaxed) ? k : NULL;
 }
 
-bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns)
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound)
 {
     rg_kernel *k = kernel_place(seg, key);
     uint32_t used = 0;
     if (k && atomic_load(&k->key)) {
         sms = sms > k->sms ? sms : k->sms;
         bound = bound == k->bound ? bound : RG_BOUND_UNKNOWN;
-        duration_ns = duration_ns > k->duration_ns ? duration_ns : k->duration_ns;
     } else {
         for (uint32_t i = 0; i < RG_MAX_KERNELS; i++)
             used += atomic_load(&seg->kernels[i].key) != 0;
@@ -444,7 +443,6 @@ bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, 
     }
     atomic_store(&k->sms, sms);
     atomic_store(&k->bound, bound);
-    atomic_store(&k->duration_ns, duration_ns);
     atomic_store(&k->key, key);
     return true;
 }

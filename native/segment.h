@@ -127,15 +127,13 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */
 
 /*
- * Kernels of profiles, for policy orion: a table with open addressing, written before any client starts. Not among the estimates, though
- * those hold durations of profiles too: an estimate belongs to a program on a device, and gives way to what is measured. What stands
- * here is what profiles say of a name, whoever launches it, and decides before anything has been measured.
+ * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever
+ * launches it; never learned, other than how long a kernel takes, which stands among the estimates alone.
  */
 #define RG_KERNEL_FIELDS(F) \
     F(u64, key, 1)   /* [control] rg_kernel_key; 0: free */ \
     F(u32, sms, 1)   /* [control] SMs it fills */ \
-    F(u32, bound, 1) /* [control] enum rg_bound */ \
-    F(u64, duration_ns, 1) /* [control] */
+    F(u32, bound, 1) /* [control] enum rg_bound */
 
 #define RG_CLIENT_FIELDS(F) \
     F(u32, state, 1)           /* [any] enum rg_client_state */ \
@@ -323,6 +321,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, alone_p99_ns, 1)   /* [control] */ \
     F(u64, now_p50_ns, 1)     /* [control] */ \
     F(u64, now_p99_ns, 1)     /* [control] */ \
+    F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
+    F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
+    F(u32, over_p99, 1)       /* [control] */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
@@ -426,16 +427,16 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 53440, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3424512, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3490048, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15821184, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15804800, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3539200, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3522816, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5636352, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5619968, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5648640, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6172928, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7221504, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15614208, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5632256, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6156544, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7205120, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15597824, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -495,9 +496,9 @@ uint64_t rg_kernel_key(const char *name, uint64_t shape);
 /* rg_kernel_find: the kernel with this key; NULL if no profile has it. */
 rg_kernel *rg_kernel_find(rg_segment *seg, uint64_t key);
 
-/* rg_kernel_put: enters a kernel. One that is there already keeps the larger numbers, and a bound if both agree. False if the
+/* rg_kernel_put: enters a kernel. One that is there already keeps the larger number of SMs, and a bound if both agree. False if the
  * table is full: it is kept a quarter empty, so that looking for what it does not have is short. */
-bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound, uint64_t duration_ns);
+bool rg_kernel_put(rg_segment *seg, uint64_t key, uint32_t sms, uint32_t bound);
 
 /* rg_segment_reap: clears busy bits and slots of clients whose process is gone. Number of slots reaped. */
 int rg_segment_reap(rg_segment *seg);

@@ -7,8 +7,8 @@
 
 import { expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
-import { availableParallelism } from "node:os";
 import { join } from "node:path";
+import { make } from "../src/native.ts";
 import { plainEnvironment, root } from "./rigel.ts";
 
 const native = join(root, "native");
@@ -20,31 +20,20 @@ const programs = readdirSync(join(native, "test"))
   .filter((name) => /^test-.*\.c$/.test(name))
   .map((name) => name.replace(/\.c$/, ""));
 
-async function run(command: string[]): Promise<{ status: number; output: string }> {
-  await using child = Bun.spawn(command, {
-    cwd: native,
-    env: plainEnvironment(),
-    stdin: "ignore",
-    stdout: "pipe",
-    stderr: "pipe",
-  });
-  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
-  return { status, output: stdout + stderr };
-}
-
-test(
-  "the native test programs build",
-  async () => {
-    const { status, output } = await run(["make", "-s", `-j${availableParallelism()}`, "check-build"]);
-    expect(status, output).toBe(0);
-  },
-  BUILD_LIMIT_ms,
-);
+test("the native test programs build", async () => await make(native, "check-build"), BUILD_LIMIT_ms);
 
 test.each(programs)(
   "native %s",
   async (program) => {
-    const { status, output } = await run([join(native, "build", program)]);
+    await using child = Bun.spawn([join(native, "build", program)], {
+      cwd: native,
+      env: plainEnvironment(),
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    const output = stdout + stderr;
     if (status === CANNOT_RUN) {
       // .ci/run counts these lines.
       console.warn(`native ${program} cannot run here: ${output.trimEnd().split("\n").at(-1)}`);

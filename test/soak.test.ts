@@ -57,10 +57,13 @@ test("Ctrl-C in the middle ends what a soak has started, and nothing of it is le
       environmentOf(pid)["RIGEL_SOAK"]?.startsWith(`${child.pid}-`) ? `${name} ${pid}` : [],
     );
   let stderr = "";
+  let sent = false;
   const decoder = new TextDecoder();
   for await (const chunk of child.stderr) {
     stderr += decoder.decode(chunk, { stream: true });
-    if (!child.killed && stderr.includes("both clients run")) {
+    // child.killed says whether it has ended.
+    if (!sent && stderr.includes("both clients run")) {
+      sent = true;
       // The server, the launch and its two clients.
       expect(own().length).toBeGreaterThanOrEqual(4);
       child.kill("SIGINT");

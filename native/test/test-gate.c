@@ -575,7 +575,7 @@ static void orion_lets_out_what_does_not_disturb(void)
     seg->settings.sms_limit = 2;
     seg->settings.outstanding_us = 1000000;
     uint64_t shape = rg_dims_hash(rg_dims_of(1, 1, 1, 32, 1, 1));
-    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY, 1000));
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", shape), 1, RG_BOUND_MEMORY));
     rg_device_busy(dev, OTHER, rg_now_ns());
     atomic_store(&dev->high_bound, RG_BOUND_COMPUTE);
     for (int i = 0; i < 20; i++)
@@ -637,7 +637,7 @@ static void orion_shows_what_high_kernels_are_bound_by(void)
     policy = RG_POLICY_ORION;
     become("high");
     rg_device *dev = &seg->devices[0];
-    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", 0), 1, RG_BOUND_COMPUTE, 1000)); /* whatever the shape */
+    CHECK(rg_kernel_put(seg, rg_kernel_key("rigel_spin", 0), 1, RG_BOUND_COMPUTE)); /* whatever the shape */
     launch(spin, NULL, 1000);
     CHECK_EQUAL(dev->high_bound, RG_BOUND_COMPUTE);
     CHECK_EQUAL(busy_word(), 1);

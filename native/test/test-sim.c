@@ -1261,8 +1261,10 @@ static void after_the_hog(peer p, int expect_waiting)
         OK(launch(WHOLE_GPU, 5000000, NULL)); /* several slices */
     }
     kill(p.pid, SIGKILL);
-    OK(cuStreamSynchronize(NULL)); /* while it is a zombie */
-    OK(cuMemAlloc_v2(&m, 60ull << 30));
+    OK(cuStreamSynchronize(NULL));
+    siginfo_t ended;
+    EQUAL(waitid(P_PID, (id_t)p.pid, &ended, WEXITED | WNOWAIT), 0);
+    OK(cuMemAlloc_v2(&m, 60ull << 30)); /* while it is a zombie */
     reap_peer(p, 1);
     OK(cuMemFree_v2(m));
     EQUAL(free_memory(), 141ll << 30);
