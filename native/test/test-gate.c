@@ -941,7 +941,8 @@ static void leaving_while_suspended(void)
     launch(spin, NULL, 1000);
     rigel_shutdown();
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    CHECK_EQUAL(rg.slot->slice_us, 2048); /* the driver's own: the program goes on without Rigel */
+    /* The driver's own: the program goes on without Rigel, which may not have waited for its thread on a machine under load. */
+    WAIT_FOR(rg.slot->slice_us == 2048);
     done();
 }
 
