@@ -321,6 +321,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, alone_p99_ns, 1)   /* [control] */ \
     F(u64, now_p50_ns, 1)     /* [control] */ \
     F(u64, now_p99_ns, 1)     /* [control] */ \
+    F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
+    F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
+    F(u32, over_p99, 1)       /* [control] */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name

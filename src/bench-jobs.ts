@@ -29,6 +29,7 @@ import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import type { ClientReport } from "./report.ts";
+import type { Wait } from "./slo-delay.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
 import type { Segment } from "./segment.ts";
 
@@ -307,7 +308,8 @@ async function runLive(
     if (way === BEST_ALONE) return [{ ...base, way: ALONE, requests: [], requests_s: 0, best }];
     const requests = within(high, window, GUARD_s);
     const requests_s = to_s - GUARD_s - counted_s;
-    return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best }];
+    const { waits = [] } = switches[index] ?? {};
+    return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best, waits }];
   });
   if (measurements.length === 0 && complete) throw new RunFailed("no window was switched in time", []);
   const lost = Math.max(0, ended.length - learning - measurements.length);
@@ -336,6 +338,20 @@ async function untilStopped(running: Promise<Ran>): Promise<{ ran: Ran; complete
 
 interface Switch {
   at_s: number;
+  /** Of the high program's requests in the window. */
+  waits: Wait[];
+}
+
+/** The latest requests of high clients, taken apart, after as many as are given by slot; and how many there have been. */
+function waitsOf(segment: Segment, since: ReadonlyMap<number, bigint>): { waits: Wait[]; counts: Map<number, bigint> } {
+  const counts = new Map<number, bigint>();
+  const waits = segment.slots().flatMap((slot): Wait[] => {
+    if (slot.class !== "high") return [];
+    const { waited, latest } = segment.waits(slot, since.get(slot.index));
+    counts.set(slot.index, waited);
+    return latest.map((wait) => ({ client: slot.index, ...wait }));
+  });
+  return { waits, counts };
 }
 
 /** Puts the settings of each window into force at its beginning. */
@@ -370,14 +386,17 @@ async function drive(
   // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
   while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < programs.size) await Bun.sleep(20);
   if (!over.aborted) set(NONE);
+  /** False: it is over before. */
+  const until = async (at_s: number): Promise<boolean> => {
+    for (;;) {
+      const left_ms = start_ms + at_s * 1000 - Date.now();
+      if (over.aborted || left_ms <= 0) return !over.aborted;
+      await Bun.sleep(Math.min(left_ms, 100));
+    }
+  };
   try {
-    for (const [index, { way, round, from_s }] of windows.entries()) {
-      for (;;) {
-        const left_ms = start_ms + from_s * 1000 - Date.now();
-        if (over.aborted) return;
-        if (left_ms <= 0) break;
-        await Bun.sleep(Math.min(left_ms, 100));
-      }
+    for (const [index, { way, round, from_s, counted_s, to_s }] of windows.entries()) {
+      if (!(await until(from_s))) return;
       for (const loop of loops.values()) loop.pause();
       const policy = ways.find((one) => one.name === way)?.policy;
       if (way === ALONE) {
@@ -390,7 +409,8 @@ async function drive(
         loops.set(way, loop);
         loop.resume();
       }
-      switches.push({ at_s: (Date.now() - start_ms) / 1000 });
+      const made: Switch = { at_s: (Date.now() - start_ms) / 1000, waits: [] };
+      switches.push(made);
       if (round !== windows[index - 1]?.round) {
         const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
         if (round === LEARNING) progress(`${way} has ${LEARN_s} s to find its settings`);
@@ -399,6 +419,10 @@ async function drive(
             `round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${left_s.toFixed(0)} s of this run left`,
           );
       }
+      if (!(await until(counted_s))) return;
+      const since = waitsOf(segment, new Map());
+      if (!(await until(to_s))) return;
+      made.waits = [...waitsOf(segment, since.counts).waits];
     }
   } finally {
     for (const loop of loops.values()) loop.pause();

@@ -192,13 +192,18 @@ const POINTS = Array.from({ length: 151 }, (_, index) => 1 - 10 ** (-index / 50)
 
 /* ---- Tables */
 
-const HEADER = "way,p50 ms,p95 ms,p99 ms,p50 / alone,p95 / alone,p99 / alone,share,steps/s,ceiling,harvest".split(",");
+const HEADER =
+  "way,p50 ms,p95 ms,p99 ms,p50 / alone,p95 / alone,p99 / alone,delayed p50,delayed p95,delayed p99,share,steps/s,ceiling,harvest".split(
+    ",",
+  );
 
 function table(rows: readonly Row[]): string {
   const cells = rows.map((row) => [
     text(wayOf(row)),
     ...[row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? number(value.median) : "")),
-    ...[row.p50_ratio, row.p95_ratio, row.p99_ratio, row.share].map(extremes),
+    ...[row.p50_ratio, row.p95_ratio, row.p99_ratio].map(extremes),
+    ...[row.delayed?.p50, row.delayed?.p95, row.delayed?.p99].map((value) => value?.toFixed(2) ?? ""),
+    extremes(row.share),
     row.steps_per_s.flatMap(({ per_s }) => (per_s ? [number(per_s.median)] : [])).join(", "),
     row.ceiling === null ? "" : row.ceiling.toFixed(2),
     row.harvest === null ? "" : row.harvest.toFixed(2),

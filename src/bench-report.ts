@@ -68,20 +68,35 @@ export function markdown(document: BenchDocument): string {
   if (rows.length > 0)
     parts.push(
       table(
-        ["pair", "way", "p50 / alone", "p95 / alone", "p99 / alone", "share", "ceiling", "harvest"],
+        [
+          "pair",
+          "way",
+          "p50 / alone",
+          "p95 / alone",
+          "p99 / alone",
+          "delayed p50, p95, p99",
+          "share",
+          "ceiling",
+          "harvest",
+        ],
         rows.map((row) => [
           row.pair,
           wayOf(row),
           ...(row.way === ALONE
             ? [row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? `${value.median.toFixed(2)} ms` : ""))
             : [row.p50_ratio, row.p95_ratio, row.p99_ratio].map(ratio)),
+          row.delayed
+            ? [row.delayed.p50, row.delayed.p95, row.delayed.p99].map((one) => one.toFixed(2)).join(", ")
+            : "",
           row.way === ALONE ? throughput(row) : ratio(row.share),
           row.ceiling === null ? "" : row.ceiling.toFixed(2),
           row.harvest === null ? "" : row.harvest.toFixed(2),
         ]),
       ),
       [
-        "Medians over the rounds, with the extremes in brackets. Rows `alone` show what the others are compared with. share: " +
+        "Medians over the rounds, with the extremes in brackets. Rows `alone` show what the others are compared with. delayed: " +
+          "the requests of all rounds over what the same requests would have taken alone, from how long each had to wait for the " +
+          "GPU; the host's own ups and downs are in both. share: " +
           "best-effort throughput over its throughput alone. ceiling: 1 minus the part of the time for which the high " +
           "program alone keeps the GPU busy. harvest: share over ceiling.",
       ],

@@ -4,6 +4,8 @@
  * Pure: no clock, no file, no process. Seconds are since the start that all programs of a run share.
  */
 
+import { Alone, type Delay, delay, type Wait } from "./slo-delay.ts";
+
 /** When a request fell due, in seconds, and its latency from then, in milliseconds. */
 export type Sample = readonly [due_s: number, latency_ms: number];
 
@@ -187,6 +189,8 @@ export interface Measurement {
   window?: { from_s: number; counted_s: number; to_s: number; switched_s: number };
   /** For each best-effort program that ran. */
   best: { program: string; steps: number; seconds: number }[];
+  /** The high program's requests taken apart, where Rigel was there to do so. */
+  waits?: Wait[];
 }
 
 /** One row of the result: ratios are within a round, against `alone` of the same method; spread is over the rounds. */
@@ -200,6 +204,11 @@ export interface Row {
   p50_ratio: Spread | null;
   p95_ratio: Spread | null;
   p99_ratio: Spread | null;
+  /**
+   * How long the requests of all rounds took over how long the same requests would have taken alone (slo-delay.ts): what the host
+   * does is in both. Null where that cannot be told.
+   */
+  delayed: Pick<Delay, "requests" | "p50" | "p95" | "p99"> | null;
   /** Best-effort steps a second; with several programs, of each. */
   steps_per_s: { program: string; per_s: Spread | null }[];
   /** Best-effort throughput over throughput alone; with several programs, their sum. */
@@ -251,6 +260,7 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         p50_ratio: ratio("p50_ms"),
         p95_ratio: ratio("p95_ms"),
         p99_ratio: ratio("p99_ms"),
+        delayed: way === ALONE ? null : delayedOf(group, bases),
         steps_per_s: programs.map((program) => ({
           program,
           per_s: spread(each.map(({ here }) => here.per_s.get(program) ?? Number.NaN)),
@@ -261,6 +271,12 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
       },
     ];
   });
+}
+
+function delayedOf(group: readonly Measurement[], alone: readonly Measurement[]): Row["delayed"] {
+  const waits = (of: readonly Measurement[]): Wait[] => of.flatMap((one) => one.waits ?? []);
+  const { requests, p50, p95, p99 } = delay(waits(group), new Alone(waits(alone)), Number.POSITIVE_INFINITY, 1);
+  return requests > 0 ? { requests, p50, p95, p99 } : null;
 }
 
 interface Round {

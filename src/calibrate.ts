@@ -41,7 +41,9 @@ export const CONSTANTS = {
   idle_ns: {
     unit: "ns",
     used: true,
-    how: "how long a context may have nothing to do until half of its kernels find that another context has the GPU, without chain_ns",
+    how:
+      "how long a context may have nothing to do until half of its kernels find that another context has the GPU, without chain_ns; where the " +
+      "shortest gap that can be made (two events, or a copy of 4 KiB, between two streams) is too long already, half of that",
   },
   sm_contention: {
     unit: "thousandths",

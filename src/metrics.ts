@@ -56,6 +56,22 @@ export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[])
         if (number !== null) lines.push(`${name}{${labelsOf(stats, client)}} ${number}`);
       }
   }
+  about(
+    "rigel_slo_delay_ratio",
+    "gauge",
+    "What requests of high clients take over what the same ones would take alone.",
+  );
+  for (const { stats } of shown) {
+    const over = stats.slo?.over_alone;
+    const labels = `segment="${escaped(stats.segment.id)}"`;
+    for (const [quantile, value] of over
+      ? ([
+          ["0.5", over.p50],
+          ["0.99", over.p99],
+        ] as const)
+      : [])
+      lines.push(`rigel_slo_delay_ratio{${labels},quantile="${quantile}"} ${value}`);
+  }
   // All reasons always, so that none vanishes while it is 1. Whether a thread client hangs is its process's matter.
   about("rigel_client_hung", "gauge", "1 while a process of the client hangs for this reason.");
   for (const { stats } of shown) {

@@ -172,6 +172,8 @@ export interface LoopState {
   held_s: number;
   alone: Latencies;
   now: Latencies;
+  /** How long requests take over how long they would take alone; null where that cannot be told. */
+  over_alone: { requests: number; p50: number; p99: number } | null;
 }
 
 interface Latencies {
@@ -327,6 +329,9 @@ export class Segment {
       held_s: Number(this.#long64(control, "held_ms", 0)) / 1000,
       alone: latencies("alone"),
       now: latencies("now"),
+      over_alone: word("over_requests")
+        ? { requests: word("over_requests"), p50: word("over_p50") / 1000, p99: word("over_p99") / 1000 }
+        : null,
     };
   }
 
@@ -343,6 +348,8 @@ export class Segment {
     put("changes", state.changes);
     put("unreachable", Number(state.unreachable));
     putLong("held_ms", state.held_s * 1000);
+    put("over_requests", state.over_alone?.requests ?? 0);
+    for (const at of ["p50", "p99"] as const) put(`over_${at}`, Math.round((state.over_alone?.[at] ?? 0) * 1000));
     for (const of of ["alone", "now"] as const) {
       put(`${of}_requests`, state[of].requests);
       putLong(`${of}_p50_ns`, (state[of].p50_ms ?? 0) * 1e6);

@@ -102,7 +102,9 @@ export class Alone {
     const [least, most] = [list[0], list.at(-1)];
     if (!least || !most || list.length <= NEAREST) return [];
     if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return [];
-    if (wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return [];
+    // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
+    const little = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms)) <= BEYOND * most.worked_ms;
+    if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return [];
     // The ones next to it by work: from where it would stand, outwards.
     let high = lowerBound(list, wait.worked_ms);
     let low = high - 1;
@@ -118,8 +120,7 @@ export class Alone {
       else high++;
       if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
     }
-    near.sort((a, b) => a - b);
-    return [{ took_ms: duration_ms(wait), alone_ms: near[near.length >> 1] ?? duration_ms(wait) }];
+    return [{ took_ms: duration_ms(wait), alone_ms: median(near) }];
   }
 }
 
@@ -138,8 +139,12 @@ function slopeAround(list: readonly Wait[], at: number): number {
     for (const b of some.slice(i + 1))
       if (b.worked_ms > a.worked_ms) slopes.push((duration_ms(b) - duration_ms(a)) / (b.worked_ms - a.worked_ms));
   });
-  slopes.sort((a, b) => a - b);
-  return Math.min(1, Math.max(0, slopes[slopes.length >> 1] ?? 1));
+  return slopes.length > 0 ? Math.min(1, Math.max(0, median(slopes))) : 1;
+}
+
+/** The upper one of two. */
+function median(values: readonly number[]): number {
+  return values.toSorted((a, b) => a - b)[values.length >> 1] ?? Number.NaN;
 }
 
 function lowerBound(list: readonly Wait[], worked_ms: number): number {
@@ -213,8 +218,9 @@ function sorted(values: readonly number[]): Sorted {
 export interface Delay {
   /** Requests that were compared. */
   requests: number;
-  /** At the median and the 99th percentile. */
+  /** At the median and the 95th and 99th percentile. */
   p50: number;
+  p95: number;
   p99: number;
   /** By quantile, as far as there are requests enough above it. */
   ratios: readonly number[];
@@ -239,7 +245,8 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   if (Math.min(here.count, alone.count) < enough) verdict = "unknown";
   else if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
   else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
-  return { requests: here.count, p50: told[0] ?? Number.NaN, p99: told.at(-1) ?? Number.NaN, ratios, verdict };
+  const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
+  return { requests: here.count, p50: at(0.5), p95: at(0.95), p99: at(0.99), ratios, verdict };
 }
 
 /** Numbers in [0, 1), the same ones each time (mulberry32, public domain), so that the same requests give the same verdict. */

@@ -4,8 +4,8 @@
  *
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
- *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, then 6% of the time until
- *             2.4 s more are spent, 1.2 s at a change of load, and at most 2% of the time besides
+ *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, 1.2 s at a change of load, and
+ *             at most 2% of the time besides; where that is too little to compare with, 6% of the time until 2.4 s more are spent
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
@@ -98,6 +98,8 @@ const ENOUGH = 20;
 const KNOWN = 60;
 /** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
 const KNOWN_WAITS = 30;
+/** The part of the requests on a rung for which it has to be known, or more is learned. */
+const COMPARABLE = 0.7;
 const GROSS = 2;
 const GROSS_QUANTILE = 0.9;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
@@ -467,11 +469,9 @@ export class Controller {
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A change of load, or a start that was none, may cost more.
         const learning_s = this.#t_s - this.#began_s;
+        const first_s = this.#isComparable(this.#rung) ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s);
         const allowed_s =
-          FIRST_WINDOW_S +
-          Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s) +
-          HELD_SHARE * learning_s +
-          RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
+          FIRST_WINDOW_S + first_s + HELD_SHARE * learning_s + RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
         const known =
           !relative ||
           this.#aloneWaits.count >= KNOWN_WAITS ||
@@ -535,6 +535,13 @@ export class Controller {
   /** What the requests alone say of others. */
   #says(): Alone {
     return (this.#aloneSays ??= new Alone(this.#aloneWaits.waits));
+  }
+
+  /** Enough is known of requests alone for most of those on a rung to be compared. */
+  #isComparable(rung: number): boolean {
+    const { count } = this.#at(rung).waits;
+    const compared = this.#delay(rung)?.requests ?? 0;
+    return this.#aloneWaits.count >= KNOWN_WAITS && (count < ENOUGH || compared >= COMPARABLE * count);
   }
 
   /** By how much the requests of a rung are delayed; undefined where that cannot be told. */

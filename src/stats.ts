@@ -160,6 +160,8 @@ const sloSchema = z.object({
   alone: latenciesSchema,
   /** What they take with the settings in force. */
   now: latenciesSchema,
+  /** How long the latest requests took over how long the same ones would have taken alone; null where that cannot be told. */
+  over_alone: z.object({ requests: count, p50: z.number(), p99: z.number() }).nullable(),
   /** Place on the ladder of settings, from 0, the safest for the high clients. */
   rung: count,
   changes: count,

@@ -289,10 +289,11 @@ function segmentLine(stats: Stats): string {
   const { devices, policy, settings, slo, segment, at_ms } = stats;
   const names = [...new Set(devices.map(({ name }) => printable(name)))].join(", ");
   const limit = target_ms(stats);
+  const over = slo?.over_alone ? `, delayed x${slo.over_alone.p50.toFixed(2)} x${slo.over_alone.p99.toFixed(2)}` : "";
   const aim = limit === undefined ? "" : `, p99 target ${digits(limit)} ms${slo?.unreachable ? " NOT reached" : ""}`;
   return [
     names || "no device yet",
-    `policy ${policy}${policy === "none" ? "" : `, ${settings["inflight"] || "any number"} in flight`}${aim}`,
+    `policy ${policy}${policy === "none" ? "" : `, ${settings["inflight"] || "any number"} in flight`}${aim}${over}`,
     `launch ${segment.creator_pid}, ${durationText((at_ms - segment.created_ms) / 1000)}`,
   ].join(" | ");
 }

@@ -25,11 +25,17 @@ import {
   stepsBetween,
   within,
 } from "../src/bench-stats.ts";
+import type { Wait } from "../src/slo-delay.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
 
 /** Ten requests of one latency. */
 function ten(latency_ms: number): Sample[] {
   return Array.from({ length: 10 }, (_, index) => [index, latency_ms]);
+}
+
+/** Fifty requests that all had to wait for so long. */
+function waits(waited_ms: number): Wait[] {
+  return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
 }
 
 function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
@@ -42,6 +48,11 @@ function one(way: string, round: number, latency_ms: number | undefined, steps?:
     requests_s: latency_ms === undefined ? 0 : 1,
     best: steps === undefined ? [] : [{ program: "b", steps, seconds: 10 }],
   };
+}
+
+/** Fifty requests that all had to wait for so long. */
+function waits(waited_ms: number): Wait[] {
+  return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
 }
 
 describe("statistics", () => {
@@ -132,6 +143,17 @@ describe("statistics", () => {
   test("programs started in different manners are not compared", () => {
     const live = { ...one("x", 0, 3, 80), method: "live" };
     expect(rowsOf([one("alone", 0, 2), live], new Map())[1]).toMatchObject({ way: "x", p50_ratio: null });
+  });
+
+  test("what requests are delayed by is told from their own waits, where those are known", () => {
+    const [alone, x, y] = rowsOf(
+      [{ ...one("alone", 0, 2), waits: waits(0.1) }, { ...one("x", 0, 3, 80), waits: waits(0.35) }, one("y", 0, 3, 80)],
+      new Map(),
+    );
+    expect(alone?.delayed).toBeNull();
+    expect(x?.delayed?.requests).toBe(50);
+    expect(x?.delayed?.p50).toBeCloseTo(1.107, 2); // 2.25 + 0.35 over 2.25 + 0.1
+    expect(y?.delayed).toBeNull();
   });
 
   test("two best-effort programs share by the sum of their parts", () => {
@@ -239,6 +261,7 @@ const documentSchema = z.object({
       method: z.string(),
       p50_ms: spreadSchema.nullable(),
       p99_ratio: spreadSchema.nullable(),
+      delayed: z.object({ requests: z.number(), p50: z.number(), p95: z.number(), p99: z.number() }).nullable(),
       share: spreadSchema.nullable(),
       ceiling: z.number().nullable(),
     }),
@@ -352,6 +375,7 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
         "time slicing live",
         "rigel shared live",
       ]);
+      expect(rows.map(({ delayed }) => (delayed?.requests ?? 0) > 0)).toEqual([false, true, true]);
     },
     LIMIT_ms,
   );

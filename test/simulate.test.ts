@@ -79,12 +79,12 @@ describe.concurrent("rigel simulate", () => {
     expect(point?.alone[0]).toMatchObject({ requests: 199, p50_ms: 0.203, p99_ms: 0.203 });
     // Of a GPU that is busy for 199 x 200 us in 2 s.
     expect(point?.ceiling).toBeCloseTo(1 - (199 * 200) / 2_000_000, 6);
-    // Kernels of 1 ms and 0.9 us between them.
+    // Kernels of 1 ms and 0.6 us between them.
     expect(point?.alone[1]?.per_s).toBeCloseTo(999, 0);
     const [sliced, mps] = point?.ways ?? [];
-    // A slice of 2048 us begins at every multiple while nobody else wants the GPU; a switch takes 170 us.
-    expect(sliced?.clients[0]?.p50_ms).toBeGreaterThan(0.203 + 0.17);
-    expect(sliced?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.17 + 2.048);
+    // A slice of 2065 us begins at every multiple while nobody else wants the GPU; a switch takes 209 us (profiles/device-h200.json).
+    expect(sliced?.clients[0]?.p50_ms).toBeGreaterThan(0.203 + 0.209);
+    expect(sliced?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.21 + 2.065);
     // Under MPS it waits for no more than the kernel that runs, and has the GPU next.
     expect(mps?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 1);
     expect(mps?.mps).toBe(true);
@@ -100,7 +100,7 @@ describe.concurrent("rigel simulate", () => {
     const [preempted, gated] = points[0]?.ways ?? [];
     expect([preempted?.preemption, gated?.preemption]).toEqual([true, false]);
     // A slice of 50 us and a switch, however long the kernels beside it are.
-    expect(preempted?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.05 + 0.17);
+    expect(preempted?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 0.05 + 0.21);
     expect(gated?.clients[0]?.p99_ms).toBeGreaterThan(preempted?.clients[0]?.p99_ms ?? 0);
   });
 

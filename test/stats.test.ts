@@ -3,6 +3,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { Segment } from "../src/segment.ts";
 import { readingOf, statsOf, statsSchema } from "../src/stats.ts";
 import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
 
@@ -74,10 +75,36 @@ describe("a segment seen from outside", () => {
       expect(rates?.requests_per_s ?? 0).toBeCloseTo(perSecond, 1);
     }
     expect(statsOf(second).clients.every(({ rates }) => rates === null)).toBe(true);
+    // How long each request waited for the GPU, in the order in which they came, and none of them twice.
+    const slot = segment.slots().find(({ name }) => name === "serve");
+    if (!slot) throw new Error("no slot");
+    const { waited, latest } = segment.waits(slot, 0n);
+    expect(latest.length).toBe(Math.min(Number(waited), 255));
+    for (const { worked_ms, waited_ms } of latest) expect([worked_ms >= 0, waited_ms > 0]).toEqual([true, true]);
+    expect(segment.waits(slot).latest).toEqual([]);
+    expect(segment.waits(slot, waited - 3n).latest.slice(0, 3)).toEqual(latest.slice(-3));
     child.kill("SIGINT");
     await child.exited;
     expect(segments.live(), await ended).toEqual([]);
     expect(child.exitCode).toBe(130);
+  });
+
+  test("what the control loop shows is read back", () => {
+    const segment = Segment.create(native, `${scratch.path}/shown`);
+    expect(segment.loop).toBeUndefined();
+    const found = {
+      rung: 3,
+      changes: 7,
+      unreachable: false,
+      held_s: 1.4,
+      alone: { requests: 48, p50_ms: 3.1, p99_ms: 4.5 },
+      now: { requests: 60, p50_ms: 3.2, p99_ms: 4.75 },
+      over_alone: { requests: 59, p50: 1.004, p99: 1.031 },
+    };
+    segment.showLoop(found);
+    expect(segment.loop).toMatchObject(found);
+    segment.showLoop({ ...found, over_alone: null });
+    expect(segment.loop?.over_alone).toBeNull();
   });
 
   test("a segment that no process stands behind is not listed, nor is what is none", async () => {

@@ -205,6 +205,7 @@ describe("the picture", () => {
       target: { p99_over_alone: 1.05 },
       holder_pid: 42,
       alone: { requests: 50, p50_ms: 2, p99_ms: 4 },
+      over_alone: { requests: 60, p50: 1.012, p99: 1.04 },
       now: { requests: 50, p50_ms: 2, p99_ms: 4 },
       rung: 0,
       changes: 0,
@@ -212,7 +213,7 @@ describe("the picture", () => {
       unreachable: false,
     };
     const missed = render({ ...view, segments: [{ ...stats, slo }] }, terminal);
-    expect(missed[2]).toContain("p99 target 4.20 ms");
+    expect(missed[2]).toContain("p99 target 4.20 ms, delayed x1.01 x1.04");
     expect(missed.find((line) => line.includes("serve"))).toContain("\u001b[31m  4.56\u001b[0m");
     const met = { ...slo, target: { p99_ms: 5 } };
     expect(render({ ...view, segments: [{ ...stats, slo: met }] }, terminal).join("")).not.toContain("\u001b[31m");

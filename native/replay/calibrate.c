@@ -472,7 +472,8 @@ static double taken(bench *b, const side *s, const side *rival, const work *w, c
             const CUevent *e = &s->events[i * PER];
             CU(cuEventRecord, e[0], s->streams[0]);
             CU(cuStreamWaitEvent, s->streams[1], e[0], 0);
-            CU(cuMemcpyHtoDAsync, b->memory, host, bytes, s->streams[1]);
+            if (bytes)
+                CU(cuMemcpyHtoDAsync, b->memory, host, bytes, s->streams[1]);
             CU(cuEventRecord, e[1], s->streams[1]);
             CU(cuStreamWaitEvent, s->streams[0], e[1], 0);
             launch(b, w, s->streams[0]);
@@ -495,10 +496,13 @@ static double taken(bench *b, const side *s, const side *rival, const work *w, c
     return (double)late / (ROW - 1);
 }
 
-/* How long a context may have nothing to do before another gets the GPU: where half of its kernels have to wait for a slice. */
+/*
+ * How long a context may have nothing to do before another gets the GPU: where half of its kernels have to wait for a slice. Where they do after
+ * the shortest gap that can be made, half of that.
+ */
 static void measure_idle(bench *b, const side *s, const side *rival, const work *long_one, double chain_ns)
 {
-    enum { HALVINGS = 10 };
+    enum { HALVINGS = 10 }; /* and one before: rg_calibrate counts the steps */
     size_t least = 4096, most = b->mask < (24u << 20) ? 2 * ((size_t)b->mask + 1) : 48u << 20;
     void *host;
     double idle_ns = 0, kept_ns = 0, lost_ns = NAN;
@@ -506,8 +510,17 @@ static void measure_idle(bench *b, const side *s, const side *rival, const work 
     CU(cuMemHostAlloc, &host, most, 0);
     work w = spinning(s, b->sms, 512, 0);
     fit(b, s, &w, 20 * US);
+    step(b, "idle contexts");
+    if (taken(b, s, rival, &w, long_one, 0, host, &idle_ns) > 0.5) { /* two hops between streams are too long already */
+        lost_ns = idle_ns;
+        most = least;
+    } else {
+        kept_ns = idle_ns;
+    }
     for (int i = 0; i < HALVINGS; i++) {
         step(b, "idle contexts");
+        if (least == most)
+            continue;
         size_t bytes = (size_t)sqrt((double)least * (double)most) & ~(size_t)15;
         if (taken(b, s, rival, &w, long_one, bytes, host, &idle_ns) > 0.5) {
             most = bytes;
@@ -562,7 +575,7 @@ static int attribute(CUdevice device, int which)
 int rg_calibrate(int index)
 {
     static side own, rival;
-    bench b = {.steps = 3 + 1 + PAIRS + 1 + 10};
+    bench b = {.steps = 3 + 1 + PAIRS + 1 + 11};
     char why[256], name[256] = "";
     CUdevice device;
     CUcontext primary, second;

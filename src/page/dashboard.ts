@@ -198,6 +198,11 @@ function aboutOf(stats: Stats): (Node | string)[] {
   if (slo && limit !== undefined) {
     parts.push(`; p99 target ${digits(limit)} ms, now ${digits(slo.now.p99_ms)} ms`);
     if (slo.alone.p99_ms !== null) parts.push(`, alone ${digits(slo.alone.p99_ms)} ms`);
+    const over = slo.over_alone;
+    if (over)
+      parts.push(
+        `; requests take x${over.p50.toFixed(2)} (p50), x${over.p99.toFixed(2)} (p99) of what they would alone`,
+      );
     if (slo.unreachable) parts.push(element("span", "missed", "; not reached even by the strictest settings"));
   } else if (slo) parts.push("; learning what requests take alone");
   if (segment.refused > 0)

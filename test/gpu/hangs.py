@@ -66,6 +66,9 @@ def skip(marker):
 
 def spin(marker):
     x = torch.ones(1024, device="cuda")
+    # A kernel that is new is loaded when it is first launched, and that may wait for all that runs.
+    x += 1
+    torch.cuda._sleep(1)
     torch.cuda.synchronize()
     torch.cuda._sleep(SPIN_CYCLES)
     x += 1
