@@ -17,6 +17,8 @@ import type { Segment } from "./segment.ts";
 import { writeTrace } from "./trace.ts";
 
 const KEPT = 20;
+/** As writeBundle names them. */
+const NAME = /^hang-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d-\d{3}Z-\d+$/;
 const PY_SPY_ms = 10_000;
 
 /** Where bundles go unless said otherwise; made if it is not there. */
@@ -46,7 +48,8 @@ export async function writeBundle(segment: Segment, hangs: Hangs, folder: string
         .filter(({ verdict }) => verdict !== "dead" && verdict !== "ended")
         .map(({ pid }) => pythonStack(tool, pid, join(path, `python-${pid}.txt`))),
     );
-  const others = readdirSync(folder).filter((name) => name.startsWith("hang-"));
+  // What else is there is somebody's own.
+  const others = readdirSync(folder).filter((name) => NAME.test(name));
   for (const name of others.toSorted().slice(0, -KEPT)) rmSync(join(folder, name), { recursive: true, force: true });
   return path;
 }

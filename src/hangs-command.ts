@@ -4,7 +4,7 @@
 
 import { resolve } from "node:path";
 import type { Command } from "commander";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { writeBundle } from "./hang-bundle.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
@@ -66,7 +66,12 @@ async function runHangs(flags: HangsFlags): Promise<void> {
     const hangs = hangsOf(earlier, momentOf(segment, flags.threshold), flags.threshold);
     all.push(hangs);
     if (hangs.hung > 0 && flags.bundle !== undefined)
-      progress(`what shows it is in ${await writeBundle(segment, hangs, resolve(flags.bundle))}`);
+      try {
+        progress(`what shows it is in ${await writeBundle(segment, hangs, resolve(flags.bundle))}`);
+      } catch (thrown) {
+        // What was found is still to be printed.
+        progress(`what shows it cannot be kept: ${reason(thrown)}; name another folder with --bundle`);
+      }
   }
   const document = allHangs(all);
   process.stdout.write(flags.json ? `${JSON.stringify(document, null, 2)}\n` : text(all));

@@ -33,7 +33,7 @@ import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { resident_bytes } from "./proc.ts";
-import { commandLine } from "./self.ts";
+import { ahead, commandLine } from "./self.ts";
 import { SoakLoad } from "./soak-load.ts";
 
 const EXAMPLES = `
@@ -42,8 +42,8 @@ Examples:
   bun run soak --seconds 120 --json     two minutes, one JSON document
   bun run soak --check                  exit status 1 if the high client's p99 grew by more than 2% with load
 
-Of the processors, the clients get the first ones (and, as root, go before other programs), server and load the last one, or two of more
-than three; --together lets all run on all: then the ratio shows how they compete for them.`;
+Of the processors, the clients get the first ones (before all other programs where that may be, as for root), server and load the last one,
+or two of more than three; --together lets all run on all: then the ratio shows how they compete for them.`;
 
 /** With --check, how much of its p99 without load the high client may have with it. */
 const LIMIT = 1.02;
@@ -174,7 +174,7 @@ async function soak(native: Native): Promise<Measured> {
     }
     sample();
     // The clients end after the request that they are in, and write down what they have measured.
-    launch.process.kill("SIGINT");
+    launch.process.kill("SIGTERM");
     await ended(launch, END_ms);
     return { windows: done, requests: requestsIn(log, launch), load, processors, rss };
   } finally {
@@ -205,11 +205,11 @@ function processorsOf(): Processors | null {
   return { clients: all.slice(0, at).join(","), load: all.slice(at).join(",") };
 }
 
-/** What a child is started through. Whatever else the machine does, in both kinds of windows, is not to decide: root's clients go first. */
+/** What a child is started through. Whatever else the machine does, in both kinds of windows, is not to decide. */
 function prefixOf(name: "serve" | "launch", processors: Processors | null): string[] {
   if (!processors) return [];
   if (name === "serve") return ["taskset", "-c", processors.load];
-  return [...(process.getuid?.() === 0 ? ["nice", "-n", "-15"] : []), "taskset", "-c", processors.clients];
+  return [...ahead(), "taskset", "-c", processors.clients];
 }
 
 /** This process, which makes the load, with all its threads. */

@@ -50,11 +50,6 @@ function one(way: string, round: number, latency_ms: number | undefined, steps?:
   };
 }
 
-/** Fifty requests that all had to wait for so long. */
-function waits(waited_ms: number): Wait[] {
-  return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
-}
-
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);

@@ -3,7 +3,7 @@
  */
 
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { existsSync, readFileSync, readdirSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
@@ -361,7 +361,22 @@ test("a rank that sleeps before a collective, and what is kept of it", async () 
   const text = await rigel("hangs", "--threshold", "1s", "--segment", here.segment.path, "--bundle", bundles);
   expect(text.status).toBe(1);
   expect(text.stdout).toMatch(/^train +\d+ +1 +behind +\d+ hang-program +- +- +cuStreamSynchronize [\d.]+ s ago$/m);
-  const [name = ""] = readdirSync(bundles);
+  // Of those kept there the oldest go, and nobody's own files.
+  const old = Array.from({ length: 25 }, (_, index) => `hang-2020-01-01T00-00-${10 + index}-000Z-1`);
+  for (const made of old) mkdirSync(join(bundles, made));
+  const own = Array.from({ length: 25 }, (_, index) => `hang-of-${index}.txt`);
+  for (const file of own) writeFileSync(join(bundles, file), "mine");
+  // One that cannot be kept does not keep back what was found.
+  const nowhere = join(bundles, own[0] ?? "", "x");
+  const more = ["--threshold", "1s", "--segment", here.segment.path, "--bundle"];
+  const unkept = await rigel("hangs", ...more, nowhere);
+  expect(unkept).toMatchObject({ status: 1, stdout: expect.stringContaining("HANGS: train") });
+  expect(unkept.stderr).toContain("what shows it cannot be kept: ENOTDIR");
+  await rigel("hangs", ...more, bundles);
+  const left = readdirSync(bundles).toSorted();
+  expect(left.filter((file) => file.startsWith("hang-of-"))).toEqual(own.toSorted());
+  expect(left.filter((file) => !file.startsWith("hang-of-"))).toHaveLength(20);
+  const name = left.findLast((file) => /^hang-\d/.test(file)) ?? "";
   const kept = readdirSync(join(bundles, name));
   expect(kept).toEqual(expect.arrayContaining(["hangs.json", "stacks.txt", "trace.json"]));
   expect(readFileSync(join(bundles, name, "stacks.txt"), "utf8")).toContain("hang-program: S (sleeping)");

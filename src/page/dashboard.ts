@@ -196,7 +196,8 @@ function aboutOf(stats: Stats): (Node | string)[] {
   ];
   const limit = target_ms(stats);
   if (slo && limit !== undefined) {
-    parts.push(`; p99 target ${digits(limit)} ms, now ${digits(slo.now.p99_ms)} ms`);
+    parts.push(`; p99 target ${digits(limit)} ms`);
+    if (slo.now.p99_ms !== null) parts.push(`, now ${digits(slo.now.p99_ms)} ms`);
     if (slo.alone.p99_ms !== null) parts.push(`, alone ${digits(slo.alone.p99_ms)} ms`);
     const over = slo.over_alone;
     if (over)
