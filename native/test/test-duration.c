@@ -6,93 +6,31 @@
  * client is a forked process that becomes one of the same segment. Nothing here depends on how long anything takes: how long a
  * kernel is taken to last is compared with what the simulated GPU was told, or with what was put into the table.
  */
-#include "client.h"
-#include "rigel.h"
-#include "testing.h"
+#include "client-testing.h"
 
 #include <sched.h>
 #include <sys/mman.h>
 
-static rg_segment *seg;
-
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuCtxSetCurrent, (CUcontext)) \
-    X(cuDeviceGetName, (char *, int, CUdevice)) \
-    X(cuModuleLoadData, (CUmodule *, const void *)) \
-    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
-
 #define MANGLED "_Z4gemmIfLi4EEvPfi"
 #define READABLE "void gemm<float, 4>(float*, int)"
-static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
-                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
-                          ".visible .entry " MANGLED "(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
-                          ".visible .entry ncclDevKernel_AllReduce(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
-static CUfunction spin, gemm, nccl;
+static const char ptx[] = PTX_HEADER PTX_KERNEL("rigel_spin") PTX_KERNEL(MANGLED) PTX_KERNEL("ncclDevKernel_AllReduce");
+static CUfunction gemm, nccl;
 static char device_name[256];
-
-static rg_segment *fresh(const char *path)
-{
-    char why[512];
-    unlink(path);
-    CHECK_EQUAL(rg_segment_create(path), 0);
-    rg_segment *made = rg_segment_open(path, why, sizeof why);
-    CHECK(made != NULL);
-    return made;
-}
-
-static void find_driver(void)
-{
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-}
 
 /* Makes a segment; clients that this process and its children become are of the program 0xabc. */
 static void prepare(void)
 {
-    const char *path = scratch("duration");
-    seg = fresh(path);
-    seg->settings.starvation_us = 600000000;
-    seg->settings.preempt = 0; /* where the GPU is taken away instead, durations do not count and are not learned */
-    setenv("RIGEL_SEGMENT", path, 1);
-    setenv("RIGEL_CLASS", "best-effort", 1);
-    setenv("RIGEL_NAME", "test", 1);
+    prepare_waiting_client("duration", "best-effort"); /* where the GPU is taken away instead, durations are not learned */
     setenv("RIGEL_PROGRAM", "abc", 1);
-    setenv("RIGEL_SIM_STATE", scratch("duration-sim"), 1);
-}
-
-static void done(void)
-{
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(getenv("RIGEL_SEGMENT"));
 }
 
 static void become(void)
 {
-    CUcontext context;
-    CUmodule module;
-    find_driver();
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    attach_client();
     CHECK_EQUAL(cu.cuDeviceGetName(device_name, sizeof device_name, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    CUmodule module = load_kernels(ptx);
     CHECK_EQUAL(cu.cuModuleGetFunction(&gemm, module, MANGLED), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
-}
-
-static void launch(CUfunction f, CUstream s, unsigned grid, uint64_t block_ns)
-{
-    uint64_t n = 1;
-    void *params[] = {&n, &block_ns};
-    CHECK_EQUAL(cuLaunchKernel(f, grid, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
 }
 
 /* Launches one kernel after the other until that many were timed. */
@@ -101,7 +39,7 @@ static void launch_until_sampled(CUfunction f, unsigned grid, uint64_t block_ns,
     uint64_t want = rg.slot->samples + samples;
     for (int i = 0; rg.slot->samples < want; i++) {
         CHECK(i < 100000);
-        launch(f, NULL, grid, block_ns);
+        launch_blocks(f, NULL, grid, block_ns);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
         rg_samples_poll();
     }
@@ -159,7 +97,7 @@ static void the_estimate_falls_at_once_and_rises_slowly(void)
 
 static void dimensions_are_kept_whole(void)
 {
-    seg = fresh(scratch("dims"));
+    seg = fresh_segment(scratch("dims"));
     rg_dims most = rg_dims_of(2147483647, 65535, 65534, 1024, 1023, 64);
     rg_estimate_facts facts = {.program = 7, .device = 3, .dims = most, .name = "kernel"};
     int at = rg_estimate_enter(seg, 12345);
@@ -208,7 +146,7 @@ static uint64_t key_number(uint32_t i)
 static void writers_at_once_lose_nothing(void)
 {
     enum { WRITERS = 8, KERNELS = 500, ROUNDS = 40 };
-    seg = fresh(scratch("writers"));
+    seg = fresh_segment(scratch("writers"));
     int go[2];
     pid_t pids[WRITERS];
     CHECK_EQUAL(pipe(go), 0);
@@ -254,7 +192,7 @@ static void writers_at_once_lose_nothing(void)
 static void keys_that_meet_at_one_place_both_get_in(void)
 {
     enum { MEETINGS = 3000 };
-    seg = fresh(scratch("meet"));
+    seg = fresh_segment(scratch("meet"));
     _Atomic uint32_t *step = mmap(NULL, 2 * sizeof *step, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(step != MAP_FAILED);
     pid_t pids[2];
@@ -291,7 +229,7 @@ static void keys_that_meet_at_one_place_both_get_in(void)
 static void writers_killed_at_any_instant(void)
 {
     enum { KERNELS = 3000 };
-    seg = fresh(scratch("killed"));
+    seg = fresh_segment(scratch("killed"));
     uint32_t seed = 4711;
     for (int round = 0; round < 50; round++) {
         pid_t pids[4];
@@ -338,7 +276,7 @@ static void writers_killed_at_any_instant(void)
 
 static void a_full_table_refuses_and_keeps_what_it_has(void)
 {
-    seg = fresh(scratch("full"));
+    seg = fresh_segment(scratch("full"));
     uint32_t entered = 0, refused = 0;
     for (uint32_t i = 0; entered < RG_MAX_ESTIMATES; i++) {
         CHECK(i < 100 * RG_MAX_ESTIMATES);
@@ -372,13 +310,13 @@ static void meet_again(void)
     setenv("RIGEL_NAME", "again", 1);
     become();
     uint32_t known = shared("rigel_spin", 1)->duration_ns;
-    launch(spin, NULL, 1, 300000);
+    launch_blocks(spin, NULL, 1, 300000);
     CHECK_EQUAL(rg.slot->durations_seeded, 1);
     CHECK_EQUAL(own(spin, 1), known);
     /* It counts for what is known of it already, 300 us being three units. */
     CHECK(rg.members[0].inflight >= 3 * RG_POLICY_LAUNCH && rg.members[0].inflight < 4096 * RG_POLICY_LAUNCH);
     /* Another shape is another kernel. */
-    launch(spin, NULL, 2, 300000);
+    launch_blocks(spin, NULL, 2, 300000);
     CHECK_EQUAL(rg.slot->durations_seeded, 1);
     CHECK_EQUAL(own(spin, 2), 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -389,7 +327,7 @@ static void meet_as_another_program(void)
     setenv("RIGEL_NAME", "another", 1);
     setenv("RIGEL_PROGRAM", "def", 1);
     become();
-    launch(spin, NULL, 1, 300000);
+    launch_blocks(spin, NULL, 1, 300000);
     CHECK_EQUAL(rg.slot->durations_seeded, 0);
     CHECK_EQUAL(own(spin, 1), 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -446,7 +384,7 @@ static void wrong_estimates_are_soon_corrected(void)
     put("rigel_spin", 1, 900000000, 5);
     put("rigel_spin", 2, 1000, 5);
     become();
-    launch(spin, NULL, 1, 20000);
+    launch_blocks(spin, NULL, 1, 20000);
     CHECK_EQUAL(own(spin, 1), 900000000);
     /* The first launch, which may load the code, is not timed where something is known. */
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -471,15 +409,15 @@ static void profiles_seed(void)
     void *cxx = dlopen("libstdc++.so.6", RTLD_NOW); /* as a C++ program has it */
     put(READABLE, 1, 333000, 0);
     become();
-    launch(spin, NULL, 1, 1000);
+    launch_blocks(spin, NULL, 1, 1000);
     CHECK_EQUAL(own(spin, 1), 111000);
-    launch(spin, NULL, 5, 1000);
+    launch_blocks(spin, NULL, 5, 1000);
     CHECK_EQUAL(own(spin, 5), 222000);
     CHECK_EQUAL(shared("rigel_spin", 5)->duration_ns, 222000);
     CHECK_EQUAL(shared("rigel_spin", 5)->samples, 0);
     CHECK_EQUAL(rg.slot->durations_seeded, 2);
-    launch(gemm, NULL, 1, 1000);
-    launch(gemm, NULL, 2, 1000);
+    launch_blocks(gemm, NULL, 1, 1000);
+    launch_blocks(gemm, NULL, 2, 1000);
     CHECK_EQUAL(own(gemm, 1), cxx ? 333000 : 0);
     CHECK_EQUAL(own(gemm, 2), 0);
     CHECK_EQUAL(rg.slot->durations_seeded, cxx ? 3 : 2);
@@ -493,7 +431,7 @@ static CUgraphExec capture(CUstream s, const unsigned *grids, int n)
     CUgraphExec exec;
     CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
     for (int i = 0; i < n; i++)
-        launch(spin, s, grids[i], 50000);
+        launch_blocks(spin, s, grids[i], 50000);
     CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
     return exec;
@@ -563,7 +501,7 @@ static void what_is_not_shared(void)
     for (uint32_t i = 0; i < RG_MAX_ESTIMATES; i++)
         seg->estimates[i].key = 2;
     become();
-    launch(nccl, NULL, 1, 1000);
+    launch_blocks(nccl, NULL, 1, 1000);
     CHECK_EQUAL(seg->header.unshared, 0);
     launch_until_sampled(spin, 1, 20000, 4);
     CHECK_EQUAL(seg->header.unshared, 1);
@@ -577,7 +515,7 @@ static void *meet_in_a_thread(void *context)
     CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
     CUstream s = stream();
     for (unsigned grid = 1; grid <= 40; grid++)
-        launch(spin, s, grid, 1000);
+        launch_blocks(spin, s, grid, 1000);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     return NULL;
 }

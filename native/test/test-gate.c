@@ -5,76 +5,26 @@
  * simulated libcuda.so.1. Each case is a process. "Another client" is a slot and a busy bit that the test sets itself, so
  * nothing here depends on timing: a launch that must wait is seen waiting before it is let go.
  */
-#include "client.h"
-#include "rigel.h"
-#include "testing.h"
+#include "client-testing.h"
 
-static const char *segment_path;
-static rg_segment *seg;
-static void *driver;
-enum { OTHER = 40 }; /* slot of the client that is not there */
 static uint32_t policy = RG_POLICY_PRIORITY;
 
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuCtxSetCurrent, (CUcontext)) \
-    X(cuModuleLoadData, (CUmodule *, const void *)) \
-    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
-    X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
-    X(cuEventCreate, (CUevent *, unsigned)) \
-    X(cuStreamGetPriority, (CUstream, int *)) \
-    X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
-
-static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
-                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n"
-                          ".visible .entry ncclDevKernel_AllReduce(.param .u64 n)\n{ ret; }\n";
-static CUfunction spin, nccl;
+static const char ptx[] = PTX_HEADER PTX_KERNEL("rigel_spin") ".visible .entry ncclDevKernel_AllReduce(.param .u64 n)\n{ ret; }\n";
+static CUfunction nccl;
 
 /* Becomes a client of the given class with a fresh segment and a context. */
 static void become(const char *class)
 {
-    segment_path = scratch("gate");
-    CHECK_EQUAL(rg_segment_create(segment_path), 0);
-    char why[512];
-    seg = rg_segment_open(segment_path, why, sizeof why);
-    CHECK(seg != NULL);
-    setenv("RIGEL_SEGMENT", segment_path, 1);
-    setenv("RIGEL_CLASS", class, 1);
-    setenv("RIGEL_NAME", "test", 1);
-    setenv("RIGEL_SIM_STATE", scratch("gate-sim"), 1);
-    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
-    seg->settings.starvation_us = 600000000;                        /* never, unless a case says so */
-    seg->settings.preempt = 0;                                      /* the simulated GPU offers it; then nobody waits here */
+    prepare_waiting_client("gate", class);
     seg->settings.policy = policy;
-    driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-    CUcontext context;
-    CUmodule module;
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    attach_client();
+    CUmodule module = load_kernels(ptx);
     CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
-}
-
-static void done(void)
-{
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(segment_path);
 }
 
 static void launch(CUfunction f, CUstream s, uint64_t block_ns)
 {
-    uint64_t n = 1;
-    void *params[] = {&n, &block_ns};
-    CHECK_EQUAL(cuLaunchKernel(f, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+    launch_blocks(f, s, 1, block_ns);
 }
 
 static uint64_t busy_word(void)
@@ -781,7 +731,7 @@ static void *per_thread_launch(void *context)
     CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
     uint64_t ended = rg.slot->agent_idle;
-    launch(own_spin, CU_STREAM_PER_THREAD, 20000000);
+    launch(own_spin, CU_STREAM_PER_THREAD, 100000000);
     WAIT_FOR(rg.slot->agent_idle == ended + 1);
     CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
     return NULL;
@@ -792,6 +742,7 @@ static void the_agent_waits_in_the_right_context(void)
 {
     setenv("RIGEL_SIM_DEVICES", "2", 1);
     become("high");
+    seg->settings.quiet_us = 20000; /* longer than a machine under load holds a thread up within a launch, and short beside the kernel */
     CUcontext contexts[2] = {current()};
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
     for (int i = 0; i < 6; i++) {
@@ -991,7 +942,8 @@ static void leaving_while_suspended(void)
     launch(spin, NULL, 1000);
     rigel_shutdown();
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    CHECK_EQUAL(rg.slot->slice_us, 2048); /* the driver's own: the program goes on without Rigel */
+    /* The driver's own: the program goes on without Rigel, which may not have waited for its thread on a machine under load. */
+    WAIT_FOR(rg.slot->slice_us == 2048);
     done();
 }
 

@@ -4,30 +4,11 @@
  * The client's parts are linked into this program, so that the driver's functions behind them can be watched, and made to fail, by
  * putting another function into rg_real. What a graph does is copies besides kernels: their data show what ran before what.
  */
-#include "client.h"
-#include "testing.h"
+#include "client-testing.h"
 
-static const char *segment_path;
-static rg_segment *seg;
-enum { OTHER = 40, CELL = 64 };
+enum { CELL = 64 };
 
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuModuleLoadData, (CUmodule *, const void *)) \
-    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
-    X(cuEventCreate, (CUevent *, unsigned)) \
-    X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
-    X(cuGraphDestroy, (CUgraph))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
-
-static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
-                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
-static CUfunction spin;
 static CUstream stream;
-static CUcontext context;
 
 /* ---- the driver, watched ---- */
 
@@ -151,44 +132,17 @@ static void watch(void)
 
 static void become(uint32_t policy)
 {
-    segment_path = scratch("graph");
-    CHECK_EQUAL(rg_segment_create(segment_path), 0);
-    char why[512];
-    seg = rg_segment_open(segment_path, why, sizeof why);
-    CHECK(seg != NULL);
-    setenv("RIGEL_SEGMENT", segment_path, 1);
-    setenv("RIGEL_CLASS", "best-effort", 1);
-    setenv("RIGEL_NAME", "test", 1);
-    setenv("RIGEL_SIM_STATE", scratch("graph-sim"), 1);
-    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2);
-    seg->settings.starvation_us = 600000000;
-    seg->settings.preempt = 0;
+    prepare_waiting_client("graph", "best-effort");
     seg->settings.policy = policy;
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-    CUmodule module;
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    attach_client();
+    load_kernels(NULL);
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     watch();
 }
 
-static void done(void)
-{
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(segment_path);
-}
-
 static void spin_on(CUstream s, uint64_t block_ns)
 {
-    uint64_t n = 1;
-    void *params[] = {&n, &block_ns};
-    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+    launch_blocks(spin, s, 1, block_ns);
 }
 
 static void copy(CUdeviceptr to, CUdeviceptr from, CUstream s)
@@ -640,11 +594,9 @@ static void graphs_end_with_their_program_or_context(void)
     synchronise();
     CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
     CHECK_EQUAL(alive, 11); /* they have gone with it: nothing is asked of them any more */
-    CUmodule module;
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    load_kernels(NULL);
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     exec = executable(chain(cells(21), 20));
     known(exec, 4000000);

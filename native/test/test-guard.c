@@ -5,30 +5,15 @@
  * program linked to cuBLAS calls them, and reach whichever libcublas.so.N the case has loaded. Each case is a process. Who is
  * inside a call when is decided by the stand-in's hook, never by time.
  */
+#include "client-testing.h"
 #include "guard.h"
-#include "rigel.h"
 #include "sim/cublas.h"
-#include "testing.h"
 
 #include <pthread.h>
 
-static rg_segment *seg;
-static const char *segment_path;
 static void *blas;
 static CUcontext primary[2];
 
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
-    X(cuCtxGetCurrent, (CUcontext *)) \
-    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
-    X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
-    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
-    X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
 static rigel_cublas_statistics *counts;
 static void (*_Atomic *inside)(const char *);
 
@@ -40,26 +25,15 @@ static rigel_cublas_record *last(void)
 /* Becomes a client with a fresh segment, two simulated GPUs, a cuBLAS and this guard mode; no context yet. */
 static void become_without_context(const char *guard, const char *soname)
 {
-    segment_path = scratch("guard");
-    CHECK_EQUAL(rg_segment_create(segment_path), 0);
-    char why[512];
-    seg = rg_segment_open(segment_path, why, sizeof why);
-    CHECK(seg != NULL);
-    setenv("RIGEL_SEGMENT", segment_path, 1);
-    setenv("RIGEL_CLASS", "high", 1);
-    setenv("RIGEL_NAME", "test", 1);
-    setenv("RIGEL_SIM_STATE", scratch("guard-sim"), 1);
+    prepare_client("guard", "high");
     setenv("RIGEL_SIM_DEVICES", "2", 1);
     setenv("RIGEL_SIM_PRESET", "l4", 1);
     setenv("RIGEL_GUARD", guard, 1);
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
     blas = dlopen(soname, RTLD_NOW);
     if (!blas)
         fprintf(stderr, "%s\n", dlerror());
     CHECK(blas != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
+    find_driver();
     *(void **)&counts = dlsym(blas, "rigel_cublas_counts");
     *(void **)&inside = dlsym(blas, "rigel_cublas_inside");
     CHECK(counts && inside);
@@ -81,12 +55,6 @@ static void become(const char *guard)
 static void second_device(void)
 {
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary[1], 1), CUDA_SUCCESS);
-}
-
-static void done(void)
-{
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(segment_path);
 }
 
 static CUcontext current(void)

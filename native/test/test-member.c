@@ -5,30 +5,7 @@
  * As in test-gate.c the client's parts are linked in, the hooks are called by name, and each case is a process.
  * RIGEL_SOAK_S=10 makes the last case run for so long.
  */
-#include "client.h"
-#include "rigel.h"
-#include "testing.h"
-
-static const char *segment_path;
-static rg_segment *seg;
-static CUcontext context;
-static CUfunction spin;
-enum { OTHER = 40 }; /* slot of a client that is not there */
-
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuCtxSetCurrent, (CUcontext)) \
-    X(cuModuleLoadData, (CUmodule *, const void *)) \
-    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
-    X(cuStreamGetPriority, (CUstream, int *)) \
-    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
-
-static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
-                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
+#include "client-testing.h"
 
 /* What the gate asks of Python, in a program that says itself whether it holds the lock. */
 static _Thread_local int holds_python;
@@ -45,33 +22,15 @@ int PyGILState_Check(void)
 
 static void prepare(const char *class)
 {
-    segment_path = scratch("member");
-    CHECK_EQUAL(rg_segment_create(segment_path), 0);
-    char why[512];
-    seg = rg_segment_open(segment_path, why, sizeof why);
-    CHECK(seg != NULL);
-    setenv("RIGEL_SEGMENT", segment_path, 1);
-    setenv("RIGEL_CLASS", class, 1);
+    prepare_waiting_client("member", class);
     setenv("RIGEL_NAME", "process", 1);
-    setenv("RIGEL_SIM_STATE", scratch("member-sim"), 1);
-    atomic_store(&seg->clients[OTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale */
-    seg->settings.starvation_us = 600000000;
-    seg->settings.preempt = 0;
     seg->settings.quiet_us = 600000000; /* only the program's own waits end a busy period */
 }
 
 static void attach(void)
 {
-    CUmodule module;
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    attach_client();
+    load_kernels(NULL);
 }
 
 static void become(const char *class)
@@ -80,17 +39,9 @@ static void become(const char *class)
     attach();
 }
 
-static void done(void)
-{
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(segment_path);
-}
-
 static void launch(CUstream s, uint64_t block_ns)
 {
-    uint64_t n = 1;
-    void *params[] = {&n, &block_ns};
-    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+    launch_blocks(spin, s, 1, block_ns);
 }
 
 static CUstream stream(void)

@@ -4,33 +4,10 @@
  * The client's parts are linked into this program; the hooks are called by name. Each case is a process, and so is each client
  * of a case. What Rigel counts is compared with what the case itself has added up and with what the simulated GPU has left.
  */
-#include "client.h"
-#include "rigel.h"
-#include "testing.h"
+#include "client-testing.h"
 
 #include <sys/mman.h>
 #include <sys/prctl.h>
-
-static const char *segment_path, *sim_path;
-static rg_segment *seg;
-
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
-    X(cuCtxSetCurrent, (CUcontext)) \
-    X(cuMemGetInfo_v2, (size_t *, size_t *)) \
-    X(cuDeviceTotalMem_v2, (size_t *, CUdevice)) \
-    X(cuMemHostAlloc, (void **, size_t, unsigned)) \
-    X(cuMemAddressReserve, (CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long)) \
-    X(cuMemSetAccess, (CUdeviceptr, size_t, const CUmemAccessDesc *, size_t)) \
-    X(cuDeviceGetDefaultMemPool, (CUmemoryPool *, CUdevice)) \
-    X(cuMemPoolCreate, (CUmemoryPool *, const CUmemPoolProps *)) \
-    X(cuMemPoolSetAttribute, (CUmemoryPool, int, void *)) \
-    X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
 
 enum { KiB = 1 << 10, MiB = 1 << 20 };
 #define GiB (1ull << 30)
@@ -39,18 +16,8 @@ enum { KiB = 1 << 10, MiB = 1 << 20 };
 /* A segment and a simulated GPU of this case's own. */
 static void prepare(void)
 {
-    char why[512];
-    segment_path = scratch("memory");
-    sim_path = scratch("memory-sim");
-    CHECK_EQUAL(rg_segment_create(segment_path), 0);
-    seg = rg_segment_open(segment_path, why, sizeof why);
-    CHECK(seg != NULL);
-    setenv("RIGEL_SEGMENT", segment_path, 1);
-    setenv("RIGEL_CLASS", "best-effort", 1);
-    setenv("RIGEL_SIM_STATE", sim_path, 1);
+    prepare_client("memory", "best-effort");
 }
-
-static CUcontext context;
 
 /* Becomes a process of the client, with the limit in its environment and a context. */
 static void become(const char *name, const char *memory)
@@ -60,20 +27,8 @@ static void become(const char *name, const char *memory)
         setenv("RIGEL_MEMORY", memory, 1);
     else
         unsetenv("RIGEL_MEMORY");
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-    OK(cuInit(0));
+    attach_client();
     CHECK(rg.mode == RG_MODE_BEST_EFFORT);
-    OK(cu.cuDevicePrimaryCtxRetain(&context, 0));
-    OK(cu.cuCtxSetCurrent(context));
-}
-
-static void done(void)
-{
-    unlink(sim_path);
-    unlink(segment_path);
 }
 
 static uint64_t used(void)

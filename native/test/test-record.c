@@ -3,9 +3,8 @@
  *
  * The client's parts are linked into this program and run on the simulated GPU, each case in a process of its own.
  */
+#include "client-testing.h"
 #include "record-client.h"
-#include "rigel.h"
-#include "testing.h"
 
 #include <pthread.h>
 
@@ -14,56 +13,29 @@ static rg_recording *file;
 static void prepare(uint32_t capacity, uint32_t level)
 {
     char why[512];
-    const char *segment = scratch("record-segment"), *path = scratch("record");
-    unlink(segment);
+    const char *path = scratch("recording");
+    prepare_client("record", "high");
+    seg->settings.quiet_us = 600000000; /* only the program's own waits end a request */
     unlink(path);
-    CHECK_EQUAL(rigel_segment_create(segment), 0);
     CHECK_EQUAL(rigel_record_create(path, capacity), 0);
     CHECK_EQUAL(rigel_record_create(path, capacity), -EEXIST);
     file = rg_record_open(path, why, sizeof why);
     CHECK(file != NULL);
     atomic_store(&file->header.level, level);
     atomic_store(&file->header.wanted, RG_REC_EVENTS);
-    setenv("RIGEL_SEGMENT", segment, 1);
     setenv("RIGEL_RECORD", path, 1);
-    setenv("RIGEL_CLASS", "high", 1);
-    setenv("RIGEL_NAME", "test", 1);
-    setenv("RIGEL_SIM_STATE", scratch("record-sim"), 1);
 }
 
-static void done(void)
+static void gone(void)
 {
-    unlink(getenv("RIGEL_SIM_STATE"));
-    unlink(getenv("RIGEL_SEGMENT"));
+    done();
     unlink(getenv("RIGEL_RECORD"));
 }
 
-#define DRIVER_FUNCTIONS(X) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
-    X(cuModuleLoadData, (CUmodule *, const void *)) \
-    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *))
-static struct {
-#define MEMBER(symbol, params) CUresult(*symbol) params;
-    DRIVER_FUNCTIONS(MEMBER)
-} cu;
-
-static const char ptx[] = ".version 6.0\n.target sm_52\n.address_size 64\n"
-                          ".visible .entry rigel_spin(.param .u64 n, .param .u64 ns)\n{ ret; }\n";
-static CUcontext context;
-static CUfunction spin;
-
 static void become(void)
 {
-    CUmodule module;
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    CHECK(driver != NULL);
-#define FIND(symbol, params) *(void **)&cu.symbol = dlsym(driver, #symbol); CHECK(cu.symbol != NULL);
-    DRIVER_FUNCTIONS(FIND)
-    CHECK_EQUAL(cuInit(0), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuModuleGetFunction(&spin, module, "rigel_spin"), CUDA_SUCCESS);
+    attach_client();
+    load_kernels(NULL);
 }
 
 static void launch(CUstream s, unsigned grid, uint64_t block_ns)
@@ -102,7 +74,7 @@ static void a_full_ring_loses_and_counts(void)
     CHECK(rg_record_put(file, (uint64_t[RG_REC_WORDS - 1]){77}));
     CHECK_EQUAL(file->entries[0][0], 9);
     CHECK_EQUAL(file->entries[0][1], 77);
-    done();
+    gone();
 }
 
 /* Four processes enter the same kinds at once: each kind is there once, whole. */
@@ -134,7 +106,7 @@ static void writers_at_once_enter_a_kind_once(void)
         CHECK(k != NULL);
         CHECK(strcmp(file->names + k->name_at, name) == 0);
     }
-    done();
+    gone();
 }
 
 static void launches_are_told_with_their_times(void)
@@ -166,7 +138,7 @@ static void launches_are_told_with_their_times(void)
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK_EQUAL(entries(RG_REC_LAUNCH), LAUNCHES + 1);
     rigel_shutdown();
-    done();
+    gone();
 }
 
 static void what_stands_for_another_is_told_as_that(void)
@@ -184,7 +156,7 @@ static void what_stands_for_another_is_told_as_that(void)
     CHECK_EQUAL(k->sms, 5);
     CHECK_EQUAL(own->count, 1);
     rigel_shutdown();
-    done();
+    gone();
 }
 
 static void *launcher(void *stream)
@@ -226,7 +198,7 @@ static void threads_launch_at_once(void)
     CHECK_EQUAL(entries(RG_REC_TIME), file->header.timed);
     CHECK_EQUAL(file->header.lost, 0);
     rigel_shutdown();
-    done();
+    gone();
 }
 
 /* A file that cannot be used costs one line and nothing else. */
@@ -240,7 +212,7 @@ static void an_unusable_recording_stops_nothing(void)
     CHECK(rg_recorded == NULL);
     CHECK_EQUAL(rg.slot->launches, 1);
     rigel_shutdown();
-    done();
+    gone();
 }
 
 int main(int argc, char **argv)

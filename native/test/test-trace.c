@@ -1,24 +1,18 @@
 /*
  * test-trace.c: the table of threads and the ring of records (trace.h), as a reader from outside sees them, at any instant.
  */
-#include "client.h"
-#include "testing.h"
+#include "client-testing.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
 
-static rg_segment *seg;
-static const char *path;
 enum { SLOT = 3, THREADS = 8, EACH = 20000 };
 
 static void begin(void)
 {
-    char why[512];
-    path = scratch("trace");
-    CHECK_EQUAL(rg_segment_create(path), 0);
-    seg = rg_segment_open(path, why, sizeof why);
-    CHECK(seg != NULL);
-    unlink(path);
+    segment_path = scratch("trace");
+    seg = fresh_segment(segment_path);
+    unlink(segment_path);
     rg_trace_attach(seg, SLOT);
 }
 
