@@ -194,7 +194,7 @@ describe("exit codes", () => {
         shell(
           "late",
           "high",
-          `until [ -s ${scratch.path}/pid ]; do :; done; p=$(cat ${scratch.path}/pid); while kill -0 $p 2>&-; do :; done; exit 3`,
+          `until [ -s ${scratch.path}/pid ]; do sleep 0.02; done; p=$(cat ${scratch.path}/pid); while kill -0 $p 2>&-; do sleep 0.02; done; exit 3`,
         ),
         shell("early", "best-effort", `echo $$ > ${scratch.path}/pid; exit 4`),
       ]),
@@ -276,7 +276,7 @@ describe("a client that does not attach is told why:", () => {
   test("the segment is full, and it runs bare", async () => {
     const up = join(scratch.path, "up");
     const crowd = `mkdir ${up}; for i in $(seq 64); do ${holder} ${up}/$i & done; wait`;
-    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do :; done; sleep 1; exec ${holder} -`;
+    const late = `until [ -d ${up} ] && [ $(ls ${up} | wc -l) -eq 64 ]; do sleep 0.05; done; sleep 1; exec ${holder} -`;
     const result = await rigel(
       "launch",
       config([

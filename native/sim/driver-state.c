@@ -128,7 +128,7 @@ static void remove_process(uint32_t index)
 /*
  * A sleeping wait for a robust mutex can be forgotten: the owner unlocks and wakes one waiter; a third process takes
  * the lock before that waiter runs, and so without the mark that others wait; the waiter is killed, and the third one
- * wakes nobody when it unlocks. (Seen in test-sim, "kills".) So nobody sleeps on this lock: it is held for about a
+ * wakes nobody when it unlocks. (Seen in test-sim-processes, "kills".) So nobody sleeps on this lock: it is held for about a
  * microsecond, and who finds it taken tries again.
  */
 static int lock_robust(pthread_mutex_t *lock)

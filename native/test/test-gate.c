@@ -731,7 +731,7 @@ static void *per_thread_launch(void *context)
     CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
     uint64_t ended = rg.slot->agent_idle;
-    launch(own_spin, CU_STREAM_PER_THREAD, 20000000);
+    launch(own_spin, CU_STREAM_PER_THREAD, 100000000);
     WAIT_FOR(rg.slot->agent_idle == ended + 1);
     CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
     return NULL;
@@ -742,6 +742,7 @@ static void the_agent_waits_in_the_right_context(void)
 {
     setenv("RIGEL_SIM_DEVICES", "2", 1);
     become("high");
+    seg->settings.quiet_us = 20000; /* longer than a machine under load holds a thread up within a launch, and short beside the kernel */
     CUcontext contexts[2] = {current()};
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
     for (int i = 0; i < 6; i++) {
