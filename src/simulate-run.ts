@@ -68,7 +68,12 @@ const numbersSchema = z.object({
 export type ClientNumbers = z.infer<typeof numbersSchema>;
 
 const outcomeSchema = z.object({ clients: z.array(numbersSchema) });
-const tickSchema = z.object({ launches: z.number(), requests: z.array(z.tuple([z.int(), z.number()])) });
+const tickSchema = z.object({
+  launches: z.number(),
+  requests: z.array(z.tuple([z.int(), z.number()])),
+  /** Client, and for how many nanoseconds it worked and then waited. */
+  waits: z.array(z.tuple([z.int(), z.number(), z.number()])),
+});
 const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int() });
 
 export interface Outcome {
@@ -165,7 +170,7 @@ export class Simulator implements Disposable {
 /** Feeds the loop one tick; the line that goes back. */
 function answer(
   controller: Controller,
-  { launches, requests }: z.infer<typeof tickSchema>,
+  { launches, requests, waits }: z.infer<typeof tickSchema>,
   shape: HistogramShape,
   preemption: boolean,
 ): string {
@@ -173,6 +178,11 @@ function answer(
   for (const [bucket, count] of requests) counts[bucket] = count;
   const { settings, hold } = controller.step({
     requests: new Histogram(counts, shape),
+    waits: waits.map(([client, worked_ns, waited_ns]) => ({
+      client,
+      worked_ms: worked_ns / 1e6,
+      waited_ms: waited_ns / 1e6,
+    })),
     launches,
     neighbours: "best-effort",
     measured: "high",

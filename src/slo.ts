@@ -5,7 +5,7 @@
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
  *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, 1.2 s at a change of load, and
- *             at most 2% of the time besides; where that is too little to compare with, 6% of the time until 2.4 s more are spent
+ *             1% of the time besides; where that is too little to compare with, 2%, and 6% until 2.4 s more are spent
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
@@ -69,6 +69,8 @@ const FIRST_WINDOW_S = 0.8;
 const FIRST_SHARE = 0.06;
 const FIRST_HELD_S = 2.4;
 const HELD_SHARE = 0.02;
+/** The same where what is known is enough to compare with. */
+const COMPARABLE_SHARE = 0.01;
 const RELEARN_HELD_S = 1.2;
 const RELEARN_MOST = 10;
 const WINDOW_S = 0.6;
@@ -469,9 +471,12 @@ export class Controller {
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A change of load, or a start that was none, may cost more.
         const learning_s = this.#t_s - this.#began_s;
-        const first_s = this.#isComparable(this.#rung) ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s);
+        const enough = this.#isComparable(this.#rung);
         const allowed_s =
-          FIRST_WINDOW_S + first_s + HELD_SHARE * learning_s + RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
+          FIRST_WINDOW_S +
+          (enough ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
+          (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
+          RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
         const known =
           !relative ||
           this.#aloneWaits.count >= KNOWN_WAITS ||

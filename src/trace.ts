@@ -134,8 +134,10 @@ function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
   const { pid } = slot;
   const operations = recordsOf(segment, slot, clock, after_ns);
   const threads = threadsOf(segment, slot, clock);
-  yield { ph: "M", name: "process_name", pid, tid: 0, args: { name: `${slot.name} (${pid})` } };
-  yield { ph: "M", name: "process_sort_index", pid, tid: 0, args: { sort_index: slot.index } };
+  // Clients that threads have entered are drawn with their process, under its name.
+  const process = slot.parent === null ? slot : segment.slots().find(({ index }) => index === slot.parent);
+  yield { ph: "M", name: "process_name", pid, tid: 0, args: { name: `${(process ?? slot).name} (${pid})` } };
+  yield { ph: "M", name: "process_sort_index", pid, tid: 0, args: { sort_index: (process ?? slot).index } };
   const named = new Map(threads.map(({ tid, name }) => [tid, name]));
   for (const tid of new Set([...operations.map((one) => one.tid), ...named.keys()]))
     if (tid !== 0) yield { ph: "M", name: "thread_name", pid, tid, args: { name: named.get(tid) || `thread ${tid}` } };
@@ -150,8 +152,9 @@ function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
 
 const isOver = ({ argument }: Operation): boolean => Math.floor(argument / 256) % 256 === 1;
 
-function requestId({ argument }: Operation, pid: number): string {
-  return `${pid}-${argument % 256}-${Math.floor(argument / 65_536)}`;
+/** Each client that threads have entered counts its own; they are told apart by when they began, which the end of one says too. */
+function requestId({ argument, at_ns }: Operation, pid: number): string {
+  return `${pid}-${argument % 256}-${Math.floor(argument / 65_536)}-${Math.round(at_ns)}`;
 }
 
 /** A request is written whole at its end; at its beginning, only if the end is not there. */

@@ -69,8 +69,10 @@ function validTrace(path: string): Event[] {
       if (dur > 0) open.push(end);
     }
   }
-  // What begins ends, once, and not before it began.
+  // What begins ends, once, and not before it began; and no two have the same name for it.
   const begun = new Map<string, number>();
+  const ids = traceEvents.flatMap((event) => (event.ph === "b" ? [event.id] : []));
+  expect(new Set(ids).size).toBe(ids.length);
   for (const event of traceEvents) {
     if (event.ph === "b") {
       expect(begun.has(event.id)).toBe(false);
@@ -108,6 +110,9 @@ test("a validator that finds spans that cross, and requests that do not end", ()
   const begin = { ph: "b", cat: "request", name: "r", id: "1", pid: 1, tid: 1, ts: 1 };
   expect(() => validTrace(of(name, begin))).toThrow();
   expect(() => validTrace(of(name, begin, { ...begin, ph: "e", ts: 0 }))).toThrow();
+  const whole = [begin, { ...begin, ph: "e", ts: 2 }];
+  expect(() => validTrace(of(name, ...whole))).not.toThrow();
+  expect(() => validTrace(of(name, ...whole, ...whole))).toThrow();
 });
 
 const summarySchema = z.object({
@@ -276,6 +281,25 @@ test("launch --trace writes it at the end", async () => {
   expect(result.status, result.stderr).toBe(0);
   const launches = validTrace(path).filter((event) => event.ph === "X" && event.cat === "launch");
   expect(launches.length).toBeGreaterThanOrEqual(20);
+});
+
+test("clients of one process keep their requests apart, and are drawn with it", async () => {
+  await make(join(root, "native"), "check-build");
+  using scratch = new Scratch();
+  const command = [join(root, "native", "build", "gpipe-program"), "right", "1", join(scratch.path, "losses")];
+  const gpipe = { name: "gpipe", class: "best-effort", threads: true, device: "all", command };
+  const config = scratch.file("jobs.json", { device: "simulated", simulated: { devices: 2 }, clients: [gpipe] });
+  const path = join(scratch.path, "trace.json");
+  const result = await rigel("launch", config, "--trace", path, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const events = validTrace(path);
+  // Two of the four clients are high ones, and each counts its requests from 1.
+  const numbers = events.flatMap((event) => (event.ph === "b" ? [event.args?.["request"]] : []));
+  expect(numbers.filter((number) => number === 1)).toHaveLength(2);
+  const names = events.flatMap((event) =>
+    event.ph === "M" && event.name === "process_name" && "name" in event.args ? [event.args.name] : [],
+  );
+  expect(new Set(names)).toEqual(new Set([`gpipe (${events[0]?.pid})`]));
 });
 
 test("errors say what there is", async () => {

@@ -46,6 +46,7 @@ typedef struct {
     bool busy;            /* from first launch to idle */
     bool launching;       /* high: from first launch to the wait for all of it */
     uint64_t busy_ns, idle_ns; /* when that began and was over */
+    uint64_t wait_ns;          /* when it began to wait for all of it */
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
 

@@ -241,6 +241,8 @@ static bool act_on_op(scenario *s, player *p)
 
 static bool act_on_sync(scenario *s, player *p)
 {
+    if (p->launching)
+        p->wait_ns = s->now;
     p->launching = false;
     if (p->last_ticket && !rg_model_context_done(s->model, p->context, p->last_ticket)) {
         p->at = NEVER;
@@ -361,6 +363,7 @@ static void tick(scenario *s)
     if (held && !s->hold)
         rg_scenario_wake_gate(s);
     memset(t->requests, 0, RG_HIST_BUCKETS * sizeof(*t->requests));
+    t->wait_count = 0;
     t->launches = 0;
     s->next_tick_ns += o->tick_ns;
     if (s->next_tick_ns > o->duration_ns) {
@@ -473,9 +476,10 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
     s.agent.at = NEVER;
     s.next_tick_ns = ticks ? o->tick_ns : NEVER;
     s.tick.requests = ticks ? calloc(RG_HIST_BUCKETS, sizeof(*s.tick.requests)) : NULL;
+    s.tick.waits = ticks ? calloc(RG_SCENARIO_WAITS, sizeof(*s.tick.waits)) : NULL;
     s.model = calloc(1, sizeof(*s.model));
     s.players = calloc(count, sizeof(*s.players));
-    if (!s.model || !s.players || (ticks && !s.tick.requests)) {
+    if (!s.model || !s.players || (ticks && (!s.tick.requests || !s.tick.waits))) {
         rg_scenario_fail(&s, "out of memory");
     } else {
         rg_model_init(s.model, &o->gpu);
@@ -499,6 +503,7 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
         free(p->shapes);
     }
     free(s.tick.requests);
+    free(s.tick.waits);
     free(s.players);
     free(s.model);
     return s.failed ? -1 : 0;

@@ -45,6 +45,13 @@ typedef enum {
     RG_SCENARIO_PREEMPT,    /* together, with slices of their own, or suspended; only where the GPU has time slices */
 } rg_scenario_mode;
 
+/* A busy period of a high client: how long it worked, and how long it then waited for all its work. */
+typedef struct {
+    uint32_t client;
+    uint64_t worked_ns, waited_ns;
+} rg_scenario_wait;
+enum { RG_SCENARIO_WAITS = 256 }; /* of a tick; what is more is left out */
+
 /*
  * What a control loop sees at a tick, and what it answers. `requests` counts durations of high clients' requests since the last tick
  * by the buckets of histogram.h, `launches` those of best-effort clients.
@@ -52,6 +59,8 @@ typedef enum {
 typedef struct {
     uint64_t now_ns, launches;
     uint64_t *requests;
+    rg_scenario_wait *waits; /* the same requests taken apart */
+    uint32_t wait_count;
     uint32_t suspend, defer_us, slice_us, inflight, corun; /* settings: as they are; to be changed */
     bool hold;                                   /* best-effort work is held back until the next tick */
 } rg_scenario_tick;

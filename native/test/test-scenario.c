@@ -335,6 +335,36 @@ static void test_least_share(void)
     rg_profile_free(&low);
 }
 
+/* A request of two kernels at 10 us: the loop is told for how long it was launched and for how long it was then waited for. */
+static rg_scenario_wait told[4];
+static uint32_t told_count;
+static int note_waits(void *user, rg_scenario_tick *t)
+{
+    (void)user;
+    for (uint32_t i = 0; i < t->wait_count && told_count < 4; i++)
+        told[told_count++] = t->waits[i];
+    return 0;
+}
+
+static void test_waits(void)
+{
+    rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,20000,30000\n"
+                                 "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
+    rg_profile low = profile_of(low_rows);
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_options o = tiny(2, 500 * US);
+    o.tick_ns = 50 * US;
+    o.on_tick = note_waits;
+    rg_scenario_result r[2];
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+    EQUAL(told_count, 1);
+    EQUAL(told[0].client, 0);
+    EQUAL(told[0].worked_ns, 32 * US); /* two launches of 1 us, and the host gap before the second */
+    EQUAL(told[0].worked_ns + told[0].waited_ns, r[0].p50_ns);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
 static void test_preempt(void)
 {
     rg_scenario_options o = tiny(1, 0);
@@ -770,6 +800,7 @@ int main(int argc, char **argv)
     test_corun();
     test_preempt();
     test_least_share();
+    test_waits();
     test_least_share_leaves_requests_alone();
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
