@@ -366,7 +366,8 @@ test("a daemon is found by its control socket, of whatever type", async () => {
   const environment = { CUDA_MPS_PIPE_DIRECTORY: own.path };
   const control = join(own.path, "control");
   await using child = Bun.spawn(["python3", "-c", LISTEN, control], { stdout: "pipe", stderr: "inherit" });
-  for await (const chunk of child.stdout) if (new TextDecoder().decode(chunk).includes("listening")) break;
+  // The whole line: whoever writes its end to a pipe that is no longer read dies of it.
+  for await (const chunk of child.stdout) if (new TextDecoder().decode(chunk).includes("\n")) break;
   expect(await findDaemon(environment, [])).toEqual({ state: "running", folder: own.path });
   child.kill("SIGKILL");
   await child.exited;
