@@ -32,10 +32,17 @@ interface Rung {
   defer: number;
   slice_us: number;
   inflight: number;
+  corun: number;
 }
 
-const suspended = (defer: number, slice_us: number): Rung => ({ suspend: true, defer, slice_us, inflight: 8 });
-const sliced = (slice_us: number): Rung => ({ suspend: false, defer: 0, slice_us, inflight: 8 });
+const suspended = (defer: number, slice_us: number): Rung => ({
+  suspend: true,
+  defer,
+  slice_us,
+  inflight: 8,
+  corun: 0,
+});
+const sliced = (slice_us: number): Rung => ({ suspend: false, defer: 0, slice_us, inflight: 8, corun: 0 });
 const gated = (inflight: number): Rung => ({ ...suspended(0, 50), inflight });
 
 /**
@@ -55,8 +62,15 @@ const PREEMPT_RUNGS: readonly Rung[] = [
   sliced(2000),
 ];
 
-/** Where they are held at the gate: under MPS, or a driver that refuses. */
-const GATE_RUNGS: readonly Rung[] = [2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gated);
+/**
+ * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start, what
+ * runs beside it all of it: the first is caught up with by requests that leave the GPU idle, the second only where they do so
+ * for most of the time.
+ */
+const GATE_RUNGS: readonly Rung[] = [
+  ...[2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gated),
+  ...[1, 2, 4].map((corun): Rung => ({ ...gated(16), corun })),
+];
 /** The rung to begin on: what is stricter is for requests that miss the target there. */
 const FIRST_GATE_RUNG = 1;
 
@@ -384,7 +398,7 @@ export class Controller {
       defer_us: Math.round(to.defer * (request_ms ?? 0) * 100) * 10,
       slice_us: to.slice_us,
       inflight: to.inflight,
-      corun: 0,
+      corun: to.corun,
     };
   }
 
@@ -591,11 +605,16 @@ export class Controller {
     if (again) failed.notBefore_s = this.#t_s + STAY_S;
     else {
       failed.notBefore_s = this.#t_s + failed.backOff_s;
-      // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them.
-      const { suspend } = this.#ladder[this.#rung] ?? {};
+      // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them, and what is in flight
+      // when a request begins nothing of what runs beside it.
+      const { suspend, corun = 0 } = this.#ladder[this.#rung] ?? {};
       const above = this.#ladder
-        .keys()
-        .filter((rung) => over && rung > this.#rung && this.#ladder[rung]?.suspend === suspend);
+        .entries()
+        .filter(
+          ([rung, is]) =>
+            over && rung > this.#rung && is.suspend === suspend && Math.sign(is.corun) === Math.sign(corun),
+        )
+        .map(([rung]) => rung);
       for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
       failed.clear();

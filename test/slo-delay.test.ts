@@ -195,6 +195,22 @@ describe("the controller on such a host", () => {
     ).toBeGreaterThan(0.85);
   });
 
+  test("where the host leaves the GPU idle for most of a request, best-effort work runs beside it", () => {
+    const { settings } = settle(hostBound, false, 60, ({ inflight, corun }) => ({
+      delay_ms: (noise) => (Math.max(0, inflight - 16) * 0.03 + corun * 0.05) * (0.5 + noise()),
+      launches_per_s: 1000 + 5 * inflight + 200 * corun,
+    }));
+    expect(share(settings, 20, ({ corun }) => corun > 0)).toBeGreaterThan(0.9);
+  });
+
+  test("and nowhere else", () => {
+    const { settings } = settle(hostBound, false, 60, ({ inflight, corun }) => ({
+      delay_ms: (noise) => (Math.max(0, inflight - 16) * 0.03 + corun * 0.6) * (0.5 + noise()),
+      launches_per_s: 1000 + 5 * inflight + 200 * corun,
+    }));
+    expect(share(settings, 20, ({ corun }) => corun === 0)).toBeGreaterThan(0.93);
+  });
+
   test("requests that keep the GPU busy are delayed by every launch, and get fewer beside them", () => {
     const { settings } = settle(gpuBound, false, 60, each);
     expect(share(settings, 15, ({ inflight }) => inflight >= 4 && inflight <= 11)).toBeGreaterThan(0.9);
