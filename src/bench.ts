@@ -11,6 +11,7 @@ import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
+import { above0, between, whole } from "./arguments.ts";
 import { type Job, type Load, type Timing, anewJobs, gpuTimeJob, liveJob, soloJob } from "./bench-jobs.ts";
 import {
   type Pair,
@@ -95,19 +96,27 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       "policies to run under Rigel, separated by commas (default: the default one, priority)",
     )
     .option("--policy-json <name={...}>", "what a policy's configuration is; may be repeated", collect, [])
-    .option("--rounds <count>", "rounds; each runs every way once (default: 3; simulated: 1)", countAbove0)
-    .option("--duration <seconds>", "seconds measured for a way and round (default: 7; simulated: 2)", above0)
-    .option("--lead <seconds>", "seconds for programs to start and warm up (default: 12; simulated: 3)", above0)
+    .option("--rounds <count>", "rounds; each runs every way once (default: 3; simulated: 1)", whole(1, 1000))
+    .option(
+      "--duration <seconds>",
+      "seconds measured for a way and round (default: 7; simulated: 2)",
+      between(0.001, 1e6),
+    )
+    .option(
+      "--lead <seconds>",
+      "seconds for programs to start and warm up (default: 12; simulated: 3)",
+      between(0.001, 1e6),
+    )
     .option("--window <seconds>", "seconds of a window where ways are switched, at most 4", windowSeconds, 2)
-    .option("--rate <per second>", "requests a second", above0, 60)
+    .option("--rate <per second>", "requests a second", between(0.001, 1e6), 60)
     .addOption(new Option("--arrivals <kind>", "how requests arrive").choices(ARRIVALS).default("poisson"))
-    .option("--seed <number>", "seed of the arrivals", seedNumber, 1)
+    .option("--seed <number>", "seed of the arrivals", whole(0, 0xffff_ffff), 1)
     .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
     .option("--solo", "instead: each high program alone, bare and under Rigel in turn")
     .option(
       "--copies <count>",
       "with --solo: copies of each kind that take turns (default: 4; simulated: 1)",
-      countAbove0,
+      whole(1, 1000),
     )
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
     .option("--dry-run", "show what would run and how long it would take")
@@ -122,31 +131,11 @@ function collect(text: string, previous: string[]): string[] {
   return [...previous, text];
 }
 
-function above0(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0 || value > 1e6)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
-}
-
-function countAbove0(text: string): number {
-  const value = above0(text);
-  if (!Number.isInteger(value) || value > 1000)
-    throw new InvalidArgumentError("Expected a whole number from 1 to 1000.");
-  return value;
-}
-
 /** The gate lets go of what was held for 5 s, and a window has its time to settle besides. */
 function windowSeconds(text: string): number {
   const value = above0(text);
   if (value > 4)
     throw new InvalidArgumentError("Expected at most 4 seconds: best-effort work cannot be held for longer.");
-  return value;
-}
-
-function seedNumber(text: string): number {
-  const value = Number(text);
-  if (!/^\d+$/.test(text) || value > 0xffff_ffff) throw new InvalidArgumentError("Expected a whole number below 2^32.");
   return value;
 }
 

@@ -2,7 +2,8 @@
 
 import { existsSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { type Command, InvalidArgumentError } from "commander";
+import { type Command } from "commander";
+import { whole } from "./arguments.ts";
 import { type Calibration, devicePath, measure, writeCalibration } from "./calibrate.ts";
 import type { DeviceSelector } from "./config.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
@@ -40,7 +41,7 @@ export function addCalibrateCommand(program: Command, device: (text: string) => 
     .command("calibrate")
     .description("measure what rigel simulate needs to know of a GPU, once per device (about a minute)")
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
-    .option("--rounds <count>", "how often; the medians are kept", roundCount, 5)
+    .option("--rounds <count>", "how often; the medians are kept", whole(1, 1000), 5)
     .option("-o, --output <file>", "where it goes (default: the cache folder, by the device's name)")
     .option("--json", "print as JSON")
     .addHelpText("after", EXAMPLES)
@@ -129,11 +130,4 @@ function calibrationText({ device, rounds, constants, pairs }: Calibration): str
 
 function shown(value: number | null): string {
   return value === null ? "-" : digits(value);
-}
-
-function roundCount(text: string): number {
-  const value = Number(text);
-  if (!/^\d+$/.test(text) || value < 1 || value > 1000)
-    throw new InvalidArgumentError("Expected a whole number from 1 to 1000.");
-  return value;
 }

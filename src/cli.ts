@@ -8,6 +8,7 @@ import { writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
+import { above0, whole } from "./arguments.ts";
 import { addBench } from "./bench.ts";
 import { addCalibrateCommand } from "./calibrate-command.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
@@ -88,8 +89,8 @@ function commandLine(): Command {
     .option("--compare", "run each client alone, then together ungoverned, then governed")
     .option("--no-compare", "only the governed run, whatever the configuration says")
     .option("--dry-run", "check everything and show what would run")
-    .option("--duration <seconds>", "count for so long", positiveNumber)
-    .option("--inflight <launches>", "launches a best-effort client may have unfinished; 0: no limit", wholeNumber)
+    .option("--duration <seconds>", "count for so long", above0)
+    .option("--inflight <launches>", "launches a best-effort client may have unfinished; 0: no limit", whole(0, 4096))
     .addOption(new Option("--policy <name>", "who may launch when").choices(POLICIES))
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(
@@ -106,7 +107,7 @@ function commandLine(): Command {
     .option("--html <file>", "write the report as a page too, with plots second by second under policy slo")
     .option("--base <folder>", "where relative paths in the configuration begin (default: the folder that it is in)")
     .option("--status <file>", "when the launch has ended, write its exit status there")
-    .option("--start-timeout <seconds>", "how long to wait for every client's first work", positiveNumber, 120)
+    .option("--start-timeout <seconds>", "how long to wait for every client's first work", above0, 120)
     .addHelpText("after", EXAMPLES)
     .action(runLaunch);
   addImportCommand(program);
@@ -280,20 +281,6 @@ async function runInfo(flags: { json?: true }): Promise<void> {
       `simulated ${info.simulated.name} ${info.simulated.uuid}`,
     ].join("\n"),
   );
-}
-
-function positiveNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
-}
-
-function wholeNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isInteger(value) || value < 0 || value > 4096)
-    throw new InvalidArgumentError("Expected a whole number from 0 to 4096.");
-  return value;
 }
 
 function deviceSelector(text: string): Config["device"] {

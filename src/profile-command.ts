@@ -1,7 +1,8 @@
 /** profile-command.ts: the command lines of `rigel import` and `rigel profile` with what it can do with a profile. */
 
-import { Command, InvalidArgumentError, Option } from "commander";
+import { Command, Option } from "commander";
 import { once } from "node:events";
+import { above0, whole } from "./arguments.ts";
 import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { TOOLS, type Tool } from "./import-detect.ts";
@@ -67,8 +68,8 @@ export function addImportCommand(program: Command): void {
     .addOption(new Option("--format <format>", "of the profile").choices(["rigel", "orion"]).default("rigel"))
     .option("--skip-bad", "leave bad rows out and say which, rather than refuse the file")
     .option("--device <device>", "of several GPUs in a recording, the one to keep: its name or index")
-    .option("--request-gap <ms>", "a new request begins where nothing ran for so long", positiveNumber)
-    .option("--request <index>", "keep one request alone, counted from 0", wholeNumber)
+    .option("--request-gap <ms>", "a new request begins where nothing ran for so long", above0)
+    .option("--request <index>", "keep one request alone, counted from 0", whole(0, 999_999_999))
     .option("--metrics <files...>", "pages of ncu with metrics of the same kernels (name and shape)")
     .addHelpText("after", IMPORT_EXAMPLES)
     .action(runImport);
@@ -154,9 +155,14 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
     .description("record what a program asks of the GPU; look at and compare profiles")
     .argument("[command...]", "after --: the program to record and its arguments")
     .option("-o, --output <file>", "where the profile goes (default: standard output)")
-    .option("--requests <count>", "requests or iterations to record, once it is past its warm-up", countNumber, 20)
-    .option("--duration <seconds>", "record for so long instead", positiveNumber)
-    .option("--settle <seconds>", "how long to wait for the end of its warm-up", positiveNumber, 60)
+    .option(
+      "--requests <count>",
+      "requests or iterations to record, once it is past its warm-up",
+      whole(1, 999_999),
+      20,
+    )
+    .option("--duration <seconds>", "record for so long instead", above0)
+    .option("--settle <seconds>", "how long to wait for the end of its warm-up", above0, 60)
     .option("--from-start", "record from the first launch on, warm-up and all")
     .option("--all", "write every request, not one that stands for all")
     .option("--let-run", "do not stop the program after that")
@@ -168,7 +174,7 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector, "auto")
     .addOption(new Option("--preset <gpu>", "of the simulated GPU").choices(["h200", "a100", "l4"]).default("h200"))
     .option("--segment <folder>", "folder for the shared-memory files (default: /dev/shm)")
-    .option("--start-timeout <seconds>", "how long to wait for its first work", positiveNumber, 120)
+    .option("--start-timeout <seconds>", "how long to wait for its first work", above0, 120)
     .option("--json", "print a summary as JSON; needs -o")
     .addHelpText("after", RECORD_EXAMPLES)
     .action(runRecord);
@@ -178,7 +184,7 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
     .argument("<file>", "a profile, Rigel's or Orion's")
     .option("--json", "print as JSON")
     .option("--html <file>", "write a page that needs nothing else to be looked at")
-    .option("--top <count>", "how many of the longest kernels", wholeNumber, 10)
+    .option("--top <count>", "how many of the longest kernels", whole(0, 999_999_999), 10)
     .addHelpText("after", SHOW_EXAMPLES)
     .action(runShow);
   profile
@@ -187,7 +193,7 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
     .argument("<a>", "the profile that is expected")
     .argument("<b>", "the profile that is there")
     .option("--json", "print as JSON, all differences")
-    .option("--threshold <percent>", "change of a mean duration that is told", positiveNumber, 10)
+    .option("--threshold <percent>", "change of a mean duration that is told", above0, 10)
     .option("--per-request", "compare counts for each request")
     .option("--exit-code", "end with status 1 if kernels are missing, new or of another count")
     .addHelpText("after", DIFF_EXAMPLES)
@@ -227,21 +233,4 @@ async function runDiff(a: string, b: string, flags: DiffFlags): Promise<void> {
 
 async function write(chunk: string | Uint8Array): Promise<void> {
   if (!process.stdout.write(chunk)) await once(process.stdout, "drain");
-}
-
-function positiveNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
-}
-
-function countNumber(text: string): number {
-  if (!/^[1-9]\d{0,5}$/.test(text)) throw new InvalidArgumentError("Expected a whole number from 1 to 999999.");
-  return Number(text);
-}
-
-function wholeNumber(text: string): number {
-  if (!/^\d{1,9}$/.test(text)) throw new InvalidArgumentError("Expected a whole number from 0.");
-  return Number(text);
 }

@@ -3,7 +3,8 @@
  */
 
 import { resolve } from "node:path";
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { type Command, Option } from "commander";
+import { above0 } from "./arguments.ts";
 import type { Config } from "./config.ts";
 import {
   type Changed,
@@ -63,7 +64,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     )
     .option("--name <name>", "name of the client (default: the command's, and a number)")
     .option("--memory <size>", "most device memory it may have: 40GiB, 30%, or bytes")
-    .option("--weight <weight>", "its part of GPU time under policy fair", positiveNumber)
+    .option("--weight <weight>", "its part of GPU time under policy fair", above0)
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(new Option("--preset <gpu>", "of the simulated GPU").choices(["h200", "a100", "l4"]).default("h200"))
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
@@ -125,7 +126,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .command("pause")
     .description("hold a client's best-effort work back")
     .argument("<client>", "name of the client, or segment:name")
-    .option("--for <seconds>", "resume by itself after so long", positiveNumber)
+    .option("--for <seconds>", "resume by itself after so long", above0)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .option("--json", "print what was changed as JSON")
     .addHelpText("after", PAUSE_EXAMPLES)
@@ -176,13 +177,6 @@ function fieldsOf(settings: readonly string[]): Record<string, unknown> {
 
 function valueOf(text: string): unknown {
   return /^(-?\d+(\.\d+)?|true|false|null)$/.test(text) ? JSON.parse(text) : text;
-}
-
-function positiveNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {

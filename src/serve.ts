@@ -9,8 +9,9 @@
 
 import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { type Command, InvalidArgumentError } from "commander";
+import { type Command } from "commander";
 import { z } from "zod";
+import { whole } from "./arguments.ts";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
@@ -52,7 +53,7 @@ export function addServe(program: Command): void {
   program
     .command("serve")
     .description("serve what runs on this machine over HTTP: statistics, events, metrics, settings, launches")
-    .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", portNumber)
+    .option("--port <port>", "listen on 127.0.0.1 too; 0: any free port", whole(0, 65_535, "a port"))
     .option("--json", "print where it listens as one line of JSON on standard output")
     .option("--hang <time>", "what waits for longer hangs, as /v1/hangs and /metrics say: 60s, 500ms", seconds, 60)
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
@@ -172,10 +173,4 @@ function signalled(): Promise<void> {
   const { promise, resolve: done } = Promise.withResolvers<void>();
   for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) process.once(signal, () => done());
   return promise;
-}
-
-function portNumber(text: string): number {
-  const port = Number(text);
-  if (!/^\d+$/.test(text) || port > 65_535) throw new InvalidArgumentError("Expected a port from 0 to 65535.");
-  return port;
 }

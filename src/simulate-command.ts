@@ -1,7 +1,8 @@
 /** simulate-command.ts: the command line of `rigel simulate`. */
 
 import { join } from "node:path";
-import { type Command, InvalidArgumentError } from "commander";
+import { type Command } from "commander";
+import { above0, whole } from "./arguments.ts";
 import { readConfig } from "./config.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
@@ -62,8 +63,8 @@ export function addSimulateCommand(program: Command): void {
       "--sweep <values>",
       "KEY=FROM:TO:STEP or KEY=A,B,C: rate, NAME.rate, duration, seed, inflight, slice_us, ...",
     )
-    .option("--seed <number>", "of the Poisson arrivals of all clients", wholeNumber)
-    .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", positiveNumber)
+    .option("--seed <number>", "of the Poisson arrivals of all clients", whole(0, Number.MAX_SAFE_INTEGER))
+    .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", above0)
     .option("--reference [file]", "compare predictions with measurements (default: those that come with Rigel)")
     .option("--keep", "with --reference: write the median errors into the file, for every prediction to cite")
     .option(
@@ -149,18 +150,4 @@ async function shown<Result>(
   } finally {
     bar?.stop();
   }
-}
-
-function positiveNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
-}
-
-function wholeNumber(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isSafeInteger(value) || value < 0)
-    throw new InvalidArgumentError("Expected a whole number.");
-  return value;
 }

@@ -10,8 +10,9 @@
 
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { Command, InvalidArgumentError } from "commander";
+import { Command } from "commander";
 import { z } from "zod";
+import { between } from "./arguments.ts";
 import { logSchema } from "./bench-run.ts";
 import {
   type Latency,
@@ -69,15 +70,6 @@ interface Options {
   json?: true;
   check?: true;
   together?: true;
-}
-
-function between(least: number, most: number): (text: string) => number {
-  return (text) => {
-    const value = Number(text);
-    if (text.trim() === "" || !(value >= least && value <= most))
-      throw new InvalidArgumentError(`Expected a number from ${least} to ${most}.`);
-    return value;
-  };
 }
 
 const options = new Command("bun run soak")

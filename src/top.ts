@@ -5,7 +5,8 @@
  */
 
 import { resolve } from "node:path";
-import { type Command, InvalidArgumentError } from "commander";
+import { type Command } from "commander";
+import { between } from "./arguments.ts";
 import { findClient, pauseClient } from "./control.ts";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
@@ -40,18 +41,11 @@ export function addTop(program: Command): void {
     .command("top")
     .description("show live what the clients of all launches of this user do")
     .option("--once", "print one table and exit")
-    .option("--interval <seconds>", "over how long to measure, 0.1 to 3600", interval_s, 1)
+    .option("--interval <seconds>", "over how long to measure, 0.1 to 3600", between(0.1, 3600), 1)
     .option("--json", "print one JSON document per interval, one a line")
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .addHelpText("after", EXAMPLES)
     .action(run);
-}
-
-function interval_s(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !(value >= 0.1 && value <= 3600))
-    throw new InvalidArgumentError("Expected a number from 0.1 to 3600.");
-  return value;
 }
 
 async function run(flags: Flags): Promise<void> {
