@@ -174,6 +174,28 @@ test("the control loop marks who comes and who goes, and when", async () => {
   await train.exited;
 });
 
+test("another policy gets back what slo has moved, but for what is set with it", async () => {
+  await using serve = run("high", "serve");
+  await working("serve");
+  const inflight = async (is: number) =>
+    await until(async () => ((await ps())[0]?.settings["inflight"] === is ? true : undefined));
+  const before = (await ps())[0]?.settings;
+  expect(before).toMatchObject({ inflight: 8, suspend: 1, corun: 0 });
+  // A high client alone is where slo begins: with fewer launches in flight than its policy has.
+  await inflight(4);
+  await rigel("set", "policy", "name=priority");
+  await inflight(8);
+  expect((await ps())[0]?.settings).toEqual({ ...before, policy: 1 });
+  await rigel("set", "policy", "name=slo");
+  await inflight(4);
+  await rigel("set", "policy", "name=priority", "inflight=3");
+  await inflight(3);
+  await Bun.sleep(300);
+  expect((await ps())[0]?.settings).toMatchObject({ inflight: 3, slice_us: before?.["slice_us"] });
+  serve.kill("SIGTERM");
+  await serve.exited;
+});
+
 describe("running clients", () => {
   test("change class, memory and weight, are paused and go on, and keep what was set", async () => {
     await using train = run("best-effort", "train");

@@ -1,0 +1,31 @@
+/** arguments.ts: numbers on the command line, for Commander: each says what it expects. */
+
+import { InvalidArgumentError } from "commander";
+
+/** A number above 0. */
+export function above0(text: string): number {
+  const value = Number(text);
+  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
+    throw new InvalidArgumentError("Expected a number above 0.");
+  return value;
+}
+
+/** A number of a range. */
+export function between(least: number, most: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (text.trim() === "" || !(value >= least && value <= most))
+      throw new InvalidArgumentError(`Expected a number from ${least} to ${most}.`);
+    return value;
+  };
+}
+
+/** A whole number of a range, written in digits. `what`: what the message calls it. */
+export function whole(least: number, most: number, what = "a whole number"): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (!/^\d+$/.test(text) || value < least || value > most)
+      throw new InvalidArgumentError(`Expected ${what} from ${least} to ${most}.`);
+    return value;
+  };
+}
