@@ -334,9 +334,11 @@ void rg_busy_begin(rg_member *member, uint32_t device);
 /*
  * rg_drain: a thread is about to block until work is done. If all the work of this high client on a device is waited for, nothing
  * more may come for a while, and best-effort clients that are kept off the GPU may return: behind what is queued, since a
- * high client keeps the GPU for its long slice. rg_drain_end: something came after all.
+ * high client keeps the GPU for its long slice. True if that is so somewhere; else what the thread waits for is told by rg_waited: the
+ * stream, and since when. rg_drain_end: something came after all.
  */
-void rg_drain(void);
+bool rg_drain(void);
+void rg_waited(const rg_track *track, uint64_t since_ns);
 void rg_drain_end(rg_member *member, uint32_t device);
 
 /* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */

@@ -105,8 +105,7 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
                                  : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
-        if (token_) \
-            rg_drain(); \
+        bool drains_ = token_ && rg_drain(); \
         uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_, RG_OP_##symbol); \
@@ -115,10 +114,11 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
             rg_record_begin(&what_); \
         } \
-        uint64_t copies_ = RG_##KIND == RG_COPY && (mode & RG_MODE_HIGH) ? rg_now_ns() : 0; \
+        bool copies_ = (RG_##KIND == RG_COPY || RG_##KIND == RG_COPYWAIT) && (mode & RG_MODE_HIGH) && !drains_; \
+        uint64_t since_ = copies_ ? rg_now_ns() : 0; \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (copies_ && track_) /* with pageable memory it may have waited for the GPU */ \
-            atomic_fetch_add(&member_->inside_ns[rg_track_device(track_)], rg_now_ns() - copies_); \
+        if (copies_) /* with pageable memory it may have waited for the GPU */ \
+            rg_waited(track_, since_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
@@ -349,11 +349,12 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
             return RG_CALL(symbol, (s)); \
         bool high = is_high(); \
         uint64_t token = high ? rg_wait_stream_begin(stream) : 0; \
-        if (high) \
-            rg_drain(); \
+        uint64_t since = high && !rg_drain() ? rg_now_ns() : 0; \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
+        if (since) \
+            rg_waited(rg_track_find(rg_track_key(stream)), since); \
         rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
         if (r != CUDA_SUCCESS) \
             rg_context_refused(RG_OP_##symbol, r, stream, NULL); \
@@ -442,11 +443,12 @@ CUresult cuEventSynchronize(CUevent e)
     bool high = is_high();
     rg_track *track = NULL;
     uint64_t token = high ? rg_event_wait_begin(e, &track) : 0;
-    if (high)
-        rg_drain();
+    uint64_t since = high && !rg_drain() ? rg_now_ns() : 0;
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuEventSynchronize, (e));
+    if (since)
+        rg_waited(track, since);
     uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
     if (r != CUDA_SUCCESS)

@@ -211,8 +211,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
-    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited, at the end or in copies, both in \
-                                  RG_WAITED_NS, at most what fits (slo.ts: which part of a request others can have delayed) */
+    F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited (28 bits) << 4 | index of the \
+                                  device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -324,6 +324,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
     F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
     F(u32, over_p99, 1)       /* [control] */ \
+    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next four are what they were before */ \
+    F(u32, kept_suspend, 1)   /* [control] */ \
+    F(u32, kept_defer_us, 1)  /* [control] */ \
+    F(u32, kept_slice_us, 1)  /* [control] */ \
+    F(u32, kept_inflight, 1)  /* [control] */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name

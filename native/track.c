@@ -396,11 +396,16 @@ static bool all_clean(const rg_member *m, uint32_t device, bool or_covered)
     return true;
 }
 
-static void drain(rg_member *m)
+static bool drain(rg_member *m)
 {
+    bool drains = false;
     for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
-        if (!atomic_load(&m->busy[device]) || atomic_load(&m->draining[device]))
+        if (!atomic_load(&m->busy[device]))
             continue;
+        if (atomic_load(&m->draining[device])) {
+            drains = true;
+            continue;
+        }
         pthread_mutex_lock(&busy_lock);
         if (atomic_load(&m->busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
@@ -409,12 +414,14 @@ static void drain(rg_member *m)
                 atomic_store(&m->drain_since[device], rg_now_ns());
                 rg_device_launching(&rg.segment->devices[device], m->slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
+                drains = true;
             } else {
                 atomic_store(&m->draining[device], 0);
             }
         }
         pthread_mutex_unlock(&busy_lock);
     }
+    return drains;
 }
 
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
@@ -425,19 +432,27 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     uint64_t drain = atomic_load(&m->drain_since[device]), worked = drain - atomic_load(&m->busy_since[device]);
     uint64_t inside = atomic_load(&m->inside_ns[device]);
     inside = inside < worked ? inside : worked; /* threads side by side */
-    uint64_t parts[2] = {(worked - inside) / RG_WAITED_NS, (now - drain + inside) / RG_WAITED_NS};
-    for (int i = 0; i < 2; i++)
-        parts[i] = parts[i] < UINT32_MAX ? parts[i] : UINT32_MAX;
+    uint64_t waited = (now - drain + inside) / RG_WAITED_NS;
+    worked = (worked - inside) / RG_WAITED_NS;
+    uint64_t entry = (worked < UINT32_MAX ? worked : UINT32_MAX) << 32 | (waited < 0xfffffff ? waited : 0xfffffff) << 4 | device;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);
-    atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], parts[0] << 32 | parts[1], memory_order_relaxed);
+    atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
 }
 
-void rg_drain(void)
+bool rg_drain(void)
 {
     uint32_t n = atomic_load(&rg.member_count);
+    bool drains = false;
     for (uint32_t i = 0; i < n; i++)
-        drain(&rg.members[i]);
+        drains |= drain(&rg.members[i]);
+    return drains;
+}
+
+void rg_waited(const rg_track *t, uint64_t since_ns)
+{
+    if (t)
+        atomic_fetch_add(&rg_track_member(t)->inside_ns[rg_track_device(t)], rg_now_ns() - since_ns);
 }
 
 void rg_drain_end(rg_member *m, uint32_t device)

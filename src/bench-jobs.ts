@@ -342,6 +342,9 @@ interface Switch {
   waits: Wait[];
 }
 
+/** How often what the segment keeps of requests is collected. */
+const COLLECT_s = 0.25;
+
 /** The latest requests of high clients, taken apart, after as many as are given by slot; and how many there have been. */
 function waitsOf(segment: Segment, since: ReadonlyMap<number, bigint>): { waits: Wait[]; counts: Map<number, bigint> } {
   const counts = new Map<number, bigint>();
@@ -349,7 +352,7 @@ function waitsOf(segment: Segment, since: ReadonlyMap<number, bigint>): { waits:
     if (slot.class !== "high") return [];
     const { waited, latest } = segment.waits(slot, since.get(slot.index));
     counts.set(slot.index, waited);
-    return latest.map((wait) => ({ client: slot.index, ...wait }));
+    return latest;
   });
   return { waits, counts };
 }
@@ -420,9 +423,15 @@ async function drive(
           );
       }
       if (!(await until(counted_s))) return;
-      const since = waitsOf(segment, new Map());
-      if (!(await until(to_s))) return;
-      made.waits = [...waitsOf(segment, since.counts).waits];
+      // The segment has the last few hundred alone.
+      let { counts } = waitsOf(segment, new Map());
+      for (let at_s = counted_s; at_s < to_s;) {
+        at_s = Math.min(to_s, at_s + COLLECT_s);
+        if (!(await until(at_s))) return;
+        const latest = waitsOf(segment, counts);
+        made.waits.push(...latest.waits);
+        ({ counts } = latest);
+      }
     }
   } finally {
     for (const loop of loops.values()) loop.pause();

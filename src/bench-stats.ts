@@ -4,6 +4,7 @@
  * Pure: no clock, no file, no process. Seconds are since the start that all programs of a run share.
  */
 
+import { generator } from "./random.ts";
 import { Alone, type Delay, delay, type Wait } from "./slo-delay.ts";
 
 /** When a request fell due, in seconds, and its latency from then, in milliseconds. */
@@ -125,17 +126,6 @@ export function arrivalTimes(kind: Arrivals, rate_per_s: number, seed: number, f
 /** As a program reads them: from the start to the first, then from each to the next. */
 export function gapsOf(due_s: readonly number[]): number[] {
   return due_s.map((due, index) => due - (due_s[index - 1] ?? 0));
-}
-
-/** Numbers from 0 to 1, by a 32-bit counter and a mixing function (splitmix32). */
-export function generator(seed: number): () => number {
-  let state = seed >>> 0;
-  return () => {
-    state = (state + 0x9e3779b9) >>> 0;
-    let mixed = Math.imul(state ^ (state >>> 16), 0x21f0aaad);
-    mixed = Math.imul(mixed ^ (mixed >>> 15), 0x735a2d97);
-    return ((mixed ^ (mixed >>> 15)) >>> 0) / 2 ** 32;
-  };
 }
 
 /* ---- Windows */

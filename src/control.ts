@@ -158,7 +158,13 @@ function changePolicyOf(segment: Segment, change: PolicyChange, native: Native):
   const { name = segment.policy, preempt, ...rest } = change;
   const policy: Policy = { ...rest, name, preempt: preempt ?? segment.settings()["preempt"] === 1 };
   const { policy: _, ...settings } = { ...policySettings(policy, [], native), policy: name };
+  if (segment.policy === "slo" && name !== "slo") {
+    // The loop stops at that, so that it moves nothing any more.
+    segment.configure({ policy: name });
+    segment.putBack();
+  }
   segment.configure({ ...settings, policy: name });
+  segment.rekeep(settings);
   if (change.target) segment.target = targetOf(policy);
   const what = Object.entries(change).map(
     ([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`,

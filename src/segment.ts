@@ -14,6 +14,7 @@ import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import type { Dimensions, Native } from "./native.ts";
+import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
@@ -66,6 +67,8 @@ const DEVICE_KNOWN = 2;
 const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 8;
+/** Settings that policy slo moves and others have too. */
+const KEPT = ["suspend", "defer_us", "slice_us", "inflight"] as const;
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -333,6 +336,30 @@ export class Segment {
         ? { requests: word("over_requests"), p50: word("over_p50") / 1000, p99: word("over_p99") / 1000 }
         : null,
     };
+  }
+
+  /** Keeps the settings that the control loop moves as they are now, unless it has moved some already. */
+  keep(): void {
+    const { control } = this.#layout;
+    if (this.#word(control, "kept", 0)) return;
+    const now = this.settings();
+    for (const name of KEPT) this.#put(control, `kept_${name}`, 0, now[name] ?? 0);
+    this.#put(control, "kept", 0, 1);
+  }
+
+  /** Puts them back, where another policy takes over. */
+  putBack(): void {
+    const { control } = this.#layout;
+    if (!this.#word(control, "kept", 0)) return;
+    this.apply({ corun: 0, ...Object.fromEntries(KEPT.map((name) => [name, this.#word(control, `kept_${name}`, 0)])) });
+    this.#put(control, "kept", 0, 0);
+  }
+
+  /** Somebody has set some of them meanwhile: that is what is put back. */
+  rekeep(settings: Readonly<Record<string, unknown>>): void {
+    const { control } = this.#layout;
+    if (!this.#word(control, "kept", 0)) return;
+    for (const name of KEPT) if (name in settings) this.#put(control, `kept_${name}`, 0, Number(settings[name]));
   }
 
   /** Shows what the control loop, which this process runs, has found; undefined: it has ended. */
@@ -664,18 +691,22 @@ export class Segment {
    * The latest busy periods of a slot at whose end the program waited for its work, after the first `since` of them (undefined:
    * none), and how many there have been.
    */
-  waits({ index }: Slot, since?: bigint): { waited: bigint; latest: { worked_ms: number; waited_ms: number }[] } {
-    const { clients } = this.#layout;
+  waits({ index }: Slot, since?: bigint): { waited: bigint; latest: Wait[] } {
+    const { clients, devices } = this.#layout;
     const base = index * clients.stride;
     const waited = this.#long64(clients, "waited", base);
     const { offset, count } = this.#field(clients, "waited_ring");
     const unit_ms = WAITED_NS / 1e6;
-    const latest = [];
+    const latest: Wait[] = [];
     const oldest = waited - BigInt(count) + 1n; // the one before may be being written over
     for (let n = since === undefined || since > waited ? waited : since > oldest ? since : oldest; n < waited; n++) {
       if (n < 0n) continue;
       const entry = Atomics.load(this.#longs, ((clients.offset + base + offset) >> 3) + Number(n % BigInt(count)));
-      latest.push({ worked_ms: Number(entry >> 32n) * unit_ms, waited_ms: Number(entry & 0xffffffffn) * unit_ms });
+      latest.push({
+        client: index * devices.count + Number(entry & 15n),
+        worked_ms: Number(entry >> 32n) * unit_ms,
+        waited_ms: Number((entry >> 4n) & 0xfffffffn) * unit_ms,
+      });
     }
     return { waited, latest };
   }

@@ -10,9 +10,11 @@
  * Pure.
  */
 
+import { generator } from "./random.ts";
+
 /** A busy period of a client (waited_ring in native/segment.h). */
 export interface Wait {
-  /** Whose, to tell clients apart. */
+  /** Whose, and on which device: what is compared with each other. */
   readonly client: number;
   readonly worked_ms: number;
   readonly waited_ms: number;
@@ -71,6 +73,8 @@ export class Waits {
 interface Known {
   readonly list: readonly Wait[];
   readonly slopes: readonly number[];
+  /** Those with most work wait next to nothing. */
+  readonly little: boolean;
 }
 
 /** Requests alone, ready to be compared with. */
@@ -85,7 +89,9 @@ export class Alone {
     for (const [client, of] of Map.groupBy(waits, (wait) => wait.client)) {
       const list = of.toSorted((a, b) => a.worked_ms - b.worked_ms);
       const parts = Array.from({ length: Math.ceil(list.length / PART) }, (_, i) => i * PART);
-      this.#clients.set(client, { list, slopes: parts.map((at) => slopeAround(list, at + PART / 2)) });
+      const slopes = parts.map((at) => slopeAround(list, at + PART / 2));
+      const last_ms = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms));
+      this.#clients.set(client, { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) });
     }
     // Each against the others, so that chance has the same part in these pairs as in those beside other work.
     const pairs = new Sample(waits.flatMap((wait) => this.pair(wait, wait)));
@@ -98,12 +104,11 @@ export class Alone {
    * requests with as much work.
    */
   pair(wait: Wait, except?: Wait): Pair[] {
-    const { list, slopes } = this.#clients.get(wait.client) ?? { list: [], slopes: [] };
+    const { list, slopes, little } = this.#clients.get(wait.client) ?? { list: [], slopes: [], little: false };
     const [least, most] = [list[0], list.at(-1)];
     if (!least || !most || list.length <= NEAREST) return [];
     if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return [];
     // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
-    const little = median(list.slice(-NEAREST).map(({ waited_ms }) => waited_ms)) <= BEYOND * most.worked_ms;
     if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return [];
     // The ones next to it by work: from where it would stand, outwards.
     let high = lowerBound(list, wait.worked_ms);
@@ -207,11 +212,11 @@ class Sample {
 /** Values in their order, and where each of them was before. */
 interface Sorted {
   values: Float64Array;
-  places: Uint16Array;
+  places: Uint32Array;
 }
 
 function sorted(values: readonly number[]): Sorted {
-  const places = Uint16Array.from(values.keys()).toSorted((a, b) => (values[a] ?? 0) - (values[b] ?? 0));
+  const places = Uint32Array.from(values.keys()).toSorted((a, b) => (values[a] ?? 0) - (values[b] ?? 0));
   return { values: Float64Array.from(places, (at) => values[at] ?? 0), places };
 }
 
@@ -247,15 +252,4 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
   return { requests: here.count, p50: at(0.5), p95: at(0.95), p99: at(0.99), ratios, verdict };
-}
-
-/** Numbers in [0, 1), the same ones each time (mulberry32, public domain), so that the same requests give the same verdict. */
-function generator(seed: number): () => number {
-  let state = seed;
-  return () => {
-    state = (state + 0x6d2b79f5) | 0;
-    let t = Math.imul(state ^ (state >>> 15), 1 | state);
-    t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
-    return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
-  };
 }

@@ -7,7 +7,7 @@
 
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
-import { Controller, TICK_S, type Observation, type Second, type Settings, type Target } from "./slo.ts";
+import { type Action, Controller, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
@@ -37,9 +37,6 @@ export interface SloReport extends ReturnType<Controller["summary"]> {
 }
 
 const MARKS_KEPT = 200;
-/** What it moves. */
-const MOVED = ["suspend", "defer_us", "slice_us", "inflight", "corun"] as const;
-
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
 const SHOW_TICKS = 5;
@@ -94,7 +91,6 @@ export class LoopKeeper implements Disposable {
     }
     if (!this.#release || this.#keepsOff) return;
     if (this.#segment.policy !== "slo") {
-      this.#loop?.restore();
       this.#drop();
       return;
     }
@@ -127,9 +123,8 @@ export class SloLoop {
   /** Clients with a process that has launched and not ended; undefined before the first look. */
   #atWork: ReadonlySet<string> | undefined;
   readonly #marks: Mark[] = [];
-  /** Settings as they were before it moved any, and as it has moved them. */
-  #found: Settings | undefined;
-  #moved: Settings | undefined;
+  /** What it did last. */
+  #last: Action = { settings: undefined, hold: false };
 
   /** Does nothing until `tick` or `resume`. */
   constructor(segment: Segment, target: Target) {
@@ -152,45 +147,29 @@ export class SloLoop {
     this.#held = false;
   }
 
-  /** Another policy has come: what the loop has moved, and nobody has set since, is put back. */
-  restore(): void {
-    const [found, moved] = [this.#found, this.#moved];
-    if (!found || !moved) return;
-    const now = this.#inForce();
-    const back = MOVED.filter((name) => now[name] === moved[name]).map((name) => [name, found[name]]);
-    this.#segment.apply(Object.fromEntries(back));
-    this.#found = this.#moved = undefined;
-  }
-
-  #inForce(): Settings {
-    const settings = this.#segment.settings();
-    const of = (name: keyof Settings): number => settings[name] ?? 0;
-    return {
-      suspend: of("suspend"),
-      defer_us: of("defer_us"),
-      slice_us: of("slice_us"),
-      inflight: of("inflight"),
-      corun: of("corun"),
-    };
-  }
-
   /** Goes on by itself where it was, with what it had learned. */
   resume(): void {
     this.#observe();
+    this.#controller.unsettle();
+    this.#act();
     this.#timer ??= setInterval(() => this.tick(), TICK_S * 1000);
+  }
+
+  #act(): void {
+    const { settings, hold } = this.#last;
+    if (settings) {
+      this.#segment.keep();
+      this.#segment.apply(settings);
+    }
+    if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
+    this.#held = hold;
   }
 
   /** To be called every TICK_S, unless `resume` was. */
   tick(): void {
     this.#ticks++;
-    const { settings, hold } = this.#controller.step(this.#observe());
-    if (settings) {
-      this.#found ??= this.#inForce();
-      this.#moved = settings;
-      this.#segment.apply(settings);
-    }
-    if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
-    this.#held = hold;
+    this.#last = this.#controller.step(this.#observe());
+    this.#act();
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;
       const { reachable, target } = this.#controller.summary();
@@ -222,7 +201,7 @@ export class SloLoop {
         before.durations = durations;
         const { waited, latest } = this.#segment.waits(slot, before.waited);
         before.waited = waited;
-        for (const wait of latest) waits.push({ client: slot.index, ...wait });
+        for (const wait of latest) waits.push(wait);
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (!slot.finished) {

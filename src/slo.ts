@@ -133,6 +133,8 @@ const HALF_LIFE_S = 20;
 /** Requests alone fade so many times more slowly: a window says when they have changed. More than so many need not be known. */
 const ALONE_KEEPS = 15;
 const ENOUGH_ALONE = 240;
+/** Nothing is to be learned from high clients that have had no request for so long. */
+const HEARD_S = 10;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 
@@ -274,6 +276,8 @@ export class Controller {
   #sampled_ms = Number.NaN;
   #sample_s = 0;
   #first_s = Number.NaN;
+  /** When the last one ended. */
+  #heard_s = Number.NEGATIVE_INFINITY;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -296,6 +300,7 @@ export class Controller {
     this.#ticks++;
     const held = this.#holds;
     if (held) this.#held_s += TICK_S;
+    if (seen.requests.total > 0) this.#heard_s = this.#t_s;
     this.#record(seen, held);
     this.#notice(seen);
     // Requests that ended just after a change began before it.
@@ -312,6 +317,11 @@ export class Controller {
     this.#decide(seen);
     // What the user configured stays until there is something to decide on.
     return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
+  }
+
+  /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
+  unsettle(): void {
+    this.#settled = this.#ticks + 1;
   }
 
   /** What is to be told at the end: how well the target is met, and by which settings. */
@@ -471,7 +481,7 @@ export class Controller {
           this.#home = this.#rung;
           this.#stay_s = 0;
           this.#enter("run");
-        } else this.#retreat(verdict === "unknown");
+        } else this.#retreat(verdict === "unknown" && this.#isComparable(this.#rung));
         return;
       }
       case "run": {
@@ -497,7 +507,10 @@ export class Controller {
           this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
         const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
-        if (relative && due && this.#alone.count < ENOUGH_ALONE) {
+        // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
+        const lacks = this.#aloneWaits.count >= KNOWN_WAITS && !enough;
+        const somebody = this.#measured !== "" && this.#t_s - this.#heard_s <= HEARD_S;
+        if (relative && due && somebody && (lacks || this.#alone.count < ENOUGH_ALONE)) {
           this.#window.clear();
           this.#windowWaits.clear();
           this.#saidBefore = this.#says();
@@ -507,7 +520,7 @@ export class Controller {
         // Where suspension misses the target, slices may not.
         const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
         const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
-        if ((!over || other) && known && spent_s >= this.#stay_s && works) this.#tryNext();
+        if ((!over || other) && known && !lacks && spent_s >= this.#stay_s && works) this.#tryNext();
       }
     }
   }
@@ -558,8 +571,8 @@ export class Controller {
 
   /** Enough is known of requests alone for most of those on a rung to be compared. */
   #isComparable(rung: number): boolean {
-    const { count } = this.#at(rung).waits;
     const compared = this.#delay(rung)?.requests ?? 0;
+    const { count } = this.#at(rung).waits;
     return this.#aloneWaits.count >= KNOWN_WAITS && (count < ENOUGH || compared >= COMPARABLE * count);
   }
 
@@ -578,11 +591,15 @@ export class Controller {
     return known.delay.is;
   }
 
-  /** The highest rung below this one that is not known to miss the target. */
+  /** The highest rung below this one that is known to be within the target; else that is not known to miss it; else the first. */
   #below(): number {
-    for (let rung = this.#rung - 1; rung > 0; rung--)
-      if (this.#t_s >= this.#at(rung).notBefore_s && this.#judge(rung) === "within") return rung;
-    return Math.max(0, this.#ladder === GATE_RUNGS ? this.#rung - 1 : 0);
+    for (const wanted of ["within", "unknown"] as const)
+      for (let rung = this.#rung - 1; rung > 0; rung--) {
+        const fits = wanted === "within" ? this.#judge(rung) === wanted : this.#judge(rung) !== "over";
+        if (this.#t_s >= this.#at(rung).notBefore_s && fits && (wanted === "within" || this.#ladder === GATE_RUNGS))
+          return rung;
+      }
+    return 0;
   }
 
   /** Tries the next rung up that is not being left alone. */
@@ -626,8 +643,10 @@ export class Controller {
 
   /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */
   #gainsNothing(): boolean {
-    const [below, here] = [this.#at(this.#below()), this.#at(this.#rung)];
-    return Math.min(below.seconds, here.seconds) >= STAY_S && this.#getsLess(here, below);
+    const here = this.#at(this.#rung);
+    if (here.seconds < STAY_S) return false;
+    const below = this.#at(this.#below());
+    return below.seconds >= STAY_S && this.#getsLess(here, below);
   }
 
   #getsLess(here: Known, there: Known): boolean {

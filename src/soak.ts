@@ -19,7 +19,6 @@ import {
   type Sample,
   type Window,
   ascending,
-  generator,
   latencyOf,
   quantile,
   schedule,
@@ -28,6 +27,7 @@ import {
   within,
 } from "./bench-stats.ts";
 import { RigelError, reason } from "./errors.ts";
+import { generator } from "./random.ts";
 import { Guard } from "./guard.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";

@@ -620,6 +620,12 @@ static void become_high_without_agent(void)
     seg->settings.quiet_us = 4000000000u;
 }
 
+/* How long the program waited, of an entry of the ring. */
+static uint64_t waited_ns(int entry)
+{
+    return (rg.slot->waited_ring[entry] >> 4 & 0xfffffff) * RG_WAITED_NS;
+}
+
 static void every_kind_of_wait_ends_a_request(void)
 {
     become_high_without_agent();
@@ -666,8 +672,9 @@ static void every_kind_of_wait_ends_a_request(void)
     uint64_t known_ns = 0;
     for (int i = 0; i < 4; i++) {
         uint64_t entry = rg.slot->waited_ring[i];
-        CHECK((entry & 0xffffffff) != 0);
-        known_ns += ((entry >> 32) + (entry & 0xffffffff)) * RG_WAITED_NS;
+        CHECK(waited_ns(i) != 0);
+        CHECK_EQUAL(entry & 15, 0); /* the device */
+        known_ns += (entry >> 32) * RG_WAITED_NS + waited_ns(i);
     }
     CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
     CHECK_EQUAL(rg.slot->waited_ring[4], 0);
@@ -679,8 +686,8 @@ static void every_kind_of_wait_ends_a_request(void)
     uint64_t copied_ns = rg_now_ns() - before_ns;
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->waited, 5);
-    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= copied_ns / 2);
-    CHECK((rg.slot->waited_ring[4] & 0xffffffff) * RG_WAITED_NS >= 10000000);
+    CHECK(waited_ns(4) >= copied_ns / 2);
+    CHECK(waited_ns(4) >= 10000000);
     done();
 }
 
@@ -700,6 +707,13 @@ static void a_wait_that_does_not_cover_everything_ends_nothing(void)
     CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
     idle_after("both streams", 1);
     CHECK_EQUAL(rg.slot->waited, 1);
+    /* What is waited for one after the other is waited for all the same. */
+    launch(spin, a, 20000000);
+    launch(spin, b, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
+    idle_after("both streams again", 2);
+    CHECK(waited_ns(1) >= 10000000);
     /* An event recorded before the last launch says nothing about it. */
     launch(spin, a, 1000);
     CHECK_EQUAL(cuEventRecord(e, a), CUDA_SUCCESS);
@@ -707,7 +721,7 @@ static void a_wait_that_does_not_cover_everything_ends_nothing(void)
     CHECK_EQUAL(cuEventSynchronize(e), CUDA_SUCCESS);
     CHECK_EQUAL(busy_word(), 1);
     CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
-    idle_after("after the old event", 2);
+    idle_after("after the old event", 3);
     done();
 }
 
