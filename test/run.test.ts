@@ -185,7 +185,8 @@ test("another policy gets back what slo has moved, but for what is set with it",
   await inflight(4);
   await rigel("set", "policy", "name=priority");
   await inflight(8);
-  expect({ ...(await ps())[0]?.settings, hold_until_ms: 0 }).toEqual({ ...before, policy: 1 });
+  const after: Record<string, number> = { ...(await ps())[0]?.settings, hold_until_ms: 0 };
+  expect(after).toEqual({ ...before, policy: 1 });
   // Another target is another loop, which finds settings that its predecessor has moved.
   await rigel("set", "policy", "name=slo");
   await inflight(4);
