@@ -190,8 +190,7 @@ typedef struct {
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
     bool restamp;              /* its streams' priorities have yet to follow its class; agent thread only */
     uint64_t seen, seen_at, needed, needed_at; /* agent thread only */
-    /* Of the busy period: in copies that may have waited for the GPU. Behind what launches read: among that it made a best-effort one
-     * 4 ns slower (bun run bench:hotpath). */
+    /* Of the busy period: in copies that may have waited for the GPU, and in waits for a part of the work. */
     _Atomic uint64_t inside_ns[RG_MAX_DEVICES];
     char name[RG_NAME_BYTES];
 } rg_member;
