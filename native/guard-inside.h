@@ -73,6 +73,14 @@ static inline bool rg_guard_active(void)
            atomic_load_explicit(&rg_guard_mode, memory_order_relaxed) != GUARD_OFF;
 }
 
+/* One more call of this name, for the client that this thread works for. */
+static inline void rg_blas_count(uint32_t operation)
+{
+    if (RG_UNLIKELY(!rg_self_calls))
+        rg_thread_enter();
+    rg_call_count(operation);
+}
+
 /* Repairs are made by this mode, and outside captures. */
 static inline bool rg_guard_repairing(void)
 {

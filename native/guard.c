@@ -271,6 +271,7 @@ static known_handle *hold(cublasHandle_t h)
         if (RG_UNLIKELY(!rg_guard_active())) \
             return real_ args; \
         guarded guarded_; \
+        rg_blas_count(RG_OP_##symbol); \
         h = enter(h, RG_BLAS_##symbol, operand, &guarded_); \
         rg_record_gemm product_ = {__VA_ARGS__}; \
         bool recorded_ = RG_UNLIKELY(rg_recorded != NULL) && product_.m; \
@@ -407,6 +408,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
     }
     if (!rg_guard_active() || rg_guard_creating || !out || atomic_load(&rg.captures))
         return REAL(cublasCreate_v2)(out);
+    rg_blas_count(RG_OP_cublasCreate_v2);
     rg_guard_calls++;
     CUcontext current = rg_guard_context();
     if (!current) {
@@ -441,6 +443,7 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
         return rg_blas_missing();
     known_handle *e = rg_guard_active() ? find(h) : NULL;
     if (e) {
+        rg_blas_count(RG_OP_cublasDestroy_v2);
         /* Before it is destroyed: another thread may get a handle at the same address the moment after. */
         CUcontext own = (CUcontext)atomic_load(&e->context);
         forget(e);

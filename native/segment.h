@@ -35,7 +35,7 @@ enum {
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_MANIFEST_BYTES = 2048 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
-enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 256 };
+enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 512 };
 #define RG_CONTEXT_GONE 1u          /* in place of a context: what belonged to one is no more */
 #define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
 /* Threads of one client that call the driver: PyTorch has 10 to 60. Records: 128 KiB a client. */
@@ -432,7 +432,7 @@ _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
 _Static_assert(sizeof(rg_client) == 53440, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3424512, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3490048, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15804800, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15935872, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3522816, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");

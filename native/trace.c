@@ -33,12 +33,21 @@ static bool row_key_made;
 #define RG_SPECIAL(symbol, ...) #symbol,
 #define RG_NCCL_CALL(symbol, ...) #symbol,
 #define RG_NCCL_SPECIAL(symbol, ...) #symbol,
+#define RG_BLAS_CALL(symbol, ...) #symbol,
+#define RG_BLAS_SPECIAL(symbol, ...) #symbol,
+#define RG_BLAS_SET(...)
+#define RG_BLAS_GET(...)
 const char *const rg_op_names[RG_OP_COUNT] = {
     "none",
 #include "hooks.def"
 #include "nccl.def"
+#include "cublas.def"
     RG_TRACE_OPERATIONS(RG_TEXT)
 };
+#undef RG_BLAS_CALL
+#undef RG_BLAS_SPECIAL
+#undef RG_BLAS_SET
+#undef RG_BLAS_GET
 #undef RG_TEXT
 #undef RG_WORK
 #undef RG_SPECIAL

@@ -36,7 +36,7 @@ enum rg_trace_kind {
 #undef RG_ENUM
 };
 
-/* Operations besides the hooked functions of the driver, whose numbers are 1 + enum rg_hook, and of NCCL, which follow. */
+/* Operations besides the hooked functions of the driver, whose numbers are 1 + enum rg_hook, and of NCCL and cuBLAS, which follow. */
 #define RG_TRACE_OPERATIONS(X) \
     X(wait_high)     /* at the gate, because a high client is busy */ \
     X(wait_turn)     /* at the gate, because it is another client's turn */ \
@@ -56,6 +56,15 @@ enum rg_trace_operation {
 #include "nccl.def"
 #undef RG_NCCL_CALL
 #undef RG_NCCL_SPECIAL
+#define RG_BLAS_CALL(symbol, ...) RG_OP_##symbol,
+#define RG_BLAS_SPECIAL(symbol, ...) RG_OP_##symbol,
+#define RG_BLAS_SET(...)
+#define RG_BLAS_GET(...)
+#include "cublas.def"
+#undef RG_BLAS_CALL
+#undef RG_BLAS_SPECIAL
+#undef RG_BLAS_SET
+#undef RG_BLAS_GET
 #define RG_ENUM(name) RG_OP_##name,
     RG_TRACE_OPERATIONS(RG_ENUM)
 #undef RG_ENUM

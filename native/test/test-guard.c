@@ -668,6 +668,9 @@ static void many_threads_at_once(void)
     CHECK_EQUAL(counts->corrupted, 0);
     CHECK(seconds || rounds[0] == THREADS / 2 * ROUNDS);
     CHECK_EQUAL(counts->calls, (rounds[0] + rounds[1]) * 4);
+    rg_calls_add();
+    CHECK_EQUAL(rg.segment->calls[rg.slot_index].count[RG_OP_cublasSgemm_v2], counts->calls);
+    CHECK_EQUAL(rg.segment->calls[rg.slot_index].count[RG_OP_cublasDestroy_v2], rounds[0] + rounds[1]);
     CHECK_EQUAL(me()->guard_null_handle, rounds[0] + rounds[1]);
     CHECK_EQUAL(me()->guard_wrong_context, rounds[1]);
     CHECK_EQUAL(me()->guard_create_failed, 0);
