@@ -467,9 +467,14 @@ void rg_preempt_end(void)
 {
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
-        if (pthread_mutex_trylock(&p->lock) != 0)
+        struct timespec limit;
+        clock_gettime(CLOCK_REALTIME, &limit);
+        limit.tv_sec++;
+        if (pthread_mutex_timedlock(&p->lock, &limit) != 0)
             continue; /* a thread of ours that did not return from the driver */
-        if (p->slice_us && p->found)
+        /* As it was last said to be: of channels that are new what is set is not known yet. */
+        uint32_t said = atomic_load(&rg_share_of(rg.segment, d, rg.slot_index)->slice_us);
+        if (p->found && said && said != DRIVER_SLICE_US)
             slice(p, DRIVER_SLICE_US);
         pthread_mutex_unlock(&p->lock);
     }
