@@ -110,7 +110,8 @@ function callsOf(gpu: readonly GpuRecord[]): Call[] {
 
 /**
  * Puts CUPTI's records to launches. Correlation ids grow from call to call, as launch numbers do, so both are in the same order;
- * where they differ, whichever skips fewer is skipped.
+ * where they differ, whichever skips fewer is skipped. CUPTI is on a moment before launches are said to be timed: records from
+ * before the first that fits belong to that moment and are not `unseen`, unless none fits.
  */
 export function matched(launches: readonly Launch[], gpu: readonly GpuRecord[]) {
   const calls = callsOf(gpu);
@@ -131,11 +132,11 @@ export function matched(launches: readonly Launch[], gpu: readonly GpuRecord[]) 
       continue;
     }
     const [launchesSkipped, callsSkipped] = nextFit(l, c);
-    for (const { records } of calls.slice(c, c + callsSkipped)) unseen += records.length;
+    if (found.size > 0) for (const { records } of calls.slice(c, c + callsSkipped)) unseen += records.length;
     l += launchesSkipped;
     c += callsSkipped;
   }
-  return { found, unseen };
+  return { found, unseen: found.size > 0 ? unseen : gpu.length };
 
   function nextFit(l: number, c: number): [number, number] {
     for (let skipped = 1; skipped <= REACH; skipped++)
