@@ -465,11 +465,11 @@ void rg_preempt_stop(void)
 
 void rg_preempt_end(void)
 {
+    struct timespec limit; /* of all devices together */
+    clock_gettime(CLOCK_REALTIME, &limit);
+    limit.tv_sec++;
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
-        struct timespec limit;
-        clock_gettime(CLOCK_REALTIME, &limit);
-        limit.tv_sec++;
         if (pthread_mutex_timedlock(&p->lock, &limit) != 0)
             continue; /* a thread of ours that did not return from the driver */
         /* As it was last said to be: of channels that are new what is set is not known yet. */

@@ -223,12 +223,11 @@ function sorted(values: readonly number[]): Sorted {
 export interface Delay {
   /** Requests that were compared. */
   requests: number;
-  /** At the median and the 95th and 99th percentile. */
+  /** At these percentiles. */
   p50: number;
+  p90: number;
   p95: number;
   p99: number;
-  /** By quantile, as far as there are requests enough above it. */
-  ratios: readonly number[];
   /** Whether that is more than `limit`, as far as it can be known. */
   verdict: "within" | "over" | "unknown";
 }
@@ -247,9 +246,10 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   const ratios = told.slice(0, QUANTILES.filter((q) => here.count * (1 - q) >= ABOVE).length);
   const over = ratios.map((_, i) => draws.filter((draw) => (draw[i] ?? 0) > limit).length);
   let verdict: Delay["verdict"] = "unknown";
-  if (Math.min(here.count, alone.count) < enough) verdict = "unknown";
-  else if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
-  else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
+  if (Math.min(here.count, alone.count) >= enough) {
+    if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
+    else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
+  }
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
-  return { requests: here.count, p50: at(0.5), p95: at(0.95), p99: at(0.99), ratios, verdict };
+  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), verdict };
 }

@@ -429,9 +429,7 @@ export class Controller {
     if (seen.measured !== this.#measured) {
       const first = this.#measured === "";
       this.#measured = seen.measured;
-      if (!first) {
-        this.#forgetAlone();
-      }
+      if (!first) this.#forgetAlone();
     }
     const rate = seen.requests.total / TICK_S;
     if (this.#state === "waiting") return;
@@ -593,13 +591,12 @@ export class Controller {
 
   /** The highest rung below this one that is known to be within the target; else that is not known to miss it; else the first. */
   #below(): number {
-    for (const wanted of ["within", "unknown"] as const)
-      for (let rung = this.#rung - 1; rung > 0; rung--) {
-        const fits = wanted === "within" ? this.#judge(rung) === wanted : this.#judge(rung) !== "over";
-        if (this.#t_s >= this.#at(rung).notBefore_s && fits && (wanted === "within" || this.#ladder === GATE_RUNGS))
-          return rung;
-      }
-    return 0;
+    const below = Array.from({ length: Math.max(0, this.#rung - 1) }, (_, n) => this.#rung - 1 - n).filter(
+      (rung) => this.#t_s >= this.#at(rung).notBefore_s,
+    );
+    const within = below.find((rung) => this.#judge(rung) === "within");
+    const unknown = this.#ladder === GATE_RUNGS ? below.find((rung) => this.#judge(rung) === "unknown") : undefined;
+    return within ?? unknown ?? 0;
   }
 
   /** Tries the next rung up that is not being left alone. */
@@ -656,22 +653,13 @@ export class Controller {
 
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   #isLesserEvil(): boolean {
-    if (this.#rung !== 1) return false;
-    const delays = [this.#delay(0), this.#delay(1)];
-    if (delays[0] && delays[1] && Math.min(delays[0].requests, delays[1].requests) >= ENOUGH)
-      return (
-        this.#ladder === PREEMPT_RUNGS &&
-        delays[1].p50 < delays[0].p50 &&
-        (delays[1].ratios[2] ?? 0) < (delays[0].ratios[2] ?? 0)
-      );
-    const [first, second] = [this.#at(0).pool, this.#at(1).pool];
-    const enough = Math.min(first.count, second.count) >= ENOUGH;
-    return (
-      this.#ladder === PREEMPT_RUNGS &&
-      enough &&
-      second.quantile_ms(0.5) < first.quantile_ms(0.5) &&
-      second.quantile_ms(0.9) < first.quantile_ms(0.9)
-    );
+    if (this.#rung !== 1 || this.#ladder !== PREEMPT_RUNGS) return false;
+    const [first, second] = [this.#delay(0), this.#delay(1)];
+    if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
+      return second.p50 < first.p50 && second.p90 < first.p90;
+    const [one, other] = [this.#at(0).pool, this.#at(1).pool];
+    const isShorter = (q: number): boolean => other.quantile_ms(q) < one.quantile_ms(q);
+    return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
   }
 
   #ratio(pool: Pool, q: number): number {
