@@ -470,7 +470,7 @@ rg_duration *rg_duration_add(uint64_t key);
  * on where something does keeps kernels that share a place from evicting each other: 5 to 7 launches of a training step, and
  * up to 26, met a new entry each time without it (the recorded profiles, function addresses drawn at random).
  */
-static inline rg_duration *rg_duration_of(uint64_t key)
+static RG_INLINE rg_duration *rg_duration_of(uint64_t key)
 {
     for (uint32_t i = 0; i < RG_DURATION_PROBES; i++) {
         rg_duration *d = &rg_durations[((key >> 52) + i) % RG_DURATIONS];
@@ -654,7 +654,7 @@ static inline rg_track *rg_track_find(uintptr_t key)
     return NULL;
 }
 
-static inline rg_track *rg_track_of(CUstream stream)
+static RG_INLINE rg_track *rg_track_of(CUstream stream)
 {
     uintptr_t key = rg_track_key(stream);
     rg_track *t = rg_track_find(key);
@@ -672,7 +672,7 @@ static inline uint32_t rg_track_device(const rg_track *t)
 }
 
 /* rg_gate_view: the numbers the policy decides on, for a launch that has not waited yet. */
-static inline rg_policy_view rg_gate_view(const rg_track *t)
+static RG_INLINE rg_policy_view rg_gate_view(const rg_track *t)
 {
     rg_settings *s = &rg.segment->settings;
     uint32_t device = rg_track_device(t);
@@ -717,7 +717,7 @@ static inline void rg_mark(rg_member *m, rg_track *t)
 }
 
 /* rg_work_pass: rg_work_begin for what the program did not ask for one by one: pieces of a graph, of which one is counted. */
-static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
                                                                   uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
@@ -790,7 +790,7 @@ static inline __attribute__((always_inline)) rg_work rg_work_pass(rg_member *m, 
  * High: counts and marks. Best-effort (under fair: everybody): one policy decision on a handful of loads; waits in gate.c if
  * it says so.
  */
-static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
+static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
                                                                    uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
@@ -803,7 +803,7 @@ static inline __attribute__((always_inline)) rg_work rg_work_begin(rg_member *m,
 }
 
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
-static inline __attribute__((always_inline)) void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
+static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
                                                               bool ok)
 {
     rg_track *t = work.track;
@@ -842,7 +842,7 @@ void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok)
 rg_member *rg_work_member(CUstream stream);
 
 /* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
-static inline uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name, uint32_t operation)
+static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name, uint32_t operation)
 {
     uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
     atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);

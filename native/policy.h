@@ -18,6 +18,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What is on the launch path: left to itself GCC puts parts of it out of line, with their results in memory. */
+#define RG_INLINE inline __attribute__((always_inline))
+
 enum rg_policy {
     RG_POLICY_NONE = 0,
     RG_POLICY_PRIORITY = 1,
@@ -76,7 +79,7 @@ enum rg_verdict rg_policy_decide(const rg_policy_view *v);
  * starvation period, not the whole backlog. The in-flight wait has the same bound, for kernels that wait for work which
  * their own program has yet to launch. `hold` ends by itself.
  */
-static inline enum rg_verdict rg_policy_decide_inline(const rg_policy_view *v)
+static RG_INLINE enum rg_verdict rg_policy_decide_inline(const rg_policy_view *v)
 {
     if (v->policy == RG_POLICY_NONE || !v->best_effort || v->preemptible)
         return RG_PASS;

@@ -175,7 +175,7 @@ static inline uint64_t rg_name_key(uintptr_t handle)
 {
     return ((uint64_t)handle ^ (uint64_t)handle >> 48) & 0xffffffffffffull;
 }
-static inline uint32_t rg_name_of(bool graph, uintptr_t handle)
+static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
     uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
     return word >> 16 == rg_name_key(handle) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
@@ -185,7 +185,7 @@ static inline uint32_t rg_name_of(bool graph, uintptr_t handle)
 uint32_t rg_name_enter(const char *name);
 
 /* rg_record: one record; the caller has looked whether they are wanted. */
-static inline void rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
+static RG_INLINE void rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
                              uint64_t tick, uint64_t ticks)
 {
     rg_trace *trace = rg_rec.trace;
@@ -215,7 +215,7 @@ void rg_nvtx_pop(void);
  * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what
  * may wait. rg_op_end: it has returned. Operations nest (a collective launches a kernel). In a client only.
  */
-static inline rg_op rg_op_begin(uint32_t operation, bool exact)
+static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
 {
     rg_op op = {.row = rg_self, .operation = operation};
     if (__builtin_expect(!op.row, 0))
@@ -252,7 +252,7 @@ static inline rg_op rg_wait_op(uint32_t operation, uint64_t object)
 void rg_thread_context(uint64_t context);
 
 /* `marks`: 1 + track << 38 and the flags. `exact` as at the beginning: else only what outlasted a beat of the agent is measured. */
-static inline void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exact, uint64_t marks, uint64_t argument)
+static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exact, uint64_t marks, uint64_t argument)
 {
     if (__builtin_expect(op->outer & RG_DOING, 0)) {
         atomic_store_explicit(&op->row->since_tick, op->outer_tick, memory_order_relaxed);
