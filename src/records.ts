@@ -111,6 +111,11 @@ export function recordsOf(
   return found.toSorted((a, b) => a.at_ns - b.at_ns);
 }
 
+/** Whether its stream (of null, every one) had nothing left to do when it returned. */
+export function waitsForWork({ kind, duration_ns, failed }: Operation): boolean {
+  return (kind === "sync" || (kind === "copy" && duration_ns !== null)) && !failed;
+}
+
 /** Launches of a process that are not known to be finished. */
 export interface Unfinished {
   launches: number;
@@ -128,9 +133,9 @@ export interface Unfinished {
 export function unfinishedOf(operations: readonly Operation[], threads: readonly Thread[]): Unfinished | null {
   const done = new Map<number | null, number>();
   const streamOf = new Map<string, number>();
-  for (const { kind, stream, at_ns, duration_ns, failed, argument } of operations) {
-    const waited = kind === "sync" || (kind === "copy" && duration_ns !== null);
-    if (!waited || failed) continue;
+  for (const operation of operations) {
+    const { kind, stream, at_ns, argument } = operation;
+    if (!waitsForWork(operation)) continue;
     done.set(stream, at_ns);
     if (kind === "sync" && stream !== null) streamOf.set(`0x${argument.toString(16)}`, stream);
   }

@@ -2,8 +2,9 @@
  * trace.ts: writes what the flight recorders of a segment hold as a trace that Perfetto and chrome://tracing open.
  *
  * The format is Chrome's "Trace Event Format" (JSON object form): a process for each process of a client, a track for each
- * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is in flight a counter (C), names metadata (M). A launch
- * that returned at once has no duration that was measured, and is drawn without one. What a thread is still in when the trace is
+ * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is in flight a counter (C), names metadata (M);
+ * a flow (s, f) leads from the launch that a wait is for to the wait. A launch that returned at once has no duration that was
+ * measured, and is drawn with a nanosecond. What a thread is still in when the trace is
  * written ends there and says so (args.unfinished).
  * Written one client's process after the other and in pieces: what is kept is one ring, however many clients there are.
  */
@@ -11,7 +12,7 @@
 import { createWriteStream } from "node:fs";
 import { once } from "node:events";
 import { RigelError, reason } from "./errors.ts";
-import { type Operation, recordsMade, recordsOf } from "./records.ts";
+import { type Operation, recordsMade, recordsOf, waitsForWork } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
 import { type Clock, type Thread, clockOf, threadsOf } from "./threads.ts";
 
@@ -146,6 +147,7 @@ function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
     if (operation.kind === "request") yield* requestEvents(operation, slot, ends);
     else yield* callEvents(operation, pid);
   }
+  yield* flowEvents(operations, pid);
   const until_ns = latest([chosen]);
   for (const thread of threads) yield* waitEvents(thread, pid, until_ns);
 }
@@ -182,7 +184,8 @@ function* callEvents(operation: Operation, pid: number): Generator<Event> {
     cat: kind,
     name: kernel ?? operation.operation,
     ts: us(at_ns),
-    dur: us(duration_ns ?? 0),
+    // Not nothing, or no flow could begin in it.
+    dur: us(duration_ns ?? 1),
     pid,
     tid,
     args: {
@@ -197,6 +200,24 @@ function* callEvents(operation: Operation, pid: number): Generator<Event> {
   };
   if (launched && inflight > 0)
     yield { ph: "C", name: "in flight", pid, tid: 0, ts: us(at_ns), args: { launches: inflight } };
+}
+
+/** From the newest launch before a wait, on the stream that is waited for where that is known, to the wait. */
+function* flowEvents(operations: readonly Operation[], pid: number): Generator<Event> {
+  const newest = new Map<number | null, Operation>();
+  let flows = 0;
+  for (const operation of operations) {
+    const { kind, stream, tid, at_ns } = operation;
+    if (kind === "launch" || kind === "graph") for (const key of [stream, null]) newest.set(key, operation);
+    if (!waitsForWork(operation)) continue;
+    const launch = newest.get(stream);
+    // Who waits again waits for nothing new.
+    newest.delete(stream);
+    if (!launch) continue;
+    const common = { cat: "wait", name: "waited for", id: `${pid}-${flows++}`, pid };
+    yield { ph: "s", ts: us(launch.at_ns), tid: launch.tid, ...common };
+    yield { ph: "f", bp: "e", ts: us(at_ns), tid, ...common };
+  }
 }
 
 /** What a thread is in: not recorded yet, as it has not returned. */

@@ -14,7 +14,7 @@ setDefaultTimeout(120_000);
 
 /*
  * The published format: "Trace Event Format" by the Chromium authors. Every event has ph, pid, tid; all but metadata a ts; X a
- * dur; b and e an id and a category; C numbers as arguments.
+ * dur; b and e an id and a category; C numbers as arguments; s and f, of a flow, an id, and a span that they lie in.
  */
 const common = { pid: z.int(), tid: z.int(), name: z.string().min(1) };
 const moment = z.number().nonnegative();
@@ -41,6 +41,14 @@ const eventSchema = z.discriminatedUnion("ph", [
     cat: z.string().min(1),
     id: z.string().min(1),
     args: z.looseObject({}).optional(),
+  }),
+  z.strictObject({
+    ph: z.enum(["s", "f"]),
+    ...common,
+    ts: moment,
+    cat: z.string().min(1),
+    id: z.string().min(1),
+    bp: z.literal("e").optional(),
   }),
 ]);
 type Event = z.infer<typeof eventSchema>;
@@ -83,6 +91,19 @@ function validTrace(path: string): Event[] {
     }
   }
   expect([...begun]).toEqual([]);
+  // A flow has a begin and an end, in this order, each within a span of its thread.
+  const flows = Map.groupBy(
+    traceEvents.flatMap((event) => (event.ph === "s" || event.ph === "f" ? [event] : [])),
+    ({ id }) => id,
+  );
+  for (const [id, flow] of flows) {
+    expect(flow.map(({ ph }) => ph)).toEqual(["s", "f"]);
+    expect(flow[0]?.ts, id).toBeLessThanOrEqual(flow[1]?.ts ?? -1);
+    for (const { pid, tid, ts } of flow)
+      expect((spans.get(`${pid} ${tid}`) ?? []).some((at) => at.ts <= ts && ns(ts) < ns(at.ts) + ns(at.dur))).toBe(
+        true,
+      );
+  }
   // Every process and thread that does something has a name.
   const named = new Set(
     traceEvents.flatMap(({ ph, name, pid, tid }) => (ph === "M" && name.endsWith("name") ? `${pid} ${tid}` : [])),
@@ -113,6 +134,15 @@ test("a validator that finds spans that cross, and requests that do not end", ()
   const whole = [begin, { ...begin, ph: "e", ts: 2 }];
   expect(() => validTrace(of(name, ...whole))).not.toThrow();
   expect(() => validTrace(of(name, ...whole, ...whole))).toThrow();
+  const flow = { cat: "wait", name: "f", id: "1", pid: 1, tid: 1 };
+  const [from, to] = [
+    { ph: "s", ts: 0, ...flow },
+    { ph: "f", bp: "e", ts: 5, ...flow },
+  ];
+  expect(() => validTrace(of(name, span(0, 1), span(5, 1), from, to))).not.toThrow();
+  expect(() => validTrace(of(name, span(0, 1), span(5, 1), from))).toThrow();
+  expect(() => validTrace(of(name, span(0, 1), span(5, 1), to, from))).toThrow();
+  expect(() => validTrace(of(name, span(0, 1), from, to))).toThrow();
 });
 
 const summarySchema = z.object({
@@ -204,6 +234,10 @@ test("what a trace shows is what was counted", async () => {
       requests: counters.requests,
       inflight_waits: counters.inflight_waits,
     });
+    // Each request is waited for once, and an arrow leads there from its last launch.
+    const arrows = events.filter(({ ph, pid }) => ph === "f" && pid === slot.pid);
+    expect(arrows.length).toBeLessThanOrEqual(count("sync") + count("copy"));
+    expect(arrows.length).toBeGreaterThanOrEqual(counters.requests);
     // And a few with which a replay finds out how fast the device is.
     expect(counters.launches).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
     // A wait on the gate's clock is a little shorter than it is long for the thread, whose clock is the processor's counter: how
