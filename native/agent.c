@@ -96,6 +96,9 @@ static void watch_tracks(rg_member *m)
             atomic_fetch_add_explicit(&m->slot->agent_idle, atomic_load(&m->slot->requests) != before, memory_order_relaxed);
         }
     }
+    /* Whoever marks a track (rg_mark) may be overtaken, before it marks the client, by who finds that very work done. */
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+        rg_idle_check(m, d);
 }
 
 static bool any_busy(const rg_member *m)
