@@ -72,7 +72,8 @@ describe("a segment seen from outside", () => {
       // Of the interval alone: fewer than ever.
       expect(rates?.requests.count ?? 0).toBeLessThan(client?.requests.count ?? 0);
       const perSecond = (rates?.requests.count ?? 0) / (rates?.interval_s ?? 0);
-      expect(rates?.requests_per_s ?? 0).toBeCloseTo(perSecond, 1);
+      // The interval is told in whole microseconds.
+      expect((rates?.requests_per_s ?? 0) / perSecond).toBeCloseTo(1, 3);
     }
     expect(statsOf(second).clients.every(({ rates }) => rates === null)).toBe(true);
     // How long each request waited for the GPU, in the order in which they came, and none of them twice.
