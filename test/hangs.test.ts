@@ -280,20 +280,25 @@ const documentSchema = z.object({
 class Ward implements AsyncDisposable {
   readonly scratch = new Scratch();
   readonly segment: Segment;
-  readonly #native: Native;
+  readonly native: Native;
   readonly #children: Bun.Subprocess[] = [];
 
   constructor(native: Native) {
-    this.#native = native;
+    this.native = native;
     this.segment = Segment.create(native, join(this.scratch.path, "segment"));
     this.segment.configure({ policy: "priority" });
   }
 
   start(name: string, kind: "high" | "best-effort", args: string[], env: Record<string, string> = {}): Bun.Subprocess {
-    const { files } = this.#native;
-    const child = Bun.spawn([join(root, "native", "build", "hang-program"), ...args], {
+    return this.run([join(root, "native", "build", "hang-program"), ...args], name, kind, env);
+  }
+
+  run(command: string[], name: string, kind: "high" | "best-effort", env: Record<string, string>): Bun.Subprocess {
+    const { files } = this.native;
+    const child = Bun.spawn(command, {
       env: {
         ...plainEnvironment(),
+        LD_LIBRARY_PATH: files.simulator,
         LD_PRELOAD: files.interposer,
         RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
         RIGEL_SEGMENT: this.segment.path,
@@ -381,6 +386,22 @@ test("a rank that sleeps before a collective, and what is kept of it", async () 
   expect(kept).toEqual(expect.arrayContaining(["hangs.json", "stacks.txt", "trace.json"]));
   expect(readFileSync(join(bundles, name, "stacks.txt"), "utf8")).toContain("hang-program: S (sleeping)");
   expect(JSON.parse(readFileSync(join(bundles, name, "trace.json"), "utf8"))).toHaveProperty("traceEvents");
+});
+
+const noPySpy = Bun.which("py-spy") === null;
+if (noPySpy) console.warn("hangs.test.ts looks at no Python stacks: there is no py-spy (pip install py-spy)");
+
+test.skipIf(noPySpy)("of a Python program, where in it each thread is", async () => {
+  await using here = await ward();
+  const program = join(root, "test", "fixtures", "threads.py");
+  const child = here.run(["python3", program, "stuck"], "train", "best-effort", {
+    PYTHONPATH: here.native.files.python,
+  });
+  const bundles = join(here.scratch.path, "bundles");
+  await here.until({ train: "synchronise" }, "--bundle", bundles);
+  const [bundle = ""] = readdirSync(bundles);
+  const stacks = readFileSync(join(bundles, bundle, `python-${child.pid}.txt`), "utf8");
+  expect(stacks).toMatch(/wait \(.*threads\.py:\d+\)\n\s+train_step \(.*threads\.py:\d+\)\n\s+stuck \(/);
 });
 
 test("a rank that leaves a collective out; the others wait on the GPU", async () => {
