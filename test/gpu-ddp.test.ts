@@ -9,19 +9,14 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
+import { gpus, lacks } from "./gpus.ts";
 import { Scratch, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
 
 const RANKS = 2;
 const ITERATIONS = 1000;
 const LIMIT_ms = 400_000;
 
-const { files } = await Native.load();
-const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
-const noTorch = gpus.length < RANKS || Bun.spawnSync(["python3", "-c", "import torch.distributed"]).exitCode !== 0;
-if (gpus.length < RANKS) console.warn(`gpu-ddp.test.ts is skipped: it needs ${RANKS} GPUs, there are ${gpus.length}`);
-else if (noTorch) console.warn("gpu-ddp.test.ts is skipped for want of the Python package torch");
+const cannot = lacks("gpu-ddp.test.ts", RANKS, "torch.distributed");
 
 function python(name: string, ...args: string[]): string[] {
   return ["python3", join(root, "test", "gpu", name), ...args];
@@ -36,7 +31,7 @@ function lossesOf(path: string): string[][] {
   return Array.from({ length: RANKS }, (_, rank) => readFileSync(`${path}.${rank}`, "utf8").trim().split("\n"));
 }
 
-test.skipIf(noTorch)(
+test.skipIf(cannot)(
   "DistributedDataParallel beside best-effort work has the losses that it has alone",
   async () => {
     using scratch = new Scratch();

@@ -8,14 +8,12 @@
  */
 
 import { afterAll, describe, expect, test } from "bun:test";
-import { Devices } from "../src/device.ts";
+import { gpus, lacks } from "./gpus.ts";
 import { Scratch } from "./rigel.ts";
-import { type Program, compare, compile, compileCudart, native, repeats } from "./exits.ts";
+import { type Program, compare, compile, compileCudart, repeats } from "./exits.ts";
 
-const devices = new Devices(native.files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false });
-const [gpu] = await devices.real();
-if (!gpu)
-  console.warn("gpu-exits.test.ts is skipped: rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)");
+const [gpu] = gpus;
+lacks("gpu-exits.test.ts", 1);
 const nvcc = gpu ? (Bun.which("nvcc") ?? Bun.which("/usr/local/cuda/bin/nvcc")) : null;
 if (gpu && nvcc === null)
   console.warn("gpu-exits.test.ts: there is no nvcc, so no program of the CUDA runtime is tested");

@@ -7,23 +7,14 @@ import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
+import { gpus, lacks, native } from "./gpus.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
 const ITERATIONS = 200;
 const LIMIT_ms = 550_000;
 
-const { files } = await Native.load();
-const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
 const ranks = gpus.length >= 4 ? 4 : 1;
-const missing =
-  gpus.length === 0
-    ? "it needs a GPU"
-    : Bun.spawnSync(["python3", "-c", "import torch.distributed"]).exitCode !== 0
-      ? "it needs the Python package torch"
-      : undefined;
-if (missing !== undefined) console.warn(`gpu-gpipe.test.ts is skipped: ${missing}`);
+const cannot = lacks("gpu-gpipe.test.ts", 1, "torch.distributed");
 
 function program(losses: string): string[] {
   const script = [join(root, "test", "gpu", "gpipe.py"), "--losses", losses, "--iterations", String(ITERATIONS)];
@@ -61,7 +52,7 @@ const reportSchema = z.object({
   ),
 });
 
-test.skipIf(missing !== undefined)(
+test.skipIf(cannot)(
   `GPipe with four client threads in each of ${ranks} ranks has the losses that it has without Rigel`,
   async () => {
     using scratch = new Scratch();
@@ -74,7 +65,7 @@ test.skipIf(missing !== undefined)(
       env: {
         ...plainEnvironment(),
         ...environment,
-        PYTHONPATH: files.python,
+        PYTHONPATH: native.files.python,
         CUDA_VISIBLE_DEVICES: visible.map(({ uuid }) => uuid).join(","),
       },
       stdout: "pipe",

@@ -10,22 +10,18 @@
 import { beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
+import { gpus, lacks } from "./gpus.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
-const { files } = await Native.load();
-const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
-if (gpus.length === 0)
-  console.warn("gpu-guard.test.ts is skipped: rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)");
-else if (gpus.length < 2) console.warn("gpu-guard.test.ts: one GPU: what needs two is skipped");
+const cannot = lacks("gpu-guard.test.ts", 1);
+if (!cannot) lacks("gpu-guard.test.ts: what needs two GPUs", 2);
 
 const build = join(root, "native", "build");
 const program = join(root, "test", "gpu", "cublas_failures.py");
 const LIMIT_ms = 300_000;
 
 beforeAll(() => {
-  if (gpus.length === 0) return;
+  if (cannot) return;
   const made = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "build/naive-preload.so"], {
     env: plainEnvironment(),
   });
@@ -97,7 +93,7 @@ function expectAlone(name: string, how: string, end: End, alone: Alone): void {
   else console.warn(`gpu-guard.test.ts: ${name} ${how} ${end.status === 0 ? "runs" : `fails: ${end.said.trim()}`}`);
 }
 
-describe.skipIf(gpus.length === 0)("cuBLAS", () => {
+describe.skipIf(cannot)("cuBLAS", () => {
   for (const [name, needs, alone, naive, behindNaive] of SCENARIOS)
     test.skipIf(gpus.length < needs)(
       `${name} runs under Rigel, whatever it does without`,
@@ -130,8 +126,7 @@ describe.skipIf(gpus.length === 0)("cuBLAS", () => {
     LIMIT_ms,
   );
 
-  const noCupy = gpus.length === 0 || Bun.spawnSync(["python3", "-c", "import cupy"]).exitCode !== 0;
-  if (gpus.length > 0 && noCupy) console.warn("gpu-guard.test.ts: skipped for want of the Python package cupy");
+  const noCupy = cannot || lacks("gpu-guard.test.ts: CuPy", 1, "cupy");
   test.skipIf(noCupy)(
     "CuPy multiplies on other threads and devices with the same bits, and nothing is repaired",
     async () => {

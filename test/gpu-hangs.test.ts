@@ -10,8 +10,7 @@ import { expect, test } from "bun:test";
 import { existsSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
+import { lacks } from "./gpus.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
 
 const RANKS = 2;
@@ -21,18 +20,8 @@ const FOUND_WITHIN_s = 5;
 const START_ms = 45_000;
 const LIMIT_ms = 90_000;
 
-const { files } = await Native.load();
-const gpus = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
-const missing =
-  gpus.length === 0
-    ? "it needs a GPU"
-    : Bun.spawnSync(["python3", "-c", "import torch.distributed"]).exitCode !== 0
-      ? "it needs the Python package torch"
-      : undefined;
-if (missing !== undefined) console.warn(`gpu-hangs.test.ts is skipped: ${missing}`);
-const fewGpus = missing !== undefined || gpus.length < RANKS;
-if (missing === undefined && fewGpus)
-  console.warn(`gpu-hangs.test.ts: ranks are not tested: they need ${RANKS} GPUs, there is 1`);
+const cannot = lacks("gpu-hangs.test.ts", 1, "torch.distributed");
+const fewGpus = cannot || lacks("gpu-hangs.test.ts: a job of several ranks", RANKS);
 
 const threadSchema = z.object({
   call: z.string().nullable(),
@@ -199,7 +188,7 @@ test.skipIf(fewGpus)(
   LIMIT_ms,
 );
 
-test.skipIf(missing !== undefined)(
+test.skipIf(cannot)(
   "a kernel that does not end",
   async () => {
     await using patient = new Patient([{ what: "spin", class: "high" }], { name: "priority" });
@@ -214,7 +203,7 @@ test.skipIf(missing !== undefined)(
   LIMIT_ms,
 );
 
-test.skipIf(missing !== undefined)(
+test.skipIf(cannot)(
   "a best-effort client that is held at the gate does not hang",
   async () => {
     const never = { name: "priority", preempt: false, starvation_us: 600_000_000, min_share: 0 };

@@ -11,16 +11,10 @@ import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
+import { lacks } from "./gpus.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
-const { files } = await Native.load();
-const [gpu] = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
-const noTorch = !gpu || Bun.spawnSync(["python3", "-c", "import torch, numpy"]).exitCode !== 0;
-if (!gpu)
-  console.warn("gpu-yardstick.test.ts is skipped: rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)");
-else if (noTorch) console.warn("gpu-yardstick.test.ts is skipped for want of the Python packages torch and numpy");
+const cannot = lacks("gpu-yardstick.test.ts", 1, "torch", "numpy");
 
 const LIMIT_ms = 400_000;
 const SECONDS = 75;
@@ -56,7 +50,7 @@ async function governed(scratch: Scratch, path: string, policy: "none" | "priori
   expect(JSON.parse(stdout)).toMatchObject({ clients: [{ attached: true, exit_code: 0 }] });
 }
 
-test.skipIf(noTorch)(
+test.skipIf(cannot)(
   "the same outcome of every operator, bare, under none and under priority",
   async () => {
     using scratch = new Scratch();

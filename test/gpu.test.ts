@@ -7,21 +7,16 @@
 import { describe, expect, test } from "bun:test";
 import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Devices } from "../src/device.ts";
-import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
+import { gpus, lacks } from "./gpus.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
-const { files } = await Native.load();
-const [gpu] = await new Devices(files, { state: "/dev/shm/rigel-unused", preset: "h200", mps: false }).real();
-if (!gpu) console.warn("gpu.test.ts is skipped: rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)");
+const [gpu] = gpus;
+const cannot = lacks("gpu.test.ts", 1);
 
-/** Python packages that the programs need; a test whose package is missing says so and is skipped. */
+/** Python packages that a program needs. */
 function missing(...packages: string[]): boolean {
-  if (!gpu) return true;
-  const absent = packages.filter((name) => Bun.spawnSync(["python3", "-c", `import ${name}`]).exitCode !== 0);
-  if (absent.length > 0) console.warn(`gpu.test.ts: skipped for want of the Python package ${absent.join(", ")}`);
-  return absent.length > 0;
+  return cannot || lacks(`gpu.test.ts: ${packages.join(", ") || "MPS"}`, 1, ...packages);
 }
 
 const PROGRAM_LIMIT_ms = 280_000;

@@ -1,0 +1,29 @@
+/**
+ * gpus.ts: the real GPUs of this machine, and whether what needs them can be tested here; if not, why it is skipped.
+ */
+
+import { Devices } from "../src/device.ts";
+import { Native } from "../src/native.ts";
+
+export const native = await Native.load();
+
+/** None on a machine with the simulated GPU alone. */
+export const gpus = await new Devices(native.files, {
+  state: "/dev/shm/rigel-unused",
+  preset: "h200",
+  mps: false,
+}).real();
+
+/** Whether so many GPUs, or one of these Python packages, are not to be had; what is skipped for that is then named. */
+export function lacks(what: string, count: number, ...packages: string[]): boolean {
+  const reason = reasonOf(count, packages);
+  if (reason !== undefined) console.warn(`${what} is skipped: ${reason}`);
+  return reason !== undefined;
+}
+
+function reasonOf(count: number, packages: readonly string[]): string | undefined {
+  if (gpus.length === 0) return "rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)";
+  if (gpus.length < count) return `it needs ${count} GPUs, there ${gpus.length === 1 ? "is" : "are"} ${gpus.length}`;
+  const absent = packages.filter((name) => Bun.spawnSync(["python3", "-c", `import ${name}`]).exitCode !== 0);
+  return absent.length > 0 ? `there is no Python package ${absent.join(", ")}` : undefined;
+}
