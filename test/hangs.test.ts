@@ -9,9 +9,9 @@ import { z } from "zod";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
 import { Native, make } from "../src/native.ts";
 import { type Operation, unfinishedOf } from "../src/records.ts";
-import { Segment } from "../src/segment.ts";
 import type { Communicator, Thread } from "../src/threads.ts";
-import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+import { Scratch, rigel, root } from "./rigel.ts";
+import { World } from "./world.ts";
 
 setDefaultTimeout(120_000);
 
@@ -276,41 +276,10 @@ const documentSchema = z.object({
   segments: z.array(z.looseObject({ processes: z.array(foundSchema) })),
 });
 
-/** Programs that hang, in a segment of their own. */
-class Ward implements AsyncDisposable {
-  readonly scratch = new Scratch();
-  readonly segment: Segment;
-  readonly native: Native;
-  readonly #children: Bun.Subprocess[] = [];
-
-  constructor(native: Native) {
-    this.native = native;
-    this.segment = Segment.create(native, join(this.scratch.path, "segment"));
-    this.segment.configure({ policy: "priority" });
-  }
-
+/** Programs that hang. */
+class Ward extends World {
   start(name: string, kind: "high" | "best-effort", args: string[], env: Record<string, string> = {}): Bun.Subprocess {
     return this.run([join(root, "native", "build", "hang-program"), ...args], name, kind, env);
-  }
-
-  run(command: string[], name: string, kind: "high" | "best-effort", env: Record<string, string>): Bun.Subprocess {
-    const { files } = this.native;
-    const child = Bun.spawn(command, {
-      env: {
-        ...plainEnvironment(),
-        LD_LIBRARY_PATH: files.simulator,
-        LD_PRELOAD: files.interposer,
-        RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
-        RIGEL_SEGMENT: this.segment.path,
-        RIGEL_CLASS: kind,
-        RIGEL_NAME: name,
-        ...env,
-      },
-      stdout: "ignore",
-      stderr: "inherit",
-    });
-    this.#children.push(child);
-    return child;
   }
 
   ranks(what: string, size: number, env: Record<string, string> = {}, ...more: string[]): void {
@@ -336,12 +305,6 @@ class Ward implements AsyncDisposable {
       if (Bun.deepEquals(got, expected)) return found;
       if (tries > 20) expect(got).toEqual(expected);
     }
-  }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    for (const child of this.#children) child.kill("SIGKILL");
-    await Promise.all(this.#children.map((child) => child.exited));
-    this.scratch[Symbol.dispose]();
   }
 }
 

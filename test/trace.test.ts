@@ -7,8 +7,8 @@ import { existsSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
-import { Segment } from "../src/segment.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, root } from "./rigel.ts";
+import { World } from "./world.ts";
 
 setDefaultTimeout(120_000);
 
@@ -154,37 +154,11 @@ const summarySchema = z.object({
   events: z.int(),
 });
 
-/** A segment of this test's own, and replays that are its clients. */
-class World implements AsyncDisposable {
-  readonly scratch = new Scratch();
-  readonly segment: Segment;
-  readonly native: Native;
-  readonly #children: Bun.Subprocess[] = [];
-
-  constructor(native: Native) {
-    this.native = native;
-    this.segment = Segment.create(native, join(this.scratch.path, "segment"));
-    this.segment.configure({ policy: "priority" });
-  }
-
+/** Replays that are clients. */
+class Replays extends World {
   start(name: string, kind: "high" | "best-effort", ...args: string[]): Bun.Subprocess {
-    const { files } = this.native;
     const profile = this.scratch.file("tiny.csv", TINY_PROFILE);
-    const child = Bun.spawn([files.replay, "--profile", profile, ...args], {
-      env: {
-        ...plainEnvironment(),
-        LD_LIBRARY_PATH: files.simulator,
-        LD_PRELOAD: files.interposer,
-        RIGEL_SIM_STATE: join(this.scratch.path, "gpu"),
-        RIGEL_SEGMENT: this.segment.path,
-        RIGEL_CLASS: kind,
-        RIGEL_NAME: name,
-      },
-      stdout: "ignore",
-      stderr: "inherit",
-    });
-    this.#children.push(child);
-    return child;
+    return this.run([this.native.files.replay, "--profile", profile, ...args], name, kind);
   }
 
   async until(condition: () => boolean): Promise<void> {
@@ -200,16 +174,10 @@ class World implements AsyncDisposable {
     expect(result.status, result.stderr).toBe(0);
     return { events: validTrace(path), summary: summarySchema.parse(JSON.parse(result.stdout)) };
   }
-
-  async [Symbol.asyncDispose](): Promise<void> {
-    for (const child of this.#children) child.kill("SIGKILL");
-    await Promise.all(this.#children.map((child) => child.exited));
-    this.scratch[Symbol.dispose]();
-  }
 }
 
 test("what a trace shows is what was counted", async () => {
-  await using world = new World(await Native.load());
+  await using world = new Replays(await Native.load());
   const high = world.start("serve", "high", "--iterations", "100");
   const low = world.start("train", "best-effort", "--iterations", "300");
   await Promise.all([high.exited, low.exited]);
@@ -253,7 +221,7 @@ test("what a trace shows is what was counted", async () => {
 });
 
 test("a live client, one of several, and what it did last", async () => {
-  await using world = new World(await Native.load());
+  await using world = new Replays(await Native.load());
   world.start("serve", "high");
   world.start("train", "best-effort");
   const recorded = (): bigint[] => [0, 1].map((slot) => world.segment.table("traces").long(slot, "count"));
@@ -272,7 +240,7 @@ test("a live client, one of several, and what it did last", async () => {
 });
 
 test("a client that was killed: what it was in is there, and stays", async () => {
-  await using world = new World(await Native.load());
+  await using world = new Replays(await Native.load());
   const child = world.start("train", "best-effort");
   await world.until(() => world.segment.table("traces").long(0, "count") > 1000n);
   child.kill("SIGKILL");
@@ -285,7 +253,7 @@ test("a client that was killed: what it was in is there, and stays", async () =>
 });
 
 test("nothing is recorded where it is switched off, which takes effect at once", async () => {
-  await using world = new World(await Native.load());
+  await using world = new Replays(await Native.load());
   world.segment.apply({ trace: 0 });
   world.start("train", "best-effort");
   const launches = (): number => world.segment.read(world.segment.slots()[0] ?? never()).usage.counters.launches;
@@ -337,7 +305,7 @@ test("clients of one process keep their requests apart, and are drawn with it", 
 });
 
 test("errors say what there is", async () => {
-  await using world = new World(await Native.load());
+  await using world = new Replays(await Native.load());
   const path = join(world.scratch.path, "trace.json");
   const nothing = await rigel("trace", "--segment", world.segment.path, "-o", path);
   expect(nothing).toMatchObject({ status: 2, stdout: "" });

@@ -461,14 +461,11 @@ def versions():
     return {"python": sys.version.split()[0], **found}
 
 
-def gpu_time_ms(torch, work):
-    """Time in which the GPU does anything for one request, from a trace of its kernels and copies."""
-    for _ in range(30):
-        work.request()
-    torch.cuda.synchronize()
+def gpu_events(torch, iterate, times):
+    """What the GPU does in so many iterations: events of a Chrome trace by torch.profiler."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(TRACED):
-            work.request()
+        for _ in range(times):
+            iterate()
         torch.cuda.synchronize()
     handle, path = tempfile.mkstemp(suffix=".json")
     os.close(handle)
@@ -478,10 +475,17 @@ def gpu_time_ms(torch, work):
             events = json.load(file)["traceEvents"]
     finally:
         os.unlink(path)
+    return [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+
+
+def gpu_time_ms(torch, work):
+    """Time in which the GPU does anything for one request, from a trace of its kernels and copies."""
+    for _ in range(30):
+        work.request()
+    torch.cuda.synchronize()
     spans = sorted(
         (float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)))
-        for event in events
-        if event.get("ph") == "X" and event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+        for event in gpu_events(torch, work.request, TRACED)
     )
     if not spans:
         raise SystemExit("workload: --gpu-time: the trace holds no work of the GPU; is profiling allowed on this host?")

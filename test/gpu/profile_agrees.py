@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -50,19 +49,7 @@ def traced(torch, workload, flags):
     for _ in range(150 if args.mode == "infer" else 15):
         iterate()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(ITERATIONS):
-            iterate()
-        torch.cuda.synchronize()
-    handle, path = tempfile.mkstemp(suffix=".json")
-    os.close(handle)
-    try:
-        profiler.export_chrome_trace(path)
-        with open(path, encoding="utf-8") as file:
-            events = json.load(file)["traceEvents"]
-    finally:
-        os.unlink(path)
-    done = [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    done = workload.gpu_events(torch, iterate, ITERATIONS)
     kernels = sum(e["cat"] == "kernel" for e in done)
     return {"kernels": kernels, "gpu_ms": sum(float(e.get("dur", 0)) for e in done) / 1e3}
 
