@@ -70,6 +70,23 @@ async function runServe(flags: ServeFlags): Promise<void> {
   const native = await Native.load();
   const folder = runtimeFolder();
   const release = lockFolder(native, folder);
+  const servers: { stop: (now: boolean) => Promise<void> }[] = [];
+  try {
+    await serve(native, folder, flags, servers);
+  } finally {
+    // Event streams have no end of their own.
+    await Promise.all(servers.map((server) => server.stop(true)));
+    release();
+  }
+}
+
+/** Listens until a signal comes; whoever calls stops what is put into `servers`. */
+async function serve(
+  native: Native,
+  folder: string,
+  flags: ServeFlags,
+  servers: { stop: (now: boolean) => Promise<void> }[],
+): Promise<void> {
   const socket = join(folder, "serve.sock");
   await clearSocket(socket);
   const tokenFile = join(folder, "token");
@@ -77,7 +94,6 @@ async function runServe(flags: ServeFlags): Promise<void> {
 
   const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
   using watcher = new Watcher(new Segments(native, segmentFolder), flags.hang);
-  watcher.start();
   const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segmentFolder));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
@@ -95,30 +111,33 @@ async function runServe(flags: ServeFlags): Promise<void> {
     return Response.json(errorBody(refused.code, refused.message), { status: refused.status, headers });
   };
 
-  const umask = process.umask(0o177);
-  const onSocket = Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) });
-  process.umask(umask);
-  chmodSync(socket, 0o600);
-  const servers: { stop: (now: boolean) => Promise<void> }[] = [onSocket];
   let url: string | null = null;
+  // First, as it may be somebody else's.
   if (flags.port !== undefined && token !== undefined) {
     const onPort = listen(flags.port, (request, port) => answer(request, { kind: "tcp", port, token }));
-    url = `http://127.0.0.1:${onPort.port}`;
     servers.push(onPort);
+    url = `http://127.0.0.1:${onPort.port}`;
   }
-  progress(`listening on ${socket}`);
-  if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
-  if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
-
-  await signalled();
-  // Event streams have no end of their own.
-  await Promise.all(servers.map((server) => server.stop(true)));
+  const umask = process.umask(0o177);
   try {
-    unlinkSync(socket);
-  } catch {
-    // Bun has removed it, or somebody else.
+    servers.push(Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) }));
+  } finally {
+    process.umask(umask);
   }
-  release();
+  try {
+    chmodSync(socket, 0o600);
+    watcher.start();
+    progress(`listening on ${socket}`);
+    if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
+    if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
+    await signalled();
+  } finally {
+    try {
+      unlinkSync(socket);
+    } catch {
+      // Bun has removed it, or somebody else.
+    }
+  }
 }
 
 /** One line for each request that is refused; what came in cannot make it another one. */
