@@ -17,6 +17,7 @@ import {
 } from "./control.ts";
 import { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { processTable } from "./process-table.ts";
@@ -180,6 +181,7 @@ function valueOf(text: string): unknown {
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {
+  for (const note of new Set(changed.flatMap(({ notes }) => notes ?? []))) progress(`note: ${note}`);
   print(json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
 }
 

@@ -156,11 +156,9 @@ export class SloLoop {
   }
 
   #act(): void {
-    const { settings, hold } = this.#last;
-    if (settings) {
-      this.#segment.keep();
-      this.#segment.apply(settings);
-    }
+    const { settings } = this.#last;
+    const hold = this.#last.hold && this.#segment.policy === "slo";
+    if (settings) this.#segment.move(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
   }
