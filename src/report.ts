@@ -263,7 +263,7 @@ function sloLines({ target, alone, now, over_alone, settings, held_s, changes, u
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${knobs.join(", ")}; ${changes} changes`,
+    `     at the end: ${latencies(now)} with ${knobs.join(", ") || "the settings as they were"}; ${changes} changes`,
   ];
 }
 

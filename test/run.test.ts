@@ -5,6 +5,7 @@ import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
 import { Place, until } from "./serving.ts";
@@ -156,14 +157,14 @@ test("the control loop marks who comes and who goes, and when", async () => {
   const [segment] = new Segments(await Native.load(), place.segments).live();
   if (!segment) throw new Error("no segment");
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
-  loop.tick();
+  loop.tick(TICK_S);
   await using guest = run("best-effort", "guest");
   await working("train", "guest");
-  loop.tick();
-  loop.tick();
+  loop.tick(TICK_S);
+  loop.tick(TICK_S);
   guest.kill("SIGTERM");
   await guest.exited;
-  loop.tick();
+  loop.tick(TICK_S);
   loop.pause();
   // Not train, which was there before.
   expect(loop.report().marks).toEqual([
