@@ -66,12 +66,13 @@ interface Versus {
 export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** In force at the end. */
   policy: Policy & { inflight: number };
   sharing: Sharing;
   /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
-  /** What the control loop of policy slo found and did in the last phase; null under other policies. */
+  /** What the control loop of policy slo found and did in the last phase, also where that was left; null if it never ran. */
   slo: SloReport | null;
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];

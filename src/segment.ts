@@ -450,15 +450,17 @@ export class Segment {
   }
 
   /** What is asked of a client. */
-  wanted(name: string): (Pick<Wanted, "class"> & { paused_until_ns: number }) | undefined {
+  wanted(name: string): (Pick<Wanted, "class" | "weight"> & { paused_until_ns: number }) | undefined {
     const base = this.#account(name);
     if (base === undefined) return undefined;
     const { accounts } = this.#layout;
     const kind = this.#word(accounts, "wanted_class", base);
+    const weight = this.#word(accounts, "wanted_weight", base);
     const until = this.#long64(accounts, "paused_until_ns", base);
     return {
       // What it was started as stands in its slots.
       ...(kind !== 0 && { class: kind === CLASS_HIGH ? "high" : "best-effort" }),
+      ...(weight !== 0 && { weight: weight / 1000 }),
       paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until),
     };
   }

@@ -54,6 +54,8 @@ export class LoopKeeper implements Disposable {
   readonly #keepsOff: boolean;
   #release: (() => void) | undefined;
   #loop: SloLoop | undefined;
+  /** What the one before it found. */
+  #last: SloReport | undefined;
   #ticks = 0;
 
   /**
@@ -72,14 +74,13 @@ export class LoopKeeper implements Disposable {
     this.end();
   }
 
-  /** Ends the loop, if it ran here; what it found. */
+  /** Ends the loop, if it ran here; what it found, also where its policy has been left since. */
   end(): SloReport | undefined {
     clearInterval(this.#timer);
-    const report = this.#loop?.report();
     this.#drop();
     this.#release?.();
     this.#release = undefined;
-    return report;
+    return this.#last;
   }
 
   #tick(): void {
@@ -102,6 +103,7 @@ export class LoopKeeper implements Disposable {
 
   #drop(): void {
     if (!this.#loop) return;
+    this.#last = this.#loop.report();
     this.#loop.pause();
     this.#loop = undefined;
     this.#segment.showLoop(undefined);

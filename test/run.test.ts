@@ -205,6 +205,30 @@ test("another policy gets back what slo has moved, but for what is set with it",
   await serve.exited;
 });
 
+test("a launch reports what was in force at its end, what was changed meanwhile, and what slo did until it was left", async () => {
+  const config = place.file("pair.json", place.pair());
+  await using launch = place.start(["launch", config, "--json", "--duration", "60", "--segment", place.segments]);
+  const said = launch.stderr.text();
+  await working("serve", "train");
+  await rigel("set", "policy", "name=priority", "inflight=3");
+  await rigel("set", "train", "weight=2", "memory=1GiB");
+  await rigel("pause", "train");
+  launch.kill("SIGINT");
+  const report = JSON.parse(await launch.stdout.text());
+  expect(report, await said).toMatchObject({
+    policy: { name: "priority", inflight: 3 },
+    slo: { target: { p99_over_alone: 1.05 }, seconds: expect.any(Array) },
+    notes: [
+      "policy slo was planned and changed to priority meanwhile",
+      "inflight was changed from 8 to 3 meanwhile",
+      "train: its weight was changed from 1 to 2 meanwhile",
+      "train: its memory limit was changed from none to 1.00 GiB meanwhile",
+      "train: was paused meanwhile",
+    ],
+  });
+  await launch.exited;
+});
+
 describe("running clients", () => {
   test("change class, memory and weight, are paused and go on, and keep what was set", async () => {
     await using train = run("best-effort", "train");
