@@ -8,17 +8,16 @@
  */
 
 import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { join } from "node:path";
 import { type Command } from "commander";
 import { z } from "zod";
 import { whole } from "./arguments.ts";
-import { Segments } from "./discover.ts";
+import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { Launches, launchesFolder } from "./launches.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { defaultSegmentFolder } from "./plan.ts";
 import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
 import { serveApp } from "./serve-app.ts";
 import { errorBody } from "./serve-error.ts";
@@ -67,12 +66,13 @@ async function runServe(flags: ServeFlags): Promise<void> {
     process.stdout.write(`${JSON.stringify(grafanaDashboard(), null, 2)}\n`);
     return;
   }
+  const segments = segmentFolder(flags.segment);
   const native = await Native.load();
   const folder = runtimeFolder();
   const release = lockFolder(native, folder);
   const servers: { stop: (now: boolean) => Promise<void> }[] = [];
   try {
-    await serve(native, folder, flags, servers);
+    await serve(native, { folder, segments }, flags, servers);
   } finally {
     // Event streams have no end of their own.
     await Promise.all(servers.map((server) => server.stop(true)));
@@ -83,7 +83,7 @@ async function runServe(flags: ServeFlags): Promise<void> {
 /** Listens until a signal comes; whoever calls stops what is put into `servers`. */
 async function serve(
   native: Native,
-  folder: string,
+  { folder, segments }: { folder: string; segments: string },
   flags: ServeFlags,
   servers: { stop: (now: boolean) => Promise<void> }[],
 ): Promise<void> {
@@ -92,9 +92,8 @@ async function serve(
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
-  using watcher = new Watcher(new Segments(native, segmentFolder), flags.hang);
-  const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segmentFolder));
+  using watcher = new Watcher(new Segments(native, segments), flags.hang);
+  const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segments));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
     const refused = refusal(request, path, transport);

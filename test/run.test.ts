@@ -229,6 +229,27 @@ test("a launch reports what was in force at its end, what was changed meanwhile,
   await launch.exited;
 });
 
+test("a folder of segments that is not there is an error, and named", async () => {
+  const missing = join(place.path, "missing");
+  for (const args of [
+    ["ps"],
+    ["top", "--once"],
+    ["contexts"],
+    ["trace"],
+    ["serve"],
+    ["set", "train", "weight=2"],
+    ["pause", "train"],
+  ]) {
+    const { status, stdout, stderr } = await place.rigel(...args, "--segment", missing);
+    expect(stderr, args.join(" ")).toMatch(/^rigel: --segment: expected a .*, got .*\/missing\n$/);
+    expect({ status, stdout }).toEqual({ status: 2, stdout: "" });
+  }
+  const made = ["run", "--class", "high", "--device", "simulated", "--segment", missing, "--", "true"];
+  const { status, stderr } = await place.rigel(...made);
+  expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
+  expect(status).toBe(1);
+});
+
 describe("running clients", () => {
   test("change class, memory and weight, are paused and go on, and keep what was set", async () => {
     await using train = run("best-effort", "train");
