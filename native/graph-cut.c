@@ -256,6 +256,7 @@ static void enter_durations(const rg_pieces *pieces, const uint64_t *ns, const u
         uint64_t sum = 0;
         for (uint32_t i = begins[p]; i < begins[p + 1]; i++)
             sum += ns[i];
+        rg_graph_unknown(pieces->execs[p]); /* the driver gives the handles of graphs that are gone out again */
         rg_duration_reset(rg_duration_key((uintptr_t)pieces->execs[p], RG_DIMS_UNIT),
                           sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX);
     }

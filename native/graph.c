@@ -186,6 +186,12 @@ void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts)
     snprintf(facts->label, sizeof facts->label, "graph of %u kernels%s%s", kernels, first[0] ? " from " : "", first);
 }
 
+void rg_graph_unknown(CUgraphExec exec)
+{
+    uintptr_t its = (uintptr_t)exec;
+    atomic_compare_exchange_strong(&graphs[graph_place(its)].exec, &its, 0);
+}
+
 /* ---- graphs that may be cut ---- */
 
 enum {
@@ -493,6 +499,7 @@ void rg_graph_changed(CUgraphExec exec)
 
 void rg_graph_forget(CUgraphExec exec)
 {
+    rg_graph_unknown(exec);
     kept_graph *k = find(exec);
     if (!k)
         return;

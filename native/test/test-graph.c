@@ -40,9 +40,17 @@ static CUresult destroy_node(CUgraphNode node)
     return failing() ? CUDA_ERROR_INVALID_VALUE : plain.cuGraphDestroyNode(node);
 }
 
+/* The handle of a graph that is gone, which the driver gives to the next one that is made; that one's own. */
+static CUgraphExec handed_out_again, behind_it;
+
+static CUgraphExec own(CUgraphExec exec)
+{
+    return behind_it && exec == handed_out_again ? behind_it : exec;
+}
+
 static CUresult upload(CUgraphExec exec, CUstream s)
 {
-    return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(exec, s);
+    return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(own(exec), s);
 }
 
 static CUresult destroy_graph(CUgraph graph)
@@ -57,13 +65,17 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long
                            : ((__typeof__(&cuGraphInstantiateWithFlags))plain.hooked[RG_HOOK_cuGraphInstantiateWithFlags])(
                                  exec, graph, flags);
     atomic_fetch_add(&alive, r == CUDA_SUCCESS);
+    if (handed_out_again && !behind_it) {
+        behind_it = *exec;
+        *exec = handed_out_again;
+    }
     return r;
 }
 
 static CUresult destroy_exec(CUgraphExec exec)
 {
     atomic_fetch_sub(&alive, 1);
-    return ((__typeof__(&cuGraphExecDestroy))plain.hooked[RG_HOOK_cuGraphExecDestroy])(exec);
+    return ((__typeof__(&cuGraphExecDestroy))plain.hooked[RG_HOOK_cuGraphExecDestroy])(own(exec));
 }
 
 static CUresult wait_event(CUstream s, CUevent event, unsigned flags)
@@ -88,7 +100,7 @@ static CUresult launch_graph(CUgraphExec exec, CUstream s)
     launched[n % 4096] = exec;
     if (n + 1 == atomic_load(&busy_at))
         other_busy(true);
-    return ((__typeof__(&cuGraphLaunch))plain.hooked[RG_HOOK_cuGraphLaunch])(exec, s);
+    return ((__typeof__(&cuGraphLaunch))plain.hooked[RG_HOOK_cuGraphLaunch])(own(exec), s);
 }
 
 /* The driver's order of nodes, backwards. */
@@ -130,12 +142,20 @@ static void watch(void)
 
 /* ---- a client ---- */
 
+static CUfunction nccl; /* a kernel of NCCL's, going by its name */
+
+static void load_modules(void)
+{
+    CUmodule module = load_kernels(PTX_HEADER PTX_KERNEL("rigel_spin") PTX_KERNEL("ncclDevKernel_rigel_spin"));
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_rigel_spin"), CUDA_SUCCESS);
+}
+
 static void become(uint32_t policy)
 {
     prepare_waiting_client("graph", "best-effort");
     seg->settings.policy = policy;
     attach_client();
-    load_kernels(NULL);
+    load_modules();
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     watch();
 }
@@ -391,6 +411,74 @@ static void what_is_short_or_not_held_here_goes_out_whole(void)
     done();
 }
 
+/* So many kernels one after the other. */
+static CUgraph kernels(CUfunction f, int n)
+{
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < n; i++)
+        launch_blocks(f, stream, 1, 10000);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    return graph;
+}
+
+/* Cuts a graph whose first piece has the handle of one that is gone: it is not taken for that one. */
+static void cut_with_handle_of(CUgraphExec gone)
+{
+    CUgraphExec exec = executable(kernels(spin, 20));
+    uint64_t cuts = rg.slot->graphs_cut;
+    uint64_t passed = rg.slot->passed;
+    known(exec, 4000000);
+    handed_out_again = gone;
+    launch(exec);
+    CHECK(behind_it != NULL);
+    CHECK_EQUAL(rg.slot->graphs_cut, cuts + 1);
+    synchronise();
+    rg_duration *d = rg_duration_of(rg_duration_key((uintptr_t)gone, RG_DIMS_UNIT));
+    CHECK_EQUAL(d->shared, 0);
+    CHECK_EQUAL(d->communicates, 0);
+    CHECK_EQUAL(rg.slot->passed, passed);
+}
+
+static void a_piece_is_not_taken_for_a_destroyed_graph(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(spin, 30));
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
+static void a_piece_does_not_pass_for_a_destroyed_graph_of_nccl(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(nccl, 1));
+    uint64_t passed = rg.slot->passed;
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(rg.slot->passed, passed + 1);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
+static void a_piece_is_not_taken_for_a_graph_that_went_with_its_context(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(spin, 30));
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    load_modules();
+    CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
 /* Launches a graph that is long but is not to be cut, twice, and says what is counted. */
 static uint32_t whole_because(CUgraphExec exec)
 {
@@ -596,7 +684,7 @@ static void graphs_end_with_their_program_or_context(void)
     CHECK_EQUAL(alive, 11); /* they have gone with it: nothing is asked of them any more */
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
-    load_kernels(NULL);
+    load_modules();
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     exec = executable(chain(cells(21), 20));
     known(exec, 4000000);
@@ -627,5 +715,8 @@ int main(int argc, char **argv)
     RUN(captures_let_it_pass_whole);
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
+    RUN(a_piece_is_not_taken_for_a_destroyed_graph);
+    RUN(a_piece_does_not_pass_for_a_destroyed_graph_of_nccl);
+    RUN(a_piece_is_not_taken_for_a_graph_that_went_with_its_context);
     return failures ? 1 : 0;
 }
