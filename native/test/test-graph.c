@@ -479,6 +479,62 @@ static void a_piece_is_not_taken_for_a_graph_that_went_with_its_context(void)
     done();
 }
 
+/* The n-th handle of those that have their place in the table of graphs in common. */
+static CUgraphExec sharing(int n)
+{
+    uintptr_t exec = 0x1000;
+    for (int found = -1; (uint64_t)exec * 0x9e3779b97f4a7c15u >> 54 != 77 || ++found < n;)
+        exec += 16;
+    return (CUgraphExec)exec;
+}
+
+static bool communicates(CUgraphExec exec)
+{
+    rg_graph_facts facts;
+    rg_graph_known(exec, &facts);
+    return facts.communicates;
+}
+
+static uint64_t hash_of(CUgraphExec exec)
+{
+    rg_graph_facts facts;
+    rg_graph_known(exec, &facts);
+    return facts.hash;
+}
+
+static void graphs_that_share_a_place_are_all_known(void)
+{
+    enum { PLACES = 8 };
+    become(RG_POLICY_PRIORITY);
+    CUgraph theirs = kernels(nccl, 1), plain_ones[PLACES + 1];
+    rg_graph_note(sharing(0), theirs, 0);
+    CHECK(communicates(sharing(0)));
+    for (int i = 1; i <= PLACES; i++)
+        plain_ones[i] = kernels(spin, i);
+    for (int i = 1; i < PLACES; i++)
+        rg_graph_note(sharing(i), plain_ones[i], 0);
+    CHECK(communicates(sharing(0)));
+    for (int i = 1; i < PLACES; i++)
+        for (int other = 1; other < PLACES; other++)
+            CHECK_EQUAL(hash_of(sharing(i)) == hash_of(sharing(other)), i == other);
+    /* One that goes makes room, and the others stay. */
+    rg_graph_forget(sharing(3));
+    CHECK_EQUAL(hash_of(sharing(3)), 0);
+    rg_graph_note(sharing(PLACES), plain_ones[PLACES], 0);
+    for (int i = 1; i <= PLACES; i++)
+        CHECK_EQUAL(hash_of(sharing(i)) != 0, i != 3);
+    /* Where there is none, who must not be held is still known. */
+    rg_graph_note(sharing(3), plain_ones[3], 0);
+    CHECK(hash_of(sharing(3)) != 0);
+    CHECK(communicates(sharing(0)));
+    /* The same handle again is one graph. */
+    rg_graph_note(sharing(0), plain_ones[1], 0);
+    CHECK(!communicates(sharing(0)));
+    rg_graph_forget(sharing(0));
+    CHECK_EQUAL(hash_of(sharing(0)), 0);
+    done();
+}
+
 /* Launches a graph that is long but is not to be cut, twice, and says what is counted. */
 static uint32_t whole_because(CUgraphExec exec)
 {
@@ -715,6 +771,7 @@ int main(int argc, char **argv)
     RUN(captures_let_it_pass_whole);
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
+    RUN(graphs_that_share_a_place_are_all_known);
     RUN(a_piece_is_not_taken_for_a_destroyed_graph);
     RUN(a_piece_does_not_pass_for_a_destroyed_graph_of_nccl);
     RUN(a_piece_is_not_taken_for_a_graph_that_went_with_its_context);
