@@ -5,6 +5,7 @@
  * putting another function into rg_real. What a graph does is copies besides kernels: their data show what ran before what.
  */
 #include "client-testing.h"
+#include "graph.h"
 
 enum { CELL = 64 };
 
@@ -411,6 +412,101 @@ static void what_is_short_or_not_held_here_goes_out_whole(void)
     done();
 }
 
+/* A graph that is a chain of empty nodes, the last of which the driver lists first: nodes are numbers from 1 in the chain's order. */
+enum { CHAIN = 60000 };
+static CUgraphNode found[CHAIN];
+static uint32_t founds, instantiated;
+
+static CUgraphNode link_of(size_t number)
+{
+    return (CUgraphNode)(uintptr_t)number;
+}
+
+static CUresult chain_nodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
+{
+    (void)graph;
+    *n = CHAIN;
+    for (size_t i = 0; nodes && i < CHAIN; i++)
+        nodes[i] = link_of(CHAIN - i);
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, uint64_t *data, size_t *n)
+{
+    (void)graph;
+    (void)data;
+    *n = CHAIN - 1;
+    for (size_t i = 0; from && i < CHAIN - 1; i++) {
+        from[i] = link_of(i + 1);
+        to[i] = link_of(i + 2);
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult empty_type(CUgraphNode node, int *type)
+{
+    (void)node;
+    *type = CU_GRAPH_NODE_TYPE_EMPTY;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_clone(CUgraph *clone, CUgraph graph)
+{
+    *clone = graph;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_find(CUgraphNode *copy, CUgraphNode node, CUgraph clone)
+{
+    (void)clone;
+    if (founds < CHAIN)
+        found[founds++] = node;
+    *copy = node;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_remove(CUgraphNode node)
+{
+    (void)node;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_destroy(CUgraph graph)
+{
+    (void)graph;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    (void)graph;
+    (void)flags;
+    *exec = (CUgraphExec)(uintptr_t)(0x1000 + 16 * ++instantiated);
+    return CUDA_SUCCESS;
+}
+
+/* In a time that grows with the square of their number this would not come to an end. */
+static void many_nodes_listed_backwards_are_put_in_order(void)
+{
+    static rg_track track;
+    rg_pieces pieces = {0};
+    rg_real = (rg_driver){
+        .cuGraphGetNodes = chain_nodes,
+        .cuGraphGetEdges_v2 = chain_edges,
+        .cuGraphNodeGetType = empty_type,
+        .cuGraphClone = chain_clone,
+        .cuGraphNodeFindInClone = chain_find,
+        .cuGraphDestroyNode = chain_remove,
+        .cuGraphDestroy = chain_destroy,
+    };
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)chain_instantiate;
+    CHECK_EQUAL(rg_pieces_make(&pieces, (CUgraph)0x10, 0, &track, 1000000000, 500000000), RG_WHOLE_NONE);
+    CHECK_EQUAL(pieces.count, 2);
+    CHECK_EQUAL(founds, CHAIN);
+    for (size_t i = 0; i < CHAIN; i++)
+        CHECK(found[i] == link_of(i + 1));
+}
+
 /* So many kernels one after the other. */
 static CUgraph kernels(CUfunction f, int n)
 {
@@ -771,6 +867,7 @@ int main(int argc, char **argv)
     RUN(captures_let_it_pass_whole);
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
+    RUN(many_nodes_listed_backwards_are_put_in_order);
     RUN(graphs_that_share_a_place_are_all_known);
     RUN(a_piece_is_not_taken_for_a_destroyed_graph);
     RUN(a_piece_does_not_pass_for_a_destroyed_graph_of_nccl);
