@@ -446,7 +446,7 @@ struct rg_duration {
     _Atomic uint64_t key;         /* of function and shape; 0 free */
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
-    _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
+    _Atomic bool communicates;    /* communication kernel, by its name or as NCCL launches it: never waits, never counts in flight */
     _Atomic uint32_t samples;     /* taken in */
     _Atomic uint32_t least_ns;    /* the shortest of them */
     _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
@@ -629,6 +629,9 @@ extern rg_client_state rg;
 
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
+
+/* How many calls of NCCL's this thread is inside of (collective.c): what it launches there communicates, whatever its name. */
+extern _Thread_local uint32_t rg_communicating __attribute__((tls_model("initial-exec")));
 
 /* rg_track_key: what a stream is known by: its handle; NULL and the two special handles, which mean another stream in each
  * context, by context too (asking for it took 7 ns on an H200). */

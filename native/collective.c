@@ -6,7 +6,8 @@
  * reader compares those of one communicator, which are matched by the id that all its ranks were given.
  *
  * Calls go through unchanged, in the caller's thread. What NCCL launches comes through hooks.c like any other kernel. Communication is never
- * held at the gate (gate.c). Where this process is no client, nothing else happens at all.
+ * held at the gate (gate.c): kernels are known for it by their names, and, since drivers before CUDA 12.3 do not tell these, by being
+ * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all.
  */
 #include "collective.h"
 
@@ -185,6 +186,8 @@ END(ncclCommAbort)
 
 /* ---- communication ---- */
 
+_Thread_local uint32_t rg_communicating;
+
 enum { COLLECTIVE, PEER };
 
 /* Before the call: entered means that this rank has come to it. Returns the number of the collective on its communicator. */
@@ -206,7 +209,9 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
         rg_communicator *row = row_of(comm); \
         rg_op call = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
         uint64_t number = note(row, RG_OP_##symbol, KIND, COUNT, call.tick); \
+        rg_communicating++; \
         ncclResult_t r = CALL(symbol, args); \
+        rg_communicating--; \
         uint64_t marks = r && r != ncclInProgress ? RG_RECORD_FAILED : 0; \
         rg_op_end(&call, RG_TRACE_collective, true, marks, number); \
         return r; \
@@ -227,7 +232,9 @@ ncclResult_t ncclGroupEnd(void)
     if (!is_client())
         return CALL(ncclGroupEnd, ());
     rg_op op = rg_wait_op(RG_OP_ncclGroupEnd, 0);
+    rg_communicating++;
     ncclResult_t r = CALL(ncclGroupEnd, ());
+    rg_communicating--;
     rg_op_end(&op, RG_TRACE_collective, true, r && r != ncclInProgress ? RG_RECORD_FAILED : 0, 0);
     return r;
 }
