@@ -31,7 +31,7 @@ static void *const ours[RG_NCCL_COUNT] = {
 
 /* ---- the real functions ---- */
 
-static _Atomic(void *) real[RG_NCCL_COUNT];
+static _Atomic(void *) real[RG_COPIES * RG_NCCL_COUNT];
 static const char *const sonames[] = {"libnccl.so.2", NULL};
 rg_library rg_nccl = {
     .names = names,
@@ -42,16 +42,24 @@ rg_library rg_nccl = {
     .sonames = sonames,
 };
 
-/* Calls the real one; never without it in a program that found the function in its NCCL. */
-#define REAL(symbol) ((__typeof__(&symbol))rg_library_function(&rg_nccl, RG_NCCL_##symbol))
-#define CALL(symbol, args) (REAL(symbol) ? REAL(symbol) args : ncclSystemError)
-
-/* ---- the table ---- */
 
 static inline bool is_client(void)
 {
     return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
 }
+
+/* First in a function of an NCCL name: `real_` is what its caller is linked with. Returns where there is none, where that is another
+ * copy of NCCL than the first, or where nothing is counted. */
+#define CALLED(symbol, args) \
+    bool further_; \
+    __typeof__(&symbol) real_ = \
+        (__typeof__(&symbol))rg_library_called(&rg_nccl, RG_NCCL_##symbol, __builtin_return_address(0), &further_); \
+    if (RG_UNLIKELY(!real_)) \
+        return ncclSystemError; \
+    if (RG_UNLIKELY(further_ || !is_client())) \
+        return real_ args
+
+/* ---- the table ---- */
 
 static rg_communicator *row_at(int i)
 {
@@ -109,11 +117,10 @@ static uint64_t key_of(const ncclUniqueId *id)
 
 /* A communicator is being made: all its ranks have to come to that, too. */
 #define MAKE(symbol, args, key_, rank_, size_) \
-    if (!is_client()) \
-        return CALL(symbol, args); \
+    CALLED(symbol, args); \
     rg_communicator *row = enter(key_, (uint32_t)(rank_), (uint32_t)(size_)); \
     rg_op op = rg_wait_op(RG_OP_##symbol, 0); \
-    ncclResult_t r = CALL(symbol, args); \
+    ncclResult_t r = real_ args; \
     bool made = (r == ncclSuccess || r == ncclInProgress) && *out; \
     rg_op_end(&op, RG_TRACE_collective, true, made ? 0 : RG_RECORD_FAILED, 0); \
     if (row && made) \
@@ -140,8 +147,7 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int n
 /* Who is in it, and as which rank, is known once it is made: until then there is no row for it. */
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config)
 {
-    if (!is_client())
-        return CALL(ncclCommSplit, (comm, color, key, out, config));
+    CALLED(ncclCommSplit, (comm, color, key, out, config));
     rg_communicator *parent = row_of(comm);
     uint64_t number = parent ? atomic_fetch_add(&parent->splits, 1) + 1 : 0;
     uint64_t entered = parent ? atomic_fetch_add(&parent->entered, 1) + 1 : 0;
@@ -150,7 +156,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
         atomic_store(&parent->operation, RG_OP_ncclCommSplit);
         atomic_store(&parent->at_tick, op.tick);
     }
-    ncclResult_t r = CALL(ncclCommSplit, (comm, color, key, out, config));
+    ncclResult_t r = real_(comm, color, key, out, config);
     rg_op_end(&op, RG_TRACE_collective, true, r ? RG_RECORD_FAILED : 0, entered);
     ncclResult_t (*ask_rank)(ncclComm_t, int *), (*ask_size)(ncclComm_t, int *);
     void *library = rg_library_loaded(&rg_nccl);
@@ -171,11 +177,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
 #define END(symbol) \
     ncclResult_t symbol(ncclComm_t comm) \
     { \
-        if (!is_client()) \
-            return CALL(symbol, (comm)); \
+        CALLED(symbol, (comm)); \
         rg_communicator *row = row_of(comm); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
-        ncclResult_t r = CALL(symbol, (comm)); \
+        ncclResult_t r = real_(comm); \
         rg_op_end(&op, RG_TRACE_call, true, r ? RG_RECORD_FAILED : 0, 0); \
         leave(row); \
         return r; \
@@ -201,12 +206,11 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
 #define RG_NCCL_CALL(symbol, KIND, params, args, COUNT) \
     ncclResult_t symbol params \
     { \
-        if (!is_client()) \
-            return CALL(symbol, args); \
+        CALLED(symbol, args); \
         rg_communicator *row = row_of(comm); \
         rg_op call = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
         uint64_t number = note(row, RG_OP_##symbol, KIND, COUNT, call.tick); \
-        ncclResult_t r = CALL(symbol, args); \
+        ncclResult_t r = real_ args; \
         uint64_t marks = r && r != ncclInProgress ? RG_RECORD_FAILED : 0; \
         rg_op_end(&call, RG_TRACE_collective, true, marks, number); \
         return r; \
@@ -218,16 +222,16 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
 
 ncclResult_t ncclGroupStart(void)
 {
-    return CALL(ncclGroupStart, ());
+    CALLED(ncclGroupStart, ());
+    return real_();
 }
 
 /* What a group holds is done at its end, which may wait for other ranks. */
 ncclResult_t ncclGroupEnd(void)
 {
-    if (!is_client())
-        return CALL(ncclGroupEnd, ());
+    CALLED(ncclGroupEnd, ());
     rg_op op = rg_wait_op(RG_OP_ncclGroupEnd, 0);
-    ncclResult_t r = CALL(ncclGroupEnd, ());
+    ncclResult_t r = real_();
     rg_op_end(&op, RG_TRACE_collective, true, r && r != ncclInProgress ? RG_RECORD_FAILED : 0, 0);
     return r;
 }
