@@ -394,6 +394,10 @@ void rg_batch_record(rg_track *track);
 /* rg_batch_forget: the context (or every context of device `d`) goes, and its events with it. */
 void rg_batch_forget(CUcontext context, CUdevice d);
 
+/* rg_give_way: lets another thread be done with what it owns, where it has been tried so often to take that. False: it has not been done
+ * for 0.1 s, and never may. */
+bool rg_give_way(int tries);
+
 /* rg_demangled: a C++ name as people read it, to be freed; NULL where it is none, or the program has no C++ library to ask. */
 char *rg_demangled(const char *name);
 
