@@ -32,7 +32,7 @@ static void *const ours[RG_NCCL_COUNT] = {
 
 /* ---- the real functions ---- */
 
-static _Atomic(void *) real[RG_NCCL_COUNT];
+static _Atomic(void *) real[RG_COPIES * RG_NCCL_COUNT];
 static const char *const sonames[] = {"libnccl.so.2", NULL};
 rg_library rg_nccl = {
     .names = names,
@@ -43,21 +43,28 @@ rg_library rg_nccl = {
     .sonames = sonames,
 };
 
-/* Calls the real one; never without it in a program that found the function in its NCCL. */
-#define REAL(symbol) ((__typeof__(&symbol))rg_library_function(&rg_nccl, RG_NCCL_##symbol))
-#define CALL(symbol, args) (REAL(symbol) ? REAL(symbol) args : ncclSystemError)
-
 static bool failed(ncclResult_t r)
 {
     return r != ncclSuccess && r != ncclInProgress;
 }
 
-/* ---- the table ---- */
-
 static inline bool is_client(void)
 {
     return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
 }
+
+/* First in a function of an NCCL name: `real_` is what its caller is linked with. Returns where there is none, where that is another
+ * copy of NCCL than the first, or where nothing is counted. */
+#define CALLED(symbol, args) \
+    bool further_; \
+    __typeof__(&symbol) real_ = \
+        (__typeof__(&symbol))rg_library_called(&rg_nccl, RG_NCCL_##symbol, __builtin_return_address(0), &further_); \
+    if (RG_UNLIKELY(!real_)) \
+        return ncclSystemError; \
+    if (RG_UNLIKELY(further_ || !is_client())) \
+        return real_ args
+
+/* ---- the table ---- */
 
 static rg_communicator *row_at(int i)
 {
@@ -115,11 +122,10 @@ static uint64_t key_of(const ncclUniqueId *id)
 
 /* A communicator is being made: all its ranks have to come to that, too. */
 #define MAKE(symbol, args, key_, rank_, size_) \
-    if (!is_client()) \
-        return CALL(symbol, args); \
+    CALLED(symbol, args); \
     rg_communicator *row = enter(key_, (uint32_t)(rank_), (uint32_t)(size_)); \
     rg_op op = rg_wait_op(RG_OP_##symbol, 0); \
-    ncclResult_t r = CALL(symbol, args); \
+    ncclResult_t r = real_ args; \
     bool made = !failed(r) && *out; \
     rg_op_end(&op, RG_TRACE_collective, true, made ? 0 : RG_RECORD_FAILED, 0); \
     if (row && made) \
@@ -175,8 +181,7 @@ static void enter_split(ncclComm_t made, uint64_t key)
 
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config)
 {
-    if (!is_client())
-        return CALL(ncclCommSplit, (comm, color, key, out, config));
+    CALLED(ncclCommSplit, (comm, color, key, out, config));
     rg_communicator *parent = row_of(comm);
     uint64_t number = parent ? atomic_fetch_add(&parent->splits, 1) + 1 : 0;
     uint64_t entered = parent ? atomic_fetch_add(&parent->entered, 1) + 1 : 0;
@@ -187,7 +192,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
         atomic_store(&parent->operation, RG_OP_ncclCommSplit);
         atomic_store(&parent->at_tick, op.tick);
     }
-    ncclResult_t r = CALL(ncclCommSplit, (comm, color, key, out, config));
+    ncclResult_t r = real_(comm, color, key, out, config);
     rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, entered);
     if (failed(r) || color == NCCL_SPLIT_NOCOLOR)
         return r;
@@ -203,11 +208,10 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
 #define END(symbol) \
     ncclResult_t symbol(ncclComm_t comm) \
     { \
-        if (!is_client()) \
-            return CALL(symbol, (comm)); \
+        CALLED(symbol, (comm)); \
         rg_communicator *row = row_of(comm); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
-        ncclResult_t r = CALL(symbol, (comm)); \
+        ncclResult_t r = real_(comm); \
         rg_op_end(&op, RG_TRACE_call, true, r ? RG_RECORD_FAILED : 0, 0); \
         leave(row); \
         return r; \
@@ -235,13 +239,12 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
 #define RG_NCCL_CALL(symbol, KIND, params, args, COUNT) \
     ncclResult_t symbol params \
     { \
-        if (!is_client()) \
-            return CALL(symbol, args); \
+        CALLED(symbol, args); \
         rg_communicator *row = row_of(comm); \
         rg_op call = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
         uint64_t number = note(row, RG_OP_##symbol, KIND, COUNT, call.tick); \
         rg_communicating++; \
-        ncclResult_t r = CALL(symbol, args); \
+        ncclResult_t r = real_ args; \
         rg_communicating--; \
         rg_op_end(&call, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, number); \
         return r; \
@@ -253,7 +256,8 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
 
 ncclResult_t ncclGroupStart(void)
 {
-    ncclResult_t r = CALL(ncclGroupStart, ());
+    CALLED(ncclGroupStart, ());
+    ncclResult_t r = real_();
     groups += r == ncclSuccess;
     return r;
 }
@@ -261,13 +265,12 @@ ncclResult_t ncclGroupStart(void)
 /* What a group holds is done at its end, which may wait for other ranks; at the outermost one's, where they are in one another. */
 ncclResult_t ncclGroupEnd(void)
 {
-    groups -= groups > 0;
-    if (!is_client())
-        return CALL(ncclGroupEnd, ());
+    CALLED(ncclGroupEnd, ());
     rg_op op = rg_wait_op(RG_OP_ncclGroupEnd, 0);
     rg_communicating++;
-    ncclResult_t r = CALL(ncclGroupEnd, ());
+    ncclResult_t r = real_();
     rg_communicating--;
+    groups -= groups > 0;
     rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, 0);
     for (uint32_t i = 0; !groups && !failed(r) && i < split_count; i++)
         enter_split(*splits[i].out, splits[i].key);

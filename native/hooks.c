@@ -268,6 +268,14 @@ CUresult cuCtxPushCurrent_v2(CUcontext c)
     return r;
 }
 
+CUresult cuCtxFromGreenCtx(CUcontext *c, CUgreenCtx green)
+{
+    CUresult r = RG_CALL(cuCtxFromGreenCtx, (c, green));
+    if (r == CUDA_SUCCESS && c)
+        rg_guard_green(*c);
+    return r;
+}
+
 CUresult cuEventCreate(CUevent *e, unsigned flags)
 {
     CUresult r = RG_CALL(cuEventCreate, (e, flags));

@@ -900,7 +900,7 @@ static void suspended_while_high_launches(void)
     rg_device_launching(dev0(), OTHER, false);
     rg_device_wake(dev0());
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
-    CHECK(rg.slot->suspended_ns > 0);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0); /* it is told a moment later */
     CHECK_EQUAL(rg.slot->starved, 0);
     /* The next request; this time it ends by a hold's end as well. */
     other_launches(true);
