@@ -54,8 +54,11 @@ bool rg_processor_ticks(void)
 #endif
 }
 
-/* What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
- * zombie. The command name in field 2 may hold spaces and parentheses, so fields are counted from the last ')'. */
+/*
+ * What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
+ * zombie. So is a main thread that has ended, by pthread_exit, before the others: field 20 says how many there are with it. The command
+ * name in field 2 may hold spaces and parentheses, so fields are counted from the last ')'.
+ */
 static int process_start(uint32_t pid, uint32_t *ticks)
 {
     char path[64], buf[1024];
@@ -76,10 +79,14 @@ static int process_start(uint32_t pid, uint32_t *ticks)
         return 0;
     char state = p[2];
     int field = 3;
-    for (p += 2; *p && field < 22; p++)
+    unsigned long threads = 0;
+    for (p += 2; *p && field < 22; p++) {
         field += *p == ' ';
+        if (*p == ' ' && field == 20)
+            threads = strtoul(p, NULL, 10);
+    }
     *ticks = (uint32_t)strtoull(p, NULL, 10);
-    return state != 'Z' && state != 'X';
+    return state != 'X' && (state != 'Z' || threads > 1);
 }
 
 static uint64_t owner_word(uint32_t pid, uint32_t ticks)

@@ -7,6 +7,7 @@
 #include "testing.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -232,6 +233,52 @@ static void reused_pid_is_dead(void)
     unlink(path);
 }
 
+static void *stay(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+
+/* State of a process as /proc has it: of its main thread. */
+static char state_of(pid_t pid)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    close(fd);
+    return strrchr(text, ')')[2];
+}
+
+/* A process whose main thread has ended lives as long as another thread does; then it is a zombie, and dead. */
+static void a_process_without_its_main_thread_lives(void)
+{
+    const char *path = scratch("main-ended");
+    rg_segment *seg = fresh(path);
+    int out[2], slot;
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        pthread_t thread;
+        int s = rg_segment_claim(seg, "no-main", RG_CLASS_HIGH, rg_now_ns());
+        CHECK_EQUAL(pthread_create(&thread, NULL, stay, NULL), 0);
+        CHECK_EQUAL(write(out[1], &s, sizeof s), sizeof s);
+        pthread_exit(NULL);
+    }
+    CHECK_EQUAL(read(out[0], &slot, sizeof slot), sizeof slot);
+    WAIT_FOR(state_of(pid) == 'Z');
+    CHECK(rg_client_alive(&seg->clients[slot]));
+    CHECK_EQUAL(rg_segment_reap(seg), 0);
+    kill(pid, SIGKILL);
+    WAIT_FOR(!rg_client_alive(&seg->clients[slot])); /* nobody has waited for it yet */
+    CHECK_EQUAL(state_of(pid), 'Z');
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    CHECK_EQUAL(waitpid(pid, NULL, 0), pid);
+    unlink(path);
+}
+
 /*
  * Processes that claim, become busy, idle and exit as fast as they can, each killed at whatever instant the signal finds it:
  * 400 kills in all. Afterwards nothing may be left: every slot can be claimed and no busy bit stays.
@@ -330,6 +377,7 @@ int main(void)
     RUN(another_client_clears_what_it_takes);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
+    RUN(a_process_without_its_main_thread_lives);
     RUN(claims_at_once_are_distinct);
     RUN(killed_at_any_instant);
     return failures ? 1 : 0;
