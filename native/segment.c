@@ -64,14 +64,18 @@ static int process_start(uint32_t pid, uint32_t *ticks)
     char path[64], buf[1024];
     snprintf(path, sizeof path, "/proc/%u/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        /* No /proc at all: fall back on the pid alone. */
+    ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof buf - 1);
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (n < 0) {
+        /* No /proc at all, or no descriptor or memory left for a look, which tells nothing: fall back on the pid alone. */
         *ticks = 0;
-        return access("/proc/self/stat", F_OK) != 0 && kill((pid_t)pid, 0) == 0;
+        if ((error == ENOENT || error == ESRCH) && access("/proc/self/stat", F_OK) == 0)
+            return 0;
+        return kill((pid_t)pid, 0) == 0 || errno == EPERM;
     }
-    ssize_t n = read(fd, buf, sizeof buf - 1);
-    close(fd);
-    if (n <= 0)
+    if (n == 0)
         return 0;
     buf[n] = 0;
     char *p = strrchr(buf, ')');
@@ -99,7 +103,8 @@ int rg_owner_alive(uint64_t owner)
     uint32_t ticks;
     if (!owner || !process_start((uint32_t)owner, &ticks))
         return 0;
-    return ticks == 0 || ticks == (uint32_t)(owner >> 32);
+    uint32_t known = (uint32_t)(owner >> 32);
+    return ticks == 0 || known == 0 || ticks == known; /* 0: when it began could not be seen, now or when it claimed */
 }
 
 int rg_client_alive(const rg_client *client)

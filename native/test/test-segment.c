@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static rg_segment *fresh(const char *path)
@@ -279,6 +280,34 @@ static void a_process_without_its_main_thread_lives(void)
     unlink(path);
 }
 
+/* Who cannot look takes nobody for dead that is not, and is not taken for dead later for having claimed then. */
+static void without_descriptors_nobody_is_dead(void)
+{
+    const char *path = scratch("descriptors");
+    rg_segment *seg = fresh(path);
+    int first = rg_segment_claim(seg, "first", RG_CLASS_HIGH, 1), there, gone;
+    pid_t lives = claimant(seg, &there), ends = claimant(seg, &gone);
+    end(ends);
+    struct rlimit before, none;
+    CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 0;
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK(open("/proc/self/stat", O_RDONLY) < 0 && errno == EMFILE);
+    CHECK(rg_client_alive(&seg->clients[first]));
+    CHECK(rg_client_alive(&seg->clients[there]));
+    CHECK(!rg_client_alive(&seg->clients[gone]));
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    int second = rg_segment_claim(seg, "second", RG_CLASS_HIGH, 1);
+    CHECK(second != first && second != there);
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
+    CHECK(rg_client_alive(&seg->clients[second]));
+    CHECK_EQUAL(rg_segment_reap(seg), 0);
+    end(lives);
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    unlink(path);
+}
+
 /*
  * Processes that claim, become busy, idle and exit as fast as they can, each killed at whatever instant the signal finds it:
  * 400 kills in all. Afterwards nothing may be left: every slot can be claimed and no busy bit stays.
@@ -378,6 +407,7 @@ int main(void)
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
     RUN(a_process_without_its_main_thread_lives);
+    RUN(without_descriptors_nobody_is_dead);
     RUN(claims_at_once_are_distinct);
     RUN(killed_at_any_instant);
     return failures ? 1 : 0;
