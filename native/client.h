@@ -705,6 +705,7 @@ typedef struct {
     uint32_t weight;
     uint32_t batch; /* unfinished work of the stream from which on an event is recorded */
     int sample;
+    uint32_t mode; /* several clients: that of the one whose work it is, as it was begun with */
 } rg_work;
 
 /*
@@ -842,7 +843,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
 
 /*
  * The same in a process of several clients, for the one whose work it is (member.c). rg_work_member: that one, or NULL where the work is
- * nobody's. Elsewhere the process is its only client.
+ * nobody's. Elsewhere the process is its only client. Work ends as what it was begun as, whatever has become of its client meanwhile.
  */
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims);
 void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok);

@@ -300,6 +300,29 @@ static void a_thread_waits_for_a_high_one_beside_it(void)
     done();
 }
 
+/* What was counted in flight when a launch came to the gate is counted out, though its client was a high one when it went. */
+static void a_launch_ends_as_what_it_was_begun_as(void)
+{
+    become("best-effort");
+    seg->settings.inflight = 1;
+    rg_device_busy(&seg->devices[0], OTHER, rg_now_ns());
+    job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
+    pthread_t thread = start(&slow);
+    WAIT_FOR(rg.member_count == 2 && atomic_load(&seg->devices[0].waiters) == 1);
+    rg_member *m = &rg.members[1];
+    atomic_store(&m->account->wanted_class, RG_CLASS_HIGH);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    atomic_store(&m->account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(atomic_load(&m->mode) == RG_MODE_BEST_EFFORT);
+    rg_segment_clear_busy(seg, OTHER);
+    atomic_store(&slow.done, 0);
+    thread = start(&slow);
+    WAIT_FOR(atomic_load(&slow.done)); /* the one before is not taken to be in flight still */
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(slot_of("slow")->launches, 2);
+    done();
+}
+
 /* A thread that holds Python's lock may be what the high one waits for. */
 static void a_thread_with_pythons_lock_does_not_wait(void)
 {
@@ -608,6 +631,7 @@ int main(int argc, char **argv)
     RUN(requests_are_the_threads_clients);
     RUN(threads_that_are_no_client_pass_through);
     RUN(a_thread_waits_for_a_high_one_beside_it);
+    RUN(a_launch_ends_as_what_it_was_begun_as);
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
     RUN(idle_beside_a_thread_that_never_rests);
