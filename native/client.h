@@ -536,9 +536,10 @@ void rg_channel_off(void);
 /* rg_channel_generation: changes whenever channels come or go. */
 uint32_t rg_channel_generation(void);
 
-/* rg_channels_find: the channels on the GPU with this UUID (simulated: with this number). False if there are none, or they are
- * not this process's own to control (MPS). */
-bool rg_channels_find(rg_channels *channels, const char uuid[16], CUdevice ordinal);
+/* rg_channels_find: the channels on the GPU with this UUID (simulated: with this number). None: it has no context there at the moment.
+ * Foreign: they are not this process's own to control (MPS), or not known. */
+enum rg_found { RG_CHANNELS_NONE, RG_CHANNELS_FOREIGN, RG_CHANNELS_FOUND };
+enum rg_found rg_channels_find(rg_channels *channels, const char uuid[16], CUdevice ordinal);
 
 /* rg_channels_slice: how long these channels keep the GPU once others have work. This and the next two: 0, or -1 if refused. */
 int rg_channels_slice(const rg_channels *channels, uint64_t slice_us);

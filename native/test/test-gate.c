@@ -947,6 +947,38 @@ static void preemption_can_be_changed_at_any_time(void)
     done();
 }
 
+/* Looks of the agent, at channels among other things. */
+static void some_beats(int n)
+{
+    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+}
+
+/* A process without a context has nothing that could be taken off the GPU, however long and whoever asks; later it has again. */
+static void preemptible_again_after_a_reset(void)
+{
+    become_preemptible();
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+        other_launches(i);
+        some_beats(i ? 3 : 25);
+        CHECK_EQUAL(rg.preemptible[0], 0);
+        other_launches(false);
+        CUcontext context;
+        CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+        load_kernels(ptx);
+        launch(spin, NULL, 1000);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    }
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -1081,6 +1113,7 @@ int main(int argc, char **argv)
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(preemption_can_be_changed_at_any_time);
+    RUN(preemptible_again_after_a_reset);
     RUN(leaving_while_suspended);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);
