@@ -515,6 +515,33 @@ static void fair_charges_what_was_launched(void)
     done();
 }
 
+static _Atomic uint32_t left_inflight;
+
+/* More launches than there are events to follow them. */
+static void *leave_launches(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    launch(spin, CU_STREAM_PER_THREAD, 500000000);
+    for (int i = 0; i < 200; i++)
+        launch(spin, CU_STREAM_PER_THREAD, 1000);
+    const rg_track *t = rg_track_find(rg_track_key(CU_STREAM_PER_THREAD));
+    CHECK(t->unbatched > 0);
+    atomic_store(&left_inflight, rg.members[0].inflight - t->unbatched);
+    return NULL;
+}
+
+static void fair_takes_what_an_ended_thread_left_for_done(void)
+{
+    policy = RG_POLICY_FAIR;
+    become("best-effort");
+    seg->settings.inflight = 0; /* nobody waits, so nobody looks which events are done */
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, leave_launches, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.members[0].inflight, left_inflight);
+    done();
+}
+
 /* ---- orion ---- */
 
 static void orion_lets_out_what_does_not_disturb(void)
@@ -1093,6 +1120,7 @@ int main(int argc, char **argv)
     RUN(fair_high_waits_as_well);
     RUN(fair_ignores_the_idle_and_levels_who_comes_back);
     RUN(fair_charges_what_was_launched);
+    RUN(fair_takes_what_an_ended_thread_left_for_done);
     RUN(orion_lets_out_what_does_not_disturb);
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);
