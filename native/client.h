@@ -318,6 +318,10 @@ void rg_event_record_end(CUevent event, CUstream stream, uint64_t token, bool ok
 uint64_t rg_event_wait_begin(CUevent event, rg_track **track);
 void rg_event_forget(CUevent event);
 
+/* The same for a thread that is about to block until the event: its token takes the place of the event's. */
+uint64_t rg_event_block_begin(CUevent event, rg_track **track);
+void rg_event_block_end(rg_track *track, uint64_t token, bool ok);
+
 /* rg_token: a new token of the kind RG_TOKEN_WAIT or RG_TOKEN_EVENT, unique in this process. */
 uint64_t rg_token(uint64_t kind);
 

@@ -475,7 +475,7 @@ CUresult cuEventSynchronize(CUevent e)
         return RG_CALL(cuEventSynchronize, (e));
     bool high = is_high();
     rg_track *track = NULL;
-    uint64_t token = high ? rg_event_wait_begin(e, &track) : 0;
+    uint64_t token = high ? rg_event_block_begin(e, &track) : 0;
     uint64_t since = high && !rg_drain() ? rg_now_ns() : 0;
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
@@ -486,7 +486,7 @@ CUresult cuEventSynchronize(CUevent e)
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
     if (r != CUDA_SUCCESS)
         rg_context_refused(RG_OP_cuEventSynchronize, r, e, NULL);
-    learn(r, track, token);
+    rg_event_block_end(track, token, r == CUDA_SUCCESS);
     if (RG_UNLIKELY(began))
         rg_record_wait_end(began);
     return r;

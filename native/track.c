@@ -728,6 +728,21 @@ uint64_t rg_event_wait_begin(CUevent event, rg_track **track)
     return token;
 }
 
+uint64_t rg_event_block_begin(CUevent event, rg_track **track)
+{
+    uint64_t recorded = rg_event_wait_begin(event, track), token = rg_token(RG_TOKEN_WAIT);
+    /* Fails where that is known by now, or waited for, or something came after it: then there is nothing to find out. */
+    return recorded && atomic_compare_exchange_strong(&(*track)->state, &recorded, token) ? token : 0;
+}
+
+void rg_event_block_end(rg_track *track, uint64_t token, bool ok)
+{
+    if (token && ok)
+        rg_track_finished(track, token);
+    else if (token)
+        uncover(track, token);
+}
+
 void rg_event_forget(CUevent event)
 {
     uint32_t i = event_hash(event);

@@ -764,6 +764,60 @@ static void the_agent_finds_what_nobody_waits_for(void)
     done();
 }
 
+static CUevent awaited;
+static uint64_t busy_after;
+static void *wait_for_event(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+    busy_after = busy_word();
+    return NULL;
+}
+
+static CUresult refuse_event(CUevent e)
+{
+    (void)e;
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Whether the agent has an event of its own behind what the track has now. */
+static bool agent_looks_at(const rg_track *t)
+{
+    pthread_mutex_lock(&rg_agent_lock);
+    bool looks = atomic_load(&t->state) == t->agent_token;
+    pthread_mutex_unlock(&rg_agent_lock);
+    return looks;
+}
+
+/* Who is blocked until an event is the first to know, though the agent has looked at the stream before. */
+static void the_agent_leaves_it_to_who_waits_for_an_event(void)
+{
+    become("high");
+    CHECK_EQUAL(cu.cuEventCreate(&awaited, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    const rg_track *t = rg_track_find(rg_track_key(NULL));
+    WAIT_FOR(agent_looks_at(t));
+    /* A wait that fails is none. */
+    void **synchronize = &rg_real.hooked[RG_HOOK_cuEventSynchronize], *before = *synchronize;
+    *(CUresult(**)(CUevent))synchronize = refuse_event;
+    uint64_t token = atomic_load(&t->state);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_ERROR_INVALID_HANDLE);
+    *synchronize = before;
+    WAIT_FOR(atomic_load(&t->state) != token && agent_looks_at(t));
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, wait_for_event, current()), 0);
+    WAIT_FOR((atomic_load(&t->state) & 3) == RG_TOKEN_WAIT);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(busy_after, 0);
+    CHECK_EQUAL(rg.slot->agent_idle, 0);
+    idle_after("cuEventSynchronize", 1);
+    done();
+}
+
 static void *per_thread_launch(void *context)
 {
     CUmodule module;
@@ -1133,6 +1187,7 @@ int main(int argc, char **argv)
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_leaves_it_to_who_waits_for_an_event);
     RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(threads_keep_the_client_busy);
