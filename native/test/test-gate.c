@@ -340,6 +340,68 @@ static void a_reset_context_starts_afresh(void)
     done();
 }
 
+static CUresult (*real_destroy)(CUevent), (*real_query)(CUevent), (*real_release)(CUdevice);
+static _Atomic int dead_events, context_released, all_launched;
+static CUresult look_at_destroy(CUevent e)
+{
+    CUresult r = real_destroy(e);
+    dead_events += r != CUDA_SUCCESS;
+    return r;
+}
+static CUresult look_at_query(CUevent e)
+{
+    CUresult r = real_query(e);
+    dead_events += r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_READY;
+    return r;
+}
+/* The context is gone, and who released it does not know yet. */
+static CUresult slow_release(CUdevice d)
+{
+    CUresult r = real_release(d);
+    atomic_store(&context_released, 1);
+    WAIT_FOR(atomic_load(&all_launched));
+    return r;
+}
+
+static void *use_and_release(void *unused)
+{
+    CUcontext own;
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&own, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(own), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    for (int i = 0; i < 40; i++)
+        launch(own_spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(cuDevicePrimaryCtxRelease_v2(1), CUDA_SUCCESS);
+    return unused;
+}
+
+/* What works on another device meanwhile never uses an event of a context that has been released. */
+static void events_of_a_released_context_are_not_used(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+#define REPLACE(old, symbol, new) \
+    *(void **)&old = rg_real.hooked[RG_HOOK_##symbol]; \
+    rg_real.hooked[RG_HOOK_##symbol] = (void *)(uintptr_t)new
+    REPLACE(real_destroy, cuEventDestroy_v2, look_at_destroy);
+    REPLACE(real_query, cuEventQuery, look_at_query);
+    REPLACE(real_release, cuDevicePrimaryCtxRelease_v2, slow_release);
+#undef REPLACE
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, use_and_release, NULL), 0);
+    WAIT_FOR(atomic_load(&context_released));
+    for (int i = 0; i < 40; i++)
+        launch(spin, NULL, 1000);
+    atomic_store(&all_launched, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(dead_events, 0);
+    done();
+}
+
 static void per_thread_streams_of_many_threads_do_not_lock_up(void)
 {
     become("best-effort");
@@ -1183,6 +1245,7 @@ int main(int argc, char **argv)
     RUN(captures_are_counted_right);
     RUN(default_streams_of_two_contexts_are_told_apart);
     RUN(a_reset_context_starts_afresh);
+    RUN(events_of_a_released_context_are_not_used);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
