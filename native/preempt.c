@@ -138,22 +138,22 @@ static bool suspend(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_FOREIGN : refresh(p);
-    bool ok = false;
+    bool ok = false, off = false;
     if (found == RG_CHANNELS_FOUND) {
         p->held = p->channels;
-        ok = rg_channels_suspend(&p->held) == 0;
+        ok = off = rg_channels_suspend(&p->held) == 0;
         if (!ok) {
-            rg_channels_resume(&p->held); /* some of them may be off */
-            found = refresh(p);           /* they may have gone just now */
+            off = rg_channels_resume(&p->held) != 0; /* some of them may be off, and then counts as suspended until they are not */
+            found = refresh(p);                      /* they may have gone just now */
         }
     }
-    atomic_store(&p->suspended, ok);
-    pthread_mutex_unlock(&p->lock);
-    if (ok)
+    if (off)
         p->op = rg_wait_op(RG_OP_suspended, p->device);
-    else if (found == RG_CHANNELS_NONE)
+    atomic_store(&p->suspended, off);
+    pthread_mutex_unlock(&p->lock);
+    if (!ok && found == RG_CHANNELS_NONE)
         atomic_store(&rg.preemptible[p->device], 0);
-    else
+    else if (!ok)
         fail(p);
     return ok;
 }

@@ -1122,6 +1122,35 @@ static void preemptible_again_after_a_reset(void)
     done();
 }
 
+static int (*real_suspend)(unsigned, int);
+static _Atomic int failing, resumed;
+/* Says that it has not suspended, though it has, and does not resume at first. */
+static int fail_half_way(unsigned ordinal, int suspend)
+{
+    if (!atomic_load(&failing))
+        return real_suspend(ordinal, suspend);
+    if (!suspend)
+        return atomic_fetch_add(&resumed, 1) < 5 ? -EIO : real_suspend(ordinal, 0);
+    CHECK_EQUAL(real_suspend(ordinal, 1), 0);
+    return -EIO;
+}
+
+static void a_suspension_that_failed_is_undone_until_that_succeeds(void)
+{
+    CHECK(rg_real_ready()); /* replaced before there are threads of Rigel's */
+    real_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = fail_half_way;
+    become_preemptible();
+    atomic_store(&failing, 1);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&resumed) == 6);
+    CHECK_EQUAL(rg.preemptible[0], 0);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -1260,6 +1289,7 @@ int main(int argc, char **argv)
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
+    RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(leaving_while_suspended);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);
