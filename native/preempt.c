@@ -423,6 +423,8 @@ void rg_preempt_beat(void)
         ok = ok && !atomic_load(&p->failed);
         say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
+        if (rg_member_class() == RG_CLASS_HIGH)
+            atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
