@@ -410,8 +410,10 @@ void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns)
     uint64_t own = atomic_load(&share->outstanding_ns);
     while (!atomic_compare_exchange_weak(&share->outstanding_ns, &own, own > ns ? own - ns : 0))
         continue;
-    if (own)
-        atomic_fetch_sub(&seg->devices[device].outstanding_ns, own > ns ? ns : own);
+    /* The sum may lack what a client that was killed had added to its own part alone: never below zero. */
+    uint64_t part = own > ns ? ns : own, sum = atomic_load(&seg->devices[device].outstanding_ns);
+    while (part && !atomic_compare_exchange_weak(&seg->devices[device].outstanding_ns, &sum, sum > part ? sum - part : 0))
+        continue;
 }
 
 uint64_t rg_kernel_key(const char *name, uint64_t shape)

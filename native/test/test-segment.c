@@ -234,6 +234,23 @@ static void reused_pid_is_dead(void)
     unlink(path);
 }
 
+/* Killed between its own part of what is outstanding and the device's sum. */
+static void what_is_outstanding_is_never_below_zero(void)
+{
+    const char *path = scratch("outstanding");
+    rg_segment *seg = fresh(path);
+    atomic_store(&rg_share_of(seg, 2, 7)->outstanding_ns, 5000);
+    atomic_store(&seg->devices[2].outstanding_ns, 3000);
+    rg_share_settle(seg, 2, 7, UINT64_MAX);
+    CHECK_EQUAL(seg->devices[2].outstanding_ns, 0);
+    atomic_store(&rg_share_of(seg, 2, 7)->outstanding_ns, 5000);
+    atomic_store(&seg->devices[2].outstanding_ns, 9000);
+    rg_share_settle(seg, 2, 7, 1000);
+    CHECK_EQUAL(rg_share_of(seg, 2, 7)->outstanding_ns, 4000);
+    CHECK_EQUAL(seg->devices[2].outstanding_ns, 8000);
+    unlink(path);
+}
+
 static void *stay(void *unused)
 {
     for (;;)
@@ -406,6 +423,7 @@ int main(void)
     RUN(another_client_clears_what_it_takes);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
+    RUN(what_is_outstanding_is_never_below_zero);
     RUN(a_process_without_its_main_thread_lives);
     RUN(without_descriptors_nobody_is_dead);
     RUN(claims_at_once_are_distinct);
