@@ -406,11 +406,11 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     m->class = class;
     m->slot = rg.slot;
     snprintf(m->name, sizeof m->name, "%s", name);
+    atomic_store(&rg.several, 1); /* before it has a class that the process's may be (rg_member_class) */
     if (attached && !give_slot(m)) {
         *error = -ENOSPC;
         return NULL;
     }
-    atomic_store(&rg.several, 1);
     atomic_store(&rg.member_count, n + 1);
     return m;
 }

@@ -362,6 +362,38 @@ static void a_process_with_a_high_thread_is_not_suspended(void)
     done();
 }
 
+static int (*real_slice)(unsigned, uint64_t);
+static _Atomic int counting, entered;
+static _Atomic uint32_t preemptible_then;
+
+/* While the agent sets the slice, and before it looks for the class of the process again. */
+static int enter_meanwhile(unsigned ordinal, uint64_t us)
+{
+    if (atomic_exchange(&counting, 0)) {
+        CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+        atomic_store(&preemptible_then, atomic_load(&rg.preemptible[0]));
+        rigel_client_leave();
+        atomic_store(&entered, 1);
+    }
+    return real_slice(ordinal, us);
+}
+
+/* Its first client beside the process's own is a high one. */
+static void a_process_that_gets_a_high_thread_is_not_preemptible(void)
+{
+    CHECK(rg_real_ready());
+    real_slice = rg_real.rigelSimSetTimeslice;
+    rg_real.rigelSimSetTimeslice = enter_meanwhile;
+    become("best-effort");
+    launch(NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    atomic_store(&counting, 1);
+    WAIT_FOR(atomic_load(&entered));
+    CHECK_EQUAL(preemptible_then, 0);
+    done();
+}
+
 /* The agent finds out that a high client is idle though another client of the process goes on launching. */
 static void idle_beside_a_thread_that_never_rests(void)
 {
@@ -634,6 +666,7 @@ int main(int argc, char **argv)
     RUN(a_launch_ends_as_what_it_was_begun_as);
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
+    RUN(a_process_that_gets_a_high_thread_is_not_preemptible);
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
     RUN(handles_in_a_wrong_context_are_named);
