@@ -148,7 +148,7 @@ void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uin
         return;
     }
     const char *name = rg_function_name((CUfunction)units);
-    bool communicates = rg_name_communicates(name);
+    bool communicates = rg_communicating || rg_name_communicates(name);
     atomic_store(&d->communicates, communicates);
     if (name && *name && !communicates)
         share(d, t, rg_text_hash(name), name, dims, false);
@@ -242,12 +242,17 @@ void rg_samples_poll(void)
 void rg_samples_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < SAMPLES; i++) {
-        uint32_t state = atomic_load(&samples[i].state);
-        if (!samples[i].context || (context ? samples[i].context != context : samples[i].device != d) ||
-            state == SAMPLE_BUSY || !atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY))
-            continue;
-        samples[i].start = samples[i].stop = NULL;
-        samples[i].context = NULL;
-        atomic_store(&samples[i].state, SAMPLE_FREE);
+        /* Whoever is using it now is done in a moment; only a driver that never returns makes us leave it. */
+        for (int tries = 0; rg_give_way(tries); tries++) {
+            uint32_t state = atomic_load(&samples[i].state);
+            if (!samples[i].context || (context ? samples[i].context != context : samples[i].device != d))
+                break;
+            if (state != SAMPLE_BUSY && atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY)) {
+                samples[i].start = samples[i].stop = NULL;
+                samples[i].context = NULL;
+                atomic_store(&samples[i].state, SAMPLE_FREE);
+                break;
+            }
+        }
     }
 }

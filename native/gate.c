@@ -127,13 +127,22 @@ static void batches_flush(void)
     pthread_mutex_unlock(&rg_agent_lock);
 }
 
+bool rg_give_way(int tries)
+{
+    if (tries > 1000)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    else if (tries > 0)
+        sched_yield();
+    return tries < 2000;
+}
+
 void rg_batch_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < BATCHES; i++) {
         if (!batches[i].event || (context ? batches[i].context != context : batches[i].device != d))
             continue;
         /* Whoever is using it now is done in a moment; only a driver that never returns makes us leave it. */
-        for (int tries = 0; tries < 1000; tries++) {
+        for (int tries = 0; rg_give_way(tries); tries++) {
             uint32_t state = atomic_load(&batches[i].state);
             if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
                 atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
@@ -143,7 +152,6 @@ void rg_batch_forget(CUcontext context, CUdevice d)
                 atomic_store(&batches[i].state, BATCH_FREE);
                 break;
             }
-            sched_yield();
         }
     }
 }

@@ -25,7 +25,6 @@ static _Atomic uint32_t made;
 typedef struct {
     CUgraphNode node;
     uint32_t index; /* among the graph's nodes */
-    uint32_t waits; /* for so many others */
 } place_of_node;
 
 static int by_node(const void *a, const void *b)
@@ -34,10 +33,10 @@ static int by_node(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static place_of_node *place_in(place_of_node *places, uint32_t n, CUgraphNode node)
+static int by_index(const void *a, const void *b)
 {
-    place_of_node wanted = {.node = node};
-    return bsearch(&wanted, places, n, sizeof *places, by_node);
+    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
 }
 
 /* The edges: from and to one after the other, to be freed; `n` of them. NULL if they cannot be had, a true pointer if there are none. */
@@ -59,6 +58,58 @@ static CUgraphNode *edges_of(CUgraph graph, size_t *n)
     return NULL;
 }
 
+/* The edges as pairs of indices among the nodes, from and to one after the other; false if an end of one is no node of the graph. */
+static bool resolve(const CUgraphNode *nodes, uint32_t n, const CUgraphNode *edges, size_t edge_count, uint32_t *ends)
+{
+    place_of_node *places = calloc(n, sizeof *places);
+    bool ok = places;
+    for (uint32_t i = 0; ok && i < n; i++)
+        places[i] = (place_of_node){.node = nodes[i], .index = i};
+    if (ok)
+        qsort(places, n, sizeof *places, by_node);
+    for (size_t e = 0; ok && e < 2 * edge_count; e++) {
+        place_of_node wanted = {.node = edges[e]}, *found = bsearch(&wanted, places, n, sizeof *places, by_node);
+        ok = found;
+        ends[e] = found ? found->index : 0;
+    }
+    free(places);
+    return ok;
+}
+
+/*
+ * Indices in a topological order: in rounds, each of which takes, in the order of the indices, what waits for nothing any more. False if
+ * there is none, or no memory.
+ */
+static bool sort_by_rounds(uint32_t n, const uint32_t *from, const uint32_t *to, size_t edge_count, uint32_t *order)
+{
+    /* Whom node i is waited for by: followers[begins[i]..begins[i + 1]); and how many each waits for. */
+    size_t *begins = calloc(n + 2u, sizeof *begins);
+    uint32_t *followers = calloc(edge_count + 1, sizeof *followers), *waits = calloc(n, sizeof *waits), taken = 0;
+    bool ok = begins && followers && waits;
+    for (size_t e = 0; ok && e < edge_count; e++) {
+        begins[from[e] + 2]++;
+        waits[to[e]]++;
+    }
+    for (uint32_t i = 0; ok && i < n; i++) {
+        begins[i + 1] += begins[i];
+        if (!waits[i])
+            order[taken++] = i;
+    }
+    for (size_t e = 0; ok && e < edge_count; e++)
+        followers[begins[from[e] + 1]++] = to[e];
+    for (uint32_t done = 0, round = taken; ok && done < taken; round = taken) {
+        for (; done < round; done++)
+            for (size_t f = begins[order[done]]; f < begins[order[done] + 1]; f++)
+                if (!--waits[followers[f]])
+                    order[taken++] = followers[f];
+        qsort(order + round, taken - round, sizeof *order, by_index);
+    }
+    free(begins);
+    free(followers);
+    free(waits);
+    return ok && taken == n;
+}
+
 /*
  * The graph's nodes in a topological order, to be freed; `n` of them. The driver's own where it is one: it is that of the
  * program, which put together what belongs together.
@@ -68,48 +119,22 @@ static CUgraphNode *ordered_nodes(CUgraph graph, uint32_t *n)
     size_t count = 0, edge_count = 0;
     if (rg_real.cuGraphGetNodes(graph, NULL, &count) != CUDA_SUCCESS || !count)
         return NULL;
-    CUgraphNode *nodes = calloc(2 * count, sizeof *nodes), *order = nodes ? nodes + count : NULL;
-    place_of_node *places = calloc(count, sizeof *places);
-    CUgraphNode *edges = edges_of(graph, &edge_count), *to = edges ? edges + edge_count : NULL;
-    bool ok = nodes && places && edges && rg_real.cuGraphGetNodes(graph, nodes, &count) == CUDA_SUCCESS;
-    for (uint32_t i = 0; ok && i < count; i++)
-        places[i] = (place_of_node){.node = nodes[i], .index = i};
-    if (ok)
-        qsort(places, count, sizeof *places, by_node);
+    CUgraphNode *nodes = calloc(2 * count, sizeof *nodes), *listed = nodes ? nodes + count : NULL;
+    CUgraphNode *edges = edges_of(graph, &edge_count);
+    uint32_t *ends = calloc(2 * edge_count + count, sizeof *ends), *order = ends ? ends + 2 * edge_count : NULL;
+    bool ok = nodes && edges && ends && rg_real.cuGraphGetNodes(graph, nodes, &count) == CUDA_SUCCESS &&
+              resolve(nodes, (uint32_t)count, edges, edge_count, ends);
     bool sorted = true;
-    for (size_t e = 0; ok && e < edge_count; e++) {
-        place_of_node *a = place_in(places, (uint32_t)count, edges[e]), *b = place_in(places, (uint32_t)count, to[e]);
-        ok = a && b;
-        sorted &= ok && a->index < b->index;
-        if (ok)
-            b->waits++;
-    }
-    /* In rounds: each takes, in the driver's order, what waits for nothing any more. */
-    uint32_t taken = 0;
-    for (bool any = true; ok && !sorted && any;) {
-        uint32_t before = taken;
-        for (uint32_t i = 0; i < count; i++) {
-            place_of_node *p = place_in(places, (uint32_t)count, nodes[i]);
-            if (p->waits == 0) {
-                p->waits = UINT32_MAX;
-                order[taken++] = nodes[i];
-            }
-        }
-        for (size_t e = 0; e < edge_count; e++) {
-            place_of_node *a = place_in(places, (uint32_t)count, edges[e]);
-            if (a->waits == UINT32_MAX && a->index != UINT32_MAX)
-                place_in(places, (uint32_t)count, to[e])->waits--;
-        }
-        for (uint32_t i = before; i < taken; i++)
-            place_in(places, (uint32_t)count, order[i])->index = UINT32_MAX; /* its edges are counted */
-        any = taken > before;
-    }
+    for (size_t e = 0; ok && e < edge_count; e++)
+        sorted &= ends[e] < ends[edge_count + e];
     if (ok && !sorted) {
-        ok = taken == count;
-        memcpy(nodes, order, count * sizeof *nodes);
+        memcpy(listed, nodes, count * sizeof *nodes);
+        ok = sort_by_rounds((uint32_t)count, ends, ends + edge_count, edge_count, order);
+        for (uint32_t i = 0; ok && i < count; i++)
+            nodes[i] = listed[order[i]];
     }
-    free(places);
     free(edges);
+    free(ends);
     if (!ok) {
         free(nodes);
         return NULL;
@@ -256,6 +281,7 @@ static void enter_durations(const rg_pieces *pieces, const uint64_t *ns, const u
         uint64_t sum = 0;
         for (uint32_t i = begins[p]; i < begins[p + 1]; i++)
             sum += ns[i];
+        rg_graph_unknown(pieces->execs[p]); /* the driver gives the handles of graphs that are gone out again */
         rg_duration_reset(rg_duration_key((uintptr_t)pieces->execs[p], RG_DIMS_UNIT),
                           sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX);
     }

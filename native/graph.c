@@ -30,21 +30,47 @@
 
 /* ---- what functions and graphs are ---- */
 
-/* Executable graphs. A table without chains: of two that share a place the later one is known. A graph that the program changes
- * afterwards is known by what it was. */
-static struct {
-    _Atomic uintptr_t exec; /* 0 while the rest is being written */
+/* Executable graphs, each in one of some places from its own on. Where these are all taken a graph that does not communicate makes room,
+ * and is not known any more. A graph that the program changes afterwards is known by what it was. */
+typedef struct {
+    _Atomic uintptr_t exec; /* 0: free; WRITING while the rest is being written */
     _Atomic bool communicates;
     _Atomic uint64_t hash;
     _Atomic uint32_t kernels;
     _Atomic uint32_t whole; /* enum rg_whole: why it is not cut; 0: it may be; with COUNTED, once that has been counted */
     char first[80]; /* name of the first kernel, cut to fit */
-} graphs[1024];
+} graph_entry;
+enum { GRAPHS = 1024, GRAPH_PROBES = 8 };
+static graph_entry graphs[GRAPHS];
 #define COUNTED 0x80000000u
+#define WRITING ((uintptr_t)1)
 
-static uint32_t graph_place(uintptr_t exec)
+static graph_entry *graph_place(CUgraphExec exec, uint32_t i)
 {
-    return (uint32_t)((uint64_t)exec * 0x9e3779b97f4a7c15u >> 54);
+    return &graphs[(((uint64_t)(uintptr_t)exec * 0x9e3779b97f4a7c15u >> 54) + i) % GRAPHS];
+}
+
+/* What is known of the graph; NULL: nothing. */
+static graph_entry *graph_find(CUgraphExec exec)
+{
+    for (uint32_t i = 0; i < GRAPH_PROBES; i++)
+        if (atomic_load_explicit(&graph_place(exec, i)->exec, memory_order_acquire) == (uintptr_t)exec)
+            return graph_place(exec, i);
+    return NULL;
+}
+
+/* A place for a graph that is new, to be written: a free one, one whose graph does not communicate, any. NULL: others are writing in all. */
+static graph_entry *graph_take(CUgraphExec exec)
+{
+    for (int round = 0; round < 3; round++)
+        for (uint32_t i = 0; i < GRAPH_PROBES; i++) {
+            graph_entry *g = graph_place(exec, i);
+            uintptr_t now = atomic_load(&g->exec);
+            bool may = round == 0 ? now == 0 : now != WRITING && (round == 2 || !atomic_load(&g->communicates));
+            if (may && atomic_compare_exchange_strong(&g->exec, &now, WRITING))
+                return g;
+        }
+    return NULL;
 }
 
 /* NCCL's kernels are named ncclDevKernel_... (2.19 and later) or ncclKernel_...; NVSHMEM's nvshmem...  */
@@ -149,41 +175,56 @@ void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags)
     graph_walk w = {.hash = 1};
     CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
     walk_graph(&w, graph, 0);
-    uint32_t at = graph_place((uintptr_t)exec);
     bool kind = w.kind || flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
-    atomic_store(&graphs[at].exec, 0);
-    atomic_store(&graphs[at].hash, w.nameless ? 0 : w.hash | 1);
-    atomic_store(&graphs[at].kernels, w.kernels);
-    atomic_store(&graphs[at].whole, kind ? RG_WHOLE_KIND : w.nodes < LEAST_NODES ? RG_WHOLE_FEW : RG_WHOLE_NONE);
-    size_t length = w.first ? strnlen(w.first, sizeof graphs[at].first - 1) : 0;
-    for (size_t i = 0; i < sizeof graphs[at].first - 1; i++)
-        __atomic_store_n(&graphs[at].first[i], i < length ? w.first[i] : 0, __ATOMIC_RELAXED);
-    atomic_store(&graphs[at].communicates, w.communicates);
-    atomic_store(&graphs[at].exec, (uintptr_t)exec);
+    /* Of kernels without names some may communicate. */
+    uint32_t whole = kind                   ? RG_WHOLE_KIND
+                     : w.nodes < LEAST_NODES ? RG_WHOLE_FEW
+                     : w.nameless            ? RG_WHOLE_DRIVER
+                                             : RG_WHOLE_NONE;
     /* The driver gives the handles of graphs that are gone out again. */
+    rg_graph_unknown(exec);
+    graph_entry *g = graph_take(exec);
+    if (g) {
+        atomic_store(&g->hash, w.nameless ? 0 : w.hash | 1);
+        atomic_store(&g->kernels, w.kernels);
+        atomic_store(&g->whole, whole);
+        size_t length = w.first ? strnlen(w.first, sizeof g->first - 1) : 0;
+        for (size_t i = 0; i < sizeof g->first - 1; i++)
+            __atomic_store_n(&g->first[i], i < length ? w.first[i] : 0, __ATOMIC_RELAXED);
+        atomic_store(&g->communicates, w.communicates);
+        atomic_store(&g->exec, (uintptr_t)exec);
+    }
     rg_duration_reset(rg_duration_key((uintptr_t)exec, RG_DIMS_UNIT), 0);
-    if ((atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT) && !w.communicates && !atomic_load(&graphs[at].whole))
+    if ((atomic_load(&rg.mode) & RG_MODE_BEST_EFFORT) && !w.communicates && !whole)
         keep(exec, graph, flags, w.nodes);
     exchange(mode);
 }
 
 void rg_graph_known(CUgraphExec exec, rg_graph_facts *facts)
 {
-    uint32_t at = graph_place((uintptr_t)exec);
+    graph_entry *g = graph_find(exec);
     *facts = (rg_graph_facts){0};
-    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+    if (!g)
         return;
-    char first[sizeof graphs[at].first] = "";
-    bool communicates = atomic_load(&graphs[at].communicates);
-    uint64_t hash = atomic_load(&graphs[at].hash);
-    uint32_t kernels = atomic_load(&graphs[at].kernels);
+    char first[sizeof g->first] = "";
+    bool communicates = atomic_load(&g->communicates);
+    uint64_t hash = atomic_load(&g->hash);
+    uint32_t kernels = atomic_load(&g->kernels);
     for (size_t i = 0; i < sizeof first - 1; i++)
-        first[i] = __atomic_load_n(&graphs[at].first[i], __ATOMIC_RELAXED);
-    if (atomic_load(&graphs[at].exec) != (uintptr_t)exec)
+        first[i] = __atomic_load_n(&g->first[i], __ATOMIC_RELAXED);
+    if (atomic_load(&g->exec) != (uintptr_t)exec)
         return; /* another graph has come to this place meanwhile */
     facts->communicates = communicates;
     facts->hash = hash;
     snprintf(facts->label, sizeof facts->label, "graph of %u kernels%s%s", kernels, first[0] ? " from " : "", first);
+}
+
+void rg_graph_unknown(CUgraphExec exec)
+{
+    graph_entry *g = graph_find(exec);
+    uintptr_t its = (uintptr_t)exec;
+    if (g)
+        atomic_compare_exchange_strong(&g->exec, &its, 0);
 }
 
 /* ---- graphs that may be cut ---- */
@@ -258,7 +299,6 @@ static void forget(kept_graph *k, bool gone)
 
 static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint32_t nodes)
 {
-    uint32_t place = graph_place((uintptr_t)exec);
     CUgraph clone = NULL;
     CUcontext context = NULL;
     CUdevice device = -1;
@@ -304,8 +344,9 @@ static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint
         rg_real.cuGraphDestroy(clone);
         atomic_fetch_sub(&kept_nodes, nodes);
     }
-    if (!k)
-        atomic_store(&graphs[place].whole, can ? RG_WHOLE_ROOM : RG_WHOLE_DRIVER);
+    graph_entry *g = k ? NULL : graph_find(exec);
+    if (g)
+        atomic_store(&g->whole, can ? RG_WHOLE_ROOM : RG_WHOLE_DRIVER);
 }
 
 /* ---- launching ---- */
@@ -432,10 +473,10 @@ bool rg_graph_launch(rg_member *m, uint32_t mode, CUgraphExec exec, CUstream str
     kept_graph *k = find(exec);
     rg_duration *d = piece_ns ? rg_duration_of(rg_duration_key((uintptr_t)exec, RG_DIMS_UNIT)) : NULL;
     if (!k) {
-        uint32_t at = graph_place((uintptr_t)exec), why = atomic_load_explicit(&graphs[at].whole, memory_order_relaxed);
-        if (d && why && !(why & COUNTED) && atomic_load_explicit(&graphs[at].exec, memory_order_relaxed) == (uintptr_t)exec &&
-            too_long(atomic_load_explicit(&d->duration_ns, memory_order_relaxed), piece_ns) &&
-            atomic_compare_exchange_strong(&graphs[at].whole, &why, why | COUNTED))
+        graph_entry *g = d ? graph_find(exec) : NULL;
+        uint32_t why = g ? atomic_load_explicit(&g->whole, memory_order_relaxed) : RG_WHOLE_NONE;
+        if (why && !(why & COUNTED) && too_long(atomic_load_explicit(&d->duration_ns, memory_order_relaxed), piece_ns) &&
+            atomic_compare_exchange_strong(&g->whole, &why, why | COUNTED))
             count_whole(m, why);
         return false;
     }
@@ -493,6 +534,7 @@ void rg_graph_changed(CUgraphExec exec)
 
 void rg_graph_forget(CUgraphExec exec)
 {
+    rg_graph_unknown(exec);
     kept_graph *k = find(exec);
     if (!k)
         return;

@@ -1,5 +1,6 @@
 /*
- * graph.h: executable graphs made of the parts of a graph (graph-cut.c), for graph.c, which says why and launches them.
+ * graph.h: executable graphs made of the parts of a graph (graph-cut.c), for graph.c, which says why and launches them; and what that has
+ * for graph-cut.c.
  */
 #ifndef RIGEL_GRAPH_H
 #define RIGEL_GRAPH_H
@@ -24,5 +25,8 @@ void rg_pieces_drop(rg_pieces *pieces, bool gone);
 
 /* rg_pieces_guess: what the durations of the graph's kernels add up to, in ns; 0 if one is not known. */
 uint32_t rg_pieces_guess(CUgraph graph, const rg_track *track);
+
+/* rg_graph_unknown: an executable graph that had this handle has gone, perhaps with its context, and nothing is known of it any more. */
+void rg_graph_unknown(CUgraphExec exec);
 
 #endif

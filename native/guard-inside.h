@@ -20,6 +20,17 @@ extern _Atomic int rg_blas_major;
 /* The real function behind a name, typed as ours. NULL where there is none. */
 #define REAL(symbol) ((__typeof__(&symbol))rg_library_function(&rg_cublas, RG_BLAS_##symbol))
 
+/* First in a function of a cuBLAS name: `real_` is what its caller is linked with. Returns where there is none, or where that is another
+ * copy than the guard's. */
+#define RG_BLAS_CALLED(symbol, args) \
+    bool further_; \
+    __typeof__(&symbol) real_ = \
+        (__typeof__(&symbol))rg_library_called(&rg_cublas, RG_BLAS_##symbol, __builtin_return_address(0), &further_); \
+    if (RG_UNLIKELY(!real_)) \
+        return rg_blas_missing(); \
+    if (RG_UNLIKELY(further_)) \
+        return real_ args
+
 /* rg_blas_missing: what a call answers whose function this cuBLAS lacks, or that is made where there is none: never in a program
  * that found the function in its cuBLAS. */
 cublasStatus_t rg_blas_missing(void);

@@ -37,7 +37,7 @@ static void entered(void *handle)
         atomic_store_explicit(&rg_blas_major, major, memory_order_relaxed);
 }
 
-static _Atomic(void *) real[RG_BLAS_COUNT];
+static _Atomic(void *) real[RG_COPIES * RG_BLAS_COUNT];
 static const char *const sonames[] = {"libcublas.so.13", "libcublas.so.12", "libcublas.so.11", NULL};
 rg_library rg_cublas = {
     .names = names,

@@ -96,6 +96,28 @@ static void forget(known_handle *e)
     pthread_mutex_unlock(&handles_lock);
 }
 
+/* ---- Green contexts ---- */
+
+enum { GREENS = 64 }; /* the latest */
+static _Atomic(uintptr_t) greens[GREENS];
+
+void rg_guard_green(CUcontext context)
+{
+    static _Atomic uint32_t made;
+    for (int i = 0; i < GREENS; i++)
+        if (atomic_load(&greens[i]) == (uintptr_t)context)
+            return;
+    atomic_store(&greens[atomic_fetch_add(&made, 1) % GREENS], (uintptr_t)context);
+}
+
+static bool is_green(CUcontext context)
+{
+    for (int i = 0; i < GREENS; i++)
+        if (atomic_load_explicit(&greens[i], memory_order_relaxed) == (uintptr_t)context)
+            return true;
+    return false;
+}
+
 /* ---- State of the guard and of a thread ---- */
 
 _Atomic int rg_guard_mode = GUARD_OFF;
@@ -190,7 +212,7 @@ static __attribute__((noinline, cold)) cublasHandle_t enter_slowly(cublasHandle_
     if (!e)
         return h;
     CUcontext own = (CUcontext)atomic_load(&e->context);
-    if (own != current) {
+    if (own != current && !is_green(current)) {
         rg_guard_note(WRONG_CONTEXT, call, current, rg_guard_device());
         if (!rg_guard_repairing())
             return h;
@@ -265,9 +287,7 @@ static known_handle *hold(cublasHandle_t h)
 #define RG_BLAS_CALL(symbol, params, args, operand, ...) \
     cublasStatus_t symbol params \
     { \
-        __typeof__(&symbol) real_ = REAL(symbol); \
-        if (RG_UNLIKELY(!real_)) \
-            return rg_blas_missing(); \
+        RG_BLAS_CALLED(symbol, args); \
         if (RG_UNLIKELY(!rg_guard_active())) \
             return real_ args; \
         guarded guarded_; \
@@ -285,17 +305,17 @@ static known_handle *hold(cublasHandle_t h)
 #define RG_BLAS_SET(symbol, setting, type) \
     cublasStatus_t symbol(cublasHandle_t h, type value) \
     { \
-        return REAL(symbol) ? set(h, RG_BLAS_##symbol, SETTING_##setting, (uintptr_t)value) : rg_blas_missing(); \
+        RG_BLAS_CALLED(symbol, (h, value)); \
+        return set(h, RG_BLAS_##symbol, SETTING_##setting, (uintptr_t)value); \
     }
 #define RG_BLAS_UNKNOWN (-1)
 #define RG_BLAS_GET(symbol, setting, type, initial) \
     cublasStatus_t symbol(cublasHandle_t h, type *value) \
     { \
-        if (!REAL(symbol)) \
-            return rg_blas_missing(); \
+        RG_BLAS_CALLED(symbol, (h, value)); \
         uintptr_t found_ = 0; \
         if (h || !value || !get_of_null(RG_BLAS_##symbol, SETTING_##setting, initial, &found_)) \
-            return REAL(symbol)(h, value); \
+            return real_(h, value); \
         *value = (type)found_; \
         return CUBLAS_STATUS_SUCCESS; \
     }
@@ -349,14 +369,13 @@ static bool get_of_null(enum rg_blas call, enum rg_setting setting, intptr_t ini
 
 cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream)
 {
-    if (!REAL(cublasSetStream_v2))
-        return rg_blas_missing();
+    RG_BLAS_CALLED(cublasSetStream_v2, (h, stream));
     if (stands_in(h, RG_BLAS_cublasSetStream_v2)) {
         atomic_store_explicit(&of_null.stream, (uintptr_t)stream, memory_order_relaxed);
         return CUBLAS_STATUS_SUCCESS;
     }
     known_handle *held = rg_guard_active() ? hold(h) : NULL;
-    cublasStatus_t r = REAL(cublasSetStream_v2)(h, stream);
+    cublasStatus_t r = real_(h, stream);
     known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace, 0, memory_order_relaxed);
@@ -369,22 +388,20 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream)
 
 cublasStatus_t cublasGetStream_v2(cublasHandle_t h, CUstream *stream)
 {
-    if (!REAL(cublasGetStream_v2))
-        return rg_blas_missing();
+    RG_BLAS_CALLED(cublasGetStream_v2, (h, stream));
     if (h || !stream || !stands_in(h, RG_BLAS_cublasGetStream_v2))
-        return REAL(cublasGetStream_v2)(h, stream);
+        return real_(h, stream);
     *stream = (CUstream)atomic_load_explicit(&of_null.stream, memory_order_relaxed);
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t h, void *workspace, size_t bytes)
 {
-    if (!REAL(cublasSetWorkspace_v2))
-        return rg_blas_missing();
+    RG_BLAS_CALLED(cublasSetWorkspace_v2, (h, workspace, bytes));
     if (stands_in(h, RG_BLAS_cublasSetWorkspace_v2))
         return CUBLAS_STATUS_SUCCESS; /* whose memory it is cannot be known; cuBLAS's own does as well */
     known_handle *held = rg_guard_active() ? hold(h) : NULL;
-    cublasStatus_t r = REAL(cublasSetWorkspace_v2)(h, workspace, bytes);
+    cublasStatus_t r = real_(h, workspace, bytes);
     known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace_bytes, bytes, memory_order_relaxed);
@@ -398,8 +415,7 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t h, void *workspace, size_t b
 cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
 {
     static _Atomic bool joined;
-    if (!REAL(cublasCreate_v2))
-        return rg_blas_missing();
+    RG_BLAS_CALLED(cublasCreate_v2, (out));
     /* It may be the program's first use of CUDA, and so by several threads at once: cuBLAS would initialise the driver too. */
     if (!rg_guard_creating && atomic_load(&rg.mode) == RG_MODE_BARE && rg_interposing() && !atomic_load(&joined)) {
         if (rg_real_ready() && RG_REAL(cuInit)(0) == CUDA_SUCCESS)
@@ -407,7 +423,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
         atomic_store(&joined, true);
     }
     if (!rg_guard_active() || rg_guard_creating || !out || atomic_load(&rg.captures))
-        return REAL(cublasCreate_v2)(out);
+        return real_(out);
     rg_blas_count(RG_OP_cublasCreate_v2);
     rg_guard_calls++;
     CUcontext current = rg_guard_context();
@@ -421,7 +437,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
         r = rg_guard_create(out, RG_BLAS_cublasCreate_v2, current);
     } else {
         rg_guard_creating = true;
-        r = REAL(cublasCreate_v2)(out);
+        r = real_(out);
         rg_guard_creating = false;
         if (r != CUBLAS_STATUS_SUCCESS && r != CUBLAS_STATUS_INVALID_VALUE) {
             rg_guard_note(CREATE_FAILED, RG_BLAS_cublasCreate_v2, current, rg_guard_device());
@@ -439,8 +455,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
 
 cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
 {
-    if (!REAL(cublasDestroy_v2))
-        return rg_blas_missing();
+    RG_BLAS_CALLED(cublasDestroy_v2, (h));
     known_handle *e = rg_guard_active() ? find(h) : NULL;
     if (e) {
         rg_blas_count(RG_OP_cublasDestroy_v2);
@@ -451,7 +466,7 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
         if (rg_guard_repairing() && !rg_guard_context() && RG_REAL(cuCtxSetCurrent))
             RG_REAL(cuCtxSetCurrent)(own);
     }
-    return REAL(cublasDestroy_v2)(h);
+    return real_(h);
 }
 
 void rg_guard_forget_context(CUcontext context, CUdevice d)

@@ -45,6 +45,10 @@ enum {
 /* rg_guard_attach: reads RIGEL_GUARD. Called once, when the process has its slot and is about to become a client. */
 void rg_guard_attach(void);
 
+/* rg_guard_green: this context is a part of its device's SMs, given as a context (a green one): memory and handles of the primary context
+ * are good in it. */
+void rg_guard_green(CUcontext context);
+
 /* rg_guard_forget_context: the context (or, if NULL, every context of device `d`) goes, and its handles with it. */
 void rg_guard_forget_context(CUcontext context, CUdevice d);
 

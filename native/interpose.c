@@ -162,6 +162,7 @@ static bool fill(void *handle)
 #define RG_SIMULATED(symbol, params) *(void **)&found.symbol = real_dlsym(handle, #symbol);
     RG_SIMULATOR_FUNCTIONS(RG_SIMULATED)
 #undef RG_SIMULATED
+    dlerror(); /* what was not found is not the program's concern */
     pthread_mutex_lock(&fill_lock);
     if (!atomic_load(&filled)) {
         rg_real = found;

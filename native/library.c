@@ -7,12 +7,28 @@
 #include "library.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <string.h>
 
 void *rg_library_of(void *function)
 {
     Dl_info info;
     return function && dladdr(function, &info) && info.dli_fname ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+}
+
+static uintptr_t base_of(void *function)
+{
+    Dl_info info;
+    return function && dladdr(function, &info) ? (uintptr_t)info.dli_fbase : 0;
+}
+
+/* Whether the file that this function is in has the library's name. */
+static bool has_name(const rg_library *l, void *function)
+{
+    Dl_info info;
+    const char *slash = dladdr(function, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
+    const char *dot = strstr(l->sonames[0], ".so");
+    return slash && strncmp(slash + 1, l->sonames[0], (size_t)(dot - l->sonames[0]) + 3) == 0;
 }
 
 void *rg_library_loaded(const rg_library *l)
@@ -34,15 +50,17 @@ static bool fill(rg_library *l, void *handle)
         return false;
     void *functions[l->count];
     for (int i = 0; i < l->count; i++) {
-        /* Whoever is preloaded behind us has its turn, as the program's linking would have it. */
-        void *next = rg_look_up(RTLD_NEXT, l->names[i]);
-        functions[i] = next ? next : rg_look_up(handle, l->names[i]);
+        /* Whoever is preloaded behind us has its turn, as the program's linking would have it; not another copy of the library. */
+        void *next = rg_look_up(RTLD_NEXT, l->names[i]), *own = rg_look_up(handle, l->names[i]);
+        functions[i] = next && (!own || !has_name(l, next) || base_of(next) == base_of(own)) ? next : own;
         if (functions[i] == l->ours[i])
             functions[i] = NULL;
     }
     bool is = functions[l->known_by] != NULL;
     if (is && l->entered)
         l->entered(handle);
+    if (is)
+        atomic_store(&l->base[0], base_of(functions[l->known_by]));
     dlerror(); /* what was not found is not the program's concern */
     if (!is)
         return false;
@@ -55,6 +73,63 @@ static bool fill(rg_library *l, void *handle)
 bool rg_library_find(rg_library *l)
 {
     return fill(l, NULL);
+}
+
+/*
+ * What the linking of the code at this address would have come to without us: what is loaded for the whole program comes first; but
+ * of two libraries with versions, and both of the library's name, its own. NULL: not known, or what the whole program has.
+ */
+static void *linked_with(const rg_library *l, const void *caller)
+{
+    Dl_info info;
+    const char *name = l->names[l->known_by];
+    void *handle = dladdr(caller, &info) && info.dli_fname ? dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD) : NULL;
+    if (!handle)
+        return NULL;
+    void *own = rg_look_up(handle, name), *next = rg_look_up(RTLD_NEXT, name);
+    dlclose(handle);
+    if (own == l->ours[l->known_by]) /* the handle of the whole program */
+        return NULL;
+    return own && (!next || (has_name(l, next) && has_name(l, own))) ? own : NULL;
+}
+
+/* The copy that this function is in, entered if new; 0 where there is no room. It stays loaded, as our pointers lead into it. */
+static int copy_of(rg_library *l, void *own)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    uintptr_t base = base_of(own);
+    int copy = 0;
+    while (copy < RG_COPIES && atomic_load(&l->base[copy]) != base)
+        copy++;
+    void *functions[l->count], *handle = copy < RG_COPIES ? NULL : rg_library_of(own);
+    if (copy < RG_COPIES || !handle)
+        return copy < RG_COPIES ? copy : 0;
+    for (int i = 0; i < l->count; i++) {
+        functions[i] = rg_look_up(handle, l->names[i]);
+        if (functions[i] == l->ours[i])
+            functions[i] = NULL;
+    }
+    pthread_mutex_lock(&lock);
+    for (copy = 1; copy < RG_COPIES && atomic_load(&l->base[copy]) && atomic_load(&l->base[copy]) != base;)
+        copy++;
+    for (int i = 0; copy < RG_COPIES && i < l->count; i++)
+        atomic_store_explicit(&l->real[copy * l->count + i], functions[i], memory_order_relaxed);
+    if (copy < RG_COPIES)
+        atomic_store(&l->base[copy], base);
+    pthread_mutex_unlock(&lock);
+    return copy < RG_COPIES ? copy : 0;
+}
+
+int rg_library_caller(rg_library *l, const void *caller)
+{
+    uint64_t page = (uintptr_t)caller >> 12;
+    void *own = linked_with(l, caller);
+    if (!fill(l, rg_library_of(own)))
+        return 0;
+    int copy = own ? copy_of(l, own) : 0;
+    dlerror(); /* what was looked up is not the program's concern */
+    atomic_store_explicit(&l->callers[page * 0x9e3779b97f4a7c15u >> 56], page << 8 | (uint64_t)(copy + 1), memory_order_release);
+    return copy;
 }
 
 bool rg_library_look_up(rg_library *l, void *handle, const char *name, bool interposing, void **answer)

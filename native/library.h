@@ -6,16 +6,24 @@
 
 #include "client.h"
 
-/* One is made for each such library, and its tables from the library's .def file, by which the functions are numbered. */
+/*
+ * One is made for each such library, and its tables from the library's .def file, by which the functions are numbered.
+ *
+ * A process may have several copies of it: of another major version, or in a plugin that was linked with one statically. The copy
+ * that is found first is the one that Rigel deals with. Calls from what is linked with a further one go straight there.
+ */
+enum { RG_COPIES = 4, RG_CALLERS = 256 };
 typedef struct {
     const char *const *names;  /* what librigel.so exports, */
     void *const *ours;         /* its functions of these names, */
-    _Atomic(void *) *real;     /* and the library's own: NULL where it lacks one, and until it is found */
+    _Atomic(void *) *real;     /* and the library's own, of RG_COPIES copies: NULL where one lacks it, and until it is found */
     int count;                 /* of each */
     int known_by;              /* the function without which it is another library, that has a name like these */
     const char *const *sonames; /* where to look for it besides behind us; NULL at the end */
     void (*entered)(void *handle); /* if not NULL: called when it is found, before others know; twice if two threads find it at once */
     _Atomic bool found;
+    _Atomic(uintptr_t) base[RG_COPIES];   /* where each copy begins in memory; 0: there is none */
+    _Atomic uint64_t callers[RG_CALLERS]; /* page of a caller << 8 | 1 + the copy that it is linked with; by a hash of the page */
 } rg_library;
 
 /* rg_library_of: the library that this function is in, or NULL; to be closed by nobody: it stays loaded. */
@@ -35,6 +43,23 @@ static inline void *rg_library_function(rg_library *l, int number)
     if (RG_UNLIKELY(!p) && rg_library_find(l))
         p = atomic_load_explicit(&l->real[number], memory_order_relaxed);
     return p;
+}
+
+/* rg_library_caller: the copy that the code at this address is linked with; 0 too where it is with none that can be told. */
+int rg_library_caller(rg_library *l, const void *caller);
+
+/*
+ * rg_library_called: what a caller of ours (its return address) would have called without us; NULL where there is none. `*further`: in
+ * a copy that is not Rigel's concern. Two loads once the caller is known.
+ */
+static inline void *rg_library_called(rg_library *l, int number, const void *caller, bool *further)
+{
+    uint64_t page = (uintptr_t)caller >> 12;
+    uint64_t word = atomic_load_explicit(&l->callers[page * 0x9e3779b97f4a7c15u >> 56], memory_order_acquire);
+    int copy = RG_LIKELY(word >> 8 == page) ? (int)(word & 255) - 1 : rg_library_caller(l, caller);
+    *further = copy != 0;
+    return RG_LIKELY(!copy) ? rg_library_function(l, number)
+                            : atomic_load_explicit(&l->real[copy * l->count + number], memory_order_relaxed);
 }
 
 /*

@@ -84,6 +84,14 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(returned).toEqual(["make 2", ...within, ...within, "body", "make 3", "current 3", "body", "current 1"]);
   });
 
+  test("of a pool of streams that goes round no two clients get the same, and who ends gives its own back", async () => {
+    const { stderr } = await launched("pool");
+    const line = stderr.split("\n").find((one) => one.includes('"returned"')) ?? "";
+    const { returned } = z.object({ returned: z.array(z.int()) }).parse(JSON.parse(line.slice(line.indexOf("{"))));
+    // 1 stream of the trainer's, 40 threads of the server's on the other 31.
+    expect(returned).toEqual([1, 40, 0, 32, 0]);
+  });
+
   test("four ranks on four devices: each client on its rank's device", async () => {
     const shell = `for r in 0 1 2 3; do LOCAL_RANK=$r ${python} ${program} ranks & done; wait`;
     const { own, threads } = await launched("", { command: ["sh", "-c", shell] }, { simulated: { devices: 4 } });

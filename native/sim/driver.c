@@ -517,6 +517,12 @@ API CUresult cuCtxDestroy(CUcontext context)
     return destroy_context(context);
 }
 
+API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    (void)context, (void)green;
+    return CUDA_ERROR_NOT_SUPPORTED; /* the simulated GPU's SMs are not given out in parts */
+}
+
 API CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     CUresult r = sim_enter();

@@ -2,7 +2,7 @@
  * record-program.c: a program to be recorded: record-program ITERATIONS [ahead]. Linked against cuBLAS and the driver.
  *
  * An iteration is a copy to the device, two kernels, a matrix product by cuBLAS, a memset, a CUDA graph of three kernels, and a
- * copy back. It ends with a wait; with `ahead` the program only waits for the iteration before the last, as a training loop does.
+ * copy back. It ends with a wait, and a pause; with `ahead` the program only waits for the iteration before the last, as a training loop does.
  *
  * Knows nothing of Rigel.
  */
@@ -97,6 +97,7 @@ int main(int argc, char **argv)
         CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, device, 1024, s), CUDA_SUCCESS);
         if (!ahead) {
             CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+            usleep(300); /* or a busy machine would not keep up with what it launches */
             continue;
         }
         CHECK_EQUAL(cuEventRecord(ends[i % 2], s), CUDA_SUCCESS);

@@ -10,6 +10,7 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #define MANGLED "_Z4gemmIfLi4EEvPfi"
 #define READABLE "void gemm<float, 4>(float*, int)"
@@ -539,6 +540,79 @@ static void threads_seed_each_kernel_once(void)
     done();
 }
 
+static _Atomic int forgotten, polled, stale_uses;
+static _Thread_local bool forgets;
+static CUevent stale[2];
+static pthread_t forgetting;
+static CUresult (*real_query)(CUevent), (*real_create)(CUevent *, unsigned), (*real_record)(CUevent, CUstream);
+
+/* The C library's; the thread that forgets lets the one that asks go on, and waits for it. */
+int sched_yield(void)
+{
+    if (forgets) {
+        atomic_store(&forgotten, 1);
+        WAIT_FOR(atomic_load(&polled));
+    }
+    return (int)syscall(SYS_sched_yield);
+}
+
+static void *forget_samples(void *context)
+{
+    forgets = true;
+    rg_samples_forget((CUcontext)context, -1);
+    atomic_store(&forgotten, 1);
+    return NULL;
+}
+
+static CUresult query_while_forgotten(CUevent event)
+{
+    if (event != stale[1])
+        return real_query(event);
+    CHECK_EQUAL(pthread_create(&forgetting, NULL, forget_samples, context), 0);
+    WAIT_FOR(atomic_load(&forgotten));
+    return CUDA_SUCCESS;
+}
+
+static CUresult create(CUevent *event, unsigned flags)
+{
+    CUresult r = real_create(event, flags);
+    if (flags == CU_EVENT_DEFAULT)
+        stale[stale[0] ? 1 : 0] = *event;
+    return r;
+}
+
+static CUresult record(CUevent event, CUstream s)
+{
+    if (atomic_load(&polled) && (event == stale[0] || event == stale[1]))
+        atomic_fetch_add(&stale_uses, 1);
+    return real_record(event, s);
+}
+
+/* A context goes while another thread asks for a sample that was taken in it: the sample's events are not used after it. */
+static void a_sample_goes_with_its_context_while_it_is_asked_for(void)
+{
+    prepare();
+    become();
+    *(void **)&real_query = rg_real.hooked[RG_HOOK_cuEventQuery];
+    *(void **)&real_create = rg_real.hooked[RG_HOOK_cuEventCreate];
+    *(void **)&real_record = rg_real.hooked[RG_HOOK_cuEventRecord];
+    rg_real.hooked[RG_HOOK_cuEventCreate] = (void *)create;
+    rg_real.hooked[RG_HOOK_cuEventRecord] = (void *)record;
+    CUstream s = stream();
+    launch_blocks(spin, s, 1, 1000);
+    CHECK(stale[0] && stale[1]);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)query_while_forgotten;
+    rg_samples_poll();
+    atomic_store(&polled, 1);
+    rg_real.hooked[RG_HOOK_cuEventQuery] = *(void **)&real_query;
+    CHECK_EQUAL(pthread_join(forgetting, NULL), 0);
+    rg_real.hooked[RG_HOOK_cuEventCreate] = *(void **)&real_create;
+    launch_blocks(spin, s, 2, 1000);
+    CHECK_EQUAL(stale_uses, 0);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -558,5 +632,6 @@ int main(int argc, char **argv)
     RUN(graphs_are_known_again);
     RUN(what_is_not_shared);
     RUN(threads_seed_each_kernel_once);
+    RUN(a_sample_goes_with_its_context_while_it_is_asked_for);
     return failures ? 1 : 0;
 }

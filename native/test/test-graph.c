@@ -5,6 +5,7 @@
  * putting another function into rg_real. What a graph does is copies besides kernels: their data show what ran before what.
  */
 #include "client-testing.h"
+#include "graph.h"
 
 enum { CELL = 64 };
 
@@ -40,9 +41,17 @@ static CUresult destroy_node(CUgraphNode node)
     return failing() ? CUDA_ERROR_INVALID_VALUE : plain.cuGraphDestroyNode(node);
 }
 
+/* The handle of a graph that is gone, which the driver gives to the next one that is made; that one's own. */
+static CUgraphExec handed_out_again, behind_it;
+
+static CUgraphExec own(CUgraphExec exec)
+{
+    return behind_it && exec == handed_out_again ? behind_it : exec;
+}
+
 static CUresult upload(CUgraphExec exec, CUstream s)
 {
-    return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(exec, s);
+    return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(own(exec), s);
 }
 
 static CUresult destroy_graph(CUgraph graph)
@@ -57,13 +66,17 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long
                            : ((__typeof__(&cuGraphInstantiateWithFlags))plain.hooked[RG_HOOK_cuGraphInstantiateWithFlags])(
                                  exec, graph, flags);
     atomic_fetch_add(&alive, r == CUDA_SUCCESS);
+    if (handed_out_again && !behind_it) {
+        behind_it = *exec;
+        *exec = handed_out_again;
+    }
     return r;
 }
 
 static CUresult destroy_exec(CUgraphExec exec)
 {
     atomic_fetch_sub(&alive, 1);
-    return ((__typeof__(&cuGraphExecDestroy))plain.hooked[RG_HOOK_cuGraphExecDestroy])(exec);
+    return ((__typeof__(&cuGraphExecDestroy))plain.hooked[RG_HOOK_cuGraphExecDestroy])(own(exec));
 }
 
 static CUresult wait_event(CUstream s, CUevent event, unsigned flags)
@@ -88,7 +101,7 @@ static CUresult launch_graph(CUgraphExec exec, CUstream s)
     launched[n % 4096] = exec;
     if (n + 1 == atomic_load(&busy_at))
         other_busy(true);
-    return ((__typeof__(&cuGraphLaunch))plain.hooked[RG_HOOK_cuGraphLaunch])(exec, s);
+    return ((__typeof__(&cuGraphLaunch))plain.hooked[RG_HOOK_cuGraphLaunch])(own(exec), s);
 }
 
 /* The driver's order of nodes, backwards. */
@@ -130,12 +143,20 @@ static void watch(void)
 
 /* ---- a client ---- */
 
+static CUfunction nccl; /* a kernel of NCCL's, going by its name */
+
+static void load_modules(void)
+{
+    CUmodule module = load_kernels(PTX_HEADER PTX_KERNEL("rigel_spin") PTX_KERNEL("ncclDevKernel_rigel_spin"));
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_rigel_spin"), CUDA_SUCCESS);
+}
+
 static void become(uint32_t policy)
 {
     prepare_waiting_client("graph", "best-effort");
     seg->settings.policy = policy;
     attach_client();
-    load_kernels(NULL);
+    load_modules();
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     watch();
 }
@@ -391,6 +412,225 @@ static void what_is_short_or_not_held_here_goes_out_whole(void)
     done();
 }
 
+/* A graph that is a chain of empty nodes, the last of which the driver lists first: nodes are numbers from 1 in the chain's order. */
+enum { CHAIN = 60000 };
+static CUgraphNode found[CHAIN];
+static uint32_t founds, instantiated;
+
+static CUgraphNode link_of(size_t number)
+{
+    return (CUgraphNode)(uintptr_t)number;
+}
+
+static CUresult chain_nodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
+{
+    (void)graph;
+    *n = CHAIN;
+    for (size_t i = 0; nodes && i < CHAIN; i++)
+        nodes[i] = link_of(CHAIN - i);
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, uint64_t *data, size_t *n)
+{
+    (void)graph;
+    (void)data;
+    *n = CHAIN - 1;
+    for (size_t i = 0; from && i < CHAIN - 1; i++) {
+        from[i] = link_of(i + 1);
+        to[i] = link_of(i + 2);
+    }
+    return CUDA_SUCCESS;
+}
+
+static CUresult empty_type(CUgraphNode node, int *type)
+{
+    (void)node;
+    *type = CU_GRAPH_NODE_TYPE_EMPTY;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_clone(CUgraph *clone, CUgraph graph)
+{
+    *clone = graph;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_find(CUgraphNode *copy, CUgraphNode node, CUgraph clone)
+{
+    (void)clone;
+    if (founds < CHAIN)
+        found[founds++] = node;
+    *copy = node;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_remove(CUgraphNode node)
+{
+    (void)node;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_destroy(CUgraph graph)
+{
+    (void)graph;
+    return CUDA_SUCCESS;
+}
+
+static CUresult chain_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    (void)graph;
+    (void)flags;
+    *exec = (CUgraphExec)(uintptr_t)(0x1000 + 16 * ++instantiated);
+    return CUDA_SUCCESS;
+}
+
+/* In a time that grows with the square of their number this would not come to an end. */
+static void many_nodes_listed_backwards_are_put_in_order(void)
+{
+    static rg_track track;
+    rg_pieces pieces = {0};
+    rg_real = (rg_driver){
+        .cuGraphGetNodes = chain_nodes,
+        .cuGraphGetEdges_v2 = chain_edges,
+        .cuGraphNodeGetType = empty_type,
+        .cuGraphClone = chain_clone,
+        .cuGraphNodeFindInClone = chain_find,
+        .cuGraphDestroyNode = chain_remove,
+        .cuGraphDestroy = chain_destroy,
+    };
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)chain_instantiate;
+    CHECK_EQUAL(rg_pieces_make(&pieces, (CUgraph)0x10, 0, &track, 1000000000, 500000000), RG_WHOLE_NONE);
+    CHECK_EQUAL(pieces.count, 2);
+    CHECK_EQUAL(founds, CHAIN);
+    for (size_t i = 0; i < CHAIN; i++)
+        CHECK(found[i] == link_of(i + 1));
+}
+
+/* So many kernels one after the other. */
+static CUgraph kernels(CUfunction f, int n)
+{
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < n; i++)
+        launch_blocks(f, stream, 1, 10000);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    return graph;
+}
+
+/* Cuts a graph whose first piece has the handle of one that is gone: it is not taken for that one. */
+static void cut_with_handle_of(CUgraphExec gone)
+{
+    CUgraphExec exec = executable(kernels(spin, 20));
+    uint64_t cuts = rg.slot->graphs_cut;
+    uint64_t passed = rg.slot->passed;
+    known(exec, 4000000);
+    handed_out_again = gone;
+    launch(exec);
+    CHECK(behind_it != NULL);
+    CHECK_EQUAL(rg.slot->graphs_cut, cuts + 1);
+    synchronise();
+    rg_duration *d = rg_duration_of(rg_duration_key((uintptr_t)gone, RG_DIMS_UNIT));
+    CHECK_EQUAL(d->shared, 0);
+    CHECK_EQUAL(d->communicates, 0);
+    CHECK_EQUAL(rg.slot->passed, passed);
+}
+
+static void a_piece_is_not_taken_for_a_destroyed_graph(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(spin, 30));
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
+static void a_piece_does_not_pass_for_a_destroyed_graph_of_nccl(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(nccl, 1));
+    uint64_t passed = rg.slot->passed;
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(rg.slot->passed, passed + 1);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
+static void a_piece_is_not_taken_for_a_graph_that_went_with_its_context(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(kernels(spin, 30));
+    launch(exec);
+    synchronise();
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    load_modules();
+    CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    cut_with_handle_of(exec);
+    done();
+}
+
+/* The n-th handle of those that have their place in the table of graphs in common. */
+static CUgraphExec sharing(int n)
+{
+    uintptr_t exec = 0x1000;
+    for (int found = -1; (uint64_t)exec * 0x9e3779b97f4a7c15u >> 54 != 77 || ++found < n;)
+        exec += 16;
+    return (CUgraphExec)exec;
+}
+
+static bool communicates(CUgraphExec exec)
+{
+    rg_graph_facts facts;
+    rg_graph_known(exec, &facts);
+    return facts.communicates;
+}
+
+static uint64_t hash_of(CUgraphExec exec)
+{
+    rg_graph_facts facts;
+    rg_graph_known(exec, &facts);
+    return facts.hash;
+}
+
+static void graphs_that_share_a_place_are_all_known(void)
+{
+    enum { PLACES = 8 };
+    become(RG_POLICY_PRIORITY);
+    CUgraph theirs = kernels(nccl, 1), plain_ones[PLACES + 1];
+    rg_graph_note(sharing(0), theirs, 0);
+    CHECK(communicates(sharing(0)));
+    for (int i = 1; i <= PLACES; i++)
+        plain_ones[i] = kernels(spin, i);
+    for (int i = 1; i < PLACES; i++)
+        rg_graph_note(sharing(i), plain_ones[i], 0);
+    CHECK(communicates(sharing(0)));
+    for (int i = 1; i < PLACES; i++)
+        for (int other = 1; other < PLACES; other++)
+            CHECK_EQUAL(hash_of(sharing(i)) == hash_of(sharing(other)), i == other);
+    /* One that goes makes room, and the others stay. */
+    rg_graph_forget(sharing(3));
+    CHECK_EQUAL(hash_of(sharing(3)), 0);
+    rg_graph_note(sharing(PLACES), plain_ones[PLACES], 0);
+    for (int i = 1; i <= PLACES; i++)
+        CHECK_EQUAL(hash_of(sharing(i)) != 0, i != 3);
+    /* Where there is none, who must not be held is still known. */
+    rg_graph_note(sharing(3), plain_ones[3], 0);
+    CHECK(hash_of(sharing(3)) != 0);
+    CHECK(communicates(sharing(0)));
+    /* The same handle again is one graph. */
+    rg_graph_note(sharing(0), plain_ones[1], 0);
+    CHECK(!communicates(sharing(0)));
+    rg_graph_forget(sharing(0));
+    CHECK_EQUAL(hash_of(sharing(0)), 0);
+    done();
+}
+
 /* Launches a graph that is long but is not to be cut, twice, and says what is counted. */
 static uint32_t whole_because(CUgraphExec exec)
 {
@@ -424,6 +664,18 @@ static void what_cannot_be_cut_says_why(void)
     for (int i = 0; i < 200; i++)
         exec = executable(chain(p, 5));
     CHECK_EQUAL(whole_because(exec), RG_WHOLE_ROOM);
+    CHECK_EQUAL(rg.slot->graphs_cut, 0);
+    done();
+}
+
+/* Some of them may be NCCL's. */
+static void what_has_no_names_goes_out_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    rg_real.cuFuncGetName = NULL; /* as before CUDA 12.3 */
+    rg_real.cuKernelGetName = NULL;
+    CHECK_EQUAL(whole_because(executable(chain(cells(41), 40))), RG_WHOLE_DRIVER);
+    CHECK_EQUAL(alive, 1);
     CHECK_EQUAL(rg.slot->graphs_cut, 0);
     done();
 }
@@ -596,7 +848,7 @@ static void graphs_end_with_their_program_or_context(void)
     CHECK_EQUAL(alive, 11); /* they have gone with it: nothing is asked of them any more */
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
-    load_kernels(NULL);
+    load_modules();
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     exec = executable(chain(cells(21), 20));
     known(exec, 4000000);
@@ -620,6 +872,7 @@ int main(int argc, char **argv)
     RUN(known_kernels_make_the_first_launch_go_in_pieces);
     RUN(what_is_short_or_not_held_here_goes_out_whole);
     RUN(what_cannot_be_cut_says_why);
+    RUN(what_has_no_names_goes_out_whole);
     RUN(a_changed_graph_goes_out_whole);
     RUN(failures_leave_nothing_and_are_not_seen);
     RUN(what_a_piece_fails_with_is_the_result);
@@ -627,5 +880,10 @@ int main(int argc, char **argv)
     RUN(captures_let_it_pass_whole);
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
+    RUN(many_nodes_listed_backwards_are_put_in_order);
+    RUN(graphs_that_share_a_place_are_all_known);
+    RUN(a_piece_is_not_taken_for_a_destroyed_graph);
+    RUN(a_piece_does_not_pass_for_a_destroyed_graph_of_nccl);
+    RUN(a_piece_is_not_taken_for_a_graph_that_went_with_its_context);
     return failures ? 1 : 0;
 }

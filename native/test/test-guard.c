@@ -322,6 +322,25 @@ static void operands_of_the_handles_context_take_the_call_there(void)
     done();
 }
 
+/* As the program asked, on the SMs that it asked for: where the handle's context would be made current, it would run on all of them and
+ * beside what was launched before. */
+static void a_green_context_is_no_wrong_one(void)
+{
+    become("repair");
+    cublasHandle_t h = handle();
+    matrices m = allocate();
+    CUcontext green;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&green, 0, 0), CUDA_SUCCESS);
+    rg_guard_green(green);
+    CHECK_EQUAL(cuCtxSetCurrent(green), CUDA_SUCCESS);
+    CHECK(multiply(h, &m) != CUBLAS_STATUS_SUCCESS); /* the stand-in's green contexts are like any other */
+    CHECK(current() == green);
+    CHECK_EQUAL(me()->guard_wrong_context, 0);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    CHECK_EQUAL(counts->created, 1);
+    done();
+}
+
 static void two_contexts_of_one_device_are_told_apart(void)
 {
     become("repair");
@@ -1028,6 +1047,7 @@ int main(int argc, char **argv)
     RUN(without_a_client_nothing_is_guarded);
     RUN(operands_of_the_current_context_run_on_the_pool);
     RUN(operands_of_the_handles_context_take_the_call_there);
+    RUN(a_green_context_is_no_wrong_one);
     RUN(two_contexts_of_one_device_are_told_apart);
     RUN(a_thread_without_context_gets_the_device_in_use);
     RUN(where_cuda_has_a_rule_it_stands);

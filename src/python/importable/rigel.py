@@ -197,6 +197,39 @@ def _reason(result: int) -> str:
     }.get(result, os.strerror(-result))
 
 
+# PyTorch gives streams out of a pool of 32 for each device, round and round. Whose each is: its client and how many threads use it.
+_POOL = 32
+_owners: dict[tuple[int, int], tuple[str, int]] = {}
+_owners_lock = threading.Lock()
+
+
+class _Lease:
+    """A stream of PyTorch's pool that is no other client's, until the thread that has it ends."""
+
+    def __init__(self, torch: Any, name: str, device: int) -> None:
+        with _owners_lock:
+            for _ in range(2 * _POOL):
+                self.stream = torch.cuda.Stream()
+                self._key = (device, self.stream.cuda_stream)
+                owner, threads = _owners.get(self._key, (name, 0))
+                if owner == name:
+                    break
+            else:
+                warnings.warn(
+                    f"rigel: all {_POOL} streams of PyTorch's pool are other clients'; {name} shares one, and what is launched "
+                    "on it counts for who entered last (give clients streams of their own: rigel.client(..., stream=...))",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+            _owners[self._key] = (owner, threads + 1)
+
+    def __del__(self) -> None:
+        with _owners_lock:
+            owner, threads = _owners.pop(self._key, ("", 0))
+            if threads > 1:
+                _owners[self._key] = (owner, threads - 1)
+
+
 def _own_stream(name: str) -> Any:
     """The stream of this client, thread and device; None without PyTorch or a GPU."""
     torch = sys.modules.get("torch")
@@ -206,8 +239,8 @@ def _own_stream(name: str) -> Any:
         _here.streams = {}
     key = (name, torch.cuda.current_device())
     if key not in _here.streams:
-        _here.streams[key] = torch.cuda.Stream()
-    return _here.streams[key]
+        _here.streams[key] = _Lease(torch, *key)
+    return _here.streams[key].stream
 
 
 @contextlib.contextmanager
