@@ -78,8 +78,9 @@ static void watch_tracks(rg_member *m)
         uint64_t state = atomic_load(&t->state);
         if (atomic_load(&t->key) && !atomic_load(&rg.captures) && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT) {
             if (state != t->agent_token) {
-                /* The token goes in first: a launch between it and the record makes the track dirty again. */
-                uint64_t token = rg_token(RG_TOKEN_EVENT);
+                /* The token goes in first: a launch between it and the record makes the track dirty again. One of an event of the
+                 * program's stays, and does as well: the program may find out by it, or wait for it, before the agent does. */
+                uint64_t token = state == RG_DIRTY ? rg_token(RG_TOKEN_EVENT) : state;
                 if (atomic_compare_exchange_strong(&t->state, &state, token)) {
                     t->agent_token = token;
                     done = !cover_with_event(t);

@@ -190,21 +190,22 @@ static bool is_gpu(const rm_object *device, const rm_object *subdevice, const ch
            memcmp(gid.data, uuid, 16) == 0;
 }
 
-bool rg_channels_find(rg_channels *found, const char uuid[16], CUdevice ordinal)
+enum rg_found rg_channels_find(rg_channels *found, const char uuid[16], CUdevice ordinal)
 {
     memset(found, 0, sizeof *found);
     found->generation = rg_channel_generation();
     if (rg_real.rigelSimSetTimeslice && rg_real.rigelSimSuspend) {
         found->simulated = true;
         found->ordinal = (unsigned)ordinal;
-        return true;
+        int result = rg_real.rigelSimSetTimeslice(found->ordinal, 0); /* changes nothing: no context, shared, or no slice */
+        return result == -ENODEV ? RG_CHANNELS_NONE : result == -ENOTSUP ? RG_CHANNELS_FOREIGN : RG_CHANNELS_FOUND;
     }
     if (atomic_load(&off))
-        return false;
+        return RG_CHANNELS_FOREIGN;
     bool foreign = false;
     const rm_object *mine = NULL, *mine_subdevice = NULL; /* the device that was found to be this GPU */
     if (!take_lock())
-        return false;
+        return RG_CHANNELS_FOREIGN;
     for (uint32_t i = 0; i < object_count && !foreign; i++) {
         if (!is_compute(objects[i].class))
             continue;
@@ -249,7 +250,7 @@ bool rg_channels_find(rg_channels *found, const char uuid[16], CUdevice ordinal)
     pthread_mutex_unlock(&lock);
     if (foreign)
         found->channels = 0;
-    return found->channels > 0;
+    return foreign ? RG_CHANNELS_FOREIGN : found->channels ? RG_CHANNELS_FOUND : RG_CHANNELS_NONE;
 }
 
 int rg_channels_slice(const rg_channels *c, uint64_t slice_us)
@@ -283,8 +284,10 @@ int rg_channels_suspend(const rg_channels *c)
 
 int rg_channels_resume(const rg_channels *c)
 {
-    if (c->simulated)
-        return rg_real.rigelSimSuspend(c->ordinal, 0) == 0 ? 0 : -1;
+    if (c->simulated) {
+        int result = rg_real.rigelSimSuspend(c->ordinal, 0);
+        return result == 0 || result == -ENODEV ? 0 : -1; /* gone, as below */
+    }
     if (disable_some(c, 0, c->channels, false) == 0)
         return 0;
     /* One of them may be gone: no reason to leave the others where they are. */

@@ -318,6 +318,10 @@ void rg_event_record_end(CUevent event, CUstream stream, uint64_t token, bool ok
 uint64_t rg_event_wait_begin(CUevent event, rg_track **track);
 void rg_event_forget(CUevent event);
 
+/* The same for a thread that is about to block until the event: its token takes the place of the event's. */
+uint64_t rg_event_block_begin(CUevent event, rg_track **track);
+void rg_event_block_end(rg_track *track, uint64_t token, bool ok);
+
 /* rg_token: a new token of the kind RG_TOKEN_WAIT or RG_TOKEN_EVENT, unique in this process. */
 uint64_t rg_token(uint64_t kind);
 
@@ -446,7 +450,7 @@ struct rg_duration {
     _Atomic uint64_t key;         /* of function and shape; 0 free */
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
-    _Atomic bool communicates;    /* communication kernel: never waits, never counts in flight */
+    _Atomic bool communicates;    /* communication kernel, by its name or as NCCL launches it: never waits, never counts in flight */
     _Atomic uint32_t samples;     /* taken in */
     _Atomic uint32_t least_ns;    /* the shortest of them */
     _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
@@ -536,9 +540,10 @@ void rg_channel_off(void);
 /* rg_channel_generation: changes whenever channels come or go. */
 uint32_t rg_channel_generation(void);
 
-/* rg_channels_find: the channels on the GPU with this UUID (simulated: with this number). False if there are none, or they are
- * not this process's own to control (MPS). */
-bool rg_channels_find(rg_channels *channels, const char uuid[16], CUdevice ordinal);
+/* rg_channels_find: the channels on the GPU with this UUID (simulated: with this number). None: it has no context there at the moment.
+ * Foreign: they are not this process's own to control (MPS), or not known. */
+enum rg_found { RG_CHANNELS_NONE, RG_CHANNELS_FOREIGN, RG_CHANNELS_FOUND };
+enum rg_found rg_channels_find(rg_channels *channels, const char uuid[16], CUdevice ordinal);
 
 /* rg_channels_slice: how long these channels keep the GPU once others have work. This and the next two: 0, or -1 if refused. */
 int rg_channels_slice(const rg_channels *channels, uint64_t slice_us);
@@ -630,6 +635,9 @@ extern rg_client_state rg;
 /* Per-thread default stream: its address tells one thread's from another's. */
 extern _Thread_local char rg_thread_mark __attribute__((tls_model("initial-exec")));
 
+/* How many calls of NCCL's this thread is inside of (collective.c): what it launches there communicates, whatever its name. */
+extern _Thread_local uint32_t rg_communicating __attribute__((tls_model("initial-exec")));
+
 /* rg_track_key: what a stream is known by: its handle; NULL and the two special handles, which mean another stream in each
  * context, by context too (asking for it took 7 ns on an H200). */
 uintptr_t rg_track_key_slow(CUstream stream);
@@ -702,6 +710,7 @@ typedef struct {
     uint32_t weight;
     uint32_t batch; /* unfinished work of the stream from which on an event is recorded */
     int sample;
+    uint32_t mode; /* several clients: that of the one whose work it is, as it was begun with */
 } rg_work;
 
 /*
@@ -839,7 +848,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
 
 /*
  * The same in a process of several clients, for the one whose work it is (member.c). rg_work_member: that one, or NULL where the work is
- * nobody's. Elsewhere the process is its only client.
+ * nobody's. Elsewhere the process is its only client. Work ends as what it was begun as, whatever has become of its client meanwhile.
  */
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims);
 void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok);

@@ -6,7 +6,8 @@
  * reader compares those of one communicator, which are matched by the id that all its ranks were given.
  *
  * Calls go through unchanged, in the caller's thread. What NCCL launches comes through hooks.c like any other kernel. Communication is never
- * held at the gate (gate.c). Where this process is no client, nothing else happens at all.
+ * held at the gate (gate.c): kernels are known for it by their names, and, since drivers before CUDA 12.3 do not tell these, by being
+ * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all.
  */
 #include "collective.h"
 
@@ -42,6 +43,10 @@ rg_library rg_nccl = {
     .sonames = sonames,
 };
 
+static bool failed(ncclResult_t r)
+{
+    return r != ncclSuccess && r != ncclInProgress;
+}
 
 static inline bool is_client(void)
 {
@@ -121,7 +126,7 @@ static uint64_t key_of(const ncclUniqueId *id)
     rg_communicator *row = enter(key_, (uint32_t)(rank_), (uint32_t)(size_)); \
     rg_op op = rg_wait_op(RG_OP_##symbol, 0); \
     ncclResult_t r = real_ args; \
-    bool made = (r == ncclSuccess || r == ncclInProgress) && *out; \
+    bool made = !failed(r) && *out; \
     rg_op_end(&op, RG_TRACE_collective, true, made ? 0 : RG_RECORD_FAILED, 0); \
     if (row && made) \
         atomic_store(&row->handle, (uintptr_t)*out); \
@@ -144,32 +149,58 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t *out, int size, int rank, int n
     MAKE(ncclCommInitRankScalable, (out, size, rank, n, ids, config), ids && n > 0 ? key_of(&ids[0]) : 1, rank, size);
 }
 
-/* Who is in it, and as which rank, is known once it is made: until then there is no row for it. */
+/* Splits that this thread has called for in a group, at whose end NCCL makes what they ask for; and in how many groups it is. */
+static _Thread_local struct {
+    ncclComm_t *out;
+    uint64_t key;
+} splits[RG_MAX_COMMUNICATORS];
+static _Thread_local uint32_t split_count, groups;
+
+/*
+ * Who is in a communicator that is split off, and as which rank, is known once it is made: until then there is no row for it. There never
+ * is for one that is made later still, as it does not block (`made` is NULL), or that was split off from one without a row (`key` is 0);
+ * that is counted.
+ */
+static void enter_split(ncclComm_t made, uint64_t key)
+{
+    ncclResult_t (*ask_rank)(ncclComm_t, int *) = NULL, (*ask_size)(ncclComm_t, int *) = NULL;
+    void *library = rg_library_loaded(&rg_nccl);
+    int rank = 0, size = 0;
+    if (library) {
+        *(void **)&ask_rank = rg_look_up(library, "ncclCommUserRank");
+        *(void **)&ask_size = rg_look_up(library, "ncclCommCount");
+    }
+    if (!made || !key || !ask_rank || !ask_size || ask_rank(made, &rank) != ncclSuccess || ask_size(made, &size) != ncclSuccess) {
+        atomic_fetch_add(&rg.slot->communicators_lost, 1);
+        return;
+    }
+    rg_communicator *row = enter(key, (uint32_t)rank, (uint32_t)size);
+    if (row)
+        atomic_store(&row->handle, (uintptr_t)made);
+}
+
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, void *config)
 {
     CALLED(ncclCommSplit, (comm, color, key, out, config));
     rg_communicator *parent = row_of(comm);
     uint64_t number = parent ? atomic_fetch_add(&parent->splits, 1) + 1 : 0;
     uint64_t entered = parent ? atomic_fetch_add(&parent->entered, 1) + 1 : 0;
+    uint64_t family = parent ? rg_hash_fold(atomic_load(&parent->key), number) : 0;
+    uint64_t own = parent ? rg_hash_fold(family, (uint64_t)(uint32_t)color) | 1 : 0;
     rg_op op = rg_wait_op(RG_OP_ncclCommSplit, (uintptr_t)comm);
     if (parent) {
         atomic_store(&parent->operation, RG_OP_ncclCommSplit);
         atomic_store(&parent->at_tick, op.tick);
     }
     ncclResult_t r = real_(comm, color, key, out, config);
-    rg_op_end(&op, RG_TRACE_collective, true, r ? RG_RECORD_FAILED : 0, entered);
-    ncclResult_t (*ask_rank)(ncclComm_t, int *), (*ask_size)(ncclComm_t, int *);
-    void *library = rg_library_loaded(&rg_nccl);
-    int rank = 0, size = 0;
-    if (r != ncclSuccess || color == NCCL_SPLIT_NOCOLOR || !*out || !parent || !library)
+    rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, entered);
+    if (failed(r) || color == NCCL_SPLIT_NOCOLOR)
         return r;
-    *(void **)&ask_rank = rg_look_up(library, "ncclCommUserRank");
-    *(void **)&ask_size = rg_look_up(library, "ncclCommCount");
-    if (ask_rank && ask_size && ask_rank(*out, &rank) == ncclSuccess && ask_size(*out, &size) == ncclSuccess) {
-        uint64_t own = rg_hash_fold(rg_hash_fold(atomic_load(&parent->key), number), (uint64_t)(uint32_t)color) | 1;
-        rg_communicator *row = enter(own, (uint32_t)rank, (uint32_t)size);
-        if (row)
-            atomic_store(&row->handle, (uintptr_t)*out);
+    if (groups && split_count < RG_MAX_COMMUNICATORS) {
+        splits[split_count].out = out;
+        splits[split_count++].key = own;
+    } else {
+        enter_split(groups ? NULL : *out, own);
     }
     return r;
 }
@@ -189,6 +220,8 @@ END(ncclCommDestroy)
 END(ncclCommAbort)
 
 /* ---- communication ---- */
+
+_Thread_local uint32_t rg_communicating;
 
 enum { COLLECTIVE, PEER };
 
@@ -210,9 +243,10 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
         rg_communicator *row = row_of(comm); \
         rg_op call = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
         uint64_t number = note(row, RG_OP_##symbol, KIND, COUNT, call.tick); \
+        rg_communicating++; \
         ncclResult_t r = real_ args; \
-        uint64_t marks = r && r != ncclInProgress ? RG_RECORD_FAILED : 0; \
-        rg_op_end(&call, RG_TRACE_collective, true, marks, number); \
+        rg_communicating--; \
+        rg_op_end(&call, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, number); \
         return r; \
     }
 #define RG_NCCL_SPECIAL(symbol, ...)
@@ -223,15 +257,23 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
 ncclResult_t ncclGroupStart(void)
 {
     CALLED(ncclGroupStart, ());
-    return real_();
+    ncclResult_t r = real_();
+    groups += r == ncclSuccess;
+    return r;
 }
 
-/* What a group holds is done at its end, which may wait for other ranks. */
+/* What a group holds is done at its end, which may wait for other ranks; at the outermost one's, where they are in one another. */
 ncclResult_t ncclGroupEnd(void)
 {
     CALLED(ncclGroupEnd, ());
     rg_op op = rg_wait_op(RG_OP_ncclGroupEnd, 0);
+    rg_communicating++;
     ncclResult_t r = real_();
-    rg_op_end(&op, RG_TRACE_collective, true, r && r != ncclInProgress ? RG_RECORD_FAILED : 0, 0);
+    rg_communicating--;
+    groups -= groups > 0;
+    rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, 0);
+    for (uint32_t i = 0; !groups && !failed(r) && i < split_count; i++)
+        enter_split(*splits[i].out, splits[i].key);
+    split_count = groups ? split_count : 0;
     return r;
 }

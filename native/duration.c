@@ -148,7 +148,7 @@ void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uin
         return;
     }
     const char *name = rg_function_name((CUfunction)units);
-    bool communicates = rg_name_communicates(name);
+    bool communicates = rg_communicating || rg_name_communicates(name);
     atomic_store(&d->communicates, communicates);
     if (name && *name && !communicates)
         share(d, t, rg_text_hash(name), name, dims, false);

@@ -176,7 +176,11 @@ void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags)
     CUstreamCaptureMode mode = exchange(CU_STREAM_CAPTURE_MODE_RELAXED);
     walk_graph(&w, graph, 0);
     bool kind = w.kind || flags & CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
-    uint32_t whole = kind ? RG_WHOLE_KIND : w.nodes < LEAST_NODES ? RG_WHOLE_FEW : RG_WHOLE_NONE;
+    /* Of kernels without names some may communicate. */
+    uint32_t whole = kind                   ? RG_WHOLE_KIND
+                     : w.nodes < LEAST_NODES ? RG_WHOLE_FEW
+                     : w.nameless            ? RG_WHOLE_DRIVER
+                                             : RG_WHOLE_NONE;
     /* The driver gives the handles of graphs that are gone out again. */
     rg_graph_unknown(exec);
     graph_entry *g = graph_take(exec);

@@ -209,6 +209,11 @@ static bool primary_gone(CUdevice d)
     CUcontext gone_ = context; \
     uint64_t mark_ = rg_memory_mark()
 #define RG_FORGET_MEMORY rg_memory_forget_context(gone_, mark_)
+/* Events of Rigel's that other threads may use at any moment: a release may end their context, and whether it does is known too late.
+ * Where it does not, work counts as done a little early. */
+#define RG_FORGET_EVENTS \
+    rg_batch_forget(NULL, d); \
+    rg_samples_forget(NULL, d)
 #define RG_IF_DONE(action) \
     if (result_ == CUDA_SUCCESS) \
     action
@@ -216,9 +221,9 @@ RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); R
              RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
              RG_IF_DONE(RG_FORGET_MEMORY))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS; RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_NOTE_MEMORY(rg_memory_primary(d)),
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS; RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
              RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
@@ -475,7 +480,7 @@ CUresult cuEventSynchronize(CUevent e)
         return RG_CALL(cuEventSynchronize, (e));
     bool high = is_high();
     rg_track *track = NULL;
-    uint64_t token = high ? rg_event_wait_begin(e, &track) : 0;
+    uint64_t token = high ? rg_event_block_begin(e, &track) : 0;
     uint64_t since = high && !rg_drain() ? rg_now_ns() : 0;
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
@@ -486,7 +491,7 @@ CUresult cuEventSynchronize(CUevent e)
     rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
     if (r != CUDA_SUCCESS)
         rg_context_refused(RG_OP_cuEventSynchronize, r, e, NULL);
-    learn(r, track, token);
+    rg_event_block_end(track, token, r == CUDA_SUCCESS);
     if (RG_UNLIKELY(began))
         rg_record_wait_end(began);
     return r;

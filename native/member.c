@@ -406,11 +406,11 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     m->class = class;
     m->slot = rg.slot;
     snprintf(m->name, sizeof m->name, "%s", name);
+    atomic_store(&rg.several, 1); /* before it has a class that the process's may be (rg_member_class) */
     if (attached && !give_slot(m)) {
         *error = -ENOSPC;
         return NULL;
     }
-    atomic_store(&rg.several, 1);
     atomic_store(&rg.member_count, n + 1);
     return m;
 }
@@ -478,12 +478,15 @@ rg_member *rg_work_member(CUstream stream)
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims)
 {
     rg_calls_belong((uint32_t)m->slot_index);
-    return rg_work_begin(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, t, units, dims);
+    uint32_t mode = atomic_load_explicit(&m->mode, memory_order_relaxed);
+    rg_work work = rg_work_begin(m, mode, kind, t, units, dims);
+    work.mode = mode;
+    return work;
 }
 
 void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok)
 {
-    rg_work_end(m, atomic_load_explicit(&m->mode, memory_order_relaxed), kind, work, ok);
+    rg_work_end(m, work.mode, kind, work, ok);
 }
 
 /* ---- requests ---- */

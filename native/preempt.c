@@ -14,7 +14,8 @@
  *
  * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
  * GPU time worth the least share (min_share_ppm, a hundredth at least) of that bound; when it leaves Rigel; when the process
- * ends. Whatever fails, the channels are enabled and the gate holds this client from then on.
+ * ends. Whatever fails, the channels are enabled and the gate holds this client from then on. That the process has no channels at the
+ * moment, since its context was reset or released, is no failure: the gate holds it until there are some again.
  */
 #include "client.h"
 
@@ -36,7 +37,7 @@ typedef struct {
     pthread_mutex_t lock; /* over the channels and everything done with them */
     rg_channels channels;
     rg_channels held; /* those that were disabled */
-    bool found;
+    enum rg_found found;
     uint64_t slice_us; /* as set; 0: not by us */
     bool giving_back;  /* the slice is a longer one, for a moment */
     uint32_t refusals; /* beats in a row in which the driver refused */
@@ -83,13 +84,14 @@ static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
     syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
 }
 
-/* Looks the channels up again if the process made or freed some. */
-static bool refresh(preemptor *p)
+/* Looks the channels up again if the process made or freed some, of which the simulated GPU does not tell. */
+static enum rg_found refresh(preemptor *p)
 {
-    if (p->found && p->channels.generation == rg_channel_generation())
-        return true;
+    if (p->found == RG_CHANNELS_FOUND && !p->channels.simulated && p->channels.generation == rg_channel_generation())
+        return p->found;
     p->found = rg_channels_find(&p->channels, rg.segment->devices[p->device].uuid, p->ordinal);
-    p->slice_us = 0;
+    if (!p->channels.simulated)
+        p->slice_us = 0;
     return p->found;
 }
 
@@ -131,20 +133,28 @@ static void fail(preemptor *p)
     say(p->device, RG_PREEMPTION_OFF);
 }
 
+/* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
 static bool suspend(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    bool ok = !atomic_load(&stopping) && refresh(p);
-    if (ok) {
+    enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_FOREIGN : refresh(p);
+    bool ok = false, off = false;
+    if (found == RG_CHANNELS_FOUND) {
         p->held = p->channels;
-        ok = rg_channels_suspend(&p->held) == 0;
-        if (!ok)
-            rg_channels_resume(&p->held); /* some of them may be off */
+        ok = off = rg_channels_suspend(&p->held) == 0;
+        if (!ok) {
+            off = rg_channels_resume(&p->held) != 0; /* some of them may be off, and then counts as suspended until they are not */
+            found = refresh(p);                      /* they may have gone just now */
+        }
     }
-    atomic_store(&p->suspended, ok);
-    pthread_mutex_unlock(&p->lock);
-    if (ok)
+    if (off)
         p->op = rg_wait_op(RG_OP_suspended, p->device);
+    atomic_store(&p->suspended, off);
+    pthread_mutex_unlock(&p->lock);
+    if (!ok && found == RG_CHANNELS_NONE)
+        atomic_store(&rg.preemptible[p->device], 0);
+    else if (!ok)
+        fail(p);
     return ok;
 }
 
@@ -157,7 +167,7 @@ static void resume(preemptor *p)
     pthread_mutex_lock(&p->lock);
     if (atomic_load(&p->suspended)) {
         int refused = rg_channels_resume(&p->held);
-        if (refused && refresh(p))
+        if (refused && refresh(p) == RG_CHANNELS_FOUND)
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
         if (!refused)
@@ -178,7 +188,7 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
-    if (p->found)
+    if (p->found == RG_CHANNELS_FOUND)
         slice(p, due_ns / 1000 ? due_ns / 1000 : 1);
     pthread_mutex_unlock(&p->lock);
     resume(p);
@@ -195,7 +205,7 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     }
     pthread_mutex_lock(&p->lock);
     p->giving_back = false;
-    if (p->found && usual)
+    if (p->found == RG_CHANNELS_FOUND && usual)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
 }
@@ -244,10 +254,8 @@ static void stand_aside(preemptor *p)
     uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     p->again = false;
-    if (!suspend(p)) {
-        fail(p);
+    if (!suspend(p))
         return;
-    }
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
     while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
@@ -272,10 +280,8 @@ static void stand_aside(preemptor *p)
             if (!to_stand_aside(dev, &again_ns) || !may_stand_aside())
                 break;
             p->again = true;
-            if (!suspend(p)) {
-                fail(p);
+            if (!suspend(p))
                 break;
-            }
             continue;
         }
         uint64_t left = starvation_ns - (now - since);
@@ -384,7 +390,7 @@ void rg_preempt_beat(void)
             continue;
         if (atomic_load(&p->failed)) {
             pthread_mutex_lock(&p->lock);
-            if (p->slice_us && p->found)
+            if (p->slice_us && p->found == RG_CHANNELS_FOUND)
                 slice(p, DRIVER_SLICE_US);
             pthread_mutex_unlock(&p->lock);
             fail(p);
@@ -402,20 +408,23 @@ void rg_preempt_beat(void)
         if (on && p->giving_back)
             ok = true;
         else if (on || p->slice_us)
-            ok = refresh(p) && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
+            ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         /* Enabling what is enabled: shows that this driver would let it be disabled. */
         if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
             ok = rg_channels_resume(&p->channels) == 0;
+        bool none = p->found == RG_CHANNELS_NONE;
         pthread_mutex_unlock(&p->lock);
         ok = ok && on;
         if (ok && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
             start(p);
-        p->refusals = ok || !on ? 0 : p->refusals + 1;
+        p->refusals = ok || !on || none ? 0 : p->refusals + 1;
         if (p->refusals > REFUSALS)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
         say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
+        if (rg_member_class() == RG_CLASS_HIGH)
+            atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
@@ -474,7 +483,7 @@ void rg_preempt_end(void)
             continue; /* a thread of ours that did not return from the driver */
         /* As it was last said to be: of channels that are new what is set is not known yet. */
         uint32_t said = atomic_load(&rg_share_of(rg.segment, d, rg.slot_index)->slice_us);
-        if (p->found && said && said != DRIVER_SLICE_US)
+        if (p->found == RG_CHANNELS_FOUND && said && said != DRIVER_SLICE_US)
             slice(p, DRIVER_SLICE_US);
         pthread_mutex_unlock(&p->lock);
     }

@@ -54,21 +54,28 @@ bool rg_processor_ticks(void)
 #endif
 }
 
-/* What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
- * zombie. The command name in field 2 may hold spaces and parentheses, so fields are counted from the last ')'. */
+/*
+ * What /proc/<pid>/stat says: field 22 (start time in clock ticks) in `ticks`; false if there is no such process or it is a
+ * zombie. So is a main thread that has ended, by pthread_exit, before the others: field 20 says how many there are with it. The command
+ * name in field 2 may hold spaces and parentheses, so fields are counted from the last ')'.
+ */
 static int process_start(uint32_t pid, uint32_t *ticks)
 {
     char path[64], buf[1024];
     snprintf(path, sizeof path, "/proc/%u/stat", pid);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        /* No /proc at all: fall back on the pid alone. */
+    ssize_t n = fd < 0 ? -1 : read(fd, buf, sizeof buf - 1);
+    int error = errno;
+    if (fd >= 0)
+        close(fd);
+    if (n < 0) {
+        /* No /proc at all, or no descriptor or memory left for a look, which tells nothing: fall back on the pid alone. */
         *ticks = 0;
-        return access("/proc/self/stat", F_OK) != 0 && kill((pid_t)pid, 0) == 0;
+        if ((error == ENOENT || error == ESRCH) && access("/proc/self/stat", F_OK) == 0)
+            return 0;
+        return kill((pid_t)pid, 0) == 0 || errno == EPERM;
     }
-    ssize_t n = read(fd, buf, sizeof buf - 1);
-    close(fd);
-    if (n <= 0)
+    if (n == 0)
         return 0;
     buf[n] = 0;
     char *p = strrchr(buf, ')');
@@ -76,10 +83,14 @@ static int process_start(uint32_t pid, uint32_t *ticks)
         return 0;
     char state = p[2];
     int field = 3;
-    for (p += 2; *p && field < 22; p++)
+    unsigned long threads = 0;
+    for (p += 2; *p && field < 22; p++) {
         field += *p == ' ';
+        if (*p == ' ' && field == 20)
+            threads = strtoul(p, NULL, 10);
+    }
     *ticks = (uint32_t)strtoull(p, NULL, 10);
-    return state != 'Z' && state != 'X';
+    return state != 'X' && (state != 'Z' || threads > 1);
 }
 
 static uint64_t owner_word(uint32_t pid, uint32_t ticks)
@@ -92,7 +103,8 @@ int rg_owner_alive(uint64_t owner)
     uint32_t ticks;
     if (!owner || !process_start((uint32_t)owner, &ticks))
         return 0;
-    return ticks == 0 || ticks == (uint32_t)(owner >> 32);
+    uint32_t known = (uint32_t)(owner >> 32);
+    return ticks == 0 || known == 0 || ticks == known; /* 0: when it began could not be seen, now or when it claimed */
 }
 
 int rg_client_alive(const rg_client *client)
@@ -398,8 +410,10 @@ void rg_share_settle(rg_segment *seg, uint32_t device, int slot, uint64_t ns)
     uint64_t own = atomic_load(&share->outstanding_ns);
     while (!atomic_compare_exchange_weak(&share->outstanding_ns, &own, own > ns ? own - ns : 0))
         continue;
-    if (own)
-        atomic_fetch_sub(&seg->devices[device].outstanding_ns, own > ns ? ns : own);
+    /* The sum may lack what a client that was killed had added to its own part alone: never below zero. */
+    uint64_t part = own > ns ? ns : own, sum = atomic_load(&seg->devices[device].outstanding_ns);
+    while (part && !atomic_compare_exchange_weak(&seg->devices[device].outstanding_ns, &sum, sum > part ? sum - part : 0))
+        continue;
 }
 
 uint64_t rg_kernel_key(const char *name, uint64_t shape)

@@ -204,7 +204,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
     F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
-    F(u64, communicators_lost, 1) /* [client] the same of `communicators` */ \
+    F(u64, communicators_lost, 1) /* [client] the same of `communicators`; and split off without blocking */ \
     F(u32, rank, 1)            /* [client] 1 + RANK of its environment (torchrun and others set it); 0: none */ \
     F(u32, ranks, 1)           /* [client] WORLD_SIZE; 0: none */ \
     F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \

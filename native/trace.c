@@ -25,6 +25,7 @@ _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 _Thread_local rg_own_calls *rg_self_calls;
 static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
+static pid_t client; /* the process whose rows they are: not its child */
 static pthread_key_t row_key;
 static bool row_key_made;
 
@@ -95,8 +96,11 @@ void rg_calls_add(void)
         add_calls(&own_calls[i]);
 }
 
+/* Also of a thread that ends in a child of fork, where the rows and what is counted are the parent's. */
 static void leave(void *row)
 {
+    if (getpid() != client)
+        return;
     if (rg_self_calls)
         add_calls(rg_self_calls);
     rg_self_calls = NULL;
@@ -116,6 +120,7 @@ static uint32_t number_in(const char *name, uint32_t more)
 
 void rg_trace_attach(rg_segment *seg, int slot)
 {
+    client = getpid();
     rg_rec.segment = seg;
     rg_rec.threads = &seg->threads[slot * RG_MAX_THREADS];
     rg_rec.trace = &seg->traces[slot];

@@ -114,7 +114,8 @@ static void drop(rg_track *t)
 /*
  * Tracks of per-thread streams. A thread that launches or waits at the gate holds a pointer to its track and no lock, so nobody
  * else takes the track out of the table while the thread is there. It goes with its thread; if it has unfinished work by
- * then, it stays for the agent, under a key that is no stream's.
+ * then, it stays for the agent, under a key that is no stream's. Launches that no event follows are then out of everybody's reach, and
+ * count as done.
  */
 enum { ORPHANED = 1 };
 static const char orphan; /* whose it is then */
@@ -137,6 +138,7 @@ static void thread_ends(void *mark)
             index_remove(atomic_load(&t->key));
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
+            rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
         }
     }
     pthread_mutex_unlock(&table_lock);
@@ -724,6 +726,21 @@ uint64_t rg_event_wait_begin(CUevent event, rg_track **track)
     }
     event_release(i);
     return token;
+}
+
+uint64_t rg_event_block_begin(CUevent event, rg_track **track)
+{
+    uint64_t recorded = rg_event_wait_begin(event, track), token = rg_token(RG_TOKEN_WAIT);
+    /* Fails where that is known by now, or waited for, or something came after it: then there is nothing to find out. */
+    return recorded && atomic_compare_exchange_strong(&(*track)->state, &recorded, token) ? token : 0;
+}
+
+void rg_event_block_end(rg_track *track, uint64_t token, bool ok)
+{
+    if (token && ok)
+        rg_track_finished(track, token);
+    else if (token)
+        uncover(track, token);
 }
 
 void rg_event_forget(CUevent event)

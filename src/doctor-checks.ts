@@ -125,7 +125,8 @@ export function checkDriver(driver: Inspection, version: string | undefined): Fi
     found.push(
       warning(
         "driver",
-        `${cuda}: kernels' names cannot be asked for before CUDA 12.3, so each process learns their durations alone`,
+        `${cuda}: kernels' names cannot be asked for before CUDA 12.3, so each process learns their durations alone, and the gate ` +
+          "cuts no CUDA graph and holds NCCL's kernels in one",
         "update the driver where that matters",
       ),
     );

@@ -12,7 +12,7 @@ export const GRAPH_WHOLE = [
   "it was launched on several streams or in another context",
   "nearly all of it is one node",
   "enough graphs are kept in pieces already",
-  "the driver refused",
+  "the driver refused, or does not tell its kernels' names",
 ] as const;
 export type GraphWhole = (typeof GRAPH_WHOLE)[number];
 

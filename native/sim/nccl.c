@@ -6,6 +6,9 @@
  *   host (default)  in the call, until all have come, as in NCCL's first collective of a communicator
  *   gpu             on the GPU: the kernel of who comes before the others does not end (an hour), as nothing on the simulated GPU
  *                   could end it; the call returns, and the program waits where it synchronises
+ *
+ * What is called in a group is done at the outermost group's end; until then a split has made no communicator. A split that is asked
+ * not to block makes it when the program asks the parent how far that is (ncclCommGetAsyncError).
  */
 #include "../cuda_abi.h"
 
@@ -19,7 +22,7 @@
 #include <unistd.h>
 
 #define API __attribute__((visibility("default")))
-enum { RANKS = 16, OK = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5 };
+enum { RANKS = 16, JOBS = 32, OK = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5, IN_PROGRESS = 7 };
 
 typedef struct {
     char internal[128];
@@ -29,13 +32,31 @@ typedef struct {
     _Atomic uint64_t joined[RANKS], entered[RANKS], splits[RANKS];
 } meeting;
 
+/* nccl.h's ncclConfig_t, its beginning. */
 typedef struct {
+    size_t size;
+    unsigned magic, version;
+    int blocking;
+} configuration;
+
+typedef struct communicator communicator;
+
+/* A collective, or a split, which has `out`. */
+typedef struct {
+    communicator *c, **out;
+    CUstream stream;
+    int color;
+    bool blocking;
+} job;
+
+struct communicator {
     meeting *m;
     int rank, size;
     CUmodule module;
     CUfunction kernel;
+    job later; /* a split that does not block */
     char path[128];
-} communicator;
+};
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image);
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule module, const char *name);
@@ -73,11 +94,9 @@ static int join(communicator **out, int size, const char *path, int rank)
     return OK;
 }
 
-static int collective(communicator *c, CUstream s)
+static int communicate(communicator *c, CUstream s)
 {
     const char *where = getenv("RIGEL_SIM_NCCL");
-    if (!c)
-        return INVALID_USAGE;
     uint64_t mine = atomic_fetch_add(&c->m->entered[c->rank], 1) + 1, n = 1, ns = 5000;
     if (where && strcmp(where, "gpu") == 0)
         ns = all_at(c, c->m->entered, mine) ? ns : 3600000000000u;
@@ -86,6 +105,47 @@ static int collective(communicator *c, CUstream s)
             usleep(500);
     void *params[] = {&n, &ns};
     return cuLaunchKernel(c->kernel, 1, 1, 1, 32, 1, 1, 0, s, params, NULL) ? SYSTEM_ERROR : OK;
+}
+
+/* All ranks of one colour; the key is not looked at, as ranks keep their order. */
+static int split(communicator *c, int color, communicator **out)
+{
+    char path[128];
+    uint64_t number = atomic_fetch_add(&c->m->splits[c->rank], 1) + 1;
+    while (!all_at(c, c->m->splits, number))
+        usleep(500);
+    if (color < 0)
+        return OK;
+    snprintf(path, sizeof path, "%.90s-%llu-%d", c->path, (unsigned long long)number, color);
+    return join(out, c->size, path, c->rank); /* every rank gives the same colour here */
+}
+
+static _Thread_local job jobs[JOBS];
+static _Thread_local int job_count, groups;
+
+static int perform(const job *j)
+{
+    if (!j->out)
+        return communicate(j->c, j->stream);
+    if (j->blocking)
+        return split(j->c, j->color, j->out);
+    j->c->later = *j;
+    return IN_PROGRESS;
+}
+
+static int perform_or_put_off(job j)
+{
+    if (!j.c || job_count == JOBS)
+        return INVALID_USAGE;
+    if (!groups)
+        return perform(&j);
+    jobs[job_count++] = j;
+    return OK;
+}
+
+static int collective(communicator *c, CUstream s)
+{
+    return perform_or_put_off((job){.c = c, .stream = s});
 }
 
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -101,18 +161,19 @@ API int ncclCommInitRankConfig(communicator **out, int size, unique_id id, int r
     return join(out, size, id.internal, rank);
 }
 
-/* All ranks of one colour; the key is not looked at, as ranks keep their order. */
-API int ncclCommSplit(communicator *c, int color, int key, communicator **out, void *config)
+API int ncclCommSplit(communicator *c, int color, int key, communicator **out, configuration *config)
 {
-    char path[128];
-    uint64_t number = atomic_fetch_add(&c->m->splits[c->rank], 1) + 1;
-    while (!all_at(c, c->m->splits, number))
-        usleep(500);
     *out = NULL;
-    if (color < 0)
-        return OK;
-    snprintf(path, sizeof path, "%.90s-%llu-%d", c->path, (unsigned long long)number, color);
-    return join(out, c->size, path, c->rank); /* every rank gives the same colour here */
+    return perform_or_put_off((job){.c = c, .out = out, .color = color, .blocking = !config || config->blocking});
+}
+
+API int ncclCommGetAsyncError(communicator *c, int *state)
+{
+    job j = c->later;
+    c->later = (job){0};
+    j.blocking = true;
+    *state = j.c ? perform(&j) : OK;
+    return OK;
 }
 
 API int ncclCommUserRank(const communicator *c, int *rank)
@@ -155,10 +216,21 @@ API int ncclRecv(void *recv, size_t count, int type, int peer, communicator *c, 
 
 API int ncclGroupStart(void)
 {
+    groups++;
     return OK;
 }
 
 API int ncclGroupEnd(void)
 {
-    return OK;
+    int result = OK;
+    if (!groups)
+        return INVALID_USAGE;
+    if (--groups)
+        return OK;
+    for (int i = 0; i < job_count; i++) {
+        int r = perform(&jobs[i]);
+        result = r ? r : result;
+    }
+    job_count = 0;
+    return result;
 }

@@ -340,6 +340,68 @@ static void a_reset_context_starts_afresh(void)
     done();
 }
 
+static CUresult (*real_destroy)(CUevent), (*real_query)(CUevent), (*real_release)(CUdevice);
+static _Atomic int dead_events, context_released, all_launched;
+static CUresult look_at_destroy(CUevent e)
+{
+    CUresult r = real_destroy(e);
+    dead_events += r != CUDA_SUCCESS;
+    return r;
+}
+static CUresult look_at_query(CUevent e)
+{
+    CUresult r = real_query(e);
+    dead_events += r != CUDA_SUCCESS && r != CUDA_ERROR_NOT_READY;
+    return r;
+}
+/* The context is gone, and who released it does not know yet. */
+static CUresult slow_release(CUdevice d)
+{
+    CUresult r = real_release(d);
+    atomic_store(&context_released, 1);
+    WAIT_FOR(atomic_load(&all_launched));
+    return r;
+}
+
+static void *use_and_release(void *unused)
+{
+    CUcontext own;
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&own, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(own), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    for (int i = 0; i < 40; i++)
+        launch(own_spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(cuDevicePrimaryCtxRelease_v2(1), CUDA_SUCCESS);
+    return unused;
+}
+
+/* What works on another device meanwhile never uses an event of a context that has been released. */
+static void events_of_a_released_context_are_not_used(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+#define REPLACE(old, symbol, new) \
+    *(void **)&old = rg_real.hooked[RG_HOOK_##symbol]; \
+    rg_real.hooked[RG_HOOK_##symbol] = (void *)(uintptr_t)new
+    REPLACE(real_destroy, cuEventDestroy_v2, look_at_destroy);
+    REPLACE(real_query, cuEventQuery, look_at_query);
+    REPLACE(real_release, cuDevicePrimaryCtxRelease_v2, slow_release);
+#undef REPLACE
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, use_and_release, NULL), 0);
+    WAIT_FOR(atomic_load(&context_released));
+    for (int i = 0; i < 40; i++)
+        launch(spin, NULL, 1000);
+    atomic_store(&all_launched, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(dead_events, 0);
+    done();
+}
+
 static void per_thread_streams_of_many_threads_do_not_lock_up(void)
 {
     become("best-effort");
@@ -512,6 +574,33 @@ static void fair_charges_what_was_launched(void)
     CHECK_EQUAL(busy_word(), 0); /* its requests are seen, as those of any high client */
     CHECK(rg.slot->requests >= 1);
     CHECK(share_of(0)->idle_ns > 0);
+    done();
+}
+
+static _Atomic uint32_t left_inflight;
+
+/* More launches than there are events to follow them. */
+static void *leave_launches(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    launch(spin, CU_STREAM_PER_THREAD, 500000000);
+    for (int i = 0; i < 200; i++)
+        launch(spin, CU_STREAM_PER_THREAD, 1000);
+    const rg_track *t = rg_track_find(rg_track_key(CU_STREAM_PER_THREAD));
+    CHECK(t->unbatched > 0);
+    atomic_store(&left_inflight, rg.members[0].inflight - t->unbatched);
+    return NULL;
+}
+
+static void fair_takes_what_an_ended_thread_left_for_done(void)
+{
+    policy = RG_POLICY_FAIR;
+    become("best-effort");
+    seg->settings.inflight = 0; /* nobody waits, so nobody looks which events are done */
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, leave_launches, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.members[0].inflight, left_inflight);
     done();
 }
 
@@ -737,6 +826,60 @@ static void the_agent_finds_what_nobody_waits_for(void)
     done();
 }
 
+static CUevent awaited;
+static uint64_t busy_after;
+static void *wait_for_event(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+    busy_after = busy_word();
+    return NULL;
+}
+
+static CUresult refuse_event(CUevent e)
+{
+    (void)e;
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Whether the agent has an event of its own behind what the track has now. */
+static bool agent_looks_at(const rg_track *t)
+{
+    pthread_mutex_lock(&rg_agent_lock);
+    bool looks = atomic_load(&t->state) == t->agent_token;
+    pthread_mutex_unlock(&rg_agent_lock);
+    return looks;
+}
+
+/* Who is blocked until an event is the first to know, though the agent has looked at the stream before. */
+static void the_agent_leaves_it_to_who_waits_for_an_event(void)
+{
+    become("high");
+    CHECK_EQUAL(cu.cuEventCreate(&awaited, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    const rg_track *t = rg_track_find(rg_track_key(NULL));
+    WAIT_FOR(agent_looks_at(t));
+    /* A wait that fails is none. */
+    void **synchronize = &rg_real.hooked[RG_HOOK_cuEventSynchronize], *before = *synchronize;
+    *(CUresult(**)(CUevent))synchronize = refuse_event;
+    uint64_t token = atomic_load(&t->state);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_ERROR_INVALID_HANDLE);
+    *synchronize = before;
+    WAIT_FOR(atomic_load(&t->state) != token && agent_looks_at(t));
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, wait_for_event, current()), 0);
+    WAIT_FOR((atomic_load(&t->state) & 3) == RG_TOKEN_WAIT);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(busy_after, 0);
+    CHECK_EQUAL(rg.slot->agent_idle, 0);
+    idle_after("cuEventSynchronize", 1);
+    done();
+}
+
 static void *per_thread_launch(void *context)
 {
     CUmodule module;
@@ -947,6 +1090,67 @@ static void preemption_can_be_changed_at_any_time(void)
     done();
 }
 
+/* Looks of the agent, at channels among other things. */
+static void some_beats(int n)
+{
+    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+}
+
+/* A process without a context has nothing that could be taken off the GPU, however long and whoever asks; later it has again. */
+static void preemptible_again_after_a_reset(void)
+{
+    become_preemptible();
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+        other_launches(i);
+        some_beats(i ? 3 : 25);
+        CHECK_EQUAL(rg.preemptible[0], 0);
+        other_launches(false);
+        CUcontext context;
+        CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+        load_kernels(ptx);
+        launch(spin, NULL, 1000);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    }
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static int (*real_suspend)(unsigned, int);
+static _Atomic int failing, resumed;
+/* Says that it has not suspended, though it has, and does not resume at first. */
+static int fail_half_way(unsigned ordinal, int suspend)
+{
+    if (!atomic_load(&failing))
+        return real_suspend(ordinal, suspend);
+    if (!suspend)
+        return atomic_fetch_add(&resumed, 1) < 5 ? -EIO : real_suspend(ordinal, 0);
+    CHECK_EQUAL(real_suspend(ordinal, 1), 0);
+    return -EIO;
+}
+
+static void a_suspension_that_failed_is_undone_until_that_succeeds(void)
+{
+    CHECK(rg_real_ready()); /* replaced before there are threads of Rigel's */
+    real_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = fail_half_way;
+    become_preemptible();
+    atomic_store(&failing, 1);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&resumed) == 6);
+    CHECK_EQUAL(rg.preemptible[0], 0);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -1061,6 +1265,7 @@ int main(int argc, char **argv)
     RUN(fair_high_waits_as_well);
     RUN(fair_ignores_the_idle_and_levels_who_comes_back);
     RUN(fair_charges_what_was_launched);
+    RUN(fair_takes_what_an_ended_thread_left_for_done);
     RUN(orion_lets_out_what_does_not_disturb);
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);
@@ -1069,10 +1274,12 @@ int main(int argc, char **argv)
     RUN(captures_are_counted_right);
     RUN(default_streams_of_two_contexts_are_told_apart);
     RUN(a_reset_context_starts_afresh);
+    RUN(events_of_a_released_context_are_not_used);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
     RUN(every_kind_of_wait_ends_a_request);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_leaves_it_to_who_waits_for_an_event);
     RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(threads_keep_the_client_busy);
@@ -1081,6 +1288,8 @@ int main(int argc, char **argv)
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(preemption_can_be_changed_at_any_time);
+    RUN(preemptible_again_after_a_reset);
+    RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(leaving_while_suspended);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);

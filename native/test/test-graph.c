@@ -668,6 +668,18 @@ static void what_cannot_be_cut_says_why(void)
     done();
 }
 
+/* Some of them may be NCCL's. */
+static void what_has_no_names_goes_out_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    rg_real.cuFuncGetName = NULL; /* as before CUDA 12.3 */
+    rg_real.cuKernelGetName = NULL;
+    CHECK_EQUAL(whole_because(executable(chain(cells(41), 40))), RG_WHOLE_DRIVER);
+    CHECK_EQUAL(alive, 1);
+    CHECK_EQUAL(rg.slot->graphs_cut, 0);
+    done();
+}
+
 static void a_changed_graph_goes_out_whole(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -860,6 +872,7 @@ int main(int argc, char **argv)
     RUN(known_kernels_make_the_first_launch_go_in_pieces);
     RUN(what_is_short_or_not_held_here_goes_out_whole);
     RUN(what_cannot_be_cut_says_why);
+    RUN(what_has_no_names_goes_out_whole);
     RUN(a_changed_graph_goes_out_whole);
     RUN(failures_leave_nothing_and_are_not_seen);
     RUN(what_a_piece_fails_with_is_the_result);

@@ -300,6 +300,29 @@ static void a_thread_waits_for_a_high_one_beside_it(void)
     done();
 }
 
+/* What was counted in flight when a launch came to the gate is counted out, though its client was a high one when it went. */
+static void a_launch_ends_as_what_it_was_begun_as(void)
+{
+    become("best-effort");
+    seg->settings.inflight = 1;
+    rg_device_busy(&seg->devices[0], OTHER, rg_now_ns());
+    job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
+    pthread_t thread = start(&slow);
+    WAIT_FOR(rg.member_count == 2 && atomic_load(&seg->devices[0].waiters) == 1);
+    rg_member *m = &rg.members[1];
+    atomic_store(&m->account->wanted_class, RG_CLASS_HIGH);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    atomic_store(&m->account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(atomic_load(&m->mode) == RG_MODE_BEST_EFFORT);
+    rg_segment_clear_busy(seg, OTHER);
+    atomic_store(&slow.done, 0);
+    thread = start(&slow);
+    WAIT_FOR(atomic_load(&slow.done)); /* the one before is not taken to be in flight still */
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(slot_of("slow")->launches, 2);
+    done();
+}
+
 /* A thread that holds Python's lock may be what the high one waits for. */
 static void a_thread_with_pythons_lock_does_not_wait(void)
 {
@@ -336,6 +359,38 @@ static void a_process_with_a_high_thread_is_not_suspended(void)
     CHECK_EQUAL(slot_of("slow")->launches, 2);
     rg_segment_clear_busy(seg, OTHER);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+static int (*real_slice)(unsigned, uint64_t);
+static _Atomic int counting, entered;
+static _Atomic uint32_t preemptible_then;
+
+/* While the agent sets the slice, and before it looks for the class of the process again. */
+static int enter_meanwhile(unsigned ordinal, uint64_t us)
+{
+    if (atomic_exchange(&counting, 0)) {
+        CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+        atomic_store(&preemptible_then, atomic_load(&rg.preemptible[0]));
+        rigel_client_leave();
+        atomic_store(&entered, 1);
+    }
+    return real_slice(ordinal, us);
+}
+
+/* Its first client beside the process's own is a high one. */
+static void a_process_that_gets_a_high_thread_is_not_preemptible(void)
+{
+    CHECK(rg_real_ready());
+    real_slice = rg_real.rigelSimSetTimeslice;
+    rg_real.rigelSimSetTimeslice = enter_meanwhile;
+    become("best-effort");
+    launch(NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    atomic_store(&counting, 1);
+    WAIT_FOR(atomic_load(&entered));
+    CHECK_EQUAL(preemptible_then, 0);
     done();
 }
 
@@ -608,8 +663,10 @@ int main(int argc, char **argv)
     RUN(requests_are_the_threads_clients);
     RUN(threads_that_are_no_client_pass_through);
     RUN(a_thread_waits_for_a_high_one_beside_it);
+    RUN(a_launch_ends_as_what_it_was_begun_as);
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
+    RUN(a_process_that_gets_a_high_thread_is_not_preemptible);
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
     RUN(handles_in_a_wrong_context_are_named);

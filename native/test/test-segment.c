@@ -7,7 +7,9 @@
 #include "testing.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 static rg_segment *fresh(const char *path)
@@ -232,6 +234,97 @@ static void reused_pid_is_dead(void)
     unlink(path);
 }
 
+/* Killed between its own part of what is outstanding and the device's sum. */
+static void what_is_outstanding_is_never_below_zero(void)
+{
+    const char *path = scratch("outstanding");
+    rg_segment *seg = fresh(path);
+    atomic_store(&rg_share_of(seg, 2, 7)->outstanding_ns, 5000);
+    atomic_store(&seg->devices[2].outstanding_ns, 3000);
+    rg_share_settle(seg, 2, 7, UINT64_MAX);
+    CHECK_EQUAL(seg->devices[2].outstanding_ns, 0);
+    atomic_store(&rg_share_of(seg, 2, 7)->outstanding_ns, 5000);
+    atomic_store(&seg->devices[2].outstanding_ns, 9000);
+    rg_share_settle(seg, 2, 7, 1000);
+    CHECK_EQUAL(rg_share_of(seg, 2, 7)->outstanding_ns, 4000);
+    CHECK_EQUAL(seg->devices[2].outstanding_ns, 8000);
+    unlink(path);
+}
+
+static void *stay(void *unused)
+{
+    for (;;)
+        pause();
+    return unused;
+}
+
+/* State of a process as /proc has it: of its main thread. */
+static char state_of(pid_t pid)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    CHECK(fd >= 0);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    close(fd);
+    return strrchr(text, ')')[2];
+}
+
+/* A process whose main thread has ended lives as long as another thread does; then it is a zombie, and dead. */
+static void a_process_without_its_main_thread_lives(void)
+{
+    const char *path = scratch("main-ended");
+    rg_segment *seg = fresh(path);
+    int out[2], slot;
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        pthread_t thread;
+        int s = rg_segment_claim(seg, "no-main", RG_CLASS_HIGH, rg_now_ns());
+        CHECK_EQUAL(pthread_create(&thread, NULL, stay, NULL), 0);
+        CHECK_EQUAL(write(out[1], &s, sizeof s), sizeof s);
+        pthread_exit(NULL);
+    }
+    CHECK_EQUAL(read(out[0], &slot, sizeof slot), sizeof slot);
+    WAIT_FOR(state_of(pid) == 'Z');
+    CHECK(rg_client_alive(&seg->clients[slot]));
+    CHECK_EQUAL(rg_segment_reap(seg), 0);
+    kill(pid, SIGKILL);
+    WAIT_FOR(!rg_client_alive(&seg->clients[slot])); /* nobody has waited for it yet */
+    CHECK_EQUAL(state_of(pid), 'Z');
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    CHECK_EQUAL(waitpid(pid, NULL, 0), pid);
+    unlink(path);
+}
+
+/* Who cannot look takes nobody for dead that is not, and is not taken for dead later for having claimed then. */
+static void without_descriptors_nobody_is_dead(void)
+{
+    const char *path = scratch("descriptors");
+    rg_segment *seg = fresh(path);
+    int first = rg_segment_claim(seg, "first", RG_CLASS_HIGH, 1), there, gone;
+    pid_t lives = claimant(seg, &there), ends = claimant(seg, &gone);
+    end(ends);
+    struct rlimit before, none;
+    CHECK_EQUAL(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = before;
+    none.rlim_cur = 0;
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &none), 0);
+    CHECK(open("/proc/self/stat", O_RDONLY) < 0 && errno == EMFILE);
+    CHECK(rg_client_alive(&seg->clients[first]));
+    CHECK(rg_client_alive(&seg->clients[there]));
+    CHECK(!rg_client_alive(&seg->clients[gone]));
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    int second = rg_segment_claim(seg, "second", RG_CLASS_HIGH, 1);
+    CHECK(second != first && second != there);
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &before), 0);
+    CHECK(rg_client_alive(&seg->clients[second]));
+    CHECK_EQUAL(rg_segment_reap(seg), 0);
+    end(lives);
+    CHECK_EQUAL(rg_segment_reap(seg), 1);
+    unlink(path);
+}
+
 /*
  * Processes that claim, become busy, idle and exit as fast as they can, each killed at whatever instant the signal finds it:
  * 400 kills in all. Afterwards nothing may be left: every slot can be claimed and no busy bit stays.
@@ -330,6 +423,9 @@ int main(void)
     RUN(another_client_clears_what_it_takes);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
+    RUN(what_is_outstanding_is_never_below_zero);
+    RUN(a_process_without_its_main_thread_lives);
+    RUN(without_descriptors_nobody_is_dead);
     RUN(claims_at_once_are_distinct);
     RUN(killed_at_any_instant);
     return failures ? 1 : 0;

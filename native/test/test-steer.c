@@ -217,6 +217,34 @@ static int priority_of(CUstream s)
     return priority;
 }
 
+static int (*real_slice)(unsigned, uint64_t);
+static _Atomic int counting, slices;
+static _Atomic uint32_t preemptible_then;
+
+/* While the agent sets the slice of a best-effort client that becomes a high one; and when it comes by again. */
+static int become_high_meanwhile(unsigned ordinal, uint64_t us)
+{
+    int n = us && atomic_load(&counting) ? atomic_fetch_add(&slices, 1) : -1; /* 0 asks whether there is a context */
+    if (n == 0)
+        rg_member_become(RG_PROCESS, RG_CLASS_HIGH, false);
+    else if (n == 1)
+        atomic_store(&preemptible_then, atomic_load(&rg.preemptible[0]));
+    return real_slice(ordinal, us);
+}
+
+static void who_has_just_become_high_is_not_preemptible(void)
+{
+    CHECK(rg_real_ready()); /* replaced before there are threads of Rigel's */
+    real_slice = rg_real.rigelSimSetTimeslice;
+    rg_real.rigelSimSetTimeslice = become_high_meanwhile;
+    become_preemptible();
+    atomic_store(&counting, 1);
+    WAIT_FOR(atomic_load(&slices) >= 2);
+    CHECK_EQUAL(mode(), RG_MODE_HIGH);
+    CHECK_EQUAL(preemptible_then, 0);
+    done();
+}
+
 static void streams_follow_the_class(void)
 {
     become("best-effort");
@@ -434,6 +462,7 @@ int main(int argc, char **argv)
     RUN(unfinished_work_counts_for_a_client_that_becomes_high);
     RUN(who_waits_at_the_gate_goes_when_it_becomes_high);
     RUN(who_is_suspended_returns_when_it_becomes_high);
+    RUN(who_has_just_become_high_is_not_preemptible);
     RUN(streams_follow_the_class);
     RUN(a_later_process_is_of_the_class_asked);
     RUN(paused_until_resumed);

@@ -160,6 +160,32 @@ static void a_row_is_freed_with_its_thread(void)
     CHECK_EQUAL(atomic_load(&seg->clients[SLOT].threads_lost), 0);
 }
 
+/* Its function returns in a child as well, which changes nothing of the parent's. */
+static void *fork_and_end(void *unused)
+{
+    once(NULL);
+    rg_thread *row = rg_self;
+    pid_t pid = fork();
+    if (pid == 0)
+        return unused;
+    int status;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    CHECK_EQUAL(atomic_load(&row->tid), gettid());
+    rg_calls_add();
+    CHECK_EQUAL(atomic_load(&seg->calls[rg_thread_slot()].count[RG_OP_cuMemFree_v2]), 1);
+    return unused;
+}
+
+static void a_thread_that_ends_in_a_child_changes_nothing(void)
+{
+    begin();
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, fork_and_end, NULL), 0);
+    pthread_join(thread, NULL);
+    CHECK_EQUAL(rows(), 0);
+}
+
 /* Left by a thread that called the driver after its row was freed: taken from it once it is gone. */
 static void a_row_of_a_thread_that_is_gone_is_taken(void)
 {
@@ -262,6 +288,7 @@ int main(void)
     RUN(a_record_half_written_is_left_out);
     RUN(a_row_says_what_its_thread_is_in);
     RUN(a_row_is_freed_with_its_thread);
+    RUN(a_thread_that_ends_in_a_child_changes_nothing);
     RUN(a_row_of_a_thread_that_is_gone_is_taken);
     RUN(threads_that_find_no_room_are_counted);
     RUN(what_a_killed_process_was_in_stays);
