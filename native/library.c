@@ -123,12 +123,23 @@ static int copy_of(rg_library *l, void *own)
 int rg_library_caller(rg_library *l, const void *caller)
 {
     uint64_t page = (uintptr_t)caller >> 12;
+    _Atomic uint64_t *place = NULL;
+    for (int i = 0; i < RG_CALLER_PROBES; i++) {
+        _Atomic uint64_t *at = &l->callers[(page + (uint64_t)i) % RG_CALLERS];
+        uint64_t word = atomic_load_explicit(at, memory_order_acquire);
+        if (word >> 8 == page)
+            return (int)(word & 255) - 1;
+        if (!word && !place)
+            place = at;
+    }
     void *own = linked_with(l, caller);
     if (!fill(l, rg_library_of(own)))
         return 0;
     int copy = own ? copy_of(l, own) : 0;
     dlerror(); /* what was looked up is not the program's concern */
-    atomic_store_explicit(&l->callers[page * 0x9e3779b97f4a7c15u >> 56], page << 8 | (uint64_t)(copy + 1), memory_order_release);
+    if (!place)
+        place = &l->callers[page % RG_CALLERS];
+    atomic_store_explicit(place, page << 8 | (uint64_t)(copy + 1), memory_order_release);
     return copy;
 }
 

@@ -12,7 +12,7 @@
  * A process may have several copies of it: of another major version, or in a plugin that was linked with one statically. The copy
  * that is found first is the one that Rigel deals with. Calls from what is linked with a further one go straight there.
  */
-enum { RG_COPIES = 4, RG_CALLERS = 256 };
+enum { RG_COPIES = 4, RG_CALLERS = 1024, RG_CALLER_PROBES = 16 };
 typedef struct {
     const char *const *names;  /* what librigel.so exports, */
     void *const *ours;         /* its functions of these names, */
@@ -23,7 +23,7 @@ typedef struct {
     void (*entered)(void *handle); /* if not NULL: called when it is found, before others know; twice if two threads find it at once */
     _Atomic bool found;
     _Atomic(uintptr_t) base[RG_COPIES];   /* where each copy begins in memory; 0: there is none */
-    _Atomic uint64_t callers[RG_CALLERS]; /* page of a caller << 8 | 1 + the copy that it is linked with; by a hash of the page */
+    _Atomic uint64_t callers[RG_CALLERS]; /* page of a caller << 8 | 1 + the copy that it is linked with; by page */
 } rg_library;
 
 /* rg_library_of: the library that this function is in, or NULL; to be closed by nobody: it stays loaded. */
@@ -55,7 +55,7 @@ int rg_library_caller(rg_library *l, const void *caller);
 static inline void *rg_library_called(rg_library *l, int number, const void *caller, bool *further)
 {
     uint64_t page = (uintptr_t)caller >> 12;
-    uint64_t word = atomic_load_explicit(&l->callers[page * 0x9e3779b97f4a7c15u >> 56], memory_order_acquire);
+    uint64_t word = atomic_load_explicit(&l->callers[page % RG_CALLERS], memory_order_acquire);
     int copy = RG_LIKELY(word >> 8 == page) ? (int)(word & 255) - 1 : rg_library_caller(l, caller);
     *further = copy != 0;
     return RG_LIKELY(!copy) ? rg_library_function(l, number)
