@@ -14,11 +14,19 @@ import { noEffect, policySettings, readBy, targetOf } from "./policy.ts";
 import { fields, parse } from "./schema.ts";
 import type { Segment, Slot } from "./segment.ts";
 
+const MEMORY = 'expected a size such as "40GiB" or "512MiB", a number of bytes, or "none"';
+
+function isMemory(text: string): boolean {
+  return text === "none" || memorySchema.safeParse(text).success;
+}
+
 /** What can be changed of a client. */
 export const clientChangeSchema = fields({
   class: z.enum(["high", "best-effort"]).optional(),
   /** As in a configuration, in bytes or with a unit; `"none"` or null: no limit. */
-  memory: z.union([memorySchema, z.literal("none"), z.null()]).optional(),
+  memory: z
+    .union([z.int().positive(), z.string().refine(isMemory, MEMORY), z.null()], { error: () => MEMORY })
+    .optional(),
   weight: z.number().min(0.01).max(100).optional(),
 });
 type ClientChange = z.infer<typeof clientChangeSchema>;
@@ -82,12 +90,12 @@ export function findClient(id: string, segments: readonly Segment[]): Target {
   const [first, ...more] = named;
   if (!first)
     throw new RigelError(
-      "command",
+      "no_client",
       `there is no client ${JSON.stringify(id)} at work; \`rigel ps\` shows those there are`,
     );
   if (more.length > 0)
     throw new RigelError(
-      "command",
+      "ambiguous",
       `several clients are named ${JSON.stringify(id)}: ${named.map(({ segment, name }) => `${segment.id}:${name}`).join(", ")}`,
     );
   return first;
@@ -138,7 +146,7 @@ function bytesOf(memory: NonNullable<ClientChange["memory"]> | null): number | n
   if (typeof memory === "string" && memory.endsWith("%"))
     throw new RigelError(
       "config",
-      "memory: expected a size such as 40GiB, or bytes: a share needs a program that has not begun",
+      `memory: ${MEMORY}, got ${memory}: a share is one of a device, and is taken at the start of a program`,
     );
   return limit_bytes(memory, 0);
 }

@@ -51,6 +51,12 @@ function configOf({ segment, policy, slo, settings }: Stats): z.infer<typeof con
   return { segment: segment.id, policy, target: slo?.target ?? null, settings };
 }
 
+/** Of errors that are not about what was sent. */
+const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
+  ["no_client", 404],
+  ["ambiguous", 409],
+]);
+
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** The server's routes over what a watcher sees. */
@@ -62,7 +68,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         return errorBody(error.code, error.message, error.issues);
       }
       if (error instanceof RigelError) {
-        set.status = error.exitStatus === 2 ? 422 : 409;
+        set.status = STATUS.get(error.code) ?? (error.exitStatus === 2 ? 422 : 409);
         return errorBody(error.code, error.message);
       }
       switch (code) {
@@ -144,6 +150,8 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         const isPause = paused !== undefined || pause_s !== undefined;
         if (!isPause && Object.keys(change).length === 0)
           throw new RequestError(422, "invalid", "body: expected class, memory, weight, paused or pause_s");
+        if (paused === false && pause_s !== undefined)
+          throw new RequestError(422, "invalid", "body: expected no pause_s where paused is false");
         const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
         changeClient(target, change, isPause ? seconds : undefined);
         watcher.changed();
@@ -239,6 +247,12 @@ export function clientOf(id: string, segments: readonly Stats[]): Client {
 /** Written while it is sent. */
 function traceOf(watcher: Watcher, id: string | undefined, options: TraceOptions): Response {
   const segments = watcher.live().filter((segment) => id === undefined || segment.id === id);
+  if (id !== undefined && segments.length === 0)
+    throw new RequestError(
+      404,
+      "no_segment",
+      `there is no segment ${JSON.stringify(id)}; /v1/config lists those there are`,
+    );
   const pieces = tracePieces(segments, options);
   const stream = new ReadableStream<Uint8Array>({
     pull(controller) {

@@ -94,7 +94,7 @@ function chosenOf(segments: readonly Segment[], { client }: TraceOptions): Chose
   if (chosen.length === 0) {
     const names = [...new Set(all.map(({ slot }) => slot.name))];
     throw new RigelError(
-      "command",
+      "no_client",
       names.length === 0
         ? "nothing runs under Rigel; start clients with `rigel launch` first"
         : `no client ${client} runs under Rigel; there are ${names.join(", ")}`,

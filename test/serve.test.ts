@@ -132,6 +132,15 @@ describe("the server", () => {
       body: { error: { message: expect.stringContaining("never held back") } },
     });
     expect(await server.ask("/v1/clients/train")).toMatchObject({ body: { class: "best-effort", paused: false } });
+    const bare = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: false, pause_s: 5 } });
+    expect(bare).toMatchObject({ status: 422, body: { error: { message: expect.stringContaining("pause_s") } } });
+    const nobody = await server.ask("/v1/clients/nobody", { method: "PATCH", body: { weight: 2 } });
+    expect(nobody).toMatchObject({ status: 404, body: { error: { code: "no_client" } } });
+    const idle = await server.ask("/v1/config", { method: "PUT", body: { policy: { quantum_us: 500 } } });
+    expect(idle).toMatchObject({
+      status: 200,
+      body: { notes: [expect.stringContaining("has no effect under policy")] },
+    });
     const none = await server.ask("/v1/clients/train", { method: "PATCH", body: {} });
     expect(none).toMatchObject({ status: 422, body: { error: { code: "invalid" } } });
     const unlimited = await server.ask("/v1/config", { method: "PUT", body: { policy: { inflight: 0 } } });
@@ -157,7 +166,7 @@ describe("the server", () => {
     expect(one.traceEvents.filter(({ ph, cat }) => ph === "X" && cat === "launch").length).toBeGreaterThan(50);
     const other = await server.ask("/v1/traces?client=nobody");
     expect(other).toMatchObject({
-      status: 422,
+      status: 404,
       body: { error: { message: expect.stringContaining("no client nobody") } },
     });
     expect(await server.ask("/v1/traces?last_s=0")).toMatchObject({
@@ -199,6 +208,32 @@ describe("the server", () => {
     });
     launch.kill("SIGTERM");
     await said;
+  });
+
+  test("says what is not there, or is there twice", async () => {
+    await using server = await Server.start(place);
+    const nothing = await server.ask("/v1/traces");
+    expect(nothing).toMatchObject({
+      status: 404,
+      body: { error: { message: expect.stringContaining("nothing runs") } },
+    });
+    const config = place.file("pair.json", place.pair());
+    await using first = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    await using second = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
+    const body = { weight: 2 };
+    const ambiguous = await until(async () => {
+      const answer = await server.ask("/v1/clients/train", { method: "PATCH", body });
+      return answer.status === 409 ? answer : undefined;
+    });
+    expect(ambiguous).toMatchObject({ body: { error: { code: "ambiguous" } } });
+    // What is looked at is as old as a tenth of a second.
+    await until(async () => ((await server.ask("/v1/clients/train")).status === 409 ? true : undefined));
+    const client = await server.ask("/v1/traces?client=nobody");
+    expect(client).toMatchObject({ status: 404, body: { error: { code: "no_client" } } });
+    const segment = await server.ask("/v1/traces?segment=nope");
+    expect(segment).toMatchObject({ status: 404, body: { error: { code: "no_segment" } } });
+    for (const launch of [first, second]) launch.kill("SIGTERM");
+    await Promise.all([first.exited, second.exited]);
   });
 
   test("ends where its port is another's, and leaves neither socket nor lock", async () => {
