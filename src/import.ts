@@ -75,6 +75,7 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
   const scratch = options.out === undefined ? await mkdtemp(join(tmpdir(), "rigel-import-")) : undefined;
   const target = options.out ?? join(scratch ?? "", "profile.csv");
   const file = new WholeFile(target);
+  await file.check();
   const assembler = new Assembler(options, metrics, file);
   const reports: FileReport[] = [];
   try {

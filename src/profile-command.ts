@@ -140,9 +140,10 @@ async function runRecord(command: string[], flags: RecordFlags): Promise<void> {
     start_timeout_s: flags.startTimeout,
     print: write,
   });
+  process.exitCode = exitStatus;
+  if (!summary) return;
   if (flags.json) await write(`${JSON.stringify(summary, null, 2)}\n`);
   else process.stderr.write(`${recordText(summary)}\n`);
-  process.exitCode = exitStatus;
 }
 
 /** Adds `rigel profile` with what can be done with a profile. `deviceSelector` reads what --device is given. */

@@ -4,7 +4,7 @@
  * What is written is read back exactly by profile.ts and by native/replay/profile.c. A file appears whole or not at all.
  */
 
-import { type FileHandle, open, rename, rm } from "node:fs/promises";
+import { type FileHandle, open, rename, rm, stat } from "node:fs/promises";
 import { RigelError, reason } from "./errors.ts";
 import { COLUMN_NAMES, type Operation, RECORDED_COLUMN_NAMES } from "./profile.ts";
 
@@ -73,6 +73,17 @@ export class WholeFile {
   constructor(path: string) {
     this.#path = path;
     this.#part = `${path}.part-${process.pid}`;
+  }
+
+  /** Throws if it cannot be written: to be called before minutes are spent on what goes into it. */
+  async check(): Promise<void> {
+    try {
+      if ((await stat(this.#path).catch(() => undefined))?.isDirectory()) throw new Error("EISDIR: it is a folder");
+      await (await open(this.#part, "w")).close();
+      await rm(this.#part, { force: true });
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
   }
 
   /** Appends. Resolves at once unless much has gathered. */

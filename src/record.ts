@@ -9,7 +9,7 @@
 
 import { join, resolve } from "node:path";
 import type { Config } from "./config.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, namingOptions } from "./errors.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
@@ -405,18 +405,25 @@ class Recorder {
   }
 }
 
-/** Runs the program and writes its profile. The exit status is the program's where it failed by itself. */
+/**
+ * Runs the program and writes its profile. The exit status is the program's where it failed by itself. No summary: it was interrupted
+ * before a request had been recorded, and nothing was written.
+ */
 export async function record(
   native: Native,
   options: RecordOptions,
-): Promise<{ summary: RecordSummary; exitStatus: number }> {
+): Promise<{ summary: RecordSummary | undefined; exitStatus: number }> {
+  if (options.out !== undefined) await new WholeFile(options.out).check();
   const folder = resolve(options.segmentFolder ?? defaultSegmentFolder(process.env));
   const own = `${process.getuid?.() ?? 0}-${process.pid}`;
   const recording = Recording.create(native, join(folder, `rigel-record-${own}`), true);
   const remove = (): void => recording.remove();
   process.on("exit", remove);
   try {
-    const planned = await planOf(options, native, recording.path, join(folder, `rigel-sim-${own}`));
+    const planned = await namingOptions(
+      OPTIONS,
+      async () => await planOf(options, native, recording.path, join(folder, `rigel-sim-${own}`)),
+    );
     progress(`${planned.device.name}, ${planned.device.uuid}`);
     using interrupt = new Interrupt();
     let segment: Segment | undefined;
@@ -425,13 +432,17 @@ export async function record(
     let exitStatus: number;
     let notes: string[];
     try {
-      const outcome = await launch(planned, native, {
-        segmentFolder: folder,
-        start_timeout_s: options.start_timeout_s,
-        interrupt,
-        started: (made) => (segment = made),
-        over: () => recorder.stage === "done" && !options.letRun,
-      });
+      const outcome = await namingOptions(
+        OPTIONS,
+        async () =>
+          await launch(planned, native, {
+            segmentFolder: folder,
+            start_timeout_s: options.start_timeout_s,
+            interrupt,
+            started: (made) => (segment = made),
+            over: () => recorder.stage === "done" && !options.letRun,
+          }),
+      );
       exitStatus = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : outcome.exitStatus;
       const problem = outcome.report.clients[0]?.attach_problem;
       notes = problem ? [problem] : [];
@@ -439,13 +450,21 @@ export async function record(
       clearInterval(timer);
     }
     recorder.look(true);
-    const summary = await write(recorder, recording, options, notes);
-    return { summary, exitStatus };
+    try {
+      return { summary: await write(recorder, recording, options, notes), exitStatus };
+    } catch (thrown) {
+      if (!interrupt.signal || !(thrown instanceof TooLittle)) throw thrown;
+      progress("interrupted before a whole request was recorded; nothing is written");
+      return { summary: undefined, exitStatus };
+    }
   } finally {
     process.off("exit", remove);
     remove();
   }
 }
+
+/** What the user gave for fields of its configuration. */
+const OPTIONS = { "command.command[0]": "the command", "command.command": "the command", device: "--device" };
 
 async function planOf(options: RecordOptions, native: Native, recording: string, state: string): Promise<Plan> {
   const name = "program";
@@ -466,6 +485,13 @@ async function planOf(options: RecordOptions, native: Native, recording: string,
   return await plan(config, native, state);
 }
 
+/** There is nothing that could be written. */
+class TooLittle extends RigelError {
+  constructor(message: string) {
+    super("command", message);
+  }
+}
+
 async function write(
   recorder: Recorder,
   recording: Recording,
@@ -476,12 +502,13 @@ async function write(
   const mechanism = ([null, "events", "cupti"] as const)[recording.read("mechanism")] ?? null;
   const why = recording.text("why") || null;
   if (!moments.some(({ what }) => what === "launch"))
-    throw new RigelError(
-      "command",
-      dropped.launches > 0 || recorder.stage !== "warm-up"
-        ? "the program ended before anything was recorded; let it run longer, or record less (--requests)"
-        : `the program ended during its warm-up, before a steady state was seen${further.length > 0 ? ` (${further.join("; ")})` : ""}; ` +
-            "let it run longer, or record it from its first launch on (--from-start)",
+    throw new TooLittle(
+      further.length > 0
+        ? `the program was no client of Rigel, so that nothing was recorded: ${further.join("; ")}`
+        : dropped.launches > 0 || recorder.stage !== "warm-up"
+          ? "the program ended before anything was recorded; let it run longer, or record less (--requests)"
+          : "the program ended during its warm-up, before a steady state was seen; let it run longer, or record it from its " +
+            "first launch on (--from-start)",
     );
   const recorded = {
     moments,
@@ -511,8 +538,7 @@ async function write(
   if (rows.unseen > 0)
     notes.push(`${rows.unseen} operations of the GPU belong to no call that was seen and are left out`);
   if (wanted.length === 0)
-    throw new RigelError(
-      "command",
+    throw new TooLittle(
       `no whole request was recorded (${moments.length} launches and waits were); let the program run longer, or record ` +
         "for a time (--duration)",
     );

@@ -14,7 +14,7 @@ import { clientEnvironment } from "./client-environment.ts";
 import { type Config, configOf } from "./config.ts";
 import { Segments } from "./discover.ts";
 import { Durations, durationsFolder } from "./durations.ts";
-import { RigelError, reason } from "./errors.ts";
+import { RigelError, namingOptions, reason } from "./errors.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
@@ -45,7 +45,36 @@ const FROM_TERMINAL: ReadonlySet<string> = new Set(["SIGINT", "SIGQUIT"]);
 export async function run(command: readonly string[], native: Native, options: RunOptions): Promise<number> {
   const { folder } = options;
   const name = options.name ?? `${basename(command[0] ?? "")}-${process.pid}`.replaceAll(/[^\w.:@+-]/g, "_").slice(-63);
-  const asked = configOf(
+  const scratch = join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const { clients, notes } = await namingOptions(
+    OPTIONS,
+    async () => await plan(configured(command, name, options), native, scratch),
+  );
+  const [client] = clients;
+  if (!client) throw new Error("a plan without its client");
+  for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
+  const joined = await joinOrMake(native, new Segments(native, folder), folder, client.device, options.preset);
+  try {
+    return await runIn(joined, client, native, options);
+  } finally {
+    joined.leave();
+  }
+}
+
+/** What the user gave for fields of its configuration. */
+const OPTIONS = {
+  "clients[0].command[0]": "the command",
+  "clients[0].command": "the command",
+  "clients[0].name": "--name",
+  "clients[0].class": "--class",
+  "clients[0].memory": "--memory",
+  "clients[0].weight": "--weight",
+  device: "--device",
+};
+
+/** The options as a configuration of one client. */
+function configured(command: readonly string[], name: string, options: RunOptions): Config {
+  return configOf(
     {
       device: options.device ?? "auto",
       simulated: { preset: options.preset },
@@ -62,17 +91,6 @@ export async function run(command: readonly string[], native: Native, options: R
     "rigel run",
     process.cwd(),
   );
-  const scratch = join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
-  const { clients, notes } = await plan(asked, native, scratch);
-  const [client] = clients;
-  if (!client) throw new Error("a plan without its client");
-  for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
-  const joined = await joinOrMake(native, new Segments(native, folder), folder, client.device, options.preset);
-  try {
-    return await runIn(joined, client, native, options);
-  } finally {
-    joined.leave();
-  }
 }
 
 /** A number of bytes, or what memorySchema takes as text. */

@@ -163,6 +163,34 @@ describe("rigel profile -- command, times by events", () => {
     expect(rows[0]?.duration_ns).toBeGreaterThan(190_000);
   });
 
+  test("Ctrl-C before anything is recorded writes nothing, and is no fault of the program's", async () => {
+    const out = join(scratch.path, "early.csv");
+    const command = ["sh", "-c", "echo begun >&2; exec sleep 600"];
+    await using child = start(["profile", "--device", "simulated", "-o", out, "--json", "--", ...command]);
+    let said = "";
+    const decoder = new TextDecoder();
+    for await (const chunk of child.stderr) {
+      const before = said;
+      said += decoder.decode(chunk, { stream: true });
+      if (said.includes("begun") && !before.includes("begun")) child.kill("SIGINT");
+    }
+    expect(await child.exited, said).toBe(130);
+    expect(said).toContain("interrupted before a whole request was recorded; nothing is written");
+    expect(said).not.toContain("let it run longer");
+    expect(await child.stdout.text()).toBe("");
+    expect(existsSync(out)).toBe(false);
+  });
+
+  test("a file that cannot be written is told before the program is started", async () => {
+    const marker = join(scratch.path, "started");
+    for (const out of [join(scratch.path, "nowhere", "p.csv"), scratch.path]) {
+      const refused = await rigel("profile", "--device", "simulated", "-o", out, "--", "touch", marker);
+      expect(refused).toMatchObject({ status: 2, stdout: "" });
+      expect(refused.stderr).toContain(`${out}: cannot be written`);
+    }
+    expect(existsSync(marker)).toBe(false);
+  });
+
   test("a program that ends in its warm-up: what to do; --from-start records all of it", async () => {
     const profile = scratch.file("short.csv", TINY_PROFILE);
     const command = [replay, "--profile", profile, "--iterations", "4", "--warmup", "0"];
@@ -183,10 +211,13 @@ describe("rigel profile -- command, times by events", () => {
     expect(none.stderr).toContain("expected show, diff, or -- and the command to record");
     const absent = await rigel("profile", "--device", "simulated", "--", "/nowhere/program");
     expect(absent).toMatchObject({ status: 2, stdout: "" });
-    expect(absent.stderr).toContain("/nowhere/program");
+    expect(absent.stderr).toContain("rigel profile: the command: expected a program that can be executed");
+    const device = await rigel("profile", "--device", "99", "--", "/bin/true");
+    expect(device.stderr).toContain("rigel profile: --device: there is no GPU 99 here");
     const idle = await rigel("profile", "--device", "simulated", "--", "/bin/true");
     expect(idle).toMatchObject({ status: 2, stdout: "" });
     expect(idle.stderr).toContain("without having initialised CUDA");
+    expect(idle.stderr).not.toContain("let it run longer");
     const left = readdirSync("/dev/shm").filter((name) => name.startsWith("rigel-record-"));
     // Others may be recording at this moment, but nothing of what has ended stays.
     expect(left.filter((name) => !existsSync(`/proc/${name.split("-").at(-1)}`))).toEqual([]);

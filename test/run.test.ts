@@ -73,7 +73,17 @@ describe("rigel run", () => {
     expect(await waiting.exited).toBe(3);
     const missing = await place.rigel("run", "--class", "high", "--device", "simulated", "--", "no-such-program");
     expect(missing).toMatchObject({ status: 2, stdout: "" });
-    expect(missing.stderr).toContain("no-such-program is not found");
+    expect(missing.stderr).toContain("the command: expected a program on PATH, no-such-program is not found");
+    for (const [option, value] of [
+      ["--memory", "1parsec"],
+      ["--weight", "1000"],
+      ["--name", "a/b"],
+      ["--device", "99"],
+    ] as const) {
+      const refused = await place.rigel("run", "--class", "high", option, value, "--", "true");
+      expect(refused.stderr).toMatch(new RegExp(`^rigel: rigel run: ${option}: (expected|there is no) `));
+      expect(refused).toMatchObject({ stdout: "" });
+    }
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
@@ -307,7 +317,15 @@ describe("running clients", () => {
       [["policy", "infligt=1"], "infligt: unknown field"],
       [["policy", "name=orion"], "needs every client's profile"],
       [["train", "class=low"], "class: expected one of"],
-      [["train", "memory=1parsec"], "memory: "],
+      [
+        ["train", "memory=1parsec"],
+        'memory: expected a size such as "40GiB" or "512MiB", a number of bytes, or "none"',
+      ],
+      [
+        ["train", "memory=30%"],
+        'memory: expected a size such as "40GiB" or "512MiB", a number of bytes, or "none", got 30%',
+      ],
+      [["policy", "sm_threshold=3"], "sm_threshold: expected a field that can be changed"],
       [["nobody", "class=high"], "there is no client"],
       [["train", "class"], "expected FIELD=VALUE"],
     ] as const) {
