@@ -150,6 +150,8 @@ function checkOutputs({ json, html, markdown: md }: Flags): void {
 }
 
 async function runBench(flags: Flags): Promise<void> {
+  if (flags.live && flags.solo)
+    throw new RigelError("command", "rigel bench: expected either --live or --solo: alone there are no ways to switch");
   if (!flags.dryRun) checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);

@@ -1,6 +1,6 @@
 /** calibrate-command.ts: the command line of `rigel calibrate`. */
 
-import { existsSync, rmSync } from "node:fs";
+import { rmSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { type Command } from "commander";
 import { whole } from "./arguments.ts";
@@ -50,14 +50,13 @@ export function addCalibrateCommand(program: Command, device: (text: string) => 
 
 async function runCalibrate(flags: Flags): Promise<void> {
   const native = await Native.load();
-  const fresh = flags.output !== undefined && !existsSync(flags.output);
-  if (flags.output !== undefined) checkOutput("--output", flags.output);
+  const undo = flags.output === undefined ? undefined : checkOutput("--output", flags.output);
   const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const stop = new AbortController();
   let status: number | undefined;
-  const handlers = (["SIGINT", "SIGTERM"] as const).map((signal) => {
+  const handlers = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
     const handle = (): void => {
       status = SIGNAL_STATUS[signal];
       stop.abort();
@@ -67,7 +66,6 @@ async function runCalibrate(flags: Flags): Promise<void> {
   });
   progress(`${device.name}: ${flags.rounds} rounds`);
   let done = 0;
-  let written = false;
   const bar = new ProgressBar("measured", 1, () => done);
   try {
     const calibration = await measure(
@@ -84,7 +82,6 @@ async function runCalibrate(flags: Flags): Promise<void> {
     );
     const path = flags.output === undefined ? devicePath(calibration.device) : resolve(flags.output);
     writeCalibration(path, calibration);
-    written = true;
     bar.stop();
     progress(`${path} written`);
     if (device.simulated)
@@ -96,7 +93,7 @@ async function runCalibrate(flags: Flags): Promise<void> {
     progress("stopped; nothing was written");
   } finally {
     bar.stop();
-    if (fresh && !written && flags.output !== undefined) rmSync(flags.output, { force: true });
+    undo?.();
     if (device.simulated) rmSync(state, { force: true });
     for (const off of handlers) off();
     if (status !== undefined) process.exitCode = status;

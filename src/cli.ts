@@ -156,17 +156,24 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
-  if (flags.html !== undefined) checkOutput("--html", flags.html);
+  const undo = [
+    flags.html === undefined ? undefined : checkOutput("--html", flags.html),
+    flags.trace === undefined ? undefined : checkOutput("--trace", flags.trace, 0o600),
+  ];
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   for (const note of planned.notes) progress(`note: ${note}`);
-  const { report, exitStatus } = await launch(planned, native, {
-    segmentFolder,
-    start_timeout_s: flags.startTimeout,
-    trace: flags.trace === undefined ? undefined : resolve(flags.trace),
-  });
-  print(flags.json ? JSON.stringify(report, null, 2) : table(report));
-  if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
-  process.exitCode = exitStatus;
+  try {
+    const { report, exitStatus } = await launch(planned, native, {
+      segmentFolder,
+      start_timeout_s: flags.startTimeout,
+      trace: flags.trace === undefined ? undefined : resolve(flags.trace),
+    });
+    print(flags.json ? JSON.stringify(report, null, 2) : table(report));
+    if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
+    process.exitCode = exitStatus;
+  } finally {
+    for (const one of undo) one?.();
+  }
 }
 
 /** However the launch ends, unless it is killed. */

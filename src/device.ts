@@ -6,10 +6,13 @@
  */
 
 import { rmSync } from "node:fs";
+import { constants } from "node:os";
 import { z } from "zod";
 import type { ClientDevice, Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
+import { SIGNAL_STATUS } from "./interrupt.ts";
 import type { NativeFiles } from "./native.ts";
+import { ignored } from "./proc.ts";
 
 const deviceSchema = z.object({
   index: z.int(),
@@ -90,20 +93,20 @@ export class Devices {
   }
 
   async #probeSimulated(): Promise<Device> {
-    try {
-      const environment = { ...process.env, ...simulatedEnvironment(this.#files, this.#simulation, process.env) };
-      const { devices, said } = await probe(this.#files, environment);
-      const device = devices.find((candidate) => candidate.simulated);
-      if (device) return device;
-      throw new RigelError("device", `the simulated GPU in ${this.#files.simulator} does not answer: ${said}`);
-    } finally {
-      rmSync(this.#simulation.state, { force: true });
-    }
+    const environment = { ...process.env, ...simulatedEnvironment(this.#files, this.#simulation, process.env) };
+    const { devices, said } = await probe(this.#files, environment, this.#simulation.state);
+    const device = devices.find((candidate) => candidate.simulated);
+    if (device) return device;
+    throw new RigelError("device", `the simulated GPU in ${this.#files.simulator} does not answer: ${said}`);
   }
 }
 
-/** What a CUDA program started in this environment would see, and what the probe said besides. */
-async function probe(files: NativeFiles, environment: Environment): Promise<{ devices: Device[]; said: string }> {
+/** What a CUDA program started in this environment would see, and what the probe said besides. `state`: a file that it makes. */
+async function probe(
+  files: NativeFiles,
+  environment: Environment,
+  state?: string,
+): Promise<{ devices: Device[]; said: string }> {
   const child = Bun.spawn([files.replay, "--probe"], {
     // Not a client of anything, whatever the caller's environment says.
     env: { ...environment, RIGEL_SEGMENT: undefined, LD_PRELOAD: undefined },
@@ -113,6 +116,10 @@ async function probe(files: NativeFiles, environment: Environment): Promise<{ de
     timeout: PROBE_TIMEOUT_ms,
     killSignal: "SIGKILL",
   });
+  using _ = onEnd(() => {
+    child.kill("SIGKILL");
+    if (state !== undefined) rmSync(state, { force: true });
+  });
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   if (child.signalCode !== null || status !== 0)
     throw new RigelError(
@@ -120,6 +127,35 @@ async function probe(files: NativeFiles, environment: Environment): Promise<{ de
       `looking for GPUs failed (rigel-replay --probe ended with ${child.signalCode ?? status}): ${stderr.trim()}`,
     );
   return { devices: z.array(deviceSchema).parse(JSON.parse(stdout)), said: stderr.trim() };
+}
+
+/** What is to be done if this process ends before the scope that asked for it. */
+const ends = new Set<() => void>();
+const end = (): void => ends.forEach((act) => act());
+const handlers = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
+  // Whoever else handles it decides whether that is the end.
+  const handler = (): void => {
+    if (process.listenerCount(signal) === 1) process.exit(SIGNAL_STATUS[signal]);
+  };
+  return { signal, handler };
+});
+
+/** At the end of its scope, or of this process, also by a signal. */
+function onEnd(act: () => void): Disposable {
+  if (ends.size === 0) {
+    process.on("exit", end);
+    for (const { signal, handler } of handlers) if (!ignored(constants.signals[signal])) process.on(signal, handler);
+  }
+  ends.add(act);
+  return {
+    [Symbol.dispose]() {
+      ends.delete(act);
+      act();
+      if (ends.size > 0) return;
+      process.off("exit", end);
+      for (const { signal, handler } of handlers) process.off(signal, handler);
+    },
+  };
 }
 
 /** The version of the driver's kernel module, from the text of /proc/driver/nvidia/version. */

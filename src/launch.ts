@@ -112,7 +112,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       notes,
       findings: interrupt.signal ? [] : await findingsOn(plan, last, native, options.segmentFolder),
     },
-    exitStatus: interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : (last.failed?.status ?? 0),
+    exitStatus: interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : (last.failed?.status ?? (last.untraced ? 1 : 0)),
   };
 }
 
@@ -150,6 +150,8 @@ interface PhaseResult {
   /** What the control loop of policy slo did. */
   slo: SloReport | null;
   notes: string[];
+  /** A trace was asked for and could not be written. */
+  untraced: boolean;
   /** The first client that failed. */
   failed: { name: string; status: number; text: string; after_ms: number } | undefined;
 }
@@ -227,7 +229,7 @@ async function runPhase(
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);
-    if (options.trace !== undefined) await traced(segment, options.trace);
+    const untraced = options.trace === undefined ? undefined : await traced(segment, options.trace);
     const failures = running
       .flatMap(({ client, attached, child: { name, exit, stopped, startedAt_ms } }) =>
         exit && exit.status !== 0 && !stopped
@@ -249,7 +251,9 @@ async function runPhase(
         ...(hangs?.notes ?? []),
         ...notesOnContexts(segment),
         ...mpsNotes(failures, elsewhere, mps),
+        ...(untraced === undefined ? [] : [`no trace was written: ${untraced}`]),
       ],
+      untraced: untraced !== undefined,
       clients: running.map((one) => ({
         ...reportOf(one, counted, segment, elsewhere),
         match: matches.get(one.client.name) ?? null,
@@ -268,14 +272,16 @@ async function runPhase(
   }
 }
 
-/** A trace that cannot be written is no reason to lose the report. */
-async function traced(segment: Segment, path: string): Promise<void> {
+/** A trace that cannot be written is no reason to lose the report; why, if so. */
+async function traced(segment: Segment, path: string): Promise<string | undefined> {
   try {
     const { events } = await writeTrace([segment], path);
     progress(`${path}: ${events} events; open it at https://ui.perfetto.dev`);
+    return undefined;
   } catch (thrown) {
     if (!(thrown instanceof RigelError)) throw thrown;
     progress(thrown.message);
+    return thrown.message;
   }
 }
 

@@ -4,8 +4,10 @@ import { join } from "node:path";
 import { type Command } from "commander";
 import { above0, whole } from "./arguments.ts";
 import { readConfig } from "./config.ts";
+import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
+import { checkOutput } from "./output.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { predictionPage } from "./simulate-page.ts";
 import type { Simulator } from "./simulate-run.ts";
@@ -78,10 +80,29 @@ export function addSimulateCommand(program: Command): void {
     .action(runSimulate);
 }
 
+/** An option that is read with another one alone. */
+function alone(option: string, other: string): RigelError {
+  return new RigelError(
+    "command",
+    `rigel simulate: ${option}: expected ${other} with it, without which it says nothing`,
+  );
+}
+
 async function runSimulate(file: string | undefined, flags: Flags): Promise<void> {
+  if (flags.output !== undefined && flags.importBench === undefined) throw alone("-o", "--import-bench");
+  if (flags.keep && flags.reference === undefined) throw alone("--keep", "--reference");
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);
+  const undo = flags.html === undefined ? undefined : checkOutput("--html", flags.html);
+  try {
+    await runPrediction(file, flags, native);
+  } finally {
+    undo?.();
+  }
+}
+
+async function runPrediction(file: string | undefined, flags: Flags, native: Native): Promise<void> {
   const config = await readConfig(file ?? join(native.files.profiles, "demo.json"));
   const begun = performance.now();
   const { prediction, count } = await shown(async (watch) =>
@@ -114,6 +135,7 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
 async function runReference(flags: Flags, native: Native): Promise<void> {
   const path = typeof flags.reference === "string" ? flags.reference : referencePath(native.files.profiles);
   const reference = await readReference(path);
+  if (flags.keep) checkOutput("--keep", path);
   const { prediction: comparisons } = await shown(async (watch) => await compareAll(reference, path, native, watch));
   const median_error = medianErrors(comparisons);
   if (flags.keep) {
@@ -125,6 +147,15 @@ async function runReference(flags: Flags, native: Native): Promise<void> {
 }
 
 async function importBench(file: string, output: string | undefined): Promise<void> {
+  const undo = output === undefined ? undefined : checkOutput("--output", output);
+  try {
+    await writeReference(file, output);
+  } finally {
+    undo?.();
+  }
+}
+
+async function writeReference(file: string, output: string | undefined): Promise<void> {
   const notes: string[] = [];
   const text = `${JSON.stringify(await referenceFromBench(file, notes), null, 2)}\n`;
   for (const note of notes) progress(`note: ${note}`);

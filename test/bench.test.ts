@@ -506,6 +506,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--ways", "magic"], 'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo'],
     [["--ways", "MPS, client priority"], "there is no way"],
     [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
+    [["--live", "--solo"], "expected either --live or --solo"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
     [["--rounds", "1.5"], "Expected a whole number"],
     [["--window", "5"], "Expected at most 4 seconds"],

@@ -4,11 +4,14 @@
  */
 
 import { afterAll, describe, expect, test } from "bun:test";
-import { existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { CONSTANTS, devicePath } from "../src/calibrate.ts";
+import { SIGNAL_STATUS } from "../src/interrupt.ts";
+import { stateOf } from "../src/proc.ts";
 import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
@@ -101,20 +104,41 @@ describe("the command", () => {
     expect((await rigel("calibrate", "--help")).stdout).toContain("rigel calibrate --device 1 --json");
   });
 
-  test("a signal ends it and leaves nothing behind", async () => {
+  test.each(["SIGINT", "SIGHUP"] as const)("%s ends it and leaves nothing behind", async (signal) => {
     const out = join(scratch.path, "stopped.json");
     await using child = start(["calibrate", "--device", "simulated", "--rounds", "1000", "-o", out]);
     let said = "";
     for await (const chunk of child.stderr) {
       const before = said;
       said += new TextDecoder().decode(chunk);
-      if (said.includes("rounds") && !before.includes("rounds")) child.kill("SIGINT");
+      if (said.includes("rounds") && !before.includes("rounds")) child.kill(signal);
     }
-    expect(await child.exited).toBe(130);
+    expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
     expect(said).toContain("stopped; nothing was written");
     expect(existsSync(out)).toBe(false);
   });
 });
+
+test.each(["SIGINT", "SIGTERM", "SIGHUP"] as const)(
+  "%s while the simulated GPU is looked for leaves no file of it",
+  async (signal) => {
+    using own = new Scratch();
+    const state = join(own.path, "state");
+    const probe = own.file("probe", `#!/bin/sh\necho $$ > "$RIGEL_SIM_STATE"\nexec sleep 600\n`);
+    chmodSync(probe, 0o700);
+    const script = `
+    import { Devices } from ${JSON.stringify(join(root, "src", "device.ts"))};
+    const files = { replay: ${JSON.stringify(probe)}, simulator: "/nowhere" };
+    await new Devices(files, { state: ${JSON.stringify(state)}, preset: "h200", mps: false }).simulated();
+  `;
+    await using child = Bun.spawn([process.execPath, "-e", script], { stdout: "inherit", stderr: "inherit" });
+    const pid = await until(() => (existsSync(state) && readFileSync(state, "utf8").trim()) || undefined);
+    child.kill(signal);
+    expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
+    expect(existsSync(state)).toBe(false);
+    await until(() => (stateOf(Number(pid)).match(/^[ZX]?$/) ? true : undefined));
+  },
+);
 
 const calibrated = (constants: object, more: object = {}): object => ({
   schema: 1,

@@ -225,6 +225,9 @@ describe.concurrent("rigel simulate", () => {
   });
 
   test.each([
+    [["-o", "/dev/null"], "-o: expected --import-bench with it"],
+    [["--keep"], "--keep: expected --reference with it"],
+    [["--html", "/nowhere/page.html"], "--html: expected a file that can be written"],
     [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
     [["--policy", "fair-gate"], "--policy: expected"],
     [["--sweep", "rat=1:2:1"], "--sweep rat: expected one of rate, duration, seed, inflight"],

@@ -3,7 +3,7 @@
  */
 
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { existsSync, readFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
@@ -283,6 +283,24 @@ test("launch --trace writes it at the end", async () => {
   expect(result.status, result.stderr).toBe(0);
   const launches = validTrace(path).filter((event) => event.ph === "X" && event.cat === "launch");
   expect(launches.length).toBeGreaterThanOrEqual(20);
+});
+
+test("launch --trace says before anything starts that it cannot be written, and fails where it cannot any more", async () => {
+  using scratch = new Scratch();
+  const gone = join(scratch.path, "gone");
+  mkdirSync(gone);
+  const config = scratch.file("jobs.json", {
+    device: "simulated",
+    clients: [{ name: "a", class: "high", command: ["rm", "-r", gone] }],
+  });
+  const nowhere = await rigel("launch", config, "--trace", join(scratch.path, "nowhere", "t.json"), "--json");
+  expect(nowhere).toMatchObject({ status: 2, stdout: "" });
+  expect(nowhere.stderr).toContain("--trace: expected a file that can be written");
+  expect(existsSync(gone)).toBe(true);
+  const lost = await rigel("launch", config, "--trace", join(gone, "t.json"), "--json");
+  expect(existsSync(gone)).toBe(false);
+  expect(lost.status, lost.stderr).toBe(1);
+  expect(JSON.parse(lost.stdout).notes).toContainEqual(expect.stringContaining("no trace was written: "));
 });
 
 test("clients of one process keep their requests apart, and are drawn with it", async () => {
