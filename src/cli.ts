@@ -258,6 +258,7 @@ async function runInfo(flags: { json?: true }): Promise<void> {
   const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const devices = new Devices(native.files, { state, preset: "h200", mps: false });
   const info = {
+    schema: 1,
     version: packageJson.version,
     bun: Bun.version,
     platform: `${process.platform} ${process.arch}`,

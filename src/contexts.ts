@@ -8,11 +8,11 @@
 import { basename } from "node:path";
 import type { Command } from "commander";
 import { z } from "zod";
+import { liveSegments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
 import { threadsOf } from "./threads.ts";
-import { segmentsAt } from "./trace-command.ts";
 
 /** RG_CONTEXT_ENDED, RG_CONTEXT_GONE, RG_MISUSES and RG_MISUSE_WORDS in native/segment.h. */
 const ENDED = 0x8000_0000n;
@@ -240,14 +240,14 @@ export function addContexts(program: Command): void {
 }
 
 async function runContexts(client: string | undefined, flags: { segment?: string; json?: true }): Promise<void> {
-  const all = segmentsAt(await Native.load(), flags.segment).flatMap(contextsOf);
+  const all = liveSegments(await Native.load(), flags.segment)().flatMap(contextsOf);
   const processes = all.filter((one) => client === undefined || one.client === client || String(one.pid) === client);
   if (processes.length === 0 && client !== undefined)
     throw new RigelError(
       "command",
       `there is no client or process ${client}; there is ${[...new Set(all.map((one) => one.client))].join(", ") || "none"}`,
     );
-  const text = flags.json ? JSON.stringify({ processes }, null, 2) : processes.map(textOf).join("\n\n");
+  const text = flags.json ? JSON.stringify({ schema: 1, processes }, null, 2) : processes.map(textOf).join("\n\n");
   process.stdout.write(`${text || "no client runs"}\n`);
 }
 

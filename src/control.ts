@@ -10,7 +10,7 @@ import { POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, memorySchema, sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
-import { policySettings, targetOf } from "./policy.ts";
+import { noEffect, policySettings, readBy, targetOf } from "./policy.ts";
 import { fields, parse } from "./schema.ts";
 import type { Segment, Slot } from "./segment.ts";
 
@@ -34,6 +34,8 @@ export interface Changed {
   segment: string;
   client?: string;
   text: string;
+  /** What has no effect. */
+  notes?: string[];
 }
 
 /** A client of a segment. */
@@ -55,6 +57,14 @@ export function clientChange(value: unknown, where: string): ClientChange {
 export function policyChange(value: unknown, where: string): PolicyChange {
   const change = parse(policyChangeSchema, value, where);
   if (Object.keys(change).length === 0) throw new RigelError("config", `${where}: expected a field of policy`);
+  const fixed = Object.keys(change).filter((field) => readBy(field)?.every((name) => name === "orion"));
+  if (fixed.length > 0)
+    throw new RigelError(
+      "config",
+      fixed
+        .map((field) => `${where}: ${field}: expected a field that can be changed; orion reads it when a launch starts`)
+        .join("\n"),
+    );
   return change;
 }
 
@@ -150,16 +160,28 @@ function checkPolicy(segment: Segment, change: PolicyChange): void {
       "config",
       "policy.name: expected a policy other than orion, which needs every client's profile before it starts; launch with it",
     );
-  if ((change.name ?? segment.policy) === "fair" && (change.inflight ?? segment.settings()["inflight"]) === 0)
-    throw new RigelError("config", "policy.inflight: expected a limit of at least 1 under policy fair, got 0");
+  if ((change.name ?? segment.policy) !== "fair" || (change.name === undefined && change.inflight === undefined))
+    return;
+  // What slo has moved is put back.
+  const { inflight } = segment.policy === "slo" ? segment.kept() : segment.settings();
+  if ((change.inflight ?? inflight) === 0)
+    throw new RigelError(
+      "config",
+      `policy.inflight: expected a limit of at least 1 under policy fair, got 0${change.inflight === undefined ? ", which is in force; set another with it" : ""}`,
+    );
 }
 
 function changePolicyOf(segment: Segment, change: PolicyChange, native: Native): Changed {
   const { name = segment.policy, preempt, ...rest } = change;
   const policy: Policy = { ...rest, name, preempt: preempt ?? segment.settings()["preempt"] === 1 };
-  const { policy: _, ...settings } = { ...policySettings(policy, [], native), policy: name };
+  // What orion goes by follows from profiles, which are read at the start of a launch.
+  const { policy: _, ...settings } = {
+    ...policySettings({ ...policy, name: name === "orion" ? "none" : name }, [], native),
+    policy: name,
+  };
   if (segment.policy === "slo" && name !== "slo") {
-    // The loop stops at that, so that it moves nothing any more.
+    // The loop stops at that, so that it moves nothing any more. One that has looked at the policy just before puts back what is kept.
+    segment.rekeep(settings);
     segment.configure({ policy: name });
     segment.putBack();
   }
@@ -169,5 +191,6 @@ function changePolicyOf(segment: Segment, change: PolicyChange, native: Native):
   const what = Object.entries(change).map(
     ([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`,
   );
-  return { segment: segment.id, text: `${segment.id}: ${what.join(", ")}` };
+  const notes = Object.keys(change).flatMap((field) => noEffect(field, name) ?? []);
+  return { segment: segment.id, text: `${segment.id}: ${what.join(", ")}`, notes };
 }

@@ -6,10 +6,53 @@
  * or version. Only reads.
  */
 
-import { readdirSync, statSync } from "node:fs";
-import { join } from "node:path";
+import { accessSync, constants, existsSync, readdirSync, statSync } from "node:fs";
+import { join, resolve } from "node:path";
+import { RigelError, reason } from "./errors.ts";
 import type { Native } from "./native.ts";
+import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
+
+/** The folder of segments that `--segment` names; without it, where they are. Throws if there is none. */
+export function segmentFolder(given: string | undefined): string {
+  const folder = resolve(given ?? defaultSegmentFolder(process.env));
+  if (given !== undefined && !statSync(folder, { throwIfNoEntry: false })?.isDirectory())
+    throw new RigelError("command", `--segment: expected a folder that exists, got ${given}`);
+  return folder;
+}
+
+/** The same for who makes a segment there. */
+export function writableSegmentFolder(given: string | undefined): string {
+  const folder = resolve(given ?? defaultSegmentFolder(process.env));
+  try {
+    readdirSync(folder);
+    accessSync(folder, constants.W_OK);
+  } catch (thrown) {
+    throw new RigelError(
+      "segment",
+      `no segment file can be created in ${folder} (${reason(thrown)}); ` +
+        "choose a folder that exists and can be written to with --segment DIR",
+      { cause: thrown },
+    );
+  }
+  return folder;
+}
+
+/** What is live, whenever it is called: the segment that `--segment` names, or those of a folder. Throws if it is neither. */
+export function liveSegments(native: Native, given: string | undefined): () => Segment[] {
+  if (given !== undefined) {
+    const place = resolve(given);
+    const found = statSync(place, { throwIfNoEntry: false });
+    if (!found)
+      throw new RigelError("command", `--segment: expected a segment file, or the folder of those, got ${given}`);
+    if (!found.isDirectory()) {
+      const segment = Segment.open(native, place);
+      return () => (existsSync(place) ? [segment] : []);
+    }
+  }
+  const segments = new Segments(native, segmentFolder(given));
+  return () => segments.live();
+}
 
 /** The segments of one folder, each opened once for as long as it is there. */
 export class Segments {

@@ -24,6 +24,11 @@ interface WatchOptions {
   looked?: ((hangs: Hangs) => void) | undefined;
 }
 
+/** How often is looked for what waits for so long. */
+export function lookEvery_ms(threshold_s: number): number {
+  return Math.min(LONGEST_LOOK_ms, Math.max(SHORTEST_LOOK_ms, (threshold_s * 1000) / 4));
+}
+
 /** One line for people. */
 export function lineOf({ name, pid, rank, why }: Found): string {
   return `${name} (${pid}${rank === null ? "" : `, rank ${rank}`}) ${why}`;
@@ -41,8 +46,7 @@ export class HangWatch implements AsyncDisposable {
 
   constructor(options: WatchOptions) {
     this.#options = options;
-    const every_ms = Math.min(LONGEST_LOOK_ms, Math.max(SHORTEST_LOOK_ms, (options.threshold_s * 1000) / 4));
-    this.#timer = setInterval(() => this.look(), every_ms);
+    this.#timer = setInterval(() => this.look(), lookEvery_ms(options.threshold_s));
   }
 
   /** Looks once; returns what is found, undefined at the first look. */

@@ -4,16 +4,17 @@
 
 import { resolve } from "node:path";
 import type { Command } from "commander";
-import { RigelError, reason } from "./errors.ts";
+import { liveSegments } from "./discover.ts";
+import { reason } from "./errors.ts";
 import { writeBundle } from "./hang-bundle.ts";
-import { HangWatch } from "./hang-watch.ts";
+import { HangWatch, lookEvery_ms } from "./hang-watch.ts";
 import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { aligned } from "./report.ts";
 import type { Segment } from "./segment.ts";
-import { seconds, segmentsAt } from "./trace-command.ts";
+import { seconds } from "./trace-command.ts";
 
 interface HangsFlags {
   json?: true;
@@ -28,7 +29,7 @@ Examples:
   rigel hangs                         every thread of every client: what it is in, and since when
   rigel hangs --threshold 30s --json  who has waited for half a minute, as JSON
   rigel hangs --bundle .              and keep what shows it in a folder here
-  rigel hangs --watch                 tell of every new hang and keep what shows it, until Ctrl-C
+  rigel hangs --watch                 tell of every new hang and keep what shows it, until Ctrl-C, also of launches to come
 
 A client that Rigel holds back, at the gate or off the GPU, does not hang. The exit status is 1 if something hangs.`;
 
@@ -50,11 +51,18 @@ export function addHangs(program: Command): void {
 }
 
 async function runHangs(flags: HangsFlags): Promise<void> {
-  const segments = segmentsAt(await Native.load(), flags.segment);
-  if (segments.length === 0)
-    throw new RigelError("command", "nothing runs under Rigel; start clients with `rigel launch` first");
+  const live = liveSegments(await Native.load(), flags.segment);
   if (flags.watch) {
-    await watch(segments, flags);
+    await watch(live, flags);
+    return;
+  }
+  const segments = live();
+  if (segments.length === 0) {
+    process.stdout.write(
+      flags.json
+        ? `${JSON.stringify(allHangs([]), null, 2)}\n`
+        : "nothing runs under Rigel; `rigel launch` starts clients\n",
+    );
     return;
   }
   const before = segments.map((segment) => momentOf(segment, flags.threshold));
@@ -78,25 +86,40 @@ async function runHangs(flags: HangsFlags): Promise<void> {
   if (document.hung > 0) process.exitCode = 1;
 }
 
-async function watch(segments: readonly Segment[], flags: HangsFlags): Promise<void> {
-  const { promise, resolve: end } = Promise.withResolvers<keyof typeof SIGNAL_STATUS>();
-  const stop = (signal: "SIGINT" | "SIGTERM") => (): void => end(signal);
-  const handlers = { SIGINT: stop("SIGINT"), SIGTERM: stop("SIGTERM") };
-  process.on("SIGINT", handlers.SIGINT).on("SIGTERM", handlers.SIGTERM);
-  const watches = segments.map(
-    (segment) =>
-      new HangWatch({
-        segment,
-        threshold_s: flags.threshold,
-        folder: flags.bundle === undefined ? undefined : resolve(flags.bundle),
-        say: progress,
-        looked: flags.json ? (hangs) => process.stdout.write(`${JSON.stringify(hangs)}\n`) : undefined,
-      }),
-  );
-  progress(`watching ${segments.length} ${segments.length === 1 ? "launch" : "launches"}; Ctrl-C ends it`);
-  process.exitCode = SIGNAL_STATUS[await promise];
-  await Promise.all(watches.map((one) => one[Symbol.asyncDispose]()));
-  process.off("SIGINT", handlers.SIGINT).off("SIGTERM", handlers.SIGTERM);
+/** Looks until a signal comes, or nobody reads what is found. */
+async function watch(live: () => Segment[], flags: HangsFlags): Promise<void> {
+  const over = Promise.withResolvers<number>();
+  const signals = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
+    const handler = (): void => over.resolve(SIGNAL_STATUS[signal]);
+    process.on(signal, handler);
+    return [signal, handler] as const;
+  });
+  process.stdout.on("error", () => over.resolve(0));
+  let watches = new Map<Segment, HangWatch>();
+  let gone: Promise<unknown> = Promise.resolve();
+  const list = (): void => {
+    const left = watches;
+    watches = new Map(live().map((segment) => [segment, left.get(segment) ?? watchOf(segment, flags)]));
+    for (const [segment, one] of left)
+      if (!watches.has(segment)) gone = Promise.all([gone, one[Symbol.asyncDispose]()]);
+  };
+  list();
+  const timer = setInterval(list, lookEvery_ms(flags.threshold));
+  progress(`watching ${watches.size} ${watches.size === 1 ? "launch" : "launches"}, and those to come; Ctrl-C ends it`);
+  process.exitCode = await over.promise;
+  clearInterval(timer);
+  await Promise.all([gone, ...watches.values().map((one) => one[Symbol.asyncDispose]())]);
+  for (const [signal, handler] of signals) process.off(signal, handler);
+}
+
+function watchOf(segment: Segment, flags: HangsFlags): HangWatch {
+  return new HangWatch({
+    segment,
+    threshold_s: flags.threshold,
+    folder: flags.bundle === undefined ? undefined : resolve(flags.bundle),
+    say: progress,
+    looked: flags.json ? (hangs) => process.stdout.write(`${JSON.stringify(hangs)}\n`) : undefined,
+  });
 }
 
 /** A table of all processes, then of their threads, then what there is to say of those that hang or are held back. */

@@ -20,6 +20,8 @@ export interface Observed {
   state: "live" | "ended" | "dead";
   /** It was stopped by a signal, or its heartbeat has ceased. */
   stopped: boolean;
+  /** Its last sign of life. */
+  beat_ns: number;
   /** RANK of its environment. */
   rank: number | null;
   /** What it has queued for the GPU. */
@@ -51,7 +53,7 @@ export interface Moment {
  * behind      a rank that others wait for so
  * synchronise waits for work that does not finish
  * call        a call of the driver or of NCCL does not return
- * stopped     by a signal, or its heartbeat has ceased
+ * stopped     by a signal, or its heartbeat has ceased: a hang once that lasts longer than the threshold
  * ended, dead
  */
 const VERDICTS = [
@@ -69,7 +71,7 @@ const VERDICTS = [
 ] as const;
 type Verdict = (typeof VERDICTS)[number];
 
-/** The verdicts that are a hang. */
+/** The verdicts that can be a hang. */
 export const HUNG = ["collective", "behind", "synchronise", "call", "stopped"] as const satisfies readonly Verdict[];
 const hungVerdicts: ReadonlySet<Verdict> = new Set(HUNG);
 
@@ -164,7 +166,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
   const clock = clockOf(segment);
   const at_ns = clock.now.ns;
   const clients = segment.table("clients");
-  const stale_ns = segment.settings()["stale_ms"] ?? 1000;
+  const stale_ms = segment.settings()["stale_ms"] ?? 1000;
   const busy = segment.highBusy;
   const processes = segment
     .slots()
@@ -173,14 +175,15 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
       const number = (field: string): number => Number(clients.long(slot.index, field));
       const threads = threadsOf(segment, slot, clock);
       const long = threads.some(({ waiting }) => waiting && at_ns - waiting.since_ns >= (threshold_s * 1e9) / 2);
-      const beat_ns = at_ns - number("heartbeat_ns");
+      const beat_ns = number("heartbeat_ns");
       return {
         name: slot.name,
         pid: slot.pid,
         slot: slot.index,
         class: clients.word(slot.index, "class") === 1 ? "high" : "best-effort",
         state: slotState(segment, slot),
-        stopped: !slot.finished && (beat_ns > 2 * stale_ns * 1e6 || stateOf(slot.pid) === "T"),
+        stopped: !slot.finished && (at_ns - beat_ns > 2 * stale_ms * 1e6 || stateOf(slot.pid) === "T"),
+        beat_ns,
         rank: rankOf(segment, slot),
         issued: number("launches") + number("graph_launches") + number("copies") + number("memsets"),
         gate_wait_ns: number("gate_wait_ns"),
@@ -342,7 +345,9 @@ function found(process: Observed, earlier: Observed | undefined, context: Contex
   if (process.state === "ended") return as("ended", "has ended by itself", { thread: recentState });
   if (process.stopped) {
     const why = `is stopped, by a signal or a debugger; it last did ${did}`;
-    return as("stopped", why, { thread: recentState, seconds: age(now, recent ? lastOf(recent) : now.at_ns) });
+    // Its heartbeat ceased when it was stopped.
+    const since_s = age(now, process.beat_ns);
+    return as("stopped", why, { thread: recentState, seconds: since_s, hung: since_s * 1e9 >= limit_ns });
   }
   const stuck = hasHung(process, now, limit_ns);
   if (awaited) {

@@ -32,6 +32,7 @@ import { ClientProcess } from "./process.ts";
 import { Recording } from "./recording.ts";
 import { type ClientReport, type Mode, type Report, compared, memoryReport } from "./report.ts";
 import { type MemoryUse, Segment } from "./segment.ts";
+import { Changes } from "./launch-changes.ts";
 import { LoopKeeper, type SloReport } from "./slo-loop.ts";
 import { measured } from "./stats.ts";
 import { writeTrace } from "./trace.ts";
@@ -96,12 +97,12 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
   if (!last) throw new Error("a plan without phases");
   if (last.failed) notes.push(`${last.failed.name} ${last.failed.text} in phase: ${title(last.phase)}`);
   const compare = plan.config.compare ? compared(merged(done)) : [];
-  const { device, config } = plan;
+  const { device } = plan;
   return {
     report: {
       schema: 1,
       device: { name: device.name, uuid: device.uuid, simulated: device.simulated },
-      policy: { ...config.policy, name: last.phase.policy, inflight: last.inflight },
+      policy: last.policy,
       sharing: mps.sharing,
       mps: mps.sharing.mode === "mps",
       duration_s: Math.round(last.duration_s * 1000) / 1000,
@@ -143,7 +144,8 @@ function merged(done: readonly PhaseResult[]): { mode: Mode; clients: ClientRepo
 interface PhaseResult {
   phase: Phase;
   clients: ClientReport[];
-  inflight: number;
+  /** In force at its end. */
+  policy: Report["policy"];
   duration_s: number;
   /** What the control loop of policy slo did. */
   slo: SloReport | null;
@@ -189,6 +191,7 @@ async function runPhase(
     durations.seed(segment, phase.clients);
     segment.target = targetOf(policy);
     segment.manifest = manifestOf(plan, phase, mps);
+    const changes = new Changes(segment, { ...policy, name: phase.policy }, phase.clients);
     using keeper = new LoopKeeper(segment, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
@@ -213,11 +216,13 @@ async function runPhase(
       plan.config.hang_s === 0
         ? undefined
         : new HangWatch({ segment, threshold_s: plan.config.hang_s, say: (line) => progress(`hang: ${line}`) });
-    const counted = await count(plan, running, segment, native, options, interrupt);
+    const counted = await count(plan, running, segment, native, options, interrupt, changes);
     // What shows a hang is kept before anybody is ended.
     await hangs?.[Symbol.asyncDispose]();
     const slo = keeper.end() ?? null;
-    const inflight = segment.inflight;
+    const policyAtEnd = changes.policy();
+    // Whoever runs the loop changes policies by itself.
+    const changed = options.ownLoop ? [] : changes.notes();
     const elsewhere = await missedMps(running, segment, mps);
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
@@ -234,10 +239,11 @@ async function runPhase(
     const matches = await matchesOf(running, recordings);
     return {
       phase,
-      inflight,
+      policy: policyAtEnd,
       duration_s,
       slo,
       notes: [
+        ...changed,
         ...notesOf(running, segment, duration_s, interrupt.signal ? undefined : plan.config.duration_s),
         ...notesOnMemory(running, counted),
         ...(hangs?.notes ?? []),
@@ -418,6 +424,7 @@ async function count(
   native: Native,
   options: LaunchOptions,
   interrupt: Interrupt,
+  changes: Changes,
 ): Promise<Counted> {
   const { duration_s, warmup_s } = plan.config;
   const started_ms = performance.now();
@@ -430,6 +437,7 @@ async function count(
     if (now_ms - looked_ms >= LOOK_ms) {
       looked_ms = now_ms;
       segment.reap();
+      changes.look();
       look(running, native);
       tell(running, segment, now_ms);
     }

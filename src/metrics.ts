@@ -80,7 +80,7 @@ export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[])
       const own = found.filter(({ name }) => name === client.name);
       for (const reason of own.length > 0 ? HUNG : [])
         lines.push(
-          `rigel_client_hung{${labelsOf(stats, client)},reason="${reason}"} ${Number(own.some(({ verdict }) => verdict === reason))}`,
+          `rigel_client_hung{${labelsOf(stats, client)},reason="${reason}"} ${Number(own.some(({ verdict, hung }) => hung && verdict === reason))}`,
         );
     }
   }

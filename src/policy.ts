@@ -19,6 +19,19 @@ const READ_BY = {
   target: ["slo"],
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
+/** The policies that read a field of `policy`; undefined: all may. */
+export function readBy(field: string): readonly Policy["name"][] | undefined {
+  return Object.entries(READ_BY).find(([name]) => name === field)?.[1];
+}
+
+/** What is to be said of a field of `policy` that this policy does not read. */
+export function noEffect(field: string, policy: Policy["name"]): string | undefined {
+  const policies = readBy(field);
+  return policies === undefined || policies.includes(policy)
+    ? undefined
+    : `policy.${field}: has no effect under policy ${policy}, only under ${policies.join(" and ")}`;
+}
+
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
 export const DUR_THRESHOLD = 0.025;
 
@@ -32,11 +45,7 @@ export function targetOf({ target }: Policy): Target {
 export function checkPolicy(config: Config, notes: string[]): RigelError[] {
   const { file, policy, clients } = config;
   const problems: string[] = [];
-  const unread = Object.entries(READ_BY).filter(
-    ([field, policies]) => field in policy && !policies.some((name) => name === policy.name),
-  );
-  for (const [field, policies] of unread)
-    notes.push(`policy.${field}: has no effect under policy ${policy.name}, only under ${policies.join(" and ")}`);
+  notes.push(...Object.keys(READ_BY).flatMap((field) => (field in policy ? (noEffect(field, policy.name) ?? []) : [])));
   if (policy.name !== "fair")
     for (const { name } of clients.filter(({ weight }) => weight !== undefined))
       notes.push(`${name}: weight has no effect under policy ${policy.name}, only under fair`);

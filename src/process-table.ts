@@ -4,8 +4,13 @@
 
 import { sizeText } from "./memory.ts";
 import { aligned } from "./report.ts";
-import { digits } from "./show.ts";
-import type { Stats } from "./stats.ts";
+import { digits, isStopped } from "./show.ts";
+import type { ClientStats, Stats } from "./stats.ts";
+
+function stateOf(client: ClientStats, stats: Stats): string {
+  if (client.state !== "live") return client.state;
+  return client.paused ? "paused" : isStopped(client, stats) ? "stopped" : "live";
+}
 
 /** Every client of these segments in a line. */
 export function processTable(segments: readonly Stats[]): string {
@@ -13,7 +18,7 @@ export function processTable(segments: readonly Stats[]): string {
     stats.clients.map((client) => [
       client.name,
       client.class,
-      client.paused && client.state === "live" ? "paused" : client.state,
+      stateOf(client, stats),
       client.processes.map(({ pid }) => pid).join(","),
       client.devices.map((index) => stats.devices[index]?.name ?? String(index)).join(", ") || "-",
       stats.segment.id,

@@ -66,12 +66,13 @@ interface Versus {
 export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
+  /** In force at the end. */
   policy: Policy & { inflight: number };
   sharing: Sharing;
   /** As sharing.mode says. */
   mps: boolean;
   duration_s: number;
-  /** What the control loop of policy slo found and did in the last phase; null under other policies. */
+  /** What the control loop of policy slo found and did in the last phase, also where that was left; null if it never ran. */
   slo: SloReport | null;
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
@@ -263,7 +264,7 @@ function sloLines({ target, alone, now, over_alone, settings, held_s, changes, u
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${knobs.join(", ")}; ${changes} changes`,
+    `     at the end: ${latencies(now)} with ${knobs.join(", ") || "the settings as they were"}; ${changes} changes`,
   ];
 }
 

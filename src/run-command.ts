@@ -2,7 +2,6 @@
  * run-command.ts: `rigel run`, `ps`, `set`, `pause` and `resume` on the command line.
  */
 
-import { resolve } from "node:path";
 import { type Command, Option } from "commander";
 import { above0 } from "./arguments.ts";
 import type { Config } from "./config.ts";
@@ -15,10 +14,10 @@ import {
   pauseClient,
   policyChange,
 } from "./control.ts";
-import { Segments } from "./discover.ts";
+import { Segments, segmentFolder, writableSegmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { defaultSegmentFolder } from "./plan.ts";
 import { processTable } from "./process-table.ts";
 import { run } from "./run.ts";
 import { readingOf, statsOf } from "./stats.ts";
@@ -76,7 +75,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
       const native = await Native.load();
       process.exitCode = await run(command, native, {
         ...flags,
-        folder: folderOf(flags),
+        folder: writableSegmentFolder(flags.segment),
         verbose: flags.verbose ?? false,
       });
     });
@@ -88,7 +87,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .addHelpText("after", "\nExamples:\n  rigel ps\n  rigel ps --json | jq '.segments[].clients[] | .name'")
     .action(async (flags: Where & { json?: true; all?: true }) => {
-      const all = new Segments(await Native.load(), folderOf(flags))
+      const all = new Segments(await Native.load(), segmentFolder(flags.segment))
         .live()
         .map((segment) => statsOf(readingOf(segment)));
       const segments = flags.all
@@ -107,7 +106,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .addHelpText("after", SET_EXAMPLES)
     .action(async (client: string, settings: string[], flags: Where & { segmentId?: string; json?: true }) => {
       const native = await Native.load();
-      const all = new Segments(native, folderOf(flags)).live();
+      const all = new Segments(native, segmentFolder(flags.segment)).live();
       const wanted = flags.segmentId;
       const segments = all.filter(({ id }) => wanted === undefined || id === wanted);
       if (segments.length === 0)
@@ -131,7 +130,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .option("--json", "print what was changed as JSON")
     .addHelpText("after", PAUSE_EXAMPLES)
     .action(async (client: string, flags: Where & { for?: number; json?: true }) => {
-      const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
+      const found = findClient(client, new Segments(await Native.load(), segmentFolder(flags.segment)).live());
       printChanged([pauseClient(found, flags.for ?? Number.POSITIVE_INFINITY)], flags.json);
     });
   program
@@ -142,7 +141,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .option("--json", "print what was changed as JSON")
     .addHelpText("after", "\nExample:\n  rigel resume train")
     .action(async (client: string, flags: Where & { json?: true }) => {
-      const found = findClient(client, new Segments(await Native.load(), folderOf(flags)).live());
+      const found = findClient(client, new Segments(await Native.load(), segmentFolder(flags.segment)).live());
       printChanged([pauseClient(found, 0)], flags.json);
     });
 }
@@ -155,10 +154,6 @@ interface RunFlags extends Where {
   device?: Config["device"];
   preset: Config["simulated"]["preset"];
   verbose?: true;
-}
-
-function folderOf({ segment }: Where): string {
-  return resolve(segment ?? defaultSegmentFolder(process.env));
 }
 
 /** `a=1 b.c=x` as an object; what reads as JSON is that, anything else text. */
@@ -180,6 +175,7 @@ function valueOf(text: string): unknown {
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {
+  for (const note of new Set(changed.flatMap(({ notes }) => notes ?? []))) progress(`note: ${note}`);
   print(json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
 }
 

@@ -338,6 +338,18 @@ export class Segment {
     };
   }
 
+  /**
+   * Changes settings for policy slo, which are put back where another policy has taken over meanwhile: whoever has changed it may
+   * have put them back before they were written here. Whether it is still slo.
+   */
+  move(settings: Readonly<Record<string, number>>): boolean {
+    this.keep();
+    this.apply(settings);
+    if (this.policy === "slo") return true;
+    this.#putBack();
+    return false;
+  }
+
   /** Keeps the settings that the control loop moves as they are now, unless it has moved some already. */
   keep(): void {
     const { control } = this.#layout;
@@ -347,19 +359,32 @@ export class Segment {
     this.#put(control, "kept", 0, 1);
   }
 
-  /** Puts them back, where another policy takes over. */
-  putBack(): void {
+  /** Settings as they are where slo has not moved them. */
+  kept(): Readonly<Record<string, number>> {
     const { control } = this.#layout;
-    if (!this.#word(control, "kept", 0)) return;
-    this.apply({ corun: 0, ...Object.fromEntries(KEPT.map((name) => [name, this.#word(control, `kept_${name}`, 0)])) });
-    this.#put(control, "kept", 0, 0);
+    if (!this.#word(control, "kept", 0)) return this.settings();
+    return { ...this.settings(), corun: 0, ...this.#keptNow() };
   }
 
-  /** Somebody has set some of them meanwhile: that is what is put back. */
+  /** Puts them back, where another policy takes over. */
+  putBack(): void {
+    if (this.#word(this.#layout.control, "kept", 0)) this.#putBack();
+  }
+
+  #putBack(): void {
+    this.apply({ corun: 0, ...this.#keptNow() });
+    this.#put(this.#layout.control, "kept", 0, 0);
+  }
+
+  #keptNow(): Readonly<Record<string, number>> {
+    return Object.fromEntries(KEPT.map((name) => [name, this.#word(this.#layout.control, `kept_${name}`, 0)]));
+  }
+
+  /** Somebody sets some of them: that is what is put back, also by a loop that is about to find that its policy has gone. */
   rekeep(settings: Readonly<Record<string, unknown>>): void {
     const { control } = this.#layout;
-    if (!this.#word(control, "kept", 0)) return;
-    for (const name of KEPT) if (name in settings) this.#put(control, `kept_${name}`, 0, Number(settings[name]));
+    for (const name of KEPT)
+      if (settings[name] !== undefined) this.#put(control, `kept_${name}`, 0, Number(settings[name]));
   }
 
   /** Shows what the control loop, which this process runs, has found; undefined: it has ended. */
@@ -425,15 +450,17 @@ export class Segment {
   }
 
   /** What is asked of a client. */
-  wanted(name: string): (Pick<Wanted, "class"> & { paused_until_ns: number }) | undefined {
+  wanted(name: string): (Pick<Wanted, "class" | "weight"> & { paused_until_ns: number }) | undefined {
     const base = this.#account(name);
     if (base === undefined) return undefined;
     const { accounts } = this.#layout;
     const kind = this.#word(accounts, "wanted_class", base);
+    const weight = this.#word(accounts, "wanted_weight", base);
     const until = this.#long64(accounts, "paused_until_ns", base);
     return {
       // What it was started as stands in its slots.
       ...(kind !== 0 && { class: kind === CLASS_HIGH ? "high" : "best-effort" }),
+      ...(weight !== 0 && { weight: weight / 1000 }),
       paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until),
     };
   }

@@ -170,9 +170,10 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         const all = watcher.live().filter(({ id }) => segment === undefined || id === segment);
         if (all.length === 0)
           throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
-        changePolicy(all, policyChange(policy, "policy"), native);
+        const changed = changePolicy(all, policyChange(policy, "policy"), native);
         watcher.changed();
         return {
+          notes: [...new Set(changed.flatMap(({ notes }) => notes ?? []))],
           segments: watcher
             .now()
             .filter(({ segment: { id } }) => all.some((one) => one.id === id))
@@ -181,7 +182,11 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       },
       {
         body: z.strictObject({ policy: policyChangeSchema, segment: z.string().optional() }),
-        response: z.object({ segments: z.array(configSchema) }),
+        response: z.object({
+          segments: z.array(configSchema),
+          /** Fields that have no effect under the policy in force. */
+          notes: z.array(z.string()),
+        }),
         detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
       },
     )

@@ -8,17 +8,16 @@
  */
 
 import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { join } from "node:path";
 import { type Command } from "commander";
 import { z } from "zod";
 import { whole } from "./arguments.ts";
-import { Segments } from "./discover.ts";
+import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { Launches, launchesFolder } from "./launches.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { defaultSegmentFolder } from "./plan.ts";
 import { type Transport, clearSocket, refusal, runtimeFolder, tokenIn } from "./serve-access.ts";
 import { serveApp } from "./serve-app.ts";
 import { errorBody } from "./serve-error.ts";
@@ -67,18 +66,34 @@ async function runServe(flags: ServeFlags): Promise<void> {
     process.stdout.write(`${JSON.stringify(grafanaDashboard(), null, 2)}\n`);
     return;
   }
+  const segments = segmentFolder(flags.segment);
   const native = await Native.load();
   const folder = runtimeFolder();
   const release = lockFolder(native, folder);
+  const servers: { stop: (now: boolean) => Promise<void> }[] = [];
+  try {
+    await serve(native, { folder, segments }, flags, servers);
+  } finally {
+    // Event streams have no end of their own.
+    await Promise.all(servers.map((server) => server.stop(true)));
+    release();
+  }
+}
+
+/** Listens until a signal comes; whoever calls stops what is put into `servers`. */
+async function serve(
+  native: Native,
+  { folder, segments }: { folder: string; segments: string },
+  flags: ServeFlags,
+  servers: { stop: (now: boolean) => Promise<void> }[],
+): Promise<void> {
   const socket = join(folder, "serve.sock");
   await clearSocket(socket);
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
-  using watcher = new Watcher(new Segments(native, segmentFolder), flags.hang);
-  watcher.start();
-  const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segmentFolder));
+  using watcher = new Watcher(new Segments(native, segments), flags.hang);
+  const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segments));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;
     const refused = refusal(request, path, transport);
@@ -95,30 +110,33 @@ async function runServe(flags: ServeFlags): Promise<void> {
     return Response.json(errorBody(refused.code, refused.message), { status: refused.status, headers });
   };
 
-  const umask = process.umask(0o177);
-  const onSocket = Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) });
-  process.umask(umask);
-  chmodSync(socket, 0o600);
-  const servers: { stop: (now: boolean) => Promise<void> }[] = [onSocket];
   let url: string | null = null;
+  // First, as it may be somebody else's.
   if (flags.port !== undefined && token !== undefined) {
     const onPort = listen(flags.port, (request, port) => answer(request, { kind: "tcp", port, token }));
-    url = `http://127.0.0.1:${onPort.port}`;
     servers.push(onPort);
+    url = `http://127.0.0.1:${onPort.port}`;
   }
-  progress(`listening on ${socket}`);
-  if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
-  if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
-
-  await signalled();
-  // Event streams have no end of their own.
-  await Promise.all(servers.map((server) => server.stop(true)));
+  const umask = process.umask(0o177);
   try {
-    unlinkSync(socket);
-  } catch {
-    // Bun has removed it, or somebody else.
+    servers.push(Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) }));
+  } finally {
+    process.umask(umask);
   }
-  release();
+  try {
+    chmodSync(socket, 0o600);
+    watcher.start();
+    progress(`listening on ${socket}`);
+    if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
+    if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
+    await signalled();
+  } finally {
+    try {
+      unlinkSync(socket);
+    } catch {
+      // Bun has removed it, or somebody else.
+    }
+  }
 }
 
 /** One line for each request that is refused; what came in cannot make it another one. */

@@ -36,14 +36,22 @@ export function wait_ms_per_s({ rates }: ClientStats): number | null {
   return rates ? rates.gate_wait_ms_per_s + rates.inflight_wait_ms_per_s : null;
 }
 
+/** All processes of a client have given no sign of life for a while. */
+export function isStopped(
+  { processes }: Pick<ClientStats, "processes">,
+  { settings }: Pick<Stats, "settings">,
+): boolean {
+  const stale_ms = settings["stale_ms"];
+  const ages = processes.flatMap(({ heartbeat_age_ms }) => heartbeat_age_ms ?? []);
+  return stale_ms !== undefined && ages.length > 0 && ages.every((age_ms) => age_ms > stale_ms);
+}
+
 /** What a client of this segment is doing, in one word. */
 export function stateOf(client: ClientStats, { settings }: Pick<Stats, "settings">): string {
   if (client.state === "dead") return "killed";
   if (client.state === "ended") return "ended";
   if (client.paused) return "paused";
-  const stale_ms = settings["stale_ms"];
-  const ages = client.processes.flatMap(({ heartbeat_age_ms }) => heartbeat_age_ms ?? []);
-  if (stale_ms !== undefined && ages.length > 0 && ages.every((age_ms) => age_ms > stale_ms)) return "stopped";
+  if (isStopped(client, { settings })) return "stopped";
   if (client.first_launch_ms === null) return "starting";
   if (client.rates === null) return "new";
   return client.rates.launches_per_s > 0 || client.rates.requests_per_s > 0 ? "running" : "idle";

@@ -177,6 +177,7 @@ function answer(
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
   const { settings, hold } = controller.step({
+    elapsed_s: TICK_S,
     requests: new Histogram(counts, shape),
     waits: waits.map(([client, worked_ns, waited_ns]) => ({
       client,

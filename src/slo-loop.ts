@@ -7,12 +7,11 @@
 
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
-import { type Action, Controller, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
+import { type Action, Controller, HOLD_S, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
-/** A hold lasts two ticks unless it is renewed. */
-const HOLD_ms = 2 * TICK_S * 1000;
+const HOLD_ms = HOLD_S * 1000;
 
 /** What a slot had counted by the last tick. */
 interface Before {
@@ -55,6 +54,8 @@ export class LoopKeeper implements Disposable {
   readonly #keepsOff: boolean;
   #release: (() => void) | undefined;
   #loop: SloLoop | undefined;
+  /** What the one before it found. */
+  #last: SloReport | undefined;
   #ticks = 0;
 
   /**
@@ -73,14 +74,13 @@ export class LoopKeeper implements Disposable {
     this.end();
   }
 
-  /** Ends the loop, if it ran here; what it found. */
+  /** Ends the loop, if it ran here; what it found, also where its policy has been left since. */
   end(): SloReport | undefined {
     clearInterval(this.#timer);
-    const report = this.#loop?.report();
     this.#drop();
     this.#release?.();
     this.#release = undefined;
-    return report;
+    return this.#last;
   }
 
   #tick(): void {
@@ -103,6 +103,7 @@ export class LoopKeeper implements Disposable {
 
   #drop(): void {
     if (!this.#loop) return;
+    this.#last = this.#loop.report();
     this.#loop.pause();
     this.#loop = undefined;
     this.#segment.showLoop(undefined);
@@ -118,10 +119,10 @@ export class SloLoop {
   #timer: ReturnType<typeof setInterval> | undefined;
   #told = false;
   #held = false;
-  /** The ticks of the controller. */
-  #ticks = 0;
-  /** Clients with a process that has launched and not ended; undefined before the first look. */
-  #atWork: ReadonlySet<string> | undefined;
+  #looked_ns = 0;
+  /** Clients with a process that has launched and not ended, as of the latest look, and of the marks. */
+  #atWork: ReadonlySet<string> = new Set();
+  #marked: ReadonlySet<string> | undefined;
   readonly #marks: Mark[] = [];
   /** What it did last. */
   #last: Action = { settings: undefined, hold: false };
@@ -132,6 +133,7 @@ export class SloLoop {
     this.#segment = segment;
     this.#controller = new Controller(target);
     this.#observe();
+    this.#mark();
   }
 
   /** What it has found. */
@@ -150,25 +152,24 @@ export class SloLoop {
   /** Goes on by itself where it was, with what it had learned. */
   resume(): void {
     this.#observe();
+    this.#mark();
     this.#controller.unsettle();
     this.#act();
     this.#timer ??= setInterval(() => this.tick(), TICK_S * 1000);
   }
 
   #act(): void {
-    const { settings, hold } = this.#last;
-    if (settings) {
-      this.#segment.keep();
-      this.#segment.apply(settings);
-    }
+    const { settings } = this.#last;
+    const hold = this.#last.hold && this.#segment.policy === "slo";
+    if (settings) this.#segment.move(settings);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
   }
 
-  /** To be called every TICK_S, unless `resume` was. */
-  tick(): void {
-    this.#ticks++;
-    this.#last = this.#controller.step(this.#observe());
+  /** To be called every TICK_S, unless `resume` was. `elapsed_s`: since it was called last, where that is not to be measured. */
+  tick(elapsed_s?: number): void {
+    this.#last = this.#controller.step(this.#observe(elapsed_s));
+    this.#mark();
     this.#act();
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;
@@ -181,7 +182,10 @@ export class SloLoop {
   }
 
   /** What happened since the last call. */
-  #observe(): Observation {
+  #observe(given_s?: number): Observation {
+    const now_ns = this.#segment.now_ns;
+    const elapsed_s = given_s ?? (now_ns - this.#looked_ns) / 1e9;
+    this.#looked_ns = now_ns;
     let requests: Histogram | undefined;
     let launches = 0;
     let preemption = true;
@@ -214,8 +218,9 @@ export class SloLoop {
         }
       }
     }
-    this.#mark(atWork);
+    this.#atWork = atWork;
     return {
+      elapsed_s,
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
       waits,
       launches,
@@ -226,10 +231,11 @@ export class SloLoop {
   }
 
   /** Those at work at the first look have not come meanwhile. */
-  #mark(atWork: ReadonlySet<string>): void {
-    const was = this.#atWork ?? atWork;
-    this.#atWork = atWork;
-    const t_s = Math.round(this.#ticks * TICK_S * 1000) / 1000;
+  #mark(): void {
+    const atWork = this.#atWork;
+    const was = this.#marked ?? atWork;
+    this.#marked = atWork;
+    const { t_s } = this.#controller;
     for (const client of atWork.difference(was)) this.#marks.push({ t_s, client, what: "joins" });
     for (const client of was.difference(atWork)) this.#marks.push({ t_s, client, what: "leaves" });
     if (this.#marks.length > MARKS_KEPT) this.#marks.splice(0, this.#marks.length - MARKS_KEPT);

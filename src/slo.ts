@@ -75,6 +75,8 @@ const GATE_RUNGS: readonly Rung[] = [
 const FIRST_GATE_RUNG = 1;
 
 export const TICK_S = 0.1;
+/** A hold lasts so long unless it is renewed. */
+export const HOLD_S = 2 * TICK_S;
 /**
  * For how long best-effort may be held to learn what requests take alone: the first window; a part of the time until FIRST_HELD_S are
  * spent; a part of the time for good; and some more for each change of load, which count that often at most.
@@ -138,8 +140,13 @@ const HEARD_S = 10;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 
+/** A tick that has taken so many times TICK_S: whoever asks was stopped meanwhile. */
+const STALL = 1.5;
+
 /** What happened since the last tick. */
 export interface Observation {
+  /** For how long that is. */
+  elapsed_s: number;
   /** Durations of the requests that ended, of all high clients. */
   requests: Histogram;
   /** The same taken apart, of those clients that wait for their work. */
@@ -164,6 +171,8 @@ export interface Action {
 /** One line of the record. */
 export interface Second {
   t_s: number;
+  /** For how long it stands: more where the loop was stopped meanwhile, and less after that. */
+  over_s: number;
   rung: number;
   held_s: number;
   requests: number;
@@ -283,10 +292,11 @@ export class Controller {
   #relearned = 0;
   #changes = 0;
   #unreachable_s = 0;
-  #second: { requests: Histogram | undefined; launches: number; held_s: number } = {
+  #second: { requests: Histogram | undefined; launches: number; held_s: number; ticks: number } = {
     requests: undefined,
     launches: 0,
     held_s: 0,
+    ticks: 0,
   };
   readonly seconds: Second[] = [];
 
@@ -297,26 +307,53 @@ export class Controller {
 
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
-    this.#ticks++;
     const held = this.#holds;
+    if (seen.elapsed_s > STALL * TICK_S) {
+      this.#stall(seen, held);
+      return this.#action();
+    }
+    this.#ticks++;
     if (held) this.#held_s += TICK_S;
-    if (seen.requests.total > 0) this.#heard_s = this.#t_s;
-    this.#record(seen, held);
+    if (seen.requests.total > 0) this.#heard_s = this.t_s;
+    this.#record(seen, held ? TICK_S : 0);
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
       if (held) {
         this.#alone.add(seen.requests);
         this.#window.add(seen.requests);
-        this.#aloneWaits.add(seen.waits ?? [], this.#t_s);
-        this.#windowWaits.add(seen.waits ?? [], this.#t_s);
+        this.#aloneWaits.add(seen.waits ?? [], this.t_s);
+        this.#windowWaits.add(seen.waits ?? [], this.t_s);
         this.#aloneSays = undefined;
-      } else this.#at(this.#rung).add(seen, this.#t_s);
+      } else this.#at(this.#rung).add(seen, this.t_s);
     }
     this.#alone.fade(TICK_S / ALONE_KEEPS);
     this.#decide(seen);
-    // What the user configured stays until there is something to decide on.
+    return this.#action();
+  }
+
+  /** What the user configured stays until there is something to decide on. */
+  #action(): Action {
     return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
+  }
+
+  /**
+   * Nobody asked for a while. What happened meanwhile is recorded and no more: a hold has ended by itself, so that it is neither
+   * known to be alone nor beside best-effort work. What was under way, a window or a trial, goes on.
+   */
+  #stall(seen: Observation, held: boolean): void {
+    const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
+    const spent_s = this.t_s - this.#since_s;
+    this.#ticks += ticks;
+    const held_s = held ? Math.min(HOLD_S, ticks * TICK_S) : 0;
+    this.#held_s += held_s;
+    if (seen.requests.total > 0) this.#heard_s = this.t_s;
+    this.#record(seen, held_s, ticks);
+    this.#alone.fade((ticks * TICK_S) / ALONE_KEEPS);
+    if (this.#state === "run") this.#at(this.#rung).fade(ticks * TICK_S);
+    else this.#since_s = round(this.t_s - spent_s);
+    this.#settled = this.#ticks;
+    this.#notice(seen);
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
@@ -354,7 +391,7 @@ export class Controller {
           ? { requests: delayed.requests, p50: round(delayed.p50), p99: round(delayed.p99) }
           : null,
       rung: this.#rung,
-      settings: this.#settings,
+      settings: this.#state === "waiting" ? undefined : this.#settings,
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
@@ -368,8 +405,8 @@ export class Controller {
     return this.#state === "first window" || this.#state === "window";
   }
 
-  /** Rounded, so that a window of two ticks is over after two. */
-  get #t_s(): number {
+  /** Its time. Rounded, so that a window of two ticks is over after two. */
+  get t_s(): number {
     return Math.round(this.#ticks * TICK_S * 1000) / 1000;
   }
 
@@ -390,12 +427,12 @@ export class Controller {
     this.#stay_s = TRIAL_S;
     this.#go(rung);
     this.#state = this.#state === "waiting" ? "waiting" : "run";
-    this.#since_s = this.#t_s;
+    this.#since_s = this.t_s;
     this.#unreachable_s = 0;
   }
 
   #go(rung: number): void {
-    if (rung !== this.#rung) this.#changes++;
+    if (rung !== this.#rung && this.#state !== "waiting") this.#changes++;
     this.#rung = rung;
     this.#settled = this.#ticks;
     const to = this.#ladder[rung];
@@ -414,7 +451,7 @@ export class Controller {
 
   #enter(state: State): void {
     this.#state = state;
-    this.#since_s = this.#t_s;
+    this.#since_s = this.t_s;
     this.#settled = this.#ticks;
   }
 
@@ -454,12 +491,12 @@ export class Controller {
   }
 
   #decide(seen: Observation): void {
-    const spent_s = round(this.#t_s - this.#since_s);
+    const spent_s = round(this.t_s - this.#since_s);
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
         if (!this.#steady(seen)) return;
-        this.#began_s = this.#t_s;
+        this.#began_s = this.t_s;
         this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
@@ -492,7 +529,7 @@ export class Controller {
         }
         this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
         // A change of load, or a start that was none, may cost more.
-        const learning_s = this.#t_s - this.#began_s;
+        const learning_s = this.t_s - this.#began_s;
         const enough = this.#isComparable(this.#rung);
         const allowed_s =
           FIRST_WINDOW_S +
@@ -504,10 +541,10 @@ export class Controller {
           this.#aloneWaits.count >= KNOWN_WAITS ||
           this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
         const between_s = known ? BETWEEN_WINDOWS_S : 0;
-        const due = this.#t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
+        const due = this.t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
         // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
         const lacks = this.#aloneWaits.count >= KNOWN_WAITS && !enough;
-        const somebody = this.#measured !== "" && this.#t_s - this.#heard_s <= HEARD_S;
+        const somebody = this.#measured !== "" && this.t_s - this.#heard_s <= HEARD_S;
         if (relative && due && somebody && (lacks || this.#alone.count < ENOUGH_ALONE)) {
           this.#window.clear();
           this.#windowWaits.clear();
@@ -526,21 +563,21 @@ export class Controller {
   /** Whether the high clients are through with warming up, so that their requests can be compared. */
   #steady({ requests }: Observation): boolean {
     if (requests.total === 0 && Number.isNaN(this.#first_s)) return false;
-    if (Number.isNaN(this.#first_s)) this.#first_s = this.#sample_s = this.#t_s;
+    if (Number.isNaN(this.#first_s)) this.#first_s = this.#sample_s = this.t_s;
     this.#sample.add(requests);
-    if (this.#t_s - this.#first_s >= WARM_UP_MOST_S) return true;
-    if (this.#t_s - this.#sample_s < 1 || this.#sample.count < STEADY_REQUESTS) return false;
+    if (this.t_s - this.#first_s >= WARM_UP_MOST_S) return true;
+    if (this.t_s - this.#sample_s < 1 || this.#sample.count < STEADY_REQUESTS) return false;
     const median_ms = this.#sample.quantile_ms(0.5);
     const ratio = median_ms / this.#sampled_ms;
     this.#sampled_ms = median_ms;
-    this.#sample_s = this.#t_s;
+    this.#sample_s = this.t_s;
     this.#sample.clear();
     return ratio < STEADY && ratio > 1 / STEADY;
   }
 
   /** Windows that differ much, soon after the start, show a program that was still warming up: all of them are forgotten. */
   #endWindow(): void {
-    const early = this.#t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
+    const early = this.t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
     const pairs = this.#windowWaits.waits.flatMap((wait) => this.#saidBefore?.pair(wait) ?? []);
     const ratios = pairs.map(({ took_ms, alone_ms }) => took_ms / alone_ms).toSorted((a, b) => a - b);
     // A host that is slower for a while is no sign of that: what was expected of requests with as much work is looked at, if known.
@@ -549,7 +586,7 @@ export class Controller {
         ? (ratios[ratios.length >> 1] ?? 1)
         : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
     if (early && (ratio > STEADY || ratio < 1 / STEADY)) this.#forgetAlone();
-    this.#window_s = this.#t_s;
+    this.#window_s = this.t_s;
     this.#enter("run");
   }
 
@@ -579,7 +616,7 @@ export class Controller {
     if (!("p99_over_alone" in this.#target)) return undefined;
     const known = this.#at(rung);
     if (known.delay?.tick !== this.#ticks) {
-      known.waits.forget(this.#t_s);
+      known.waits.forget(this.t_s);
       const enough = Math.min(known.waits.count, this.#aloneWaits.count) >= ENOUGH;
       known.delay = {
         tick: this.#ticks,
@@ -592,7 +629,7 @@ export class Controller {
   /** The highest rung below this one that is known to be within the target; else that is not known to miss it; else the first. */
   #below(): number {
     const below = Array.from({ length: Math.max(0, this.#rung - 1) }, (_, n) => this.#rung - 1 - n).filter(
-      (rung) => this.#t_s >= this.#at(rung).notBefore_s,
+      (rung) => this.t_s >= this.#at(rung).notBefore_s,
     );
     const within = below.find((rung) => this.#judge(rung) === "within");
     const unknown = this.#ladder === GATE_RUNGS ? below.find((rung) => this.#judge(rung) === "unknown") : undefined;
@@ -602,7 +639,7 @@ export class Controller {
   /** Tries the next rung up that is not being left alone. */
   #tryNext(): void {
     for (let rung = this.#home + 1; rung < this.#ladder.length; rung++) {
-      if (this.#t_s < this.#at(rung).notBefore_s) continue;
+      if (this.t_s < this.#at(rung).notBefore_s) continue;
       this.#go(rung);
       this.#enter("trial");
       return;
@@ -616,9 +653,9 @@ export class Controller {
   #retreat(again = false): void {
     const failed = this.#at(this.#rung);
     const over = this.#judge(this.#rung) === "over";
-    if (again) failed.notBefore_s = this.#t_s + STAY_S;
+    if (again) failed.notBefore_s = this.t_s + STAY_S;
     else {
-      failed.notBefore_s = this.#t_s + failed.backOff_s;
+      failed.notBefore_s = this.t_s + failed.backOff_s;
       // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them, and what is in flight
       // when a request begins nothing of what runs beside it.
       const { suspend, corun = 0 } = this.#ladder[this.#rung] ?? {};
@@ -694,24 +731,28 @@ export class Controller {
     return over ? "over" : (delayed?.verdict ?? "within");
   }
 
-  #record(seen: Observation, held: boolean): void {
+  /** Of the `ticks` that have just gone. */
+  #record(seen: Observation, held_s: number, ticks = 1): void {
     const second = this.#second;
     second.requests = second.requests ? second.requests.combined(seen.requests, 1) : seen.requests;
     second.launches += seen.launches;
-    if (held) second.held_s += TICK_S;
-    const tick = Math.round(this.#t_s / TICK_S);
-    if (tick % Math.round(1 / TICK_S) !== 0) return;
+    second.held_s += held_s;
+    second.ticks += ticks;
+    const each = Math.round(1 / TICK_S);
+    if (Math.floor(this.#ticks / each) === Math.floor((this.#ticks - ticks) / each)) return;
+    const over_s = round(second.ticks * TICK_S);
     if (this.seconds.length >= 3600) this.seconds.shift();
     this.seconds.push({
-      t_s: Math.round(this.#t_s),
+      t_s: Math.floor(this.#ticks / each),
+      over_s,
       rung: this.#rung,
       held_s: round(second.held_s),
       requests: second.requests.total,
       p50_ms: finite(second.requests.quantile_ms(0.5)),
       p99_ms: finite(second.requests.quantile_ms(0.99)),
-      best_effort_launches_per_s: second.launches,
+      best_effort_launches_per_s: second.launches / over_s,
     });
-    this.#second = { requests: undefined, launches: 0, held_s: 0 };
+    this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
   }
 }
 

@@ -4,15 +4,13 @@
  * top-view.ts says what is shown, terminal.ts how a terminal is taken over. Only reads segments, but for `p`.
  */
 
-import { resolve } from "node:path";
 import { type Command } from "commander";
 import { between } from "./arguments.ts";
 import { findClient, pauseClient } from "./control.ts";
-import { Segments } from "./discover.ts";
+import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { Native } from "./native.ts";
-import { defaultSegmentFolder } from "./plan.ts";
 import type { Segment } from "./segment.ts";
 import { type Reading, type Stats, readingOf, statsOf } from "./stats.ts";
 import { Terminal, canDraw, hasColour } from "./terminal.ts";
@@ -50,7 +48,7 @@ export function addTop(program: Command): void {
 
 async function run(flags: Flags): Promise<void> {
   const native = await Native.load();
-  const folder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
+  const folder = segmentFolder(flags.segment);
   const source = new Source(new Segments(native, folder));
   const view: View = {
     segments: [],

@@ -2,15 +2,13 @@
  * trace-command.ts: `rigel trace`: writes what clients did last as a trace for Perfetto.
  */
 
-import { statSync } from "node:fs";
 import { resolve } from "node:path";
 import { type Command, InvalidArgumentError } from "commander";
-import { Segments } from "./discover.ts";
+import { liveSegments } from "./discover.ts";
+import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { defaultSegmentFolder } from "./plan.ts";
-import { Segment } from "./segment.ts";
-import { writeTrace } from "./trace.ts";
+import { printTrace, writeTrace } from "./trace.ts";
 
 interface TraceFlags {
   output: string;
@@ -24,6 +22,7 @@ Examples:
   rigel trace -o trace.json                   the last operations of every client; open it at https://ui.perfetto.dev
   rigel trace train --last 10s -o train.json  what happened to train in the last ten seconds
   rigel trace 4711 -o rank1.json              one process
+  rigel trace -o - | gzip > trace.json.gz     Perfetto reads that too
   rigel launch jobs.json --trace trace.json   at the end of a launch
 
 A client keeps its last 4096 operations, also when it is killed, until its launch ends.`;
@@ -34,7 +33,7 @@ export function addTrace(program: Command): void {
     .command("trace")
     .description("write what clients launched and waited for last as a trace for Perfetto")
     .argument("[client]", "a client's name, or a process number (default: all)")
-    .option("-o, --output <file>", "where to", "trace.json")
+    .option("-o, --output <file>", "where to; - is standard output", "trace.json")
     .option("--last <time>", "only the last so many seconds: 10s, 500ms", seconds)
     .option("--segment <path>", "a segment file, or the folder of those (default: /dev/shm)")
     .option("--json", "print what was written as JSON")
@@ -43,9 +42,13 @@ export function addTrace(program: Command): void {
 }
 
 async function runTrace(client: string | undefined, flags: TraceFlags): Promise<void> {
-  const segments = segmentsAt(await Native.load(), flags.segment);
-  const path = resolve(flags.output);
-  const summary = await writeTrace(segments, path, { client, last_s: flags.last });
+  const segments = liveSegments(await Native.load(), flags.segment)();
+  const toStdout = flags.output === "-";
+  if (toStdout && flags.json)
+    throw new RigelError("command", "--json: expected a file with it (-o), as the trace goes to standard output");
+  const path = toStdout ? "standard output" : resolve(flags.output);
+  const options = { client, last_s: flags.last };
+  const summary = toStdout ? await printTrace(segments, options) : await writeTrace(segments, path, options);
   if (flags.json) {
     process.stdout.write(`${JSON.stringify(summary, null, 2)}\n`);
     return;
@@ -53,13 +56,6 @@ async function runTrace(client: string | undefined, flags: TraceFlags): Promise<
   for (const { name, pid, events, recorded } of summary.clients)
     progress(`${name} (${pid}): ${events} events, of ${recorded} operations recorded`);
   progress(`${path}: ${summary.events} events; open it at https://ui.perfetto.dev`);
-}
-
-/** The segment that is named, or those that are live in a folder. */
-export function segmentsAt(native: Native, path: string | undefined): Segment[] {
-  const place = resolve(path ?? defaultSegmentFolder(process.env));
-  if (statSync(place, { throwIfNoEntry: false })?.isFile()) return [Segment.open(native, place)];
-  return new Segments(native, place).live();
 }
 
 /** A time such as 10s, 500ms or 2m, in seconds; a plain number is seconds. */

@@ -68,6 +68,23 @@ export async function writeTrace(
   return { schema: 1, path, clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
 }
 
+/** The same on standard output, for as long as somebody reads it. */
+export async function printTrace(segments: readonly Segment[], options: TraceOptions = {}): Promise<TraceSummary> {
+  const clients: TraceSummary["clients"] = [];
+  let closed = false;
+  const { promise, resolve: close } = Promise.withResolvers<void>();
+  process.stdout.on("error", () => {
+    closed = true;
+    close();
+  });
+  for (const piece of piecesOf(chosenOf(segments, options), options, clients)) {
+    if (closed) break;
+    if (!process.stdout.write(piece))
+      await Promise.race([once(process.stdout, "drain").catch(() => undefined), promise]);
+  }
+  return { schema: 1, path: "-", clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
+}
+
 function chosenOf(segments: readonly Segment[], { client }: TraceOptions): Chosen[] {
   const all = segments.flatMap((segment) => {
     const clock = clockOf(segment);

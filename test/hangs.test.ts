@@ -11,6 +11,8 @@ import { Native, make } from "../src/native.ts";
 import { type Operation, unfinishedOf } from "../src/records.ts";
 import type { Communicator, Thread } from "../src/threads.ts";
 import { Scratch, rigel, root } from "./rigel.ts";
+import { commandLine } from "../src/self.ts";
+import { Place, spinning } from "./serving.ts";
 import { World } from "./world.ts";
 
 setDefaultTimeout(120_000);
@@ -52,6 +54,7 @@ function client(pid: number, more: Partial<Observed> = {}): Observed {
     class: "best-effort",
     state: "live",
     stopped: false,
+    beat_ns: NOW,
     rank: null,
     issued: 100,
     gate_wait_ns: 0,
@@ -165,7 +168,10 @@ test("a rank that is dead, stopped or never made the communicator is behind", ()
   });
   const behind = client(11, { rank: 1, communicators: [communicator(1, 3)] });
   expect(verdicts(decide([patient, { ...behind, state: "dead" }]))).toEqual(["collective!", "behind!"]);
-  expect(verdicts(decide([patient, { ...behind, stopped: true }]))).toEqual(["collective!", "stopped!"]);
+  expect(verdicts(decide([patient, { ...behind, stopped: true, beat_ns: NOW - 15 * SECOND }]))).toEqual([
+    "collective!",
+    "stopped!",
+  ]);
   const making = { ...patient, threads: [waits(10, "ncclCommInitRankConfig", 15)] };
   const alone = decide([
     { ...making, communicators: [communicator(0, 0, { operation: null })] },
@@ -215,8 +221,15 @@ test("who is held back does not hang", () => {
 });
 
 test("stopped, ended and dead", () => {
-  const found = decide([client(1, { stopped: true }), client(2, { state: "ended" }), client(3, { state: "dead" })]);
-  expect(verdicts(found)).toEqual(["stopped!", "ended", "dead"]);
+  const found = decide([
+    client(1, { stopped: true, beat_ns: NOW - 10 * SECOND }),
+    client(2, { state: "ended" }),
+    client(3, { state: "dead" }),
+    // Not yet longer than the limit.
+    client(4, { stopped: true, beat_ns: NOW - 9.9 * SECOND }),
+  ]);
+  expect(verdicts(found)).toEqual(["stopped!", "ended", "dead", "stopped"]);
+  expect(found.map(({ seconds }) => seconds)).toEqual([10, 0, 0, 9.9]);
 });
 
 function at(kind: Operation["kind"], stream: number | null, at_ns: number, kernel: string | null = null): Operation {
@@ -444,7 +457,35 @@ test("a launch tells of a hang and keeps what shows it, before it ends the clien
 test("errors say what there is", async () => {
   using scratch = new Scratch();
   const nothing = await rigel("hangs", "--segment", scratch.path);
-  expect(nothing).toMatchObject({ status: 2, stdout: "" });
-  expect(nothing.stderr).toContain("nothing runs under Rigel");
+  expect(nothing).toMatchObject({ status: 0, stderr: "" });
+  expect(nothing.stdout).toMatch(/^nothing runs under Rigel.*\n$/);
+  const empty = await rigel("hangs", "--json", "--segment", scratch.path);
+  expect(empty.status).toBe(0);
+  expect(JSON.parse(empty.stdout)).toEqual({ schema: 1, hung: 0, segments: [] });
+  const missing = await rigel("hangs", "--segment", join(scratch.path, "missing"));
+  expect(missing).toMatchObject({ status: 2, stdout: "" });
+  expect(missing.stderr).toContain("--segment: expected a segment file, or the folder of those, got ");
   expect(await rigel("hangs", "--threshold", "-1")).toMatchObject({ status: 2 });
+});
+
+test("--watch sees launches that come later, and ends when nobody reads it any more or by a signal", async () => {
+  using place = new Place();
+  const options = ["hangs", "--watch", "--threshold", "500ms", "--segment", place.segments, "--bundle", place.path];
+  await using silent = place.start(options);
+  const reader = silent.stderr.getReader();
+  expect(new TextDecoder().decode((await reader.read()).value)).toContain("watching 0 launches");
+  const config = place.file("spin.json", await spinning());
+  await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+  // The shell ends when both have ended, as soon as one line has been read.
+  const shell = ["sh", "-c", '"$@" | sed -n "/\\"hung\\":1/{p;q;}"', "sh", ...commandLine(), ...options, "--json"];
+  await using watch = Bun.spawn(shell, { cwd: root, env: place.env, stdout: "pipe", stderr: "ignore" });
+  const line: unknown = JSON.parse(await watch.stdout.text());
+  expect(line).toMatchObject({ schema: 1, hung: 1, processes: [{ name: "train", verdict: "synchronise" }] });
+  await watch.exited;
+  let said = "";
+  while (!said.includes("waits in cuStreamSynchronize")) said += new TextDecoder().decode((await reader.read()).value);
+  silent.kill("SIGHUP");
+  expect(await silent.exited).toBe(129);
+  launch.kill("SIGTERM");
+  await launch.exited;
 });

@@ -5,6 +5,7 @@ import { existsSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
 import { Place, until } from "./serving.ts";
@@ -156,14 +157,14 @@ test("the control loop marks who comes and who goes, and when", async () => {
   const [segment] = new Segments(await Native.load(), place.segments).live();
   if (!segment) throw new Error("no segment");
   const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
-  loop.tick();
+  loop.tick(TICK_S);
   await using guest = run("best-effort", "guest");
   await working("train", "guest");
-  loop.tick();
-  loop.tick();
+  loop.tick(TICK_S);
+  loop.tick(TICK_S);
   guest.kill("SIGTERM");
   await guest.exited;
-  loop.tick();
+  loop.tick(TICK_S);
   loop.pause();
   // Not train, which was there before.
   expect(loop.report().marks).toEqual([
@@ -202,6 +203,51 @@ test("another policy gets back what slo has moved, but for what is set with it",
   expect((await ps())[0]?.settings).toMatchObject({ policy: 1, inflight: 4, slice_us: before?.["slice_us"] });
   serve.kill("SIGTERM");
   await serve.exited;
+});
+
+test("a launch reports what was in force at its end, what was changed meanwhile, and what slo did until it was left", async () => {
+  const config = place.file("pair.json", place.pair());
+  await using launch = place.start(["launch", config, "--json", "--duration", "60", "--segment", place.segments]);
+  const said = launch.stderr.text();
+  await working("serve", "train");
+  await rigel("set", "policy", "name=priority", "inflight=3");
+  await rigel("set", "train", "weight=2", "memory=1GiB");
+  await rigel("pause", "train");
+  launch.kill("SIGINT");
+  const report = JSON.parse(await launch.stdout.text());
+  expect(report, await said).toMatchObject({
+    policy: { name: "priority", inflight: 3 },
+    slo: { target: { p99_over_alone: 1.05 }, seconds: expect.any(Array) },
+    notes: [
+      "policy slo was planned and changed to priority meanwhile",
+      "inflight was changed from 8 to 3 meanwhile",
+      "train: its weight was changed from 1 to 2 meanwhile",
+      "train: its memory limit was changed from none to 1.00 GiB meanwhile",
+      "train: was paused meanwhile",
+    ],
+  });
+  await launch.exited;
+});
+
+test("a folder of segments that is not there is an error, and named", async () => {
+  const missing = join(place.path, "missing");
+  for (const args of [
+    ["ps"],
+    ["top", "--once"],
+    ["contexts"],
+    ["trace"],
+    ["serve"],
+    ["set", "train", "weight=2"],
+    ["pause", "train"],
+  ]) {
+    const { status, stdout, stderr } = await place.rigel(...args, "--segment", missing);
+    expect(stderr, args.join(" ")).toMatch(/^rigel: --segment: expected a .*, got .*\/missing\n$/);
+    expect({ status, stdout }).toEqual({ status: 2, stdout: "" });
+  }
+  const made = ["run", "--class", "high", "--device", "simulated", "--segment", missing, "--", "true"];
+  const { status, stderr } = await place.rigel(...made);
+  expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
+  expect(status).toBe(1);
 });
 
 describe("running clients", () => {

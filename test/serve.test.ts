@@ -201,6 +201,17 @@ describe("the server", () => {
     await said;
   });
 
+  test("ends where its port is another's, and leaves neither socket nor lock", async () => {
+    using own = new Place();
+    using other = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response("another") });
+    const { status, stdout, stderr } = await own.rigel("serve", "--port", String(other.port), "--json");
+    expect({ status, stdout }, stderr).toEqual({ status: 1, stdout: "" });
+    expect(stderr).toContain(`127.0.0.1:${other.port} cannot be listened on`);
+    expect(existsSync(join(own.path, "run", "rigel", "serve.sock"))).toBe(false);
+    await using server = await Server.start(own);
+    expect((await server.ask("/healthz")).status).toBe(200);
+  });
+
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {
     const server = await Server.start(place);
     expect(statSync(server.socket).mode & 0o777).toBe(0o600);

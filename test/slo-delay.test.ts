@@ -152,6 +152,7 @@ function settle(
     for (let at = -Math.log(1 - noise()); at < rate * TICK_S; at -= Math.log(1 - noise()))
       waits.push(request(noise() < 0.04 ? now * 2 : now, noise, beside?.delay_ms(noise) ?? 0));
     action = controller.step({
+      elapsed_s: TICK_S,
       requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
       waits,
       launches: (action.hold ? 0 : (beside?.launches_per_s ?? 800)) * TICK_S,

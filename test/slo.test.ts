@@ -27,6 +27,7 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, war
     for (let at = -Math.log(1 - next()); at < rate_per_s * TICK_S; at -= Math.log(1 - next())) count++;
     const durations = Array.from({ length: count }, () => 3 * slowdown * (1 + 0.15 * next() + (next() < 0.05 ? 1 : 0)));
     const seen: Observation = {
+      elapsed_s: TICK_S,
       requests: histogramOf(durations),
       launches: launches_per_s * TICK_S,
       measured: "7 reports",
@@ -204,5 +205,53 @@ describe("the controller", () => {
   test("few requests decide nothing", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 20, world(gpuBound, { rate_per_s: 0.3 }));
     expect(controller.summary()).toMatchObject({ rung: 0, unreachable: false });
+  });
+
+  test("a tick that took longer is recorded over its time, and nothing is learned from it", () => {
+    const controller = new Controller({ p99_over_alone: 1.05 });
+    const step = (elapsed_s: number, durations: number[], launches: number): Action =>
+      controller.step({
+        elapsed_s,
+        requests: histogramOf(durations),
+        launches,
+        neighbours: "1",
+        measured: "7 reports",
+        preemption: true,
+      });
+    const usual = Array.from({ length: 6 }, (_, index) => 3 + index / 10);
+    let ticks = 0;
+    for (; !step(TICK_S, usual, 10).hold; ticks++) expect(ticks).toBeLessThan(100);
+    const { t_s } = controller;
+    step(TICK_S, usual, 0);
+    step(TICK_S, usual, 0);
+    const before = controller.summary();
+    expect(before.alone.requests).toBeGreaterThan(0);
+    // For three seconds nobody renewed the hold, and best-effort work went on.
+    const { hold } = step(
+      3,
+      Array.from({ length: 180 }, () => 30),
+      3000,
+    );
+    expect(hold).toBe(true);
+    expect(controller.t_s).toBeCloseTo(t_s + 0.2 + 3, 6);
+    const after = controller.summary();
+    expect(after.alone.requests).toBeLessThanOrEqual(before.alone.requests);
+    expect(after.alone.p99_ms).toBeLessThan(4);
+    expect(after.now).toEqual(before.now);
+    expect(after.held_s - before.held_s).toBeCloseTo(0.2, 6);
+    // The window goes on, without what ended just after.
+    expect(step(TICK_S, usual, 0).hold).toBe(true);
+    expect(controller.summary().alone.requests).toBe(after.alone.requests);
+    const last = controller.seconds.at(-1);
+    expect(last?.t_s).toBe(Math.floor(t_s + 3.2));
+    expect(last?.over_s).toBeGreaterThan(3);
+    expect(last?.best_effort_launches_per_s).toBeLessThanOrEqual(1000);
+    expect((last?.requests ?? 0) / (last?.over_s ?? 1)).toBeLessThan(61);
+    expect(controller.seconds.reduce((sum, { over_s }) => sum + over_s, 0)).toBeLessThanOrEqual(controller.t_s);
+  });
+
+  test("says nothing of settings that were never in force", () => {
+    const { controller } = run({ p99_over_alone: 1.05 }, 5, world(underMps, { preemption: false, rate_per_s: 0 }));
+    expect(controller.summary()).toMatchObject({ settings: undefined, changes: 0 });
   });
 });

@@ -4,6 +4,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { z } from "zod";
 import { commandLine } from "../src/self.ts";
 import { stateOf } from "../src/show.ts";
+import { processTable } from "../src/process-table.ts";
 import { type ClientStats, type Stats, statsSchema } from "../src/stats.ts";
 import { keysIn } from "../src/terminal.ts";
 import { pressed } from "../src/top.ts";
@@ -243,6 +244,10 @@ describe("the picture", () => {
     ["killed", { state: "dead" }],
   ])("calls a client %s", (word, changed) => {
     expect(stateOf({ ...serve, ...changed }, stats)).toBe(word);
+    // rigel ps, which looks only once.
+    const kept = ["paused", "stopped", "ended"].includes(word) ? word : word === "killed" ? "dead" : "live";
+    const table = processTable([{ ...stats, clients: [{ ...serve, ...changed }] }]);
+    expect(table).toMatch(new RegExp(`^serve +high +${kept} `, "m"));
   });
 });
 

@@ -304,6 +304,21 @@ test("clients of one process keep their requests apart, and are drawn with it", 
   expect(new Set(names)).toEqual(new Set([`gpipe (${events[0]?.pid})`]));
 });
 
+test("goes to standard output alone where that is asked for", async () => {
+  await using world = new Replays(await Native.load());
+  const child = world.start("train", "best-effort", "--iterations", "3");
+  await child.exited;
+  const printed = await rigel("trace", "--segment", world.segment.path, "-o", "-");
+  expect(printed.status, printed.stderr).toBe(0);
+  const path = join(world.scratch.path, "trace.json");
+  await rigel("trace", "--segment", world.segment.path, "-o", path);
+  expect(JSON.parse(printed.stdout).traceEvents).toHaveLength(
+    JSON.parse(readFileSync(path, "utf8")).traceEvents.length,
+  );
+  const both = await rigel("trace", "--segment", world.segment.path, "-o", "-", "--json");
+  expect(both).toMatchObject({ status: 2, stdout: "" });
+});
+
 test("errors say what there is", async () => {
   await using world = new Replays(await Native.load());
   const path = join(world.scratch.path, "trace.json");

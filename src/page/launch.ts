@@ -128,7 +128,7 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     ),
     drawn(
       "Requests of the high clients, by second",
-      [{ label: "requests", colour: colourOf(0), values: seconds.map(({ requests }) => requests) }],
+      [{ label: "requests", colour: colourOf(0), values: seconds.map(({ requests, over_s }) => requests / over_s) }],
       withUnit(rateText, "/s"),
     ),
     drawn(
@@ -149,7 +149,14 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     ),
     drawn(
       "Best-effort work held to learn what requests take alone, % of the second",
-      [{ label: "held", colour: colourOf(3), stepped: true, values: seconds.map(({ held_s }) => held_s * 100) }],
+      [
+        {
+          label: "held",
+          colour: colourOf(3),
+          stepped: true,
+          values: seconds.map(({ held_s, over_s }) => (held_s / over_s) * 100),
+        },
+      ],
       withUnit(digits, "%"),
     ),
   );

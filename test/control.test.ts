@@ -1,0 +1,97 @@
+/** control.test.ts: what changes running clients and policies does to a segment, without any client. */
+
+import { afterAll, beforeAll, expect, test } from "bun:test";
+import { join } from "node:path";
+import { changePolicy, policyChange } from "../src/control.ts";
+import { Native } from "../src/native.ts";
+import { Segment } from "../src/segment.ts";
+import type { Settings } from "../src/slo.ts";
+import { Scratch } from "./rigel.ts";
+
+let native: Native;
+let scratch: Scratch;
+beforeAll(async () => {
+  native = await Native.load();
+  scratch = new Scratch();
+});
+afterAll(() => scratch[Symbol.dispose]());
+
+let segments = 0;
+function underSlo(): Segment {
+  const segment = Segment.create(native, join(scratch.path, `segment-${segments++}`));
+  segment.configure({ policy: "slo" });
+  return segment;
+}
+
+const change = (segment: Segment, policy: object) => changePolicy([segment], policyChange(policy, "test"), native);
+
+const MOVED: Settings = { suspend: 0, defer_us: 700, slice_us: 200, inflight: 2, corun: 3 };
+
+test("a policy that takes over while slo is about to move settings gets them back", () => {
+  for (const asked of [{ name: "priority" }, { name: "priority", inflight: 5 }])
+    for (const again of [false, true]) {
+      const segment = underSlo();
+      const before = segment.settings();
+      if (again) segment.move(MOVED);
+      const apply = segment.apply.bind(segment);
+      // Between the loop's look at the policy and what it writes.
+      segment.apply = (settings) => {
+        segment.apply = apply;
+        change(segment, asked);
+        apply(settings);
+      };
+      expect(segment.move(MOVED)).toBe(false);
+      expect(segment.settings()).toEqual({ ...before, policy: 1, ...given(asked) });
+      // Under slo again the loop begins anew from what is there now.
+      change(segment, { name: "slo" });
+      expect(segment.move(MOVED)).toBe(true);
+      expect(segment.settings()).toMatchObject({ ...MOVED });
+      change(segment, { name: "priority" });
+      expect(segment.settings()).toMatchObject({ ...moved(before), ...given(asked) });
+      segment.remove();
+    }
+});
+
+/** What slo moves, as it was. */
+function moved(settings: Readonly<Record<string, number>>): Record<string, number | undefined> {
+  return Object.fromEntries(Object.keys(MOVED).map((name) => [name, settings[name]]));
+}
+
+function given({ inflight }: { inflight?: number }): { inflight?: number } {
+  return inflight === undefined ? {} : { inflight };
+}
+
+test("a limit of 0 launches is refused under fair where it would be in force, and stops no other change", () => {
+  const segment = underSlo();
+  segment.apply({ inflight: 0 });
+  segment.move(MOVED);
+  expect(() => change(segment, { name: "fair" })).toThrow("got 0, which is in force; set another with it");
+  expect(segment.policy).toBe("slo");
+  change(segment, { name: "fair", inflight: 4 });
+  expect(segment.settings()).toMatchObject({ policy: 3, inflight: 4 });
+  // However it came to be.
+  segment.apply({ inflight: 0 });
+  change(segment, { quantum_us: 500 });
+  expect(() => change(segment, { inflight: 0 })).toThrow("policy.inflight: expected a limit of at least 1");
+  segment.remove();
+});
+
+test("fields that nothing reads are refused, and what has no effect is said", () => {
+  const segment = underSlo();
+  expect(() => policyChange({ sm_threshold: 10 }, "rigel set")).toThrow("rigel set: sm_threshold: expected a field");
+  expect(() => policyChange({ inflight: 1, dur_threshold: 0.5 }, "policy")).toThrow("policy: dur_threshold: expected");
+  expect(change(segment, { min_share: 0.1 })[0]?.notes).toEqual([]);
+  expect(change(segment, { name: "fair", min_share: 0.1, target: { p99_ms: 5 }, quantum_us: 500 })[0]?.notes).toEqual([
+    "policy.target: has no effect under policy fair, only under slo",
+    "policy.min_share: has no effect under policy fair, only under priority and slo",
+  ]);
+  segment.remove();
+});
+
+test("a change under policy orion leaves alone what follows from profiles", () => {
+  const segment = underSlo();
+  segment.configure({ policy: "orion", outstanding_us: 1234, sms_limit: 99 });
+  change(segment, { inflight: 3 });
+  expect(segment.settings()).toMatchObject({ policy: 4, inflight: 3, outstanding_us: 1234, sms_limit: 99 });
+  segment.remove();
+});
