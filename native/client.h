@@ -64,7 +64,6 @@ enum rg_hook {
     X(cuCtxPushCurrent_v2, (CUcontext)) \
     X(cuCtxPopCurrent_v2, (CUcontext *)) \
     X(cuCtxGetDevice, (CUdevice *)) \
-    X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
     X(cuMemGetAddressRange_v2, (CUdeviceptr *, size_t *, CUdeviceptr)) \
     X(cuDeviceGetMemPool, (CUmemoryPool *, CUdevice)) \
     X(cuMemPoolGetAttribute, (CUmemoryPool, int, void *)) \

@@ -52,11 +52,11 @@ CUcontext rg_guard_bind_device(int device)
     unsigned flags;
     int was_active = 1;
     CUcontext c = NULL;
-    if (device < 0 || !rg_real.cuDevicePrimaryCtxRetain || !RG_REAL(cuCtxSetCurrent))
+    if (device < 0 || !RG_REAL(cuDevicePrimaryCtxRetain) || !RG_REAL(cuCtxSetCurrent))
         return NULL;
     if (rg_real.cuDevicePrimaryCtxGetState)
         rg_real.cuDevicePrimaryCtxGetState(device, &flags, &was_active);
-    if (rg_real.cuDevicePrimaryCtxRetain(&c, device) != CUDA_SUCCESS)
+    if (RG_REAL(cuDevicePrimaryCtxRetain)(&c, device) != CUDA_SUCCESS)
         return NULL;
     bool bound = RG_REAL(cuCtxSetCurrent)(c) == CUDA_SUCCESS;
     /* The program's own references keep it; only if it has none must ours stay, as the CUDA runtime's would. */

@@ -201,6 +201,29 @@ static bool primary_gone(CUdevice d)
            !active;
 }
 
+/* How often the program has retained each primary context. */
+static _Atomic uint32_t retained[RG_MAX_DEVICES];
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d)
+{
+    CUresult r = RG_CALL(cuDevicePrimaryCtxRetain, (c, d));
+    if (r == CUDA_SUCCESS && (uint32_t)d < RG_MAX_DEVICES)
+        atomic_fetch_add(&retained[d], 1);
+    return r;
+}
+
+static bool is_last_release(CUdevice d)
+{
+    return (uint32_t)d >= RG_MAX_DEVICES || atomic_load(&retained[d]) <= 1;
+}
+
+static void released(CUdevice d)
+{
+    uint32_t n = (uint32_t)d < RG_MAX_DEVICES ? atomic_load(&retained[d]) : 0;
+    while (n && !atomic_compare_exchange_weak(&retained[d], &n, n - 1))
+        continue;
+}
+
 #define RG_IF_GONE(action) \
     if (result_ == CUDA_SUCCESS && primary_gone(d)) \
     action
@@ -209,11 +232,12 @@ static bool primary_gone(CUdevice d)
     CUcontext gone_ = context; \
     uint64_t mark_ = rg_memory_mark()
 #define RG_FORGET_MEMORY rg_memory_forget_context(gone_, mark_)
-/* Events of Rigel's that other threads may use at any moment: a release may end their context, and whether it does is known too late.
- * Where it does not, work counts as done a little early. */
+/* Events of Rigel's that other threads may use at any moment: the last release ends their context. */
 #define RG_FORGET_EVENTS \
-    rg_batch_forget(NULL, d); \
-    rg_samples_forget(NULL, d)
+    if (is_last_release(d)) { \
+        rg_batch_forget(NULL, d); \
+        rg_samples_forget(NULL, d); \
+    }
 #define RG_IF_DONE(action) \
     if (result_ == CUDA_SUCCESS) \
     action
@@ -221,10 +245,10 @@ RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); R
              RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
              RG_IF_DONE(RG_FORGET_MEMORY))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS; RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS; RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
+             RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
              RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d);

@@ -864,9 +864,9 @@ CUcontext rg_memory_primary(CUdevice device)
     unsigned flags;
     int active = 0;
     CUcontext primary = NULL;
-    if (!atomic_load(&tracked) || !rg_real.cuDevicePrimaryCtxGetState || !rg_real.cuDevicePrimaryCtxRetain ||
+    if (!atomic_load(&tracked) || !rg_real.cuDevicePrimaryCtxGetState || !RG_REAL(cuDevicePrimaryCtxRetain) ||
         rg_real.cuDevicePrimaryCtxGetState(device, &flags, &active) != CUDA_SUCCESS || !active ||
-        rg_real.cuDevicePrimaryCtxRetain(&primary, device) != CUDA_SUCCESS)
+        RG_REAL(cuDevicePrimaryCtxRetain)(&primary, device) != CUDA_SUCCESS)
         return NULL;
     if (rg_real.hooked[RG_HOOK_cuDevicePrimaryCtxRelease_v2])
         RG_REAL(cuDevicePrimaryCtxRelease_v2)(device);
