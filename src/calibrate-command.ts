@@ -7,7 +7,7 @@ import { whole } from "./arguments.ts";
 import { type Calibration, devicePath, measure, writeCalibration } from "./calibrate.ts";
 import type { DeviceSelector } from "./config.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
-import { SIGNAL_STATUS } from "./interrupt.ts";
+import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { checkOutput } from "./output.ts";
@@ -56,13 +56,9 @@ async function runCalibrate(flags: Flags): Promise<void> {
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const stop = new AbortController();
   let status: number | undefined;
-  const handlers = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
-    const handle = (): void => {
-      status = SIGNAL_STATUS[signal];
-      stop.abort();
-    };
-    process.on(signal, handle);
-    return () => process.off(signal, handle);
+  const off = onRequestToEnd((signal) => {
+    status = SIGNAL_STATUS[signal];
+    stop.abort();
   });
   progress(`${device.name}: ${flags.rounds} rounds`);
   let done = 0;
@@ -95,7 +91,7 @@ async function runCalibrate(flags: Flags): Promise<void> {
     bar.stop();
     undo?.();
     if (device.simulated) rmSync(state, { force: true });
-    for (const off of handlers) off();
+    off();
     if (status !== undefined) process.exitCode = status;
   }
 }

@@ -6,13 +6,11 @@
  */
 
 import { rmSync } from "node:fs";
-import { constants } from "node:os";
 import { z } from "zod";
 import type { ClientDevice, Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
-import { SIGNAL_STATUS } from "./interrupt.ts";
+import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import type { NativeFiles } from "./native.ts";
-import { ignored } from "./proc.ts";
 
 const deviceSchema = z.object({
   index: z.int(),
@@ -132,19 +130,16 @@ async function probe(
 /** What is to be done if this process ends before the scope that asked for it. */
 const ends = new Set<() => void>();
 const end = (): void => ends.forEach((act) => act());
-const handlers = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
-  // Whoever else handles it decides whether that is the end.
-  const handler = (): void => {
-    if (process.listenerCount(signal) === 1) process.exit(SIGNAL_STATUS[signal]);
-  };
-  return { signal, handler };
-});
+let off: (() => void) | undefined;
 
 /** At the end of its scope, or of this process, also by a signal. */
 function onEnd(act: () => void): Disposable {
   if (ends.size === 0) {
     process.on("exit", end);
-    for (const { signal, handler } of handlers) if (!ignored(constants.signals[signal])) process.on(signal, handler);
+    off = onRequestToEnd((signal) => {
+      // Whoever else handles it decides whether that is the end.
+      if (process.listenerCount(signal) === 1) process.exit(SIGNAL_STATUS[signal]);
+    });
   }
   ends.add(act);
   return {
@@ -153,7 +148,7 @@ function onEnd(act: () => void): Disposable {
       act();
       if (ends.size > 0) return;
       process.off("exit", end);
-      for (const { signal, handler } of handlers) process.off(signal, handler);
+      off?.();
     },
   };
 }

@@ -9,7 +9,7 @@ import { reason } from "./errors.ts";
 import { writeBundle } from "./hang-bundle.ts";
 import { HangWatch, lookEvery_ms } from "./hang-watch.ts";
 import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
-import { SIGNAL_STATUS } from "./interrupt.ts";
+import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { aligned } from "./report.ts";
@@ -89,11 +89,7 @@ async function runHangs(flags: HangsFlags): Promise<void> {
 /** Looks until a signal comes, or nobody reads what is found. */
 async function watch(live: () => Segment[], flags: HangsFlags): Promise<void> {
   const over = Promise.withResolvers<number>();
-  const signals = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
-    const handler = (): void => over.resolve(SIGNAL_STATUS[signal]);
-    process.on(signal, handler);
-    return [signal, handler] as const;
-  });
+  const off = onRequestToEnd((signal) => over.resolve(SIGNAL_STATUS[signal]));
   process.stdout.on("error", () => over.resolve(0));
   let watches = new Map<Segment, HangWatch>();
   let gone: Promise<unknown> = Promise.resolve();
@@ -109,7 +105,7 @@ async function watch(live: () => Segment[], flags: HangsFlags): Promise<void> {
   process.exitCode = await over.promise;
   clearInterval(timer);
   await Promise.all([gone, ...watches.values().map((one) => one[Symbol.asyncDispose]())]);
-  for (const [signal, handler] of signals) process.off(signal, handler);
+  off();
 }
 
 function watchOf(segment: Segment, flags: HangsFlags): HangWatch {

@@ -1,7 +1,7 @@
 /**
- * interrupt.ts: what Ctrl-C and other requests to end do to a launch.
+ * interrupt.ts: what Ctrl-C and other requests to end do, above all to a launch.
  *
- * Only for as long as a launch runs; the process that asked for it decides what is done before and after.
+ * To a launch only for as long as it runs; the process that asked for it decides what is done before and after.
  */
 
 import { constants } from "node:os";
@@ -12,6 +12,17 @@ import type { ClientProcess } from "./process.ts";
 /** The exit status that a shell gives to each. */
 export const SIGNAL_STATUS = { SIGINT: 130, SIGTERM: 143, SIGHUP: 129 } as const;
 
+/** Calls back at each request to end, but for those that this process was started to ignore, as by nohup. Returns what ends that. */
+export function onRequestToEnd(act: (signal: keyof typeof SIGNAL_STATUS) => void): () => void {
+  const handlers = (["SIGINT", "SIGTERM", "SIGHUP"] as const)
+    .filter((signal) => !ignored(constants.signals[signal]))
+    .map((signal) => ({ signal, handler: () => act(signal) }));
+  for (const { signal, handler } of handlers) process.on(signal, handler);
+  return () => {
+    for (const { signal, handler } of handlers) process.off(signal, handler);
+  };
+}
+
 /** The first signal is passed on and ends the launch with its report; the second kills the clients. */
 export class Interrupt implements Disposable {
   /** The first signal that came. */
@@ -19,12 +30,12 @@ export class Interrupt implements Disposable {
   /** Settles when it comes. */
   readonly raised: Promise<void>;
   clients: ClientProcess[] = [];
-  readonly #handlers: [keyof typeof SIGNAL_STATUS, () => void][];
+  readonly #off: () => void;
 
   constructor() {
     const { promise, resolve } = Promise.withResolvers<void>();
     this.raised = promise;
-    const handle = (signal: keyof typeof SIGNAL_STATUS) => (): void => {
+    this.#off = onRequestToEnd((signal) => {
       if (this.signal) {
         progress("killing the clients");
         for (const client of this.clients) client.signal("SIGKILL");
@@ -33,18 +44,10 @@ export class Interrupt implements Disposable {
       this.signal = signal;
       progress(`${signal}: stopping the clients (once more kills them)`);
       resolve();
-    };
-    this.#handlers = [
-      ["SIGINT", handle("SIGINT")],
-      ["SIGTERM", handle("SIGTERM")],
-      ["SIGHUP", handle("SIGHUP")],
-    ];
-    // What nohup has made the launcher ignore, it goes on ignoring.
-    for (const [signal, handler] of this.#handlers)
-      if (!ignored(constants.signals[signal])) process.on(signal, handler);
+    });
   }
 
   [Symbol.dispose](): void {
-    for (const [signal, handler] of this.#handlers) process.off(signal, handler);
+    this.#off();
   }
 }

@@ -15,6 +15,7 @@ import { whole } from "./arguments.ts";
 import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
+import { onRequestToEnd } from "./interrupt.ts";
 import { Launches, launchesFolder } from "./launches.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
@@ -188,7 +189,10 @@ function listen(port: number, answer: (request: Request, port: number) => Promis
 
 /** Settles at the first request to end. */
 function signalled(): Promise<void> {
-  const { promise, resolve: done } = Promise.withResolvers<void>();
-  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const) process.once(signal, () => done());
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const off = onRequestToEnd(() => {
+    off();
+    resolve();
+  });
   return promise;
 }

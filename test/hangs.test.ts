@@ -468,6 +468,26 @@ test("errors say what there is", async () => {
   expect(await rigel("hangs", "--threshold", "-1")).toMatchObject({ status: 2 });
 });
 
+test("--watch goes on when a terminal hangs up that nohup has made it ignore", async () => {
+  using place = new Place();
+  const shell = [
+    "sh",
+    "-c",
+    'trap "" HUP; exec "$@"',
+    "sh",
+    ...commandLine(),
+    "hangs",
+    "--watch",
+    "--segment",
+    place.segments,
+  ];
+  await using watch = Bun.spawn(shell, { cwd: root, env: place.env, stdout: "ignore", stderr: "pipe" });
+  expect(new TextDecoder().decode((await watch.stderr.getReader().read()).value)).toContain("watching 0 launches");
+  watch.kill("SIGHUP");
+  watch.kill("SIGTERM");
+  expect(await watch.exited).toBe(143);
+});
+
 test("--watch sees launches that come later, and ends when nobody reads it any more or by a signal", async () => {
   using place = new Place();
   const options = ["hangs", "--watch", "--threshold", "500ms", "--segment", place.segments, "--bundle", place.path];
