@@ -448,7 +448,9 @@ void rg_record_end(const rg_record_what *what, bool ok)
         count_nodes(what->units);
     if (now_launching.level < RG_REC_LOG)
         return;
-    if (now_launching.level == RG_REC_TIMED && atomic_load(&rg_recorded->header.in_force) == RG_REC_TIMED) {
+    /* What has been given events is timed, though another level has come into force between the look at it and them. */
+    if (now_launching.timing >= 0 ||
+        (now_launching.level == RG_REC_TIMED && atomic_load(&rg_recorded->header.in_force) == RG_REC_TIMED)) {
         measured = true;
         timed |= atomic_load(&rg_recorded->header.mechanism) == RG_REC_CUPTI;
         atomic_fetch_add(timed ? &rg_recorded->header.timed : &rg_recorded->header.untimed, 1);
