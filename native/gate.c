@@ -466,8 +466,10 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
     }
     uint32_t pieces = 0;
     rg_op op = {.row = NULL};
-    if (rg_policy_waits(verdict))
+    if (rg_policy_waits(verdict)) {
         op = rg_wait_op(operation_of(verdict), 0);
+        since = now = rg_now_ns(); /* of the wait as it is recorded, if this thread was held up before */
+    }
     while (rg_policy_waits(verdict)) {
         /* Somebody began a capture, or this process left Rigel: nothing of ours may stand in the way any more. */
         if (atomic_load(&rg.captures) || !(atomic_load(&rg.mode) & atomic_load(&m->mode) & RG_MODE_BEST_EFFORT))
