@@ -19,17 +19,26 @@ export function living(): Living[] {
   return readdirSync("/proc")
     .filter((entry) => /^\d+$/.test(entry))
     .flatMap((entry) => {
-      // The second field is the command in parentheses and may hold anything.
-      const [, name, state, , group, session] =
-        /\((.*)\) (\S) (\d+) (\d+) (\d+) /s.exec(read(`/proc/${entry}/stat`)) ?? [];
-      if (name === undefined || state === undefined || /[ZXx]/.test(state)) return [];
-      return [{ pid: Number(entry), name, group: Number(group), session: Number(session) }];
+      const { name, fields } = statOf(Number(entry));
+      if (name === undefined || hasEnded(fields)) return [];
+      return [{ pid: Number(entry), name, group: Number(fields[2]), session: Number(fields[3]) }];
     });
+}
+
+/** The command of a process, which may hold anything, and the fields that follow: the state first, field 3 of proc(5). */
+function statOf(pid: number): { name: string | undefined; fields: string[] } {
+  const [, name, rest = ""] = /\((.*)\) (.*)$/s.exec(read(`/proc/${pid}/stat`)) ?? [];
+  return { name, fields: rest.split(" ") };
+}
+
+/** A main thread that has ended is a zombie, too; the process lives while it has others (field 20). */
+function hasEnded([state = "", ...more]: readonly string[]): boolean {
+  return /[Xx]/.test(state) || (state === "Z" && Number(more[16]) <= 1);
 }
 
 /** The state of a process as one letter (proc(5)): T is stopped by a signal, t by a debugger; empty if it is gone. */
 export function stateOf(pid: number): string {
-  return /\) (\S) /.exec(read(`/proc/${pid}/stat`))?.[1] ?? "";
+  return statOf(pid).fields[0] ?? "";
 }
 
 /**
@@ -37,8 +46,8 @@ export function stateOf(pid: number): string {
  * undefined if it has ended.
  */
 export function startedAt_ticks(pid: number): string | undefined {
-  const [, state, rest] = /\) (\S) (.*)$/s.exec(read(`/proc/${pid}/stat`)) ?? [];
-  return state === undefined || /[ZXx]/.test(state) ? undefined : rest?.split(" ")[18];
+  const { name, fields } = statOf(pid);
+  return name === undefined || hasEnded(fields) ? undefined : fields[19];
 }
 
 /** Tells one start of the machine from another. */
