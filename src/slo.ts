@@ -140,9 +140,6 @@ const HEARD_S = 10;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 
-/** A tick that has taken so many times TICK_S: whoever asks was stopped meanwhile. */
-const STALL = 1.5;
-
 /** What happened since the last tick. */
 export interface Observation {
   /** For how long that is. */
@@ -220,11 +217,11 @@ class Known {
   backOff_s = BACK_OFF_S;
 
   /** One tick on it. */
-  add({ requests, waits, launches }: Observation, t_s: number): void {
+  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number): void {
     this.pool.add(requests);
     this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
-    this.#seconds += TICK_S;
+    this.#seconds += elapsed_s;
   }
   fade(seconds: number): void {
     this.pool.fade(seconds);
@@ -308,7 +305,7 @@ export class Controller {
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
     const held = this.#holds;
-    if (seen.elapsed_s > STALL * TICK_S) {
+    if (seen.elapsed_s > HOLD_S) {
       this.#stall(seen, held);
       return this.#action();
     }
@@ -338,8 +335,8 @@ export class Controller {
   }
 
   /**
-   * Nobody asked for a while. What happened meanwhile is recorded and no more: a hold has ended by itself, so that it is neither
-   * known to be alone nor beside best-effort work. What was under way, a window or a trial, goes on.
+   * Nobody asked for longer than a hold lasts. What happened meanwhile is recorded and no more: it is neither known to be alone nor
+   * beside best-effort work. What was under way, a window or a trial, goes on.
    */
   #stall(seen: Observation, held: boolean): void {
     const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
@@ -468,7 +465,7 @@ export class Controller {
       this.#measured = seen.measured;
       if (!first) this.#forgetAlone();
     }
-    const rate = seen.requests.total / TICK_S;
+    const rate = seen.requests.total / seen.elapsed_s;
     if (this.#state === "waiting") return;
     // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
     if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;
