@@ -82,6 +82,11 @@ const PIXELS = `[...document.querySelectorAll("canvas")].every((canvas) => {
   return copy.getImageData(0, 0, width, height).data.some((byte) => byte !== 0);
 })`;
 
+/** Whether a launch's page has a mark and what requests take alone. */
+function isWhole(text: string): boolean {
+  return text.includes('"what":"joins"') && !/"alone":\{[^}]*"p99_ms":null/.test(text);
+}
+
 describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", () => {
   let browser: Browser;
   beforeAll(async () => {
@@ -198,8 +203,6 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
       await place.rigel("launch", config, "--duration", "3", "--html", page, "--segment", place.segments);
     let result = await drawn();
     // On a busy machine the loop may come too late to see a client join, or learn nothing alone in three seconds.
-    const isWhole = (text: string): boolean =>
-      text.includes('"what":"joins"') && !/"alone":\{[^}]*"p99_ms":null/.test(text);
     for (let tries = 0; tries < 5 && !isWhole(readFileSync(page, "utf8")); tries++) result = await drawn();
     expect(result.stdout).toContain("slo: target p99 1.05 of alone");
     expect(readFileSync(page, "utf8")).not.toMatch(/ (src|href)="(?!data:)/);
