@@ -730,7 +730,7 @@ static inline void rg_mark(rg_member *m, rg_track *t)
 
 /* rg_work_pass: rg_work_begin for what the program did not ask for one by one: pieces of a graph, of which one is counted. */
 static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
-                                                                  uintptr_t units, rg_dims dims)
+                                      uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
     rg_work work = {.track = NULL, .weight = RG_POLICY_LAUNCH, .sample = -1};
@@ -803,7 +803,7 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
  * it says so.
  */
 static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind kind, rg_track *t,
-                                                                   uintptr_t units, rg_dims dims)
+                                       uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
     _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
@@ -816,7 +816,7 @@ static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind
 
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
 static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
-                                                              bool ok)
+                                  bool ok)
 {
     rg_track *t = work.track;
     if (!t)

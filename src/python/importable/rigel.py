@@ -200,32 +200,35 @@ def _reason(result: int) -> str:
 # PyTorch gives streams out of a pool of 32 for each device, round and round. Whose each is: its client and how many threads use it.
 _POOL = 32
 _owners: dict[tuple[int, int], tuple[str, int]] = {}
-_owners_lock = threading.Lock()
+_owners_lock = threading.RLock()  # a lease may be collected while another is made
 
 
 class _Lease:
     """A stream of PyTorch's pool that is no other client's, until the thread that has it ends."""
 
+    _key: tuple[int, int] | None = None
+
     def __init__(self, torch: Any, name: str, device: int) -> None:
         with _owners_lock:
             for _ in range(2 * _POOL):
                 self.stream = torch.cuda.Stream()
-                self._key = (device, self.stream.cuda_stream)
-                owner, threads = _owners.get(self._key, (name, 0))
+                key = (device, self.stream.cuda_stream)
+                owner, threads = _owners.get(key, (name, 0))
                 if owner == name:
                     break
-            else:
-                warnings.warn(
-                    f"rigel: all {_POOL} streams of PyTorch's pool are other clients'; {name} shares one, and what is launched "
-                    "on it counts for who entered last (give clients streams of their own: rigel.client(..., stream=...))",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
-            _owners[self._key] = (owner, threads + 1)
+            _owners[key] = (owner, threads + 1)
+            self._key = key
+        if owner != name:
+            warnings.warn(
+                f"rigel: all {_POOL} streams of PyTorch's pool are other clients'; {name} shares one, and what is launched "
+                "on it counts for who entered last (give clients streams of their own: rigel.client(..., stream=...))",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def __del__(self) -> None:
         with _owners_lock:
-            owner, threads = _owners.pop(self._key, ("", 0))
+            owner, threads = _owners.pop(self._key, ("", 0)) if self._key else ("", 0)
             if threads > 1:
                 _owners[self._key] = (owner, threads - 1)
 
