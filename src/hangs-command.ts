@@ -135,7 +135,6 @@ function text(all: readonly Hangs[]): string {
 function unseenOf(one: Found): string[] {
   if (one.verdict === "dead" || one.verdict === "ended") return [];
   const { threads_lost: threads, communicators_lost: communicators } = one;
-  const many = (count: number, what: string): string => `${count} ${what}${count === 1 ? "" : "s"}`;
   return [
     ...(threads > 0
       ? [`${whoIs(one)}: what ${many(threads, "more thread")} of it do is not known, for want of room`]
@@ -147,6 +146,10 @@ function unseenOf(one: Found): string[] {
         ]
       : []),
   ];
+}
+
+function many(count: number, what: string): string {
+  return `${count} ${what}${count === 1 ? "" : "s"}`;
 }
 
 function whoIs({ name, pid, rank }: Found): string {

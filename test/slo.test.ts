@@ -251,8 +251,7 @@ describe("the controller", () => {
   });
 
   test("requests of a program that warms up say nothing of the settings that it begins with", () => {
-    const warm = (t_s: number): number => (t_s < 1 ? 80 : t_s < 2 ? 20 : 1);
-    const { controller } = run({ p99_ms: 10 }, 8, world(gpuBound), warm);
+    const { controller } = run({ p99_ms: 10 }, 8, world(gpuBound), (t_s) => (t_s < 1 ? 80 : t_s < 2 ? 20 : 1));
     const { now } = controller.summary();
     expect(now.requests).toBeGreaterThan(50);
     expect(now.p99_ms).toBeLessThan(10);
