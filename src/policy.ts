@@ -13,6 +13,7 @@ import { DEFAULT_TARGET, type Target } from "./slo.ts";
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
   min_share: ["priority", "slo"],
+  corun: ["priority", "slo"],
   quantum_us: ["fair"],
   sm_threshold: ["orion"],
   dur_threshold: ["orion"],
@@ -50,7 +51,9 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
     for (const { name } of clients.filter(({ weight }) => weight !== undefined))
       notes.push(`${name}: weight has no effect under policy ${policy.name}, only under fair`);
   if (policy.name === "slo") {
-    const moved = (["inflight", "suspend", "slice_us"] as const).filter((field) => policy[field] !== undefined);
+    const moved = (["inflight", "corun", "suspend", "slice_us"] as const).filter(
+      (field) => policy[field] !== undefined,
+    );
     for (const field of moved) notes.push(`policy.${field}: only where policy slo starts from, which then moves it`);
   }
   if (policy.name === "fair" && policy.inflight === 0)

@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(4),
+  version: z.literal(5),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -68,7 +68,7 @@ const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 8;
 /** Settings that policy slo moves and others have too. */
-const KEPT = ["suspend", "defer_us", "slice_us", "inflight"] as const;
+const KEPT = ["suspend", "defer_us", "slice_us", "inflight", "corun"] as const;
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -189,6 +189,7 @@ interface Latencies {
 interface Settings {
   policy: Policy;
   inflight?: number | undefined;
+  corun?: number | undefined;
   unit_us?: number | undefined;
   starvation_us?: number | undefined;
   stale_ms?: number | undefined;
@@ -363,7 +364,7 @@ export class Segment {
   kept(): Readonly<Record<string, number>> {
     const { control } = this.#layout;
     if (!this.#word(control, "kept", 0)) return this.settings();
-    return { ...this.settings(), corun: 0, ...this.#keptNow() };
+    return { ...this.settings(), ...this.#keptNow() };
   }
 
   /** Puts them back, where another policy takes over. */
@@ -372,7 +373,7 @@ export class Segment {
   }
 
   #putBack(): void {
-    this.apply({ corun: 0, ...this.#keptNow() });
+    this.apply(this.#keptNow());
     this.#put(this.#layout.control, "kept", 0, 0);
   }
 
