@@ -122,7 +122,10 @@ describe("the server", () => {
     const wrong = await server.ask("/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
     expect(wrong).toMatchObject({ status: 422, body: { error: { code: "invalid" } } });
     const paused = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: true, weight: 2 } });
-    expect(paused).toMatchObject({ status: 200, body: { name: "train", paused: true } });
+    expect(paused).toMatchObject({
+      status: 200,
+      body: { name: "train", paused: true, weight: 2, notes: [expect.stringContaining("weight has no effect")] },
+    });
     const resumed = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: false } });
     expect(resumed).toMatchObject({ status: 200, body: { paused: false } });
     expect(await server.ask("/v1/config")).toMatchObject({ body: { segments: [{ settings: { inflight: 3 } }] } });
