@@ -124,7 +124,9 @@ async function openImport(
       `${path}: this is not ${TOOL_NAMES[tool]} but ${TOOL_NAMES[detected.tool]}; use rigel import ${detected.tool}`,
     );
   const report = new FileReport(path, detected.tool);
-  const bar = new ProgressBar(path, source.size_bytes, source.read_bytes, () => report.rows);
+  // A profile is read by its own reader, which does not say how far it is.
+  const size_bytes = detected.tool === "rigel" ? 0 : source.size_bytes;
+  const bar = new ProgressBar(path, size_bytes, source.read_bytes, () => report.rows);
   return { report, batches: reader(source, detected, report), bar };
 }
 
