@@ -589,4 +589,13 @@ describe("on the simulated GPU", () => {
     expect(machine.told).toEqual([]);
     expect(result.status).toBe(0);
   });
+
+  test("a client that is to see all GPUs sees the simulated ones alone", async () => {
+    await using machine = new Machine();
+    const count = `${files.replay} --probe | tr , '\\n' | grep -c '"simulated":true'`;
+    const all = shell("all", "high", count, { device: "all" });
+    const result = await machine.run([all], { device: "simulated", simulated: { devices: 3 } });
+    expect(result.stderr).toMatch(/^all *\| 3$/m);
+    expect(result.status).toBe(0);
+  });
 });
