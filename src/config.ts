@@ -61,6 +61,8 @@ export const policySchema = fields({
   name: z.enum(POLICIES).default("slo"),
   /** Launches that a best-effort client may have unfinished at once; 0 is no limit. */
   inflight: z.int().min(0).max(4096).optional(),
+  /** The same while a high client is busy, where they are held at the gate; 0, unless set: none may begin then. */
+  corun: z.int().min(0).max(4096).optional(),
   /** A launch whose duration has been learned counts for that over this many microseconds; 0: each counts for one. */
   unit_us: z.int().min(0).max(1_000_000).optional(),
   /** Longest wait of a best-effort launch while high-priority work goes on. */

@@ -10,7 +10,7 @@ import { targetOf } from "./policy.ts";
 import type { Segment } from "./segment.ts";
 
 /** Settings that Rigel changes by itself. */
-const OWN: ReadonlySet<string> = new Set(["policy", "corun", "shutdown", "hold_until_ms"]);
+const OWN: ReadonlySet<string> = new Set(["policy", "shutdown", "hold_until_ms"]);
 
 export class Changes {
   readonly #segment: Segment;

@@ -19,6 +19,7 @@ const MOST = 1000;
 /** Numbers of the policy that a scenario has. */
 const OF_POLICY = [
   "inflight",
+  "corun",
   "unit_us",
   "starvation_us",
   "slice_us",

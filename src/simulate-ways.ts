@@ -122,13 +122,15 @@ export function aloneOf(client: ScenarioClient, duration_s: number, gpu: Scenari
 
 /** As policySettings for the segment; the same names but for two. */
 function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: Native): Record<string, number> {
-  const { name, inflight, unit_us, starvation_us, suspend, defer_us, slice_us, high_slice_us, min_share } = policy;
+  const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, slice_us, high_slice_us, min_share } =
+    policy;
   const { quantum_us, sm_threshold, dur_threshold } = policy;
   const high = clients.find((client) => client.class === "high");
   const latency_ns = name === "orion" && high ? native.profileLatency_ns(high.profile) : 0;
   const settings = {
     policy: POLICIES.indexOf(name),
     inflight,
+    corun,
     unit_us,
     starvation_us,
     suspend: suspend === undefined ? undefined : Number(suspend),

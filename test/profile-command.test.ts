@@ -20,7 +20,7 @@ function kernel(name: string, duration_ns: number, further = "gemm,compute,measu
 const MIXED =
   `# rigel-profile 1; device=NVIDIA H200; gaps=host\n${HEADER}` +
   kernel("sgemm", 6_000_000) +
-  kernel("sgemm", 2_000_000, "gemm,memory,measured,132,0,0,0") +
+  kernel("sgemm", 2_000_000, 'gemm,memory,"12.5 FLOP/B, H200 SXM fp32 turns at 14",132,0,0,0') +
   kernel("<script>alert(1)</script>", 1_000_000, "other,unknown,no metrics,0,0,0,1") +
   "in,copy_h2d,1,0,0,0,0,0,0,0,0,4096,1000000,0,memcpy,memory,moves bytes only,0,0,0,1\n" +
   "wait,sync,0,0,0,0,0,0,0,0,0,0,0,0,other,unknown,a wait,0,0,0,1\n";
@@ -46,7 +46,7 @@ memcpy               1       1.000   10.0%  memory 100%   ##
 
 why (kernels):
        1  compute: measured
-       1  memory: measured
+       1  memory: n FLOP/B, H200 SXM fp32 turns at n
        1  unknown: no metrics
 `,
     );
