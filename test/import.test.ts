@@ -172,9 +172,9 @@ describe.concurrent("ncu", () => {
         2_097_152,
         12_584_300,
         "memory",
-        "SMs 12.5% and memory 45% of peak, both under 60%; 0.167 FLOP/B, H200 SXM fp32 turns at 14",
+        "SMs 12.5% and memory 45% of peak, both under 60%; 0.167 FLOP/B, H200 SXM fp32 turns at 12.2 (measured)",
       ],
-      [400_040_000_000, 1_500_000, "compute", "266693 FLOP/B, H200 SXM fp32 turns at 14"],
+      [400_040_000_000, 1_500_000, "compute", "266693 FLOP/B, H200 SXM fp32 turns at 12.2 (measured)"],
     ]);
   });
 });
@@ -256,6 +256,24 @@ test("orion: shapes unknown, bounds as stated, and out again as it was", async (
       "volta_sgemm_128x64_tn,1,0,80,12352\n",
   );
   expect(status).toBe(0);
+});
+
+function keptByOrion({ name, bound, sms, duration_ns }: Operation) {
+  return [name, bound, sms, duration_ns];
+}
+
+test("a recording of Rigel's in Orion's form: its kernels, what bounds them and their SMs; the rest is left out with a word", async () => {
+  const recording = join(root, "profiles", "h200-bert-train-bs8x128.csv");
+  const { rows, summary } = await imported(recording, { format: "orion" });
+  const own = (await rowsOf(recording)).rows.filter(({ kind }) => kind === "kernel");
+  expect(own.map(({ bound }) => bound)).toContain("compute");
+  expect(rows.map(keptByOrion)).toEqual(own.map(keptByOrion));
+  expect(summary.files[0]).toMatchObject({
+    tool: "rigel",
+    rows: 850,
+    operations: 718,
+    dropped: { "copies, memsets and waits, as Orion's form has kernels alone": 132 },
+  });
 });
 
 describe.concurrent("a file that is not what it should be", () => {
