@@ -11,6 +11,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { Browser } from "./chromium.ts";
 import { Segments } from "./discover.ts";
+import { GpuShares } from "./gpu-share.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { ahead, commandLine } from "./self.ts";
@@ -116,9 +117,10 @@ try {
   await save(tab, "dashboard-phone.png", { width: 390, height: 844 });
 
   const segments = new Segments(native, scratch).live();
-  const before = segments.map(readingOf);
+  const gpus = new GpuShares(native);
+  const before = segments.map((segment) => readingOf(segment, gpus));
   await Bun.sleep(1000);
-  const stats = segments.map((segment, index) => statsOf(readingOf(segment), before[index]));
+  const stats = segments.map((segment, index) => statsOf(readingOf(segment, gpus), before[index]));
   const [first] = stats;
   const view = {
     segments: stats,

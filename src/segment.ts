@@ -13,7 +13,7 @@ import { z } from "zod";
 import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
-import type { Dimensions, Native } from "./native.ts";
+import { type Dimensions, type Native, uuidText } from "./native.ts";
 import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
@@ -853,8 +853,7 @@ export class Segment {
   #uuid(base: number): string {
     const { offset, count } = this.#field(this.#layout.devices, "uuid");
     const start = this.#layout.devices.offset + base + offset;
-    const digits = this.#bytes.slice(start, start + count).toHex();
-    return `GPU-${digits.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
+    return uuidText(this.#bytes.slice(start, start + count));
   }
 
   #text(record: Layout["header"], base: number, name: string): string {
