@@ -156,6 +156,8 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
+  if (flags.trace !== undefined && !config.recorder)
+    throw new RigelError("config", `--trace: expected a configuration whose recorder is on, got ${config.file}`);
   const undo = [
     flags.html === undefined ? undefined : checkOutput("--html", flags.html),
     flags.trace === undefined ? undefined : checkOutput("--trace", flags.trace, 0o600),

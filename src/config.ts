@@ -183,6 +183,8 @@ export const configSchema = fields({
    * kept. 0: nobody looks. A minute is longer than what programs wait for in good health, and looking costs clients nothing.
    */
   hang_s: z.number().nonnegative().max(86_400).default(60),
+  /** Whether clients keep their last operations, for traces, and for what a hang is behind. */
+  recorder: z.boolean().default(true),
   /** Run each client alone, then together ungoverned, then governed. */
   compare: z.boolean().default(false),
   device: deviceSchema.default("auto"),

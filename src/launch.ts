@@ -191,7 +191,8 @@ async function runPhase(
   process.on("exit", cleanUp);
   try {
     const { policy } = plan.config;
-    segment.configure({ ...policySettings(policy, phase.clients, native), policy: phase.policy });
+    const settings = policySettings(policy, phase.clients, native);
+    segment.configure({ ...settings, policy: phase.policy, trace: plan.config.recorder });
     if (phase.policy === "orion") enterProfiles(segment, phase.clients, native);
     durations.seed(segment, phase.clients);
     segment.target = targetOf(policy);

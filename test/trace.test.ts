@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
 import { Scratch, TINY_PROFILE, reportOf, rigel, root } from "./rigel.ts";
+import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
 
 setDefaultTimeout(120_000);
@@ -315,6 +316,27 @@ test("launch --trace writes it at the end", async () => {
   expect(result.status, result.stderr).toBe(0);
   const launches = validTrace(path).filter((event) => event.ph === "X" && event.cat === "launch");
   expect(launches.length).toBeGreaterThanOrEqual(20);
+});
+
+test("a launch without recorder has nothing to trace, and says so before anything starts if a trace is asked for", async () => {
+  using place = new Place();
+  const config = place.file("jobs.json", place.pair({ recorder: false }));
+  const asked = await place.rigel("launch", config, "--trace", join(place.path, "t.json"));
+  expect(asked).toMatchObject({ status: 2, stdout: "" });
+  expect(asked.stderr).toContain("--trace: expected a configuration whose recorder is on");
+  await using launch = place.start(["launch", config, "--segment", place.segments, "--duration", "600"]);
+  const at = ["--segment", place.segments];
+  const clientsSchema = z.array(z.object({ name: z.string(), launches: z.int() }));
+  await until(async () => {
+    const { segments } = JSON.parse((await place.rigel("ps", "--json", ...at)).stdout);
+    const clients = clientsSchema.parse(segments[0]?.clients ?? []);
+    return clients.length === 2 && clients.every(({ launches }) => launches > 100) ? true : undefined;
+  });
+  const traced = await place.rigel("trace", "-o", join(place.path, "t.json"), "--json", ...at);
+  const { clients } = summarySchema.parse(JSON.parse(traced.stdout));
+  expect(clients.map(({ recorded }) => recorded)).toEqual([0, 0]);
+  launch.kill("SIGINT");
+  await launch.exited;
 });
 
 test("launch --trace says before anything starts that it cannot be written, and fails where it cannot any more", async () => {
