@@ -15,6 +15,7 @@ import { type Detected, TOOL_NAMES, type Tool, detect } from "./import-detect.ts
 import { readNcu } from "./import-ncu.ts";
 import { readNsys } from "./import-nsys.ts";
 import { readOrion } from "./import-orion.ts";
+import { readRigel } from "./import-rigel.ts";
 import { FileReport, type Recorded } from "./import-row.ts";
 import { type Source, openSource } from "./import-source.ts";
 import { readTorch } from "./import-torch.ts";
@@ -83,7 +84,7 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
   try {
     for (const path of options.files) {
       const began_ms = performance.now();
-      const { report, batches, bar } = await openImport(path, options.tool);
+      const { report, batches, bar } = await openImport(path, options.tool, options.format);
       reports.push(report);
       assembler.nextFile();
       try {
@@ -108,16 +109,24 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
 async function openImport(
   path: string,
   tool: Tool | undefined,
+  format: ImportOptions["format"],
 ): Promise<{ report: FileReport; batches: AsyncIterable<Recorded[]>; bar: ProgressBar }> {
   const source = await openSource(path);
   const detected = detect(path, source.head);
+  if (detected.tool === "rigel" && format === "rigel")
+    throw new RigelError(
+      "profile",
+      `${path}: this is already a profile of Rigel's; use it as it is, or have it in Orion's form (--format orion)`,
+    );
   if (tool !== undefined && tool !== detected.tool)
     throw new RigelError(
       "profile",
       `${path}: this is not ${TOOL_NAMES[tool]} but ${TOOL_NAMES[detected.tool]}; use rigel import ${detected.tool}`,
     );
   const report = new FileReport(path, detected.tool);
-  const bar = new ProgressBar(path, source.size_bytes, source.read_bytes, () => report.rows);
+  // A profile is read by its own reader, which does not say how far it is.
+  const size_bytes = detected.tool === "rigel" ? 0 : source.size_bytes;
+  const bar = new ProgressBar(path, size_bytes, source.read_bytes, () => report.rows);
   return { report, batches: reader(source, detected, report), bar };
 }
 
@@ -131,6 +140,8 @@ function reader(source: Source, detected: Detected, report: FileReport): AsyncIt
       return readOrion(source, detected.table, report);
     case "torch":
       return readTorch(source, report);
+    case "rigel":
+      return readRigel(source.path, report);
   }
 }
 
@@ -153,7 +164,7 @@ type Metrics = Pick<Recorded, "compute_percent" | "memory_percent" | "flops" | "
 async function readMetrics(paths: string[]): Promise<Map<string, Metrics>> {
   const found = new Map<string, Metrics>();
   for (const path of paths) {
-    const { report, batches, bar } = await openImport(path, "ncu");
+    const { report, batches, bar } = await openImport(path, "ncu", "rigel");
     try {
       for await (const batch of batches)
         for (const { name, grid, block, compute_percent, memory_percent, flops, dram_bytes } of batch)
@@ -238,6 +249,10 @@ class Assembler {
     if (this.#options.request !== undefined && this.#request !== this.#options.request) {
       this.#requests.add(this.#request);
       report.drop("of another request");
+      return;
+    }
+    if (this.#options.format === "orion" && kind !== "kernel") {
+      report.drop("copies, memsets and waits, as Orion's form has kernels alone");
       return;
     }
     const operation = this.#operation(recorded, gap_ns);

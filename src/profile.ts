@@ -406,7 +406,9 @@ const OTHERS: [string, string][] = [
 function importable(path: string, text: string): string {
   try {
     const { tool } = detect(path, text);
-    return `; this is ${TOOL_NAMES[tool]}, make a profile of it: rigel import ${tool} ${path} -o profile.csv`;
+    return tool === "rigel"
+      ? ""
+      : `; this is ${TOOL_NAMES[tool]}, make a profile of it: rigel import ${tool} ${path} -o profile.csv`;
   } catch {
     return "";
   }

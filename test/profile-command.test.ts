@@ -4,9 +4,8 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { reason } from "../src/errors.ts";
-import { Native } from "../src/native.ts";
 import { readProfile } from "../src/profile.ts";
-import { Scratch, rigel, root } from "./rigel.ts";
+import { Scratch, replayRefuses, rigel, root } from "./rigel.ts";
 
 const GPT2 = join(root, "profiles", "h200-gpt2-train-bs8x512.csv");
 const NARROW =
@@ -208,7 +207,6 @@ slower: 1
 
 test("what one reader takes of a profile with a flipped bit, the replay client takes too", async () => {
   using scratch = new Scratch();
-  const { files } = await Native.load();
   const path = join(scratch.path, "p.csv");
   const bytes = Buffer.from(MIXED.replace("sgemm", '"a, ""b"""'));
   const disagreed: string[] = [];
@@ -226,13 +224,9 @@ test("what one reader takes of a profile with a flipped bit, the replay client t
       refused++;
       continue;
     }
-    const command = [files.replay, "--profile", path, "--iterations", "1"];
-    // 2: a bad profile. Without a GPU it ends with 1 after it has read one.
-    const replay = Bun.spawn(command, { stdout: "ignore", stderr: "pipe" });
-    if ((await replay.exited) === 2)
-      disagreed.push(
-        `${at}: ${flipped.subarray(Math.max(0, at - 9), at + 9).toString("latin1")}: ${await replay.stderr.text()}`,
-      );
+    const refusal = await replayRefuses(scratch, path);
+    if (refusal !== undefined)
+      disagreed.push(`${at}: ${flipped.subarray(Math.max(0, at - 9), at + 9).toString("latin1")}: ${refusal}`);
   }
   expect(disagreed).toEqual([]);
   expect(Math.min(taken, refused)).toBeGreaterThan(20);
