@@ -87,7 +87,7 @@ static uint32_t weight_of(const char *text)
     return (uint32_t)(value * RG_POLICY_WEIGHT_ONE + 0.5);
 }
 
-/* The client's account and its limit. The limit stays what it was where this process is told none. */
+/* The client's account and its limit. The limit stays what it was where this process is told none, or where another was asked for. */
 static void join_account(const char *name)
 {
     static rg_account alone; /* more names than there are accounts: the limit is then this process's */
@@ -102,10 +102,11 @@ static void join_account(const char *name)
     char *end;
     errno = 0;
     unsigned long long limit = strtoull(memory, &end, 10);
+    uint64_t before = atomic_load(&rg.account->limit_bytes); /* before `wanted_limit`, which is set before the limit is */
     if (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')
         rg_say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
-    else
-        atomic_store(&rg.account->limit_bytes, limit);
+    else if (!atomic_load(&rg.account->wanted_limit))
+        atomic_compare_exchange_strong(&rg.account->limit_bytes, &before, limit);
 }
 
 static void attach(void)

@@ -831,6 +831,15 @@ static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind
     return rg_work_pass(m, mode, kind, t, units, dims);
 }
 
+/*
+ * rg_work_depth: weight of the launches of this client that are not known to be finished, with this one; 0 where the gate does not count
+ * them, as of a high client, or one that can be taken off the GPU: what is left from when it did says nothing then.
+ */
+static RG_INLINE uint64_t rg_work_depth(rg_member *m, rg_work work)
+{
+    return work.batch ? atomic_load_explicit(&m->inflight, memory_order_relaxed) : 0;
+}
+
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */
 static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind, rg_work work,
                                   bool ok)

@@ -393,7 +393,7 @@ static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUs
     uint64_t marks = rg_launch_note(op.row, t, RG_GRAPH, name, RG_OP_cuGraphLaunch);
     CUresult r = RG_REAL(cuGraphLaunch)(piece, stream);
     rg_op_end(&op, RG_TRACE_graph, false, marks | (r ? RG_RECORD_FAILED : 0),
-              name | (uint64_t)atomic_load_explicit(&m->inflight, memory_order_relaxed) << 16);
+              name | rg_work_depth(m, work) << 16);
     rg_work_end(m, mode, RG_GRAPH, work, r == CUDA_SUCCESS);
     return r;
 }

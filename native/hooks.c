@@ -133,8 +133,7 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
-                  RG_##KIND <= RG_GRAPH ? name_ | (uint64_t)atomic_load_explicit(&member_->inflight, memory_order_relaxed) << 16 \
-                                        : units_); \
+                  RG_##KIND <= RG_GRAPH ? name_ | rg_work_depth(member_, work_) << 16 : units_); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         if (several_) \

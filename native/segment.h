@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 5,
+    RG_SEGMENT_VERSION = 6,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -242,7 +242,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 #define RG_ACCOUNT_FIELDS(F) \
     F(u64, key, 1)            /* [any] taken by compare-and-swap: hash of the name; 0: free. Never given back */ \
     F(u64, slots, 1)          /* [any] bit per client slot whose process belongs to it */ \
-    F(u64, limit_bytes, 1)    /* [client, control] RIGEL_MEMORY; 0: no limit */ \
+    F(u64, limit_bytes, 1)    /* [client, control] RIGEL_MEMORY, until another was asked for while it ran; 0: no limit */ \
     F(u64, lock, 1)           /* [any] owner word of the process that is comparing with the limit; 0: none */ \
     F(u64, peak_bytes, 1)     /* [any] the most that was in use at once */ \
     F(u64, denied, 1)         /* [any] allocations refused because of the limit */ \
@@ -250,6 +250,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, denied_at_bytes, 1) /* [any] what was in use then */ \
     F(u32, wanted_class, 1)   /* [control] enum rg_class it is to be of; 0: what it was started as */ \
     F(u32, wanted_weight, 1)  /* [control] likewise, in thousandths */ \
+    F(u32, wanted_limit, 1)   /* [control] 1: `limit_bytes` is what was asked for, whatever RIGEL_MEMORY of later processes says */ \
     F(u64, paused_until_ns, 1) /* [control] its best-effort work is held back until then; UINT64_MAX: until resumed; 0: not */ \
     F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
@@ -423,7 +424,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 5. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 6. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

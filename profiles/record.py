@@ -1,5 +1,7 @@
 #!/usr/bin/env python3
-"""Records the kernel profiles in this folder on a GPU host: python3 profiles/record.py --out DIR [--only NAME]
+"""Records four of the kernel profiles in this folder on a GPU host: python3 profiles/record.py --out DIR [--only NAME]
+
+The others are by `rigel profile`, as their first lines say; the first line of these is `rigel-profile 1` with torch's version.
 
 Runs the models of src/python/workload.py under torch.profiler and writes one representative iteration in Rigel's
 format (header line `# rigel-profile 1; key=value; ...`, then one row per operation in launch order):

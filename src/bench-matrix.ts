@@ -82,6 +82,7 @@ const PROGRAMS: readonly Program[] = [
     class: "best-effort",
     title: "MobileNetV2 training, batch 64",
     args: train("mobilenetv2", 64),
+    profile: "h200-mobilenetv2-train-bs64.csv",
   },
   {
     name: "gpt2-train-graph",

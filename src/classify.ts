@@ -7,7 +7,7 @@
  */
 
 import { qualifiedName } from "./kernel-name.ts";
-import { type Precision, peaksOf } from "./peaks.ts";
+import { type Precision, peaksOf, ridgeOf } from "./peaks.ts";
 
 /** What a row of a profile is to the GPU; the words of the profile's `kind` column. */
 export const OPERATION_KINDS = ["kernel", "memset", "copy_h2d", "copy_d2h", "copy_d2d", "sync"] as const;
@@ -139,13 +139,15 @@ export function boundOf(evidence: Evidence): { bound: Bound; reason: string } {
   const peaks = peaksOf(device);
   if (!peaks) return { bound: "unknown", reason: `${idle}no peaks known for ${device || "the device"}` };
   const precision = precisionOf(evidence.name);
-  const rate = peaks.flops_per_s[precision];
-  if (rate === undefined) return { bound: "unknown", reason: `${idle}no ${precision} peak known for ${peaks.name}` };
+  const ridge = ridgeOf(peaks, precision);
+  if (!ridge) return { bound: "unknown", reason: `${idle}no ${precision} peak known for ${peaks.name}` };
   const intensity = flops / dram_bytes;
-  const ridge = rate / peaks.bytes_per_s;
+  const { flop_per_byte, measured } = ridge;
   return {
-    bound: intensity >= ridge ? "compute" : "memory",
-    reason: `${idle}${shown(intensity)} FLOP/B, ${peaks.name} ${precision} turns at ${shown(ridge)}`,
+    bound: intensity >= flop_per_byte ? "compute" : "memory",
+    reason:
+      `${idle}${shown(intensity)} FLOP/B, ${peaks.name} ${precision} turns at ${shown(flop_per_byte)} ` +
+      (measured ? "(measured)" : "(data sheet)"),
   };
 }
 

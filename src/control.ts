@@ -10,7 +10,7 @@ import { POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, memorySchema, sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
-import { noEffect, policySettings, readBy, targetOf } from "./policy.ts";
+import { noEffectNow, noWeight, policySettings, readBy, targetOf } from "./policy.ts";
 import { fields, parse } from "./schema.ts";
 import type { Segment, Slot } from "./segment.ts";
 
@@ -43,7 +43,7 @@ export interface Changed {
   client?: string;
   text: string;
   /** What has no effect. */
-  notes?: string[];
+  notes: string[];
 }
 
 /** A client of a segment. */
@@ -132,7 +132,8 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
     ...(pause_s === undefined ? [] : [pauseText(pause_s)]),
   ];
   const text = `${name} (${slots.length} ${slots.length === 1 ? "process" : "processes"}): ${what.join(", ")}`;
-  return { segment: segment.id, client: name, text };
+  const unweighed = weight === undefined ? undefined : noWeight(segment.policy);
+  return { segment: segment.id, client: name, text, notes: unweighed === undefined ? [] : [`${name}: ${unweighed}`] };
 }
 
 function pauseText(seconds: number): string {
@@ -199,6 +200,6 @@ function changePolicyOf(segment: Segment, change: PolicyChange, native: Native):
   const what = Object.entries(change).map(
     ([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : String(value)}`,
   );
-  const notes = Object.keys(change).flatMap((field) => noEffect(field, name) ?? []);
+  const notes = Object.keys(change).flatMap((field) => noEffectNow(field, name) ?? []);
   return { segment: segment.id, text: `${segment.id}: ${what.join(", ")}`, notes };
 }

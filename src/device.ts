@@ -70,8 +70,12 @@ export class Devices {
     );
   }
 
-  /** The devices that a client is to see, in the order in which it numbers them; "all": those that the launcher sees. */
-  async chooseSome(selector: ClientDevice, where: string): Promise<[Device, ...Device[]]> {
+  /**
+   * The devices that a client is to see, in the order in which it numbers them; "all": those that the launcher sees, or the simulated
+   * ones where `launch`, which the launch is on, is simulated.
+   */
+  async chooseSome(selector: ClientDevice, launch: Device, where: string): Promise<[Device, ...Device[]]> {
+    if (selector === "all" && launch.simulated) return [launch];
     if (selector !== "all" && !Array.isArray(selector)) return [await this.choose(selector, where)];
     const some =
       selector === "all" ? await this.real() : await Promise.all(selector.map((one) => this.choose(one, where)));

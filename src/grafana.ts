@@ -55,7 +55,13 @@ const PANELS: readonly Panel[] = [
     " graphs": rate("rigel_graph_launches_total"),
   }),
   panel(
-    "Share of the GPU (policy fair)",
+    "Share of the GPU",
+    "percentunit",
+    "Part of a second or so for which kernels of a client ran on its GPU; nothing where that is not known.",
+    gauge("max", "rigel_gpu_share_ratio"),
+  ),
+  panel(
+    "GPU time charged (policy fair)",
     "percentunit",
     "GPU time that policy fair has charged, of the time that went by; nothing under other policies.",
     rate("rigel_charged_seconds_total"),

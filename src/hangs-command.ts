@@ -126,13 +126,39 @@ function text(all: readonly Hangs[]): string {
   const rows = found.flatMap((one) => rowsOf(one));
   const table = aligned(["client", "pid", "rank", "state", "thread", "call", "for", "last operation"], rows, 8);
   const said = found.filter(({ verdict }) => verdict !== "working" && verdict !== "ended").map((one) => sentence(one));
-  return `${[...table, ...(said.length > 0 ? ["", ...said] : [])].join("\n")}\n`;
+  const unseen = found.flatMap(unseenOf);
+  const below = [...said, ...unseen];
+  return `${[...table, ...(below.length > 0 ? ["", ...below] : [])].join("\n")}\n`;
 }
 
-function sentence({ name, pid, rank, hung, why, unfinished }: Found): string {
-  const who = `${name} (${pid}${rank === null ? "" : `, rank ${rank}`})`;
-  const bound = unfinished?.at_least ? " (older ones may have left the record)" : "";
-  return `${hung ? "HANGS: " : ""}${who} ${why}${bound}`;
+/** What is not known of a process that is there, and why. */
+function unseenOf(one: Found): string[] {
+  if (one.verdict === "dead" || one.verdict === "ended") return [];
+  const { threads_lost: threads, communicators_lost: communicators } = one;
+  return [
+    ...(threads > 0
+      ? [`${whoIs(one)}: what ${many(threads, "more thread")} of it do is not known, for want of room`]
+      : []),
+    ...(communicators > 0
+      ? [
+          `${whoIs(one)}: ${many(communicators, "communicator")} of it cannot be followed (split off without blocking, or for want of ` +
+            "room): who is missing in a collective of those is not told",
+        ]
+      : []),
+  ];
+}
+
+function many(count: number, what: string): string {
+  return `${count} ${what}${count === 1 ? "" : "s"}`;
+}
+
+function whoIs({ name, pid, rank }: Found): string {
+  return `${name} (${pid}${rank === null ? "" : `, rank ${rank}`})`;
+}
+
+function sentence(one: Found): string {
+  const bound = one.unfinished?.at_least ? " (older ones may have left the record)" : "";
+  return `${one.hung ? "HANGS: " : ""}${whoIs(one)} ${one.why}${bound}`;
 }
 
 /** One row for each thread: the one that shows what is going on first. */

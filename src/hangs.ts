@@ -7,9 +7,9 @@
 
 import { z } from "zod";
 import { stateOf } from "./proc.ts";
-import { recordsOf, unfinishedOf, type Unfinished } from "./records.ts";
+import { ranOf, recordsOf, unfinishedOf, type Unfinished } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
-import { type Communicator, type Thread, clockOf, communicatorsOf, rankOf, threadsOf } from "./threads.ts";
+import { type Communicator, type Thread, clockOf, communicatorsOf, rankOf, threadsLost, threadsOf } from "./threads.ts";
 
 /** One process of a client, at one moment. */
 export interface Observed {
@@ -36,6 +36,12 @@ export interface Observed {
   communicators: readonly Communicator[];
   /** What it launched and is not known to be finished. Looked for only where a thread has waited for long. */
   unfinished: Unfinished | null;
+  /** For how long of its longest wait it could use the GPU; null: not known, or nobody has waited for long. */
+  ran_ns: number | null;
+  /** Communicators that are not followed: no room, or split off without blocking. */
+  communicators_lost: number;
+  /** Threads of which it is not known what they do, for want of room. */
+  threads_lost: number;
 }
 
 export interface Moment {
@@ -111,6 +117,9 @@ const foundSchema = z.object({
   /** The thread that shows it: the one that has waited longest, or did something last. */
   thread: threadStateSchema.nullable(),
   threads: z.array(threadStateSchema),
+  /** What is not seen of it: threads for which there was no room, and communicators whose collectives are not counted. */
+  threads_lost: z.int(),
+  communicators_lost: z.int(),
   collective: z
     .object({
       operation: z.string(),
@@ -176,6 +185,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
       const threads = threadsOf(segment, slot, clock);
       const long = threads.some(({ waiting }) => waiting && at_ns - waiting.since_ns >= (threshold_s * 1e9) / 2);
       const beat_ns = number("heartbeat_ns");
+      const records = long ? recordsOf(segment, slot, clock) : [];
       return {
         name: slot.name,
         pid: slot.pid,
@@ -192,7 +202,11 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
         busy: ((busy >> BigInt(slot.index)) & 1n) === 1n,
         threads,
         communicators: communicatorsOf(segment, slot, clock),
-        unfinished: long ? unfinishedOf(recordsOf(segment, slot, clock), threads) : null,
+        unfinished: long ? unfinishedOf(records, threads) : null,
+        // Without a recorder nothing tells when it was off the GPU.
+        ran_ns: records.length > 0 && segment.settings()["trace"] !== 0 ? ranOf(records, threads, at_ns) : null,
+        communicators_lost: number("communicators_lost"),
+        threads_lost: threadsLost(segment, slot),
       };
     });
   return { segment: segment.path, at_ns, processes };
@@ -313,6 +327,8 @@ function found(process: Observed, earlier: Observed | undefined, context: Contex
     class: process.class,
     rank: process.rank,
     threads,
+    threads_lost: process.threads_lost,
+    communicators_lost: process.communicators_lost,
     thread: null,
     collective: null,
     unfinished: null,
@@ -361,7 +377,7 @@ function found(process: Observed, earlier: Observed | undefined, context: Contex
       collective: awaited.collective,
     });
   }
-  const held = heldBack(process, earlier, context);
+  const held = heldBack(process, earlier, context, stuck !== undefined);
   if (stuck?.waiting) {
     const thread = stateOfThread(stuck, now.at_ns);
     const more = { thread, seconds: thread.seconds };
@@ -407,7 +423,8 @@ function never(): never {
 function heldBack(
   process: Observed,
   earlier: Observed | undefined,
-  { before, now }: Context,
+  { before, now, limit_ns }: Context,
+  isStuck: boolean,
 ): { verdict: "gate" | "suspended"; why: string } | undefined {
   const interval_ns = Math.max(1, now.at_ns - before.at_ns);
   const part = (field: "gate_wait_ns" | "suspended_ns"): number =>
@@ -417,7 +434,14 @@ function heldBack(
   const by = now.processes.filter(({ busy, pid }) => busy && pid !== process.pid).map(({ name }) => name);
   const whom = by.length > 0 ? ` while ${[...new Set(by)].join(", ")} ${by.length > 1 ? "are" : "is"} busy` : "";
   if (process.paused) return { verdict: "gate", why: `is paused until \`rigel resume ${process.name}\`: no hang` };
-  if (is(new Set(["suspended"])) || part("suspended_ns") > HELD)
+  // Who waits although it could use the GPU for so long is not held back by being taken off it between times.
+  const ran_ns = isStuck ? process.ran_ns : null;
+  if (ran_ns !== null && ran_ns < limit_ns)
+    return {
+      verdict: "suspended",
+      why: `is kept off the GPU by Rigel${whom}, and could use it for ${seconds(ran_ns / 1e9)} since it waits: no hang`,
+    };
+  if (ran_ns === null && (is(new Set(["suspended"])) || part("suspended_ns") > HELD))
     return { verdict: "suspended", why: `is kept off the GPU by Rigel${whom}: no hang` };
   if (is(AT_THE_GATE) || part("gate_wait_ns") > HELD)
     return { verdict: "gate", why: `is held at Rigel's gate${whom}: no hang` };

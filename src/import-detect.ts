@@ -7,7 +7,7 @@
 
 import { RigelError } from "./errors.ts";
 
-export const TOOLS = ["nsys", "ncu", "torch", "orion"] as const;
+export const TOOLS = ["nsys", "ncu", "torch", "orion", "rigel"] as const;
 export type Tool = (typeof TOOLS)[number];
 
 export interface Column {
@@ -30,7 +30,8 @@ export type Detected =
   | { tool: "nsys"; table: TableStart }
   | { tool: "ncu"; page: "details" | "raw"; table: TableStart }
   | { tool: "orion"; table: TableStart }
-  | { tool: "torch" };
+  | { tool: "torch" }
+  | { tool: "rigel" };
 
 /** What each tool's file is called in messages. */
 export const TOOL_NAMES: Record<Tool, string> = {
@@ -38,6 +39,7 @@ export const TOOL_NAMES: Record<Tool, string> = {
   ncu: "a CSV page of ncu",
   torch: "a trace of torch.profiler",
   orion: "a kernel file of Orion's",
+  rigel: "a profile of Rigel's",
 };
 
 const NSYS_EXPORT = "nsys stats --report cuda_gpu_trace --format csv FILE.nsys-rep";
@@ -50,7 +52,7 @@ export function detect(path: string, head: string): Detected {
   };
   const start = head.trimStart();
   if (start === "") return refuse("there is nothing but blanks in the file; export it again");
-  if (start.startsWith("# rigel-profile")) return refuse("this is already a profile of Rigel's; use it as it is");
+  if (start.startsWith("# rigel-profile")) return { tool: "rigel" };
   if (start.startsWith("{") || start.startsWith("[")) {
     if (/"traceEvents"|"ph"\s*:/.test(head)) return { tool: "torch" };
     return refuse('this is JSON, but no trace of torch.profiler: expected "traceEvents"');

@@ -77,6 +77,8 @@ export class FileReport {
   readonly tool: Tool;
   /** Rows (or events) read. */
   rows = 0;
+  /** From opening the file to its last row. */
+  spent_ms = 0;
   operations = 0;
   readonly dropped = new Map<string, number>();
   readonly bad: string[] = [];

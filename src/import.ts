@@ -15,6 +15,7 @@ import { type Detected, TOOL_NAMES, type Tool, detect } from "./import-detect.ts
 import { readNcu } from "./import-ncu.ts";
 import { readNsys } from "./import-nsys.ts";
 import { readOrion } from "./import-orion.ts";
+import { readRigel } from "./import-rigel.ts";
 import { FileReport, type Recorded } from "./import-row.ts";
 import { type Source, openSource } from "./import-source.ts";
 import { readTorch } from "./import-torch.ts";
@@ -22,7 +23,7 @@ import { comparableName } from "./kernel-name.ts";
 import { smsUsed } from "./peaks.ts";
 import { MOST_REPLAYED, type Operation } from "./profile.ts";
 import { ORION_HEADER, RIGEL_HEADER, WholeFile, factsLine, orionRow, rigelRow } from "./profile-write.ts";
-import { ProgressBar } from "./progress-bar.ts";
+import { ProgressBar, perSecond } from "./progress-bar.ts";
 
 export interface ImportOptions {
   /** The tool that the user named; without, it is detected. */
@@ -60,6 +61,8 @@ export interface ImportSummary {
     path: string;
     tool: Tool;
     rows: number;
+    /** From opening it to its last row. */
+    seconds: number;
     operations: number;
     dropped: Record<string, number>;
     bad_rows: number;
@@ -80,11 +83,13 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
   const reports: FileReport[] = [];
   try {
     for (const path of options.files) {
-      const { report, batches, bar } = await openImport(path, options.tool);
+      const began_ms = performance.now();
+      const { report, batches, bar } = await openImport(path, options.tool, options.format);
       reports.push(report);
       assembler.nextFile();
       try {
         for await (const batch of batches) for (const recorded of batch) await assembler.add(recorded, report);
+        report.spent_ms = performance.now() - began_ms;
       } finally {
         bar.stop();
       }
@@ -104,16 +109,24 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
 async function openImport(
   path: string,
   tool: Tool | undefined,
+  format: ImportOptions["format"],
 ): Promise<{ report: FileReport; batches: AsyncIterable<Recorded[]>; bar: ProgressBar }> {
   const source = await openSource(path);
   const detected = detect(path, source.head);
+  if (detected.tool === "rigel" && format === "rigel")
+    throw new RigelError(
+      "profile",
+      `${path}: this is already a profile of Rigel's; use it as it is, or have it in Orion's form (--format orion)`,
+    );
   if (tool !== undefined && tool !== detected.tool)
     throw new RigelError(
       "profile",
       `${path}: this is not ${TOOL_NAMES[tool]} but ${TOOL_NAMES[detected.tool]}; use rigel import ${detected.tool}`,
     );
   const report = new FileReport(path, detected.tool);
-  const bar = new ProgressBar(path, source.size_bytes, source.read_bytes);
+  // A profile is read by its own reader, which does not say how far it is.
+  const size_bytes = detected.tool === "rigel" ? 0 : source.size_bytes;
+  const bar = new ProgressBar(path, size_bytes, source.read_bytes, () => report.rows);
   return { report, batches: reader(source, detected, report), bar };
 }
 
@@ -127,6 +140,8 @@ function reader(source: Source, detected: Detected, report: FileReport): AsyncIt
       return readOrion(source, detected.table, report);
     case "torch":
       return readTorch(source, report);
+    case "rigel":
+      return readRigel(source.path, report);
   }
 }
 
@@ -149,16 +164,19 @@ type Metrics = Pick<Recorded, "compute_percent" | "memory_percent" | "flops" | "
 async function readMetrics(paths: string[]): Promise<Map<string, Metrics>> {
   const found = new Map<string, Metrics>();
   for (const path of paths) {
-    const { report, batches, bar } = await openImport(path, "ncu");
-    for await (const batch of batches)
-      for (const { name, grid, block, compute_percent, memory_percent, flops, dram_bytes } of batch)
-        found.set(shapeKey(name, grid, block), {
-          ...(compute_percent !== undefined && { compute_percent }),
-          ...(memory_percent !== undefined && { memory_percent }),
-          ...(flops !== undefined && { flops }),
-          ...(dram_bytes !== undefined && { dram_bytes }),
-        });
-    bar.stop();
+    const { report, batches, bar } = await openImport(path, "ncu", "rigel");
+    try {
+      for await (const batch of batches)
+        for (const { name, grid, block, compute_percent, memory_percent, flops, dram_bytes } of batch)
+          found.set(shapeKey(name, grid, block), {
+            ...(compute_percent !== undefined && { compute_percent }),
+            ...(memory_percent !== undefined && { memory_percent }),
+            ...(flops !== undefined && { flops }),
+            ...(dram_bytes !== undefined && { dram_bytes }),
+          });
+    } finally {
+      bar.stop();
+    }
     refuseBad([report], false);
   }
   return found;
@@ -231,6 +249,10 @@ class Assembler {
     if (this.#options.request !== undefined && this.#request !== this.#options.request) {
       this.#requests.add(this.#request);
       report.drop("of another request");
+      return;
+    }
+    if (this.#options.format === "orion" && kind !== "kernel") {
+      report.drop("copies, memsets and waits, as Orion's form has kernels alone");
       return;
     }
     const operation = this.#operation(recorded, gap_ns);
@@ -356,10 +378,11 @@ class Assembler {
       duration_ns: this.#duration_ns,
       families: this.#families,
       bounds: this.#bounds,
-      files: reports.map(({ path, tool, rows, operations, dropped, bad_rows, bad, notes }) => ({
+      files: reports.map(({ path, tool, rows, spent_ms, operations, dropped, bad_rows, bad, notes }) => ({
         path,
         tool,
         rows,
+        seconds: Math.round(spent_ms) / 1000,
         operations,
         dropped: Object.fromEntries(dropped),
         bad_rows,
@@ -409,8 +432,9 @@ export function importText(summary: ImportSummary): string {
     `by kind: ${counts(families)}`,
     `kernels bound by: ${counts(bounds)}`,
   ];
-  for (const { path, tool, rows, operations: taken, dropped, bad, bad_rows, notes: own } of files) {
-    lines.push(`${path}: ${TOOL_NAMES[tool]}: ${rows} rows read, ${taken} taken`);
+  for (const { path, tool, rows, seconds, operations: taken, dropped, bad, bad_rows, notes: own } of files) {
+    const rate = `in ${seconds.toFixed(1)} s (${perSecond(rows, seconds * 1000)})`;
+    lines.push(`${path}: ${TOOL_NAMES[tool]}: ${rows} rows read ${rate}, ${taken} taken`);
     for (const [reason, count] of Object.entries(dropped)) lines.push(`  left out ${count}: ${reason}`);
     if (bad_rows > 0) lines.push(`  left out ${bad_rows}: bad rows`, ...bad.map((line) => `    ${line}`));
     lines.push(...own.map((note) => `  note: ${note}`));

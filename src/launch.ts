@@ -16,6 +16,7 @@ import { diagnose } from "./doctor.ts";
 import type { Finding } from "./doctor-checks.ts";
 import { RigelError, reason } from "./errors.ts";
 import { Durations, durationsFolder } from "./durations.ts";
+import { type ClientShares, GpuShares, MeanShares } from "./gpu-share.ts";
 import { Guard } from "./guard.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
@@ -67,6 +68,8 @@ const POLL_ms = 20;
 const AT_ONCE_ms = 10_000;
 /** After how long a client that has not attached is told about. */
 const UNATTACHED_ms = 5000;
+/** How often it is asked what clients have of the GPU. */
+const SHARES_ms = 1000;
 /** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
 const LOOK_ms = 500;
 
@@ -443,6 +446,8 @@ interface Counted {
   after: Snapshot;
   /** At the end, by client name. */
   memory: ReadonlyMap<string, MemoryUse>;
+  /** Of the GPU, since `from_ms`. */
+  shares: MeanShares;
 }
 
 /** Waits for the clients to begin, then for the end of the launch. Returns with the clients still running. */
@@ -460,6 +465,12 @@ async function count(
   let begun_ms: number | undefined;
   let looked_ms = started_ms;
   let window: Pick<Counted, "from_ms" | "before"> | undefined;
+  const shares = new MeanShares();
+  const gpus = new GpuShares(native, { interval_ms: 0 });
+  const share = (): ClientShares => gpus.of(segment, snapshotOf(segment), segment.devices());
+  // What it takes to load NVML is spent while the clients load, too.
+  share();
+  let shared_ms = Number.POSITIVE_INFINITY;
   for (;;) {
     const now_ms = performance.now();
     observe(running, segment, now_ms);
@@ -487,6 +498,12 @@ async function count(
     if (begun_ms !== undefined && !window && now_ms - begun_ms >= warmup_s * 1000) {
       window = { from_ms: now_ms, before: duration_s !== undefined || warmup_s > 0 ? snapshotOf(segment) : undefined };
       progress(duration_s === undefined ? "counting until the clients end" : `counting for ${duration_s} s`);
+      share();
+      shared_ms = now_ms;
+    }
+    if (now_ms - shared_ms >= SHARES_ms) {
+      shares.add(share(), (now_ms - shared_ms) / 1000);
+      shared_ms = now_ms;
     }
     const left_ms =
       window && duration_s !== undefined ? window.from_ms + duration_s * 1000 - now_ms : Number.POSITIVE_INFINITY;
@@ -497,6 +514,7 @@ async function count(
     ]);
   }
   const to_ms = performance.now();
+  if (window) shares.add(share(), (to_ms - shared_ms) / 1000);
   // Who was killed has not said that it ended.
   segment.reap();
   const after = snapshotOf(segment);
@@ -507,7 +525,7 @@ async function count(
     const problem = problemOf(attaching(one), segment);
     if (problem !== undefined) one.problem = problem;
   }
-  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory };
+  return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory, shares };
 }
 
 /** Takes over from the segment who has attached and who has launched work. */
@@ -604,6 +622,7 @@ function reportOf(
       guardOf(client.name, after),
     ),
     memory: memoryReport(counted.memory.get(client.name), client.memory_bytes),
+    gpu_share: counted.shares.of(client.name),
     ...threadClients(client.name, whole ? undefined : before, after, Math.max(0, counted_s), segment),
   };
 }

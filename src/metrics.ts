@@ -36,6 +36,12 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
     "Limit of device memory, where there is one.",
     ({ memory }) => memory.limit_bytes,
   ],
+  [
+    "rigel_gpu_share_ratio",
+    "gauge",
+    "Part of the last second or so for which kernels of the client ran on its GPU, where that is known.",
+    ({ gpu_share }) => gpu_share,
+  ],
   ["rigel_memory_denied_total", "counter", "Allocations refused at the limit.", ({ memory }) => memory.denied],
 ];
 

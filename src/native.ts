@@ -3,8 +3,8 @@
  * them when needed, and calls the control functions of the library.
  *
  * platform -> embedded or on disk -> build when missing or older than the sources -> locate -> symbols -> one class.
- * Nothing else in Rigel touches a pointer or knows where a native file lies. The library is never closed: a call after
- * close() is a crash.
+ * Nothing else in Rigel touches a pointer (but nvml.ts, of NVIDIA's own library) or knows where a native file lies. The library is
+ * never closed: a call after close() is a crash.
  */
 
 import { createHash, randomUUID } from "node:crypto";
@@ -72,10 +72,36 @@ const SYMBOLS = {
 
 type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
 
+/** Of the simulated GPU (native/sim/sim-control.h). */
+const SIMULATOR_SYMBOLS = {
+  rigelSimBusy: { args: ["cstring", "buffer", "buffer_length", "buffer"], returns: "i32" },
+} as const;
+
+type SimulatorSymbols = ReturnType<typeof dlopen<typeof SIMULATOR_SYMBOLS>>["symbols"];
+
+/** rigel_sim_busy: a UUID of 16 bytes, then two numbers of 64 bits. */
+const SIM_BUSY_BYTES = 32;
+/** 64 processes on each of 16 GPUs. */
+const SIM_BUSY_MOST = 64 * 16;
+
+/** For how long a process has kept a simulated GPU busy since it came. */
+export interface SimulatedBusy {
+  /** Of the GPU, as a segment has it: GPU-…. */
+  uuid: string;
+  pid: number;
+  busy_ns: number;
+}
+
+/** A UUID of 16 bytes as the driver writes it. */
+export function uuidText(bytes: Uint8Array): string {
+  return `GPU-${bytes.toHex().replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
+}
+
 /** The control library, loaded. */
 export class Native {
   readonly files: NativeFiles;
   readonly #symbols: Symbols;
+  #simulator: SimulatorSymbols | undefined;
 
   private constructor(files: NativeFiles, symbols: Symbols) {
     this.files = files;
@@ -178,6 +204,25 @@ export class Native {
   estimateKey(program: string, device: string, kernel: string, grid: Dimensions, block: Dimensions): string {
     const key = this.#symbols.rigel_estimate_key(BigInt(`0x${program}`), device, kernel, ...grid, ...block);
     return BigInt.asUintN(64, BigInt(key)).toString(16).padStart(16, "0");
+  }
+
+  /**
+   * What the processes on the simulated GPUs of a state file have had of them, and the GPUs' present in nanoseconds. Undefined if
+   * there is no such file, of this user and version.
+   */
+  simulatedBusy(state: string): { at_ns: number; processes: SimulatedBusy[] } | undefined {
+    this.#simulator ??= dlopen(join(this.files.simulator, "libcuda.so.1"), SIMULATOR_SYMBOLS).symbols;
+    const bytes = new Uint8Array(SIM_BUSY_MOST * SIM_BUSY_BYTES);
+    const at_ns = new BigUint64Array(1);
+    const count = this.#simulator.rigelSimBusy(state, bytes, bytes, at_ns);
+    if (count < 0) return undefined;
+    const numbers = new BigUint64Array(bytes.buffer);
+    const processes = Array.from({ length: Math.min(count, SIM_BUSY_MOST) }, (_, row) => ({
+      uuid: uuidText(bytes.subarray(row * SIM_BUSY_BYTES, row * SIM_BUSY_BYTES + 16)),
+      pid: Number(numbers[row * 4 + 2]),
+      busy_ns: Number(numbers[row * 4 + 3]),
+    }));
+    return { at_ns: Number(at_ns[0]), processes };
   }
 
   /** Index of a key among a segment's estimates; below 0 when there is no room. */

@@ -1,6 +1,7 @@
 /**
- * peaks.ts: what GPUs can do at most, from NVIDIA's public data sheets, for the roofline of classify.ts.
+ * peaks.ts: what GPUs can do at most, as measured and from NVIDIA's public data sheets, for the roofline of classify.ts.
  *
+ * Measured is what matrix products reach (test/gpu/peaks.py, or the fastest of a recording) and what reading device memory does (rigel calibrate).
  * Dense rates: where a data sheet gives a tensor-core rate "with sparsity", half of it stands here. A GPU that is not
  * listed has no peaks, and nothing is guessed for it.
  */
@@ -15,6 +16,8 @@ export interface Peaks {
   flops_per_s: Partial<Record<Precision, number>>;
   /** Bytes per second to and from device memory. */
   bytes_per_s: number;
+  /** What was reached; the precisions that were measured. */
+  measured?: Pick<Peaks, "flops_per_s" | "bytes_per_s">;
   /** What one multiprocessor holds at once, and how many there are (CUDA programming guide, compute capabilities). */
   sms: number;
   threads_per_sm: number;
@@ -40,6 +43,12 @@ const H200: Peaks["flops_per_s"] = {
   int8: 1979 * TERA,
 };
 
+/**
+ * The longest matrix product of profiles/h200-gpt2-train-bs8x512.csv's program, 768 x 4096 x 50257 in fp32, as rigel profile recorded it (5.93 ms);
+ * and read_bytes_per_us of profiles/device-h200.json.
+ */
+const H200_MEASURED: Peaks["measured"] = { flops_per_s: { fp32: 53.3 * TERA }, bytes_per_s: 4.363 * TERA };
+
 const A100: Peaks["flops_per_s"] = {
   fp64: 9.7 * TERA,
   fp32: 19.5 * TERA,
@@ -59,6 +68,7 @@ const TABLE: [RegExp, Peaks][] = [
       name: "H200 SXM",
       flops_per_s: H200,
       bytes_per_s: 4.8 * TERA,
+      measured: H200_MEASURED,
       ...HOPPER,
       source: "NVIDIA H200 Tensor Core GPU data sheet, 2024",
     },
@@ -92,6 +102,18 @@ const TABLE: [RegExp, Peaks][] = [
     },
   ],
 ];
+
+/**
+ * Floating-point operations for each byte at which arithmetic and memory take as long; nothing where the GPU has no such units. Both rates are
+ * measured, or both are the data sheet's: what is reached is less of either, by about as much.
+ */
+export function ridgeOf(peaks: Peaks, precision: Precision): { flop_per_byte: number; measured: boolean } | undefined {
+  const reached = peaks.measured?.flops_per_s[precision];
+  if (peaks.measured && reached !== undefined)
+    return { flop_per_byte: reached / peaks.measured.bytes_per_s, measured: true };
+  const rate = peaks.flops_per_s[precision];
+  return rate === undefined ? undefined : { flop_per_byte: rate / peaks.bytes_per_s, measured: false };
+}
 
 /** The peaks of a device by the name that CUDA gives it, or nothing. */
 export function peaksOf(device: string): Peaks | undefined {

@@ -1,22 +1,24 @@
 /**
- * pictures.ts: `bun run pictures`: makes the README's pictures from what really runs here: the demo, `rigel top`, the dashboard, and
- * the page of a launch whose load and neighbours change.
+ * pictures.ts: `bun run pictures`: makes the README's pictures from what really runs here: a trace, the demo, `rigel top`, the dashboard,
+ * and the page of a launch whose load and neighbours change. `bun run pictures trace` makes that of the trace alone.
  *
  * Everything in them has been measured while they were made. Takes about four minutes; needs Chromium. Writes src/pictures/.
  */
 
-import { chmodSync, mkdirSync, mkdtempSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { z } from "zod";
 import { Browser } from "./chromium.ts";
 import { Segments } from "./discover.ts";
+import { GpuShares } from "./gpu-share.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { ahead, commandLine } from "./self.ts";
 import { readingOf, statsOf } from "./stats.ts";
 import { svgOf } from "./terminal-svg.ts";
 import { render } from "./top-view.ts";
+import { type Part, showTrace } from "./trace-picture.ts";
 
 const OUT = join(import.meta.dir, "pictures");
 /** So much of the past is in the picture of the dashboard. */
@@ -30,6 +32,24 @@ const LOAD: readonly [per_s: number, seconds: number][] = [
 ];
 /** When a second best-effort client comes, and how long it stays. */
 const GUEST_s = { at: 70, stays: 15 };
+/** The demo has run for so long when its trace is taken. */
+const TRACED_s = 5;
+/** So much of it is shown, from before a request. */
+const SHOWN_us = 20_000;
+const LEAD_us = 4000;
+/** Launches of a request that is shown. */
+const WHOLE = 200;
+/** What is looked at of a trace's events. */
+const traceEventSchema = z.object({
+  ph: z.string(),
+  cat: z.string().optional(),
+  id: z.string().optional(),
+  pid: z.int(),
+  ts: z.number().default(0),
+  dur: z.number().default(0),
+});
+type TraceEvent = z.infer<typeof traceEventSchema>;
+const traceSchema = z.object({ traceEvents: z.array(traceEventSchema) });
 /** Before launches: what else the machine does is not to be in the pictures. */
 const FIRST = ahead();
 
@@ -39,6 +59,8 @@ const scratch = mkdtempSync(join(tmpdir(), "rigel-pictures-"));
 try {
   chmodSync(scratch, 0o700);
   const env = { ...process.env, NO_COLOR: "1", XDG_RUNTIME_DIR: scratch };
+  await traced(env);
+  if (process.argv[2] === "trace") process.exit();
   progress("the demo: its table");
   await using demo = Bun.spawn([...FIRST, ...commandLine(), "launch"], {
     env,
@@ -95,9 +117,10 @@ try {
   await save(tab, "dashboard-phone.png", { width: 390, height: 844 });
 
   const segments = new Segments(native, scratch).live();
-  const before = segments.map(readingOf);
+  const gpus = new GpuShares(native);
+  const before = segments.map((segment) => readingOf(segment, gpus));
   await Bun.sleep(1000);
-  const stats = segments.map((segment, index) => statsOf(readingOf(segment), before[index]));
+  const stats = segments.map((segment, index) => statsOf(readingOf(segment, gpus), before[index]));
   const [first] = stats;
   const view = {
     segments: stats,
@@ -127,6 +150,60 @@ try {
   await save(tab, "settle.png", { width: 1280, height: 550 });
 } finally {
   rmSync(scratch, { recursive: true, force: true });
+}
+
+/** A moment of the demo in which requests take best-effort work off the GPU, as Chromium's own viewer of traces shows it. */
+async function traced(env: Record<string, string | undefined>): Promise<void> {
+  progress(`a trace of the demo, after ${TRACED_s} s`);
+  const path = join(scratch, "trace.json");
+  const options = { env, stdin: "ignore", stdout: "ignore", stderr: "pipe" } as const;
+  const where = ["--segment", scratch];
+  const how = ["--no-compare", "--policy", "priority", "--mps", "off", "--duration", "3600"];
+  await using launch = Bun.spawn(
+    [...FIRST, ...commandLine(), "launch", join(native.files.profiles, "demo.json"), ...how, ...where],
+    options,
+  );
+  const said = launch.stderr.text();
+  await Bun.sleep(TRACED_s * 1000);
+  await using trace = Bun.spawn([...commandLine(), "trace", "-o", path, ...where], options);
+  if ((await trace.exited) !== 0) throw new Error(await trace.stderr.text());
+  launch.kill("SIGTERM");
+  await said;
+  const { traceEvents } = traceSchema.parse(JSON.parse(readFileSync(path, "utf8")));
+  const spans = traceEvents.filter(({ ph }) => ph === "X").length;
+  await using browser = await Browser.open();
+  const tab = await browser.tab();
+  await tab.scheme("light");
+  await tab.resize(1200, 600);
+  await showTrace(tab, path, spans, busiest(traceEvents));
+  await save(tab, "trace.png", { width: 1200, height: 285 });
+}
+
+/** The part of it that has most time in which work was off the GPU for a request. */
+function busiest(events: readonly TraceEvent[]): Part {
+  const ends = new Map(events.flatMap(({ ph, id, ts }) => (ph === "e" && id !== undefined ? [[id, ts]] : [])));
+  // Where the machine keeps a program waiting between its launches, they are several requests.
+  const requests = events
+    .flatMap(({ ph, id, ts, pid }) =>
+      ph === "b" && id !== undefined ? [{ pid, from_us: ts, to_us: ends.get(id) ?? ts }] : [],
+    )
+    .filter(({ pid, from_us, to_us }) => {
+      const launches = events.filter((one) => one.pid === pid && one.cat === "launch" && one.ts >= from_us);
+      return launches.filter(({ ts }) => ts <= to_us).length >= WHOLE;
+    });
+  const off = events.flatMap(({ cat, ts, dur }) => (cat === "suspension" ? [{ from_us: ts, to_us: ts + dur }] : []));
+  const parts = off.map(({ from_us }) => ({ from_us: from_us - LEAD_us, to_us: from_us - LEAD_us + SHOWN_us }));
+  const inside = (part: Part): number =>
+    off.reduce((sum, one) => sum + requests.reduce((some, request) => some + shared_us(part, one, request), 0), 0);
+  const [best] = parts.toSorted((x, y) => inside(y) - inside(x));
+  if (!best) throw new Error("nothing was taken off the GPU");
+  return best;
+}
+
+/** What all of these have of the time. */
+function shared_us(...parts: Part[]): number {
+  const from_us = Math.max(...parts.map((part) => part.from_us));
+  return Math.max(0, Math.min(...parts.map((part) => part.to_us)) - from_us);
 }
 
 /** Runs that launch; the file of its page. */

@@ -88,7 +88,9 @@ export async function plan(config: Config, native: Native, simulationState: stri
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
     const its =
-      own === undefined ? ([device] as const) : await devices.chooseSome(own, `${file}: clients[${index}].device`);
+      own === undefined
+        ? ([device] as const)
+        : await devices.chooseSome(own, device, `${file}: clients[${index}].device`);
     on.push({ client, device: its[0], its });
   }
   const decision = await sharingOf(config, on, simulation, () => shortKernels(on, config, seeds, native));

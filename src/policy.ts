@@ -20,6 +20,9 @@ const READ_BY = {
   target: ["slo"],
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
+/** Fields of `policy` that slo moves by itself. */
+const MOVED_BY_SLO = ["inflight", "corun", "suspend", "defer_us", "slice_us"] as const satisfies (keyof Policy)[];
+
 /** The policies that read a field of `policy`; undefined: all may. */
 export function readBy(field: string): readonly Policy["name"][] | undefined {
   return Object.entries(READ_BY).find(([name]) => name === field)?.[1];
@@ -31,6 +34,18 @@ export function noEffect(field: string, policy: Policy["name"]): string | undefi
   return policies === undefined || policies.includes(policy)
     ? undefined
     : `policy.${field}: has no effect under policy ${policy}, only under ${policies.join(" and ")}`;
+}
+
+/** What is to be said of a field of `policy` that is changed while this policy is in force. */
+export function noEffectNow(field: string, policy: Policy["name"]): string | undefined {
+  return policy === "slo" && MOVED_BY_SLO.some((moved) => moved === field)
+    ? `policy.${field}: policy slo moves it itself; what was set is what another policy will have`
+    : noEffect(field, policy);
+}
+
+/** What is to be said of a client's weight under this policy. */
+export function noWeight(policy: Policy["name"]): string | undefined {
+  return policy === "fair" ? undefined : `weight has no effect under policy ${policy}, only under fair`;
 }
 
 /** Orion's own: "2.5% of the high-priority request latency" (EuroSys 2024). */
@@ -47,13 +62,11 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
   const { file, policy, clients } = config;
   const problems: string[] = [];
   notes.push(...Object.keys(READ_BY).flatMap((field) => (field in policy ? (noEffect(field, policy.name) ?? []) : [])));
-  if (policy.name !== "fair")
-    for (const { name } of clients.filter(({ weight }) => weight !== undefined))
-      notes.push(`${name}: weight has no effect under policy ${policy.name}, only under fair`);
+  const unweighed = noWeight(policy.name);
+  if (unweighed !== undefined)
+    for (const { name } of clients.filter(({ weight }) => weight !== undefined)) notes.push(`${name}: ${unweighed}`);
   if (policy.name === "slo") {
-    const moved = (["inflight", "corun", "suspend", "slice_us"] as const).filter(
-      (field) => policy[field] !== undefined,
-    );
+    const moved = MOVED_BY_SLO.filter((field) => policy[field] !== undefined);
     for (const field of moved) notes.push(`policy.${field}: only where policy slo starts from, which then moves it`);
   }
   if (policy.name === "fair" && policy.inflight === 0)

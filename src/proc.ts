@@ -50,6 +50,11 @@ export function startedAt_ticks(pid: number): string | undefined {
   return name === undefined || hasEnded(fields) ? undefined : fields[19];
 }
 
+/** The process that a process was started by, or that has taken its place; 0 if there is none, or it is gone. */
+export function parentOf(pid: number): number {
+  return Number(statOf(pid).fields[1] ?? 0);
+}
+
 /** Tells one start of the machine from another. */
 export function bootId(): string {
   return read("/proc/sys/kernel/random/boot_id").trim();

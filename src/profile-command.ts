@@ -23,7 +23,8 @@ Examples:
   rigel import nsys train.csv -o train-profile.csv
   rigel import train.csv --metrics ncu.csv -o train-profile.csv   what bounds each kernel, from ncu --csv
   rigel import torch trace.json.gz --request 3 -o step.csv        the fourth ProfilerStep alone
-  rigel import trace.json --json                                  only read and report`;
+  rigel import trace.json --json                                  only read and report
+  rigel import train-profile.csv --format orion -o kernels.csv    Orion's form of a profile of Rigel's`;
 
 const RECORD_EXAMPLES = `
 A command after -- is run and recorded: every kernel, graph, copy and memset, once the program is past its warm-up. What is

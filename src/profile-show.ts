@@ -51,6 +51,8 @@ export interface ProfileView {
 }
 
 const MOST_REASONS = 10;
+/** Those that stand for themselves: not of "H200", "fp32". */
+const NUMBERS = /(?<![\w.])\d+(\.\d+)?%?/g;
 
 /** Sums a profile up. `most`: how many of the kernels that take longest in total. */
 export async function viewProfile(path: string, most: number): Promise<ProfileView> {
@@ -100,7 +102,7 @@ export async function viewProfile(path: string, most: number): Promise<ProfileVi
     else if (kind !== "kernel") view.copies++;
     if (kind !== "kernel") continue;
     view.kernels++;
-    const general = `${bound}: ${reason.replaceAll(/\d+(\.\d+)?%?/g, "n")}`;
+    const general = `${bound}: ${reason.replaceAll(NUMBERS, "n")}`;
     reasons.set(general, (reasons.get(general) ?? 0) + 1);
     const one = kernels.get(name) ?? { name, family, count: 0, time_ns: 0, share: 0, mean_ns: 0, longest_ns: 0 };
     kernels.set(name, one);

@@ -22,6 +22,7 @@ import {
 } from "./classify.ts";
 import { csvRecords } from "./csv.ts";
 import { RigelError, reason } from "./errors.ts";
+import { TOOL_NAMES, detect } from "./import-detect.ts";
 import { readJson } from "./json.ts";
 import { parse } from "./schema.ts";
 
@@ -203,7 +204,7 @@ export async function openProfile(path: string): Promise<Profile> {
   return { format: head.orion ? "orion" : "rigel", facts: head.facts, operations: readOperations(path, head) };
 }
 
-async function* readOperations(path: string, { skip_bytes, skip_lines, orion }: Head): AsyncGenerator<Operation> {
+async function* readOperations(path: string, { skip_bytes, skip_lines, orion, text }: Head): AsyncGenerator<Operation> {
   const batches = csvRecords(createReadStream(path, { start: skip_bytes, highWaterMark: 1 << 18 }), {
     bom: true,
     skip_empty_lines: true,
@@ -217,7 +218,7 @@ async function* readOperations(path: string, { skip_bytes, skip_lines, orion }: 
       for (const { record, line } of batch) {
         const where = `${path}:${skip_lines + line}`;
         if (!columns) {
-          columns = columnsOf(record, where);
+          columns = columnsOf(record, where, () => importable(path, text));
           continue;
         }
         if (columns !== ORION && record.length !== columns.length && record[0]?.startsWith("#")) continue;
@@ -349,6 +350,8 @@ interface Head {
   skip_lines: number;
   orion: boolean;
   facts: ReadonlyMap<string, string>;
+  /** The beginning of the file. */
+  text: string;
 }
 
 /** Longer than any first line that Rigel writes. */
@@ -367,6 +370,8 @@ async function readHead(path: string): Promise<Head> {
     });
   }
   const text = head.toString("latin1");
+  const other = OTHERS.find(([magic]) => text.startsWith(magic));
+  if (other) throw new RigelError("profile", `${path}: expected a kernel profile in UTF-8, got ${other[1]}`);
   const [line, version] = /^(?:\u00ef\u00bb\u00bf)?# rigel-profile +([^;\r\n]*)[^\n]*\n?/.exec(text) ?? ["", "1"];
   if (version?.trim() !== "1" && version?.trim() !== "2")
     throw new RigelError(
@@ -386,15 +391,36 @@ async function readHead(path: string): Promise<Head> {
     skip_lines: line === "" ? 0 : 1,
     orion: line === "" && /^(\u00ef\u00bb\u00bf)?\s*"?Name\b/.test(text),
     facts: new Map(pairs.filter(([key]) => key !== "")),
+    text,
   };
 }
 
-function columnsOf(header: string[], where: string): [string, FieldCheck][] {
+/** What a file may begin with that looks like a profile to people, in Latin-1. */
+const OTHERS: [string, string][] = [
+  ["\u00ff\u00fe", "UTF-16: save it as UTF-8"],
+  ["\u00fe\u00ff", "UTF-16: save it as UTF-8"],
+  ["\u001f\u008b", "a gzip file: unpack it first"],
+];
+
+/** What to do with a file of another tool's, which a profile can be made of; "" for any other. */
+function importable(path: string, text: string): string {
+  try {
+    const { tool } = detect(path, text);
+    return tool === "rigel"
+      ? ""
+      : `; this is ${TOOL_NAMES[tool]}, make a profile of it: rigel import ${tool} ${path} -o profile.csv`;
+  } catch {
+    return "";
+  }
+}
+
+/** `hint`: what more there is to say of a header that is none. */
+function columnsOf(header: string[], where: string, hint: () => string): [string, FieldCheck][] {
   const columns = header[0]?.trim() === "Name" ? ORION : widthOf(header.length);
   const names = columns.map(([name]) => name).join(",");
   const got = header.map((name) => name.trim()).join(",");
   if (got !== names)
-    throw new RigelError("profile", `${where}: expected the header ${names}, got ${got.slice(0, 200)}`);
+    throw new RigelError("profile", `${where}: expected the header ${names}, got ${got.slice(0, 200)}${hint()}`);
   return columns;
 }
 

@@ -210,21 +210,51 @@ function cutsOf(moments: readonly Moment[], { by, period }: Rhythm, whole: boole
   return cuts;
 }
 
-/** Cuts a loop where the host pauses longest. */
+/**
+ * Cuts a loop where the host pauses longest: of the places where it waits for all that it has launched, if in most iterations it
+ * does so anywhere, for a request ends with a wait, and what is copied to the GPU after that belongs to the next one.
+ */
 function iterations(moments: readonly Moment[], expected: number): Cut[] {
-  const launches = moments.flatMap((moment, index) => (moment.what === "launch" ? [{ index, ...moment.launch }] : []));
-  const repeated = repetition(launches.map(({ token }) => token)) ?? { period: expected, length: launches.length };
+  const launches: { index: number; launch: Launch; waited: boolean }[] = [];
+  let waited = false;
+  for (const [index, moment] of moments.entries()) {
+    if (moment.what === "wait") waited ||= moment.all;
+    if (moment.what === "end") waited ||= moment.end.source === SOURCE.waited;
+    if (moment.what !== "launch") continue;
+    launches.push({ index, launch: moment.launch, waited });
+    waited = false;
+  }
+  const repeated = repetition(launches.map(({ launch }) => launch.token)) ?? {
+    period: expected,
+    length: launches.length,
+  };
   const { period } = repeated;
   const first = launches.length - repeated.length;
-  const pauses = Array.from({ length: period }, (): number[] => []);
-  for (let at = Math.max(1, first); at < launches.length; at++)
-    pauses[(at - first) % period]?.push((launches[at]?.begin_ns ?? 0) - (launches[at - 1]?.end_ns ?? 0));
-  const longest = pauses.map(median).reduce((best, pause, at, all) => (pause > (all[best] ?? 0) ? at : best), 0);
+  const places = Array.from({ length: period }, (): { pauses: number[]; waits: number } => ({ pauses: [], waits: 0 }));
+  for (let at = Math.max(1, first); at < launches.length; at++) {
+    const place = places[(at - first) % period];
+    const [before, after] = [launches[at - 1], launches[at]];
+    if (!place || !before || !after) continue;
+    place.pauses.push(after.launch.begin_ns - before.launch.end_ns);
+    place.waits += Number(after.waited);
+  }
+  const ending = places.map(({ pauses, waits }) => 2 * waits > pauses.length);
+  const anyEnds = ending.includes(true);
+  const lengths = places.map(({ pauses }, at) => (ending[at] === anyEnds ? median(pauses) : -1));
+  const cut = lengths.reduce(
+    (best, length, at) => (length > (lengths[best] ?? 0) ? at : best),
+    ending.indexOf(anyEnds),
+  );
   const cuts: Cut[] = [];
-  for (let at = first + longest; at + period < launches.length; at += period) {
+  for (let at = first + cut; at + period < launches.length; at += period) {
     const [begin, end] = [launches[at], launches[at + period]];
     if (begin && end)
-      cuts.push({ from: begin.index, to: end.index, latency_ns: end.begin_ns - begin.begin_ns, due_ns: undefined });
+      cuts.push({
+        from: begin.index,
+        to: end.index,
+        latency_ns: end.launch.begin_ns - begin.launch.begin_ns,
+        due_ns: undefined,
+      });
   }
   return cuts;
 }

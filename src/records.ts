@@ -51,6 +51,8 @@ export interface Operation {
   argument: number;
 }
 
+/** What the thread that takes a client off the GPU is in meanwhile: a name of native/trace.h. */
+const SUSPENDED = "suspended";
 const WORD_BITS = 52n;
 const WORD = (1n << WORD_BITS) - 1n;
 const LAUNCH_WEIGHT = 1024;
@@ -163,6 +165,28 @@ export function unfinishedOf(operations: readonly Operation[], threads: readonly
     newest: named(newest),
     at_least: oldest === operations[0],
   };
+}
+
+/**
+ * For how long of the longest wait of its threads a process could use the GPU: without the time for which it was taken off it. Where
+ * the records do not go back to the wait's beginning, at the rate since then; null: no thread waits. Pure.
+ */
+export function ranOf(operations: readonly Operation[], threads: readonly Thread[], now_ns: number): number | null {
+  const since = (of: (operation: string) => boolean): number[] =>
+    threads.flatMap(({ waiting }) => (waiting && of(waiting.operation) ? waiting.since_ns : []));
+  const waits = since((operation) => operation !== SUSPENDED);
+  if (waits.length === 0) return null;
+  const begin_ns = Math.min(...waits);
+  const from_ns = Math.max(begin_ns, operations[0]?.at_ns ?? 0);
+  const off = [
+    ...operations.flatMap(({ kind, at_ns, duration_ns }) =>
+      kind === "suspension" ? [{ at_ns, until_ns: at_ns + (duration_ns ?? 0) }] : [],
+    ),
+    ...since((operation) => operation === SUSPENDED).map((at_ns) => ({ at_ns, until_ns: now_ns })),
+  ].map(({ at_ns, until_ns }) => Math.max(0, Math.min(until_ns, now_ns) - Math.max(at_ns, from_ns)));
+  const seen_ns = now_ns - from_ns;
+  if (seen_ns <= 0) return now_ns - begin_ns;
+  return (now_ns - begin_ns) * Math.max(0, 1 - off.reduce((sum, one) => sum + one, 0) / seen_ns);
 }
 
 /** Records that one process ever made: more than are kept, mostly. */

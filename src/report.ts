@@ -36,6 +36,11 @@ export interface ClientReport extends Measured {
   durations: { seeded: number; samples: number };
   /** Device memory: the limit (null: none), what was in use when counting ended, the most ever, allocations refused. */
   memory: { limit_bytes: number | null; used_bytes: number; peak_bytes: number; denied: number };
+  /**
+   * Part of the time for which its kernels ran on its GPU (the mean of several) while it was counted, 0 to 1, as looked at about once
+   * a second; null if that is not known, as of a client that ended before.
+   */
+  gpu_share: number | null;
   /** Its kernels against the profile it was given; null without one, or if it has not attached. */
   match: Match | null;
   /** Against the same client alone, in a comparison. */

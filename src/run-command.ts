@@ -175,7 +175,7 @@ function valueOf(text: string): unknown {
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {
-  for (const note of new Set(changed.flatMap(({ notes }) => notes ?? []))) progress(`note: ${note}`);
+  for (const note of new Set(changed.flatMap(({ notes }) => notes))) progress(`note: ${note}`);
   print(json ? JSON.stringify({ schema: 1, changed }, null, 2) : changed.map(({ text }) => text).join("\n"));
 }
 

@@ -17,10 +17,13 @@ import { Durations, durationsFolder } from "./durations.ts";
 import { RigelError, namingOptions, reason } from "./errors.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
 import { progress } from "./log.ts";
+import { sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
 import { type PlannedClient, plan } from "./plan.ts";
+import { noWeight } from "./policy.ts";
 import { hasMapped, ignored, living, startedWith } from "./proc.ts";
 import { describe } from "./process.ts";
+import type { Segment } from "./segment.ts";
 import { LoopKeeper } from "./slo-loop.ts";
 
 export interface RunOptions {
@@ -93,6 +96,25 @@ function configured(command: readonly string[], name: string, options: RunOption
   );
 }
 
+/** What of the options does not hold: who was there before has settled it, or nobody reads it. */
+function unlikeAsked(segment: Segment, { name, memory_bytes }: PlannedClient, options: RunOptions): string[] {
+  const asked = segment.wanted(name);
+  const stays = [
+    ...(asked?.class !== undefined && asked.class !== options.class ? [`class ${asked.class}`] : []),
+    ...(options.weight !== undefined && asked?.weight !== undefined && asked.weight !== options.weight
+      ? [`weight ${asked.weight}`]
+      : []),
+    ...(memory_bytes !== undefined && asked?.memory_bytes !== undefined && asked.memory_bytes !== memory_bytes
+      ? [asked.memory_bytes === null ? "no memory limit" : `a memory limit of ${sizeText(asked.memory_bytes)}`]
+      : []),
+  ];
+  const unweighed = options.weight === undefined ? undefined : noWeight(segment.policy);
+  return [
+    ...(stays.length > 0 ? [`${name}: keeps what was set for it while it ran: ${stays.join(", ")}`] : []),
+    ...(unweighed === undefined ? [] : [`${name}: ${unweighed}`]),
+  ];
+}
+
 /** A number of bytes, or what memorySchema takes as text. */
 function sizeOf(memory: string): string | number {
   return /^\d+$/.test(memory) ? Number(memory) : memory;
@@ -107,6 +129,7 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
       "config",
       `rigel run: --name: expected another name, or --class ${others[0]?.class}: a client ${name} of that class runs already`,
     );
+  for (const note of unlikeAsked(segment, client, options)) progress(`note: ${note}`);
   const durations = new Durations(native, durationsFolder(), [client], new Map());
   if (joined.made) durations.seed(segment, [client]);
   if (options.verbose)

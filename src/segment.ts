@@ -13,7 +13,7 @@ import { z } from "zod";
 import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
-import type { Dimensions, Native } from "./native.ts";
+import { type Dimensions, type Native, uuidText } from "./native.ts";
 import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(5),
+  version: z.literal(6),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -451,7 +451,7 @@ export class Segment {
   }
 
   /** What is asked of a client. */
-  wanted(name: string): (Pick<Wanted, "class" | "weight"> & { paused_until_ns: number }) | undefined {
+  wanted(name: string): (Omit<Wanted, "paused_until_ns"> & { paused_until_ns: number }) | undefined {
     const base = this.#account(name);
     if (base === undefined) return undefined;
     const { accounts } = this.#layout;
@@ -462,6 +462,9 @@ export class Segment {
       // What it was started as stands in its slots.
       ...(kind !== 0 && { class: kind === CLASS_HIGH ? "high" : "best-effort" }),
       ...(weight !== 0 && { weight: weight / 1000 }),
+      ...(this.#word(accounts, "wanted_limit", base) !== 0 && {
+        memory_bytes: Number(this.#long64(accounts, "limit_bytes", base)) || null,
+      }),
       paused_until_ns: until === FOREVER ? Number.POSITIVE_INFINITY : Number(until),
     };
   }
@@ -473,7 +476,11 @@ export class Segment {
     const { accounts } = this.#layout;
     if (kind !== undefined) this.#put(accounts, "wanted_class", base, kind === "high" ? CLASS_HIGH : CLASS_BEST_EFFORT);
     if (weight !== undefined) this.#put(accounts, "wanted_weight", base, Math.round(weight * 1000));
-    if (memory_bytes !== undefined) this.#putLong(accounts, "limit_bytes", base, BigInt(memory_bytes ?? 0));
+    if (memory_bytes !== undefined) {
+      // First, so that a process that attaches meanwhile does not set its own.
+      this.#put(accounts, "wanted_limit", base, 1);
+      this.#putLong(accounts, "limit_bytes", base, BigInt(memory_bytes ?? 0));
+    }
     if (paused_until_ns !== undefined)
       this.#putLong(
         accounts,
@@ -846,8 +853,7 @@ export class Segment {
   #uuid(base: number): string {
     const { offset, count } = this.#field(this.#layout.devices, "uuid");
     const start = this.#layout.devices.offset + base + offset;
-    const digits = this.#bytes.slice(start, start + count).toHex();
-    return `GPU-${digits.replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
+    return uuidText(this.#bytes.slice(start, start + count));
   }
 
   #text(record: Layout["header"], base: number, name: string): string {

@@ -153,9 +153,11 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         if (paused === false && pause_s !== undefined)
           throw new RequestError(422, "invalid", "body: expected no pause_s where paused is false");
         const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
-        changeClient(target, change, isPause ? seconds : undefined);
+        const { notes } = changeClient(target, change, isPause ? seconds : undefined);
         watcher.changed();
-        return clientOf(`${target.segment.id}:${target.name}`, watcher.now());
+        const { class: kind, weight, ...rest } = clientOf(`${target.segment.id}:${target.name}`, watcher.now());
+        // Its processes take those two up a moment later; the rest is as asked already.
+        return { ...rest, class: change.class ?? kind, weight: change.weight ?? weight, notes };
       },
       {
         params: z.object({ id: z.string() }),
@@ -164,7 +166,10 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           paused: z.boolean().optional(),
           pause_s: z.number().positive().optional(),
         }),
-        response: clientSchema,
+        response: clientSchema.extend({
+          /** What was changed and has no effect under the policy in force. */
+          notes: z.array(z.string()),
+        }),
         detail: { summary: "Change a client's class, memory or weight, pause it or let it go on" },
       },
     )
@@ -181,7 +186,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         const changed = changePolicy(all, policyChange(policy, "policy"), native);
         watcher.changed();
         return {
-          notes: [...new Set(changed.flatMap(({ notes }) => notes ?? []))],
+          notes: [...new Set(changed.flatMap(({ notes }) => notes))],
           segments: watcher
             .now()
             .filter(({ segment: { id } }) => all.some((one) => one.id === id))

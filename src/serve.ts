@@ -14,6 +14,7 @@ import { z } from "zod";
 import { whole } from "./arguments.ts";
 import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { GpuShares } from "./gpu-share.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { onRequestToEnd } from "./interrupt.ts";
 import { Launches, launchesFolder } from "./launches.ts";
@@ -93,7 +94,7 @@ async function serve(
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  using watcher = new Watcher(new Segments(native, segments), flags.hang);
+  using watcher = new Watcher(new Segments(native, segments), flags.hang, new GpuShares(native));
   const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segments));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const path = new URL(request.url).pathname;

@@ -20,7 +20,15 @@ export function rateText(per_s: number | null | undefined): string {
 
 /** A part of the time in percent, from milliseconds per second. */
 export function percentText(ms_per_s: number | null | undefined): string {
-  return ms_per_s === null || ms_per_s === undefined ? "-" : (ms_per_s / 10).toFixed(1);
+  if (ms_per_s === null || ms_per_s === undefined) return "-";
+  const percent = ms_per_s / 10;
+  // Four characters, but for threads that wait side by side.
+  return percent.toFixed(percent >= 99.95 ? 0 : 1);
+}
+
+/** A part of the whole in percent, from 0 to 1. */
+export function shareText(share: number | null): string {
+  return percentText(share === null ? null : share * 1000);
 }
 
 /** Since when, in at most two units. */

@@ -328,7 +328,7 @@ export class Controller {
         this.#aloneWaits.add(seen.waits ?? [], this.t_s);
         this.#windowWaits.add(seen.waits ?? [], this.t_s);
         this.#aloneSays = undefined;
-      } else this.#at(this.#rung).add(seen, this.t_s);
+      } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s);
     }
     this.#alone.fade(TICK_S / ALONE_KEEPS);
     this.#decide(seen);

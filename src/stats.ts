@@ -5,9 +5,10 @@
  * added, never renamed. Everything in it is JSON; units are in the names, and every `…_ms` that is a moment is on the clock of
  * `at_ms`, CLOCK_MONOTONIC.
  *
- *   const before = readingOf(segment);         // counters and histograms, not for printing
+ *   const gpus = new GpuShares(native);        // without one, shares of the GPU are not known
+ *   const before = readingOf(segment, gpus);   // counters and histograms, not for printing
  *   …a second later…
- *   const now = readingOf(segment);
+ *   const now = readingOf(segment, gpus);
  *   const stats = statsOf(now, before);        // a Stats; clients[].rates is what happened in between, null without `before`
  *
  * A Stats:
@@ -17,14 +18,15 @@
  *   slo       what the control loop of policy slo aims at and has found; null where none is known
  *   devices   [{ index, uuid, name, high_busy }]
  *   clients   [{ name, class, state, paused, devices, processes, ... }], one for each name, in the order they attached:
- *             Measured (since it attached: launches, requests with p50/p95/p99, gate, preemption, guard), memory, rates
+ *             Measured (since it attached: launches, requests with p50/p95/p99, gate, preemption, guard), memory, gpu_share, rates
  *
- * Reads the segment and nothing else, and never writes.
+ * Reads the segment, and through GpuShares what drivers tell, and never writes.
  */
 
 import { z } from "zod";
 import { POLICIES } from "./config.ts";
 import { type GuardReport, guardSchema } from "./cublas-guard.ts";
+import type { ClientShares, GpuShares } from "./gpu-share.ts";
 import type { MemoryUse, Segment, SegmentDevice } from "./segment.ts";
 import { type Snapshot, snapshotOf } from "./tally.ts";
 import { GRAPH_WHOLE, type Histogram, type Usage, combine } from "./usage.ts";
@@ -145,6 +147,11 @@ const clientSchema = z
     /** Kernels whose duration was known before they were launched, and launches that it timed itself. */
     durations: z.object({ seeded: count, samples: count }),
     memory: memorySchema,
+    /**
+     * Part of the time, lately (between the last two looks, about a second), for which its kernels ran on its GPU, 0 to 1; the
+     * mean of its GPUs where it works on several. null: not known, or it does not run.
+     */
+    gpu_share: z.number().nullable(),
     rates: ratesSchema.nullable(),
   })
   .extend(measuredSchema.shape);
@@ -213,11 +220,14 @@ export interface Reading {
   memory: ReadonlyMap<string, MemoryUse>;
   /** Names of clients that are held back. */
   paused: ReadonlySet<string>;
+  /** undefined: nobody has looked. */
+  gpu_shares: ClientShares | undefined;
 }
 
 /** Reads everything: some 100 us per process of a client. */
-export function readingOf(segment: Segment): Reading {
+export function readingOf(segment: Segment, gpus?: GpuShares): Reading {
   const totals = snapshotOf(segment);
+  const devices = segment.devices();
   const { pid, created_ns } = segment.creator;
   const at_ns = segment.now_ns;
   return {
@@ -236,10 +246,11 @@ export function readingOf(segment: Segment): Reading {
     policy: segment.policy,
     settings: segment.settings(),
     slo: segment.loop ?? null,
-    devices: segment.devices(),
+    devices,
     totals,
     memory: segment.memory(),
     paused: new Set([...totals.keys()].filter((name) => (segment.wanted(name)?.paused_until_ns ?? 0) > at_ns)),
+    gpu_shares: gpus?.of(segment, totals, devices),
   };
 }
 
@@ -301,6 +312,7 @@ function clientOf(name: string, total: Total, now: Reading, before: Reading | un
       peak_bytes: memory?.peak_bytes ?? 0,
       denied: memory?.denied ?? 0,
     },
+    gpu_share: now.gpu_shares?.get(name) ?? null,
     rates: before ? ratesOf(since(total.usage, earlier?.usage), (now.at_ns - before.at_ns) / 1e9, guard) : null,
   };
 }

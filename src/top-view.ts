@@ -5,11 +5,11 @@
  * devices) loses whatever could move a cursor.
  */
 
-import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "./show.ts";
+import { digits, durationText, percentText, rateText, shareText, stateOf, target_ms, wait_ms_per_s } from "./show.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** What the rows are ordered by. */
-export const SORTS = ["attached", "name", "launches", "p99", "wait", "memory"] as const;
+export const SORTS = ["attached", "name", "launches", "p99", "gpu", "wait", "memory"] as const;
 export type Sort = (typeof SORTS)[number];
 
 export interface View {
@@ -60,6 +60,8 @@ function sorted(clients: readonly ClientStats[], sort: Sort): ClientStats[] {
         return client.rates?.launches_per_s ?? 0;
       case "p99":
         return client.rates?.requests.p99_ms ?? 0;
+      case "gpu":
+        return client.gpu_share ?? 0;
       case "wait":
         return wait_ms_per_s(client) ?? 0;
       case "memory":
@@ -133,13 +135,7 @@ const COLUMNS: readonly Column[] = [
       return client.class === "high" && limit !== undefined && p99 !== null && p99 > limit ? "31" : undefined;
     },
   },
-  {
-    // Time of its kernels over the time that has passed; only policy fair charges it.
-    title: "GPU%",
-    rank: 8,
-    cell: ({ client, stats }) =>
-      stats.policy === "fair" && client.rates ? percentText(client.rates.charged_ms_per_s) : "-",
-  },
+  { title: "GPU%", rank: 6, cell: ({ client }) => shareText(client.gpu_share) },
   { title: "WAIT%", rank: 7, cell: ({ client }) => percentText(wait_ms_per_s(client)) },
   { title: "OFF%", rank: 7, cell: ({ client }) => percentText(client.rates?.suspended_ms_per_s ?? null) },
   { title: "MEM", rank: 6, cell: ({ client }) => size(client.memory.used_bytes) },
@@ -164,9 +160,13 @@ const SORT_COLUMNS: Readonly<Record<Sort, string | undefined>> = {
   name: "CLIENT",
   launches: "LAUNCH/S",
   p99: "P99 ms",
+  gpu: "GPU%",
   wait: "WAIT%",
   memory: "MEM",
 };
+
+/** Widths of numbers that are shorter than others: on 80 columns they decide whether a column has room. */
+const LEAST: Readonly<Record<string, number>> = { "GPU%": 4, "OFF%": 4, MEM: 4 };
 
 /** Longest name that is shown whole. */
 const NAME_WIDTH = 28;
@@ -206,7 +206,7 @@ function help(): string[] {
     "  LAUNCH/S      kernels and graphs launched",
     "  REQ/S         requests of a high client, iterations that a program reports",
     "  P50, P99      of the requests that ended in the interval",
-    "  GPU%          time of its kernels, charged by policy fair; not known otherwise",
+    "  GPU%          time for which its kernels ran, of its GPU's; - where nobody can tell",
     "  WAIT%         time that its threads waited at the gate; above 100 if several do",
     "  OFF%          time for which it was taken off the GPU for a high client",
     "  MEM           device memory that it has allocated",
@@ -279,7 +279,7 @@ function fitting(rows: readonly Row[], width: number): Column[] {
 
 function columnWidth({ title: name, rank, cell }: Column, rows: readonly Row[]): number {
   // Numbers change all the time, columns should not.
-  const least = rank === 0 ? name.length : Math.max(name.length, name.endsWith("ms") ? 6 : 5);
+  const least = rank === 0 ? name.length : Math.max(name.length, LEAST[name] ?? (name.endsWith("ms") ? 6 : 5));
   const widest = Math.max(least, ...rows.map((row) => Bun.stringWidth(cell(row))));
   return rank === 0 ? Math.min(NAME_WIDTH, widest) : widest;
 }

@@ -9,6 +9,7 @@ import { between } from "./arguments.ts";
 import { findClient, pauseClient } from "./control.ts";
 import { Segments, segmentFolder } from "./discover.ts";
 import { RigelError } from "./errors.ts";
+import { GpuShares } from "./gpu-share.ts";
 import { SIGNAL_STATUS } from "./interrupt.ts";
 import { Native } from "./native.ts";
 import type { Segment } from "./segment.ts";
@@ -21,7 +22,7 @@ Examples:
   rigel top                                   what every client does, once a second; h explains the rest
   rigel top --once                            one table, of one second
   rigel top --interval 5 >> log.txt           a table every 5 seconds
-  rigel top --json | jq -c '.segments[].clients[] | [.name, .rates.requests.p99_ms]'`;
+  rigel top --json | jq -c '.segments[].clients[] | [.name, .gpu_share, .rates.requests.p99_ms]'`;
 
 /** Columns of a table that goes to a file, unless COLUMNS says otherwise. */
 const FILE_WIDTH = 160;
@@ -49,7 +50,8 @@ export function addTop(program: Command): void {
 async function run(flags: Flags): Promise<void> {
   const native = await Native.load();
   const folder = segmentFolder(flags.segment);
-  const source = new Source(new Segments(native, folder));
+  const gpus = new GpuShares(native, { interval_ms: flags.interval * 1000 });
+  const source = new Source(new Segments(native, folder), gpus);
   const view: View = {
     segments: [],
     folder,
@@ -66,10 +68,12 @@ async function run(flags: Flags): Promise<void> {
 /** The segments, read again and again. */
 class Source {
   readonly #segments: Segments;
+  readonly #gpus: GpuShares;
   #before = new Map<Segment, Reading>();
 
-  constructor(segments: Segments) {
+  constructor(segments: Segments, gpus: GpuShares) {
     this.#segments = segments;
+    this.#gpus = gpus;
   }
 
   /** The segments themselves. */
@@ -79,7 +83,7 @@ class Source {
 
   /** What happened since the last call; of a segment that is new, nothing yet. */
   next(): Stats[] {
-    const readings = new Map(this.#segments.live().map((segment) => [segment, readingOf(segment)]));
+    const readings = new Map(this.#segments.live().map((segment) => [segment, readingOf(segment, this.#gpus)]));
     const stats = [...readings].map(([segment, reading]) => statsOf(reading, this.#before.get(segment)));
     this.#before = readings;
     return stats;

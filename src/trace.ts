@@ -2,7 +2,7 @@
  * trace.ts: writes what the flight recorders of a segment hold as a trace that Perfetto and chrome://tracing open.
  *
  * The format is Chrome's "Trace Event Format" (JSON object form): a process for each process of a client, a track for each
- * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is in flight a counter (C), names metadata (M);
+ * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is queued a counter (C), names metadata (M);
  * a flow (s, f) leads from the launch that a wait is for to the wait. A launch that returned at once has no duration that was
  * measured, and is drawn with a nanosecond. What a thread is still in when the trace is
  * written ends there and says so (args.unfinished).
@@ -150,7 +150,8 @@ function us(ns: number): number {
 function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
   const { segment, slot, clock } = chosen;
   const { pid } = slot;
-  const operations = recordsOf(segment, slot, clock, after_ns);
+  const all = recordsOf(segment, slot, clock);
+  const operations = all.filter((one) => endOf(one) >= after_ns);
   const threads = threadsOf(segment, slot, clock);
   // Clients that threads have entered are drawn with their process, under its name.
   const process = slot.parent === null ? slot : segment.slots().find(({ index }) => index === slot.parent);
@@ -164,6 +165,7 @@ function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
     if (operation.kind === "request") yield* requestEvents(operation, slot, ends);
     else yield* callEvents(operation, pid);
   }
+  yield* depthEvents(all, pid, after_ns);
   yield* flowEvents(operations, pid);
   const until_ns = latest([chosen]);
   for (const thread of threads) yield* waitEvents(thread, pid, until_ns);
@@ -192,10 +194,9 @@ function* requestEvents(operation: Operation, { pid, finished }: Slot, ends: Rea
 }
 
 function* callEvents(operation: Operation, pid: number): Generator<Event> {
-  const { kind, tid, at_ns, duration_ns, kernel, stream, failed, continued, argument, inflight } = operation;
+  const { kind, tid, at_ns, duration_ns, kernel, stream, failed, continued, argument } = operation;
   const sized = kind === "copy" || kind === "memset" || kind === "alloc" || kind === "free";
   const waited = kind === "sync" || kind === "event_sync";
-  const launched = kind === "launch" || kind === "graph";
   yield {
     ph: "X",
     cat: kind,
@@ -215,8 +216,64 @@ function* callEvents(operation: Operation, pid: number): Generator<Event> {
       ...(continued && { continued }),
     },
   };
-  if (launched && inflight > 0)
-    yield { ph: "C", name: "in flight", pid, tid: 0, ts: us(at_ns), args: { launches: inflight } };
+}
+
+/**
+ * How long the queues are: launches that no wait has covered yet, and, where the gate counts it, the weight of what is not known to be
+ * finished. Of the first, what was launched before the oldest record is not known.
+ */
+function* depthEvents(operations: readonly Operation[], pid: number, after_ns: number): Generator<Event> {
+  const launched = new Map<number | null, number>();
+  const covered = new Map<number | null, number>();
+  const depth = (): number =>
+    [...launched].reduce((sum, [stream, count]) => sum + count - Math.min(count, covered.get(stream) ?? 0), 0);
+  const steps = operations.flatMap((operation): { at_ns: number; act: () => number | undefined }[] => {
+    const { kind, stream, at_ns, failed } = operation;
+    if ((kind === "launch" || kind === "graph") && !failed)
+      return [
+        {
+          at_ns,
+          act: () => {
+            launched.set(stream, (launched.get(stream) ?? 0) + 1);
+            return operation.inflight;
+          },
+        },
+      ];
+    if (!waitsForWork(operation)) return [];
+    // What is launched while it waits is not covered.
+    let then: [number | null, number][] = [];
+    return [
+      {
+        at_ns,
+        act: () => {
+          then = [...launched].filter(([key]) => stream === null || key === stream);
+          return undefined;
+        },
+      },
+      {
+        at_ns: endOf(operation),
+        act: () => {
+          for (const [key, count] of then) covered.set(key, Math.max(covered.get(key) ?? 0, count));
+          return undefined;
+        },
+      },
+    ];
+  });
+  let shown = { depth: 0, inflight: 0 };
+  for (const { at_ns, act } of steps.toSorted((a, b) => a.at_ns - b.at_ns)) {
+    const now = { inflight: act() ?? shown.inflight, depth: depth() };
+    const event = (name: string, launches: number): Event => ({
+      ph: "C",
+      name,
+      pid,
+      tid: 0,
+      ts: us(at_ns),
+      args: { launches },
+    });
+    if (at_ns >= after_ns && now.depth !== shown.depth) yield event("not waited for", now.depth);
+    if (at_ns >= after_ns && now.inflight !== shown.inflight) yield event("in flight", now.inflight);
+    shown = now;
+  }
 }
 
 /** From the newest launch before a wait, on the stream that is waited for where that is known, to the wait. */

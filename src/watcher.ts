@@ -14,6 +14,7 @@
 import { type ProcessContexts, contextsOf } from "./contexts.ts";
 import { metricsOf } from "./metrics.ts";
 import type { Segments } from "./discover.ts";
+import type { GpuShares } from "./gpu-share.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import type { Segment } from "./segment.ts";
 import { LoopKeeper } from "./slo-loop.ts";
@@ -73,15 +74,17 @@ interface Seen {
 export class Watcher implements Disposable {
   readonly #segments: Segments;
   readonly #hang_s: number;
+  readonly #gpus: GpuShares;
   readonly #listeners = new Set<(events: readonly Event[]) => void>();
   #seen = new Map<string, Seen>();
   #timer: ReturnType<typeof setInterval> | undefined;
   #look: Look | undefined;
 
   /** What waits for longer than `hang_s` hangs. */
-  constructor(segments: Segments, hang_s: number) {
+  constructor(segments: Segments, hang_s: number, gpus: GpuShares) {
     this.#segments = segments;
     this.#hang_s = hang_s;
+    this.#gpus = gpus;
   }
 
   /** Begins to read, at once and then every second. */
@@ -99,7 +102,7 @@ export class Watcher implements Disposable {
   /** Every segment as it is now; rates are over the last second or so. */
   now(): Stats[] {
     const look = this.#looked();
-    look.readings ??= look.segments.map(readingOf);
+    look.readings ??= look.segments.map((segment) => readingOf(segment, this.#gpus));
     return (look.stats ??= look.readings.map((reading, index) => {
       const segment = look.segments[index];
       const seen = segment && this.#seen.get(segment.path);
@@ -114,7 +117,7 @@ export class Watcher implements Disposable {
   /** What Prometheus reads. */
   metrics(): string {
     const look = this.#looked();
-    look.readings ??= look.segments.map(readingOf);
+    look.readings ??= look.segments.map((segment) => readingOf(segment, this.#gpus));
     look.hangs ??= this.#hangsIn(look.segments, this.#hang_s);
     return (look.metrics ??= metricsOf(look.readings, look.hangs));
   }
@@ -182,7 +185,7 @@ export class Watcher implements Disposable {
     for (const segment of this.#segments.live()) {
       const last = this.#seen.get(segment.path);
       const known = last?.segment === segment ? last : undefined;
-      const reading = readingOf(segment);
+      const reading = readingOf(segment, this.#gpus);
       const stats = statsOf(reading, known?.reading);
       if (last && !known) events.push(...gone(at, last.stats));
       if (!known) events.push({ event: "segment", data: { at, segment: stats.segment.id, state: "live" } });

@@ -186,7 +186,7 @@ describe("pairs, policies and ways", () => {
     expect(pairs).toHaveLength(16);
     expect(new Set(pairs).size).toBe(16);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
-    expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(5);
+    expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
 
   test("ways: one for each policy, with MPS and without, where there is MPS", () => {

@@ -114,7 +114,13 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(await tab.evaluate(shows("Nothing hangs: no client has waited for more than 1 min"))).toBe(true);
     expect(await tab.evaluate(shows("Nothing runs"))).toBe(false);
     // Each plot is drawn, and the numbers move on.
-    await tab.until(`document.querySelectorAll("canvas").length >= 5 && ${PIXELS}`);
+    await tab.until(`document.querySelectorAll("canvas").length >= 6 && ${PIXELS}`);
+    // What each client has of the GPU, in the table and beside the plot's line.
+    const column = `[...document.querySelectorAll("th")].findIndex((head) => head.innerText === "GPU %")`;
+    const shares = `[...document.querySelectorAll("tbody tr")].map((row) => Number(row.cells[${column}].innerText))`;
+    await tab.until(`${shares}.length === 2 && ${shares}.every((share) => share > 0 && share <= 100)`);
+    const plot = `[...document.querySelectorAll(".plots > *")].find((one) => one.innerText.startsWith("GPU share, %"))`;
+    await tab.until(`/serve [\\d.]+%[\\s\\S]*train [\\d.]+%/.test(${plot}.innerText)`);
     const row = `document.querySelector("tbody tr").innerText`;
     const before = await tab.evaluate(row);
     await tab.until(`${row} !== ${JSON.stringify(before)}`);

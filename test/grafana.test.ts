@@ -17,7 +17,11 @@ beforeAll(async () => {
   await place.rigel("set", "train", "memory=1GiB", "--segment", place.segments);
   metrics = await until(async () => {
     const { text } = await server.ask("/metrics");
-    const works = (name: string): boolean => new RegExp(`^rigel_launches_total.*"${name}".* [1-9]`, "m").test(text);
+    const has = (metric: string, name: string, value: string): boolean =>
+      new RegExp(`^${metric}\\{[^}]*client="${name}"[^}]*\\} ${value}`, "m").test(text);
+    // What clients have of the GPU is known from the server's second look on.
+    const works = (name: string): boolean =>
+      has("rigel_launches_total", name, "[1-9]") && has("rigel_gpu_share_ratio", name, "(0\\.\\d*[1-9]|1$)");
     return works("serve") && works("train") ? text : undefined;
   });
   served = (await server.ask("/grafana.json")).body;

@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
 import { Native, make } from "../src/native.ts";
-import { type Operation, unfinishedOf } from "../src/records.ts";
+import { type Operation, ranOf, unfinishedOf } from "../src/records.ts";
 import type { Communicator, Thread } from "../src/threads.ts";
 import { Scratch, rigel, root } from "./rigel.ts";
 import { commandLine } from "../src/self.ts";
@@ -64,6 +64,9 @@ function client(pid: number, more: Partial<Observed> = {}): Observed {
     threads: [thread(pid)],
     communicators: [],
     unfinished: null,
+    ran_ns: null,
+    threads_lost: 0,
+    communicators_lost: 0,
     ...more,
   };
 }
@@ -215,6 +218,15 @@ test("who is held back does not hang", () => {
   expect(found[1]?.why).toBe("is held at Rigel's gate while serve is busy: no hang");
   const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
   expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
+  // What it could not use the GPU for does not count, and being off it between times is no excuse for the rest.
+  const between = { threads: [waits(3, "cuStreamSynchronize", 60), waits(4, "suspended", 0.01)], suspended_ns: SECOND };
+  const [short_s, long_s] = [9.9, 10].map((ran_s) => client(3, { ...between, ran_ns: ran_s * SECOND }));
+  if (!short_s || !long_s) throw new Error("no processes");
+  expect(verdicts(decide([short_s], [{ ...short_s, suspended_ns: 0 }]))).toEqual(["suspended"]);
+  expect(decide([short_s])[0]?.why).toBe(
+    "is kept off the GPU by Rigel, and could use it for 9.9 s since it waits: no hang",
+  );
+  expect(verdicts(decide([long_s], [{ ...long_s, suspended_ns: 0 }]))).toEqual(["synchronise!"]);
   // Its own launches that do not finish are another matter.
   const own = client(1, { threads: [waits(1, "wait_inflight", 60)] });
   expect(verdicts(decide([own]))).toEqual(["synchronise!"]);
@@ -252,6 +264,22 @@ function waiting(object: string | null): Thread[] {
   return [thread(1, { waiting: { operation: "cuStreamSynchronize", since_ns: 50, object } })];
 }
 
+test("for how long of a wait a process could use the GPU", () => {
+  const off = (at_ns: number, duration_ns: number): Operation => ({ ...at("suspension", null, at_ns), duration_ns });
+  const waiter = waiting(null);
+  expect(ranOf([], [thread(1)], 100)).toBeNull();
+  expect(ranOf([at("launch", 1, 40)], waiter, 100)).toBe(50);
+  // Of the first only what lies in the wait, which began at 50.
+  const records = [at("launch", 1, 40), off(45, 10), off(70, 20)];
+  expect(ranOf(records, waiter, 100)).toBe(25);
+  // One that has not ended, as of the thread that sees to it.
+  const preempt = thread(2, { waiting: { operation: "suspended", since_ns: 95, object: null } });
+  expect(ranOf(records, [...waiter, preempt], 100)).toBe(20);
+  expect(ranOf(records, [preempt], 100)).toBeNull();
+  // The records go back to 75 alone: for four fifths of that.
+  expect(ranOf([off(75, 5)], waiter, 100)).toBe(40);
+});
+
 test("what is unfinished: since the last wait that covered it", () => {
   const operations = [
     at("launch", 1, 1, "first"),
@@ -281,6 +309,8 @@ const foundSchema = z.looseObject({
   verdict: z.string(),
   hung: z.boolean(),
   why: z.string(),
+  communicators_lost: z.int(),
+  threads_lost: z.int(),
   thread: z.looseObject({ call: z.string().nullable() }).nullable(),
 });
 const documentSchema = z.object({
@@ -406,6 +436,19 @@ test("ranks that are well, also on a communicator that was split off", async () 
   expect([keys[0], keys[1]]).toEqual([keys[2], keys[3]]);
   expect(keys[0]).not.toBe(keys[1]);
   await here.until({ "train 0": "working", "train 1": "working" });
+});
+
+test("communicators that cannot be followed are told, as nobody is missed there", async () => {
+  await using here = await ward();
+  here.ranks("lost", 2);
+  const found = await here.until({ "train 0": "working", "train 1": "working" });
+  expect(found.map(({ communicators_lost, threads_lost }) => [communicators_lost, threads_lost])).toEqual([
+    [1, 0],
+    [1, 0],
+  ]);
+  const { stdout } = await rigel("hangs", "--segment", here.segment.path);
+  for (const { pid, rank } of found)
+    expect(stdout).toContain(`train (${pid}, rank ${rank}): 1 communicator of it cannot be followed`);
 });
 
 test("a kernel that does not end, a stopped program, one that is idle", async () => {

@@ -90,6 +90,19 @@ describe("a launch on the simulated GPU", () => {
     expect(result.status).toBe(0);
   });
 
+  test("uses it though LD_LIBRARY_PATH names another driver, for the launch or for a client", async () => {
+    const env = { LD_LIBRARY_PATH: scratch.path }; // its libcuda.so.1 can launch nothing
+    await using child = start(["launch", config([serve, { ...train, env }]), "--json"], { env });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    const { device, clients } = reportOf({ stdout, stderr, status });
+    expect(device.simulated).toBe(true);
+    expect(clients).toMatchObject([
+      { name: "serve", exit_code: 0, attached: true, requests: { count: 20 } },
+      { name: "train", exit_code: 0, attached: true, iterations: 20 },
+    ]);
+    expect(status).toBe(0);
+  });
+
   test("counts for --duration, ends what goes on, and shows a table", async () => {
     const endless = { profile: "tiny.csv" };
     const path = config([

@@ -233,7 +233,7 @@ describe("sharing mps starts a daemon", () => {
 
   test("or names the program that is missing", async () => {
     await using machine = new Machine();
-    machine.env["PATH"] = "/usr/bin:/bin";
+    machine.env["PATH"] = join(machine.path, "run"); // where there is no program at all
     const result = await machine.run([serve], { sharing: "mps" }, "--dry-run");
     expect(result.stderr).toContain(`jobs.json: sharing: expected ${PROGRAM} on PATH for "mps"`);
     expect(result).toMatchObject({ status: 1, stdout: "" });
@@ -419,6 +419,13 @@ server.listen(5)
 print("listening", flush=True)
 time.sleep(600)`;
 
+/** Sets this process's PATH for a scope. */
+function pathOf(path: string): Disposable {
+  const before = process.env["PATH"];
+  process.env["PATH"] = path;
+  return { [Symbol.dispose]: () => void (process.env["PATH"] = before) };
+}
+
 test("a daemon is found by its control socket, of whatever type", async () => {
   using own = new Scratch();
   const environment = { CUDA_MPS_PIPE_DIRECTORY: own.path };
@@ -426,7 +433,11 @@ test("a daemon is found by its control socket, of whatever type", async () => {
   await using child = Bun.spawn(["python3", "-c", LISTEN, control], { stdout: "pipe", stderr: "inherit" });
   // The whole line: whoever writes its end to a pipe that is no longer read dies of it.
   for await (const chunk of child.stdout) if (new TextDecoder().decode(chunk).includes("\n")) break;
-  expect(await findDaemon(environment, [])).toEqual({ state: "running", folder: own.path });
+  {
+    // Without a program that could ask it: this one does not answer.
+    using _ = pathOf(own.path);
+    expect(await findDaemon(environment, [])).toEqual({ state: "running", folder: own.path });
+  }
   child.kill("SIGKILL");
   await child.exited;
   expect(await findDaemon(environment, [])).toMatchObject({ state: "unusable" });
@@ -634,6 +645,15 @@ describe("on the simulated GPU", () => {
     expect(report.notes).toEqual(notes);
     expect((await machine.run([...config[0]], config[1])).stdout).toContain(` | ${words} | `);
     expect(machine.told).toEqual([]);
+    expect(result.status).toBe(0);
+  });
+
+  test("a client that is to see all GPUs sees the simulated ones alone", async () => {
+    await using machine = new Machine();
+    const count = `${files.replay} --probe | tr , '\\n' | grep -c '"simulated":true'`;
+    const all = shell("all", "high", count, { device: "all" });
+    const result = await machine.run([all], { device: "simulated", simulated: { devices: 3 } });
+    expect(result.stderr).toMatch(/^all *\| 3$/m);
     expect(result.status).toBe(0);
   });
 });

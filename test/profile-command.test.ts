@@ -4,9 +4,8 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { reason } from "../src/errors.ts";
-import { Native } from "../src/native.ts";
 import { readProfile } from "../src/profile.ts";
-import { Scratch, rigel, root } from "./rigel.ts";
+import { Scratch, replayRefuses, rigel, root } from "./rigel.ts";
 
 const GPT2 = join(root, "profiles", "h200-gpt2-train-bs8x512.csv");
 const NARROW =
@@ -21,7 +20,7 @@ function kernel(name: string, duration_ns: number, further = "gemm,compute,measu
 const MIXED =
   `# rigel-profile 1; device=NVIDIA H200; gaps=host\n${HEADER}` +
   kernel("sgemm", 6_000_000) +
-  kernel("sgemm", 2_000_000, "gemm,memory,measured,132,0,0,0") +
+  kernel("sgemm", 2_000_000, 'gemm,memory,"12.5 FLOP/B, H200 SXM fp32 turns at 14",132,0,0,0') +
   kernel("<script>alert(1)</script>", 1_000_000, "other,unknown,no metrics,0,0,0,1") +
   "in,copy_h2d,1,0,0,0,0,0,0,0,0,4096,1000000,0,memcpy,memory,moves bytes only,0,0,0,1\n" +
   "wait,sync,0,0,0,0,0,0,0,0,0,0,0,0,other,unknown,a wait,0,0,0,1\n";
@@ -47,7 +46,7 @@ memcpy               1       1.000   10.0%  memory 100%   ##
 
 why (kernels):
        1  compute: measured
-       1  memory: measured
+       1  memory: n FLOP/B, H200 SXM fp32 turns at n
        1  unknown: no metrics
 `,
     );
@@ -208,7 +207,6 @@ slower: 1
 
 test("what one reader takes of a profile with a flipped bit, the replay client takes too", async () => {
   using scratch = new Scratch();
-  const { files } = await Native.load();
   const path = join(scratch.path, "p.csv");
   const bytes = Buffer.from(MIXED.replace("sgemm", '"a, ""b"""'));
   const disagreed: string[] = [];
@@ -226,13 +224,9 @@ test("what one reader takes of a profile with a flipped bit, the replay client t
       refused++;
       continue;
     }
-    const command = [files.replay, "--profile", path, "--iterations", "1"];
-    // 2: a bad profile. Without a GPU it ends with 1 after it has read one.
-    const replay = Bun.spawn(command, { stdout: "ignore", stderr: "pipe" });
-    if ((await replay.exited) === 2)
-      disagreed.push(
-        `${at}: ${flipped.subarray(Math.max(0, at - 9), at + 9).toString("latin1")}: ${await replay.stderr.text()}`,
-      );
+    const refusal = await replayRefuses(scratch, path);
+    if (refusal !== undefined)
+      disagreed.push(`${at}: ${flipped.subarray(Math.max(0, at - 9), at + 9).toString("latin1")}: ${refusal}`);
   }
   expect(disagreed).toEqual([]);
   expect(Math.min(taken, refused)).toBeGreaterThan(20);

@@ -1,16 +1,19 @@
 /** profile.test.ts: a bad row of a kernel profile is named by file, line and field before anything is started. */
 
 import { describe, expect, test } from "bun:test";
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { gzipSync } from "node:zlib";
 import { reason } from "../src/errors.ts";
-import { Native } from "../src/native.ts";
-import { readProfile } from "../src/profile.ts";
-import { Scratch, TINY_PROFILE, rigel } from "./rigel.ts";
+import { openProfile, readProfile } from "../src/profile.ts";
+import { Scratch, TINY_PROFILE, replayRefuses, rigel, root } from "./rigel.ts";
 
 const ORION = "Name,Profile,Memory_footprint,SM_usage,Duration\n";
 
-async function outcome(content: string): Promise<unknown> {
+async function outcome(content: string | Uint8Array): Promise<unknown> {
   using scratch = new Scratch();
-  const path = scratch.file("p.csv", content);
+  const path = join(scratch.path, "p.csv");
+  writeFileSync(path, content);
   try {
     return await readProfile(path);
   } catch (thrown) {
@@ -21,14 +24,6 @@ async function outcome(content: string): Promise<unknown> {
 /** The tiny profile with one more row, on line 5. */
 function row(kind: string, grid_x: string, block: string, duration: string): string {
   return `${TINY_PROFILE}k,${kind},7,${grid_x},1,1,${block},16,0,0,${duration},0\n`;
-}
-
-/** Both sides have to agree on what a profile is, or a launch would fail after it has begun. */
-async function replayRefuses(content: string): Promise<boolean> {
-  using scratch = new Scratch();
-  const { files } = await Native.load();
-  const command = [files.replay, "--profile", scratch.file("p.csv", content), "--iterations", "1"];
-  return (await Bun.spawn(command, { stdout: "ignore", stderr: "ignore" }).exited) === 2;
 }
 
 describe.concurrent("a profile", () => {
@@ -45,7 +40,7 @@ describe.concurrent("a profile", () => {
     });
   });
 
-  test.each([
+  test.each<[string, string | Uint8Array, string]>([
     [
       "a text where a number belongs",
       row("kernel", "1", "32,1,1", "fast"),
@@ -89,6 +84,19 @@ describe.concurrent("a profile", () => {
       "Name,Profile,Duration\na,1,5\n",
       "p.csv:1: expected the header Name,Profile,Memory_footprint,SM_usage,Duration, got Name,Profile,Duration",
     ],
+    [
+      "the table of another tool",
+      "Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Strm,Name\n1,2,3,1,1,1,32,1,1,7,k\n",
+      "p.csv:1: expected the header name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes," +
+        "bytes,duration_ns,gap_ns, got Start (ns),Duration (ns),CorrId,GrdX,GrdY,GrdZ,BlkX,BlkY,BlkZ,Strm,Name; this is a " +
+        "GPU trace of nsys (cuda_gpu_trace, gputrace), make a profile of it: rigel import nsys p.csv -o profile.csv",
+    ],
+    [
+      "UTF-16",
+      Buffer.from(`\ufeff${TINY_PROFILE}`, "utf16le"),
+      "p.csv: expected a kernel profile in UTF-8, got UTF-16: save it as UTF-8",
+    ],
+    ["gzip", gzipSync(TINY_PROFILE), "p.csv: expected a kernel profile in UTF-8, got a gzip file: unpack it first"],
     ["no rows", ORION, "p.csv: expected a header line and at least one operation that uses the GPU"],
     ["nothing", "", "p.csv: expected a header line and at least one operation that uses the GPU"],
     [
@@ -98,7 +106,10 @@ describe.concurrent("a profile", () => {
     ],
   ])("with %s is refused, and by the replay client too", async (_, content, expected) => {
     expect(await outcome(content)).toBe(expected);
-    expect(await replayRefuses(content)).toBe(true);
+    using scratch = new Scratch();
+    const path = join(scratch.path, "p.csv");
+    writeFileSync(path, content);
+    expect(await replayRefuses(scratch, path)).toContain(path);
   });
 
   test("that is a folder is refused", async () => {
@@ -116,5 +127,26 @@ test("the command line names file, line and field, and starts nothing", async ()
     status: 2,
     stdout: "",
     stderr: `rigel: ${config}: clients[0].replay.profile: ${profile}:3: Duration: expected a number from 0 to 3600000000000, got "soon"\n`,
+  });
+});
+
+describe("the profiles that come with Rigel", () => {
+  test.each(
+    ["resnet50-infer-bs4", "mobilenetv2-infer-bs4", "bert-infer-bs2x128", "gpt2-infer-bs1x128"].concat([
+      "resnet50-train-bs64",
+      "mobilenetv2-train-bs64",
+      "bert-train-bs8x128",
+      "gpt2-train-bs8x512",
+    ]),
+  )("%s says of which GPU it is and how it was made", async (name) => {
+    const path = join(root, "profiles", `h200-${name}.csv`);
+    const { facts } = await openProfile(path);
+    const [model = "", mode = ""] = name.split("-");
+    expect(facts.get("device")).toBe("NVIDIA H200");
+    // By rigel profile, or by profiles/record.py.
+    const how = facts.get("command") ?? `--model ${facts.get("model")} --mode ${facts.get("mode")}`;
+    expect(how).toContain(`--model ${model} --mode ${mode}`);
+    expect(Number(facts.get("iteration_ms"))).toBeGreaterThan(0);
+    expect((await readProfile(path)).kernels).toBeGreaterThan(100);
   });
 });

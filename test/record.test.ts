@@ -12,7 +12,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
-import { type GpuRecord, type Launch, matched, rowsOf } from "../src/record-rows.ts";
+import { type GpuRecord, type Launch, type Moment, matched, rowsOf } from "../src/record-rows.ts";
 import { type Kind, SOURCE } from "../src/recording.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 
@@ -409,5 +409,38 @@ describe("times put to launches", () => {
       ["b", 0],
     ]);
     expect(rows).toMatchObject({ unseen: 0, requests: [{ estimated: 0, left_out: 0 }] });
+  });
+
+  test("an iteration with several waits ends with the longest, though the host pauses longer after the next input", () => {
+    // As GPT-2 is served: an input, a wait for how long it is, the layers, a wait for the output. The program is slow after the input.
+    const gaps_ns: Record<string, number> = { i: 20_000, m: 90_000, a: 30_000, o: 5000 };
+    const moments: Moment[] = [];
+    let now_ns = 0;
+    let number = 0;
+    for (const name of "imao".repeat(6)) {
+      now_ns += gaps_ns[name] ?? 0;
+      moments.push({
+        what: "launch",
+        launch: { ...launchOf(++number, name), begin_ns: now_ns, end_ns: now_ns + 100 },
+      });
+      now_ns += 100;
+      const wait_ns = { m: 10_000, o: 50_000 }[name];
+      if (wait_ns === undefined) continue;
+      moments.push({ what: "wait", all: true, begin_ns: now_ns, end_ns: now_ns + wait_ns });
+      now_ns += wait_ns;
+    }
+    const none = { gemms: new Map(), kinds: [], whole: false, event_ns: 0, device: "GPU", sms: 132 };
+    const times = new Map(Array.from({ length: number }, (_, index) => [index + 1, 500]));
+    const { requests } = rowsOf({ ...none, moments, times, gpu: [], cupti: false }, { by: "repetition", period: 4 });
+    expect(requests).toHaveLength(5);
+    for (const { rows } of requests)
+      expect(rows.map(({ name, kind }) => (kind === "sync" ? "wait" : name))).toEqual([
+        "i",
+        "m",
+        "wait",
+        "a",
+        "o",
+        "wait",
+      ]);
   });
 });

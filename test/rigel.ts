@@ -10,6 +10,7 @@ import { join, resolve } from "node:path";
 import { expect } from "bun:test";
 import { z } from "zod";
 import { POLICIES } from "../src/config.ts";
+import { Native } from "../src/native.ts";
 import { commandLine } from "../src/self.ts";
 
 export const root = resolve(import.meta.dir, "..");
@@ -61,6 +62,25 @@ export class Scratch implements Disposable {
   [Symbol.dispose](): void {
     rmSync(this.path, { recursive: true, force: true });
   }
+}
+
+/**
+ * Why the replay client refuses a profile; undefined: it takes it. It reads one before it looks for the driver, and then finds none,
+ * whatever this machine has: the file of that name in `scratch` is empty.
+ */
+export async function replayRefuses(scratch: Scratch, profile: string): Promise<string | undefined> {
+  scratch.file("libcuda.so.1", "");
+  const { files } = await Native.load();
+  await using child = Bun.spawn([files.replay, "--profile", profile, "--iterations", "1"], {
+    env: { ...plainEnvironment(), LD_LIBRARY_PATH: scratch.path },
+    stdin: "ignore",
+    stdout: "ignore",
+    stderr: "pipe",
+  });
+  const [stderr, status] = await Promise.all([child.stderr.text(), child.exited]);
+  if (status === 2) return stderr;
+  expect({ status, stderr }).toEqual({ status: 1, stderr: expect.stringContaining("libcuda.so.1: file too short") });
+  return undefined;
 }
 
 /** One kernel of 132 blocks and 0.2 ms, then a wait for it. */

@@ -265,7 +265,10 @@ describe("running clients", () => {
     await using train = run("best-effort", "train");
     await working("train");
     const set = await rigel("set", "train", "class=high", "memory=2GiB", "weight=3", "--json");
-    expect(JSON.parse(set.stdout)).toMatchObject({ changed: [{ client: "train" }] });
+    expect(JSON.parse(set.stdout)).toMatchObject({
+      changed: [{ client: "train", notes: ["train: weight has no effect under policy slo, only under fair"] }],
+    });
+    expect(set.stderr).toContain("note: train: weight has no effect under policy slo, only under fair");
     await until(async () => ((await client())?.class === "high" ? true : undefined));
     expect(await client()).toMatchObject({ weight: 3, memory: { limit_bytes: 2 ** 31 } });
     const refused = await rigel("pause", "train");
@@ -300,6 +303,36 @@ describe("running clients", () => {
     expect(await train.exited).toBe(0);
   });
 
+  test("keep what was set also in processes that come later, which is said", async () => {
+    await using train = run("best-effort", "train", "--memory", "2GiB");
+    await working("train");
+    const more = async (...options: string[]) => {
+      await using another = run("best-effort", "train", ...options);
+      const attached = await until(async () => {
+        const found = await client();
+        return found?.processes.filter(({ state }) => state === "live").length === 2 ? found : undefined;
+      });
+      another.kill("SIGTERM");
+      await another.exited;
+      return { limit_bytes: attached.memory.limit_bytes, stderr: await another.stderr.text() };
+    };
+    // Nothing was set yet: the latest one says how much.
+    expect(await more("--memory", "3GiB", "--weight", "2")).toEqual({
+      limit_bytes: 3 * 2 ** 30,
+      stderr: "rigel: note: train: weight has no effect under policy slo, only under fair\n",
+    });
+    await rigel("set", "train", "memory=1GiB");
+    expect(await more("--memory", "3GiB")).toEqual({
+      limit_bytes: 2 ** 30,
+      stderr: "rigel: note: train: keeps what was set for it while it ran: a memory limit of 1.00 GiB\n",
+    });
+    await rigel("set", "train", "memory=none");
+    expect((await more("--memory", "3GiB")).limit_bytes).toBeNull();
+    expect((await more()).stderr).toBe("");
+    train.kill("SIGTERM");
+    await train.exited;
+  });
+
   test("change policy, and what is wrong is said without changing anything", async () => {
     await using train = run("best-effort", "train");
     await working("train");
@@ -311,6 +344,11 @@ describe("running clients", () => {
     });
     await rigel("set", "policy", "name=slo", "target.p99_ms=12.5");
     await until(async () => ((await ps())[0]?.slo?.target ? true : undefined));
+    // The control loop moves that by itself.
+    const moved = await rigel("set", "policy", "inflight=3");
+    expect(moved.stderr).toBe(
+      "rigel: note: policy.inflight: policy slo moves it itself; what was set is what another policy will have\n",
+    );
     expect((await ps())[0]).toMatchObject({ policy: "slo", slo: { target: { p99_ms: 12.5 } } });
     for (const [wrong, why] of [
       [["policy", "inflight=x"], "inflight: expected a number"],

@@ -73,6 +73,15 @@ describe("the server", () => {
     });
     expect((await server.ask("/v1/clients/train")).body).toMatchObject({ id: `${id}:train`, class: "best-effort" });
     expect((await server.ask(`/v1/clients/${id}:serve`)).body).toMatchObject({ name: "serve", class: "high" });
+    // What each has of the GPU is known from the second look on.
+    const shares = await until(async () => {
+      const { segments } = segmentsSchema.parse((await server.ask("/v1/stats")).body);
+      const known = segments[0]?.clients.flatMap(({ gpu_share }) => gpu_share ?? []) ?? [];
+      return known.length === 2 && known.every((share) => share > 0) ? known : undefined;
+    });
+    for (const share of shares) expect(share).toBeLessThanOrEqual(1);
+    expect((await server.ask("/v1/clients/train")).body).toMatchObject({ gpu_share: expect.any(Number) });
+    expect((await server.ask("/openapi/json")).text).toContain('"gpu_share"');
     expect(await server.ask("/v1/clients/nobody")).toMatchObject({
       status: 404,
       body: { error: { code: "no_client" } },
@@ -113,7 +122,10 @@ describe("the server", () => {
     const wrong = await server.ask("/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
     expect(wrong).toMatchObject({ status: 422, body: { error: { code: "invalid" } } });
     const paused = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: true, weight: 2 } });
-    expect(paused).toMatchObject({ status: 200, body: { name: "train", paused: true } });
+    expect(paused).toMatchObject({
+      status: 200,
+      body: { name: "train", paused: true, weight: 2, notes: [expect.stringContaining("weight has no effect")] },
+    });
     const resumed = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: false } });
     expect(resumed).toMatchObject({ status: 200, body: { paused: false } });
     expect(await server.ask("/v1/config")).toMatchObject({ body: { segments: [{ settings: { inflight: 3 } }] } });

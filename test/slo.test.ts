@@ -250,6 +250,13 @@ describe("the controller", () => {
     expect(controller.seconds.reduce((sum, { over_s }) => sum + over_s, 0)).toBeLessThanOrEqual(controller.t_s);
   });
 
+  test("requests of a program that warms up say nothing of the settings that it begins with", () => {
+    const { controller } = run({ p99_ms: 10 }, 8, world(gpuBound), (t_s) => (t_s < 1 ? 80 : t_s < 2 ? 20 : 1));
+    const { now } = controller.summary();
+    expect(now.requests).toBeGreaterThan(50);
+    expect(now.p99_ms).toBeLessThan(10);
+  });
+
   test("says nothing of settings that were never in force", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 5, world(underMps, { preemption: false, rate_per_s: 0 }));
     expect(controller.summary()).toMatchObject({ settings: undefined, changes: 0 });

@@ -91,6 +91,7 @@ const serve: ClientStats = {
   gate_waits: { p50_ms: null, p95_ms: null, p99_ms: null },
   durations: { seeded: 0, samples: 0 },
   memory: { limit_bytes: null, used_bytes: 2.4 * 2 ** 20, peak_bytes: 0, denied: 0 },
+  gpu_share: 0.0712,
   rates,
 };
 const train: ClientStats = {
@@ -98,6 +99,7 @@ const train: ClientStats = {
   name: "train",
   class: "best-effort",
   memory: { limit_bytes: 40 * 2 ** 30, used_bytes: 12 * 2 ** 30, peak_bytes: 0, denied: 0 },
+  gpu_share: 1,
   rates: {
     ...rates,
     launches_per_s: 99.4,
@@ -150,9 +152,9 @@ describe("the picture", () => {
       "rigel top: 1 launch, 2 clients, over 1 s",
       "",
       "NVIDIA H200 | policy slo, 8 in flight | launch 42, 1 min 34 s",
-      "  CLIENT  CLASS  STATE    LAUNCH/S  REQ/S  P50 ms  P95 ms  P99 ms  WAIT%   OFF%    MEM  LIMIT    PID",
-      "  serve   high   running     14057   60.0    2.33    3.79    4.56    0.0    0.0   2.4M      -   4711",
-      "  train   best   running      99.4   22.8    42.7    3.79     178   67.6   25.3    12G    40G   4711",
+      "  CLIENT  CLASS  STATE    LAUNCH/S  REQ/S  P50 ms  P95 ms  P99 ms  GPU%  WAIT%  OFF%   MEM  LIMIT    PID",
+      "  serve   high   running     14057   60.0    2.33    3.79    4.56   7.1    0.0   0.0  2.4M      -   4711",
+      "  train   best   running      99.4   22.8    42.7    3.79     178   100   67.6  25.3   12G    40G   4711",
     ]);
   });
 
@@ -167,7 +169,10 @@ describe("the picture", () => {
         for (const line of lines) expect(Bun.stringWidth(line)).toBeLessThanOrEqual(width);
       }
     expect(render(view, { ...file, width: 80 })[3]).toBe(
-      "  CLIENT CLASS STATE   LAUNCH/S REQ/S P50 ms P99 ms WAIT%  OFF%   MEM   PID",
+      "  CLIENT CLASS STATE   LAUNCH/S REQ/S P50 ms P99 ms GPU% WAIT% OFF%  MEM   PID",
+    );
+    expect(render(withClients({ ...train, name: "resnet50-infer" }), { ...file, width: 80 })[4]).toBe(
+      "  resnet50-infer best  running     99.4  22.8   42.7    178  100  67.6 25.3  12G",
     );
   });
 
@@ -187,18 +192,11 @@ describe("the picture", () => {
     expect(render(withClients(), file)).toContain("  no client has attached yet");
   });
 
-  test("shows what is not known as such, and GPU time under fair alone", () => {
-    const fresh = withClients({ ...serve, rates: null });
-    expect(render(fresh, file)[4]).toMatch(/^ {2}serve +high +new( +-){6} +2\.4M +4711$/);
-    const fair = {
-      ...stats,
-      policy: "fair" as const,
-      clients: [{ ...train, rates: { ...rates, charged_ms_per_s: 431 } }],
-    };
-    const lines = render({ ...view, segments: [fair] }, file);
-    expect(lines[3]).toContain("GPU%");
-    expect(lines[4]).toContain(" 43.1 ");
-    expect(render(view, file)[3]).not.toContain("GPU%");
+  test("shows what is not known as such, and a share of nothing as that", () => {
+    const fresh = withClients({ ...serve, gpu_share: null, rates: null });
+    expect(render(fresh, file)[4]).toMatch(/^ {2}serve +high +new( +-){7} +2\.4M +4711$/);
+    expect(render(withClients({ ...serve, gpu_share: 0 }), file)[4]).toMatch(/ 4\.56 +0\.0 +0\.0 +0\.0 +2\.4M /);
+    expect(render(withClients({ ...serve, gpu_share: null }), file)[4]).toMatch(/ 4\.56 +- +0\.0 +0\.0 +2\.4M /);
   });
 
   test("turns red a p99 over the target", () => {
@@ -264,6 +262,7 @@ describe("keys", () => {
     expect(names("attached")).toEqual(["serve", "train", "old"]);
     expect(names("p99")).toEqual(["train", "serve", "old"]);
     expect(names("launches")).toEqual(["serve", "train", "old"]);
+    expect(names("gpu")).toEqual(["train", "serve", "old"]);
     expect(pressed(view, "s").sort).toBe("name");
   });
 

@@ -206,6 +206,12 @@ test("what a trace shows is what was counted", async () => {
     const arrows = events.filter(({ ph, pid }) => ph === "f" && pid === slot.pid);
     expect(arrows.length).toBeLessThanOrEqual(count("sync") + count("copy"));
     expect(arrows.length).toBeGreaterThanOrEqual(counters.requests);
+    // What is queued goes up by each launch, and to nothing at the end of a wait for all of it.
+    const queued = depths(events, slot.pid, "not waited for");
+    expect(queued.filter((depth, index) => depth > (queued[index - 1] ?? 0))).toHaveLength(counters.launches);
+    expect(queued.every((depth, index) => depth === 0 || depth === (queued[index - 1] ?? 0) + 1)).toBe(true);
+    expect(queued.filter((depth) => depth === 0).length).toBeGreaterThanOrEqual(counters.requests);
+    expect(queued.at(-1)).toBe(0);
     // And a few with which a replay finds out how fast the device is.
     expect(counters.launches).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
     // A wait on the gate's clock is a little shorter than it is long for the thread, whose clock is the processor's counter: how
@@ -218,6 +224,24 @@ test("what a trace shows is what was counted", async () => {
   }
   expect(summary.events).toBe(events.length);
   expect(summary.clients.map(({ name }) => name).toSorted()).toEqual(["serve", "train"]);
+});
+
+test("what the gate counts as in flight is there while it counts, and not after", async () => {
+  await using world = new Replays(await Native.load());
+  // Nobody is taken off the GPU, so that the gate counts.
+  world.segment.configure({ policy: "priority", preempt: false });
+  world.start("train", "best-effort");
+  const train = (): number => world.segment.slots()[0]?.pid ?? 0;
+  const recorded = (): bigint => world.segment.table("traces").long(0, "count");
+  await world.until(() => recorded() > 500n);
+  const gated = depths((await world.trace()).events, train(), "in flight");
+  expect(Math.max(...gated)).toBeGreaterThan(0);
+  // A high client is not counted, whatever was when it became one.
+  world.segment.want("train", { class: "high" });
+  await world.until(() => world.segment.slots()[0]?.class === "high");
+  const from = recorded();
+  await world.until(() => recorded() > from + 5000n);
+  expect(depths((await world.trace()).events, train(), "in flight")).toEqual([]);
 });
 
 test("a live client, one of several, and what it did last", async () => {
@@ -262,6 +286,14 @@ test("nothing is recorded where it is switched off, which takes effect at once",
   world.segment.apply({ trace: 1 });
   await world.until(() => world.segment.table("traces").long(0, "count") > 100n);
 });
+
+/** Values of a counter, in the order of time. */
+function depths(events: readonly Event[], pid: number, name: string): number[] {
+  return events
+    .flatMap((event) => (event.ph === "C" && event.pid === pid && event.name === name ? [event] : []))
+    .toSorted((a, b) => a.ts - b.ts)
+    .flatMap(({ args }) => args["launches"] ?? []);
+}
 
 function without({ ph, name, tid }: Event): unknown[] {
   return [ph, name, tid];

@@ -11,8 +11,8 @@
  * With RIGEL_SIM_CLOCK=virtual, for whoever makes the file, the model's present is a word in it: every call moves it on by a nanosecond,
  * and a wait moves it to where something happens, so that what is measured on the GPU does not depend on the machine.
  *
- * How long a process's slices are and whether it is suspended (sim-control.h) stands with its contexts in the model,
- * and goes with them.
+ * How long a process's slices are, whether it is suspended, and for how long it kept the GPU busy (sim-control.h) stands with its
+ * contexts in the model, and goes with them, but that a process keeps the time of those that it destroys.
  */
 #include "driver.h"
 #include "sim-control.h"
@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define STATE_MAGIC 0x3230494d4953475full
+#define STATE_MAGIC 0x3330494d4953475full
 enum { MAX_PROCESSES = RG_MODEL_MAX_CONTEXTS };
 
 typedef struct {
@@ -50,6 +50,7 @@ typedef struct {
         int32_t pid; /* 0: free */
         uint32_t reserved;
         uint64_t start_ticks; /* /proc/pid/stat field 22: tells a reused pid from the process */
+        uint64_t gone_ns[SIM_MAX_DEVICES]; /* for how long contexts that it has destroyed kept a device busy */
     } process[MAX_PROCESSES];
     struct {
         uint32_t id;    /* the model's context */
@@ -143,12 +144,17 @@ static int lock_robust(pthread_mutex_t *lock)
     }
 }
 
+static void lock_file(sim_state *s)
+{
+    if (lock_robust(&s->lock) != EOWNERDEAD) return;
+    /* The owner was killed half-way through a change: what was in flight counts as finished, see above. */
+    for (uint32_t d = 0; d < s->devices; d++) rg_model_recover(&s->model[d]);
+    pthread_mutex_consistent(&s->lock);
+}
+
 static void lock_state(void)
 {
-    if (lock_robust(&state->lock) != EOWNERDEAD) return;
-    /* The owner was killed half-way through a change: what was in flight counts as finished, see above. */
-    for (uint32_t d = 0; d < state->devices; d++) rg_model_recover(&state->model[d]);
-    pthread_mutex_consistent(&state->lock);
+    lock_file(state);
 }
 
 void sim_unlock(void)
@@ -193,11 +199,24 @@ void sim_uuid(int device, char out[16])
     memcpy(out, state->uuid[device], 16);
 }
 
-void sim_own_context(int device, uint32_t context, int own)
+void sim_own_context(int device, uint32_t context)
 {
     uint32_t slot = context & 0xffff;
     state->context[device][slot].id = context;
-    state->context[device][slot].owner = own ? self + 1 : 0;
+    state->context[device][slot].owner = self + 1;
+}
+
+static uint64_t context_busy_ns(const sim_state *s, uint32_t device, uint32_t context)
+{
+    rg_model_context_stats stats;
+    return rg_model_get_context_stats(&s->model[device], context, &stats) ? 0 : stats.busy_ns;
+}
+
+void sim_remove_context(int device, uint32_t context)
+{
+    state->process[self].gone_ns[device] += context_busy_ns(state, (uint32_t)device, context);
+    rg_model_remove_context(&state->model[device], context);
+    state->context[device][context & 0xffff].owner = 0;
 }
 
 /* ---- The file */
@@ -263,16 +282,26 @@ static CUresult fill_state(int fd, const char *path, sim_state **out)
     return CUDA_SUCCESS;
 }
 
-/* The mapped file if it is whole, of this layout, and somebody uses it; else NULL: it has to be made anew. */
-static sim_state *use_state(int fd, off_t size)
+/* The file, mapped, if it is whole and of this layout; else NULL. */
+static sim_state *map_state(int fd, off_t size)
 {
     if (size < (off_t)sizeof(sim_state)) return NULL;
     sim_state *s = mmap(NULL, (size_t)size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (s == MAP_FAILED) return NULL;
     if (atomic_load(&s->magic) == STATE_MAGIC + sizeof(rg_model) && s->size == (uint64_t)size &&
         size == (off_t)state_bytes(s->devices))
-        for (uint32_t i = 0; i < MAX_PROCESSES; i++)
-            if (s->process[i].pid && alive(s->process[i].pid, s->process[i].start_ticks)) return s;
+        return s;
+    munmap(s, (size_t)size);
+    return NULL;
+}
+
+/* The same if somebody uses it; else it has to be made anew. */
+static sim_state *use_state(int fd, off_t size)
+{
+    sim_state *s = map_state(fd, size);
+    if (!s) return NULL;
+    for (uint32_t i = 0; i < MAX_PROCESSES; i++)
+        if (s->process[i].pid && alive(s->process[i].pid, s->process[i].start_ticks)) return s;
     munmap(s, (size_t)size);
     return NULL;
 }
@@ -285,6 +314,7 @@ static CUresult enter_process(const char *path)
     for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
         if (state->process[i].pid) continue;
         self = i;
+        memset(state->process[i].gone_ns, 0, sizeof state->process[i].gone_ns);
         state->process[i].start_ticks = start_ticks(getpid());
         state->process[i].pid = getpid();
         sim_unlock();
@@ -347,6 +377,45 @@ void sim_detach(void)
     for (uint32_t d = 0; d < state->devices; d++) rg_model_advance(&state->model[d], present_ns());
     remove_process(self);
     sim_unlock();
+}
+
+/* ---- What the processes have had of the GPUs */
+
+static uint64_t busy_ns(const sim_state *s, uint32_t device, uint32_t process)
+{
+    uint64_t sum = s->process[process].gone_ns[device];
+    for (uint32_t i = 0; i < RG_MODEL_MAX_CONTEXTS; i++)
+        if (s->context[device][i].owner == process + 1) sum += context_busy_ns(s, device, s->context[device][i].id);
+    return sum;
+}
+
+API int rigelSimBusy(const char *path, rigel_sim_busy *out, uint64_t bytes, uint64_t *at_ns)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0) return -errno;
+    struct stat opened;
+    bool mine = !fstat(fd, &opened) && S_ISREG(opened.st_mode) && opened.st_uid == geteuid();
+    sim_state *s = mine ? map_state(fd, opened.st_size) : NULL;
+    close(fd);
+    if (!s) return -EINVAL;
+    uint64_t rows = 0, room = bytes / sizeof *out;
+    lock_file(s);
+    /* Who looks on does not move a virtual clock. */
+    *at_ns = s->has_clock ? atomic_load(&s->clock_ns) : now_ns();
+    for (uint32_t d = 0; d < s->devices; d++) rg_model_advance(&s->model[d], *at_ns);
+    for (uint32_t d = 0; d < s->devices; d++)
+        for (uint32_t i = 0; i < MAX_PROCESSES; i++) {
+            if (!s->process[i].pid) continue;
+            if (rows < room) {
+                memcpy(out[rows].uuid, s->uuid[d], sizeof out->uuid);
+                out[rows].pid = (uint64_t)s->process[i].pid;
+                out[rows].busy_ns = busy_ns(s, d, i);
+            }
+            rows++;
+        }
+    pthread_mutex_unlock(&s->lock);
+    munmap(s, (size_t)opened.st_size);
+    return (int)rows;
 }
 
 /* ---- Waiting */

@@ -351,7 +351,7 @@ static CUresult make_context(int device, unsigned flags, int primary, sim_object
     sim_reap(0);
     rg_model *m = sim_lock(device);
     int full = rg_model_add_context(m, &c->id);
-    if (!full) sim_own_context(device, c->id, 1);
+    if (!full) sim_own_context(device, c->id);
     sim_unlock();
     if (full || sim_new_stream(c, 0, 0, 1, &c->ctx.legacy)) {
         sim_delete(c);
@@ -379,9 +379,8 @@ static void drop_context(sim_object *c)
         }
     }
     sim_forget_memory(c);
-    rg_model *m = sim_lock(c->device);
-    rg_model_remove_context(m, c->id);
-    sim_own_context(c->device, c->id, 0);
+    sim_lock(c->device);
+    sim_remove_context(c->device, c->id);
     sim_unlock();
     sim_delete(c);
 }

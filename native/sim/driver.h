@@ -206,8 +206,10 @@ void sim_unlock(void);
 /* sim_params: the device's parameters, which never change. */
 const rg_model_params *sim_params(int device);
 void sim_uuid(int device, char out[16]);
-/* sim_own_context: the model's context belongs to this process (1) or to nobody (0). The caller holds sim_lock. */
-void sim_own_context(int device, uint32_t context, int own);
+/* sim_own_context: the model's new context belongs to this process. sim_remove_context: it goes, with its work. The caller of either
+ * holds sim_lock. */
+void sim_own_context(int device, uint32_t context);
+void sim_remove_context(int device, uint32_t context);
 
 typedef struct {
     enum { SIM_UNTIL_STREAM, SIM_UNTIL_CONTEXT, SIM_UNTIL_EVENT } kind;

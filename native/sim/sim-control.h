@@ -1,5 +1,6 @@
 /*
- * sim-control.h: what the simulated driver offers beyond CUDA: a process's time slices, and taking it off the GPU.
+ * sim-control.h: what the simulated driver offers beyond CUDA: a process's time slices, taking it off the GPU, what it did and what each
+ * process has had of the GPU.
  *
  * Stands for two controls of NVIDIA's kernel driver that a process can use on its own channels without privileges: the
  * time slice of a channel group (NVA06C_CTRL_CMD_SET_TIMESLICE) and taking compute channels off the GPU in the middle
@@ -56,5 +57,24 @@ typedef struct {
 void rigelSimTrace(int on);
 int rigelSimTraced(rigel_sim_activity *activity);
 uint64_t rigelSimTraceLost(void);
+
+/* For how long a process has kept a simulated GPU busy since it came. */
+typedef struct {
+    unsigned char uuid[16]; /* of the GPU */
+    uint64_t pid;
+    uint64_t busy_ns;
+} rigel_sim_busy;
+
+/*
+ * rigelSimBusy: for how long each process on the GPUs of a state file (RIGEL_SIM_STATE) has kept each of them busy, as NVML's smUtil
+ * tells it of a real one: while at least one block of a kernel of it ran, not while it was off the SMs; the sum over its contexts, so that
+ * several at once, under MPS, count several times. Copies do not count. For whoever looks on: needs no cuInit, and is no process on
+ * the GPU. Brings the GPUs up to *at_ns, their present, which of a virtual clock it does not move.
+ *
+ * Writes as many entries as fit into `bytes`. How many there are, or
+ *   -errno    the file cannot be opened
+ *   -EINVAL   it is no state file of this user and version, or not whole yet
+ */
+int rigelSimBusy(const char *path, rigel_sim_busy *out, uint64_t bytes, uint64_t *at_ns);
 
 #endif

@@ -5,6 +5,7 @@
  *   skip  RANK SIZE FILE  rank 1 leaves the fourth out and is done; the others wait for what they launched
  *   absent RANK SIZE FILE rank 1 never makes the communicator
  *   fine  RANK SIZE FILE  collectives without end, all ranks, some of them on a communicator made by a split
+ *   lost  RANK SIZE FILE  the same, with a communicator more that is split off without blocking
  *   spin                  a kernel that does not end, a few behind it, then waits for all
  *   busy                  short kernels without end, of which some are always unfinished
  *   loop                  short kernels without end
@@ -66,14 +67,22 @@ static void sleep_for_ever(void)
 static void ranks(const char *what, int rank, int size, const char *path)
 {
     unique_id id = {{0}};
-    communicator *world = NULL, *half = NULL;
+    communicator *world = NULL, *half = NULL, *another = NULL;
     snprintf(id.internal, sizeof id.internal, "%s", path);
     if (strcmp(what, "absent") == 0 && rank == 1)
         sleep_for_ever();
     CHECK_EQUAL(ncclCommInitRank(&world, size, id, rank), 0);
-    bool fine = strcmp(what, "fine") == 0;
+    bool lost = strcmp(what, "lost") == 0, fine = lost || strcmp(what, "fine") == 0;
     if (fine)
         CHECK_EQUAL(ncclCommSplit(world, 5, rank, &half, NULL), 0);
+    if (lost) {
+        struct {
+            size_t size;
+            unsigned magic, version;
+            int blocking;
+        } config = {.size = sizeof config};
+        CHECK_EQUAL(ncclCommSplit(world, 6, rank, &another, &config), 7); /* ncclInProgress */
+    }
     bool apart = getenv("RIGEL_SIM_NCCL") != NULL; /* ranks that wait on the GPU do not wait for each other there in time */
     for (int i = 0; (i < 3 || fine) && !apart; i++) {
         reduce(world);

@@ -151,6 +151,7 @@
 FUNCTIONS(POINTER)
 static __typeof__(rigelSimSetTimeslice) *set_timeslice;
 static __typeof__(rigelSimSuspend) *suspend;
+static __typeof__(rigelSimBusy) *busy_processes;
 
 /* ---- Checks */
 
@@ -190,7 +191,8 @@ static inline void *load_library(void)
     FUNCTIONS(RESOLVE)
     *(void **)&set_timeslice = dlsym(h, "rigelSimSetTimeslice");
     *(void **)&suspend = dlsym(h, "rigelSimSuspend");
-    TRUE(set_timeslice && suspend);
+    *(void **)&busy_processes = dlsym(h, "rigelSimBusy");
+    TRUE(set_timeslice && suspend && busy_processes);
     if (failures) exit(1);
     return h;
 }

@@ -645,6 +645,140 @@ static void test_who_decides(void)
     EQUAL(attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, 0), 108);
 }
 
+/* ---- What each process has had of the GPU */
+
+enum { US = 1000, MS = 1000 * 1000 };
+
+/* For how long a process has kept the GPU busy, and the time at which that was asked. */
+static uint64_t busy(pid_t pid, uint64_t *at_ns)
+{
+    rigel_sim_busy found[8];
+    CUuuid uuid;
+    int n = busy_processes(state_path, found, sizeof found, at_ns);
+    OK(cuDeviceGetUuid_v2(&uuid, 0));
+    for (int i = 0; i < n && i < 8; i++) {
+        TRUE(!memcmp(found[i].uuid, &uuid, 16));
+        if (found[i].pid == (uint64_t)pid) return found[i].busy_ns;
+    }
+    check(0, __LINE__, "process %d is not among %d", (int)pid, n);
+    return 0;
+}
+
+static void run_kernel(uint64_t ns)
+{
+    OK(launch(1, ns, NULL));
+    OK(cuCtxSynchronize());
+}
+
+/* Does what it is asked for by a letter: a kernel of 2 ms, 30 ms of work; 'q' ends it. */
+static void works(int in, int out)
+{
+    tell(out, 'r');
+    for (char c; (c = hear(in)) != 'q'; tell(out, failures ? 'f' : 'r')) {
+        if (c == '2') {
+            run_kernel(2 * MS);
+            continue;
+        }
+        for (int i = 0; i < 10; i++) OK(launch(WHOLE_GPU, 3 * MS, NULL));
+        OK(cuCtxSynchronize());
+    }
+}
+
+/* In virtual time: alone, every number is a kernel's own duration, or the time that passes while one runs. */
+static void test_busy(void)
+{
+    uint64_t at, later;
+    setenv("RIGEL_SIM_CLOCK", "virtual", 1);
+    start();
+    EQUAL(busy(getpid(), &at), 0);
+    run_kernel(3 * MS);
+    run_kernel(500 * US);
+    EQUAL(busy(getpid(), &at), 3500 * US);
+    /* Two at once are busy once, and a copy does not count. */
+    CUstream s[2] = {stream(1, 0), stream(1, 0)};
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 1 << 20));
+    OK(cuMemsetD8_v2(p, 0, 1 << 20));
+    for (int i = 0; i < 2; i++) OK(launch(1, 1 * MS, s[i]));
+    for (int i = 0; i < 2; i++) OK(cuStreamSynchronize(s[i]));
+    uint64_t two = busy(getpid(), &at) - 3500 * US;
+    TRUE(two >= 1 * MS && two < 1 * MS + 100); /* the second call came some nanoseconds after the first */
+    /* What a destroyed context had stays. */
+    CUcontext second;
+    OK(cuCtxCreate_v2(&second, 0, 0));
+    CUmodule m;
+    CUfunction mine, kept = spin;
+    OK(cuModuleLoadData(&m, ptx));
+    OK(cuModuleGetFunction(&mine, m, "rigel_spin"));
+    spin = mine;
+    run_kernel(700 * US);
+    spin = kept;
+    EQUAL(busy(getpid(), &at), 4200 * US + two);
+    OK(cuCtxDestroy_v2(second));
+    OK(cuCtxSetCurrent(context));
+    EQUAL(busy(getpid(), &at), 4200 * US + two);
+    /* While a kernel runs, busy time is time; while its process is off the GPU, it is not. */
+    OK(launch(1, AN_HOUR, s[0]));
+    OK(launch(1, 1 * MS, s[1]));
+    OK(cuStreamSynchronize(s[1]));
+    uint64_t before = busy(getpid(), &at);
+    OK(launch(1, 2 * MS, s[1]));
+    OK(cuStreamSynchronize(s[1]));
+    EQUAL(busy(getpid(), &later) - before, later - at);
+    TRUE(later - at > 2 * MS);
+    EQUAL(suspend(0, 1), 0);
+    before = busy(getpid(), &at);
+    EQUAL(suspend(0, 1), 0); /* takes time */
+    EQUAL(busy(getpid(), &later), before);
+    TRUE(later > at);
+    /* Looking does not move the clock. */
+    rigel_sim_busy found[1];
+    EQUAL(busy_processes(state_path, found, sizeof found, &at), 1);
+    EQUAL(busy_processes(state_path, found, 0, &later), 1);
+    EQUAL(later, at);
+}
+
+/* Each process has its own, and what they have together is no more than the time that has passed: slices. */
+static void test_busy_processes(void)
+{
+    uint64_t at, begun;
+    setenv("RIGEL_SIM_CLOCK", "virtual", 1);
+    peer a = spawn(works), b = spawn(works);
+    EQUAL(hear(a.from), 'r');
+    EQUAL(hear(b.from), 'r');
+    start();
+    EQUAL(busy(a.pid, &at), 0);
+    tell(a.to, '2');
+    EQUAL(hear(a.from), 'r');
+    EQUAL(busy(a.pid, &at), 2 * MS);
+    EQUAL(busy(b.pid, &begun), 0);
+    tell(a.to, 'w');
+    tell(b.to, 'w');
+    EQUAL(hear(a.from), 'r');
+    EQUAL(hear(b.from), 'r');
+    EQUAL(busy(a.pid, &at), 32 * MS);
+    EQUAL(busy(b.pid, &at), 30 * MS);
+    TRUE(at - begun >= 60 * MS);
+    EQUAL(busy(getpid(), &at), 0);
+    tell(a.to, 'q');
+    reap_peer(a, 0);
+    rigel_sim_busy found[8];
+    EQUAL(busy_processes(state_path, found, sizeof found, &at), 2);
+    tell(b.to, 'q');
+    reap_peer(b, 0);
+}
+
+static void test_busy_refused(void)
+{
+    uint64_t at;
+    rigel_sim_busy found[8];
+    load_library();
+    EQUAL(busy_processes("/no/such/file", found, sizeof found, &at), -ENOENT);
+    EQUAL(busy_processes(state_path, found, sizeof found, &at), -EINVAL); /* empty: nobody has made it yet */
+    EQUAL(busy_processes(library, found, sizeof found, &at), -EINVAL);
+    EQUAL(busy_processes("/dev/null", found, sizeof found, &at), -EINVAL);
+}
+
 /* ---- */
 
 static const sim_test tests[] = {
@@ -665,6 +799,9 @@ static const sim_test tests[] = {
     {"end of the process", test_exit},
     {"uuid", test_uuid},
     {"who decides what the GPU is", test_who_decides},
+    {"busy time", test_busy},
+    {"busy time, two processes", test_busy_processes},
+    {"busy time, no such file", test_busy_refused},
 };
 
 int main(int argc, char **argv)

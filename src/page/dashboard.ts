@@ -8,7 +8,7 @@
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { launchForm } from "./launch-form.ts";
 import { type Line, Plot } from "./plot.ts";
-import { digits, durationText, percentText, rateText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
+import { digits, durationText, percentText, rateText, shareText, stateOf, target_ms, wait_ms_per_s } from "../show.ts";
 import type { ClientStats, Stats } from "../stats.ts";
 import type { SegmentHangs } from "../watcher.ts";
 
@@ -65,11 +65,11 @@ const KINDS: readonly Kind[] = [
     format: withUnit(rateText, "/s"),
   },
   {
-    title: "GPU time, % (as policy fair charges it)",
-    shown: ({ policy }) => policy === "fair",
+    title: "GPU share, % (time for which kernels ran)",
+    shown: () => true,
     lines: one,
-    values: ({ rates }) => [rates ? rates.charged_ms_per_s / 10 : null],
-    format: withUnit(digits, "%"),
+    values: ({ gpu_share }) => [gpu_share === null ? null : gpu_share * 100],
+    format: withUnit((value) => (value ?? 0).toFixed(1), "%"),
   },
   {
     title: "Held back, % of the time: at the gate, and (broken line) off the GPU",
@@ -225,6 +225,7 @@ function tableOf(stats: Stats): Node {
     "p50 ms",
     "requests/s",
     "launches/s",
+    "GPU %",
     "gate %",
     "off GPU %",
     "memory",
@@ -244,6 +245,7 @@ function tableOf(stats: Stats): Node {
       digits(rates?.requests.p50_ms ?? null),
       client.requests.source === null ? "-" : rateText(rates?.requests_per_s),
       rateText(rates?.launches_per_s),
+      shareText(client.gpu_share),
       percentText(wait_ms_per_s(client)),
       percentText(rates?.suspended_ms_per_s),
       sizeText(memory.used_bytes),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 KERNEL = b""".version 6.0
 .target sm_52
@@ -215,6 +216,8 @@ def way_multiprocessing_fork():
 def way_os_fork_while_launching():
     start()
     launching()
+    # That threads run is the point; Python 3.12 warns of it, with the number of the process, which no two runs share.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded, use of fork", DeprecationWarning)
     pid = os.fork()
     if pid == 0:
         try:
