@@ -208,7 +208,10 @@ export function checkDevices(
 export function checkMps(daemon: Awaited<ReturnType<typeof findDaemon>>): Finding {
   switch (daemon.state) {
     case "none":
-      return fine("sharing", `no MPS daemon at ${daemon.folder}: "sharing": "auto" is time slices`);
+      return fine(
+        "sharing",
+        `no MPS daemon at ${daemon.folder}: "sharing": "auto" is time slices, or a daemon of the launch's own where best-effort kernels are short`,
+      );
     case "running":
       return warning(
         "sharing",

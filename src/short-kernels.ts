@@ -47,8 +47,10 @@ export function longestIfShort(programs: readonly BestEffort[], folder: string, 
 
 /** Of one program. One launch in so many is timed, so samples stand for launches. */
 export function areShort(kernels: readonly KnownKernel[]): boolean {
-  const time = (of: readonly KnownKernel[]): number =>
-    of.reduce((sum, { duration_ns, samples }) => sum + duration_ns * samples, 0);
   const long = kernels.filter(({ duration_ns }) => duration_ns >= LONG_ns);
-  return kernels.length > 0 && time(long) <= LONG_PART * time(kernels);
+  return kernels.length > 0 && time_ns(long) <= LONG_PART * time_ns(kernels);
+}
+
+function time_ns(of: readonly KnownKernel[]): number {
+  return of.reduce((sum, { duration_ns, samples }) => sum + duration_ns * samples, 0);
 }
