@@ -459,6 +459,8 @@ struct rg_duration {
     _Atomic uint32_t shared;      /* 1 + index of its estimate in the segment; 0 none */
 };
 enum { RG_DURATIONS = 4096, RG_DURATION_PROBES = 8, RG_SAMPLE_FIRST = 4, RG_SAMPLE_EVERY = 256 };
+/* A preemptible client is new for so many launches: some 80 steps of a training program, which may wait for the GPU seldom. */
+enum { RG_SAMPLED_LAUNCHES = 65536 };
 /* fair: the shortest sample is what counts, and beside clients that all have work most hold some of theirs. */
 enum { RG_SAMPLE_FAIR = 16 };
 extern rg_duration rg_durations[RG_DURATIONS];
@@ -506,6 +508,11 @@ uint32_t rg_duration_elsewhere(const rg_track *track, const char *name, rg_dims 
 /* rg_durations_attach: called once while the process becomes a client. */
 void rg_durations_attach(void);
 
+/*
+ * rg_sample_ungated: rg_sample_begin for a launch that does not pass the gate, of a kernel or graph that has too few samples yet;
+ * finished ones are taken in, as nobody polls there. Only while the client is new (RG_SAMPLED_LAUNCHES).
+ */
+int rg_sample_ungated(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 int rg_sample_begin(rg_track *track, rg_duration *duration);
 /* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */
@@ -608,13 +615,16 @@ void rg_memory_beat(void);
 
 /* ---- the state of the client ---- */
 
+/* A best-effort client from which the GPU is taken away (preempt.c): its launches need not wait. While it is new, some are timed. */
+enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW };
+
 typedef struct {
     _Atomic uint32_t mode;     /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
-    _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* best-effort: the GPU is taken away (preempt.c), launches need not wait */
+    _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
     int slot_index;
@@ -752,8 +762,15 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
             return work;
         }
     }
-    if (atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed))
+    uint32_t preemptible = atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed);
+    if (preemptible) {
+        if (RG_UNLIKELY(preemptible == RG_PREEMPTIBLE_NEW) && kind <= RG_GRAPH &&
+            (work.sample = rg_sample_ungated(t, kind, units, dims)) >= 0) {
+            work.track = t;
+            work.weight = 0;
+        }
         return work;
+    }
     rg_settings *s = &rg.segment->settings;
     if (kind > RG_GRAPH && units < atomic_load_explicit(&s->bulk_bytes, memory_order_relaxed))
         return work;
@@ -836,14 +853,12 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
             rg_mark(m, t);
         return;
     }
-    if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
-        if (ok && kind != RG_COPYWAIT)
-            rg_mark(m, t);
-        if (!work.weight)
-            return;
-    }
+    if (RG_UNLIKELY(mode & RG_MODE_HIGH) && ok && kind != RG_COPYWAIT)
+        rg_mark(m, t);
     if (RG_UNLIKELY(work.sample >= 0))
         rg_sample_end(work.sample, t, ok);
+    if (RG_UNLIKELY(!work.weight))
+        return;
     if (RG_UNLIKELY(!ok)) {
         rg_retire(m, t->device, work.weight);
         return;

@@ -7,7 +7,7 @@
  * A kernel that is new to this process starts with what the segment knows of it (estimate.h): from other clients of the same
  * program, from an earlier run, or from a profile. What this process then uses is learned by it alone, as two functions may
  * have one name; its samples go to the segment too.
- * Samples are taken in by whoever polls the gate's batches; a sample is owned by whoever moved its state, so nothing locks.
+ * Samples are taken in by whoever polls the gate's batches (a client that passes no gate, by who takes the next one); a sample is owned by whoever moved its state, so nothing locks.
  *
  * Must never: wait for an event. Used in relaxed capture mode only (rg_gate_wait), but for recording.
  */
@@ -192,6 +192,24 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         return -1;
     }
     return -1;
+}
+
+int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
+    uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
+    if (seen == 0)
+        rg_duration_first(d, t, kind, units, dims);
+    atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
+    if (atomic_load(&d->communicates) || atomic_load(&d->samples) >= RG_SAMPLE_FIRST || atomic_load(&rg.captures))
+        return -1;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (rg_real.cuThreadExchangeStreamCaptureMode)
+        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+    rg_samples_poll();
+    if (rg_real.cuThreadExchangeStreamCaptureMode)
+        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+    return atomic_load(&d->samples) < RG_SAMPLE_FIRST ? rg_sample_begin(t, d) : -1;
 }
 
 void rg_sample_end(int i, rg_track *t, bool ok)

@@ -422,7 +422,9 @@ void rg_preempt_beat(void)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
         say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
-        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT);
+        uint64_t launches = atomic_load(&rg.slot->launches) + atomic_load(&rg.slot->graph_launches);
+        uint32_t preemptible = launches < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
+        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE);
         if (rg_member_class() == RG_CLASS_HIGH)
             atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
     }

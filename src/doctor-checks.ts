@@ -208,7 +208,10 @@ export function checkDevices(
 export function checkMps(daemon: Awaited<ReturnType<typeof findDaemon>>): Finding {
   switch (daemon.state) {
     case "none":
-      return fine("sharing", `no MPS daemon at ${daemon.folder}: "sharing": "auto" is time slices`);
+      return fine(
+        "sharing",
+        `no MPS daemon at ${daemon.folder}: "sharing": "auto" is time slices, or a daemon of the launch's own where best-effort kernels are short`,
+      );
     case "running":
       return warning(
         "sharing",
@@ -223,6 +226,24 @@ export function checkMps(daemon: Awaited<ReturnType<typeof findDaemon>>): Findin
         "whoever started it should end it (echo quit | nvidia-cuda-mps-control), or set CUDA_MPS_PIPE_DIRECTORY",
       );
   }
+}
+
+/** Whether it can be told what clients use of the GPUs. `nvml`: why NVML cannot be asked, or which GPUs it answers for. */
+export function checkShares(nvml: string | readonly { name: string; answers: boolean }[]): Finding {
+  if (typeof nvml === "string")
+    return warning(
+      "shares",
+      `what clients use of a GPU is not known: ${nvml}`,
+      "install the driver's NVML (in a container: NVIDIA_DRIVER_CAPABILITIES=compute,utility), or name it with RIGEL_NVML",
+    );
+  const silent = nvml.filter(({ answers }) => !answers).map(({ name }) => name);
+  return silent.length > 0
+    ? warning(
+        "shares",
+        `NVML does not tell what processes use of ${silent.join(", ")}: clients' GPU shares are not known there`,
+        "nothing else depends on it; MIG devices and some virtual GPUs do not tell",
+      )
+    : fine("shares", "NVML tells what processes use of the GPUs");
 }
 
 /** Whether best-effort clients can be taken off the GPU: only what a launch has seen says so. */

@@ -23,7 +23,7 @@ import { dirname, join } from "node:path";
 import type { Command } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import type { DeviceSelector } from "./config.ts";
-import { Devices, type Environment } from "./device.ts";
+import { type Device, Devices, type Environment } from "./device.ts";
 import {
   type Finding,
   type Folder,
@@ -42,6 +42,7 @@ import {
   checkPreload,
   checkSegmentFolder,
   checkServer,
+  checkShares,
   checkTrial,
   checkVersions,
   findingLines,
@@ -52,6 +53,7 @@ import { reason } from "./errors.ts";
 import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { Native, cacheFolders } from "./native.ts";
+import { Nvml } from "./nvml.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
 import { commandLine } from "./self.ts";
@@ -197,8 +199,14 @@ async function driverFindings(native: Native, inspected: Inspection, environment
     ...checkDriver(inspected, module),
     ...failed,
     ...checkDevices(seen, inspected, nodes(), installed, environment),
-    ...(seen.length > 0 ? [checkMps(await findDaemon(environment, uuids))] : []),
+    ...(seen.length > 0 ? [checkMps(await findDaemon(environment, uuids)), sharesFinding(seen)] : []),
   ];
+}
+
+function sharesFinding(devices: readonly Device[]): Finding {
+  const nvml = Nvml.load();
+  if (typeof nvml === "string") return checkShares(nvml);
+  return checkShares(devices.map(({ name, uuid }) => ({ name, answers: nvml.samples(uuid, 0n) !== undefined })));
 }
 
 /** Asks the driver in a process of its own: it may end the process, or hang. */

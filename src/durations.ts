@@ -174,6 +174,19 @@ export class Durations {
   }
 }
 
+/** What is known of a kernel's duration, and of how many timed launches. */
+export type KnownKernel = Pick<Row, "duration_ns" | "samples">;
+
+/** What is kept of a program's kernels on a device. Nothing where it cannot be read, which is said when a launch reads it. */
+export function keptKernels(folder: string, program: string, device: Device, native: Native): KnownKernel[] {
+  const driver = driverOf(device, native);
+  const { rows } = readCache(join(folder, fileName(device.name, driver)), { device: device.name, driver });
+  return rows
+    .values()
+    .filter((row) => row.program === program)
+    .toArray();
+}
+
 /** What is kept, for `rigel durations --json`. */
 export function keptDurations(folder: string) {
   const files = fileNames(folder).map((name) => readCache(join(folder, name)));

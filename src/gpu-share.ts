@@ -43,7 +43,8 @@ export class GpuShares {
   readonly #native: Native;
   readonly #interval_ms: number;
   readonly #clock_ms: () => number;
-  readonly #simulated = new Map<string, SimulatedGpus>();
+  /** A server sees many launches come and go. */
+  readonly #sources = new WeakMap<Segment, SimulatedGpus | RealGpus>();
   #real: RealGpus | undefined;
 
   constructor(native: Native, { interval_ms = 1000, clock_ms = () => performance.now() }: Options = {}) {
@@ -60,14 +61,15 @@ export class GpuShares {
   }
 
   #sourceOf(segment: Segment): SimulatedGpus | RealGpus {
+    const known = this.#sources.get(segment);
+    if (known) return known;
     const manifest = readManifest(segment);
-    if (!manifest?.devices.some(({ simulated }) => simulated))
-      return (this.#real ??= new RealGpus(this.#interval_ms, this.#clock_ms));
-    const { state } = manifest.simulation;
-    const known =
-      this.#simulated.get(state) ?? new SimulatedGpus(this.#native, state, this.#interval_ms, this.#clock_ms);
-    this.#simulated.set(state, known);
-    return known;
+    const source = manifest?.devices.some(({ simulated }) => simulated)
+      ? new SimulatedGpus(this.#native, manifest.simulation.state, this.#interval_ms, this.#clock_ms)
+      : (this.#real ??= new RealGpus(this.#interval_ms, this.#clock_ms));
+    // Without one its maker may not have come to write it yet.
+    if (manifest) this.#sources.set(segment, source);
+    return source;
   }
 }
 

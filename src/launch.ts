@@ -14,7 +14,7 @@ import { clientEnvironment } from "./client-environment.ts";
 import { deviceEnvironment, type Environment } from "./device.ts";
 import { diagnose } from "./doctor.ts";
 import type { Finding } from "./doctor-checks.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { Durations, durationsFolder } from "./durations.ts";
 import { type ClientShares, GpuShares, MeanShares } from "./gpu-share.ts";
 import { Guard } from "./guard.ts";
@@ -24,7 +24,7 @@ import { manifestOf } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { type Match, matchProfile } from "./match.ts";
-import { Mps, sharedFault } from "./mps.ts";
+import { Mps, type Sharing, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan, PlannedClient } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
@@ -73,6 +73,28 @@ const SHARES_ms = 1000;
 /** How often a client that has not attached is looked at from outside, and dead clients are cleared away. */
 const LOOK_ms = 500;
 
+/** The launch's sharing. Where Rigel chose to start a daemon unasked and that fails, clients share in time slices. */
+async function openMps({ config, sharing, clients, notes }: Plan): Promise<Mps> {
+  const where = `${config.file}: sharing`;
+  try {
+    return await Mps.open(sharing, clients, where);
+  } catch (thrown) {
+    if (config.sharing !== "auto" || sharing.daemon !== "private") throw thrown;
+    notes.push(`time slices instead, as the MPS daemon did not start (${reason(thrown)})`);
+    return await Mps.open({ mode: "time-slice", daemon: null, pipe_directory: null }, [], where);
+  }
+}
+
+function withoutMps(plan: Plan, sharing: Sharing): Plan {
+  const clients = plan.clients.map((client) => ({ ...client, mps: false }));
+  const here = new Map(clients.map((client) => [client.name, client]));
+  const phases = plan.phases.map((phase) => ({
+    ...phase,
+    clients: phase.clients.map((client) => here.get(client.name) ?? client),
+  }));
+  return { ...plan, sharing, clients, phases };
+}
+
 /** Runs all phases in turn. A phase in which a client fails is the last one. */
 export async function launch(plan: Plan, native: Native, options: LaunchOptions): Promise<Outcome> {
   if (!options.interrupt) {
@@ -80,7 +102,8 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
     return await launch(plan, native, { ...options, interrupt });
   }
   const { interrupt } = options;
-  await using mps = await Mps.open(plan.sharing, plan.clients, `${plan.config.file}: sharing`);
+  await using mps = await openMps(plan);
+  if (mps.sharing.mode !== plan.sharing.mode) plan = withoutMps(plan, mps.sharing);
   const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];

@@ -40,26 +40,27 @@ interface Sharer {
 }
 
 /**
- * What `auto` stands for: MPS where somebody has started it, else time slices. Rigel does not start a daemon unasked: with
- * its preemption by channel control, time slices are the better default where there is no MPS (measured on an H200), and
- * they keep a client's fatal fault to itself.
+ * What `auto` stands for: MPS where somebody has started it, or a daemon can be started and is `better`; else time slices.
  */
-function automatic(found: Awaited<ReturnType<typeof findDaemon>>): "mps" | "time-slice" {
-  return found.state === "running" ? "mps" : "time-slice";
+function automatic(found: Awaited<ReturnType<typeof findDaemon>>, better: string | undefined): "mps" | "time-slice" {
+  return found.state === "running" || (found.state === "none" && better !== undefined && program() !== null)
+    ? "mps"
+    : "time-slice";
 }
 
 /**
  * Decides how clients on the GPUs `uuids` share them; starts nothing. Throws if MPS is asked for and cannot be had.
- * `where` is the field of the configuration that asks, for the error.
+ * `where` is the field of the configuration that asks, for the error. `better`: why "auto" is to start a daemon, if it is.
  */
 export async function decide(
   asked: Config["sharing"],
   uuids: readonly string[],
   environment: Environment,
   where: string,
+  better: string | undefined,
 ): Promise<Decision> {
   const found = await findDaemon(environment, uuids);
-  const mode = asked === "auto" ? automatic(found) : asked;
+  const mode = asked === "auto" ? automatic(found, better) : asked;
   const notes =
     found.state === "unusable"
       ? [`${found.folder}: ${found.why}; it is not used, and left as it is, as Rigel did not make it`]
@@ -79,6 +80,8 @@ export async function decide(
       `${where}: expected nvidia-cuda-mps-control on PATH for "mps", as no MPS daemon runs; it comes with NVIDIA's driver. ` +
         `Install it, or ${OTHERWISE}`,
     );
+  if (asked === "auto" && better !== undefined)
+    notes.push(`an MPS daemon of the launch's own: ${better}; "sharing": "time-slice" goes without`);
   return { mode, daemon: "private", pipe_directory: null, hides: false, notes };
 }
 

@@ -9,7 +9,7 @@ import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation } from "./device.ts";
-import { programOf } from "./durations.ts";
+import { durationsFolder, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Decision, type Sharing, decide } from "./mps.ts";
@@ -18,6 +18,7 @@ import { type Native, checkPreloadable } from "./native.ts";
 import { checkPolicy } from "./policy.ts";
 import { type ProfileKernel, checkArrivals, readDurations, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
+import { longestIfShort } from "./short-kernels.ts";
 
 export interface PlannedClient {
   name: string;
@@ -92,7 +93,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
         : await devices.chooseSome(own, device, `${file}: clients[${index}].device`);
     on.push({ client, device: its[0], its });
   }
-  const decision = await sharingOf(config, on, simulation);
+  const decision = await sharingOf(config, on, simulation, () => shortKernels(on, config, seeds, native));
   notes.push(...decision.notes);
   const clients: PlannedClient[] = [];
   for (const { client, device: first, its } of on)
@@ -132,13 +133,35 @@ async function sharingOf(
   config: Config,
   on: readonly { client: ClientConfig; device: Device }[],
   simulation: Simulation,
+  better: () => string | undefined,
 ): Promise<Decision> {
   const without = { daemon: null, pipe_directory: null, hides: false, notes: [] };
   if (on.every(({ device }) => device.simulated)) return { ...without, mode: simulation.mps ? "mps" : "time-slice" };
   const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
   if (shared.length === 0) return { ...without, mode: "time-slice" };
   const uuids = [...new Set(shared.map(({ device }) => device.uuid))];
-  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`);
+  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`, better());
+}
+
+/** Why an MPS daemon is to be started unasked; undefined where it is not: nobody needs it, or long kernels would delay requests. */
+function shortKernels(
+  on: readonly { client: ClientConfig; device: Device }[],
+  { policy }: Config,
+  seeds: Plan["seeds"],
+  native: Native,
+): string | undefined {
+  const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
+  const best = shared.filter(({ client }) => client.class === "best-effort");
+  if (!["priority", "slo"].includes(policy.name) || best.length === shared.length) return undefined;
+  const programs = best.map(({ client, device }) => ({
+    program: programOf(client),
+    device,
+    profile: seeds.get(client.name),
+  }));
+  const longest_ns = longestIfShort(programs, durationsFolder(), native);
+  return longest_ns === undefined
+    ? undefined
+    : `best-effort kernels are known to be short (the longest takes ${(longest_ns / 1e6).toPrecision(2)} ms)`;
 }
 
 /** How one client takes part in it. Who names a daemon in a client's own environment means that one. */

@@ -12,7 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { digits } from "./show.ts";
+import { digits, shareText } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -170,8 +170,9 @@ function clientTable(clients: readonly ClientReport[]): string[] {
       client.stopped ? "stopped" : client.exit_code === null ? "not started" : `exit ${client.exit_code}`,
       client.attached ? "yes" : "NO",
       ...countCells(client),
+      shareText(client.gpu_share),
     ],
-    ...(client.threads ?? []).map((own) => [`  ${own.name}`, own.class, "", "", ...countCells(own)]),
+    ...(client.threads ?? []).map((own) => [`  ${own.name}`, own.class, "", "", ...countCells(own), ""]),
   ]);
   return aligned(
     [
@@ -187,6 +188,7 @@ function clientTable(clients: readonly ClientReport[]): string[] {
       "iter/s",
       "gate waits",
       "wait ms",
+      "gpu %",
     ],
     rows,
     4,

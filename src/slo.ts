@@ -69,7 +69,7 @@ const PREEMPT_RUNGS: readonly Rung[] = [
  */
 const GATE_RUNGS: readonly Rung[] = [
   ...[2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gated),
-  ...[1, 2, 4].map((corun): Rung => ({ ...gated(16), corun })),
+  ...[1, 4, 16].map((corun): Rung => ({ ...gated(16), corun })),
 ];
 /** The rung to begin on: what is stricter is for requests that miss the target there. */
 const FIRST_GATE_RUNG = 1;
@@ -109,6 +109,8 @@ const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_MAX_S = 120;
+/** Rungs of the gate that a trial may leave out. */
+const SKIPS_MOST = 2;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
 const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
@@ -139,6 +141,8 @@ const ENOUGH_ALONE = 240;
 const HEARD_S = 10;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
+/** So many requests that should have come meanwhile, and none did: there are none now. */
+const SILENCE = 5;
 
 /** What happened since the last tick. */
 export interface Observation {
@@ -257,6 +261,8 @@ export class Controller {
   #stay_s = STAY_S;
   /** The rung to go back to if a trial fails. */
   #home = 0;
+  /** Rungs that the next trial leaves out, as those tried last delayed next to nothing. */
+  #skips = 0;
   #known: Known[] = [];
   readonly #alone = new Pool();
   /** Requests of the window that is under way, or was last. */
@@ -421,6 +427,7 @@ export class Controller {
     const rung = this.#ladder === GATE_RUNGS ? FIRST_GATE_RUNG : 0;
     this.#known = [];
     this.#home = rung;
+    this.#skips = 0;
     this.#stay_s = TRIAL_S;
     this.#go(rung);
     this.#state = this.#state === "waiting" ? "waiting" : "run";
@@ -476,7 +483,9 @@ export class Controller {
     const [low, high] = [Math.min(this.#fast_per_s, this.#slow_per_s), Math.max(this.#fast_per_s, this.#slow_per_s)];
     // Poisson arrivals vary by the square root of their number: that is no change of load.
     const noise = 4 * Math.sqrt(Math.max(high, 1));
-    if (this.#rated_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
+    // Nor is silence, of which nothing can be learned.
+    const silent = (this.t_s - this.#heard_s) * this.#slow_per_s > SILENCE;
+    if (this.#rated_s > 2 && !silent && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
       // What is known still says more than nothing; windows to come soon outweigh it.
       this.#alone.shrink(KNOWN);
@@ -511,6 +520,7 @@ export class Controller {
         const more = !this.#getsLess(this.#at(this.#rung), this.#at(this.#home));
         if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
+          this.#skips = this.#delaysLittle() ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
           this.#stay_s = 0;
           this.#enter("run");
         } else this.#retreat(verdict === "unknown" && this.#isComparable(this.#rung));
@@ -633,14 +643,23 @@ export class Controller {
     return within ?? unknown ?? 0;
   }
 
-  /** Tries the next rung up that is not being left alone. */
+  /** Tries the next rung up that is not being left alone; where nothing is delayed so far, one further up. */
   #tryNext(): void {
-    for (let rung = this.#home + 1; rung < this.#ladder.length; rung++) {
-      if (this.t_s < this.#at(rung).notBefore_s) continue;
-      this.#go(rung);
-      this.#enter("trial");
-      return;
-    }
+    const above = this.#ladder
+      .keys()
+      .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s)
+      .toArray();
+    const rung = above[this.#ladder === GATE_RUNGS ? this.#skips : 0] ?? above[0];
+    if (rung === undefined) return;
+    this.#go(rung);
+    this.#enter("trial");
+  }
+
+  /** The rung's requests use less than half of what the target allows them. */
+  #delaysLittle(): boolean {
+    const delayed = this.#delay(this.#rung);
+    if (!delayed || !("p99_over_alone" in this.#target)) return false;
+    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + (this.#target.p99_over_alone - 1) / 2;
   }
 
   /**
@@ -667,6 +686,7 @@ export class Controller {
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
       failed.clear();
     }
+    this.#skips = 0;
     this.#stay_s = again ? 0 : STAY_S;
     this.#go(this.#home);
     this.#enter("run");

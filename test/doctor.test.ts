@@ -20,6 +20,7 @@ import {
   checkPreload,
   checkSegmentFolder,
   checkServer,
+  checkShares,
   checkTrial,
   checkVersions,
   mountOf,
@@ -236,6 +237,23 @@ test("MPS daemons", () => {
   expect(checkMps({ state: "unusable", folder, why: "it is somebody else's" })).toMatchObject({
     status: "warning",
     found: expect.stringContaining("somebody else's"),
+  });
+});
+
+test("GPU shares are known where NVML is there and tells of every GPU", () => {
+  expect(checkShares([{ name: "NVIDIA H200", answers: true }])).toMatchObject({ status: "ok" });
+  const partly = [
+    { name: "NVIDIA H200", answers: true },
+    { name: "MIG 1g.18gb", answers: false },
+  ];
+  expect(checkShares(partly)).toMatchObject({
+    status: "warning",
+    found: expect.stringMatching(/use of MIG 1g\.18gb:/),
+  });
+  expect(checkShares("libnvidia-ml.so.1 cannot be loaded")).toMatchObject({
+    status: "warning",
+    found: expect.stringContaining("cannot be loaded"),
+    remedy: expect.stringContaining("RIGEL_NVML"),
   });
 });
 

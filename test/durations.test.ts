@@ -45,7 +45,7 @@ const ROW = z.strictObject({
   used: z.iso.datetime(),
 });
 
-/** Where the GPU is taken away from best-effort clients, durations do not count and are not learned. */
+/** Where the GPU is taken away from best-effort clients, durations do not count, and only a few of each are timed. */
 const GATED = { device: "simulated", policy: { preempt: false } };
 
 /** A place for caches that nothing has been kept in. */

@@ -14,7 +14,7 @@ import { living, parentOf } from "../src/proc.ts";
 import type { Segment } from "../src/segment.ts";
 import { statsSchema } from "../src/stats.ts";
 import { snapshotOf } from "../src/tally.ts";
-import { Scratch, plainEnvironment, root, start } from "./rigel.ts";
+import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
@@ -127,6 +127,8 @@ describe("on the simulated GPU", () => {
     const config = scratch.file("jobs.json", {
       device: "simulated",
       policy: { name: "none" },
+      // When counting begins the idle one's only kernel is long done.
+      warmup_s: 1,
       duration_s: 3,
       clients: [
         { name: "spin", class: "best-effort", command: [program, "spin"] },
@@ -153,6 +155,8 @@ describe("on the simulated GPU", () => {
       { name: "spin", gpu_share: 1 },
       { name: "idle", gpu_share: 0 },
     ]);
+    const { stdout } = await rigel("launch", config, "--duration", "1", "--segment", scratch.path);
+    expect(stdout).toMatch(/ gpu %\nspin .* 100\nidle .* 0\.0\n/);
   });
 });
 
@@ -191,11 +195,12 @@ describe("from NVML", () => {
   async function looks(
     steps: { at_ms: number; says: string }[],
     env: Record<string, string> = {},
+    ...also: string[]
   ): Promise<{ shares: unknown[]; asked: string[] }> {
     using scratch = new Scratch();
     const fake = join(scratch.path, "says");
     await using looking = Bun.spawn(
-      [process.execPath, join(root, "test", "fixtures", "nvml-looks.ts"), segment.path, JSON.stringify(steps)],
+      [process.execPath, join(root, "test", "fixtures", "nvml-looks.ts"), segment.path, JSON.stringify(steps), ...also],
       {
         env: { ...plainEnvironment(), RIGEL_NVML: nvml, FAKE_NVML: fake, ...env },
         stdin: "ignore",
@@ -271,6 +276,22 @@ describe("from NVML", () => {
       { one: 0.53, two: null },
       { one: 1, two: null },
     ]);
+  });
+
+  test("of several GPUs a client has the mean, and nothing is known where one of them does not tell", async () => {
+    const [first = 0, second = 0] = two;
+    const other = "GPU-other";
+    const says = `device ${device}\ndevice ${other}\n`;
+    const elsewhere = (pid: number, at_us: number, percent: number): string =>
+      sample(pid, at_us, percent).replace(device, other);
+    const steps = [
+      { at_ms: 0, says },
+      { at_ms: 1000, says: says + sample(one, 10, 40) + elsewhere(one, 11, 20) + sample(first, 10, 30) },
+      { at_ms: 2000, says: says + elsewhere(first, 20, 5) + elsewhere(second, 20, 10) + sample(second, 20, 3) },
+      { at_ms: 3000, says: `device ${device}\n${sample(one, 30, 50)}error 3\n` },
+    ];
+    const { shares } = await looks(steps, {}, other);
+    expect(shares).toEqual([unknown, { one: 0.3, two: null }, { one: 0.3, two: 0.24 }, unknown]);
   });
 
   test.each([

@@ -177,6 +177,45 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     PROGRAM_LIMIT_ms,
   );
 
+  test.skipIf(missing("torch"))(
+    "a PyTorch program at its memory limit sees that limit as the size of the GPU, and is refused more",
+    async () => {
+      using scratch = new Scratch();
+      const script = `
+import torch
+limit = torch.cuda.mem_get_info()[1]
+blocks = []
+try:
+    while True:
+        blocks.append(torch.empty(64 << 20, dtype=torch.uint8, device="cuda"))
+except torch.cuda.OutOfMemoryError:
+    print("limit", limit, "had", torch.cuda.memory_reserved(), "free", torch.cuda.mem_get_info()[0], flush=True)
+# Others have the rest of the GPU, and a program that has given its memory back may have it again.
+del blocks
+torch.cuda.empty_cache()
+print("again", torch.empty(1 << 30, dtype=torch.uint8, device="cuda").numel())
+`;
+      const path = scratch.file("config.json", {
+        clients: [
+          { name: "it", class: "best-effort", memory: "2GiB", command: ["python3", scratch.file("take.py", script)] },
+        ],
+      });
+      const result = await rigel("launch", path, "--json");
+      const [, limit, had, free] = (/limit (\d+) had (\d+) free (\d+)/.exec(result.stderr) ?? []).map(Number);
+      expect({ limit, status: result.status }, result.stderr).toEqual({ limit: 2 ** 31, status: 0 });
+      expect(had).toBeLessThanOrEqual(2 ** 31);
+      expect(had).toBeGreaterThan(2 ** 31 - 2 ** 27);
+      expect((had ?? 0) + (free ?? 0)).toBe(2 ** 31);
+      expect(result.stderr).toContain("again 1073741824");
+      const [client] = reportOf(result).clients;
+      expect(client?.memory).toMatchObject({ limit_bytes: 2 ** 31 });
+      expect(client?.memory.denied).toBeGreaterThan(0);
+      expect(client?.memory.peak_bytes).toBeGreaterThanOrEqual(had ?? 0);
+      expect(client?.memory.peak_bytes).toBeLessThanOrEqual(2 ** 31);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
   test.concurrent.skipIf(missing("cupy"))(
     "a CuPy program gives the same bits",
     async () => {

@@ -11,6 +11,7 @@ import { join } from "node:path";
 import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
+import { areShort } from "../src/short-kernels.ts";
 import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
 
 const PROGRAM = "nvidia-cuda-mps-control";
@@ -236,6 +237,63 @@ describe("sharing mps starts a daemon", () => {
     const result = await machine.run([serve], { sharing: "mps" }, "--dry-run");
     expect(result.stderr).toContain(`jobs.json: sharing: expected ${PROGRAM} on PATH for "mps"`);
     expect(result).toMatchObject({ status: 1, stdout: "" });
+  });
+});
+
+describe("sharing auto", () => {
+  const SPIN = "# rigel-profile 1; device=NVIDIA H200\n";
+  const COLUMNS =
+    "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
+  const profiled = (duration_ns: number): object => ({ ...train, profile: `../spin-${duration_ns}.csv` });
+  beforeAll(() => {
+    for (const duration_ns of [900_000, 4_000_000])
+      scratch.file(
+        `spin-${duration_ns}.csv`,
+        `${SPIN}${COLUMNS}rigel_spin,kernel,0,1,1,1,32,1,1,16,0,0,${duration_ns},1000\n`,
+      );
+  });
+
+  test("starts a daemon where best-effort kernels are known to be short", async () => {
+    await using machine = new Machine();
+    const report = reportOf(await machine.run([serve, profiled(900_000)], {}, "--json"));
+    expect(report.sharing).toMatchObject({ mode: "mps", daemon: "private" });
+    expect(report.clients).toMatchObject([{ mps: true }, { mps: true }]);
+    expect(report.notes).toContain(
+      "an MPS daemon of the launch's own: best-effort kernels are known to be short (the longest takes 0.90 ms); " +
+        '"sharing": "time-slice" goes without',
+    );
+    await machine.isClean();
+  });
+
+  test("goes on in time slices where that daemon does not start", async () => {
+    await using machine = new Machine("denied");
+    const result = await machine.run([serve, profiled(900_000)], {}, "--json");
+    const report = reportOf(result);
+    expect(report.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+    expect(report.clients).toMatchObject([{ mps: false }, { mps: false }]);
+    expect(report.notes.join()).toContain("time slices instead, as the MPS daemon did not start");
+    expect(result.status).toBe(0);
+    await machine.isClean();
+  });
+
+  test.each([
+    ["they are long", [serve, profiled(4_000_000)], {}],
+    ["nothing is known of them", [serve, train], {}],
+    ["one of the programs is not known", [serve, profiled(900_000), { ...train, name: "other" }], {}],
+    ["no request can be delayed", [profiled(900_000)], {}],
+    ["nothing holds them back", [serve, profiled(900_000)], { policy: { name: "none" } }],
+  ] as const)("is time slices where %s", async (_why, clients, rest) => {
+    await using machine = new Machine();
+    const { sharing } = reportOf(await machine.run([...clients], rest, "--json"));
+    expect(sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+    expect(machine.told).toEqual([]);
+  });
+
+  test("lets a twentieth of the GPU time be in long kernels", () => {
+    const long = { duration_ns: 2_000_000, samples: 1 };
+    expect(areShort([{ duration_ns: 100_000, samples: 381 }, long])).toBe(true);
+    expect(areShort([{ duration_ns: 100_000, samples: 379 }, long])).toBe(false);
+    expect(areShort([])).toBe(false);
   });
 });
 

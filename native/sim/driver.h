@@ -6,7 +6,7 @@
  * daemon and no thread; a call that waits sleeps until the model says that something can have changed.
  *
  *   driver.c          initialisation, devices, contexts, errors, the end of the process
- *   driver-state.c    the shared file, its lock, waiting, clients that died
+ *   driver-state.c    the shared file, its lock, waiting, clients that died, what each has had of the GPU
  *   driver-stream.c   streams and events
  *   driver-graph.c    stream capture and graphs
  *   driver-launch.c   modules, functions, kernel launches

@@ -1041,6 +1041,27 @@ static void become_preemptible(void)
     CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
 }
 
+/* How long its kernels take is learned though it passes no gate, by a few samples of each, while it is new. */
+static void preemptible_and_timed_while_new(void)
+{
+    become_preemptible();
+    CHECK_EQUAL(rg.preemptible[0], RG_PREEMPTIBLE_NEW);
+    for (int i = 0; i < 20; i++) {
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(rg.slot->samples, RG_SAMPLE_FIRST);
+    atomic_fetch_add(&rg.slot->launches, RG_SAMPLED_LAUNCHES);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE);
+    for (int i = 0; i < 20; i++)
+        launch_blocks(spin, NULL, 2, 1000); /* another one, then */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, RG_SAMPLE_FIRST);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    done();
+}
+
 static _Atomic int synchronised;
 static void *synchronise(void *context)
 {
@@ -1311,6 +1332,7 @@ int main(int argc, char **argv)
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);
     RUN(best_effort_priorities_are_the_lowest);
+    RUN(preemptible_and_timed_while_new);
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(preemption_can_be_changed_at_any_time);

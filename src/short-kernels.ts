@@ -1,0 +1,56 @@
+/**
+ * short-kernels.ts: whether best-effort programs are known to launch short kernels only, so that `"sharing": "auto"` may start an MPS
+ * daemon for them.
+ *
+ * Under MPS programs run side by side and best-effort work is held at the gate, but a kernel that runs cannot be interrupted: a
+ * request that comes shares the GPU with it until it ends. In time slices best-effort work is taken off the GPU in the middle of
+ * kernels, but nothing runs in the gaps that a request leaves. So short kernels are better off under MPS and long ones in time
+ * slices. Where the line is was found in simulation (`rigel simulate --policy slo+mps slo+slices`, ResNet-50 and BERT inference
+ * at 60 requests/s): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.43 and 1.14 times alone under
+ * MPS, 1.02 and 1.06 in slices; with these cut to 2 ms p95 is 1.02 and 1.01 under MPS, but the shares are 0.79 and 0.73 against 0.83 and 0.76;
+ * cut to 1 ms they are 0.86 and 0.73. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets 0.89 and 0.76
+ * against 0.83 and 0.76.
+ */
+
+import type { Device } from "./device.ts";
+import { type KnownKernel, keptKernels } from "./durations.ts";
+import type { Native } from "./native.ts";
+
+const LONG_ns = 1_500_000;
+/** Long kernels may have this part of the GPU time. */
+const LONG_PART = 0.05;
+/** Fewer timed launches may all be of a program's beginning: at least as many are timed in a few steps of any training program. */
+const ENOUGH_SAMPLES = 64;
+
+/** A best-effort program. */
+export interface BestEffort {
+  /** What tells programs apart (programOf in durations.ts). */
+  program: string;
+  device: Device;
+  /** What its profile says. */
+  profile: readonly Omit<KnownKernel, "samples">[] | undefined;
+}
+
+/**
+ * How long the longest kernel is, in ns, where the kernels of all of them are known and short; undefined: they are not.
+ * `folder`: of the kept durations.
+ */
+export function longestIfShort(programs: readonly BestEffort[], folder: string, native: Native): number | undefined {
+  const known = programs.map(({ program, device, profile }) => {
+    const kept = keptKernels(folder, program, device, native);
+    const timed = kept.reduce((sum, { samples }) => sum + samples, 0);
+    return timed >= ENOUGH_SAMPLES ? kept : (profile ?? []).map((kernel) => ({ ...kernel, samples: 1 }));
+  });
+  if (known.length === 0 || !known.every(areShort)) return undefined;
+  return Math.max(...known.flat().map(({ duration_ns }) => duration_ns));
+}
+
+/** Of one program. One launch in so many is timed, so samples stand for launches. */
+export function areShort(kernels: readonly KnownKernel[]): boolean {
+  const long = kernels.filter(({ duration_ns }) => duration_ns >= LONG_ns);
+  return kernels.length > 0 && time_ns(long) <= LONG_PART * time_ns(kernels);
+}
+
+function time_ns(of: readonly KnownKernel[]): number {
+  return of.reduce((sum, { duration_ns, samples }) => sum + duration_ns * samples, 0);
+}
