@@ -42,7 +42,7 @@ export interface Changed {
   segment: string;
   client?: string;
   text: string;
-  /** What has no effect. */
+  /** What has no effect, or not at once. */
   notes: string[];
 }
 
@@ -133,7 +133,14 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
   ];
   const text = `${name} (${slots.length} ${slots.length === 1 ? "process" : "processes"}): ${what.join(", ")}`;
   const unweighed = weight === undefined ? undefined : noWeight(segment.policy);
-  return { segment: segment.id, client: name, text, notes: unweighed === undefined ? [] : [`${name}: ${unweighed}`] };
+  const used_bytes = segment.memory().get(name)?.used_bytes ?? 0;
+  const notes = [
+    ...(unweighed === undefined ? [] : [`${name}: ${unweighed}`]),
+    ...(typeof inBytes === "number" && used_bytes > inBytes
+      ? [`${name}: has ${sizeText(used_bytes)} already, which it keeps; it gets no more until it is below the limit`]
+      : []),
+  ];
+  return { segment: segment.id, client: name, text, notes };
 }
 
 function pauseText(seconds: number): string {

@@ -303,6 +303,18 @@ describe("running clients", () => {
     expect(await train.exited).toBe(0);
   });
 
+  test("keep the memory that they have below a limit that is less, which is said", async () => {
+    const profile = join((await Native.load()).files.profiles, "h200-mobilenetv2-infer-bs4.csv");
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "best-effort", "--name", "train"];
+    await using train = place.start(["run", ...options, "--", replay, "--profile", profile]);
+    await until(async () => (((await client())?.memory.used_bytes ?? 0) > 1 ? true : undefined));
+    const set = await rigel("set", "train", "memory=1");
+    expect(set.stderr).toMatch(/^rigel: note: train: has \S+ \w+ already, which it keeps; it gets no more until/);
+    expect((await rigel("set", "train", "memory=1GiB")).stderr).toBe("");
+    train.kill("SIGTERM");
+    await train.exited;
+  });
+
   test("keep what was set also in processes that come later, which is said", async () => {
     await using train = run("best-effort", "train", "--memory", "2GiB");
     await working("train");
