@@ -44,10 +44,14 @@ const H200: Peaks["flops_per_s"] = {
 };
 
 /**
- * The longest matrix product of profiles/h200-gpt2-train-bs8x512.csv's program, 768 x 4096 x 50257 in fp32, as rigel profile recorded it (5.93 ms);
- * and read_bytes_per_us of profiles/device-h200.json.
+ * Products of test/gpu/peaks.py; in fp32 (51.0 there) the longest one of profiles/h200-gpt2-train-bs8x512.csv's program, 768 x 4096 x
+ * 50257, as rigel profile recorded it (5.93 ms); and read_bytes_per_us of profiles/device-h200.json. Not int8: PyTorch's product
+ * reached 0.80 PFLOP/s, less than in fp8 on the same units.
  */
-const H200_MEASURED: Peaks["measured"] = { flops_per_s: { fp32: 53.3 * TERA }, bytes_per_s: 4.363 * TERA };
+const H200_MEASURED: Peaks["measured"] = {
+  flops_per_s: { fp64: 62 * TERA, fp32: 53.3 * TERA, tf32: 344.3 * TERA, fp16: 720.7 * TERA, fp8: 1347 * TERA },
+  bytes_per_s: 4.363 * TERA,
+};
 
 const A100: Peaks["flops_per_s"] = {
   fp64: 9.7 * TERA,

@@ -179,7 +179,8 @@ describe("what a kernel is bound by", () => {
   });
 
   test("comes from the roofline of the arithmetic that its name says it uses", () => {
-    // 53.3 TFLOP/s and 4.363 TB/s were measured and meet at 12.2 FLOP/B; 989.5 TFLOP/s of the tensor cores and 4.8 TB/s at 206.
+    // 53.3 and 720.7 TFLOP/s and 4.363 TB/s were measured and meet at 12.2 and 165 FLOP/B; 1979 TOP/s
+    // in int8 and 4.8 TB/s are the data sheet's and meet at 412.
     const work = { flops: 100e9, dram_bytes: 1e9 };
     expect(boundOf({ ...kernel, ...work })).toEqual({
       bound: "compute",
@@ -187,7 +188,11 @@ describe("what a kernel is bound by", () => {
     });
     expect(boundOf({ ...kernel, ...work, name: "ampere_fp16_s16816gemm_fp16_128x128" })).toEqual({
       bound: "memory",
-      reason: "100 FLOP/B, H200 SXM fp16 turns at 206 (data sheet)",
+      reason: "100 FLOP/B, H200 SXM fp16 turns at 165 (measured)",
+    });
+    expect(boundOf({ ...kernel, ...work, name: "sm80_xmma_gemm_i8816_int8" })).toEqual({
+      bound: "memory",
+      reason: "100 FLOP/B, H200 SXM int8 turns at 412 (data sheet)",
     });
   });
 
