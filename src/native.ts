@@ -92,9 +92,12 @@ export interface SimulatedBusy {
   busy_ns: number;
 }
 
-/** A UUID of 16 bytes as the driver writes it. */
-export function uuidText(bytes: Uint8Array): string {
-  return `GPU-${bytes.toHex().replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
+/**
+ * A UUID of 16 bytes as nvidia-smi writes it: GPU-…, or MIG-… of a part of a GPU, whose name says so ("NVIDIA H200 MIG 1g.18gb": NVIDIA's
+ * MIG user guide). Programs see such a part by that name alone (CUDA_VISIBLE_DEVICES).
+ */
+export function uuidText(bytes: Uint8Array, name = ""): string {
+  return `${name.includes(" MIG ") ? "MIG" : "GPU"}-${bytes.toHex().replace(/^(.{8})(.{4})(.{4})(.{4})/, "$1-$2-$3-$4-")}`;
 }
 
 /** The control library, loaded. */

@@ -519,10 +519,11 @@ export class Segment {
     for (let index = 0; index < table.count; index++) {
       const base = index * table.stride;
       if (this.#word(table, "state", base) !== DEVICE_KNOWN) continue;
+      const name = this.#text(table, base, "name");
       found.push({
         index,
-        uuid: this.#uuid(base),
-        name: this.#text(table, base, "name"),
+        uuid: this.#uuid(base, name),
+        name,
         high_busy: this.#long64(table, "high_busy", base) !== 0n,
       });
     }
@@ -849,11 +850,11 @@ export class Segment {
     return Atomics.load(this.#longs, (record.offset + base + this.#field(record, name).offset) >> 3);
   }
 
-  /** Of a device, as the driver writes it. */
-  #uuid(base: number): string {
+  /** Of a device, as nvidia-smi writes it. */
+  #uuid(base: number, name: string): string {
     const { offset, count } = this.#field(this.#layout.devices, "uuid");
     const start = this.#layout.devices.offset + base + offset;
-    return uuidText(this.#bytes.slice(start, start + count));
+    return uuidText(this.#bytes.slice(start, start + count), name);
   }
 
   #text(record: Layout["header"], base: number, name: string): string {

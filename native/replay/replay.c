@@ -303,7 +303,8 @@ static int probe(void)
         CU(cuDeviceTotalMem, &memory_bytes, device);
         printf("%s{\"index\":%d,\"name\":", i ? "," : "", i);
         rg_print_json(name);
-        fputs(",\"uuid\":\"GPU-", stdout);
+        /* As nvidia-smi writes it, and CUDA_VISIBLE_DEVICES takes it: a part of a GPU is named after its profile (MIG user guide). */
+        printf(",\"uuid\":\"%s-", strstr(name, " MIG ") ? "MIG" : "GPU");
         for (int b = 0; b < 16; b++)
             printf("%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", (unsigned char)uuid.bytes[b]);
         printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu}", rg_simulated ? "true" : "false",
