@@ -60,7 +60,13 @@ try {
   chmodSync(scratch, 0o700);
   const env = { ...process.env, NO_COLOR: "1", XDG_RUNTIME_DIR: scratch };
   await traced(env);
-  if (process.argv[2] === "trace") process.exit();
+  if (process.argv[2] !== "trace") await others(env);
+} finally {
+  rmSync(scratch, { recursive: true, force: true });
+}
+
+/** All but that of a trace. */
+async function others(env: Record<string, string | undefined>): Promise<void> {
   progress("the demo: its table");
   await using demo = Bun.spawn([...FIRST, ...commandLine(), "launch"], {
     env,
@@ -148,8 +154,6 @@ try {
   // Plots take the width of the page a moment later.
   await Bun.sleep(1000);
   await save(tab, "settle.png", { width: 1280, height: 550 });
-} finally {
-  rmSync(scratch, { recursive: true, force: true });
 }
 
 /** A moment of the demo in which requests take best-effort work off the GPU, as Chromium's own viewer of traces shows it. */

@@ -418,6 +418,11 @@ export class Controller {
     return this.#unreachable_s >= 10;
   }
 
+  /** Requests should have come and did not: there are none now, and nothing can be learned. */
+  get #isSilent(): boolean {
+    return (this.t_s - this.#heard_s) * this.#slow_per_s > SILENCE;
+  }
+
   #at(rung: number): Known {
     return (this.#known[rung] ??= new Known());
   }
@@ -476,6 +481,8 @@ export class Controller {
     if (this.#state === "waiting") return;
     // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
     if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;
+    // Silence is no change of load, nor is its end.
+    if (this.#isSilent) return;
     // Averages over all there is, until that is more than they go back.
     this.#rated_s += TICK_S;
     this.#fast_per_s += (rate - this.#fast_per_s) * (TICK_S / Math.min(this.#rated_s, 1));
@@ -483,9 +490,7 @@ export class Controller {
     const [low, high] = [Math.min(this.#fast_per_s, this.#slow_per_s), Math.max(this.#fast_per_s, this.#slow_per_s)];
     // Poisson arrivals vary by the square root of their number: that is no change of load.
     const noise = 4 * Math.sqrt(Math.max(high, 1));
-    // Nor is silence, of which nothing can be learned.
-    const silent = (this.t_s - this.#heard_s) * this.#slow_per_s > SILENCE;
-    if (this.#rated_s > 2 && !silent && high > low * LOAD_CHANGE && high - low > noise) {
+    if (this.#rated_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
       // What is known still says more than nothing; windows to come soon outweigh it.
       this.#alone.shrink(KNOWN);
@@ -528,6 +533,8 @@ export class Controller {
       }
       case "run": {
         this.#at(this.#rung).fade(TICK_S);
+        // Whoever comes back is not to find a trial.
+        if (this.#isSilent) return;
         const over = this.#judge(this.#rung) === "over";
         const stays = over && this.#isLesserEvil();
         if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
