@@ -93,9 +93,10 @@ test("people are told only where something happened", async () => {
   expect(off.stdout).not.toContain("guard:");
 });
 
+const contextsSchema = z.object({ processes: z.array(processContextsSchema) });
+
 function firstProcess(contexts: string) {
-  const schema = z.object({ processes: z.array(processContextsSchema) });
-  return schema.safeParse(JSON.parse(contexts || "{}")).data?.processes[0];
+  return contextsSchema.safeParse(JSON.parse(contexts || "{}")).data?.processes[0];
 }
 
 test("rigel contexts says which cuBLAS handles were used in a wrong context, and where (S22)", async () => {
