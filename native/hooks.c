@@ -63,6 +63,25 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+/* Where device memory is: CUDA's number of the device; -1 of other memory. */
+static int device_of(CUdeviceptr p)
+{
+    int type = 0, device = -1;
+    return rg_real.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, p) == CUDA_SUCCESS && type == CU_MEMORYTYPE_DEVICE &&
+                   rg_real.cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, p) == CUDA_SUCCESS
+               ? device
+               : -1;
+}
+
+/* Whether a copy goes from one device to another, of those that are large enough for the gate to stand in front of them. */
+static bool rg_between(CUdeviceptr to, CUdeviceptr from, size_t bytes)
+{
+    if (bytes < atomic_load_explicit(&rg.segment->settings.bulk_bytes, memory_order_relaxed) || !rg_real.cuPointerGetAttribute)
+        return false;
+    int target = device_of(to), source = device_of(from);
+    return target >= 0 && source >= 0 && target != source;
+}
+
 /* The kind of a record for the table's KIND. */
 #define RG_TRACED_LAUNCH RG_TRACE_launch
 #define RG_TRACED_GRAPH RG_TRACE_graph
@@ -113,8 +132,9 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
             } \
             return cut_; \
         } \
-        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
-                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
+        uintptr_t gated_ = RG_##KIND == RG_COPY && mode != RG_MODE_HIGH && RG_SHARED(__VA_ARGS__) ? 0 : units_; \
+        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, gated_, RG_DIMS(SHAPE)) \
+                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, gated_, RG_DIMS(SHAPE)); \
         uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
         bool drains_ = token_ && rg_drain(); \
         uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
@@ -122,7 +142,8 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_, RG_OP_##symbol); \
         rg_record_what what_; \
         if (RG_UNLIKELY(recorded_)) { \
-            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
+            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), \
+                                     RG_##KIND == RG_COPY ? 0 : RG_SHARED(__VA_ARGS__), #symbol}; \
             rg_record_begin(&what_); \
         } \
         bool copies_ = (RG_##KIND == RG_COPY || RG_##KIND == RG_COPYWAIT) && (mode & RG_MODE_HIGH) && !drains_; \

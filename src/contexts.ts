@@ -1,6 +1,6 @@
 /**
  * contexts.ts: `rigel contexts`: where each client's threads work: contexts, devices, what they called how often, and handles that
- * were used in a context that they do not belong to. As data for --json and GET /v1/contexts, and as text.
+ * were used in a context that they do not belong to, those of cuBLAS by what its guard saw. As data for --json and GET /v1/contexts, and as text.
  *
  * Reads segments and nothing else. native/context.c and native/trace.h say how what it shows is kept.
  */
@@ -8,6 +8,7 @@
 import { basename } from "node:path";
 import type { Command } from "commander";
 import { z } from "zod";
+import { CAUSES, eventSchema, eventText } from "./cublas-guard.ts";
 import { liveSegments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
@@ -81,6 +82,13 @@ export const processContextsSchema = z.object({
   threads: z.array(threadSchema),
   /** Calls with a handle in a context that it does not belong to: how many, and the last eight. */
   misuses: z.object({ count, last: z.array(misuseSchema) }),
+  /** Its cuBLAS handles: how many are alive (null: it has ended, or never had the guard), calls by what was wrong, and the last of them. */
+  cublas: z.object({
+    handles: count.nullable(),
+    calls: z.partialRecord(z.enum(CAUSES), count),
+    repaired: count,
+    last: z.array(eventSchema),
+  }),
   moves: count,
   /** How often what was called; of a living process up to a moment ago. */
   calls: callsSchema,
@@ -105,7 +113,7 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
     .filter(({ parent }) => parent === null)
     .map((slot) => {
       const clients = segment.table("clients");
-      const { devices } = segment.read(slot);
+      const { devices, usage, guard_mode, guard_events } = segment.read(slot);
       return {
         segment: basename(segment.path),
         client: slot.name,
@@ -118,6 +126,14 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
         misuses: {
           count: Number(clients.long(slot.index, "misuses")),
           last: misusesOf(segment, clients.words(slot.index, "misuse_ring"), names),
+        },
+        cublas: {
+          handles: guard_mode === null || slot.finished ? null : Number(clients.long(slot.index, "guard_handles")),
+          calls: Object.fromEntries(
+            CAUSES.map((cause) => [cause, usage.counters[`guard_${cause}`]] as const).filter(([, times]) => times > 0),
+          ),
+          repaired: usage.counters.guard_repaired,
+          last: guard_events,
         },
         moves: Number(clients.long(slot.index, "moves")),
         calls: callsOf(segment, slot.index),
@@ -225,7 +241,7 @@ Examples:
   rigel contexts --json | jq '.processes[] | [.client, .misuses.count]'
 
 A handle in a wrong context is a stream or event that the driver refused because it is of another context or destroyed, or a stream of
-another context than the current one that it let through.`;
+another context than the current one that it let through. cuBLAS handles that were used wrongly are told apart from these.`;
 
 /** Adds `rigel contexts`. */
 export function addContexts(program: Command): void {
@@ -276,6 +292,11 @@ function textOf(one: ProcessContexts): string {
       `    ${wrong.call} in thread ${wrong.tid} with ${wrong.handle ?? "no handle"} of ${wrong.belongs_to ?? "an unknown context"} ` +
         `while ${wrong.context ?? "no context"} was current: ${wrong.result === 0 ? "let through" : `error ${wrong.result}`}`,
     );
+  if (one.cublas.handles !== null || one.cublas.last.length > 0)
+    lines.push(
+      `  cuBLAS: ${one.cublas.handles ?? "no"} handles, ${callsText(one.cublas.calls)} wrong, ${one.cublas.repaired} repaired`,
+    );
+  for (const event of one.cublas.last) lines.push(`    ${event.cause}: ${eventText(event)}`);
   return lines.join("\n");
 }
 

@@ -24,7 +24,7 @@ const MODES = ["off", "warn", "repair"] as const;
 export type GuardMode = (typeof MODES)[number] | null;
 
 /** One call that the guard had to look at. */
-const eventSchema = z.object({
+export const eventSchema = z.object({
   cause: z.enum(CAUSES),
   /** The function of cuBLAS. */
   call: z.string(),
@@ -96,11 +96,19 @@ function text(words: readonly bigint[]): string {
   return new TextDecoder().decode(end < 0 ? bytes : bytes.subarray(0, end));
 }
 
-/** One line for people, or undefined if there is nothing to tell. */
-export function guardLine(name: string, guard: GuardReport): string | undefined {
-  const counts = CAUSES.filter((cause) => guard[cause] > 0).map((cause) => `${cause} ${guard[cause]}`);
-  if (counts.length === 0) return undefined;
-  const last = guard.events.at(-1);
-  const where = last ? `; last: ${last.call}, thread ${last.thread}, device ${last.device ?? "unknown"}` : "";
-  return `guard: ${name}: ${counts.join(", ")} (${guard.repaired} repaired${where})`;
+/** Where a call was, for people. */
+export function eventText({ call, thread, device, context }: GuardEvent): string {
+  return `${call}, thread ${thread}, device ${device ?? "unknown"}, ${context === null ? "no context" : `context ${context}`}`;
+}
+
+/** What there is to tell people: a line of counts, and of each cause the last call. */
+export function guardLines(name: string, guard: GuardReport): string[] {
+  const found = CAUSES.filter((cause) => guard[cause] > 0);
+  if (found.length === 0) return [];
+  const counts = found.map((cause) => `${cause} ${guard[cause]}`).join(", ");
+  const last = found.flatMap((cause) => guard.events.findLast((event) => event.cause === cause) ?? []);
+  return [
+    `guard: ${name}: ${counts} (${guard.repaired} repaired)`,
+    ...last.map((event) => `guard: ${name}: last ${event.cause}: ${eventText(event)}`),
+  ];
 }

@@ -4,7 +4,7 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
-import { guardLine } from "./cublas-guard.ts";
+import { guardLines } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
 import { type Finding, findingLines } from "./doctor-checks.ts";
@@ -140,7 +140,7 @@ export function table(report: Report): string {
   if (report.slo) parts.push("", ...sloLines(report.slo));
   const matches = report.clients.flatMap(({ name, match }) => (match ? matchLines(name, match) : []));
   if (matches.length > 0) parts.push("", ...matches);
-  const guarded = report.clients.flatMap(({ name, guard }) => guardLine(name, guard) ?? []);
+  const guarded = report.clients.flatMap(({ name, guard }) => guardLines(name, guard));
   if (guarded.length > 0) parts.push("", ...guarded);
   parts.push(...graphLines(report.clients));
   const notes = [

@@ -7,7 +7,8 @@
 import { beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
-import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
+import { processContextsSchema } from "../src/contexts.ts";
+import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
 
 const build = join(root, "native", "build");
 
@@ -86,10 +87,46 @@ test.each([
 test("people are told only where something happened", async () => {
   const repaired = await launched("repair");
   expect(repaired.stdout).toMatch(
-    /^guard: shared: in_use_elsewhere 1 \(1 repaired; last: cublasSgemm_v2, thread \d+, device 0\)$/m,
+    /^guard: shared: in_use_elsewhere 1 \(1 repaired\)\nguard: shared: last in_use_elsewhere: cublasSgemm_v2, thread \d+, device 0, context 0x[\da-f]+$/m,
   );
   const off = await launched("off");
   expect(off.stdout).not.toContain("guard:");
+});
+
+const contextsSchema = z.object({ processes: z.array(processContextsSchema) });
+
+function firstProcess(contexts: string) {
+  return contextsSchema.safeParse(JSON.parse(contexts || "{}")).data?.processes[0];
+}
+
+test("rigel contexts says which cuBLAS handles were used in a wrong context, and where (S22)", async () => {
+  using scratch = new Scratch();
+  const config = scratch.file("jobs.json", {
+    device: "simulated",
+    simulated: { devices: 2 },
+    clients: [
+      { name: "mixed", class: "high", command: ["sh", "-c", `${join(build, "cublas-program")} s5a; exec sleep 600`] },
+    ],
+  });
+  await using launch = start(["launch", config, "--segment", scratch.path]);
+  const look = async (...flags: string[]) => await rigel("contexts", "mixed", "--segment", scratch.path, ...flags);
+  let found = firstProcess((await look("--json")).stdout);
+  for (let tries = 0; tries < 300 && !found?.cublas.repaired; tries++) {
+    await Bun.sleep(100);
+    found = firstProcess((await look("--json")).stdout);
+  }
+  const text = await look();
+  launch.kill("SIGINT");
+  await launch.exited;
+  // The matrices' context was current, and is the one that was worked in; the handle was the other device's.
+  expect(found?.cublas).toMatchObject({
+    calls: { wrong_context: 1 },
+    repaired: 1,
+    last: [{ cause: "wrong_context", call: "cublasSgemm_v2", device: 1, context: found?.contexts[0]?.context }],
+  });
+  expect(text.stdout).toMatch(
+    /wrong_context 1 wrong, 1 repaired\n    wrong_context: cublasSgemm_v2, thread \d+, device 1, context 0x/,
+  );
 });
 
 test("a mode that there is not is refused", async () => {

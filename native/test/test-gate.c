@@ -207,6 +207,34 @@ static void small_copies_pass_bulk_copies_wait(void)
     done();
 }
 
+/* What ranks and stages hand each other: whoever waits for it may be what this client waits for. */
+static void copies_between_devices_never_wait(void)
+{
+    enum { BYTES = 1 << 17 };
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+    CUdeviceptr here, too, there;
+    CUcontext first = current(), second;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&here, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&too, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&there, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    seg->settings.starvation_us = 1000;
+    other_busy(true);
+    CHECK_EQUAL(cuMemcpyAsync(there, here, BYTES, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyDtoDAsync_v2(here, there, BYTES, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy(there, here, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyDtoD_v2(here, there, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(rg.slot->copies, 4);
+    CHECK_EQUAL(cuMemcpyDtoDAsync_v2(here, too, BYTES, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
 static void communication_kernels_never_wait(void)
 {
     become("best-effort");
@@ -1315,6 +1343,7 @@ int main(int argc, char **argv)
     RUN(orion_lets_out_what_does_not_disturb);
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);
+    RUN(copies_between_devices_never_wait);
     RUN(communication_kernels_never_wait);
     RUN(capture_passes_and_a_graph_is_one_unit);
     RUN(captures_are_counted_right);

@@ -637,12 +637,14 @@ static void the_pool_is_bounded(void)
     done();
 }
 
-/* 32 threads on a shared handle, on NULL, on their own, and across devices; all results right, no handle used by two.
- * TEST_SECONDS: how long; 12 rounds unless told. */
+/* 32 threads, each in and out of a client, on a shared handle, on NULL, on their own, and across devices; all results right, no handle
+ * used by two, every call counted for its client. TEST_SECONDS: how long; 12 rounds unless told. */
 enum { THREADS = 32 };
-enum { ROUNDS = 12 };
+enum { ROUNDS = 12, CLIENTS = 8 };
+static const char *const names[CLIENTS] = {"c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7"};
 static uint64_t rounds_until_ns;
 static _Atomic int rounds[2]; /* of threads on each device */
+static _Atomic int rounds_of[CLIENTS + 1]; /* of each client, and of none */
 static bool another_round(int round)
 {
     return rounds_until_ns ? rg_now_ns() < rounds_until_ns : round < ROUNDS;
@@ -655,6 +657,11 @@ static void *make_use_destroy(void *number)
     matrices m = allocate();
     CUstream s = stream();
     for (int round = 0; another_round(round); round++) {
+        const char *class = i % 2 ? "best-effort" : "high";
+        bool enters = round % 2; /* else the calls are the process's own */
+        if (enters)
+            CHECK_EQUAL(rigel_client_enter(names[i % CLIENTS], class), 0);
+        rigel_request_begin();
         cublasHandle_t own = handle();
         CHECK_EQUAL(cublasSetStream_v2(own, s), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
@@ -665,7 +672,11 @@ static void *make_use_destroy(void *number)
         CHECK_EQUAL(multiply(own, &m), CUBLAS_STATUS_SUCCESS);
         CHECK_EQUAL(last()->settings[0], i);
         CHECK_EQUAL(cublasDestroy_v2(own), CUBLAS_STATUS_SUCCESS);
+        rigel_request_end();
+        if (enters)
+            rigel_client_leave();
         atomic_fetch_add(&rounds[device], 1);
+        atomic_fetch_add(&rounds_of[enters ? i % CLIENTS : CLIENTS], 1);
     }
     CHECK(is_product(&m));
     return NULL;
@@ -688,8 +699,15 @@ static void many_threads_at_once(void)
     CHECK(seconds || rounds[0] == THREADS / 2 * ROUNDS);
     CHECK_EQUAL(counts->calls, (rounds[0] + rounds[1]) * 4);
     rg_calls_add();
-    CHECK_EQUAL(rg.segment->calls[rg.slot_index].count[RG_OP_cublasSgemm_v2], counts->calls);
-    CHECK_EQUAL(rg.segment->calls[rg.slot_index].count[RG_OP_cublasDestroy_v2], rounds[0] + rounds[1]);
+    CHECK_EQUAL(rg.member_count, CLIENTS + 1);
+    for (uint32_t i = 0; i < rg.member_count; i++) {
+        rg_client *c = rg.members[i].slot;
+        int which = !i ? CLIENTS : c->name[strlen(c->name) - 1] - '0', slot = (int)(c - rg.segment->clients);
+        CHECK_EQUAL(rg.segment->calls[slot].count[RG_OP_cublasSgemm_v2], rounds_of[which] * 4);
+        CHECK_EQUAL(rg.segment->calls[slot].count[RG_OP_cublasDestroy_v2], rounds_of[which]);
+        CHECK_EQUAL(c->reports, rounds_of[which]);
+        CHECK_EQUAL(rg.members[i].threads, 0);
+    }
     CHECK_EQUAL(me()->guard_null_handle, rounds[0] + rounds[1]);
     CHECK_EQUAL(me()->guard_wrong_context, rounds[1]);
     CHECK_EQUAL(me()->guard_create_failed, 0);
@@ -697,7 +715,7 @@ static void many_threads_at_once(void)
     CHECK(pooled >= 2 && pooled <= 2 * RG_POOL_PER_CONTEXT);
     CHECK_EQUAL(me()->guard_handles, pooled + 1);
     if (seconds)
-        printf("%d threads made, used and destroyed %d handles in %s s\n", THREADS, rounds[0] + rounds[1], seconds);
+        printf("%d threads made, used and destroyed %d handles, in and out of %d clients, in %s s\n", THREADS, rounds[0] + rounds[1], CLIENTS, seconds);
     done();
 }
 

@@ -3,7 +3,7 @@
  * clients of one process stand in each other's way only where their classes say so.
  *
  * As in test-gate.c the client's parts are linked in, the hooks are called by name, and each case is a process.
- * RIGEL_SOAK_S=10 makes the last case run for so long.
+ * TEST_SECONDS=10 makes the last case run for so long.
  */
 #include "client-testing.h"
 
@@ -617,7 +617,7 @@ static void *come_and_go(void *argument)
     static const char *const names[8] = {"m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7"};
     unsigned seed = (unsigned)(uintptr_t)argument * 7919 + 1;
     CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
-    for (int round = 0; round < 6 || (getenv("RIGEL_SOAK_S") && !atomic_load(&enough)); round++) {
+    for (int round = 0; round < 6 || (getenv("TEST_SECONDS") && !atomic_load(&enough)); round++) {
         int which = rand_r(&seed) % 9;
         if (which < 8)
             CHECK_EQUAL(rigel_client_enter(names[which], which % 4 == 0 ? "high" : "best-effort"), 0);
@@ -642,9 +642,9 @@ static void many_threads_come_and_go(void)
     pthread_t threads[32];
     for (uintptr_t i = 0; i < 32; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, come_and_go, (void *)i), 0);
-    if (getenv("RIGEL_SOAK_S")) {
-        alarm(100 + (unsigned)atoi(getenv("RIGEL_SOAK_S")));
-        sleep((unsigned)atoi(getenv("RIGEL_SOAK_S")));
+    if (getenv("TEST_SECONDS")) {
+        alarm(100 + (unsigned)atoi(getenv("TEST_SECONDS")));
+        sleep((unsigned)atoi(getenv("TEST_SECONDS")));
         atomic_store(&enough, true);
     }
     for (int i = 0; i < 32; i++)
