@@ -206,15 +206,13 @@ describe("the controller on such a host", () => {
   });
 
   test("where the host leaves the GPU idle for most of a request, best-effort work runs beside it", () => {
-    const { settings } = settle(hostBound, false, 60, beside);
-    expect(share(settings, 22, ({ corun }) => corun > 0)).toBeGreaterThan(0.9);
-    // Rungs are left out on the way there, as they delay nothing. How many is chance; of 15 such hosts most see it soon.
-    const times_s = Array.from(
-      { length: 15 },
-      (_, seed) =>
-        settle(hostBound, false, 22, beside, { seed }).settings.findIndex((is) => (is?.corun ?? 0) > 0) * TICK_S,
-    ).toSorted((a, b) => a - b);
-    expect(times_s[7]).toBeWithin(0, 12);
+    // Of one host it is chance how soon.
+    const hosts = Array.from({ length: 11 }, (_, seed) => settle(hostBound, false, 45, beside, { seed }).settings);
+    const shares = hosts.map((settings) => share(settings, 22, ({ corun }) => corun > 0)).toSorted((a, b) => a - b);
+    expect(shares[5]).toBeGreaterThan(0.9);
+    // Rungs are left out on the way there, as they delay nothing.
+    const times_s = hosts.map((settings) => settings.findIndex((is) => (is?.corun ?? 0) > 0) * TICK_S);
+    expect(times_s.toSorted((a, b) => a - b)[5]).toBeWithin(0, 11);
   });
 
   test("and nowhere else", () => {
