@@ -150,7 +150,11 @@ function shortKernels(
   seeds: Plan["seeds"],
   native: Native,
 ): string | undefined {
-  const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
+  // Whoever names a daemon would not use this one.
+  const shared = on.filter(
+    ({ client, device }) =>
+      !device.simulated && client.isolation === "shared" && client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined,
+  );
   const best = shared.filter(({ client }) => client.class === "best-effort");
   if (!["priority", "slo"].includes(policy.name) || best.length === shared.length) return undefined;
   const programs = best.map(({ client, device }) => ({

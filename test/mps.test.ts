@@ -240,6 +240,11 @@ describe("sharing mps starts a daemon", () => {
   });
 });
 
+/** The client, with a daemon of its own. */
+function naming(client: object): object {
+  return { ...client, env: { ...env, CUDA_MPS_PIPE_DIRECTORY: "/nowhere" } };
+}
+
 /** A kernel of a profile. */
 function row(grid: number, duration_ns: number): string {
   return `rigel_spin,kernel,0,${grid},1,1,32,1,1,16,0,0,${duration_ns},1000\n`;
@@ -295,6 +300,7 @@ describe("sharing auto", () => {
     ["nothing is known of them", [serve, train], {}],
     ["one of the programs is not known", [serve, profiled(900_000), { ...train, name: "other" }], {}],
     ["no request can be delayed", [profiled(900_000)], {}],
+    ["each names a daemon", [naming(serve), naming(profiled(900_000))], {}],
     ["nothing holds them back", [serve, profiled(900_000)], { policy: { name: "none" } }],
   ] as const)("is time slices where %s", async (_why, clients, rest) => {
     await using machine = new Machine();
