@@ -367,6 +367,18 @@ static uint32_t peers(uint32_t device, uint32_t class)
     return n;
 }
 
+/* What this process has launched, as all of its clients. */
+static uint64_t launched(void)
+{
+    uint64_t n = 0;
+    for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++) {
+        const rg_member *m = &rg.members[k];
+        if (!k || atomic_load(&m->mode)) /* else it has no slot */
+            n += atomic_load(&m->slot->launches) + atomic_load(&m->slot->graph_launches);
+    }
+    return n;
+}
+
 static void start(preemptor *p)
 {
     sigset_t all, old;
@@ -422,8 +434,7 @@ void rg_preempt_beat(void)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
         say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
-        uint64_t launches = atomic_load(&rg.slot->launches) + atomic_load(&rg.slot->graph_launches);
-        uint32_t preemptible = launches < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
+        uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE);
         if (rg_member_class() == RG_CLASS_HIGH)
             atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */

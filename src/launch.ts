@@ -26,7 +26,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchProfile } from "./match.ts";
 import { Mps, type Sharing, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
-import type { Phase, Plan, PlannedClient } from "./plan.ts";
+import { type Phase, type Plan, type PlannedClient, sharingNotes } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import { living, startedWith } from "./proc.ts";
 import { ClientProcess } from "./process.ts";
@@ -92,7 +92,13 @@ function withoutMps(plan: Plan, sharing: Sharing): Plan {
     ...phase,
     clients: phase.clients.map((client) => here.get(client.name) ?? client),
   }));
-  return { ...plan, sharing, clients, phases };
+  return {
+    ...plan,
+    sharing,
+    clients,
+    phases,
+    notes: [...new Set([...plan.notes, ...sharingNotes(clients, plan.config)])],
+  };
 }
 
 /** Runs all phases in turn. A phase in which a client fails is the last one. */

@@ -182,7 +182,8 @@ async function shareOf(
   return { mps: mps && !hidden, hidden, sm_percent };
 }
 
-function sharingNotes(clients: readonly PlannedClient[], config: Config): string[] {
+/** What of the configuration has no effect as the clients share their GPU. */
+export function sharingNotes(clients: readonly PlannedClient[], config: Config): string[] {
   const notes = clients.flatMap(({ name, mps, sm_percent, device }, index) => [
     ...(sm_percent !== undefined && !mps
       ? [`${name}: sm_percent has no effect, as it is not under MPS; "sharing": "mps" starts a daemon`]

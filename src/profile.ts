@@ -90,7 +90,10 @@ export interface Profile {
 }
 
 /** How long a kernel takes by a profile; grid and block all zero: whatever its shape. */
-export type ProfileKernel = Pick<Operation, "name" | "grid" | "block" | "duration_ns">;
+export type ProfileKernel = Pick<Operation, "name" | "grid" | "block" | "duration_ns"> & {
+  /** How often it is launched. */
+  launches: number;
+};
 
 /** Checks one field; returns what was expected when it does not fit. */
 type FieldCheck = (value: string) => string | undefined;
@@ -316,7 +319,7 @@ interface ProfileDurations {
  * all shapes, if all its rows take about the same time, and is left out if they do not.
  */
 export async function readDurations(path: string): Promise<ProfileDurations> {
-  const taken = new Map<string, { kernel: ProfileKernel; durations_ns: number[] }>();
+  const taken = new Map<string, { kernel: Omit<ProfileKernel, "launches">; durations_ns: number[] }>();
   for await (const { name, kind, grid, block, duration_ns } of (await openProfile(path)).operations) {
     if (kind !== "kernel") continue;
     const key = JSON.stringify([name, grid, block]);
@@ -329,7 +332,12 @@ export async function readDurations(path: string): Promise<ProfileDurations> {
     const sorted = durations_ns.toSorted((a, b) => a - b);
     const median = Math.round(sorted[sorted.length >> 1] ?? 0);
     if (kernel.grid[0] === 0 && (sorted.at(-1) ?? 0) > ALIKE * (sorted[0] ?? 0)) durations.unclear++;
-    else if (median > 0) durations.kernels.push({ ...kernel, duration_ns: Math.min(median, 0xffff_ffff) });
+    else if (median > 0)
+      durations.kernels.push({
+        ...kernel,
+        duration_ns: Math.min(median, 0xffff_ffff),
+        launches: durations_ns.length,
+      });
   }
   return durations;
 }

@@ -28,7 +28,7 @@ export interface BestEffort {
   program: string;
   device: Device;
   /** What its profile says. */
-  profile: readonly Omit<KnownKernel, "samples">[] | undefined;
+  profile: readonly { duration_ns: number; launches: number }[] | undefined;
 }
 
 /**
@@ -39,13 +39,16 @@ export function longestIfShort(programs: readonly BestEffort[], folder: string, 
   const known = programs.map(({ program, device, profile }) => {
     const kept = keptKernels(folder, program, device, native);
     const timed = kept.reduce((sum, { samples }) => sum + samples, 0);
-    return timed >= ENOUGH_SAMPLES ? kept : (profile ?? []).map((kernel) => ({ ...kernel, samples: 1 }));
+    return timed >= ENOUGH_SAMPLES ? kept : (profile ?? []).map((kernel) => ({ ...kernel, samples: kernel.launches }));
   });
   if (known.length === 0 || !known.every(areShort)) return undefined;
   return Math.max(...known.flat().map(({ duration_ns }) => duration_ns));
 }
 
-/** Of one program. One launch in so many is timed, so samples stand for launches. */
+/**
+ * Of one program. Samples stand for launches, as at the gate one in so many is timed. In time slices it is the first few of each kernel:
+ * those that are launched seldom count for more than their time then, which the long ones mostly are.
+ */
 export function areShort(kernels: readonly KnownKernel[]): boolean {
   const long = kernels.filter(({ duration_ns }) => duration_ns >= LONG_ns);
   return kernels.length > 0 && time_ns(long) <= LONG_PART * time_ns(kernels);

@@ -282,7 +282,10 @@ describe("a profile of a client", () => {
 
   test("makes its kernels known before the first was timed", async () => {
     const profile = scratch.file("seed.csv", HEAD + kernel(132, 150_000) + kernel(132, 900_000) + kernel(132, 170_000));
-    expect(await readDurations(profile)).toMatchObject({ kernels: [{ duration_ns: 170_000 }], unclear: 0 });
+    expect(await readDurations(profile)).toMatchObject({
+      kernels: [{ duration_ns: 170_000, launches: 3 }],
+      unclear: 0,
+    });
     const place = new Place();
     expect(await place.train({ profile: "seed.csv" })).toMatchObject({ seeded: 1, said: [] });
     // What was measured here is kept, what the profile says is not.

@@ -240,6 +240,11 @@ describe("sharing mps starts a daemon", () => {
   });
 });
 
+/** A kernel of a profile. */
+function row(grid: number, duration_ns: number): string {
+  return `rigel_spin,kernel,0,${grid},1,1,32,1,1,16,0,0,${duration_ns},1000\n`;
+}
+
 describe("sharing auto", () => {
   const SPIN = "# rigel-profile 1; device=NVIDIA H200\n";
   const COLUMNS =
@@ -247,10 +252,9 @@ describe("sharing auto", () => {
   const profiled = (duration_ns: number): object => ({ ...train, profile: `../spin-${duration_ns}.csv` });
   beforeAll(() => {
     for (const duration_ns of [900_000, 4_000_000])
-      scratch.file(
-        `spin-${duration_ns}.csv`,
-        `${SPIN}${COLUMNS}rigel_spin,kernel,0,1,1,1,32,1,1,16,0,0,${duration_ns},1000\n`,
-      );
+      scratch.file(`spin-${duration_ns}.csv`, SPIN + COLUMNS + row(1, duration_ns));
+    scratch.file("spin-seldom.csv", SPIN + COLUMNS + row(1, 900_000).repeat(60) + row(2, 2_000_000));
+    scratch.file("spin-often.csv", SPIN + COLUMNS + row(1, 900_000) + row(2, 2_000_000).repeat(60));
   });
 
   test("starts a daemon where best-effort kernels are known to be short", async () => {
@@ -265,13 +269,23 @@ describe("sharing auto", () => {
     await machine.isClean();
   });
 
+  test.each([
+    ["seldom", "mps"],
+    ["often", "time-slice"],
+  ] as const)("weighs kernels of a profile by launches: long ones that come %s make it %s", async (how, mode) => {
+    await using machine = new Machine();
+    const result = await machine.run([serve, { ...train, profile: `../spin-${how}.csv` }], {}, "--json");
+    expect(reportOf(result).sharing.mode).toBe(mode);
+  });
+
   test("goes on in time slices where that daemon does not start", async () => {
     await using machine = new Machine("denied");
-    const result = await machine.run([serve, profiled(900_000)], {}, "--json");
+    const result = await machine.run([serve, { ...profiled(900_000), sm_percent: 50 }], {}, "--json");
     const report = reportOf(result);
     expect(report.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
     expect(report.clients).toMatchObject([{ mps: false }, { mps: false }]);
     expect(report.notes.join()).toContain("time slices instead, as the MPS daemon did not start");
+    expect(report.notes.join()).toContain("train: sm_percent has no effect, as it is not under MPS");
     expect(result.status).toBe(0);
     await machine.isClean();
   });

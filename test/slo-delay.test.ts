@@ -179,6 +179,12 @@ const preempt = ({ suspend, defer_us, slice_us }: Settings) => ({
   delay_ms: (noise: () => number): number => (suspend ? Math.max(0, defer_us - 2300) / 1e3 : slice_us / 300) * noise(),
   launches_per_s: 1000 + (suspend ? defer_us / 10 : 100),
 });
+/** The same, and each launch beside a request delays it by 50 us. */
+const beside = (settings: Settings) => ({
+  delay_ms: (noise: () => number): number => gate(settings).delay_ms(noise) + settings.corun * 0.05 * (0.5 + noise()),
+  launches_per_s: gate(settings).launches_per_s + 200 * settings.corun,
+});
+const aMinute = (t_s: number): number => (t_s < 60 ? 60 : 0);
 const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Settings) => boolean): number => {
   const after = list.slice(from_s / TICK_S);
   return after.filter((settings) => settings && ok(settings)).length / after.length;
@@ -200,19 +206,13 @@ describe("the controller on such a host", () => {
   });
 
   test("where the host leaves the GPU idle for most of a request, best-effort work runs beside it", () => {
-    const beside = ({ inflight, corun }: Settings) => ({
-      delay_ms: (noise: () => number): number => (Math.max(0, inflight - 16) * 0.03 + corun * 0.05) * (0.5 + noise()),
-      launches_per_s: 1000 + 5 * inflight + 200 * corun,
-    });
-    const { settings } = settle(hostBound, false, 60, beside);
-    expect(share(settings, 22, ({ corun }) => corun > 0)).toBeGreaterThan(0.9);
-    // Rungs are left out on the way there, as they delay nothing. How many is chance; of 15 such hosts most see it soon.
-    const times_s = Array.from(
-      { length: 15 },
-      (_, seed) =>
-        settle(hostBound, false, 22, beside, { seed }).settings.findIndex((is) => (is?.corun ?? 0) > 0) * TICK_S,
-    ).toSorted((a, b) => a - b);
-    expect(times_s[7]).toBeWithin(0, 12);
+    // Of one host it is chance how soon.
+    const hosts = Array.from({ length: 11 }, (_, seed) => settle(hostBound, false, 45, beside, { seed }).settings);
+    const shares = hosts.map((settings) => share(settings, 22, ({ corun }) => corun > 0)).toSorted((a, b) => a - b);
+    expect(shares[5]).toBeGreaterThan(0.9);
+    // Rungs are left out on the way there, as they delay nothing.
+    const times_s = hosts.map((settings) => settings.findIndex((is) => (is?.corun ?? 0) > 0) * TICK_S);
+    expect(times_s.toSorted((a, b) => a - b)[5]).toBeWithin(0, 11);
   });
 
   test("and nowhere else", () => {
@@ -237,9 +237,8 @@ describe("the controller on such a host", () => {
 
   test("nothing is held where nobody has requests", () => {
     // The last request comes at 60 s; some may still be on their way for 10 s.
-    const rate_per_s = (t_s: number): number => (t_s < 60 ? 60 : 0);
-    const { held_s } = settle(hostBound, false, 72, gate, { rate_per_s });
-    const silent = settle(hostBound, false, 240, gate, { rate_per_s });
+    const { held_s } = settle(hostBound, false, 72, gate, { rate_per_s: aMinute });
+    const silent = settle(hostBound, false, 240, gate, { rate_per_s: aMinute });
     expect(silent.held_s).toBe(held_s);
     // Nor is anything tried, which the next request would find.
     expect(new Set(silent.settings.slice(72 / TICK_S)).size).toBe(1);

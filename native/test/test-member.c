@@ -362,6 +362,19 @@ static void a_process_with_a_high_thread_is_not_suspended(void)
     done();
 }
 
+/* For how long its kernels are timed goes by what all of its clients have launched. */
+static void new_by_the_launches_of_all_its_clients(void)
+{
+    become("best-effort");
+    job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
+    run(&slow);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE_NEW);
+    atomic_fetch_add(&slot_of("slow")->launches, RG_SAMPLED_LAUNCHES);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE);
+    done();
+}
+
 static int (*real_slice)(unsigned, uint64_t);
 static _Atomic int counting, entered;
 static _Atomic uint32_t preemptible_then;
@@ -667,6 +680,7 @@ int main(int argc, char **argv)
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
     RUN(a_process_that_gets_a_high_thread_is_not_preemptible);
+    RUN(new_by_the_launches_of_all_its_clients);
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
     RUN(handles_in_a_wrong_context_are_named);
