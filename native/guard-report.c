@@ -27,9 +27,35 @@ static const char *const cause_text[] = {
     "could make a handle only at the second attempt",
 };
 
-/* Counts, and enters the event in the ring of the segment: what it was last of all, so that a torn entry is seen as such. */
+/* The number of an entry of the ring: of the last call that it stands for. */
+static uint64_t number_of(const _Atomic uint64_t *entry)
+{
+    return atomic_load_explicit(&entry[0], memory_order_relaxed) >> 8;
+}
+
+/* Where an event goes: the entry of those of the same cause, thread, device, context and call; else the one
+ * that was written longest ago. */
+static _Atomic uint64_t *place_of(_Atomic uint64_t *ring, uint64_t cause, const uint64_t *words, bool *again)
+{
+    _Atomic uint64_t *oldest = ring;
+    for (int i = 0; i < RG_GUARD_EVENTS; i++) {
+        _Atomic uint64_t *entry = &ring[i * RG_GUARD_EVENT_WORDS];
+        *again = (atomic_load_explicit(&entry[0], memory_order_relaxed) & 0xff) == cause;
+        for (int k = 1; *again && k < RG_GUARD_EVENT_WORDS; k++)
+            *again = k == 3 || k == 4 || atomic_load_explicit(&entry[k], memory_order_relaxed) == words[k];
+        if (*again)
+            return entry;
+        if (number_of(entry) < number_of(oldest))
+            oldest = entry;
+    }
+    return oldest;
+}
+
+/* Counts, and enters the event in the ring of the segment: what it was last of all, so that a torn entry is seen as such. A program that
+ * does the same wrong thing in every iteration has one entry for that, with how often, and leaves room for what else it did. */
 void rg_guard_note(enum rg_guard_cause cause, enum rg_blas call, CUcontext context, int device)
 {
+    static pthread_mutex_t ring_lock = PTHREAD_MUTEX_INITIALIZER;
     rg_client *c = rg.slot;
     _Atomic uint64_t *counter[] = {NULL,
                                    &c->guard_null_handle,
@@ -39,18 +65,20 @@ void rg_guard_note(enum rg_guard_cause cause, enum rg_blas call, CUcontext conte
                                    &c->guard_foreign_stream,
                                    &c->guard_create_failed,
                                    &c->guard_create_retried};
+    uint64_t words[RG_GUARD_EVENT_WORDS] = {0, (uint64_t)(uint32_t)device << 32 | (uint32_t)gettid(), (uintptr_t)context, rg_guard_calls, 1};
+    strncpy((char *)&words[5], rg_cublas.names[call], sizeof words - 5 * sizeof *words - 1);
     atomic_fetch_add_explicit(counter[cause], 1, memory_order_relaxed);
-    uint64_t event = atomic_fetch_add_explicit(&c->guard_events, 1, memory_order_relaxed), name[4] = {0};
-    _Atomic uint64_t *word = &c->guard_ring[event % RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS];
-    strncpy((char *)name, rg_cublas.names[call], sizeof name - 1);
-    atomic_store_explicit(&word[0], 0, memory_order_relaxed);
+    pthread_mutex_lock(&ring_lock);
+    uint64_t number = atomic_fetch_add_explicit(&c->guard_events, 1, memory_order_relaxed) + 1;
+    bool again;
+    _Atomic uint64_t *entry = place_of(c->guard_ring, cause, words, &again);
+    words[4] = again ? atomic_load_explicit(&entry[4], memory_order_relaxed) + 1 : 1;
+    atomic_store_explicit(&entry[0], 0, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
-    atomic_store_explicit(&word[1], (uint64_t)(uint32_t)device << 32 | (uint32_t)gettid(), memory_order_relaxed);
-    atomic_store_explicit(&word[2], (uintptr_t)context, memory_order_relaxed);
-    atomic_store_explicit(&word[3], rg_guard_calls, memory_order_relaxed);
-    for (int i = 0; i < 4; i++)
-        atomic_store_explicit(&word[4 + i], name[i], memory_order_relaxed);
-    atomic_store_explicit(&word[0], (event + 1) << 8 | cause, memory_order_release);
+    for (int i = 1; i < RG_GUARD_EVENT_WORDS; i++)
+        atomic_store_explicit(&entry[i], words[i], memory_order_relaxed);
+    atomic_store_explicit(&entry[0], number << 8 | cause, memory_order_release);
+    pthread_mutex_unlock(&ring_lock);
     static _Atomic bool said;
     if (atomic_load(&rg_guard_mode) == GUARD_WARN && !atomic_exchange(&said, true))
         rg_say("rigel: %s %s (thread %d, device %d); passed on as it is, as RIGEL_GUARD is \"warn\" (repair: \"repair\"); more of "

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 6,
+    RG_SEGMENT_VERSION = 7,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -34,7 +34,7 @@ enum {
 };
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_MANIFEST_BYTES = 2048 };
-enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 8 };
+enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 12 };
 enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 512 };
 #define RG_CONTEXT_GONE 1u          /* in place of a context: what belonged to one is no more */
 #define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
@@ -189,10 +189,10 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \
     F(u64, guard_repaired, 1)  /* [client] calls that ran in another way than the program asked */ \
     F(u64, guard_handles, 1)   /* [client] cuBLAS handles alive, the guard's own included */ \
-    F(u64, guard_events, 1)    /* [client] entries ever made in guard_ring */ \
-    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones: number << 8 | cause in the order \
-                                  above, from 1 (0: being written); device << 32 | thread id; context; number of the call \
-                                  among those of its thread; 32 bytes of name */ \
+    F(u64, guard_events, 1)    /* [client] calls that the guard has counted, by all causes */ \
+    F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones, those that are alike as one: number of \
+                                  the last << 8 | cause in the order above, from 1 (0: being written); device << 32 | thread id; \
+                                  context; number of the last call among those of its thread; how many; 56 bytes of name */ \
     F(u64, paused_ns, 1)       /* [client] that launches have waited because it is paused */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
@@ -424,26 +424,26 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 6. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 7. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 53440, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3424512, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3490048, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15935872, "segment layout");
+_Static_assert(sizeof(rg_client) == 53952, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3457280, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3522816, "segment layout");
+_Static_assert(sizeof(rg_segment) == 15968640, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3522816, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3555584, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5619968, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5652736, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5632256, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6156544, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7205120, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15597824, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5665024, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6189312, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7237888, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15630592, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -23,7 +23,7 @@ const MODES = ["off", "warn", "repair"] as const;
 /** What the guard may do; `null` if no process of the client has attached. */
 export type GuardMode = (typeof MODES)[number] | null;
 
-/** One call that the guard had to look at. */
+/** A call that the guard had to look at, and those like it: of the same cause, function, thread, device and context. */
 export const eventSchema = z.object({
   cause: z.enum(CAUSES),
   /** The function of cuBLAS. */
@@ -34,8 +34,9 @@ export const eventSchema = z.object({
   device: z.int().nullable(),
   /** Handle of the context that was current, in hexadecimal; null without one. */
   context: z.string().nullable(),
-  /** Which of the thread's guarded calls it was, from 1. */
+  /** Which of the thread's guarded calls the last one was, from 1. */
   call_index: z.int(),
+  times: z.int(),
 });
 export type GuardEvent = z.infer<typeof eventSchema>;
 
@@ -52,7 +53,7 @@ export const guardSchema = z.object({
   create_retried: count,
   /** Calls that ran in another way than the program asked. */
   repaired: count,
-  /** The last ones, oldest first. */
+  /** Where they were, those that are alike as one; the last ones, in the order of when each came last. */
   events: z.array(eventSchema),
 });
 export type GuardReport = z.infer<typeof guardSchema>;
@@ -72,7 +73,7 @@ export function guardMode(number: number): GuardMode {
 export function guardEvents(words: readonly bigint[], size: number): GuardEvent[] {
   const found: { number: bigint; event: GuardEvent }[] = [];
   for (let at = 0; at + size <= words.length; at += size) {
-    const [head = 0n, where = 0n, context = 0n, index = 0n, ...name] = words.slice(at, at + size);
+    const [head = 0n, where = 0n, context = 0n, index = 0n, times = 0n, ...name] = words.slice(at, at + size);
     const cause = CAUSES[Number(head & 0xffn) - 1];
     if (cause === undefined) continue;
     found.push({
@@ -84,6 +85,7 @@ export function guardEvents(words: readonly bigint[], size: number): GuardEvent[
         device: where >> 32n === 0xffff_ffffn ? null : Number(where >> 32n),
         context: context === 0n ? null : `0x${context.toString(16)}`,
         call_index: Number(index),
+        times: Number(times),
       },
     });
   }
@@ -97,8 +99,9 @@ function text(words: readonly bigint[]): string {
 }
 
 /** Where a call was, for people. */
-export function eventText({ call, thread, device, context }: GuardEvent): string {
-  return `${call}, thread ${thread}, device ${device ?? "unknown"}, ${context === null ? "no context" : `context ${context}`}`;
+export function eventText({ call, thread, device, context, times }: GuardEvent): string {
+  const where = context === null ? "no context" : `context ${context}`;
+  return `${call}, thread ${thread}, device ${device ?? "unknown"}, ${where}${times > 1 ? `, ${times} times` : ""}`;
 }
 
 /** What there is to tell people: a line of counts, and of each cause the last call. */

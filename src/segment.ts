@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(6),
+  version: z.literal(7),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -66,7 +66,7 @@ const FOREVER = 0xffff_ffff_ffff_ffffn;
 const DEVICE_KNOWN = 2;
 const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
-const GUARD_EVENT_WORDS = 8;
+const GUARD_EVENT_WORDS = 12;
 /** Settings that policy slo moves and others have too. */
 const KEPT = ["suspend", "defer_us", "slice_us", "inflight", "corun"] as const;
 /** RG_WAITED_NS in native/segment.h. */

@@ -36,6 +36,7 @@ const schema = z.object({
             device: z.number(),
             context: z.string(),
             call_index: z.number(),
+            times: z.number(),
           }),
         ),
       }),
@@ -61,6 +62,7 @@ const EVENT = {
   device: 0,
   context: expect.stringMatching(/^0x[\da-f]+$/),
   call_index: 2,
+  times: 1,
 };
 
 test.each([

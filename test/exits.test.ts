@@ -4,8 +4,10 @@
  * Each way is tried a few times; RIGEL_EXITS=1000 tries each a thousand times.
  */
 
-import { afterAll, describe, expect, test } from "bun:test";
-import { Scratch } from "./rigel.ts";
+import { join } from "node:path";
+import { afterAll, beforeAll, describe, expect, test } from "bun:test";
+import { make } from "../src/native.ts";
+import { Scratch, root } from "./rigel.ts";
 import { type Program, Stage, bareEnd, compare, compile, repeats } from "./exits.ts";
 
 const scratch = new Scratch();
@@ -33,6 +35,35 @@ describe.concurrent.each([
       await compare("simulated", scratch.path, command, repeats(few));
     },
     LIMIT_ms,
+  );
+});
+
+describe("what the ways above are there for", () => {
+  test.skipIf(programs.cxx.argv.length === 0)("an object that outlives the driver is refused, bare (S9)", async () => {
+    const end = await bareEnd("simulated", scratch.path, [...programs.cxx.argv, "static-object"]);
+    expect(end).toEqual({ status: 5, signal: null, stdout: "global 4 4 4\nglobal 4 4 4\n", stderr: "" });
+  });
+
+  const folder = join(root, "native");
+  beforeAll(() => make(folder, "build/naive-preload.so"), 300_000);
+  // CUDA_ERROR_DEINITIALIZED of the driver that has ended; CUDA_ERROR_NOT_INITIALIZED in a forked child.
+  test.each([
+    ["return", 4],
+    ["exit-in-thread", 4],
+    ["handler-from-after-cuda", 4],
+    ["fork-exit", 3],
+  ])(
+    "an interposer that clears up when it is unloaded changes how a program ends (S10, S12): %s",
+    async (way, error) => {
+      using stage = new Stage("simulated");
+      const end = await stage.run([...programs.c.argv, way], {
+        ...stage.environment(scratch.path, undefined),
+        LD_PRELOAD: join(folder, "build", "naive-preload.so"),
+        NAIVE: "destructor",
+      });
+      expect(end.stderr).toContain(`scheduler: cuCtxSynchronize returned ${error}\n`);
+      expect(end.signal).toBe("SIGABRT");
+    },
   );
 });
 

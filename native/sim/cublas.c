@@ -370,3 +370,19 @@ API cublasStatus_t cublasSgemmStridedBatched RG_STRIDED_PARAMS(int)
 {
     return multiply(h, "cublasSgemmStridedBatched", ta, tb, m, n, k, alpha, a, lda, as, b, ldb, bs, beta, c, ldc, cs, count);
 }
+
+/* Of libcublasLt.so. Its stream is an argument, and its handle may be a cuBLAS one, which several threads may use at once ("cuBLAS
+ * Library" manual, cublasLtMatmul). */
+API cublasStatus_t cublasLtMatmul RG_LT_PARAMS;
+API cublasStatus_t cublasLtMatmul RG_LT_PARAMS
+{
+    uint64_t count = 1, ns = 1000;
+    void *params[] = {&count, &ns};
+    CUcontext current = NULL;
+    if (!is_live(h))
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    cu.cuCtxGetCurrent(&current);
+    return current == h->context && cu.cuLaunchKernel(h->kernel, 1, 1, 1, 128, 1, 1, 0, stream, params, NULL) == CUDA_SUCCESS
+               ? CUBLAS_STATUS_SUCCESS
+               : CUBLAS_STATUS_EXECUTION_FAILED;
+}

@@ -29,6 +29,12 @@ typedef struct {
 } rigel_cublas_record;
 extern API _Thread_local rigel_cublas_record rigel_cublas_last;
 
+/* Parameters of cublasLtMatmul. */
+#define RG_LT_PARAMS \
+    (cublasHandle_t h, void *operation, const void *alpha, const void *a, void *a_layout, const void *b, void *b_layout, \
+     const void *beta, const void *c, void *c_layout, void *d, void *d_layout, const void *algorithm, void *workspace, \
+     size_t workspace_bytes, CUstream stream)
+
 /* Called, if set, in the middle of cublasCreate and of computing calls, while the handle is in use. */
 extern API void (*_Atomic rigel_cublas_inside)(const char *call);
 

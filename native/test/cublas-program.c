@@ -7,6 +7,7 @@
  *   s4  four threads make their handles at the same moment
  *   s5a makes a handle on device 0 and uses it for matrices on device 1, which is current
  *   s5b shares one handle between two threads, one of which is inside a call when the other makes its own
+ *   lt  captures a stream and multiplies there by cublasLtMatmul, whose handle is set to another stream, and while that handle is in use
  *
  * Knows nothing of Rigel. Exit status 0: all products are right. 1: it failed; the reason is on standard error.
  */
@@ -161,12 +162,46 @@ static void s5b(void)
     expect_product(&shared);
 }
 
+cublasStatus_t cublasLtMatmul RG_LT_PARAMS;
+static cublasStatus_t multiply_lt(CUstream s)
+{
+    return cublasLtMatmul(shared_handle, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, s);
+}
+
+static void multiply_lt_inside(const char *call)
+{
+    (void)call;
+    CHECK_EQUAL(multiply_lt(NULL), CUBLAS_STATUS_SUCCESS);
+}
+
+static void lt(void)
+{
+    CUstream captured, other;
+    CUgraph graph;
+    size_t nodes = 0;
+    select_device(1);
+    matrices m = allocate();
+    shared_handle = handle();
+    CHECK_EQUAL(cuStreamCreate(&captured, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasSetStream_v2(shared_handle, other), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply_lt(captured), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply_lt(other), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(captured, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphGetNodes(graph, NULL, &nodes), CUDA_SUCCESS);
+    CHECK_EQUAL(nodes, 1);
+    atomic_store(&rigel_cublas_inside, multiply_lt_inside); /* while the handle is in use */
+    multiply(shared_handle, &m);
+    expect_product(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
         const char *name;
         void (*body)(void);
-    } programs[] = {{"s1", s1}, {"s2", s2}, {"s3", s3}, {"s4", s4}, {"s5a", s5a}, {"s5b", s5b}};
+    } programs[] = {{"s1", s1}, {"s2", s2}, {"s3", s3}, {"s4", s4}, {"s5a", s5a}, {"s5b", s5b}, {"lt", lt}};
     const char *name = argc > 1 ? argv[1] : "";
     alarm(100);
     if (was_neighbour(argc, argv))

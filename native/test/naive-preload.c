@@ -1,14 +1,16 @@
 /*
- * naive-preload.c: what interposing schedulers did that broke their clients, for test-cublas-scenarios.c.
+ * naive-preload.c: what interposing schedulers did that broke their clients, for test-cublas-scenarios.c and test/exits.test.ts.
  *
  * NAIVE=stream: every stream that a program sets on its handle becomes the NULL stream.
  * NAIVE=scheduler: multiplications are carried out by a thread of the scheduler's, which works on device 0.
+ * NAIVE=destructor: the scheduler waits for the work of its client when it is unloaded, and ends the process if that fails.
  */
 #include "cublas_abi.h"
 #include "cuda_abi.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,6 +20,10 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream);
     (cublasHandle_t h, int ta, int tb, int m, int n, int k, const void *alpha, const void *a, int lda, const void *b, int ldb, \
      const void *beta, void *c, int ldc)
 cublasStatus_t cublasSgemm_v2 PARAMS;
+#define LAUNCH_PARAMS \
+    (CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, \
+     void **params, void **extra)
+CUresult cuLaunchKernel LAUNCH_PARAMS;
 #pragma GCC visibility pop
 
 static int is(const char *way)
@@ -68,4 +74,26 @@ cublasStatus_t cublasSgemm_v2 PARAMS
     if (pthread_create(&t, NULL, schedule, &j) == 0)
         pthread_join(t, NULL);
     return j.status;
+}
+
+static int launched;
+CUresult cuLaunchKernel LAUNCH_PARAMS
+{
+    CUresult(*next) LAUNCH_PARAMS;
+    *(void **)&next = dlsym(RTLD_NEXT, "cuLaunchKernel");
+    if (!next) /* the driver was loaded for one library alone, as PyTorch's are */
+        *(void **)&next = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuLaunchKernel");
+    launched = 1;
+    return next(f, gx, gy, gz, bx, by, bz, shared, s, params, extra);
+}
+
+__attribute__((destructor)) static void unload(void)
+{
+    CUresult (*synchronize)(void);
+    *(void **)&synchronize = dlsym(RTLD_NEXT, "cuCtxSynchronize");
+    CUresult r = launched && is("destructor") ? synchronize() : CUDA_SUCCESS;
+    if (r == CUDA_SUCCESS)
+        return;
+    fprintf(stderr, "scheduler: cuCtxSynchronize returned %d\n", r);
+    abort();
 }

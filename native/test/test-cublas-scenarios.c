@@ -24,6 +24,7 @@ static const scenario scenarios[] = {
     {"s4", "", {false, false, true, false, false}, 0},
     {"s5a", "", {false, false, true, false, false}, COUNTER(wrong_context)},
     {"s5b", "", {false, false, true, false, false}, COUNTER(in_use_elsewhere)},
+    {"lt", "", {true, false, true, true, true}, 0},
 };
 
 static rg_segment *fresh_segment(const char **path)
@@ -127,6 +128,7 @@ static int look_up(bool client)
     }
     CHECK(there > 80);
     CHECK(lies_in(dlsym(blas, "cublasGetProperty"), "libcublas.so")); /* not guarded */
+    CHECK(lies_in(dlsym(blas, "cublasLtMatmul"), "libcublas.so"));
     CHECK(lies_in(dlvsym(blas, "cublasSgemm_v2", "libcublas.so"), "libcublas.so"));
     CHECK_EQUAL(lies_in(dlsym(RTLD_DEFAULT, "cublasSgemm_v2"), home), true);
     return 0;

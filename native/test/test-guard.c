@@ -1007,21 +1007,68 @@ static void after_shutdown_calls_pass_through(void)
 
 /* ---- What is told ---- */
 
+static const _Atomic uint64_t *event(int place)
+{
+    return &me()->guard_ring[place * RG_GUARD_EVENT_WORDS];
+}
+
+static void events_that_are_alike_are_one(void)
+{
+    become_with("repair", "libcublas.so.13");
+    matrices m = allocate();
+    CHECK_EQUAL(cublasSetFixedPointEmulationMantissaControl(NULL, 0), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < 100; i++)
+        CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_events, 103); /* the last one had no context either */
+    static const struct {
+        const char *call;
+        uint64_t number, cause, context, index, times;
+    } expected[] = {{"cublasSetFixedPointEmulationMantissaControl", 1, 1, 1, 1, 1},
+                    {"cublasSgemm_v2", 103, 1, 1, 102, 101},
+                    {"cublasSgemm_v2", 102, 3, 0, 102, 1}};
+    for (int i = 0; i < 3; i++) {
+        const _Atomic uint64_t *word = event(i);
+        CHECK_EQUAL(word[0], expected[i].number << 8 | expected[i].cause);
+        CHECK_EQUAL((uint32_t)word[1], (uint32_t)gettid());
+        CHECK_EQUAL(word[2], expected[i].context ? (uintptr_t)primary[0] : 0);
+        CHECK_EQUAL(word[3], expected[i].index);
+        CHECK_EQUAL(word[4], expected[i].times);
+        CHECK(strcmp((const char *)(uintptr_t)&word[5], expected[i].call) == 0);
+    }
+    CHECK_EQUAL(*event(3), 0);
+    done();
+}
+
+static void *multiply_null_and_leave(void *m)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(NULL, m), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
 static void the_last_events_are_kept(void)
 {
     become("repair");
     matrices m = allocate();
-    for (int i = 0; i < RG_GUARD_EVENTS + 4; i++)
+    CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < RG_GUARD_EVENTS + 4; i++) { /* threads of their own, so no two are alike */
+        pthread_t t;
+        CHECK_EQUAL(pthread_create(&t, NULL, multiply_null_and_leave, &m), 0);
+        CHECK_EQUAL(pthread_join(t, NULL), 0);
         CHECK_EQUAL(multiply(NULL, &m), CUBLAS_STATUS_SUCCESS);
-    CHECK_EQUAL(me()->guard_events, RG_GUARD_EVENTS + 4);
-    for (uint64_t event = 4; event < RG_GUARD_EVENTS + 4; event++) {
-        _Atomic uint64_t *word = &me()->guard_ring[event % RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS];
-        CHECK_EQUAL(word[0], (event + 1) << 8 | 1);
-        CHECK_EQUAL(word[1], (uint32_t)gettid());
-        CHECK_EQUAL(word[2], (uintptr_t)primary[0]);
-        CHECK_EQUAL(word[3], event + 1); /* each was one call */
-        CHECK(strcmp((const char *)(uintptr_t)&word[4], "cublasSgemm_v2") == 0);
     }
+    CHECK_EQUAL(me()->guard_events, 2 * RG_GUARD_EVENTS + 9);
+    uint64_t least = UINT64_MAX, most = 0;
+    for (int i = 0; i < RG_GUARD_EVENTS; i++) {
+        uint64_t number = *event(i) >> 8;
+        least = number < least ? number : least;
+        most = number > most ? number : most;
+    }
+    CHECK_EQUAL(most, 2 * RG_GUARD_EVENTS + 9); /* this thread's, which is kept however many others there are */
+    CHECK_EQUAL(event(0)[4], RG_GUARD_EVENTS + 5);
+    CHECK_EQUAL(least, 12); /* of the others the last fifteen, of every second number */
     done();
 }
 
@@ -1086,6 +1133,7 @@ int main(int argc, char **argv)
     RUN(a_forked_child_passes_through);
     RUN(exit_leaves_the_pool_alone);
     RUN(after_shutdown_calls_pass_through);
+    RUN(events_that_are_alike_are_one);
     RUN(the_last_events_are_kept);
     RUN(names_are_only_found_where_cublas_is);
     return failures ? 1 : 0;
