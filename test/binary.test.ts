@@ -16,11 +16,16 @@ import {
 } from "node:fs";
 import { homedir } from "node:os";
 import { join } from "node:path";
+import { z } from "zod";
 import { launchDetailSchema } from "../src/launches.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, root } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const BUILD_LIMIT_ms = 300_000;
+
+const threadsSchema = z.object({
+  clients: z.array(z.object({ threads: z.array(z.object({ name: z.string(), launches: z.number() })) })),
+});
 
 beforeAll(async () => {
   await using child = Bun.spawn([process.execPath, join(root, "src", "build.ts")], {
@@ -113,6 +118,31 @@ describe("the single binary", () => {
     });
     expect(ended).toMatchObject({ state: "ended", exit_status: 0, report: { clients: [{ iterations: 5 }] } });
   });
+
+  const python = Bun.which("python3");
+  if (python === null)
+    console.warn("binary.test.ts: there is no python3, so `import rigel` from the binary is not tested");
+  test.skipIf(python === null)(
+    "brings the module that Python programs import, whose threads become clients",
+    async () => {
+      using place = new Elsewhere();
+      const program = join(place.path, "threads.py");
+      copyFileSync(join(root, "test", "fixtures", "threads.py"), program);
+      const config = place.file("python.json", {
+        device: "simulated",
+        clients: [{ name: "program", class: "best-effort", command: [python, program, "count"] }],
+      });
+      const environment = { XDG_CACHE_HOME: place.cache };
+      const result = await run(place.binary, place.empty, environment, "launch", config, "--json");
+      expect(result.stderr).toContain('"active": true');
+      const { clients } = threadsSchema.parse(JSON.parse(result.stdout));
+      expect(clients[0]?.threads.toSorted((a, b) => a.name.localeCompare(b.name))).toEqual([
+        { name: "fast", launches: 20 },
+        { name: "slow", launches: 33 },
+      ]);
+      expect(result.status).toBe(0);
+    },
+  );
 
   test("knows the demo, and needs no environment at all", async () => {
     using place = new Elsewhere();

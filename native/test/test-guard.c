@@ -1068,6 +1068,7 @@ static void the_last_events_are_kept(void)
     }
     CHECK_EQUAL(most, 2 * RG_GUARD_EVENTS + 9); /* this thread's, which is kept however many others there are */
     CHECK_EQUAL(event(0)[4], RG_GUARD_EVENTS + 5);
+    CHECK_EQUAL(counts->created, 1); /* all on one handle, in turn */
     CHECK_EQUAL(least, 12); /* of the others the last fifteen, of every second number */
     done();
 }
