@@ -145,7 +145,7 @@ async function sharingOf(
 
 /** Why an MPS daemon is to be started unasked; undefined where it is not: nobody needs it, or long kernels would delay requests. */
 function shortKernels(
-  on: readonly { client: ClientConfig; device: Device }[],
+  on: readonly { client: ClientConfig; device: Device; its: readonly Device[] }[],
   { policy }: Config,
   seeds: Plan["seeds"],
   native: Native,
@@ -155,8 +155,13 @@ function shortKernels(
     ({ client, device }) =>
       !device.simulated && client.isolation === "shared" && client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined,
   );
-  const best = shared.filter(({ client }) => client.class === "best-effort");
-  if (!["priority", "slo"].includes(policy.name) || best.length === shared.length) return undefined;
+  const high = new Set(
+    shared.flatMap(({ client, its }) => (client.class === "high" ? its.map(({ uuid }) => uuid) : [])),
+  );
+  const best = shared.filter(
+    ({ client, its }) => client.class === "best-effort" && its.some(({ uuid }) => high.has(uuid)),
+  );
+  if (!["priority", "slo"].includes(policy.name)) return undefined;
   const programs = best.map(({ client, device }) => ({
     program: programOf(client),
     device,

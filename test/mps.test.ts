@@ -309,6 +309,22 @@ describe("sharing auto", () => {
     expect(machine.told).toEqual([]);
   });
 
+  test("is time slices where the high client has another GPU", async () => {
+    await using machine = new Machine();
+    machine.env["RIGEL_SIM_DEVICES"] = "2";
+    const result = await machine.run([serve, { ...profiled(900_000), device: 1 }], {}, "--dry-run");
+    expect(result.stdout).toContain("sharing  time slices\n");
+    const together = await machine.run(
+      [
+        { ...serve, device: [0, 1] },
+        { ...profiled(900_000), device: 1 },
+      ],
+      {},
+      "--dry-run",
+    );
+    expect(together.stdout).toContain("sharing  MPS, own daemon\n");
+  });
+
   test("lets a twentieth of the GPU time be in long kernels", () => {
     const long = { duration_ns: 2_000_000, samples: 1 };
     expect(areShort([{ duration_ns: 100_000, samples: 381 }, long])).toBe(true);
