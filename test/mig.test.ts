@@ -13,6 +13,8 @@ import { Scratch, TINY_PROFILE, reportOf, start } from "./rigel.ts";
 
 const NAME = "NVIDIA H200 MIG 1g.18gb";
 const { files } = await Native.load();
+/** Launches of other tests may run meanwhile, and are shown too. */
+const NOBODY_ELSES = "mig-test-endless";
 let scratch: Scratch;
 
 beforeAll(() => {
@@ -29,13 +31,14 @@ beforeAll(() => {
 });
 afterAll(() => scratch[Symbol.dispose]());
 
-function launch(device: string | number, replay: object, name = "jobs") {
+/** `name`: of the high client, and of the file. */
+function launch(device: string | number, replay: object, name = "serve") {
   const env = { LD_LIBRARY_PATH: join(scratch.path, "client") };
   const path = scratch.file(`${name}.json`, {
     device,
     sharing: "time-slice",
     clients: [
-      { name: "serve", class: "high", replay: { profile: "tiny.csv", ...replay }, env },
+      { name, class: "high", replay: { profile: "tiny.csv", ...replay }, env },
       { name: "say", class: "best-effort", command: ["sh", "-c", 'echo "sees $CUDA_VISIBLE_DEVICES"'] },
     ],
   });
@@ -71,10 +74,10 @@ test("its clients see that part and no other, and the report names it", async ()
 });
 
 test("a client that runs is shown with it", async () => {
-  await using child = launch(0, { rate_per_s: 100 }, "endless");
+  await using child = launch(0, { rate_per_s: 100 }, NOBODY_ELSES);
   let seen: string[] = [];
   while (seen.length === 0) {
-    await using contexts = start(["contexts", "--json"], { env: environment() });
+    await using contexts = start(["contexts", NOBODY_ELSES, "--json"], { env: environment() });
     const text = await contexts.stdout.text();
     seen = [...text.matchAll(/"uuid": "([A-Z]+)-/g)].map(([, kind]) => kind ?? "");
     expect(child.exitCode).toBeNull();
