@@ -7,7 +7,8 @@
  * A kernel that is new to this process starts with what the segment knows of it (estimate.h): from other clients of the same
  * program, from an earlier run, or from a profile. What this process then uses is learned by it alone, as two functions may
  * have one name; its samples go to the segment too.
- * Samples are taken in by whoever polls the gate's batches (a client that passes no gate, by who takes the next one); a sample is owned by whoever moved its state, so nothing locks.
+ * Samples are taken in by whoever polls the gate's batches, in a client that passes no gate by who takes the next one; a sample is
+ * owned by whoever moved its state, so nothing locks.
  *
  * Must never: wait for an event. Used in relaxed capture mode only (rg_gate_wait), but for recording.
  */
@@ -18,7 +19,7 @@
 rg_duration rg_durations[RG_DURATIONS];
 
 enum { SAMPLE_FREE = 0, SAMPLE_BUSY, SAMPLE_RECORDED };
-enum { SAMPLES = 16 };
+enum { SAMPLES = 16, POLL_NS = 1000000 };
 
 static struct {
     _Atomic uint32_t state;
@@ -203,12 +204,17 @@ int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims d
     atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
     if (atomic_load(&d->communicates) || atomic_load(&d->samples) >= RG_SAMPLE_FIRST || atomic_load(&rg.captures))
         return -1;
-    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-    if (rg_real.cuThreadExchangeStreamCaptureMode)
-        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
-    rg_samples_poll();
-    if (rg_real.cuThreadExchangeStreamCaptureMode)
-        rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+    static _Atomic uint64_t polled_ns;
+    uint64_t now = rg_now_ns(), before = atomic_load(&polled_ns);
+    /* Not at each launch: where the GPU is far behind, none of them has finished for long. */
+    if (now - before >= POLL_NS && atomic_compare_exchange_strong(&polled_ns, &before, now)) {
+        CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+        if (rg_real.cuThreadExchangeStreamCaptureMode)
+            rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+        rg_samples_poll();
+        if (rg_real.cuThreadExchangeStreamCaptureMode)
+            rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+    }
     return atomic_load(&d->samples) < RG_SAMPLE_FIRST ? rg_sample_begin(t, d) : -1;
 }
 

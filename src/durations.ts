@@ -177,14 +177,11 @@ export class Durations {
 /** What is known of a kernel's duration, and of how many timed launches. */
 export type KnownKernel = Pick<Row, "duration_ns" | "samples">;
 
-/** What is kept of a program's kernels on a device. Nothing where it cannot be read, which is said when a launch reads it. */
-export function keptKernels(folder: string, program: string, device: Device, native: Native): KnownKernel[] {
+/** What is kept of kernels on a device, by program. Nothing where it cannot be read, which is said when a launch reads it. */
+export function keptKernels(folder: string, device: Device, native: Native): ReadonlyMap<string, KnownKernel[]> {
   const driver = driverOf(device, native);
   const { rows } = readCache(join(folder, fileName(device.name, driver)), { device: device.name, driver });
-  return rows
-    .values()
-    .filter((row) => row.program === program)
-    .toArray();
+  return Map.groupBy(rows.values(), ({ program }) => program);
 }
 
 /** What is kept, for `rigel durations --json`. */

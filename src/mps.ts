@@ -42,25 +42,29 @@ interface Sharer {
 /**
  * What `auto` stands for: MPS where somebody has started it, or a daemon can be started and is `better`; else time slices.
  */
-function automatic(found: Awaited<ReturnType<typeof findDaemon>>, better: string | undefined): "mps" | "time-slice" {
-  return found.state === "running" || (found.state === "none" && better !== undefined && program() !== null)
-    ? "mps"
-    : "time-slice";
+function automatic(found: Awaited<ReturnType<typeof findDaemon>>, better: () => string | undefined): Automatic {
+  if (found.state === "running") return { mode: "mps" };
+  const why = found.state === "none" && program() !== null ? better() : undefined;
+  return why === undefined ? { mode: "time-slice" } : { mode: "mps", why };
 }
+
+/** `why`: a daemon is started unasked. */
+type Automatic = Pick<Sharing, "mode"> & { why?: string };
 
 /**
  * Decides how clients on the GPUs `uuids` share them; starts nothing. Throws if MPS is asked for and cannot be had.
- * `where` is the field of the configuration that asks, for the error. `better`: why "auto" is to start a daemon, if it is.
+ * `where` is the field of the configuration that asks, for the error. `better`: why "auto" is to start a daemon, if it is;
+ * asked where it could.
  */
 export async function decide(
   asked: Config["sharing"],
   uuids: readonly string[],
   environment: Environment,
   where: string,
-  better: string | undefined,
+  better: () => string | undefined,
 ): Promise<Decision> {
   const found = await findDaemon(environment, uuids);
-  const mode = asked === "auto" ? automatic(found, better) : asked;
+  const { mode, why }: Automatic = asked === "auto" ? automatic(found, better) : { mode: asked };
   const notes =
     found.state === "unusable"
       ? [`${found.folder}: ${found.why}; it is not used, and left as it is, as Rigel did not make it`]
@@ -80,8 +84,7 @@ export async function decide(
       `${where}: expected nvidia-cuda-mps-control on PATH for "mps", as no MPS daemon runs; it comes with NVIDIA's driver. ` +
         `Install it, or ${OTHERWISE}`,
     );
-  if (asked === "auto" && better !== undefined)
-    notes.push(`an MPS daemon of the launch's own: ${better}; "sharing": "time-slice" goes without`);
+  if (why !== undefined) notes.push(`an MPS daemon of the launch's own: ${why}; "sharing": "time-slice" goes without`);
   return { mode, daemon: "private", pipe_directory: null, hides: false, notes };
 }
 

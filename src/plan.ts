@@ -84,7 +84,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
   await checkClients(config, notes, seeds);
   const devices = new Devices(native.files, simulation);
   const device = await devices.choose(config.device, `${file}: device`);
-  const on: { client: ClientConfig; device: Device; its: readonly [Device, ...Device[]] }[] = [];
+  const on: Placed[] = [];
   for (const [index, client] of config.clients.entries()) {
     const own = client.device;
     const its =
@@ -93,7 +93,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
         : await devices.chooseSome(own, device, `${file}: clients[${index}].device`);
     on.push({ client, device: its[0], its });
   }
-  const decision = await sharingOf(config, on, simulation, () => shortKernels(on, config, seeds, native));
+  const decision = await sharingOf(config, on, simulation, (shared) => shortKernels(shared, config, seeds, native));
   notes.push(...decision.notes);
   const clients: PlannedClient[] = [];
   for (const { client, device: first, its } of on)
@@ -128,40 +128,44 @@ export async function plan(config: Config, native: Native, simulationState: stri
   };
 }
 
+/** A client and its devices, of which the first is the one that it is on where it has no choice. */
+interface Placed {
+  client: ClientConfig;
+  device: Device;
+  its: readonly [Device, ...Device[]];
+}
+
 /** A launch on the simulated GPU alone has nothing to do with what runs on this machine. */
 async function sharingOf(
   config: Config,
-  on: readonly { client: ClientConfig; device: Device }[],
+  on: readonly Placed[],
   simulation: Simulation,
-  better: () => string | undefined,
+  better: (shared: readonly Placed[]) => string | undefined,
 ): Promise<Decision> {
   const without = { daemon: null, pipe_directory: null, hides: false, notes: [] };
   if (on.every(({ device }) => device.simulated)) return { ...without, mode: simulation.mps ? "mps" : "time-slice" };
   const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
   if (shared.length === 0) return { ...without, mode: "time-slice" };
   const uuids = [...new Set(shared.map(({ device }) => device.uuid))];
-  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`, better());
+  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`, () => better(shared));
 }
 
 /** Why an MPS daemon is to be started unasked; undefined where it is not: nobody needs it, or long kernels would delay requests. */
 function shortKernels(
-  on: readonly { client: ClientConfig; device: Device; its: readonly Device[] }[],
+  all: readonly Placed[],
   { policy }: Config,
   seeds: Plan["seeds"],
   native: Native,
 ): string | undefined {
+  if (!["priority", "slo"].includes(policy.name)) return undefined;
   // Whoever names a daemon would not use this one.
-  const shared = on.filter(
-    ({ client, device }) =>
-      !device.simulated && client.isolation === "shared" && client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined,
-  );
+  const shared = all.filter(({ client }) => client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined);
   const high = new Set(
     shared.flatMap(({ client, its }) => (client.class === "high" ? its.map(({ uuid }) => uuid) : [])),
   );
   const best = shared.filter(
     ({ client, its }) => client.class === "best-effort" && its.some(({ uuid }) => high.has(uuid)),
   );
-  if (!["priority", "slo"].includes(policy.name)) return undefined;
   const programs = best.map(({ client, device }) => ({
     program: programOf(client),
     device,

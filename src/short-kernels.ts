@@ -7,9 +7,9 @@
  * kernels, but nothing runs in the gaps that a request leaves. So short kernels are better off under MPS and long ones in time
  * slices. Where the line is was found in simulation (`rigel simulate --policy slo+mps slo+slices`, ResNet-50 and BERT inference
  * at 60 requests/s): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.43 and 1.14 times alone under
- * MPS, 1.02 and 1.06 in slices; with these cut to 2 ms p95 is 1.02 and 1.01 under MPS, but the shares are 0.79 and 0.73 against 0.83 and 0.76;
- * cut to 1 ms they are 0.86 and 0.73. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets 0.89 and 0.76
- * against 0.83 and 0.76.
+ * MPS, 1.02 and 1.06 in slices. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets shares of 0.89 and 0.76
+ * under MPS, 0.83 and 0.76 in slices. In between, with each of GPT-2's three rows in the profile replaced by several shorter ones: at 2 ms
+ * its shares are 0.79 and 0.73 under MPS against 0.83 and 0.76, at 1 ms 0.86 and 0.73.
  */
 
 import type { Device } from "./device.ts";
@@ -36,8 +36,10 @@ export interface BestEffort {
  * `folder`: of the kept durations.
  */
 export function longestIfShort(programs: readonly BestEffort[], folder: string, native: Native): number | undefined {
+  const files = new Map(programs.map(({ device }) => [device.name, device]));
+  const ofDevices = new Map([...files].map(([name, device]) => [name, keptKernels(folder, device, native)]));
   const known = programs.map(({ program, device, profile }) => {
-    const kept = keptKernels(folder, program, device, native);
+    const kept = ofDevices.get(device.name)?.get(program) ?? [];
     const timed = kept.reduce((sum, { samples }) => sum + samples, 0);
     return timed >= ENOUGH_SAMPLES ? kept : (profile ?? []).map((kernel) => ({ ...kernel, samples: kernel.launches }));
   });
