@@ -1,5 +1,5 @@
 /**
- * trace.ts: writes what the flight recorders of a segment hold as a trace that Perfetto and chrome://tracing open.
+ * trace.ts: writes what the flight recorders of a segment hold as a trace that Perfetto opens.
  *
  * The format is Chrome's "Trace Event Format" (JSON object form): a process for each process of a client, a track for each
  * thread. Calls and waits are complete events (X), requests asynchronous ones (b, e), what is queued a counter (C), names metadata (M);
