@@ -109,6 +109,12 @@ async function probe(
   environment: Environment,
   state?: string,
 ): Promise<{ devices: Device[]; said: string }> {
+  let kill = (): void => {};
+  // Before it is started: it may have made its file by the time that Bun.spawn returns.
+  using _ = onEnd(() => {
+    kill();
+    if (state !== undefined) rmSync(state, { force: true });
+  });
   const child = Bun.spawn([files.replay, "--probe"], {
     // Not a client of anything, whatever the caller's environment says.
     env: { ...environment, RIGEL_SEGMENT: undefined, LD_PRELOAD: undefined },
@@ -118,10 +124,7 @@ async function probe(
     timeout: PROBE_TIMEOUT_ms,
     killSignal: "SIGKILL",
   });
-  using _ = onEnd(() => {
-    child.kill("SIGKILL");
-    if (state !== undefined) rmSync(state, { force: true });
-  });
+  kill = () => child.kill("SIGKILL");
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   if (child.signalCode !== null || status !== 0)
     throw new RigelError(
