@@ -259,8 +259,6 @@ test("a live client, one of several, and what it did last", async () => {
   child.kill("SIGKILL");
   await child.exited;
   world.segment.reap();
-  const ends = (all: readonly Event[]): number[] =>
-    all.flatMap((event) => (event.ph === "X" ? [event.ts + event.dur] : event.ph === "C" ? [event.ts] : []));
   const whole = ends((await world.trace(String(train?.pid))).events);
   const short = ends((await world.trace(String(train?.pid), "--last", "20ms")).events);
   const from_us = Math.max(...whole) - 20_000;
@@ -292,6 +290,11 @@ test("nothing is recorded where it is switched off, which takes effect at once",
   world.segment.apply({ trace: 1 });
   await world.until(() => world.segment.table("traces").long(0, "count") > 100n);
 });
+
+/** When calls have ended and counters changed. */
+function ends(events: readonly Event[]): number[] {
+  return events.flatMap((event) => (event.ph === "X" ? [event.ts + event.dur] : event.ph === "C" ? [event.ts] : []));
+}
 
 /** Values of a counter, in the order of time. */
 function depths(events: readonly Event[], pid: number, name: string): number[] {
