@@ -10,7 +10,7 @@ import { keysIn } from "../src/terminal.ts";
 import { pressed } from "../src/top.ts";
 import { type Screen, type View, render, rowsOf } from "../src/top-view.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, start } from "./rigel.ts";
-import { until } from "./serving.ts";
+import { until as eventually } from "./serving.ts";
 
 /* ---- Hand-made data */
 
@@ -318,7 +318,7 @@ describe("the command", () => {
 
   test("--once prints one plain table", async () => {
     // Either may do nothing for all of an interval, on a machine that is busy with something else.
-    const { stdout, status } = await until(async () => {
+    const { stdout, status } = await eventually(async () => {
       const one = await top("--once");
       return /^ {2}serve +high +idle/m.test(one.stdout) ? undefined : one;
     });
