@@ -269,6 +269,16 @@ describe("the server", () => {
     expect((await server.ask("/healthz")).status).toBe(200);
   });
 
+  test("ends as asked by whoever was told that it listens, however soon", async () => {
+    using own = new Place();
+    for (let time = 0; time < 5; time++) {
+      const server = await Server.start(own);
+      await server[Symbol.asyncDispose]();
+      expect(server.child.exitCode).toBe(0);
+      expect(existsSync(server.socket)).toBe(false);
+    }
+  });
+
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {
     const server = await Server.start(place);
     expect(statSync(server.socket).mode & 0o777).toBe(0o600);
