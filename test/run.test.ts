@@ -88,6 +88,18 @@ describe("rigel run", () => {
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
+  test("a signal at any moment reaches the command, and nothing is left", async () => {
+    const options = ["--class", "best-effort", "--device", "simulated", "--segment", place.segments];
+    for (let time = 0; time < 5; time++) {
+      await using early = place.start(["run", ...options, "--", "sleep", "600"]);
+      // As soon as there is a segment, which is before there is a command.
+      while (readdirSync(place.segments).length === 0) await new Promise(setImmediate);
+      early.kill("SIGTERM");
+      expect(await early.exited).toBe(143);
+      expect(readdirSync(place.segments)).toEqual([]);
+    }
+  });
+
   test("joins what runs; another looks after it when its maker ends; the last one takes it away", async () => {
     await using first = run("best-effort", "train", "--memory", "1GiB");
     await working("train");
