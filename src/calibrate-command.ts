@@ -50,16 +50,17 @@ export function addCalibrateCommand(program: Command, device: (text: string) => 
 
 async function runCalibrate(flags: Flags): Promise<void> {
   const native = await Native.load();
-  const undo = flags.output === undefined ? undefined : checkOutput("--output", flags.output);
   const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const stop = new AbortController();
   let status: number | undefined;
+  // Before there is anything that a signal could leave behind.
   const off = onRequestToEnd((signal) => {
     status = SIGNAL_STATUS[signal];
     stop.abort();
   });
+  const undo = flags.output === undefined ? undefined : checkOutput("--output", flags.output);
   progress(`${device.name}: ${flags.rounds} rounds`);
   let done = 0;
   const bar = new ProgressBar("measured", 1, () => done);

@@ -10,6 +10,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { SIGNAL_STATUS } from "../src/interrupt.ts";
 import { Native } from "../src/native.ts";
 import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
@@ -82,7 +83,7 @@ const layoutSchema = z.object({ header: z.object({ fields: z.object({ timed: z.o
 /** Launches of which the only recording in a folder has the time. */
 function timedIn(folder: string): bigint {
   const { offset } = layoutSchema.parse(JSON.parse(native.recordLayout)).header.fields.timed;
-  const [name = ""] = readdirSync(folder).filter((file) => file.startsWith("rigel-record-"));
+  const name = readdirSync(folder).find((file) => file.startsWith("rigel-record-")) ?? "";
   return readFileSync(join(folder, name)).readBigUInt64LE(offset);
 }
 
@@ -194,6 +195,19 @@ describe("rigel profile -- command, times by events", () => {
     expect(said).not.toContain("let it run longer");
     expect(await child.stdout.text()).toBe("");
     expect(existsSync(out)).toBe(false);
+  });
+
+  test("a signal before the program is started leaves nothing behind", async () => {
+    using folder = new Scratch();
+    const args = ["profile", "--device", "simulated", "--segment", folder.path, "-o", join(folder.path, "p.csv")];
+    for (const signal of ["SIGINT", "SIGTERM"] as const) {
+      await using child = start([...args, "--", "sleep", "600"]);
+      while (!readdirSync(folder.path).some((name) => name.startsWith("rigel-record-")))
+        await new Promise(setImmediate);
+      child.kill(signal);
+      expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
+      expect(readdirSync(folder.path)).toEqual([]);
+    }
   });
 
   test("a file that cannot be written is told before the program is started", async () => {
