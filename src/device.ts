@@ -109,10 +109,10 @@ async function probe(
   environment: Environment,
   state?: string,
 ): Promise<{ devices: Device[]; said: string }> {
-  let kill = (): void => {};
+  let kill: (() => void) | undefined;
   // Before it is started: it may have made its file by the time that Bun.spawn returns.
   using _ = onEnd(() => {
-    kill();
+    kill?.();
     if (state !== undefined) rmSync(state, { force: true });
   });
   const child = Bun.spawn([files.replay, "--probe"], {
