@@ -84,7 +84,7 @@ function commandLine(): Command {
   program
     .command("launch")
     .description("run the clients of a configuration together on one GPU and report what each got")
-    .argument("[config]", "configuration file, Rigel's or Orion's (default: the demo)")
+    .argument("[config]", "configuration file, Rigel's or Orion's; - is standard input (default: the demo)")
     .option("--json", "print the report as JSON")
     .option("--compare", "run each client alone, then together ungoverned, then governed")
     .option("--no-compare", "only the governed run, whatever the configuration says")
