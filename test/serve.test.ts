@@ -1,10 +1,11 @@
 /** serve.test.ts: what the server shows of what runs, that killing it changes nothing, and how it starts and ends. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { existsSync, statSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { statsSchema } from "../src/stats.ts";
+import { root } from "./rigel.ts";
 import { Place, Server, spinning, until } from "./serving.ts";
 
 let place: Place;
@@ -23,6 +24,7 @@ const clientSchema = z.object({
 const traceSchema = z.object({
   traceEvents: z.array(z.object({ ph: z.string(), pid: z.int(), cat: z.string().optional() })),
 });
+const openapiSchema = z.object({ paths: z.record(z.string(), z.record(z.string(), z.unknown())) });
 const eventSchema = z.object({ event: z.string(), data: z.record(z.string(), z.unknown()) });
 
 /** Server-sent events from the moment that this returns. */
@@ -274,6 +276,13 @@ describe("the server", () => {
     expect(briefly.status).toBe(200);
     const openapi = await server.ask("/openapi/json");
     expect(openapi.body).toMatchObject({ info: { title: "Rigel" }, paths: { "/v1/clients": {}, "/v1/events": {} } });
+    const routes = Object.entries(openapiSchema.parse(openapi.body).paths).flatMap(([path, methods]) =>
+      Object.keys(methods).map((method) => `${method.toUpperCase()} ${path.replace("{id}", "ID")}`),
+    );
+    // The plugin takes these two for files.
+    routes.push("GET /grafana.json", "GET /openapi/json");
+    const described = readFileSync(join(root, "docs", "watching.md"), "utf8").matchAll(/^\| `([A-Z]+ \/\S+)`/gm);
+    expect([...described].map(([, route = ""]) => route).toSorted()).toEqual(routes.toSorted());
     await server[Symbol.asyncDispose]();
     expect(server.child.exitCode).toBe(0);
     expect(existsSync(server.socket)).toBe(false);
