@@ -335,7 +335,7 @@ class Assembler {
     const { compute_percent, memory_percent } = metrics ?? recorded;
     const flops = metrics?.flops ?? recorded.flops ?? 0;
     const dram_bytes = metrics?.dram_bytes ?? recorded.dram_bytes ?? 0;
-    const { bound, reason } = boundOf({
+    const { bound, reason: bound_reason } = boundOf({
       name,
       kind,
       device,
@@ -358,7 +358,7 @@ class Assembler {
       gap_ns,
       family: familyOf(name, kind),
       bound,
-      bound_reason: reason,
+      bound_reason,
       sms: recorded.sms ?? (kind === "kernel" ? smsUsed(device, recorded) : 0),
       flops,
       dram_bytes,
@@ -468,7 +468,7 @@ export function importText(summary: ImportSummary): string {
   for (const { path, tool, rows, seconds, operations: taken, dropped, bad, bad_rows, notes: own } of files) {
     const rate = `in ${seconds.toFixed(1)} s (${perSecond(rows, seconds * 1000)})`;
     lines.push(`${path}: ${TOOL_NAMES[tool]}: ${rows} rows read ${rate}, ${taken} taken`);
-    for (const [reason, count] of Object.entries(dropped)) lines.push(`  left out ${count}: ${reason}`);
+    for (const [why, count] of Object.entries(dropped)) lines.push(`  left out ${count}: ${why}`);
     if (bad_rows > 0) lines.push(`  left out ${bad_rows}: bad rows`, ...bad.map((line) => `    ${line}`));
     lines.push(...own.map((note) => `  note: ${note}`));
   }
