@@ -271,6 +271,9 @@ describe("the server", () => {
     expect(second.status).toBe(1);
     const overSocket = await fetch("http://rigel/healthz", { unix: server.socket });
     expect(await overSocket.json()).toMatchObject({ ok: true });
+    // A name as short as this once had the path begin too late.
+    const briefly = await fetch("http://r/v1/clients", { unix: server.socket });
+    expect(briefly.status).toBe(200);
     const openapi = await server.ask("/openapi/json");
     expect(openapi.body).toMatchObject({ info: { title: "Rigel" }, paths: { "/v1/clients": {}, "/v1/events": {} } });
     const routes = Object.entries(openapiSchema.parse(openapi.body).paths).flatMap(([path, methods]) =>
