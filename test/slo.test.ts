@@ -8,7 +8,7 @@ import { Native } from "../src/native.ts";
 import { type Action, Controller, type Observation, TICK_S, type Target } from "../src/slo.ts";
 import { histogramOf, random } from "./histograms.ts";
 import { TINY_PROFILE } from "./rigel.ts";
-import { World } from "./world.ts";
+import { World as Programs } from "./world.ts";
 
 interface World {
   rate_per_s: number;
@@ -270,11 +270,11 @@ describe("the controller", () => {
 });
 
 test("of a program's requests it is seen when they began and how long they lasted", async () => {
-  await using world = new World(await Native.load());
-  const { segment, native } = world;
+  await using programs = new Programs(await Native.load());
+  const { segment, native } = programs;
   const before_ms = segment.now_ns / 1e6;
-  const profile = world.scratch.file("tiny.csv", TINY_PROFILE);
-  const child = world.run(
+  const profile = programs.scratch.file("tiny.csv", TINY_PROFILE);
+  const child = programs.run(
     [native.files.replay, "--profile", profile, "--rate", "200", "--iterations", "50"],
     "serve",
     "high",
