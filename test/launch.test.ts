@@ -552,6 +552,40 @@ describe("where a launch comes from does not matter:", () => {
     expect(await child.exited).toBe(0);
   });
 
+  test("a configuration on standard input, whose paths begin where Rigel was called", async () => {
+    const text = JSON.stringify({ device: "simulated", clients: [serve] });
+    const from = (given: string) =>
+      Bun.spawn([...commandLine(), "launch", "-", "--dry-run", "--json"], {
+        cwd: scratch.path,
+        env: plainEnvironment(),
+        stdin: Buffer.from(given),
+        stdout: "pipe",
+        stderr: "pipe",
+      });
+    await using child = from(text);
+    await using wrong = from('{"clients": 3}');
+    expect(await child.stdout.text()).toContain(join(scratch.path, "tiny.csv"));
+    expect(await wrong.stderr.text()).toBe("rigel: standard input: clients: expected a list, got 3\n");
+    expect([await child.exited, await wrong.exited]).toEqual([0, 2]);
+  });
+
+  test("a standard output or error without room", async () => {
+    const path = config([shell("a", "high", "echo hi")]);
+    const run = (redirection: string) =>
+      Bun.spawn(["sh", "-c", `"$@" ${redirection}`, "sh", ...commandLine(), "launch", path], {
+        env: plainEnvironment(),
+        stdin: "ignore",
+        stdout: "pipe",
+        stderr: "pipe",
+      });
+    await using unseen = run(">/dev/full");
+    await using silent = run("2>/dev/full");
+    const lines = (await unseen.stderr.text()).trimEnd().split("\n");
+    expect(lines.at(-1)).toMatch(/^rigel: standard output cannot be written \(ENOSPC: [^\n]*\)$/);
+    expect(await silent.stdout.text()).toContain("client");
+    expect([await unseen.exited, await silent.exited]).toEqual([1, 0]);
+  });
+
   test.each(["stdout", "stderr"])("a closed %s", async (name) => {
     const closed = name === "stdout" ? "| true" : "2>&1 >/dev/null | true";
     const path = config([shell("a", "high", "sleep 0.3; echo hi")]);

@@ -1,10 +1,11 @@
 /** serve.test.ts: what the server shows of what runs, that killing it changes nothing, and how it starts and ends. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { existsSync, statSync } from "node:fs";
+import { existsSync, readFileSync, statSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { statsSchema } from "../src/stats.ts";
+import { root } from "./rigel.ts";
 import { Place, Server, spinning, until } from "./serving.ts";
 
 let place: Place;
@@ -32,6 +33,7 @@ async function working(server: Server): Promise<z.infer<typeof clientSchema>> {
   });
 }
 
+const openapiSchema = z.object({ paths: z.record(z.string(), z.record(z.string(), z.unknown())) });
 const eventSchema = z.object({ event: z.string(), data: z.record(z.string(), z.unknown()) });
 
 /** Server-sent events from the moment that this returns. */
@@ -289,8 +291,18 @@ describe("the server", () => {
     expect(second.status).toBe(1);
     const overSocket = await fetch("http://rigel/healthz", { unix: server.socket });
     expect(await overSocket.json()).toMatchObject({ ok: true });
+    // A name as short as this once had the path begin too late.
+    const briefly = await fetch("http://r/v1/clients", { unix: server.socket });
+    expect(briefly.status).toBe(200);
     const openapi = await server.ask("/openapi/json");
     expect(openapi.body).toMatchObject({ info: { title: "Rigel" }, paths: { "/v1/clients": {}, "/v1/events": {} } });
+    const routes = Object.entries(openapiSchema.parse(openapi.body).paths).flatMap(([path, methods]) =>
+      Object.keys(methods).map((method) => `${method.toUpperCase()} ${path.replace("{id}", "ID")}`),
+    );
+    // The plugin takes these two for files.
+    routes.push("GET /grafana.json", "GET /openapi/json");
+    const described = readFileSync(join(root, "docs", "watching.md"), "utf8").matchAll(/^\| `([A-Z]+ \/\S+)`/gm);
+    expect([...described].map(([, route = ""]) => route).toSorted()).toEqual(routes.toSorted());
     await server[Symbol.asyncDispose]();
     expect(server.child.exitCode).toBe(0);
     expect(existsSync(server.socket)).toBe(false);
