@@ -82,6 +82,22 @@ static bool rg_between(CUdeviceptr to, CUdeviceptr from, size_t bytes)
     return target >= 0 && source >= 0 && target != source;
 }
 
+/* Whether any copy of a batch does. */
+static bool rg_any_between(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n)
+{
+    size_t bytes = rg_sum(sizes, n);
+    for (size_t i = 0; to && from && i < n; i++)
+        if (rg_between(to[i], from[i], bytes))
+            return true;
+    return false;
+}
+
+/* Whether an end of a box is given by a pointer that may be one to device memory. */
+static inline bool rg_is_pointer(int memory_type)
+{
+    return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_UNIFIED;
+}
+
 /* The kind of a record for the table's KIND. */
 #define RG_TRACED_LAUNCH RG_TRACE_launch
 #define RG_TRACED_GRAPH RG_TRACE_graph

@@ -225,6 +225,27 @@ static void high_never_waits(void)
     done();
 }
 
+/* A copy to another device is work like any other, though it never waits. */
+static void copies_to_another_device_are_work(void)
+{
+    enum { BYTES = 1 << 17 };
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become_high_without_agent();
+    CUdeviceptr here, there;
+    CUcontext first = current(), second;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&here, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&there, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyPeerAsync(there, second, here, first, BYTES, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg.slot->copies, 1);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
 static void *hammer(void *context)
 {
     CUstream s;
@@ -298,6 +319,7 @@ int main(int argc, char **argv)
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
     RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
+    RUN(copies_to_another_device_are_work);
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);
     RUN(best_effort_priorities_are_the_lowest);

@@ -185,10 +185,31 @@ static void copies_between_devices_never_wait(void)
     CHECK_EQUAL(cuMemcpyDtoDAsync_v2(here, there, BYTES, NULL), CUDA_SUCCESS);
     CHECK_EQUAL(cuMemcpy(there, here, BYTES), CUDA_SUCCESS);
     CHECK_EQUAL(cuMemcpyDtoD_v2(here, there, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyPeer(there, second, here, first, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyPeerAsync(there, second, here, first, BYTES, NULL), CUDA_SUCCESS);
+    CUDA_MEMCPY2D lines = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = here, .dstMemoryType = CU_MEMORYTYPE_UNIFIED,
+                           .dstDevice = there, .WidthInBytes = BYTES / 2, .Height = 2};
+    CUDA_MEMCPY3D box = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = here, .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                         .dstDevice = there, .WidthInBytes = BYTES / 4, .Height = 2, .Depth = 2};
+    CHECK_EQUAL(cuMemcpy2D_v2(&lines), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy2DUnaligned_v2(&lines), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy2DAsync_v2(&lines, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy3D_v2(&box), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy3DAsync_v2(&box, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy3DPeer(&box), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy3DPeerAsync(&box, NULL), CUDA_SUCCESS);
+    CUdeviceptr to[] = {too, there}, from[] = {here, here};
+    size_t sizes[] = {BYTES, 1};
+    CHECK_EQUAL(cuMemcpyBatchAsync_v2(to, from, sizes, 2, NULL, NULL, 0, NULL), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->gate_waits, 0);
-    CHECK_EQUAL(rg.slot->copies, 4);
+    CHECK_EQUAL(rg.slot->copies, 14);
     CHECK_EQUAL(cuMemcpyDtoDAsync_v2(here, too, BYTES, NULL), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
+    lines.dstDevice = box.dstDevice = too;
+    CHECK_EQUAL(cuMemcpy2DAsync_v2(&lines, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpy3DAsync_v2(&box, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyBatchAsync(to, from, sizes, 1, NULL, NULL, 0, NULL, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 4);
     done();
 }
 
