@@ -63,6 +63,23 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+static inline size_t rg_sum_boxes(const CUDA_MEMCPY3D_BATCH_OP *boxes, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; boxes && i < n; i++)
+        sum += boxes[i].width * boxes[i].height * boxes[i].depth;
+    return sum;
+}
+
+/* Bytes to be decompressed to; or from, where that is not said. */
+static inline size_t rg_sum_parts(const CUmemDecompressParams *parts, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; parts && i < n; i++)
+        sum += parts[i].dstNumBytes ? parts[i].dstNumBytes : parts[i].srcNumBytes;
+    return sum;
+}
+
 /* Where device memory is: CUDA's number of the device; -1 of other memory. */
 static int device_of(CUdeviceptr p)
 {
@@ -88,6 +105,16 @@ static bool rg_any_between(const CUdeviceptr *to, const CUdeviceptr *from, const
     size_t bytes = rg_sum(sizes, n);
     for (size_t i = 0; to && from && i < n; i++)
         if (rg_between(to[i], from[i], bytes))
+            return true;
+    return false;
+}
+
+static bool rg_any_box_between(const CUDA_MEMCPY3D_BATCH_OP *boxes, size_t n)
+{
+    size_t bytes = rg_sum_boxes(boxes, n);
+    for (size_t i = 0; boxes && i < n; i++)
+        if (boxes[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER && boxes[i].src.type == CU_MEMCPY_OPERAND_TYPE_POINTER &&
+            rg_between(boxes[i].dst.op.ptr.ptr, boxes[i].src.op.ptr.ptr, bytes))
             return true;
     return false;
 }

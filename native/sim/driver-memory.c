@@ -795,7 +795,7 @@ MEMSET(8, unsigned char)
 MEMSET(16, unsigned short)
 MEMSET(32, unsigned)
 
-/* Arrays and prefetches: exported, because programs and Rigel look them up, and refused, because the
+/* Arrays, prefetches, decompression, and copies of CUDA 13.2: exported, because programs and Rigel look them up, and refused, because the
  * simulated GPU has no arrays and moves no pages. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -817,6 +817,16 @@ REFUSED(cuMemcpyDtoA_v2, ptds, (CUarray a, size_t at, CUdeviceptr d, size_t n))
 REFUSED(cuMemcpyAtoA_v2, ptds, (CUarray a, size_t at, CUarray b, size_t bt, size_t n))
 REFUSED(cuMemcpyAtoHAsync_v2, ptsz, (void *h, CUarray a, size_t at, size_t n, CUstream s))
 REFUSED(cuMemcpyHtoAAsync_v2, ptsz, (CUarray a, size_t at, const void *h, size_t n, CUstream s))
+#define BOXES CUDA_MEMCPY3D_BATCH_OP *o
+REFUSED(cuMemcpy3DBatchAsync, ptsz, (size_t n, BOXES, size_t *bad, unsigned long long flags, CUstream s))
+REFUSED(cuMemcpy3DBatchAsync_v2, ptsz, (size_t n, BOXES, unsigned long long flags, CUstream s))
+REFUSED(cuMemcpyWithAttributesAsync, ptsz, (CUdeviceptr d, CUdeviceptr e, size_t n, void *attributes, CUstream s))
+REFUSED(cuMemcpy3DWithAttributesAsync, ptsz, (BOXES, unsigned long long flags, CUstream s))
+#define PREFETCHES \
+    (CUdeviceptr *d, size_t *sizes, size_t n, CUmemLocation *where, size_t *indices, size_t m, unsigned long long flags, CUstream s)
+REFUSED(cuMemPrefetchBatchAsync, ptsz, PREFETCHES)
+REFUSED(cuMemDiscardAndPrefetchBatchAsync, ptsz, PREFETCHES)
+REFUSED(cuMemBatchDecompressAsync, ptsz, (CUmemDecompressParams *p, size_t n, unsigned flags, size_t *bad, CUstream s))
 REFUSED(cuMemPrefetchAsync, ptsz, (CUdeviceptr d, size_t n, CUdevice where, CUstream s))
 REFUSED(cuMemPrefetchAsync_v2, ptsz, (CUdeviceptr d, size_t n, uint64_t where, unsigned flags, CUstream s))
 #undef REFUSED

@@ -213,6 +213,44 @@ static void copies_between_devices_never_wait(void)
     done();
 }
 
+/* Work by names that few programs use: it counts, and what is large waits. Some the simulated GPU refuses, but not before they have. */
+static void rare_forms_of_work_are_work(void)
+{
+    enum { BYTES = 1 << 17 };
+    become("best-effort");
+    CUdeviceptr p;
+    CUstream s;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 1000);
+    seg->settings.starvation_us = 1000;
+    other_busy(true);
+    uint64_t one = 1, ns = 1000;
+    void *params[] = {&one, &ns};
+    CUDA_LAUNCH_PARAMS part = {spin, 1, 1, 1, 32, 1, 1, 0, s, params};
+    CHECK_EQUAL(cuLaunchCooperativeKernelMultiDevice(&part, 1, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CUDA_MEMCPY3D_BATCH_OP boxes[2] = {
+        {.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .width = 1, .height = 1, .depth = 1},
+        {.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .width = BYTES, .height = 1, .depth = 1},
+    };
+    CUmemDecompressParams parts[2] = {{.srcNumBytes = BYTES}, {.srcNumBytes = BYTES, .dstNumBytes = 1}};
+    size_t sizes[] = {1, BYTES};
+    for (uint64_t large = 0; large < 2; large++) { /* the first is small, both together are large */
+        cuMemcpyWithAttributesAsync(p, p, large ? BYTES : 1, NULL, s);
+        cuMemcpy3DWithAttributesAsync(&boxes[large], 0, s);
+        cuMemcpy3DBatchAsync(1 + large, boxes, NULL, 0, s);
+        cuMemcpy3DBatchAsync_v2(1 + large, boxes, 0, s);
+        cuMemPrefetchBatchAsync(&p, sizes, 1 + large, NULL, NULL, 0, 0, s);
+        cuMemDiscardAndPrefetchBatchAsync(&p, sizes, 1 + large, NULL, NULL, 0, 0, s);
+        cuMemBatchDecompressAsync(large ? parts : parts + 1, 1 + large, 0, NULL, s);
+        CHECK_EQUAL(rg.slot->copies, 7 * (1 + large));
+        CHECK_EQUAL(rg.slot->gate_waits, 1 + 7 * large);
+    }
+    done();
+}
+
 static void communication_kernels_never_wait(void)
 {
     become("best-effort");
@@ -534,6 +572,7 @@ int main(int argc, char **argv)
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);
     RUN(copies_between_devices_never_wait);
+    RUN(rare_forms_of_work_are_work);
     RUN(communication_kernels_never_wait);
     return failures ? 1 : 0;
 }
