@@ -452,6 +452,8 @@ RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream s, int mode), (s, mode), s)
 RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream s, int mode), (s, mode), RG_PTDS(s))
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, RG_TOGRAPH, (s, g, d, e, n, mode), s)
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, RG_TOGRAPH, (s, g, d, e, n, mode), RG_PTDS(s))
+RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph, RG_RECAPTURE, (s, mode, g, callback, data), s)
+RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, RG_RECAPTURE, (s, mode, g, callback, data), RG_PTDS(s))
 
 #define RG_END_CAPTURE(symbol, stream) \
     CUresult symbol(CUstream s, CUgraph *g) \

@@ -136,6 +136,8 @@ static void thread_ends(void *mark)
             drop(t);
         } else {
             index_remove(atomic_load(&t->key));
+            if (atomic_exchange(&t->capturing, false))
+                uncount_capture(); /* nobody can end it any more */
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
             rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));

@@ -31,6 +31,7 @@ enum { OTHER = 40 };    /* slot of a client that is not there, but that the othe
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
+    X(cuGraphCreate, (CUgraph *, unsigned)) \
     X(cuGraphDestroy, (CUgraph)) \
     X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \

@@ -71,6 +71,31 @@ static void captures_are_counted_right(void)
     CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
     CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(rg.captures, 0);
+    CHECK_EQUAL(cu.cuGraphCreate(&graph, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginRecaptureToGraph(b, CU_STREAM_CAPTURE_MODE_RELAXED, graph, NULL, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+static void *capture_without_end(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    launch(spin, CU_STREAM_PER_THREAD, 1000);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    return NULL;
+}
+
+/* A thread's own stream goes with it, and so does a capture that is open on it, whatever else is known of the stream. */
+static void a_capture_goes_with_its_thread(void)
+{
+    become_high_without_agent(); /* which leaves the stream's work unfinished */
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, capture_without_end, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.captures, 0);
     done();
 }
 
@@ -306,6 +331,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(capture_passes_and_a_graph_is_one_unit);
     RUN(captures_are_counted_right);
+    RUN(a_capture_goes_with_its_thread);
     RUN(default_streams_of_two_contexts_are_told_apart);
     RUN(a_reset_context_starts_afresh);
     RUN(events_of_a_released_context_are_not_used);
