@@ -256,6 +256,19 @@ CUresult cuInit(unsigned flags)
         return result_; \
     }
 
+static CUcontext current_context(void)
+{
+    CUcontext current = NULL;
+    rg_real.cuCtxGetCurrent(&current);
+    return current;
+}
+
+static CUcontext context_of_green(CUgreenCtx green)
+{
+    CUcontext c = NULL;
+    return RG_CALL(cuCtxFromGreenCtx, (&c, green)) == CUDA_SUCCESS ? c : NULL;
+}
+
 static bool primary_gone(CUdevice d)
 {
     unsigned flags;
@@ -308,6 +321,12 @@ RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); R
              RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
              RG_IF_DONE(RG_FORGET_MEMORY))
+/* It ends the context, which is the current one, unless that was attached (cuCtxAttach): whether it has is seen by what is current then. */
+RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), rg_batch_forget(c, -1); rg_samples_forget(c, -1); RG_NOTE_MEMORY(c),
+             if (result_ == CUDA_SUCCESS && current_context() != c) { rg_track_forget_context(c, -1); RG_FORGET_MEMORY; })
+/* Memory is its device's primary context's. */
+RG_TAKE_AWAY(cuGreenCtxDestroy, (CUgreenCtx green), (green), CUcontext c = context_of_green(green);
+             if (c) rg_track_forget_context(c, -1), )
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
@@ -399,14 +418,19 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
-static void stream_made(CUstream s, int asked)
+static void stream_given(CUstream s, int asked)
 {
-    rg_context_made(s);
     rg_member_made(s);
     rg_member *m = rg_member_mine();
     uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
     if (mode != RG_MODE_BARE)
         rg_stream_prioritise(s, mode, asked);
+}
+
+static void stream_made(CUstream s, int asked)
+{
+    rg_context_made(s);
+    stream_given(s, asked);
 }
 
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
@@ -422,6 +446,15 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
         stream_made(*s, priority);
+    return r;
+}
+
+/* Not a stream of the current context. */
+CUresult cuGreenCtxStreamCreate(CUstream *s, CUgreenCtx green, unsigned flags, int priority)
+{
+    CUresult r = RG_CALL(cuGreenCtxStreamCreate, (s, green, flags, priority));
+    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+        stream_given(*s, priority);
     return r;
 }
 
@@ -529,12 +562,6 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
             rg_record_wait_end(began); \
         return r; \
     }
-static CUcontext current_context(void)
-{
-    CUcontext current = NULL;
-    rg_real.cuCtxGetCurrent(&current);
-    return current;
-}
 RG_WAIT_CONTEXT(cuCtxSynchronize, (void), (), current_context())
 RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 

@@ -23,6 +23,7 @@ enum { OTHER = 40 };    /* slot of a client that is not there, but that the othe
     X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
     X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
     X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
+    X(cuCtxAttach, (CUcontext *, unsigned)) \
     X(cuCtxSetCurrent, (CUcontext)) \
     X(cuCtxGetCurrent, (CUcontext *)) \
     X(cuModuleLoadData, (CUmodule *, const void *)) \

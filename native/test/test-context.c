@@ -230,6 +230,71 @@ static void a_release_that_is_not_the_last_ends_nothing(void)
     done();
 }
 
+/* Launches in a context of its own, which is current then; nobody but its end tells that the work is done. */
+static CUcontext busy_in_a_context(void)
+{
+    CUcontext own;
+    CUdeviceptr p;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(busy_word(), 1);
+    return own;
+}
+
+/* PyCUDA's end of a context. */
+static void a_context_that_is_detached_is_gone_with_the_last_who_attached(void)
+{
+    become_high_without_agent();
+    CUcontext own = busy_in_a_context(), same;
+    CHECK_EQUAL(cu.cuCtxAttach(&same, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxDetach(own), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg.slot->memory_bytes, 1 << 20);
+    CHECK_EQUAL(cuCtxDetach(own), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->memory_bytes, 0);
+    CHECK(cuCtxDetach(own) != CUDA_SUCCESS);
+    done();
+}
+
+/* Green contexts as far as Rigel is concerned; the simulated GPU has none. */
+static CUresult green_is_context(CUcontext *c, CUgreenCtx green)
+{
+    *c = (CUcontext)green;
+    return CUDA_SUCCESS;
+}
+static CUresult green_ends(CUgreenCtx green)
+{
+    CHECK_EQUAL(rg_track_find(rg_track_key(NULL)) == NULL, true);
+    return RG_REAL(cuCtxDestroy_v2)((CUcontext)green);
+}
+static CUresult green_stream(CUstream *s, CUgreenCtx green, unsigned flags, int priority)
+{
+    (void)green;
+    return RG_REAL(cuStreamCreateWithPriority)(s, flags, priority);
+}
+
+static void a_green_context_goes_like_any_other(void)
+{
+    become_high_without_agent();
+#define REPLACE(symbol, new) rg_real.hooked[RG_HOOK_##symbol] = (void *)(uintptr_t)new
+    REPLACE(cuCtxFromGreenCtx, green_is_context);
+    REPLACE(cuGreenCtxDestroy, green_ends);
+    REPLACE(cuGreenCtxStreamCreate, green_stream);
+#undef REPLACE
+    CUstream s;
+    int priority = 99;
+    CUcontext green = busy_in_a_context();
+    CHECK_EQUAL(cuGreenCtxStreamCreate(&s, (CUgreenCtx)green, CU_STREAM_NON_BLOCKING, -1), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuStreamGetPriority(s, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -5); /* a high client's, of those that it has raised */
+    CHECK_EQUAL(cuGreenCtxDestroy((CUgreenCtx)green), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
 static void per_thread_streams_of_many_threads_do_not_lock_up(void)
 {
     become("best-effort");
@@ -336,6 +401,8 @@ int main(int argc, char **argv)
     RUN(a_reset_context_starts_afresh);
     RUN(events_of_a_released_context_are_not_used);
     RUN(a_release_that_is_not_the_last_ends_nothing);
+    RUN(a_context_that_is_detached_is_gone_with_the_last_who_attached);
+    RUN(a_green_context_goes_like_any_other);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);
