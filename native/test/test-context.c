@@ -259,6 +259,22 @@ static void a_context_that_is_detached_is_gone_with_the_last_who_attached(void)
     done();
 }
 
+/* A program that makes a context for every task: those that are gone make room for the one that it works in. */
+static void the_context_in_use_is_always_known(void)
+{
+    become_high_without_agent();
+    CUcontext own[RG_MAX_CONTEXTS + 2];
+    for (int i = 0; i < RG_MAX_CONTEXTS + 2; i++) {
+        own[i] = busy_in_a_context();
+        bool known = false;
+        for (int k = 0; k < RG_MAX_CONTEXTS; k++)
+            known |= rg.slot->contexts[2 * k] == (uintptr_t)own[i] && rg.slot->contexts[2 * k + 1] == 1;
+        CHECK(known);
+        CHECK_EQUAL(cuCtxDestroy_v2(own[i]), CUDA_SUCCESS);
+    }
+    done();
+}
+
 /* Green contexts as far as Rigel is concerned; the simulated GPU has none. */
 static CUresult green_is_context(CUcontext *c, CUgreenCtx green)
 {
@@ -402,6 +418,7 @@ int main(int argc, char **argv)
     RUN(events_of_a_released_context_are_not_used);
     RUN(a_release_that_is_not_the_last_ends_nothing);
     RUN(a_context_that_is_detached_is_gone_with_the_last_who_attached);
+    RUN(the_context_in_use_is_always_known);
     RUN(a_green_context_goes_like_any_other);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
     RUN(leaving_is_final_and_may_be_said_twice);
