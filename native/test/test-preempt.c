@@ -3,6 +3,13 @@
  */
 #include "gate-testing.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
 static rg_device *dev0(void)
 {
     return &seg->devices[0];
@@ -205,6 +212,68 @@ static void leaving_while_suspended(void)
     done();
 }
 
+/* The driver's interface as far as channel.c looks at it: an object is allocated below another; a question to one. */
+typedef struct {
+    uint32_t root, parent, object, class;
+} allocation;
+#define ALLOCATE _IOWR('F', 0x2b, char[32])
+#define QUESTION _IOWR('F', 0x2a, char[32])
+
+static void allocated(uint32_t parent, uint32_t object, uint32_t class)
+{
+    rg_channel_saw(-1, ALLOCATE, &(allocation){1, parent, object, class});
+}
+
+static _Atomic int asked, answered;
+static void answer_late(int signal)
+{
+    (void)signal;
+    atomic_store(&asked, 1);
+    while (!atomic_load(&answered))
+        usleep(1000);
+}
+
+static enum rg_found first_found;
+static void *find_channels(void *channels)
+{
+    static const char uuid[16] = "";
+    first_found = rg_channels_find(channels, uuid, 0);
+    return NULL;
+}
+
+/* The driver may take long to say which GPU a channel is on, while another process makes its context, say. The program goes on making its
+ * own meanwhile. */
+static void the_program_does_not_wait_for_a_question_to_the_driver(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)QUESTION, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+        return; /* not here */
+    CHECK(signal(SIGSYS, answer_late) != SIG_ERR);
+    allocated(1, 10, 0x0080); /* a device, its GPU, a group of channels, a channel, what computes there */
+    allocated(10, 11, 0x2080);
+    allocated(10, 12, 0xa06c);
+    allocated(12, 13, 0xc86f);
+    allocated(13, 14, 0xcbc0);
+    rg_channels channels;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, find_channels, &channels), 0);
+    WAIT_FOR(atomic_load(&asked));
+    allocated(12, 15, 0xc86f);
+    atomic_store(&answered, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* the answer was an error: on no GPU that is known */
+    find_channels(&channels);
+    CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* and all is still known that the process has */
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -217,5 +286,6 @@ int main(int argc, char **argv)
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(leaving_while_suspended);
+    RUN(the_program_does_not_wait_for_a_question_to_the_driver);
     return failures ? 1 : 0;
 }
