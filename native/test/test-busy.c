@@ -197,6 +197,23 @@ static void *per_thread_launch(void *context)
     return NULL;
 }
 
+/* Who ends a context may take long about it, with the lock; the client is as alive as ever. */
+static void the_agent_goes_on_beside_who_ends_a_context(void)
+{
+    become("high");
+    pthread_mutex_lock(&rg_agent_lock);
+    launch(spin, NULL, 1000);
+    atomic_store(&rg.set_priorities, false); /* it wants to set them anew, besides */
+    for (int beats = 0; beats < 3; beats++) {
+        uint64_t seen = atomic_load(&rg.slot->heartbeat_ns);
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+    }
+    CHECK_EQUAL(busy_word(), 1);
+    pthread_mutex_unlock(&rg_agent_lock);
+    WAIT_FOR(busy_word() == 0);
+    done();
+}
+
 /* The stream of a thread that ended leaves its place to one of another context, where the event of the first is of no use. */
 static void the_agent_waits_in_the_right_context(void)
 {
@@ -317,6 +334,7 @@ int main(int argc, char **argv)
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
+    RUN(the_agent_goes_on_beside_who_ends_a_context);
     RUN(the_agent_waits_in_the_right_context);
     RUN(high_never_waits);
     RUN(copies_to_another_device_are_work);
