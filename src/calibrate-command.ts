@@ -4,14 +4,14 @@ import { rmSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { type Command } from "commander";
 import { whole } from "./arguments.ts";
-import { type Calibration, devicePath, measure, writeCalibration } from "./calibrate.ts";
+import { type Calibration, devicePath, makeDevicesFolder, measure } from "./calibrate.ts";
 import type { DeviceSelector } from "./config.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
 import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { checkOutput } from "./output.ts";
 import { defaultSegmentFolder } from "./plan.ts";
+import { WholeFile } from "./profile-write.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { aligned } from "./report.ts";
 import { digits } from "./show.ts";
@@ -50,7 +50,8 @@ export function addCalibrateCommand(program: Command, device: (text: string) => 
 
 async function runCalibrate(flags: Flags): Promise<void> {
   const native = await Native.load();
-  const undo = flags.output === undefined ? undefined : checkOutput("--output", flags.output);
+  if (flags.output === undefined) makeDevicesFolder();
+  else await new WholeFile(flags.output).check();
   const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
@@ -60,7 +61,7 @@ async function runCalibrate(flags: Flags): Promise<void> {
     status = SIGNAL_STATUS[signal];
     stop.abort();
   });
-  progress(`${device.name}: ${flags.rounds} rounds`);
+  progress(`${device.name}: ${flags.rounds} ${flags.rounds === 1 ? "round" : "rounds"}`);
   let done = 0;
   const bar = new ProgressBar("measured", 1, () => done);
   try {
@@ -77,7 +78,13 @@ async function runCalibrate(flags: Flags): Promise<void> {
       },
     );
     const path = flags.output === undefined ? devicePath(calibration.device) : resolve(flags.output);
-    writeCalibration(path, calibration);
+    const file = new WholeFile(path);
+    try {
+      await file.write(`${JSON.stringify(calibration, null, 2)}\n`);
+      await file.finish();
+    } finally {
+      await file.discard();
+    }
     bar.stop();
     progress(`${path} written`);
     if (device.simulated)
@@ -89,7 +96,6 @@ async function runCalibrate(flags: Flags): Promise<void> {
     progress("stopped; nothing was written");
   } finally {
     bar.stop();
-    undo?.();
     if (device.simulated) rmSync(state, { force: true });
     off();
     if (status !== undefined) process.exitCode = status;

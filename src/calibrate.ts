@@ -5,11 +5,11 @@
  * preset's (native/sim/presets.def). What a file leaves null is the preset's, too.
  */
 
-import { existsSync, mkdirSync, readdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { z } from "zod";
 import { median } from "./bench-stats.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { readJson } from "./json.ts";
 import { type NativeFiles, cacheFolders, privateFolder } from "./native.ts";
 import { fields, parse } from "./schema.ts";
@@ -134,19 +134,16 @@ export async function readCalibration(path: string): Promise<Calibration> {
   return parse(calibrationSchema, await readJson(path), path);
 }
 
-/** Writes it as a whole or not at all. */
-export function writeCalibration(path: string, calibration: Calibration): void {
-  const folder = dirname(path);
-  if (folder === devicesFolder()) {
+/** Makes the folder of the user's own, before a minute is spent on what goes into it. */
+export function makeDevicesFolder(): void {
+  const folder = devicesFolder();
+  try {
     privateFolder(dirname(folder));
     privateFolder(folder);
-  } else mkdirSync(folder, { recursive: true });
-  const fresh = `${path}.${process.pid}`;
-  try {
-    writeFileSync(fresh, `${JSON.stringify(calibration, null, 2)}\n`);
-    renameSync(fresh, path);
-  } finally {
-    rmSync(fresh, { force: true });
+  } catch (thrown) {
+    throw new RigelError("cache", `${folder}: cannot be made (${reason(thrown)}); -o names a file elsewhere`, {
+      cause: thrown,
+    });
   }
 }
 

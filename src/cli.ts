@@ -84,7 +84,7 @@ function commandLine(): Command {
   program
     .command("launch")
     .description("run the clients of a configuration together on one GPU and report what each got")
-    .argument("[config]", "configuration file, Rigel's or Orion's (default: the demo)")
+    .argument("[config]", "configuration file, Rigel's or Orion's; - is standard input (default: the demo)")
     .option("--json", "print the report as JSON")
     .option("--compare", "run each client alone, then together ungoverned, then governed")
     .option("--no-compare", "only the governed run, whatever the configuration says")
@@ -170,9 +170,9 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
       start_timeout_s: flags.startTimeout,
       trace: flags.trace === undefined ? undefined : resolve(flags.trace),
     });
+    process.exitCode = exitStatus;
     print(flags.json ? JSON.stringify(report, null, 2) : table(report));
     if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
-    process.exitCode = exitStatus;
   } finally {
     for (const one of undo) one?.();
   }
@@ -299,6 +299,11 @@ function deviceSelector(text: string): Config["device"] {
   throw new InvalidArgumentError("Expected auto, simulated, a device index, or a UUID such as GPU-….");
 }
 
+/** Where a disk is full, over quota or read-only: wherever Rigel was writing, that is no bug in it. */
+function noRoom(thrown: unknown): boolean {
+  return thrown instanceof Error && "code" in thrown && /^(ENOSPC|EDQUOT|EROFS)$/.test(String(thrown.code));
+}
+
 function print(text: string): void {
   process.stdout.write(`${text}\n`);
 }
@@ -306,11 +311,13 @@ function print(text: string): void {
 // As a shell would. Without it no program is found, neither by Rigel nor by its clients.
 process.env["PATH"] ??= "/usr/local/bin:/usr/bin:/bin";
 
-// Whoever read what Rigel says has gone (`rigel … | head`): the launch goes on to its end, unseen.
-for (const stream of [process.stdout, process.stderr])
-  stream.on("error", (error) => {
-    if (!("code" in error) || error.code !== "EPIPE") throw error;
-  });
+// Whoever read what Rigel says has gone (`rigel … | head`), or there is no room for it: a launch goes on to its end, unseen.
+process.stderr.on("error", () => {});
+process.stdout.on("error", (error) => {
+  if ("code" in error && error.code === "EPIPE") return;
+  progress(`standard output cannot be written (${reason(error)})`);
+  process.exitCode = 1;
+});
 
 try {
   await commandLine().parseAsync();
@@ -321,6 +328,9 @@ try {
   } else if (thrown instanceof RigelError) {
     for (const line of thrown.message.split("\n")) progress(line);
     process.exitCode = thrown.exitStatus;
+  } else if (noRoom(thrown)) {
+    progress(reason(thrown));
+    process.exitCode = 1;
   } else {
     console.error(thrown);
     process.exitCode = 70;

@@ -9,7 +9,7 @@
 import { dirname, isAbsolute, resolve } from "node:path";
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
-import { readJson } from "./json.ts";
+import { inputName, readJson } from "./json.ts";
 import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
 import { fields, parse } from "./schema.ts";
@@ -245,7 +245,7 @@ export interface Config extends RawConfig {
 
 /** Reads and checks a configuration file, Rigel's own or Orion's. Paths in it are relative to `base`, else to its folder. */
 export async function readConfig(file: string, base = dirname(resolve(file))): Promise<Config> {
-  return configOf(await readJson(file), file, base);
+  return configOf(await readJson(file), inputName(file), base);
 }
 
 /** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`, and errors without one. */

@@ -9,7 +9,7 @@ import { rmSync } from "node:fs";
 import { z } from "zod";
 import type { ClientDevice, Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
-import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
+import { onEnd } from "./interrupt.ts";
 import type { NativeFiles } from "./native.ts";
 
 const deviceSchema = z.object({
@@ -109,10 +109,10 @@ async function probe(
   environment: Environment,
   state?: string,
 ): Promise<{ devices: Device[]; said: string }> {
-  let kill = (): void => {};
+  let kill: (() => void) | undefined;
   // Before it is started: it may have made its file by the time that Bun.spawn returns.
   using _ = onEnd(() => {
-    kill();
+    kill?.();
     if (state !== undefined) rmSync(state, { force: true });
   });
   const child = Bun.spawn([files.replay, "--probe"], {
@@ -132,32 +132,6 @@ async function probe(
       `looking for GPUs failed (rigel-replay --probe ended with ${child.signalCode ?? status}): ${stderr.trim()}`,
     );
   return { devices: z.array(deviceSchema).parse(JSON.parse(stdout)), said: stderr.trim() };
-}
-
-/** What is to be done if this process ends before the scope that asked for it. */
-const ends = new Set<() => void>();
-const end = (): void => ends.forEach((act) => act());
-let off: (() => void) | undefined;
-
-/** At the end of its scope, or of this process, also by a signal. */
-function onEnd(act: () => void): Disposable {
-  if (ends.size === 0) {
-    process.on("exit", end);
-    off = onRequestToEnd((signal) => {
-      // Whoever else handles it decides whether that is the end.
-      if (process.listenerCount(signal) === 1) process.exit(SIGNAL_STATUS[signal]);
-    });
-  }
-  ends.add(act);
-  return {
-    [Symbol.dispose]() {
-      ends.delete(act);
-      act();
-      if (ends.size > 0) return;
-      process.off("exit", end);
-      off?.();
-    },
-  };
 }
 
 /** The version of the driver's kernel module, from the text of /proc/driver/nvidia/version. */

@@ -264,7 +264,7 @@ export function checkPreemption(
       `did not work ${where} in the launch just made${seen.mps ? ", which was under MPS" : ""}: launches are held at the gate`,
       seen.mps
         ? '"sharing": "time-slice" keeps clients out of MPS'
-        : "the gate still protects the high client; tried is driver 580 (see Limits in the README)",
+        : "the gate still protects the high client; tried is driver 580 (docs/limits.md says more)",
     );
   const access =
     control === undefined || !control.exists

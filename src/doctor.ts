@@ -10,13 +10,10 @@ import {
   constants,
   existsSync,
   lstatSync,
-  mkdtempSync,
   readFileSync,
   readdirSync,
   readlinkSync,
-  rmSync,
   statfsSync,
-  writeFileSync,
 } from "node:fs";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
@@ -50,6 +47,7 @@ import {
   trialReportSchema,
 } from "./doctor-checks.ts";
 import { reason } from "./errors.ts";
+import { onEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { Native, cacheFolders } from "./native.ts";
@@ -241,51 +239,43 @@ async function inspect(native: Native): Promise<Inspection> {
 /** Launches two replays for about a second: the very thing that users want to work. */
 async function tryLaunch(native: Native, device: DeviceSelector, segmentFolder: string): Promise<Trial> {
   progress("making a short launch of two small programs");
-  const folder = mkdtempSync(join(tmpdir(), "rigel-doctor-"));
-  try {
-    const config = join(folder, "doctor.json");
-    const profile = (name: string): string => join(native.files.profiles, name);
-    writeFileSync(
-      config,
-      JSON.stringify({
-        device,
-        policy: { name: "priority" },
-        clients: [
-          {
-            name: "high",
-            class: "high",
-            replay: {
-              profile: profile("h200-resnet50-infer-bs4.csv"),
-              rate_per_s: 60,
-              arrivals: "uniform",
-              iterations: 60,
-            },
-          },
-          {
-            name: "best-effort",
-            class: "best-effort",
-            replay: { profile: profile("h200-resnet50-train-bs64.csv") },
-          },
-        ],
-      }),
-    );
-    const child = Bun.spawn([...commandLine(), "launch", config, "--json", "--segment", segmentFolder], {
-      env: { ...process.env, NO_COLOR: "1" },
-      stdin: "ignore",
-      stdout: "pipe",
-      stderr: "pipe",
-      timeout: TRIAL_ms,
-    });
-    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
-    const report = trialReportSchema.safeParse(parsed(stdout));
-    return {
-      report: report.success ? report.data : undefined,
-      status: child.signalCode === null ? status : null,
-      said: stderr.trimEnd().split("\n").slice(-TRIAL_LINES),
-    };
-  } finally {
-    rmSync(folder, { recursive: true, force: true });
-  }
+  const profile = (name: string): string => join(native.files.profiles, name);
+  const config = JSON.stringify({
+    device,
+    policy: { name: "priority" },
+    clients: [
+      {
+        name: "high",
+        class: "high",
+        replay: {
+          profile: profile("h200-resnet50-infer-bs4.csv"),
+          rate_per_s: 60,
+          arrivals: "uniform",
+          iterations: 60,
+        },
+      },
+      {
+        name: "best-effort",
+        class: "best-effort",
+        replay: { profile: profile("h200-resnet50-train-bs64.csv") },
+      },
+    ],
+  });
+  const child = Bun.spawn([...commandLine(), "launch", "-", "--json", "--segment", segmentFolder], {
+    env: { ...process.env, NO_COLOR: "1" },
+    stdin: Buffer.from(config),
+    stdout: "pipe",
+    stderr: "pipe",
+    timeout: TRIAL_ms,
+  });
+  using _ = onEnd(() => child.kill());
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  const report = trialReportSchema.safeParse(parsed(stdout));
+  return {
+    report: report.success ? report.data : undefined,
+    status: child.signalCode === null ? status : null,
+    said: stderr.trimEnd().split("\n").slice(-TRIAL_LINES),
+  };
 }
 
 function parsed(text: string): unknown {

@@ -5,12 +5,12 @@
  * them, nothing is written where there is one. What is left out is counted in the summary with the reason.
  */
 
-import { createReadStream } from "node:fs";
-import { mkdtemp, rm } from "node:fs/promises";
+import { createReadStream, mkdtempSync, rmSync } from "node:fs";
+import { realpath } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { type Bound, boundOf, familyOf } from "./classify.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { type Detected, TOOL_NAMES, type Tool, detect } from "./import-detect.ts";
 import { readNcu } from "./import-ncu.ts";
 import { readNsys } from "./import-nsys.ts";
@@ -19,6 +19,7 @@ import { readRigel } from "./import-rigel.ts";
 import { FileReport, type Recorded } from "./import-row.ts";
 import { type Source, openSource } from "./import-source.ts";
 import { readTorch } from "./import-torch.ts";
+import { onEnd } from "./interrupt.ts";
 import { comparableName } from "./kernel-name.ts";
 import { smsUsed } from "./peaks.ts";
 import { MOST_REPLAYED, type Operation } from "./profile.ts";
@@ -74,9 +75,10 @@ export interface ImportSummary {
 
 /** Imports files, one after the other, into one profile. Throws a coded error that names each bad row. */
 export async function importProfiles(options: ImportOptions): Promise<ImportSummary> {
+  if (options.out !== undefined) await refuseOwnFile(options.out, [...options.files, ...options.metrics]);
   const metrics = await readMetrics(options.metrics);
-  const scratch = options.out === undefined ? await mkdtemp(join(tmpdir(), "rigel-import-")) : undefined;
-  const target = options.out ?? join(scratch ?? "", "profile.csv");
+  using scratch = options.out === undefined ? new Scratch() : undefined;
+  const target = options.out ?? join(scratch?.path ?? "", "profile.csv");
   const file = new WholeFile(target);
   await file.check();
   const assembler = new Assembler(options, metrics, file);
@@ -102,8 +104,39 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
     return summary;
   } finally {
     await file.discard();
-    if (scratch !== undefined) await rm(scratch, { recursive: true, force: true });
   }
+}
+
+/** A folder for the profile until it is printed. */
+class Scratch implements Disposable {
+  path = "";
+  // Before it is made: nothing may come between.
+  readonly #end = onEnd(() => {
+    if (this.path !== "") rmSync(this.path, { recursive: true, force: true });
+  });
+
+  constructor() {
+    try {
+      this.path = mkdtempSync(join(tmpdir(), "rigel-import-"));
+    } catch (thrown) {
+      this[Symbol.dispose]();
+      throw new RigelError("machine", `${tmpdir()}: no folder can be made in it (${reason(thrown)}); -o names a file`, {
+        cause: thrown,
+      });
+    }
+  }
+
+  [Symbol.dispose](): void {
+    this.#end[Symbol.dispose]();
+  }
+}
+
+/** Throws if what is to be written would take the place of what is read. */
+async function refuseOwnFile(out: string, files: readonly string[]): Promise<void> {
+  const target = await realpath(out).catch(() => undefined);
+  for (const file of files)
+    if (target !== undefined && (await realpath(file).catch(() => undefined)) === target)
+      throw new RigelError("command", `--output: expected another file than what is read, got ${out}`);
 }
 
 async function openImport(
@@ -302,7 +335,7 @@ class Assembler {
     const { compute_percent, memory_percent } = metrics ?? recorded;
     const flops = metrics?.flops ?? recorded.flops ?? 0;
     const dram_bytes = metrics?.dram_bytes ?? recorded.dram_bytes ?? 0;
-    const { bound, reason } = boundOf({
+    const { bound, reason: bound_reason } = boundOf({
       name,
       kind,
       device,
@@ -325,7 +358,7 @@ class Assembler {
       gap_ns,
       family: familyOf(name, kind),
       bound,
-      bound_reason: reason,
+      bound_reason,
       sms: recorded.sms ?? (kind === "kernel" ? smsUsed(device, recorded) : 0),
       flops,
       dram_bytes,
@@ -435,7 +468,7 @@ export function importText(summary: ImportSummary): string {
   for (const { path, tool, rows, seconds, operations: taken, dropped, bad, bad_rows, notes: own } of files) {
     const rate = `in ${seconds.toFixed(1)} s (${perSecond(rows, seconds * 1000)})`;
     lines.push(`${path}: ${TOOL_NAMES[tool]}: ${rows} rows read ${rate}, ${taken} taken`);
-    for (const [reason, count] of Object.entries(dropped)) lines.push(`  left out ${count}: ${reason}`);
+    for (const [why, count] of Object.entries(dropped)) lines.push(`  left out ${count}: ${why}`);
     if (bad_rows > 0) lines.push(`  left out ${bad_rows}: bad rows`, ...bad.map((line) => `    ${line}`));
     lines.push(...own.map((note) => `  note: ${note}`));
   }

@@ -1,7 +1,8 @@
 /**
  * interrupt.ts: what Ctrl-C and other requests to end do, above all to a launch.
  *
- * To a launch only for as long as it runs; the process that asked for it decides what is done before and after.
+ * To a launch only for as long as it runs; the process that asked for it decides what is done before and after. What must not be left
+ * behind has its scope (`onEnd`).
  */
 
 import { constants } from "node:os";
@@ -20,6 +21,32 @@ export function onRequestToEnd(act: (signal: keyof typeof SIGNAL_STATUS) => void
   for (const { signal, handler } of handlers) process.on(signal, handler);
   return () => {
     for (const { signal, handler } of handlers) process.off(signal, handler);
+  };
+}
+
+/** What is to be done if this process ends before the scope that asked for it. */
+const ends = new Set<() => void>();
+const end = (): void => ends.forEach((act) => act());
+let off: (() => void) | undefined;
+
+/** At the end of its scope, or of this process, also by a signal. */
+export function onEnd(act: () => void): Disposable {
+  if (ends.size === 0) {
+    process.on("exit", end);
+    off = onRequestToEnd((signal) => {
+      // Whoever else handles it decides whether that is the end.
+      if (process.listenerCount(signal) === 1) process.exit(SIGNAL_STATUS[signal]);
+    });
+  }
+  ends.add(act);
+  return {
+    [Symbol.dispose]() {
+      ends.delete(act);
+      act();
+      if (ends.size > 0) return;
+      process.off("exit", end);
+      off?.();
+    },
   };
 }
 

@@ -7,11 +7,17 @@
 
 import { RigelError, reason } from "./errors.ts";
 
+/** What a file is called: "-" is standard input. */
+export function inputName(path: string): string {
+  return path === "-" ? "standard input" : path;
+}
+
 /** Reads and parses a file. Throws a coded error that names the file, and the line and column of a syntax error. */
-export async function readJson(path: string): Promise<unknown> {
+export async function readJson(file: string): Promise<unknown> {
+  const path = inputName(file);
   let bytes: Uint8Array;
   try {
-    bytes = await Bun.file(path).bytes();
+    bytes = await (file === "-" ? Bun.stdin : Bun.file(file)).bytes();
   } catch (thrown) {
     throw new RigelError("config", `${path}: cannot be read (${reason(thrown)})`, { cause: thrown });
   }

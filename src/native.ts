@@ -16,6 +16,7 @@ import {
   readdirSync,
   renameSync,
   rmSync,
+  statSync,
   utimesSync,
   writeFileSync,
 } from "node:fs";
@@ -25,6 +26,7 @@ import { dirname, join, resolve } from "node:path";
 import { dlopen } from "bun:ffi";
 import { RigelError, reason } from "./errors.ts";
 import { progress } from "./log.ts";
+import { ProgressBar } from "./progress-bar.ts";
 
 /** Where the parts are. All paths are absolute and lie on disk, so that other processes can load them. */
 export interface NativeFiles {
@@ -307,13 +309,26 @@ export async function make(native: string, target = "all"): Promise<void> {
         `librigel.so has to be built and ${tool} is not there; install a C compiler and make ` +
           "(Debian, Ubuntu: apt-get install gcc make)",
       );
-  progress(`building the native library (make ${target})`);
   mkdirSync(join(native, "build"), { recursive: true });
+  const begun_ms = Date.now();
+  // What make would compile, and how much of that is there since.
+  const objects =
+    Bun.spawnSync(["make", "-n", "-C", native, target])
+      .stdout.toString()
+      .match(/ -c -o \S+\.o /g) ?? [];
+  const paths = objects.map((words) => join(native, words.trim().slice("-c -o ".length)));
+  progress(`building the native library (make ${target}): ${paths.length} files to compile`);
+  const bar = new ProgressBar(
+    "compiled",
+    paths.length,
+    () => paths.filter((path) => (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? 0) >= begun_ms).length,
+  );
   const command = ["make", "-s", "-C", native, `-j${availableParallelism()}`, target];
   // Two launches at once in a fresh checkout must not write the same objects.
   const locked = Bun.which("flock") ? ["flock", join(native, "build", ".lock"), ...command] : command;
   const child = Bun.spawn(locked, { env: { ...process.env }, stdin: "ignore", stdout: "pipe", stderr: "pipe" });
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  bar.stop();
   if (status !== 0)
     throw new RigelError("native", `building the native library failed (make said ${status}):\n${stdout}${stderr}`);
 }

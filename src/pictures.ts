@@ -1,6 +1,6 @@
 /**
- * pictures.ts: `bun run pictures`: makes the README's pictures from what really runs here: a trace, the demo, `rigel top`, the dashboard,
- * and the page of a launch whose load and neighbours change. `bun run pictures trace` makes that of the trace alone.
+ * pictures.ts: `bun run pictures`: makes the pictures of README.md and docs/ from what really runs here: a trace, `rigel top`, the
+ * dashboard, and the page of a launch whose load and neighbours change. `bun run pictures trace` makes that of the trace alone.
  *
  * Everything in them has been measured while they were made. Takes about four minutes; needs Chromium. Writes src/pictures/.
  */
@@ -67,21 +67,7 @@ try {
 
 /** All but that of a trace. */
 async function others(env: Record<string, string | undefined>): Promise<void> {
-  progress("the demo: its table");
-  await using demo = Bun.spawn([...FIRST, ...commandLine(), "launch"], {
-    env,
-    stdin: "ignore",
-    stdout: "pipe",
-    stderr: "inherit",
-  });
-  const table = (await demo.stdout.text()).trimEnd().split("\n");
-  if ((await demo.exited) !== 0) throw new Error("the demo has failed");
-  writeFileSync(
-    join(OUT, "launch.svg"),
-    svgOf(["\u001b[2m$\u001b[0m \u001b[1mnpx bun run launch\u001b[0m", ...table], "The table that the demo ends with"),
-  );
-
-  progress(`the demo once more, for ${HISTORY_s} s: rigel top and the dashboard`);
+  progress(`the demo, for ${HISTORY_s} s: rigel top and the dashboard`);
   const config = join(native.files.profiles, "demo.json");
   await using launch = Bun.spawn(
     [

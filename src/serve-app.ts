@@ -61,7 +61,8 @@ const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** The server's routes over what a watcher sees. */
 export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
-  return new Elysia()
+  // Whatever the host is called: without this, paths are looked for from the fourth character of its name on.
+  return new Elysia({ handler: { standardHostname: false } })
     .onError(({ code, error, set, request }) => {
       if (error instanceof RequestError) {
         set.status = error.status;

@@ -59,7 +59,7 @@ export function addSimulateCommand(program: Command): void {
   program
     .command("simulate")
     .description("predict in virtual time what the clients of a configuration would get together, without a GPU")
-    .argument("[config]", "configuration file, Rigel's or Orion's (default: the demo)")
+    .argument("[config]", "configuration file, Rigel's or Orion's; - is standard input (default: the demo)")
     .option("--policy <names...>", "ways of sharing to compare (default: all that fit)")
     .option(
       "--sweep <values>",

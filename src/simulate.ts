@@ -258,8 +258,8 @@ async function checkProfiles({ file, clients, fieldNames }: Config, notes: strin
         throw new RigelError(
           "config",
           `${where}.profile: expected a kernel profile of this command, which a simulation replays, but it is missing; ` +
-            "record one with nsys, ncu or torch.profiler, make it a profile with `rigel import`, and name it here; with " +
-            "rate_per_s, if it serves requests",
+            "record one with `rigel profile -o FILE -- COMMAND`, or with nsys, ncu or torch.profiler and `rigel import`, and name it " +
+            "here; with rate_per_s, if it serves requests",
         );
       await inField(client.replay ? `${file}: ${names?.profile}` : `${where}.profile`, readProfile(path));
       const arrivals = client.replay?.arrivals;

@@ -48,7 +48,7 @@ const gated = (inflight: number): Rung => ({ ...suspended(0, 50), inflight });
 /**
  * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
  * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
- * suspension, those that keep it busy with slices (measured: README, "On an H200").
+ * suspension, those that keep it busy with slices (measured: docs/measurements.md).
  */
 const PREEMPT_RUNGS: readonly Rung[] = [
   suspended(0, 50),

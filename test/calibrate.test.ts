@@ -4,7 +4,7 @@
  */
 
 import { afterAll, describe, expect, test } from "bun:test";
-import { chmodSync, existsSync, mkdirSync, readFileSync, writeFileSync } from "node:fs";
+import { chmodSync, existsSync, lstatSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { CONSTANTS, devicePath } from "../src/calibrate.ts";
@@ -85,6 +85,13 @@ const documentSchema = z.object({
   constants: z.record(z.string(), z.looseObject({ value: z.number().nullable(), unit: z.string(), how: z.string() })),
 });
 
+/** The exit status of one round, and what it said. */
+async function round(args: string[], env: Record<string, string> = {}): Promise<[number, string]> {
+  await using child = start(["calibrate", "--device", "simulated", "--rounds", "1", ...args], { env });
+  const [said, status] = await Promise.all([child.stderr.text(), child.exited]);
+  return [status, said];
+}
+
 describe("the command", () => {
   test("writes a file by the device's name, prints a table or JSON, and says what simulate takes", async () => {
     const env = { XDG_CACHE_HOME: join(scratch.path, "cache") };
@@ -102,6 +109,23 @@ describe("the command", () => {
     expect(table.stdout).toMatch(/^chain_ns +900 +900 +900 +ns +yes$/m);
     expect(existsSync(out)).toBe(true);
     expect((await rigel("calibrate", "--help")).stdout).toContain("rigel calibrate --device 1 --json");
+  });
+
+  test("says before it measures that its result has no place", async () => {
+    const file = scratch.file("file", "");
+    const link = join(scratch.path, "full");
+    symlinkSync("/dev/full", link);
+    const [cache, folder, full] = await Promise.all([
+      round([], { XDG_CACHE_HOME: file }),
+      round(["-o", join(file, "own.json")]),
+      round(["-o", link]),
+    ]);
+    expect(cache[1]).toStartWith(`rigel: ${file}/rigel/devices: cannot be made (`);
+    expect(cache[1]).toEndWith("); -o names a file elsewhere\n");
+    expect(folder[1]).toStartWith(`rigel: ${file}/own.json: cannot be written (`);
+    expect(full[1]).toContain(`rigel: ${link}: cannot be written (ENOSPC`);
+    expect(lstatSync(link).isSymbolicLink()).toBe(true);
+    expect([cache[0], folder[0], full[0]]).toEqual([1, 2, 2]);
   });
 
   test.each(["SIGINT", "SIGHUP"] as const)("%s ends it and leaves nothing behind", async (signal) => {

@@ -1,7 +1,7 @@
 /** doctor.test.ts: what `rigel doctor` says of this machine, and what its checks say of machines that are not well. */
 
 import { describe, expect, test } from "bun:test";
-import { writeFileSync } from "node:fs";
+import { mkdirSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import type { Device } from "../src/device.ts";
@@ -92,6 +92,20 @@ describe("the command", () => {
       found: expect.stringContaining("high did not attach: RIGEL_DISABLE=1 is set in its environment"),
     });
     expect(result.status).toBe(1);
+  });
+
+  test("SIGTERM amid its launch ends that too and leaves nothing behind", async () => {
+    using scratch = new Scratch();
+    const segments = join(scratch.path, "segments");
+    mkdirSync(segments);
+    await using child = start(["doctor", "--device", "simulated", "--segment", segments], {
+      env: { TMPDIR: scratch.path },
+    });
+    while (child.exitCode === null && readdirSync(segments).length === 0) await Bun.sleep(1);
+    child.kill("SIGTERM");
+    expect(await child.exited).toBe(143);
+    expect(readdirSync(scratch.path)).toEqual(["segments"]);
+    while (readdirSync(segments).length > 0) await Bun.sleep(10);
   });
 
   test("is attached to the report of a launch whose client fails", async () => {

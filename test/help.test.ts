@@ -1,7 +1,7 @@
-/** help.test.ts: every command says by itself what it does, with examples that it takes, and has a line in the README. */
+/** help.test.ts: every command says by itself what it does, with examples that it takes, and is in the README and docs/ as it is. */
 
 import { describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { rigel, root } from "./rigel.ts";
 
@@ -17,8 +17,21 @@ async function helpOf(...path: string[]): Promise<string> {
   return stdout;
 }
 
+/** Options that a help text lists. */
+function knownIn(help: string): Set<string> {
+  const [, options = ""] = /^Options:\n((?: .*\n?)+)/m.exec(help) ?? [];
+  return new Set(options.match(/--[a-z][a-z-]*/g));
+}
+
+/** Options in a command line. What comes after -- or | is another program's, what comes after two spaces or # a comment. */
+function optionsIn(line: string): string[] {
+  const [own = ""] = line.trim().split(/ -- | \| | {2,}| #/);
+  return own.match(/(?<= )--[a-z][a-z-]*/g) ?? [];
+}
+
+const readme = readFileSync(join(root, "README.md"), "utf8");
 /** First and second column of the README's table of commands. */
-const [, section = ""] = /^## Commands\n(.*?)^## /ms.exec(readFileSync(join(root, "README.md"), "utf8")) ?? [];
+const [, section = ""] = /^## Commands\n(.*?)^## /ms.exec(readme) ?? [];
 const rows = [...section.matchAll(/^\| `rigel ([a-z]+(?: (?:show|diff))?)\b.*?` +\| (.*?) +\|$/gm)];
 const described = rows.map(([, name = "", text = ""]) => ({ name, text }));
 const helps = new Map<string, string>();
@@ -46,15 +59,8 @@ describe.each(commands)("rigel %s", (command) => {
     const [, examples = ""] = /^Examples?:\n((?: .*\n?)+)/m.exec(help) ?? [];
     const own = examples.split("\n").filter((line) => line.startsWith(`  rigel ${command}`));
     expect(own.length).toBeGreaterThan(0);
-    const [, options = ""] = /^Options:\n((?: .*\n?)+)/m.exec(help) ?? [];
-    const known = new Set(options.match(/--[a-z][a-z-]*/g));
-    for (const line of own)
-      // What comes after -- or | is another program's, what comes after two spaces a comment.
-      for (const option of line
-        .trim()
-        .split(/ -- | \| | {2,}/)[0]
-        ?.match(/(?<= )--[a-z][a-z-]*/g) ?? [])
-        expect(known).toContain(option);
+    const known = knownIn(help);
+    for (const line of own) for (const option of optionsIn(line)) expect(known).toContain(option);
     // What `run` prints is what its command prints.
     if (command !== "run") expect(known).toContain("--json");
   });
@@ -63,4 +69,23 @@ describe.each(commands)("rigel %s", (command) => {
 test("each has one line in the README's table, and nothing else has", () => {
   expect(described.map(({ name }) => name).toSorted()).toEqual(commands.toSorted());
   expect(described.filter(({ text }) => text.length < 10)).toEqual([]);
+});
+
+test("what the README and docs/ show of them is taken", () => {
+  const pages = readdirSync(join(root, "docs")).map((name) => readFileSync(join(root, "docs", name), "utf8"));
+  const code = [readme, ...pages].flatMap((page) => [
+    ...[...page.matchAll(/^```sh\n(.*?)^```$/gms)].flatMap(([, block = ""]) => block.split("\n")),
+    ...[...page.replaceAll(/^```.*?^```$/gms, "").matchAll(/`([^`]*)`/g)].map(([, span = ""]) =>
+      span.replaceAll("\n", " "),
+    ),
+  ]);
+  const lines = code.filter((line) => /^((\.\/)?rigel |bun run (launch|bench) )/.test(line));
+  expect(lines.length).toBeGreaterThan(60);
+  const wrong = lines.filter((line) => {
+    const words = line.replace(/^bun run |^(\.\/)?rigel /, "").split(" ");
+    const path = [words.slice(0, 2).join(" "), words[0] ?? ""].find((name) => helps.has(name));
+    const known = knownIn(helps.get(path ?? "") ?? "");
+    return path === undefined || optionsIn(line).some((option) => !known.has(option) && option !== "--help");
+  });
+  expect(wrong).toEqual([]);
 });

@@ -5,7 +5,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { chmodSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { chmodSync, lstatSync, mkdirSync, readFileSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { readFile } from "node:fs/promises";
 import { join } from "node:path";
 import { gzipSync } from "node:zlib";
@@ -466,6 +466,61 @@ describe("the command line", () => {
     const none = await rigel("import", "nsys");
     expect(none.stderr).toBe("rigel: rigel import nsys: expected the files to import; see rigel import --help\n");
     expect([folder.status, none.status]).toEqual([2, 2]);
+  });
+
+  test("does not take the place of what it reads", async () => {
+    using scratch = new Scratch();
+    const own = scratch.file("own.csv", NSYS_HEADER + nsysRow(0));
+    const link = join(scratch.path, "link.csv");
+    symlinkSync(own, link);
+    const { status, stderr } = await rigel("import", own, "-o", link);
+    expect(stderr).toBe(`rigel: --output: expected another file than what is read, got ${link}\n`);
+    expect(readFileSync(own, "utf8")).toBe(NSYS_HEADER + nsysRow(0));
+    expect(status).toBe(2);
+  });
+
+  test("writes to where a link leads: a file, or a device, which stays one", async () => {
+    using scratch = new Scratch();
+    const own = scratch.file("own.csv", NSYS_HEADER + nsysRow(0));
+    const link = (name: string, to: string): string => {
+      symlinkSync(to, join(scratch.path, name));
+      return join(scratch.path, name);
+    };
+    const file = link("file", scratch.file("out.csv", "before"));
+    const [written, nowhere, full] = await Promise.all([
+      rigel("import", own, "-o", file),
+      rigel("import", own, "-o", link("null", "/dev/null")),
+      rigel("import", own, "-o", link("full", "/dev/full")),
+    ]);
+    expect((await rowsOf(join(scratch.path, "out.csv"))).rows.length).toBe(1);
+    expect(full.stderr).toContain(`${join(scratch.path, "full")}: cannot be written (ENOSPC`);
+    for (const name of ["file", "null", "full"])
+      expect(lstatSync(join(scratch.path, name)).isSymbolicLink()).toBe(true);
+    expect([written.status, nowhere.status, full.status]).toEqual([0, 0, 2]);
+  });
+
+  test("writes into a pipe", async () => {
+    using scratch = new Scratch();
+    const pipe = join(scratch.path, "pipe");
+    expect(Bun.spawnSync(["mkfifo", pipe]).success).toBe(true);
+    await using reader = Bun.spawn(["cat", pipe], { stdout: "pipe" });
+    const own = scratch.file("own.csv", NSYS_HEADER + nsysRow(0));
+    const { status, stderr } = await rigel("import", own, "-o", pipe);
+    expect(status, stderr).toBe(0);
+    expect(await reader.stdout.text()).toContain(RIGEL_HEADER);
+  });
+
+  test.each([[["-o", "out.csv"]], [[]]])("SIGTERM amid an import to %j leaves nothing behind", async (to) => {
+    using scratch = new Scratch();
+    const rows = Array.from({ length: 100_000 }, (_, row) => nsysRow(row * 10_000));
+    scratch.file("in.csv", NSYS_HEADER + rows.join(""));
+    const names = (): string[] => readdirSync(scratch.path).filter((name) => name !== "in.csv");
+    await using child = start(["import", "in.csv", ...to], { cwd: scratch.path, env: { TMPDIR: scratch.path } });
+    while (child.exitCode === null && names().length === 0) await Bun.sleep(1);
+    child.kill("SIGTERM");
+    // Unless it was done by then.
+    expect([143, 0]).toContain(await child.exited);
+    expect(names().filter((name) => name !== "out.csv")).toEqual([]);
   });
 
   test("every tool is in the help, with examples", async () => {

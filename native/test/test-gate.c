@@ -279,8 +279,11 @@ static void hold_has_an_end(void)
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(rg.slot->starved, 0);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
-    rg_segment_hold(seg, 30);
-    launch(spin, NULL, 1000); /* waits those 30 ms */
+    rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    rg_segment_hold(seg, 30); /* waits those 30 ms */
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(rg.slot->gate_waits, 2);
     /* A time far ahead is nobody's wish: what is left in a segment whose clock began anew. */
     atomic_store(&seg->settings.hold_until_ms, (uint32_t)(rg_now_ns() / 1000000) + 2 * RG_HOLD_LIMIT_MS);
