@@ -137,8 +137,8 @@ export class Alone {
 
 /** What began so soon after the one before, in parts of that one, had been waiting for it. */
 const AT_ONCE = 0.1;
-/** Programs whose requests are followed at once by another more often than this do not serve what comes by chance. */
-const CHAINED_MOST = 0.5;
+/** Of programs that wait several times in a request, or serve one after the other, all are followed at once; this is between. */
+const CHAINED_MOST = 0.75;
 /** So often it is drawn when they came, until it fits. */
 const TRIES = 20;
 

@@ -679,14 +679,13 @@ export class Controller {
     if (again) failed.notBefore_s = this.t_s + STAY_S;
     else {
       failed.notBefore_s = this.t_s + failed.backOff_s;
-      // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them, and what is in flight
-      // when a request begins nothing of what runs beside it.
-      const { suspend, corun = 0 } = this.#ladder[this.#rung] ?? {};
+      // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
+      const { suspend, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
       const above = this.#ladder
         .entries()
         .filter(
           ([rung, is]) =>
-            over && rung > this.#rung && is.suspend === suspend && Math.sign(is.corun) === Math.sign(corun),
+            over && rung > this.#rung && is.suspend === suspend && is.inflight >= inflight && is.corun >= corun,
         )
         .map(([rung]) => rung);
       for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
