@@ -297,6 +297,8 @@ export interface Delay {
   p90: number;
   p95: number;
   p99: number;
+  /** The most, of the percentiles that so many requests say something of. */
+  worst: { percentile: number; ratio: number };
   /** Whether that is more than `limit`, as far as it can be known. */
   verdict: "within" | "over" | "unknown";
 }
@@ -319,6 +321,8 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
     if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
     else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
   }
+  const most = Math.max(...ratios);
+  const worst = { percentile: Math.round(100 * (QUANTILES[ratios.indexOf(most)] ?? 1)), ratio: most };
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
-  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), verdict };
+  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
 }

@@ -320,6 +320,15 @@ describe("the controller on such a host", () => {
     expect(held_s).toBeLessThan(3.5); // 0.8, and a hundredth of the time
   });
 
+  test("a target that is missed by the most requests, but not by the slowest, is said to be missed by those", () => {
+    const { controller } = settle(hostBound, true, 60, () => ({ delay_ms: () => 0.36, launches_per_s: 1000 }));
+    const { unreachable, reachable, percentile, over_alone } = controller.summary();
+    expect(unreachable).toBe(true);
+    expect(over_alone?.p99).toBeLessThan(1.05);
+    expect(reachable).toBeWithin(1.05, 1.12);
+    expect(percentile).toBeLessThan(99);
+  });
+
   test("requests that keep the GPU busy are delayed by every launch, and get fewer beside them", () => {
     const { settings } = settle(gpuBound, false, 60, each);
     expect(share(settings, 15, ({ inflight }) => inflight >= 4 && inflight <= 11)).toBeGreaterThan(0.9);
