@@ -534,9 +534,11 @@ RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
             return RG_CALL(symbol, (s)); \
         if (!is_high()) \
             return looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
-        uint64_t token = rg_wait_stream_begin(stream); \
+        bool own; \
+        uint64_t token = rg_look_stream_begin(stream, &own); \
         CUresult r = looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
-        rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        if (own || r == CUDA_SUCCESS) \
+            rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
 RG_LOOK_AT_STREAM(cuStreamQuery, s)

@@ -641,6 +641,19 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
         uncover(t, token);
 }
 
+uint64_t rg_look_stream_begin(CUstream stream, bool *own)
+{
+    *own = true;
+    rg_track *t = names_many(stream) ? NULL : rg_track_find(rg_track_key(stream));
+    if (!t)
+        return rg_wait_stream_begin(stream);
+    uint64_t state = RG_DIRTY, token = rg_token(RG_TOKEN_WAIT);
+    if (atomic_compare_exchange_strong(&t->state, &state, token))
+        return token;
+    *own = false; /* a token of somebody's covers what there is as well, and stays where it is */
+    return state == RG_CLEAN ? 0 : state;
+}
+
 uint64_t rg_wait_context_begin(CUcontext context)
 {
     uint64_t token = rg_token(RG_TOKEN_WAIT);

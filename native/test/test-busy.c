@@ -94,6 +94,44 @@ static void every_kind_of_wait_ends_a_request(void)
     done();
 }
 
+static CUevent awaited;
+static uint64_t busy_after;
+static void *wait_for_event(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+    busy_after = busy_word();
+    return NULL;
+}
+
+/* Who looks in vain takes nothing from who waits, or will: for an event that is recorded, or in another thread. */
+static void a_look_in_vain_changes_nothing(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&awaited, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    for (int how = 0; how < 2; how++) {
+        pthread_t thread;
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+        launch(spin, s, 1000);
+        CHECK_EQUAL(cuEventRecord(awaited, s), CUDA_SUCCESS);
+        const rg_track *t = rg_track_find(rg_track_key(s));
+        if (how == 1) {
+            CHECK_EQUAL(pthread_create(&thread, NULL, wait_for_event, current()), 0);
+            WAIT_FOR((atomic_load(&t->state) & 3) == RG_TOKEN_WAIT);
+        }
+        CHECK_EQUAL(cuStreamQuery(s), CUDA_ERROR_NOT_READY);
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+        if (how == 0)
+            CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+        else
+            CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        idle_after("cuEventSynchronize after a look", (uint64_t)how + 1);
+    }
+    done();
+}
+
 static void a_wait_that_does_not_cover_everything_ends_nothing(void)
 {
     become_high_without_agent();
@@ -138,16 +176,6 @@ static void the_agent_finds_what_nobody_waits_for(void)
     WAIT_FOR(rg.slot->agent_idle == 1);
     CHECK_EQUAL(rg.slot->requests, 1);
     done();
-}
-
-static CUevent awaited;
-static uint64_t busy_after;
-static void *wait_for_event(void *context)
-{
-    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
-    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
-    busy_after = busy_word();
-    return NULL;
 }
 
 static CUresult refuse_event(CUevent e)
@@ -342,6 +370,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(every_kind_of_wait_ends_a_request);
+    RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
