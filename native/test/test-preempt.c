@@ -63,6 +63,28 @@ static void preemptible_and_timed_while_new(void)
     done();
 }
 
+/* The time that a kernel is off the GPU is none of its own. */
+static void what_was_taken_off_the_gpu_is_not_timed(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 60000000; /* not on a busy machine either */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    uint64_t samples = rg.slot->samples;
+    launch_blocks(spin, NULL, 3, 1000000); /* of this shape for the first time */
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, samples);
+    launch_blocks(spin, NULL, 3, 1000000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, samples + 1);
+    done();
+}
+
 static _Atomic int synchronised;
 static void *synchronise(void *context)
 {
@@ -280,6 +302,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(preemptible_and_timed_while_new);
+    RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(preemption_can_be_changed_at_any_time);
