@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 7,
+    RG_SEGMENT_VERSION = 8,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -212,7 +212,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
     F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited (28 bits) << 4 | index of the \
-                                  device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */
+                                  device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */ \
+    F(words, began_ring, RG_WAITED) /* [client] when each of those began: CLOCK_MONOTONIC, nanoseconds */
 
 /*
  * How long kernels take (estimate.h), shared by the clients of the same program. A key is never changed once it is there, so an
@@ -424,26 +425,26 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 7. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 8. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
-_Static_assert(sizeof(rg_client) == 53952, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3457280, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3522816, "segment layout");
-_Static_assert(sizeof(rg_segment) == 15968640, "segment layout");
+_Static_assert(sizeof(rg_client) == 56000, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3588352, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3653888, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16099712, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3555584, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3686656, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5652736, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5783808, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5665024, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6189312, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7237888, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15630592, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5796096, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6320384, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7368960, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15761664, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -431,7 +431,8 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
     if (!atomic_load(&m->draining[device]))
         return; /* the agent found out, or the program asks instead of waiting */
-    uint64_t drain = atomic_load(&m->drain_since[device]), worked = drain - atomic_load(&m->busy_since[device]);
+    uint64_t began = atomic_load(&m->busy_since[device]), drain = atomic_load(&m->drain_since[device]);
+    uint64_t worked = drain - began;
     uint64_t inside = atomic_load(&m->inside_ns[device]);
     inside = inside < worked ? inside : worked; /* threads side by side */
     uint64_t waited = (now - drain + inside) / RG_WAITED_NS;
@@ -439,6 +440,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     uint64_t entry = (worked < UINT32_MAX ? worked : UINT32_MAX) << 32 | (waited < 0xfffffff ? waited : 0xfffffff) << 4 | device;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
+    atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
 }
 

@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(7),
+  version: z.literal(8),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -732,14 +732,17 @@ export class Segment {
     const base = index * clients.stride;
     const waited = this.#long64(clients, "waited", base);
     const { offset, count } = this.#field(clients, "waited_ring");
+    const began = this.#field(clients, "began_ring");
     const unit_ms = WAITED_NS / 1e6;
     const latest: Wait[] = [];
     const oldest = waited - BigInt(count) + 1n; // the one before may be being written over
     for (let n = since === undefined || since > waited ? waited : since > oldest ? since : oldest; n < waited; n++) {
       if (n < 0n) continue;
-      const entry = Atomics.load(this.#longs, ((clients.offset + base + offset) >> 3) + Number(n % BigInt(count)));
+      const at = (ring: number): number => ((clients.offset + base + ring) >> 3) + Number(n % BigInt(count));
+      const entry = Atomics.load(this.#longs, at(offset));
       latest.push({
         client: index * devices.count + Number(entry & 15n),
+        began_ms: Number(Atomics.load(this.#longs, at(began.offset))) / 1e6,
         worked_ms: Number(entry >> 32n) * unit_ms,
         waited_ms: Number((entry >> 4n) & 0xfffffffn) * unit_ms,
       });

@@ -71,8 +71,8 @@ const outcomeSchema = z.object({ clients: z.array(numbersSchema) });
 const tickSchema = z.object({
   launches: z.number(),
   requests: z.array(z.tuple([z.int(), z.number()])),
-  /** Client, and for how many nanoseconds it worked and then waited. */
-  waits: z.array(z.tuple([z.int(), z.number(), z.number()])),
+  /** Client, when it began, and for how many nanoseconds it worked and then waited. */
+  waits: z.array(z.tuple([z.int(), z.number(), z.number(), z.number()])),
 });
 const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int() });
 
@@ -179,8 +179,9 @@ function answer(
   const { settings, hold } = controller.step({
     elapsed_s: TICK_S,
     requests: new Histogram(counts, shape),
-    waits: waits.map(([client, worked_ns, waited_ns]) => ({
+    waits: waits.map(([client, began_ns, worked_ns, waited_ns]) => ({
       client,
+      began_ms: began_ns / 1e6,
       worked_ms: worked_ns / 1e6,
       waited_ms: waited_ns / 1e6,
     })),

@@ -7,6 +7,10 @@
  * it would have taken alone is known from requests alone that had about as much work before their wait, and so each request gives
  * both, how long it took and how long it would have taken. Of the two the same quantiles are compared: the host is in both.
  *
+ * Users count from when a request came. Where requests come at random and one waits for the one before, what delays that one delays
+ * both: of 6 ms at 75 a second, each delayed by a tenth, one in a hundred takes a fifth longer. So both times are those from a request's
+ * coming to its end, as far as its beginning at once behind another shows that it waited.
+ *
  * Pure.
  */
 
@@ -16,11 +20,13 @@ import { generator } from "./random.ts";
 export interface Wait {
   /** Whose, and on which device: what is compared with each other. */
   readonly client: number;
+  /** When it began, by the machine's clock; undefined: not known, and nothing is said of requests that waited for the one before. */
+  readonly began_ms?: number;
   readonly worked_ms: number;
   readonly waited_ms: number;
 }
 
-/** How long it took, and what that would have been alone. */
+/** How long one took, from when it came, and what that would have been alone. */
 interface Pair {
   readonly took_ms: number;
   readonly alone_ms: number;
@@ -94,7 +100,7 @@ export class Alone {
       this.#clients.set(client, { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) });
     }
     // Each against the others, so that chance has the same part in these pairs as in those beside other work.
-    const pairs = new Sample(waits.flatMap((wait) => this.pair(wait, wait)));
+    const pairs = new Sample(fromArrival(waits, (wait) => this.pair(wait, wait)));
     this.count = pairs.count;
     this.ratios = pairs.ratios();
   }
@@ -103,13 +109,13 @@ export class Alone {
    * A request beside what it would have been alone; nothing where too little is known of its client's alone, or nothing of
    * requests with as much work.
    */
-  pair(wait: Wait, except?: Wait): Pair[] {
+  pair(wait: Wait, except?: Wait): Pair | undefined {
     const { list, slopes, little } = this.#clients.get(wait.client) ?? { list: [], slopes: [], little: false };
     const [least, most] = [list[0], list.at(-1)];
-    if (!least || !most || list.length <= NEAREST) return [];
-    if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return [];
+    if (!least || !most || list.length <= NEAREST) return undefined;
+    if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return undefined;
     // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
-    if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return [];
+    if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return undefined;
     // The ones next to it by work: from where it would stand, outwards.
     let high = lowerBound(list, wait.worked_ms);
     let low = high - 1;
@@ -125,8 +131,71 @@ export class Alone {
       else high++;
       if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
     }
-    return [{ took_ms: duration_ms(wait), alone_ms: median(near) }];
+    return { took_ms: duration_ms(wait), alone_ms: median(near) };
   }
+}
+
+/** What began so soon after the one before, in parts of that one, had been waiting for it. */
+const AT_ONCE = 0.1;
+/** Programs whose requests are followed at once by another more often than this do not serve what comes by chance. */
+const CHAINED_MOST = 0.5;
+/** So often it is drawn when they came, until it fits. */
+const TRIES = 20;
+
+/** For how long a program paused between two requests. */
+function pause_ms(before: Wait, wait: Wait): number {
+  return (wait.began_ms ?? Number.NaN) - (before.began_ms ?? Number.NaN) - duration_ms(before);
+}
+
+/** Requests of one client, in their order, cut where one did not wait for the one before. */
+function chains(of: readonly Wait[]): Wait[][] {
+  const list: Wait[][] = [];
+  for (const [i, wait] of of.entries()) {
+    const before = of[i - 1];
+    const waited = before !== undefined && Math.abs(pause_ms(before, wait)) <= AT_ONCE * duration_ms(before);
+    if (waited) list.at(-1)?.push(wait);
+    else list.push([wait]);
+  }
+  const long = list.filter(({ length }) => length > 1).length;
+  return long > CHAINED_MOST * list.length ? of.map((wait) => [wait]) : list;
+}
+
+/** When the requests of a chain began and when they came, in milliseconds from its beginning: at random, but each before it began. */
+function timesOf(chain: readonly Wait[]): { began_ms: number; came_ms: number }[] {
+  const first_ms = chain[0]?.began_ms ?? 0;
+  const began = chain.map((wait) => (wait.began_ms ?? first_ms) - first_ms);
+  const last_ms = began.at(-1) ?? 0;
+  // The same at every look.
+  const random = generator(Math.round(first_ms * 1e3));
+  let came = began;
+  for (let n = 0; n < TRIES; n++) {
+    const drawn = [0, ...began.slice(1).map(() => random() * last_ms)].toSorted((a, b) => a - b);
+    if (drawn.some((at_ms, i) => at_ms > (began[i] ?? 0))) continue;
+    came = drawn;
+    break;
+  }
+  return began.map((began_ms, i) => ({ began_ms, came_ms: came[i] ?? began_ms }));
+}
+
+/** Pairs of how long requests took from when they came, and how long alone, where the one before would have been done sooner. */
+function fromArrival(waits: readonly Wait[], pairOf: (wait: Wait) => Pair | undefined): Pair[] {
+  const pairs: Pair[] = [];
+  const all = [...Map.groupBy(waits, (wait) => wait.client).values()].flatMap(chains);
+  for (const chain of all) {
+    const times = timesOf(chain);
+    // When the one before would have been done.
+    let free_ms = 0;
+    for (const [i, wait] of chain.entries()) {
+      const { began_ms, came_ms } = times[i] ?? { began_ms: 0, came_ms: 0 };
+      const before = chain[i - 1];
+      const pair = pairOf(wait);
+      if (pair) {
+        free_ms = Math.max(came_ms, free_ms) + (before ? Math.max(0, pause_ms(before, wait)) : 0) + pair.alone_ms;
+        pairs.push({ took_ms: began_ms + pair.took_ms - came_ms, alone_ms: free_ms - came_ms });
+      } else free_ms = began_ms + duration_ms(wait);
+    }
+  }
+  return pairs;
 }
 
 function duration_ms({ worked_ms, waited_ms }: Wait): number {
@@ -238,7 +307,7 @@ export interface Delay {
  * the others, is what no delay looks like.
  */
 export function delay(waits: readonly Wait[], alone: Alone, limit: number, enough: number): Delay {
-  const here = new Sample(waits.flatMap((wait) => alone.pair(wait)));
+  const here = new Sample(fromArrival(waits, (wait) => alone.pair(wait)));
   // Of all first, then of the draws.
   const [told = [], ...draws] = here
     .ratios()

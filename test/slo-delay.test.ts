@@ -29,6 +29,40 @@ const uneven: Request = (host, noise, delay_ms) => ({
   waited_ms: 2 + 6 * noise() ** 2 + delay_ms,
 });
 
+/** Takes the GPU 6 ms, by and large. */
+const busy: Request = (host, noise, delay_ms) => {
+  const worked_ms = host * (1 + 0.2 * noise());
+  return { client: 0, worked_ms, waited_ms: 6 * (0.9 + 0.2 * noise()) - worked_ms + delay_ms };
+};
+
+/** When requests come, in milliseconds: Poisson. */
+function arrivals(noise: () => number, count: number, per_s: number): number[] {
+  let at_ms = 0;
+  return Array.from({ length: count }, () => (at_ms -= (Math.log(1 - noise()) * 1000) / per_s));
+}
+/** Delayed by that. */
+const tenth = (wait: Wait): Wait => ({ ...wait, waited_ms: wait.waited_ms + 0.6 });
+/** Each for itself. */
+const apart = (waits: Wait[]): Wait[] =>
+  waits.map(({ client, worked_ms, waited_ms }) => ({ client, worked_ms, waited_ms }));
+/** They are served one after the other: as the loop sees them. */
+function served(came_ms: readonly number[], work: readonly Wait[]): Wait[] {
+  let free_ms = 0;
+  return work.map((wait, i) => {
+    const began_ms = Math.max(free_ms, came_ms[i] ?? 0) + 0.05;
+    free_ms = began_ms + wait.worked_ms + wait.waited_ms;
+    return { ...wait, began_ms };
+  });
+}
+/** From when they came to their end: as their users see them. */
+function latencies(came_ms: readonly number[], work: readonly Wait[]): number[] {
+  return served(came_ms, work).map(
+    ({ began_ms = 0, worked_ms, waited_ms }, i) => began_ms + worked_ms + waited_ms - (came_ms[i] ?? 0),
+  );
+}
+const quantile = (values: readonly number[], q: number): number =>
+  values.toSorted((a, b) => a - b)[Math.ceil(q * values.length) - 1] ?? Number.NaN;
+
 const of = (client: number, wait: Wait): Wait => ({ ...wait, client });
 const many = (count: number, one: (i: number) => Wait): Wait[] => Array.from({ length: count }, (_, i) => one(i));
 
@@ -102,6 +136,42 @@ describe("delay", () => {
         20,
       ),
     ).toMatchObject({ verdict: "unknown", requests: 0 });
+  });
+
+  test("who waits behind a request that is delayed is delayed twice", () => {
+    const noise = random(31);
+    const plain = arrivals(noise, 8000, 60);
+    const work = plain.map(() => busy(1, noise, 0));
+    const alone = new Alone(served(plain, work).slice(0, 240));
+    const delayed = served(plain, work.map(tenth)).slice(0, 240);
+    const [one, two] = [latencies(plain, work), latencies(plain, work.map(tenth))].map((all) => all.slice(0, 240));
+    const truth = quantile(two ?? [], 0.95) / quantile(one ?? [], 0.95);
+    // Each takes a tenth longer; from when it came to its end, one in twenty takes longer by far more.
+    expect(truth).toBeGreaterThan(1.13);
+    const found = delay(delayed, alone, 1.12, 20);
+    expect(found.p95).toBeWithin(truth - 0.06, truth + 0.06);
+    expect(found.verdict).toBe("over");
+    // By themselves they are not.
+    const each = delay(apart(delayed), new Alone(apart(served(plain, work).slice(0, 240))), 1.12, 20);
+    expect(each.p95).toBeWithin(1.08, 1.12);
+    expect(each.verdict).toBe("within");
+  });
+
+  test("one request after the other, or in pieces, is no queue", () => {
+    const noise = random(37);
+    // Each ends 50 us before the next; or every third one does not.
+    for (const pause of [() => 0.05, (i: number) => (i % 3 ? 0.05 : 7)]) {
+      const run = (delay_ms: number): Wait[] => {
+        let at_ms = 0;
+        return many(240, (i) => {
+          const wait = { ...busy(1, noise, delay_ms), began_ms: at_ms };
+          at_ms += wait.worked_ms + wait.waited_ms + pause(i);
+          return wait;
+        });
+      };
+      const found = delay(run(0.6), new Alone(run(0)), 1.05, 20);
+      for (const ratio of [found.p50, found.p90, found.p95]) expect(ratio).toBeWithin(1.08, 1.12);
+    }
   });
 
   test("the same requests give the same answer", () => {
@@ -254,4 +324,52 @@ describe("the controller on such a host", () => {
     const { settings } = settle(gpuBound, false, 60, each);
     expect(share(settings, 15, ({ inflight }) => inflight >= 4 && inflight <= 11)).toBeGreaterThan(0.9);
   });
+});
+
+/** As `settle`, on a steady host, of requests that come at random and are served one after the other: p99 over alone after 30 s. */
+function queue(target: number, per_s: number, seed: number): number {
+  const controller = new Controller({ p99_over_alone: target });
+  const noise = random(seed);
+  const more = random(seed + 1);
+  const seconds = 90;
+  const came_ms = arrivals(noise, seconds * per_s, per_s);
+  const work = came_ms.map(() => busy(1, noise, 0));
+  const took_ms: number[] = [];
+  let action: Action = { settings: undefined, hold: false };
+  let free_ms = 0;
+  for (let tick = 1; tick <= seconds / TICK_S; tick++) {
+    const waits: Wait[] = [];
+    const inflight = action.hold ? 0 : (action.settings?.inflight ?? 0);
+    for (let n = took_ms.length; n < came_ms.length; n++) {
+      const began_ms = Math.max(free_ms, came_ms[n] ?? 0) + 0.05;
+      const wait = work[n];
+      if (!wait || began_ms > tick * TICK_S * 1000) break;
+      // Every launch in flight delays by 40 us.
+      const one = { ...wait, began_ms, waited_ms: wait.waited_ms + inflight * 0.04 * (0.5 + more()) };
+      waits.push(one);
+      free_ms = began_ms + one.worked_ms + one.waited_ms;
+      took_ms.push(free_ms - (came_ms[n] ?? 0));
+    }
+    action = controller.step({
+      elapsed_s: TICK_S,
+      requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
+      waits,
+      launches: (1000 + 20 * inflight) * TICK_S,
+      neighbours: "1",
+      measured: "7 busy",
+      preemption: false,
+    });
+  }
+  const first = came_ms.findIndex((at_ms) => at_ms > 30e3);
+  const alone = latencies(came_ms, work).slice(first, took_ms.length);
+  return quantile(took_ms.slice(first), 0.99) / quantile(alone, 0.99);
+}
+
+describe("the controller, where requests wait for one another", () => {
+  for (const target of [1.2, 1.1, 1.05])
+    test(`a target of ${target} is met from when they came to their end, and used`, () => {
+      const found = Array.from({ length: 5 }, (_, seed) => queue(target, 75, 100 + seed)).toSorted((a, b) => a - b);
+      // Judged by how long each was served, they were at 1.33, 1.16 and 1.07.
+      expect(found[2]).toBeWithin(1 + (target - 1) / 2, target + 0.015);
+    });
 });

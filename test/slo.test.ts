@@ -1,8 +1,14 @@
-/** slo.test.ts: the controller of policy `slo` against made-up GPUs: what it settles on, how soon, and what it costs. */
+/**
+ * slo.test.ts: the controller of policy `slo` against made-up GPUs: what it settles on, how soon, and what it costs; and what is seen of
+ * a real program's requests.
+ */
 
 import { describe, expect, test } from "bun:test";
+import { Native } from "../src/native.ts";
 import { type Action, Controller, type Observation, TICK_S, type Target } from "../src/slo.ts";
 import { histogramOf, random } from "./histograms.ts";
+import { TINY_PROFILE } from "./rigel.ts";
+import { World as Programs } from "./world.ts";
 
 interface World {
   rate_per_s: number;
@@ -261,4 +267,26 @@ describe("the controller", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 5, world(underMps, { preemption: false, rate_per_s: 0 }));
     expect(controller.summary()).toMatchObject({ settings: undefined, changes: 0 });
   });
+});
+
+test("of a program's requests it is seen when they began and how long they lasted", async () => {
+  await using programs = new Programs(await Native.load());
+  const { segment, native } = programs;
+  const before_ms = segment.now_ns / 1e6;
+  const profile = programs.scratch.file("tiny.csv", TINY_PROFILE);
+  const child = programs.run(
+    [native.files.replay, "--profile", profile, "--rate", "200", "--iterations", "50"],
+    "serve",
+    "high",
+  );
+  expect(await child.exited).toBe(0);
+  const [slot] = segment.slots();
+  const { latest } = slot ? segment.waits(slot, 0n) : { latest: [] };
+  expect(latest.length).toBeGreaterThan(30);
+  let free_ms = before_ms;
+  for (const { began_ms = 0, worked_ms, waited_ms } of latest) {
+    expect(began_ms).toBeGreaterThan(free_ms - 0.001);
+    free_ms = began_ms + worked_ms + waited_ms;
+  }
+  expect(free_ms).toBeLessThan(segment.now_ns / 1e6);
 });

@@ -223,8 +223,8 @@ static void read_description(description *d)
 /* ---- Results */
 
 /*
- * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, worked ns, waited ns], ...]}, in comes a line "suspend defer_us slice_us inflight corun hold" of
- * six numbers, or "keep hold", which leaves the settings as they are.
+ * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns], ...]}, in
+ * comes a line "suspend defer_us slice_us inflight corun hold" of six numbers, or "keep hold", which leaves the settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
@@ -241,7 +241,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
         }
     printf("],\"waits\":[");
     for (uint32_t i = 0; i < t->wait_count; i++)
-        printf("%s[%u,%" PRIu64 ",%" PRIu64 "]", i ? "," : "", t->waits[i].client, t->waits[i].worked_ns, t->waits[i].waited_ns);
+        printf("%s[%u,%" PRIu64 ",%" PRIu64 ",%" PRIu64 "]", i ? "," : "", t->waits[i].client, t->waits[i].began_ns,
+               t->waits[i].worked_ns, t->waits[i].waited_ns);
     puts("]}");
     fflush(stdout);
     if (!read_line(line, &rest))

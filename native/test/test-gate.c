@@ -816,6 +816,11 @@ static void every_kind_of_wait_ends_a_request(void)
         CHECK(waited_ns(i) != 0);
         CHECK_EQUAL(entry & 15, 0); /* the device */
         known_ns += (entry >> 32) * RG_WAITED_NS + waited_ns(i);
+        /* One began after the one before it was over. */
+        CHECK(rg.slot->began_ring[i] >= (i ? rg.slot->began_ring[i - 1] : begun_ns) && rg.slot->began_ring[i] < rg_now_ns());
+        if (i)
+            CHECK(rg.slot->began_ring[i] - rg.slot->began_ring[i - 1] >=
+                  (rg.slot->waited_ring[i - 1] >> 32) * RG_WAITED_NS + waited_ns(i - 1));
     }
     CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
     CHECK_EQUAL(rg.slot->waited_ring[4], 0);
