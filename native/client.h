@@ -351,7 +351,8 @@ void rg_busy_assert(rg_member *member);
 void rg_busy_end(rg_member *member);
 void rg_busy_suspect(rg_member *member);
 
-/* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait for a capture. */
+/* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait: for a capture, or for who ends
+ * a stream or context. */
 bool rg_streams_restamp(rg_member *member);
 
 /* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */

@@ -136,6 +136,8 @@ static void thread_ends(void *mark)
             drop(t);
         } else {
             index_remove(atomic_load(&t->key));
+            if (atomic_exchange(&t->capturing, false))
+                uncount_capture(); /* nobody can end it any more */
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
             rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
@@ -535,7 +537,8 @@ bool rg_streams_restamp(rg_member *m)
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
         CUcontext popped;
-        pthread_mutex_lock(&rg_agent_lock); /* keeps the stream alive, and captures from beginning */
+        if (pthread_mutex_trylock(&rg_agent_lock) != 0) /* keeps the stream alive, and captures from beginning */
+            return false;
         bool capturing = atomic_load(&rg.captures) != 0;
         all &= !capturing;
         /* A per-thread stream cannot be named from here. */

@@ -22,7 +22,8 @@ for g in $groups; do kill -s TERM -- "-$g"; done
 [ -z "$groups" ] || sleep 5
 for g in $groups; do kill -s KILL -- "-$g"; done
 eval "$farewell"
-for file in $(grep -lzFxe "$mark" /proc/[0-9]*/environ); do
+# Twice: while a process becomes another program, it seems to have no environment.
+for file in $(for time in 1 2; do grep -lzFxe "$mark" /proc/[0-9]*/environ; sleep 0.1; done); do
   pid=\${file#/proc/}
   kill -s KILL "\${pid%/environ}"
 done

@@ -14,13 +14,13 @@ export interface Living {
   session: number;
 }
 
-/** Every process but those that have ended and only wait to be collected. */
+/** Every process but the kernel's own, and those that have ended and only wait to be collected. */
 export function living(): Living[] {
   return readdirSync("/proc")
     .filter((entry) => /^\d+$/.test(entry))
     .flatMap((entry) => {
       const { name, fields } = statOf(Number(entry));
-      if (name === undefined || hasEnded(fields)) return [];
+      if (name === undefined || hasEnded(fields) || (flagsOf(fields) & OF_KERNEL) !== 0) return [];
       return [{ pid: Number(entry), name, group: Number(fields[2]), session: Number(fields[3]) }];
     });
 }
@@ -34,6 +34,15 @@ function statOf(pid: number): { name: string | undefined; fields: string[] } {
 /** A main thread that has ended is a zombie, too; the process lives while it has others (field 20). */
 function hasEnded([state = "", ...more]: readonly string[]): boolean {
   return /[Xx]/.test(state) || (state === "Z" && Number(more[16]) <= 1);
+}
+
+/** PF_EXITING and PF_KTHREAD of linux/sched.h. */
+const EXITING = 0x4;
+const OF_KERNEL = 0x200000;
+
+/** Field 9. */
+function flagsOf(fields: readonly string[]): number {
+  return Number(fields[6]);
 }
 
 /** The state of a process as one letter (proc(5)): T is stopped by a signal, t by a debugger; empty if it is gone. */
@@ -62,13 +71,31 @@ export function bootId(): string {
 
 /** Whether a process was started with all of these (`NAME=value`) in its environment. */
 export function startedWith(pid: number, entries: readonly string[]): boolean {
-  const environment = read(`/proc/${pid}/environ`).split("\0");
+  const environment = environ(pid).split("\0");
   return entries.every((entry) => environment.includes(entry));
+}
+
+/** How often, a millisecond apart, a process is looked at that becomes another program: it takes a tenth of one, more on a busy machine. */
+const BECOMING_TRIES = 500;
+
+/** Its environment as the kernel gives it; empty if it cannot be read. While it becomes another program (execve) it seems to have none. */
+function environ(pid: number): string {
+  for (let tries = 0; tries < BECOMING_TRIES; tries++) {
+    const text = tryRead(`/proc/${pid}/environ`);
+    if (text === undefined || text !== "") return text ?? "";
+    const { name, fields } = statOf(pid);
+    if (name === undefined || hasEnded(fields) || (flagsOf(fields) & (EXITING | OF_KERNEL)) !== 0) return "";
+    // Fields 50 and 51: where it begins and ends. It may be that there is nothing in it.
+    const [begin, end] = [fields[47], fields[48]];
+    if (begin === end && begin !== "0") return "";
+    Bun.sleepSync(1);
+  }
+  return "";
 }
 
 /** The environment that a process was started with; empty if it cannot be read. */
 export function environmentOf(pid: number): Record<string, string> {
-  const entries = read(`/proc/${pid}/environ`)
+  const entries = environ(pid)
     .split("\0")
     .filter((entry) => entry.includes("="));
   return Object.fromEntries(
@@ -99,9 +126,13 @@ export function ignored(signal: number): boolean {
 }
 
 function read(path: string): string {
+  return tryRead(path) ?? "";
+}
+
+function tryRead(path: string): string | undefined {
   try {
     return readFileSync(path, "utf8");
   } catch {
-    return "";
+    return undefined;
   }
 }

@@ -10,7 +10,7 @@
 import { join, resolve } from "node:path";
 import type { Config } from "./config.ts";
 import { RigelError, namingOptions } from "./errors.ts";
-import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
+import { Interrupt, SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
@@ -416,16 +416,21 @@ export async function record(
   if (options.out !== undefined) await new WholeFile(options.out).check();
   const folder = resolve(options.segmentFolder ?? defaultSegmentFolder(process.env));
   const own = `${process.getuid?.() ?? 0}-${process.pid}`;
-  const recording = Recording.create(native, join(folder, `rigel-record-${own}`), true);
-  const remove = (): void => recording.remove();
+  let recording: Recording | undefined;
+  const remove = (): void => recording?.remove();
   process.on("exit", remove);
+  // Before there is anything to remove, until the launch does something else on signals.
+  const off = onRequestToEnd((signal) => process.exit(SIGNAL_STATUS[signal]));
   try {
+    recording = Recording.create(native, join(folder, `rigel-record-${own}`), true);
+    const { path } = recording;
     const planned = await namingOptions(
       OPTIONS,
-      async () => await planOf(options, native, recording.path, join(folder, `rigel-sim-${own}`)),
+      async () => await planOf(options, native, path, join(folder, `rigel-sim-${own}`)),
     );
     progress(`${planned.device.name}, ${planned.device.uuid}`);
     using interrupt = new Interrupt();
+    off();
     let segment: Segment | undefined;
     const recorder = new Recorder(recording, options, () => segment);
     const timer = setInterval(() => recorder.look(), LOOK_ms);
@@ -458,6 +463,7 @@ export async function record(
       return { summary: undefined, exitStatus };
     }
   } finally {
+    off();
     process.off("exit", remove);
     remove();
   }

@@ -56,11 +56,33 @@ export async function run(command: readonly string[], native: Native, options: R
   const [client] = clients;
   if (!client) throw new Error("a plan without its client");
   for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
+  const signals = new Signals();
+  // Before there is a segment, or the command: a signal that came in between would end this process and leave them behind.
+  using _ = onSignals((signal) => signals.take(signal));
   const joined = await joinOrMake(native, new Segments(native, folder), folder, client.device, options.preset);
   try {
-    return await runIn(joined, client, native, options);
+    return await runIn(joined, client, native, options, signals);
   } finally {
     joined.leave();
+  }
+}
+
+type Signal = (typeof SIGNALS)[number];
+
+/** Signals on their way to the command: those that come before it is there wait for it. */
+class Signals {
+  #pass: ((signal: Signal) => void) | undefined;
+  readonly #early: Signal[] = [];
+
+  take(signal: Signal): void {
+    if (this.#pass) this.#pass(signal);
+    else this.#early.push(signal);
+  }
+
+  /** The command is there: what came before, and what comes from now on is passed on. */
+  begin(early: (signal: Signal) => void, pass: (signal: Signal) => void): void {
+    this.#pass = pass;
+    for (const signal of this.#early) early(signal);
   }
 }
 
@@ -120,7 +142,13 @@ function sizeOf(memory: string): string | number {
   return /^\d+$/.test(memory) ? Number(memory) : memory;
 }
 
-async function runIn(joined: Joined, client: PlannedClient, native: Native, options: RunOptions): Promise<number> {
+async function runIn(
+  joined: Joined,
+  client: PlannedClient,
+  native: Native,
+  options: RunOptions,
+  signals: Signals,
+): Promise<number> {
   const { segment } = joined;
   const { name } = client;
   const others = segment.slots().filter((slot) => slot.name === name && !slot.finished);
@@ -152,13 +180,16 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
   using keeper = new LoopKeeper(segment, joined.made);
   const startedAt_ms = performance.now();
   const inTerminal = isForeground();
-  // Before the command is there: a signal that came in between would end this process and leave the command behind.
-  using _ = onSignals((signal) => {
-    // Held back, it could not end: who asks it to end does not want that.
-    segment.want(name, { paused_until_ns: 0 });
-    if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
-  });
   const child = start(client, env);
+  signals.begin(
+    // The terminal's Ctrl-C came before the command was there to get it.
+    (signal) => child.kill(signal),
+    (signal) => {
+      // Held back, it could not end: who asks it to end does not want that.
+      segment.want(name, { paused_until_ns: 0 });
+      if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
+    },
+  );
   let attached = false;
   let seen: { processes: number; mapped: number } | undefined;
   const look = (): void => {
@@ -191,7 +222,7 @@ async function runIn(joined: Joined, client: PlannedClient, native: Native, opti
 }
 
 /** Until it is disposed of, signals that this process does not ignore do that instead. */
-function onSignals(act: (signal: (typeof SIGNALS)[number]) => void): Disposable {
+function onSignals(act: (signal: Signal) => void): Disposable {
   const handlers = SIGNALS.filter((signal) => !ignored(constants.signals[signal])).map((signal) => {
     const handler = (): void => act(signal);
     process.on(signal, handler);

@@ -89,6 +89,8 @@ async function serve(
   flags: ServeFlags,
   servers: { stop: (now: boolean) => Promise<void> }[],
 ): Promise<void> {
+  // Before there is anything that a signal could leave behind, or anybody knows that this listens.
+  const ended = signalled();
   const socket = join(folder, "serve.sock");
   await clearSocket(socket);
   const tokenFile = join(folder, "token");
@@ -131,7 +133,7 @@ async function serve(
     progress(`listening on ${socket}`);
     if (url) progress(`listening on ${url}; what changes something needs the token in ${tokenFile}`);
     if (flags.json) process.stdout.write(`${JSON.stringify({ socket, url, token_file: url ? tokenFile : null })}\n`);
-    await signalled();
+    await ended;
   } finally {
     try {
       unlinkSync(socket);

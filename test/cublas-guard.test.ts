@@ -9,6 +9,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { processContextsSchema } from "../src/contexts.ts";
 import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
 
@@ -112,19 +113,18 @@ test("rigel contexts says which cuBLAS handles were used in a wrong context, and
   });
   await using launch = start(["launch", config, "--segment", scratch.path]);
   const look = async (...flags: string[]) => await rigel("contexts", "mixed", "--segment", scratch.path, ...flags);
-  let found = firstProcess((await look("--json")).stdout);
-  for (let tries = 0; tries < 300 && !found?.cublas.repaired; tries++) {
-    await Bun.sleep(100);
-    found = firstProcess((await look("--json")).stdout);
-  }
+  const found = await until(async () => {
+    const seen = firstProcess((await look("--json")).stdout);
+    return seen && seen.cublas.repaired > 0 && seen.cublas.last.length > 0 ? seen : undefined;
+  });
   const text = await look();
   launch.kill("SIGINT");
   await launch.exited;
   // The matrices' context was current, and is the one that was worked in; the handle was the other device's.
-  expect(found?.cublas).toMatchObject({
+  expect(found.cublas).toMatchObject({
     calls: { wrong_context: 1 },
     repaired: 1,
-    last: [{ cause: "wrong_context", call: "cublasSgemm_v2", device: 1, context: found?.contexts[0]?.context }],
+    last: [{ cause: "wrong_context", call: "cublasSgemm_v2", device: 1, context: found.contexts[0]?.context }],
   });
   expect(text.stdout).toMatch(
     /wrong_context 1 wrong, 1 repaired\n    wrong_context: cublasSgemm_v2, thread \d+, device 1, context 0x/,

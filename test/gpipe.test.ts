@@ -107,6 +107,7 @@ class World extends Scratch {
       RIGEL_CLASS: "best-effort",
       RIGEL_NAME: "gpipe",
       RIGEL_GUARD: guard,
+      ...(guard === "off" && { MEET: "1" }),
     });
     return { ...result, clients: new Map(statsOf(readingOf(segment)).clients.map((client) => [client.name, client])) };
   }

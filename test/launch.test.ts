@@ -63,9 +63,10 @@ function config(clients: object[], rest: object = {}): string {
   return scratch.file(`config-${configs++}.json`, { device: "simulated", clients, ...rest });
 }
 
-/** Files of launches of this user that are still there. */
+/** Files of a launch of this user that are still there. */
 function leftovers(pid: number): string[] {
-  return readdirSync("/dev/shm").filter((name) => new RegExp(`^rigel-.*-${pid}(-|$)`).test(name));
+  const own = new RegExp(`^rigel-(sim-)?${process.getuid?.()}-${pid}(-|$)`);
+  return readdirSync("/dev/shm").filter((name) => own.test(name));
 }
 
 describe("a launch on the simulated GPU", () => {
@@ -135,10 +136,12 @@ describe("a launch on the simulated GPU", () => {
   });
 
   test("streams output line by line with the name in front, on standard error", async () => {
-    const script = 'echo out; echo err >&2; printf " 10%%\\r100%%\\n"; printf "no line end"';
+    // The high client's end is the launch's: it waits for what the other says.
+    const greeted = join(scratch.path, "greeted");
+    const script = `echo out; echo err >&2; printf " 10%%\\r100%%\\n"; ${untilThere(greeted)}; printf "no line end"`;
     const path = config([
-      { ...serve, name: "a", command: ["sh", "-c", script], replay: undefined },
-      { ...train, name: "longer", command: ["sh", "-c", "echo $GREETING"], replay: undefined, env: { GREETING: "hi" } },
+      shell("a", "high", script),
+      { ...shell("longer", "best-effort", `echo $GREETING; touch ${greeted}`), env: { GREETING: "hi" } },
     ]);
     const { stdout, stderr } = await rigel("launch", path, "--json");
     expect(
@@ -152,9 +155,13 @@ describe("a launch on the simulated GPU", () => {
 
   test("tells MPS the classes of the clients, unless nothing is governed or the user has said so", async () => {
     const say = 'echo "priority=${CUDA_MPS_CLIENT_PRIORITY-none}"';
-    const own = { ...shell("own", "best-effort", say), env: { CUDA_MPS_CLIENT_PRIORITY: "0" } };
-    const path = config([shell("high", "high", `${say}; sleep 1`), shell("best", "best-effort", say), own]);
     const said = async (...flags: string[]): Promise<string[]> => {
+      using folder = new Scratch();
+      const there = (name: string): string => join(folder.path, name);
+      const other = (name: string): object => shell(name, "best-effort", `${say}; touch ${there(name)}`);
+      // Its end is the launch's.
+      const high = shell("high", "high", `${say}; ${untilThere(there("best"), there("own"))}`);
+      const path = config([high, other("best"), { ...other("own"), env: { CUDA_MPS_CLIENT_PRIORITY: "0" } }]);
       const { stderr } = await rigel("launch", path, ...flags);
       return [...stderr.matchAll(/^(\w+) +\| (priority=.*)$/gm)]
         .map(([, name, value]) => `${name} ${value}`)
@@ -185,6 +192,11 @@ describe("a launch on the simulated GPU", () => {
 
 function shell(name: string, kind: string, script: string): object {
   return { name, class: kind, command: ["sh", "-c", script] };
+}
+
+/** What a shell runs to wait for files. */
+function untilThere(...files: string[]): string {
+  return `until ${files.map((file) => `[ -e ${file} ]`).join(" && ")}; do sleep 0.02; done`;
 }
 
 describe("exit codes", () => {
@@ -604,8 +616,14 @@ describe("counts", () => {
   test("of a process that was killed are over the time that it lived", async () => {
     const { files } = await Native.load();
     const replayed = `${files.replay} --profile ${scratch.path}/tiny.csv`;
-    const script = `${replayed} --iterations 1000000 >&- & sleep 1; kill -KILL $!; wait; sleep 2`;
-    const report = reportOf(await rigel("launch", config([shell("a", "high", script)]), "--json"));
+    const working = join(scratch.path, "working");
+    const script = `${replayed} --iterations 1000000 >&- & ${untilThere(working)}; kill -KILL $!; wait; sleep 2`;
+    await using child = start(["launch", config([shell("a", "high", script)]), "--json"]);
+    const stderr = follow(child.stderr);
+    await stderr.until("counting until the clients end");
+    writeFileSync(working, "");
+    const stdout = await child.stdout.text();
+    const report = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
     expect(report.clients[0]?.counted_s).toBeGreaterThan(0);
     expect(report.clients[0]?.counted_s).toBeLessThan(report.duration_s - 1);
   });

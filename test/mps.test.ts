@@ -109,8 +109,17 @@ class Machine implements AsyncDisposable {
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    for (const pid of this.processes) process.kill(pid, "SIGKILL");
+    for (const pid of this.processes) kill(pid);
     while (this.processes.length > 0) await Bun.sleep(20);
+  }
+}
+
+/** Of processes that may end by themselves. */
+function kill(pid: number): void {
+  try {
+    process.kill(pid, "SIGKILL");
+  } catch {
+    // It has just ended.
   }
 }
 
@@ -538,12 +547,20 @@ function work(): string {
   return `env LD_LIBRARY_PATH=${files.simulator} ${files.replay} --profile ${scratch.path}/tiny.csv --iterations 1 >&-`;
 }
 
-/** Works, waits for a file, then ends. */
-function later(file: string, status = 7): string {
-  return `${work()}; until [ -s ${file} ]; do sleep 0.02; done; sleep 0.3; exit ${status}`;
+/** Waits until the process whose number is in a file has ended, which is when the launcher has collected it, then ends. */
+function after(file: string, status: number): string {
+  return (
+    `until [ -s ${file} ]; do sleep 0.02; done; p=$(cat ${file}); ` +
+    `while kill -0 $p 2>&-; do sleep 0.02; done; exit ${status}`
+  );
 }
 
-/** Works, leaves a line in the server's log, makes the file and crashes. */
+/** The same after some work. */
+function later(file: string, status = 7): string {
+  return `${work()}; ${after(file, status)}`;
+}
+
+/** Works, leaves a line in the server's log, its number in the file, and crashes. */
 function crash(file: string): string {
   const line = "[2026-01-01 00:00:01.000 Server 7] Client encountered a fatal exception";
   return `${work()}; echo "${line}" >> "$CUDA_MPS_LOG_DIRECTORY/server.log"; echo $$ > ${file}; kill -SEGV $$`;
@@ -589,12 +606,7 @@ describe("clients that fail under MPS", () => {
   test.each([
     ["if only one does", {}, 0, later],
     ["if the others are not under MPS", { isolation: "process" }, 7, later],
-    [
-      "if the others have not used the GPU",
-      {},
-      7,
-      (file: string) => `until [ -s ${file} ]; do sleep 0.02; done; exit 7`,
-    ],
+    ["if the others have not used the GPU", {}, 7, after],
   ])("are not blamed on each other %s", async (_, more, status, script) => {
     await using machine = new Machine();
     const file = join(machine.path, "crashed");

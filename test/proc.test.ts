@@ -3,7 +3,9 @@
  */
 
 import { expect, test } from "bun:test";
-import { living, startedAt_ticks, stateOf } from "../src/proc.ts";
+import { chmodSync } from "node:fs";
+import { environmentOf, living, startedAt_ticks, startedWith, stateOf } from "../src/proc.ts";
+import { Scratch } from "./rigel.ts";
 
 const lives = (pid: number): boolean => living().some((one) => one.pid === pid);
 
@@ -19,4 +21,28 @@ test("a process whose main thread has ended lives while it has others", async ()
   expect(lives(child.pid)).toBe(false);
   expect(startedAt_ticks(child.pid)).toBeUndefined();
   expect(stateOf(child.pid)).toBe("");
+});
+
+test("a process that becomes one program after the other has its environment at every look", async () => {
+  using scratch = new Scratch();
+  const program = scratch.file("again", '#!/bin/sh\nexec "$0"\n');
+  chmodSync(program, 0o700);
+  await using child = Bun.spawn([program], {
+    env: { ...process.env, PROC_TEST: "1" },
+    stdio: ["ignore", "ignore", "inherit"],
+  });
+  // Looked at once each time, some in a thousand found none.
+  const found = Array.from({ length: 10_000 }, () => startedWith(child.pid, ["PROC_TEST=1"]));
+  expect(found.filter((one) => !one)).toEqual([]);
+  expect(child.exitCode).toBeNull();
+  child.kill("SIGKILL");
+  await child.exited;
+  expect(startedWith(child.pid, ["PROC_TEST=1"])).toBe(false);
+});
+
+test("a process that was started without any environment has none", async () => {
+  await using child = Bun.spawn(["env", "-i", "sleep", "600"], { stdio: ["ignore", "ignore", "inherit"] });
+  while (!living().some(({ pid, name }) => pid === child.pid && name === "sleep")) await Bun.sleep(10);
+  expect(environmentOf(child.pid)).toEqual({});
+  child.kill("SIGKILL");
 });

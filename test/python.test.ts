@@ -7,6 +7,7 @@ import { describe, expect, test } from "bun:test";
 import { z } from "zod";
 import { processContextsSchema } from "../src/contexts.ts";
 import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 const python = Bun.which("python3");
 if (python === null) console.warn("python.test.ts: there is no python3, so `import rigel` is not tested");
@@ -114,11 +115,11 @@ describe.skipIf(python === null)("import rigel", () => {
       return z.object({ processes: z.array(processContextsSchema) }).safeParse(JSON.parse(stdout || "{}")).data
         ?.processes[0];
     };
-    let found = await look();
-    for (let tries = 0; tries < 300 && !(found && (found.calls["cuLaunchKernel"] ?? 0) >= 4); tries++) {
-      await Bun.sleep(100);
-      found = await look();
-    }
+    // What it does last, before it waits to be stopped.
+    const found = await until(async () => {
+      const seen = await look();
+      return seen?.thread_clients[0]?.calls["cuLaunchKernel"] === 1 ? seen : undefined;
+    });
     const text = await rigel("contexts", "--segment", scratch.path);
     launch.kill("SIGINT");
     const [stderr, report] = await Promise.all([launch.stderr.text(), launch.stdout.text()]);
@@ -130,18 +131,19 @@ describe.skipIf(python === null)("import rigel", () => {
       misuses: { count: 1, last: [{ call: "cuStreamSynchronize", result: 400, belongs_to: "destroyed" }] },
       thread_clients: [{ name: "own", devices: [1], calls: { cuLaunchKernel: 1 } }],
     });
-    expect(found?.threads.find(({ tid }) => tid === found?.pid)).toMatchObject({ moves: 1, device: 1 });
+    expect(found.threads.find(({ tid }) => tid === found.pid)).toMatchObject({ moves: 1, device: 1 });
     expect(text.stdout).toContain("cuStreamSynchronize in thread");
     expect(report).toContain("launched on another device than in its request before");
   });
 
   test("does nothing without Rigel", async () => {
+    using scratch = new Scratch();
     await using child = Bun.spawn([python ?? "", program, "count"], {
       env: {
         ...plainEnvironment(),
         PYTHONPATH: join(root, "src", "python", "importable"),
         LD_LIBRARY_PATH: join(root, "native", "build", "sim"),
-        RIGEL_SIM_STATE: `/tmp/rigel-test-python-${process.pid}`,
+        RIGEL_SIM_STATE: join(scratch.path, "gpu"),
       },
       stdout: "pipe",
       stderr: "inherit",

@@ -10,11 +10,14 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { SIGNAL_STATUS } from "../src/interrupt.ts";
+import { Native } from "../src/native.ts";
 import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
 import { type GpuRecord, type Launch, type Moment, matched, rowsOf } from "../src/record-rows.ts";
 import { type Kind, SOURCE } from "../src/recording.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
 const replay = join(build, "rigel-replay");
@@ -43,7 +46,9 @@ const differenceSchema = z.object({
 });
 
 let scratch: Scratch;
-beforeAll(() => {
+let native: Native;
+beforeAll(async () => {
+  native = await Native.load();
   const made = Bun.spawnSync(
     ["make", "-s", "-C", join(root, "native"), "all", "build/record-program", "build/cupti/libcupti.so.13"],
     { env: plainEnvironment() },
@@ -71,6 +76,15 @@ async function difference(a: string, b: string, ...flags: string[]) {
   const { stdout, stderr } = await rigel("profile", "diff", "--json", ...flags, a, b);
   expect(stdout, stderr).toStartWith("{");
   return differenceSchema.parse(JSON.parse(stdout));
+}
+
+const layoutSchema = z.object({ header: z.object({ fields: z.object({ timed: z.object({ offset: z.int() }) }) }) });
+
+/** Launches of which the only recording in a folder has the time. */
+function timedIn(folder: string): bigint {
+  const { offset } = layoutSchema.parse(JSON.parse(native.recordLayout)).header.fields.timed;
+  const name = readdirSync(folder).find((file) => file.startsWith("rigel-record-")) ?? "";
+  return readFileSync(join(folder, name)).readBigUInt64LE(offset);
 }
 
 async function rowsIn(path: string) {
@@ -132,12 +146,15 @@ describe("rigel profile -- command, times by events", () => {
   test("Ctrl-C writes what there is", async () => {
     const out = join(scratch.path, "interrupted.csv");
     const profile = scratch.file("tiny.csv", TINY_PROFILE);
+    using folder = new Scratch();
     const args = [
       "profile",
       "--device",
       "simulated",
       "--requests",
       "900000",
+      "--segment",
+      folder.path,
       "-o",
       out,
       "--",
@@ -149,15 +166,14 @@ describe("rigel profile -- command, times by events", () => {
     let said = "";
     const decoder = new TextDecoder();
     for await (const chunk of child.stderr) {
+      const records = said.includes("recording 900000 requests");
       said += decoder.decode(chunk, { stream: true });
-      if (!said.includes("recording 900000 requests")) continue;
+      if (records || !said.includes("recording 900000 requests")) continue;
       // Some requests have to be recorded by then.
-      await Bun.sleep(500);
+      await until(() => (timedIn(folder.path) > 20n ? true : undefined));
       child.kill("SIGINT");
-      break;
     }
-    const rest = await child.stderr.text().catch(() => "");
-    expect(await child.exited, said + rest).toBe(130);
+    expect(await child.exited, said).toBe(130);
     const rows = await rowsIn(out);
     expect(rows).toMatchObject([{ kind: "kernel", grid: [132, 1, 1], block: [256, 1, 1] }, { kind: "sync" }]);
     expect(rows[0]?.duration_ns).toBeGreaterThan(190_000);
@@ -179,6 +195,19 @@ describe("rigel profile -- command, times by events", () => {
     expect(said).not.toContain("let it run longer");
     expect(await child.stdout.text()).toBe("");
     expect(existsSync(out)).toBe(false);
+  });
+
+  test("a signal before the program is started leaves nothing behind", async () => {
+    using folder = new Scratch();
+    const args = ["profile", "--device", "simulated", "--segment", folder.path, "-o", join(folder.path, "p.csv")];
+    for (const signal of ["SIGINT", "SIGTERM"] as const) {
+      await using child = start([...args, "--", "sleep", "600"]);
+      while (!readdirSync(folder.path).some((name) => name.startsWith("rigel-record-")))
+        await new Promise(setImmediate);
+      child.kill(signal);
+      expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
+      expect(readdirSync(folder.path)).toEqual([]);
+    }
   });
 
   test("a file that cannot be written is told before the program is started", async () => {
@@ -220,7 +249,8 @@ describe("rigel profile -- command, times by events", () => {
     expect(idle.stderr).not.toContain("let it run longer");
     const left = readdirSync("/dev/shm").filter((name) => name.startsWith("rigel-record-"));
     // Others may be recording at this moment, but nothing of what has ended stays.
-    expect(left.filter((name) => !existsSync(`/proc/${name.split("-").at(-1)}`))).toEqual([]);
+    const ended = left.filter((name) => !existsSync(`/proc/${name.split("-").at(-1)}`));
+    expect(ended.filter((name) => existsSync(join("/dev/shm", name)))).toEqual([]);
   });
 });
 
@@ -272,6 +302,14 @@ describe("rigel profile -- command, times from a stand-in of CUPTI", () => {
         expect(duration_ns).toBeGreaterThan(4900);
         expect(duration_ns).toBeLessThan(7000);
       }
+  });
+
+  // CUPTI is found and asked while the program is inside cuInit, which it may call itself.
+  test("from the start, where the tool initialises the driver as well", async () => {
+    const profile = scratch.file("tiny.csv", TINY_PROFILE);
+    const command = [replay, "--profile", profile, "--iterations", "4", "--warmup", "0"];
+    const { summary } = await recordedIn(CUPTI, "start", command, "--from-start", "--all");
+    expect(summary).toMatchObject({ mechanism: "cupti", requests: 4 });
   });
 
   test("a loop that never waits is cut where the host pauses", async () => {

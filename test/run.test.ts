@@ -1,10 +1,11 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { existsSync, readdirSync } from "node:fs";
+import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { startedAt_ticks } from "../src/proc.ts";
 import { TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
@@ -87,6 +88,18 @@ describe("rigel run", () => {
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
+  test("a signal at any moment reaches the command, and nothing is left", async () => {
+    const options = ["--class", "best-effort", "--device", "simulated", "--segment", place.segments];
+    for (let time = 0; time < 5; time++) {
+      await using early = place.start(["run", ...options, "--", "sleep", "600"]);
+      // As soon as there is a segment, which is before there is a command.
+      while (readdirSync(place.segments).length === 0) await new Promise(setImmediate);
+      early.kill("SIGTERM");
+      expect(await early.exited).toBe(143);
+      expect(readdirSync(place.segments)).toEqual([]);
+    }
+  });
+
   test("joins what runs; another looks after it when its maker ends; the last one takes it away", async () => {
     await using first = run("best-effort", "train", "--memory", "1GiB");
     await working("train");
@@ -131,7 +144,8 @@ describe("rigel run", () => {
     const pid = clients[0]?.processes[0]?.pid ?? 0;
     expect((await working("train")).clients[0]?.processes[0]?.pid).toBe(pid);
     process.kill(pid, "SIGKILL");
-    await until(() => (existsSync(`/proc/${pid}`) ? undefined : true));
+    // It may stay a zombie where nobody collects it.
+    await until(() => (startedAt_ticks(pid) === undefined ? true : undefined));
     expect(await ps()).toEqual([]);
     await using second = run("best-effort", "again");
     expect((await working("again")).stats.clients).toHaveLength(1);
@@ -269,8 +283,11 @@ describe("running clients", () => {
       changed: [{ client: "train", notes: ["train: weight has no effect under policy slo, only under fair"] }],
     });
     expect(set.stderr).toContain("note: train: weight has no effect under policy slo, only under fair");
-    await until(async () => ((await client())?.class === "high" ? true : undefined));
-    expect(await client()).toMatchObject({ weight: 3, memory: { limit_bytes: 2 ** 31 } });
+    await until(async () => {
+      const now = await client();
+      return now?.class === "high" && now.weight === 3 ? true : undefined;
+    });
+    expect(await client()).toMatchObject({ memory: { limit_bytes: 2 ** 31 } });
     const refused = await rigel("pause", "train");
     expect(refused.stderr).toContain("never held back");
     expect(refused.status).toBe(2);

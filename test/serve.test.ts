@@ -24,6 +24,15 @@ const clientSchema = z.object({
 const traceSchema = z.object({
   traceEvents: z.array(z.object({ ph: z.string(), pid: z.int(), cat: z.string().optional() })),
 });
+/** The best-effort client of the pair, once both have launched for a while. */
+async function working(server: Server): Promise<z.infer<typeof clientSchema>> {
+  return await until(async () => {
+    const answers = await Promise.all(["serve", "train"].map((name) => server.ask(`/v1/clients/${name}`)));
+    const [serve, train] = answers.map(({ body }) => clientSchema.safeParse(body).data);
+    return serve && train && serve.launches > 0 && train.launches > 100 ? train : undefined;
+  });
+}
+
 const openapiSchema = z.object({ paths: z.record(z.string(), z.record(z.string(), z.unknown())) });
 const eventSchema = z.object({ event: z.string(), data: z.record(z.string(), z.unknown()) });
 
@@ -107,14 +116,17 @@ describe("the server", () => {
     const last = await more((all) => all.some(({ event, data }) => event === "segment" && data["state"] === "gone"));
     expect([...new Set(last)].toSorted(), await said).toEqual(["exit serve", "exit train", "segment gone"]);
     await launch.exited;
-    expect((await again.ask("/v1/stats")).body).toMatchObject({ segments: [] });
+    // What is looked at is as old as a tenth of a second.
+    await until(async () =>
+      segmentsSchema.parse((await again.ask("/v1/stats")).body).segments.length === 0 ? true : undefined,
+    );
   });
 
   test("changes policy and clients while they run, and counts for Prometheus", async () => {
     await using server = await Server.start(place);
     const config = place.file("pair.json", place.pair());
     await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
-    await until(async () => ((await server.ask("/v1/clients/train")).status === 200 ? true : undefined));
+    await working(server);
     const put = { method: "PUT", body: { policy: { name: "priority", inflight: 3 } } };
     const changed = await server.ask("/v1/config", put);
     expect(changed).toMatchObject({
@@ -169,10 +181,8 @@ describe("the server", () => {
     await using server = await Server.start(place);
     const config = place.file("pair.json", place.pair());
     await using launch = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
-    const { pid, segment } = await until(async () => {
-      const found = clientSchema.safeParse((await server.ask("/v1/clients/train")).body).data;
-      return found && found.launches > 100 ? { pid: found.processes[0]?.pid, segment: found.segment } : undefined;
-    });
+    const { processes, segment } = await working(server);
+    const pid = processes[0]?.pid;
     const all = traceSchema.parse((await server.ask("/v1/traces", { headers: {} })).body);
     expect(new Set(all.traceEvents.map((event) => event.pid)).size).toBe(2);
     const one = traceSchema.parse((await server.ask(`/v1/traces?client=train&segment=${segment}&last_s=60`)).body);
@@ -259,6 +269,16 @@ describe("the server", () => {
     expect(existsSync(join(own.path, "run", "rigel", "serve.sock"))).toBe(false);
     await using server = await Server.start(own);
     expect((await server.ask("/healthz")).status).toBe(200);
+  });
+
+  test("ends as asked by whoever was told that it listens, however soon", async () => {
+    using own = new Place();
+    for (let time = 0; time < 5; time++) {
+      const server = await Server.start(own);
+      await server[Symbol.asyncDispose]();
+      expect(server.child.exitCode).toBe(0);
+      expect(existsSync(server.socket)).toBe(false);
+    }
   });
 
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {

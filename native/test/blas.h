@@ -50,10 +50,17 @@ static inline cublasHandle_t handle(void)
     return h;
 }
 
-/* Set as rigel_cublas_inside: threads that make handles meet there. */
+/*
+ * Set as rigel_cublas_inside: threads that make handles meet there. With MEET=1, for where nobody keeps them apart, the first waits until
+ * it is met; else it gives the others time to.
+ */
 static inline void linger(const char *call)
 {
-    if (strcmp(call, "cublasCreate_v2") == 0)
+    if (strcmp(call, "cublasCreate_v2") != 0)
+        return;
+    if (getenv("MEET"))
+        WAIT_FOR(rigel_cublas_counts.most_creating > 1);
+    else
         usleep(50000);
 }
 

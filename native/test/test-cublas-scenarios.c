@@ -53,6 +53,8 @@ static void run(const scenario *s, int way)
         setenv("RIGEL_SIM_STATE", state, 1);
         setenv("RIGEL_SIM_DEVICES", "2", 1);
         setenv("NAIVE", s->naive, 1);
+        if (way != REPAIR)
+            setenv("MEET", "1", 1);
         if (way == NAIVE)
             setenv("LD_PRELOAD", in_build_folder("naive-preload.so"), 1);
         if (way >= REPAIR) {

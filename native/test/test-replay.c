@@ -241,6 +241,13 @@ static double number_of(const char *json, const char *key)
     return at ? strtod(at + strlen(quoted), NULL) : -1;
 }
 
+static double now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
+}
+
 /* Runs on the simulated GPU, each with a state file of its own. */
 static void test_simulated(const char *scratch, const char *serving, const char *training)
 {
@@ -260,11 +267,14 @@ static void test_simulated(const char *scratch, const char *serving, const char 
 
     /* A closed loop of requests of at least half a millisecond: 10 kernels of 50 us on each of two streams. */
     snprintf(arguments, sizeof(arguments), "--profile %s --iterations 20", serving);
+    double begun_ms = now_ms();
     CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+    double took_ms = now_ms() - begun_ms;
     CHECK(number_of(out, "iterations") == 20 && number_of(out, "launches") == 20 * 22 && number_of(out, "count") == 20,
           "%s", out);
     double p50_ms = number_of(out, "p50_ms");
-    CHECK(p50_ms >= 0.5 && p50_ms <= number_of(out, "p95_ms") && p50_ms < 50, "%s", out);
+    CHECK(p50_ms >= 0.5 && p50_ms <= number_of(out, "p95_ms"), "%s", out);
+    CHECK(10 * p50_ms <= took_ms, "half of them took that, one after the other, of %f ms: %s", took_ms, out);
     CHECK(number_of(out, "p95_ms") <= number_of(out, "p99_ms"), "%s", out);
 
     /* An open loop: 20 a second, evenly spaced. */
@@ -274,20 +284,25 @@ static void test_simulated(const char *scratch, const char *serving, const char 
 
     /* A program that runs ahead: no requests, iterations as fast as the GPU: 10 kernels of 100 us. */
     snprintf(arguments, sizeof(arguments), "--profile %s --duration-s 1", training);
+    begun_ms = now_ms();
     CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+    took_ms = now_ms() - begun_ms;
     CHECK(number_of(out, "count") == 0 && strstr(out, "\"p50_ms\":null"), "%s", out);
-    double rate = number_of(out, "iterations_per_s");
-    CHECK(rate > 100 && rate <= 1000, "%s", out);
+    double rate = number_of(out, "iterations_per_s"), iterations = number_of(out, "iterations");
+    CHECK(iterations > 1 && rate <= 1000 && rate >= 1000 * iterations / took_ms, "%f ms: %s", took_ms, out);
 
-    /* SIGTERM: the report all the same. `timeout` sends it after a second. */
-    char command[16384];
-    snprintf(command, sizeof(command), "%s timeout -s TERM --preserve-status 1 %s/rigel-replay --profile %s --rate 50",
-             environment, folder, serving);
-    FILE *pipe = popen(command, "r");
-    size_t got = pipe ? fread(out, 1, sizeof(out) - 1, pipe) : 0;
-    out[got] = '\0';
-    int status = pipe ? pclose(pipe) : -1;
-    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0 && number_of(out, "count") > 10, "%d: %s", status, out);
+    /* SIGTERM: the report all the same. `timeout` sends it, so late that on this machine some requests have been served. */
+    for (int seconds = 1, served = 0; !served && seconds <= 32; seconds *= 2) {
+        char command[16384];
+        snprintf(command, sizeof(command), "%s timeout -s TERM --preserve-status %d %s/rigel-replay --profile %s --rate 50",
+                 environment, seconds, folder, serving);
+        FILE *pipe = popen(command, "r");
+        size_t got = pipe ? fread(out, 1, sizeof(out) - 1, pipe) : 0;
+        out[got] = '\0';
+        int status = pipe ? pclose(pipe) : -1;
+        served = WIFEXITED(status) && WEXITSTATUS(status) == 0 && number_of(out, "count") > 10;
+        CHECK(served || seconds < 32, "%d: %s", status, out);
+    }
     unlink(state);
 }
 

@@ -321,10 +321,10 @@ static void paused_is_off_the_gpu(void)
 }
 
 /* Paused, with a launch that waits. */
-static pthread_t paused_launch(uint64_t until_ns)
+static pthread_t paused_launch(void)
 {
     uint64_t launches = rg.slot->launches;
-    atomic_store(&account->paused_until_ns, until_ns);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(mode() & RG_MODE_PAUSED);
     pthread_t thread = start();
     WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
@@ -334,16 +334,18 @@ static pthread_t paused_launch(uint64_t until_ns)
 static void pauses_have_an_end(void)
 {
     become("best-effort");
-    join(paused_launch(rg_now_ns() + 500000000)); /* the time that was said */
-    pthread_t thread = paused_launch(UINT64_MAX);
+    pthread_t thread = paused_launch();
+    atomic_store(&account->paused_until_ns, rg_now_ns() + 50000000); /* the time that was said */
+    join(thread);
+    thread = paused_launch();
     seg->settings.shutdown = 1;
     join(thread);
     seg->settings.shutdown = 0;
-    thread = paused_launch(UINT64_MAX);
+    thread = paused_launch();
     atomic_store(&account->wanted_class, RG_CLASS_HIGH); /* which is never held back */
     join(thread);
     atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
-    thread = paused_launch(UINT64_MAX);
+    thread = paused_launch();
     unlink(segment_path); /* nobody could resume it */
     join(thread);
     done();
@@ -352,7 +354,7 @@ static void pauses_have_an_end(void)
 static void leaving_ends_a_pause(void)
 {
     become("best-effort");
-    pthread_t thread = paused_launch(UINT64_MAX);
+    pthread_t thread = paused_launch();
     rigel_shutdown();
     join(thread);
     launch(NULL, 1000);
