@@ -59,6 +59,18 @@ const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
 
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
+/** For the description of the routes. Of "one of these, or null" the plugin makes one schema, in which null has to be one of these. */
+function jsonSchemaOf(schema: z.ZodType): object {
+  return z.toJSONSchema(schema, {
+    io: "input",
+    unrepresentable: "any",
+    override: ({ jsonSchema: { anyOf } }) => {
+      const [values, none] = anyOf ?? [];
+      if (none?.type === "null" && values?.enum?.includes(null) === false) values.enum.push(null);
+    },
+  });
+}
+
 /** The server's routes over what a watcher sees. */
 export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
   // Whatever the host is called: without this, paths are looked for from the fourth character of its name on.
@@ -96,8 +108,10 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     .use(
       openapi({
         provider: null,
-        documentation: { info: { title: "Rigel", version: packageJson.version } },
-        mapJsonSchema: { zod: (schema: z.ZodType) => z.toJSONSchema(schema, { io: "input", unrepresentable: "any" }) },
+        documentation: {
+          info: { title: "Rigel", version: packageJson.version, description: packageJson.description },
+        },
+        mapJsonSchema: { zod: jsonSchemaOf },
       }),
     )
     .use(dashboard())

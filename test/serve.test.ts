@@ -303,6 +303,10 @@ describe("the server", () => {
     routes.push("GET /grafana.json", "GET /openapi/json");
     const described = readFileSync(join(root, "docs", "watching.md"), "utf8").matchAll(/^\| `([A-Z]+ \/\S+)`/gm);
     expect([...described].map(([, route = ""]) => route).toSorted()).toEqual(routes.toSorted());
+    // What may be null may be so too where it is one of a few values.
+    const nullable = [...openapi.text.matchAll(/"type":\["string","null"\],"enum":(\[.*?\])/g)];
+    expect(nullable.length).toBeGreaterThan(0);
+    for (const [, values = ""] of nullable) expect(JSON.parse(values)).toContain(null);
     await server[Symbol.asyncDispose]();
     expect(server.child.exitCode).toBe(0);
     expect(existsSync(server.socket)).toBe(false);
