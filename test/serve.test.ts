@@ -241,6 +241,9 @@ describe("the server", () => {
       status: 404,
       body: { error: { message: expect.stringContaining("nothing runs") } },
     });
+    const unknown = await server.ask("/v1/clients/train", { method: "PATCH", body: { weigth: 2 } });
+    const message = "unknown field; expected one of class, memory, weight, paused, pause_s";
+    expect(unknown).toMatchObject({ status: 422, body: { error: { issues: [{ path: "", message }] } } });
     const config = place.file("pair.json", place.pair());
     await using first = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
     await using second = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
