@@ -6,6 +6,7 @@ import { basename } from "node:path";
 import { aligned } from "./report.ts";
 import { digits } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
+import { missed } from "./slo.ts";
 
 export function predictionText(prediction: Prediction): string {
   const { points, sweep } = prediction;
@@ -160,8 +161,9 @@ function sloLines(points: readonly Point[]): string[] {
       if (!slo) return [];
       const asked = "p99_ms" in slo.target ? `${slo.target.p99_ms} ms` : `${slo.target.p99_over_alone} of alone`;
       const settings = Object.entries(slo.settings ?? {}).map(([name, value]) => `${name} ${value}`);
-      const missed = slo.unreachable ? "; not reached even by the strictest settings" : "";
-      return ["", `${way}: target p99 ${asked}, at the end ${settings.join(", ")}, ${slo.changes} changes${missed}`];
+      const reached = slo.unreachable ? [missed(slo)] : [];
+      const told = [`target p99 ${asked}, at the end ${settings.join(", ")}, ${slo.changes} changes`, ...reached];
+      return ["", `${way}: ${told.join("; ")}`];
     }),
   );
 }

@@ -137,8 +137,8 @@ export class Alone {
 
 /** What began so soon after the one before, in parts of that one, had been waiting for it. */
 const AT_ONCE = 0.1;
-/** Programs whose requests are followed at once by another more often than this do not serve what comes by chance. */
-const CHAINED_MOST = 0.5;
+/** Of programs that wait several times in a request, or serve one after the other, all are followed at once; this is between. */
+const CHAINED_MOST = 0.75;
 /** So often it is drawn when they came, until it fits. */
 const TRIES = 20;
 
@@ -297,6 +297,8 @@ export interface Delay {
   p90: number;
   p95: number;
   p99: number;
+  /** The most, of the percentiles that so many requests say something of. */
+  worst: { percentile: number; ratio: number };
   /** Whether that is more than `limit`, as far as it can be known. */
   verdict: "within" | "over" | "unknown";
 }
@@ -319,6 +321,8 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
     if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
     else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
   }
+  const most = Math.max(...ratios);
+  const worst = { percentile: Math.round(100 * (QUANTILES[ratios.indexOf(most)] ?? 1)), ratio: most };
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
-  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), verdict };
+  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
 }

@@ -7,7 +7,7 @@
 
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
-import { type Action, Controller, HOLD_S, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
+import { type Action, Controller, HOLD_S, TICK_S, missed, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
@@ -173,11 +173,10 @@ export class SloLoop {
     this.#act();
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;
-      const { reachable, target } = this.#controller.summary();
+      const summary = this.#controller.summary();
+      const { target } = summary;
       const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
-      const got =
-        reachable === null ? "" : `; ${reachable.toFixed(2)}${"p99_ms" in target ? " ms" : ""} is what is reached`;
-      progress(`the target of p99 ${asked} is not reached even by the strictest settings${got}`);
+      progress(`the target of p99 ${asked} is ${missed(summary)}`);
     }
   }
 

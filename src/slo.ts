@@ -376,10 +376,13 @@ export class Controller {
     changes: number;
     held_s: number;
     unreachable: boolean;
+    /** What the target would have to be: over alone, of the percentile that is worst off, or milliseconds. */
     reachable: number | null;
+    percentile: number;
   } {
     const { pool } = this.#at(this.#rung);
     const delayed = this.#delay(this.#rung);
+    const worst = delayed && delayed.requests >= ENOUGH ? delayed.worst : this.#worst(pool);
     const told = (from: Pool): { requests: number; p50_ms: number | null; p99_ms: number | null } => ({
       requests: Math.round(from.count),
       p50_ms: finite(from.quantile_ms(0.5)),
@@ -398,9 +401,8 @@ export class Controller {
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
-      reachable: finite(
-        "p99_ms" in this.#target ? pool.quantile_ms(0.99) : (finite(delayed?.p99 ?? null) ?? this.#ratio(pool, 0.99)),
-      ),
+      reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : worst.ratio),
+      percentile: "p99_ms" in this.#target ? 99 : worst.percentile,
     };
   }
 
@@ -679,14 +681,13 @@ export class Controller {
     if (again) failed.notBefore_s = this.t_s + STAY_S;
     else {
       failed.notBefore_s = this.t_s + failed.backOff_s;
-      // What lies above gives best-effort still more; but slices say nothing of suspension, nor that of them, and what is in flight
-      // when a request begins nothing of what runs beside it.
-      const { suspend, corun = 0 } = this.#ladder[this.#rung] ?? {};
+      // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
+      const { suspend, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
       const above = this.#ladder
         .entries()
         .filter(
           ([rung, is]) =>
-            over && rung > this.#rung && is.suspend === suspend && Math.sign(is.corun) === Math.sign(corun),
+            over && rung > this.#rung && is.suspend === suspend && is.inflight >= inflight && is.corun >= corun,
         )
         .map(([rung]) => rung);
       for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
@@ -723,8 +724,12 @@ export class Controller {
     return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
   }
 
-  #ratio(pool: Pool, q: number): number {
-    return pool.quantile_ms(q) / this.#alone.quantile_ms(q);
+  /** Of durations over those alone, where no more is known of them: the largest of what there are requests enough for. */
+  #worst(pool: Pool): Delay["worst"] {
+    const few = Math.min(pool.count, this.#alone.count);
+    return QUANTILES.filter(([q]) => isEnough(few, q))
+      .map(([q]) => ({ percentile: Math.round(100 * q), ratio: pool.quantile_ms(q) / this.#alone.quantile_ms(q) }))
+      .reduce((a, b) => (b.ratio > a.ratio ? b : a), { percentile: 99, ratio: Number.NEGATIVE_INFINITY });
   }
 
   /**
@@ -748,7 +753,7 @@ export class Controller {
     const limit = this.#target.p99_over_alone * (delayed ? GROSS : 1);
     const over = QUANTILES.some(
       ([q, z]) =>
-        few * (1 - q) >= 3 &&
+        isEnough(few, q) &&
         (!delayed || q <= GROSS_QUANTILE) &&
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
     );
@@ -778,6 +783,24 @@ export class Controller {
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
   }
+}
+
+/** In words, that a target is not reached and what is; empty where it is. */
+export function missed({
+  target,
+  unreachable,
+  reachable,
+  percentile,
+}: Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile">): string {
+  if (!unreachable) return "";
+  const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
+  const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
+  return `not reached even by the strictest settings${reached}${unit}`;
+}
+
+/** So many requests say something of a quantile. */
+function isEnough(few: number, q: number): boolean {
+  return few * (1 - q) >= 3;
 }
 
 /** A quantile's rank, moved by so many standard deviations of the rank that it has in a sample of so many. */

@@ -300,6 +300,14 @@ describe("rigel profile -- command, times from a stand-in of CUPTI", () => {
       }
   });
 
+  // CUPTI is found and asked while the program is inside cuInit, which it may call itself.
+  test("from the start, where the tool initialises the driver as well", async () => {
+    const profile = scratch.file("tiny.csv", TINY_PROFILE);
+    const command = [replay, "--profile", profile, "--iterations", "4", "--warmup", "0"];
+    const { summary } = await recordedIn(CUPTI, "start", command, "--from-start", "--all");
+    expect(summary).toMatchObject({ mechanism: "cupti", requests: 4 });
+  });
+
   test("a loop that never waits is cut where the host pauses", async () => {
     const { out, summary } = await recordedIn(CUPTI, "ahead", [program, "1000000", "ahead"], "--requests", "5");
     expect(summary).toMatchObject({ mechanism: "cupti", requests_by: "repetition" });

@@ -171,7 +171,7 @@ describe.concurrent("rigel simulate", () => {
     expect(points[0]?.ways[0]?.slo?.unreachable).toBe(true);
     const { stdout } = await rigel("simulate", file, "--policy", "slo", "--duration", "16");
     expect(stdout).toContain("target p99 0.1 ms");
-    expect(stdout).toContain("not reached even by the strictest settings");
+    expect(stdout).toMatch(/not reached even by the strictest settings, where p99 is \d+\.\d\d ms/);
   });
 
   test("a command is replayed by its profile, at its rate", async () => {

@@ -198,8 +198,10 @@ describe("the controller", () => {
   });
 
   test("under MPS it goes below where it began if requests miss the target there", () => {
-    const { controller } = run({ p99_over_alone: 1.05 }, 60, world(strict, { preemption: false }));
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(strict, { preemption: false }));
     expect(controller.summary()).toMatchObject({ rung: 0, settings: { inflight: 2 } });
+    // What runs beside requests would come on top of what is in flight.
+    expect(ticks.filter(({ settings }) => (settings?.corun ?? 0) > 0)).toEqual([]);
   });
 
   test("what it learned from a program that was still warming up is forgotten", () => {
