@@ -74,7 +74,8 @@ static void watch_tracks(rg_member *m)
         bool done = false;
         if (rg_track_member(t) != m)
             continue;
-        pthread_mutex_lock(&rg_agent_lock);
+        if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+            break; /* whoever ends a context may take long; the heartbeat must go on */
         uint64_t state = atomic_load(&t->state);
         if (atomic_load(&t->key) && !atomic_load(&rg.captures) && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT) {
             if (state != t->agent_token) {

@@ -174,11 +174,12 @@ static int control(int fd, uint32_t client, uint32_t object, uint32_t command, v
     return rc == 0 && c.status == 0 ? 0 : -1;
 }
 
-static const rm_object *find_object(uint32_t client, uint32_t object)
+/* Of the first `n` of a table. */
+static const rm_object *find_object(const rm_object *table, uint32_t n, uint32_t client, uint32_t object)
 {
-    for (uint32_t i = 0; i < object_count; i++)
-        if (objects[i].client == client && objects[i].object == object)
-            return &objects[i];
+    for (uint32_t i = 0; i < n; i++)
+        if (table[i].client == client && table[i].object == object)
+            return &table[i];
     return NULL;
 }
 
@@ -202,25 +203,35 @@ enum rg_found rg_channels_find(rg_channels *found, const char uuid[16], CUdevice
     }
     if (atomic_load(&off))
         return RG_CHANNELS_FOREIGN;
+    /* The driver may take long to answer, and the program's threads take the lock in every allocation: it is asked about a copy. */
+    static rm_object copy[OBJECTS];
+    static pthread_mutex_t copy_lock = PTHREAD_MUTEX_INITIALIZER; /* threads of Rigel's alone */
     bool foreign = false;
     const rm_object *mine = NULL, *mine_subdevice = NULL; /* the device that was found to be this GPU */
-    if (!take_lock())
-        return RG_CHANNELS_FOREIGN;
-    for (uint32_t i = 0; i < object_count && !foreign; i++) {
-        if (!is_compute(objects[i].class))
+    pthread_mutex_lock(&copy_lock);
+    uint32_t n = 0;
+    if (take_lock()) {
+        n = object_count;
+        memcpy(copy, objects, n * sizeof *copy);
+        pthread_mutex_unlock(&lock);
+    } else {
+        foreign = true;
+    }
+    for (uint32_t i = 0; i < n && !foreign; i++) {
+        if (!is_compute(copy[i].class))
             continue;
-        const rm_object *channel = find_object(objects[i].client, objects[i].parent);
-        const rm_object *group = channel ? find_object(channel->client, channel->parent) : NULL;
+        const rm_object *channel = find_object(copy, n, copy[i].client, copy[i].parent);
+        const rm_object *group = channel ? find_object(copy, n, channel->client, channel->parent) : NULL;
         if (!channel || !is_channel(channel->class))
             continue;
         if (!group || group->class != CLASS_GROUP) {
             foreign = true; /* the group is somebody else's: MPS */
             break;
         }
-        const rm_object *device = find_object(group->client, group->parent), *subdevice = NULL;
-        for (uint32_t k = 0; device && k < object_count; k++)
-            if (objects[k].class == CLASS_SUBDEVICE && objects[k].client == device->client && objects[k].parent == device->object)
-                subdevice = &objects[k];
+        const rm_object *device = find_object(copy, n, group->client, group->parent), *subdevice = NULL;
+        for (uint32_t k = 0; device && k < n; k++)
+            if (copy[k].class == CLASS_SUBDEVICE && copy[k].client == device->client && copy[k].parent == device->object)
+                subdevice = &copy[k];
         if (!device || !subdevice)
             continue;
         if (device != mine) {
@@ -247,7 +258,7 @@ enum rg_found rg_channels_find(rg_channels *found, const char uuid[16], CUdevice
             found->groups++;
         }
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&copy_lock);
     if (foreign)
         found->channels = 0;
     return foreign ? RG_CHANNELS_FOREIGN : found->channels ? RG_CHANNELS_FOUND : RG_CHANNELS_NONE;
@@ -294,7 +305,7 @@ int rg_channels_resume(const rg_channels *c)
     uint32_t refused = 0;
     bool gone[RG_CHANNELS] = {false}, known = take_lock();
     for (uint32_t i = 0; known && i < c->channels; i++)
-        gone[i] = !find_object(c->client[i], c->channel[i]);
+        gone[i] = !find_object(objects, object_count, c->client[i], c->channel[i]);
     if (known)
         pthread_mutex_unlock(&lock);
     for (uint32_t i = 0; i < c->channels; i++)

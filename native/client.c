@@ -177,6 +177,11 @@ static void attach(void)
 void rg_client_attach(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
+    static _Thread_local __attribute__((tls_model("initial-exec"))) bool inside; /* a tool that is found on the way (CUPTI) may call cuInit */
+    if (inside)
+        return;
+    inside = true;
     pthread_once(&once, attach);
+    inside = false;
     rg_nvtx_attach();
 }

@@ -305,6 +305,9 @@ void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked);
 /* Waits. begin returns a token for what is unfinished now; end(ok) says that it is finished. 0 tokens are harmless. */
 uint64_t rg_wait_stream_begin(CUstream stream);
 void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok);
+/* The same for who only looks. Where somebody else knows already when it will be done it is his token, not the caller's `own`: that is left
+ * to him unless all is done. */
+uint64_t rg_look_stream_begin(CUstream stream, bool *own);
 uint64_t rg_wait_context_begin(CUcontext context);
 void rg_wait_context_end(CUcontext context, uint64_t token, bool ok);
 
@@ -351,7 +354,8 @@ void rg_busy_assert(rg_member *member);
 void rg_busy_end(rg_member *member);
 void rg_busy_suspect(rg_member *member);
 
-/* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait for a capture. */
+/* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait: for a capture, or for who ends
+ * a stream or context. */
 bool rg_streams_restamp(rg_member *member);
 
 /* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */

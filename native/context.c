@@ -75,15 +75,22 @@ void rg_context_unmade(const void *handle)
 
 /* ---- which contexts there are ---- */
 
+/* Its own entry; else a free one; else that of a context that is no more. The caller holds the lock of the tracks. */
 void rg_context_seen(rg_client *slot, CUcontext context, uint32_t device)
 {
+    int use = -1, rank = 0;
     for (int i = 0; i < RG_MAX_CONTEXTS; i++) {
-        uint64_t found = 0;
-        if (!atomic_compare_exchange_strong(&slot->contexts[2 * i], &found, (uintptr_t)context) && found != (uintptr_t)context)
-            continue;
-        atomic_store(&slot->contexts[2 * i + 1], device + 1);
-        return;
+        uint64_t found = atomic_load(&slot->contexts[2 * i]), where = atomic_load(&slot->contexts[2 * i + 1]);
+        int now = found == (uintptr_t)context ? 3 : !found ? 2 : (where & RG_CONTEXT_ENDED) != 0;
+        if (now > rank) {
+            rank = now;
+            use = i;
+        }
     }
+    if (use < 0)
+        return;
+    atomic_store(&slot->contexts[2 * use], (uintptr_t)context);
+    atomic_store(&slot->contexts[2 * use + 1], device + 1);
 }
 
 void rg_context_gone(CUcontext context, CUdevice d)

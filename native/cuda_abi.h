@@ -118,6 +118,16 @@ typedef struct {
     unsigned int numAttrs;
 } CUlaunchConfig;
 
+/* cuLaunchCooperativeKernelMultiDevice: the part of one device. */
+typedef struct {
+    CUfunction function;
+    unsigned int gridDimX, gridDimY, gridDimZ;
+    unsigned int blockDimX, blockDimY, blockDimZ;
+    unsigned int sharedMemBytes;
+    CUstream hStream;
+    void **kernelParams;
+} CUDA_LAUNCH_PARAMS;
+
 #define CU_LAUNCH_PARAM_END ((void *)0x00)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)0x01)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE ((void *)0x02)
@@ -269,6 +279,37 @@ typedef struct {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
+/* One copy of cuMemcpy3DBatchAsync: from and to where, and how much: in bytes, or in texels where an end is an array. */
+typedef struct {
+    int type;
+    union {
+        struct {
+            CUdeviceptr ptr;
+            size_t rowLength, layerHeight;
+            CUmemLocation locHint;
+        } ptr;
+        struct {
+            CUarray array;
+            size_t x, y, z;
+        } array;
+    } op;
+} CUmemcpy3DOperand;
+enum { CU_MEMCPY_OPERAND_TYPE_POINTER = 1, CU_MEMCPY_OPERAND_TYPE_ARRAY = 2 };
+typedef struct {
+    CUmemcpy3DOperand src, dst;
+    size_t width, height, depth;
+    int srcAccessOrder;
+    unsigned flags;
+} CUDA_MEMCPY3D_BATCH_OP;
+/* One part of cuMemBatchDecompressAsync. `dstNumBytes` may be 0: not said. */
+typedef struct {
+    size_t srcNumBytes, dstNumBytes;
+    uint32_t *dstActBytes;
+    const void *src;
+    void *dst;
+    int algo;
+    unsigned char padding[20];
+} CUmemDecompressParams;
 enum {
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,

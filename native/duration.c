@@ -31,6 +31,7 @@ static struct {
     rg_duration *duration;
     rg_member *member;
     uint64_t key;
+    uint64_t suspensions; /* of the process, when it began */
 } samples[SAMPLES];
 
 static void clear(rg_duration *d)
@@ -187,6 +188,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         samples[i].member = rg_track_member(t);
         samples[i].key = atomic_load(&duration->key);
         samples[i].shared = atomic_load(&duration->shared);
+        samples[i].suspensions = atomic_load(&rg.slot->suspensions);
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
             return i;
         atomic_store(&samples[i].state, SAMPLE_FREE);
@@ -257,7 +259,8 @@ void rg_samples_poll(void)
             continue;
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
-        if (r == CUDA_SUCCESS && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
+        bool throughout = atomic_load(&rg.slot->suspensions) == samples[i].suspensions; /* time off the GPU is none of the kernel's */
+        if (r == CUDA_SUCCESS && throughout && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
             take_in(samples[i].member, samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);
     }

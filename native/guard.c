@@ -471,6 +471,10 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
 
 void rg_guard_forget_context(CUcontext context, CUdevice d)
 {
+    for (int i = 0; context && i < GREENS; i++) {
+        uintptr_t its = (uintptr_t)context;
+        atomic_compare_exchange_strong(&greens[i], &its, 0); /* another context may have the handle next */
+    }
     for (int i = 0; i < RG_GUARD_HANDLES; i++) {
         known_handle *e = &handles[i];
         if (atomic_load(&e->key) > GONE &&

@@ -63,6 +63,23 @@ static inline size_t rg_sum(const size_t *sizes, size_t n)
     return sum;
 }
 
+static inline size_t rg_sum_boxes(const CUDA_MEMCPY3D_BATCH_OP *boxes, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; boxes && i < n; i++)
+        sum += boxes[i].width * boxes[i].height * boxes[i].depth;
+    return sum;
+}
+
+/* Bytes to be decompressed to; or from, where that is not said. */
+static inline size_t rg_sum_parts(const CUmemDecompressParams *parts, size_t n)
+{
+    size_t sum = 0;
+    for (size_t i = 0; parts && i < n; i++)
+        sum += parts[i].dstNumBytes ? parts[i].dstNumBytes : parts[i].srcNumBytes;
+    return sum;
+}
+
 /* Where device memory is: CUDA's number of the device; -1 of other memory. */
 static int device_of(CUdeviceptr p)
 {
@@ -80,6 +97,32 @@ static bool rg_between(CUdeviceptr to, CUdeviceptr from, size_t bytes)
         return false;
     int target = device_of(to), source = device_of(from);
     return target >= 0 && source >= 0 && target != source;
+}
+
+/* Whether any copy of a batch does. */
+static bool rg_any_between(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n)
+{
+    size_t bytes = rg_sum(sizes, n);
+    for (size_t i = 0; to && from && i < n; i++)
+        if (rg_between(to[i], from[i], bytes))
+            return true;
+    return false;
+}
+
+static bool rg_any_box_between(const CUDA_MEMCPY3D_BATCH_OP *boxes, size_t n)
+{
+    size_t bytes = rg_sum_boxes(boxes, n);
+    for (size_t i = 0; boxes && i < n; i++)
+        if (boxes[i].dst.type == CU_MEMCPY_OPERAND_TYPE_POINTER && boxes[i].src.type == CU_MEMCPY_OPERAND_TYPE_POINTER &&
+            rg_between(boxes[i].dst.op.ptr.ptr, boxes[i].src.op.ptr.ptr, bytes))
+            return true;
+    return false;
+}
+
+/* Whether an end of a box is given by a pointer that may be one to device memory. */
+static inline bool rg_is_pointer(int memory_type)
+{
+    return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_UNIFIED;
 }
 
 /* The kind of a record for the table's KIND. */
@@ -213,6 +256,19 @@ CUresult cuInit(unsigned flags)
         return result_; \
     }
 
+static CUcontext current_context(void)
+{
+    CUcontext current = NULL;
+    rg_real.cuCtxGetCurrent(&current);
+    return current;
+}
+
+static CUcontext context_of_green(CUgreenCtx green)
+{
+    CUcontext c = NULL;
+    return RG_CALL(cuCtxFromGreenCtx, (&c, green)) == CUDA_SUCCESS ? c : NULL;
+}
+
 static bool primary_gone(CUdevice d)
 {
     unsigned flags;
@@ -265,6 +321,12 @@ RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); R
              RG_IF_DONE(RG_FORGET_MEMORY))
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
              RG_IF_DONE(RG_FORGET_MEMORY))
+/* It ends the context, which is the current one, unless that was attached (cuCtxAttach): whether it has is seen by what is current then. */
+RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), rg_batch_forget(c, -1); rg_samples_forget(c, -1); RG_NOTE_MEMORY(c),
+             if (result_ == CUDA_SUCCESS && current_context() != c) { rg_track_forget_context(c, -1); RG_FORGET_MEMORY; })
+/* Memory is its device's primary context's. */
+RG_TAKE_AWAY(cuGreenCtxDestroy, (CUgreenCtx green), (green), CUcontext c = context_of_green(green);
+             if (c) rg_track_forget_context(c, -1), )
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
              RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
@@ -356,14 +418,19 @@ CUresult cuEventDestroy_v2(CUevent e)
     return RG_CALL(cuEventDestroy_v2, (e));
 }
 
-static void stream_made(CUstream s, int asked)
+static void stream_given(CUstream s, int asked)
 {
-    rg_context_made(s);
     rg_member_made(s);
     rg_member *m = rg_member_mine();
     uint32_t mode = atomic_load(m ? &m->mode : &RG_PROCESS->mode);
     if (mode != RG_MODE_BARE)
         rg_stream_prioritise(s, mode, asked);
+}
+
+static void stream_made(CUstream s, int asked)
+{
+    rg_context_made(s);
+    stream_given(s, asked);
 }
 
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
@@ -379,6 +446,15 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
     if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
         stream_made(*s, priority);
+    return r;
+}
+
+/* Not a stream of the current context. */
+CUresult cuGreenCtxStreamCreate(CUstream *s, CUgreenCtx green, unsigned flags, int priority)
+{
+    CUresult r = RG_CALL(cuGreenCtxStreamCreate, (s, green, flags, priority));
+    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+        stream_given(*s, priority);
     return r;
 }
 
@@ -409,6 +485,8 @@ RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2, (CUstream s, int mode), (s, mode), s)
 RG_BEGIN_CAPTURE(cuStreamBeginCapture_v2_ptsz, (CUstream s, int mode), (s, mode), RG_PTDS(s))
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph, RG_TOGRAPH, (s, g, d, e, n, mode), s)
 RG_BEGIN_CAPTURE(cuStreamBeginCaptureToGraph_ptsz, RG_TOGRAPH, (s, g, d, e, n, mode), RG_PTDS(s))
+RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph, RG_RECAPTURE, (s, mode, g, callback, data), s)
+RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, RG_RECAPTURE, (s, mode, g, callback, data), RG_PTDS(s))
 
 #define RG_END_CAPTURE(symbol, stream) \
     CUresult symbol(CUstream s, CUgraph *g) \
@@ -456,9 +534,11 @@ RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
             return RG_CALL(symbol, (s)); \
         if (!is_high()) \
             return looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
-        uint64_t token = rg_wait_stream_begin(stream); \
+        bool own; \
+        uint64_t token = rg_look_stream_begin(stream, &own); \
         CUresult r = looked(RG_OP_##symbol, RG_CALL(symbol, (s)), stream, NULL); \
-        rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
+        if (own || r == CUDA_SUCCESS) \
+            rg_wait_stream_end(stream, token, r == CUDA_SUCCESS); \
         return r; \
     }
 RG_LOOK_AT_STREAM(cuStreamQuery, s)
@@ -484,12 +564,6 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
             rg_record_wait_end(began); \
         return r; \
     }
-static CUcontext current_context(void)
-{
-    CUcontext current = NULL;
-    rg_real.cuCtxGetCurrent(&current);
-    return current;
-}
 RG_WAIT_CONTEXT(cuCtxSynchronize, (void), (), current_context())
 RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 

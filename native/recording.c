@@ -32,9 +32,11 @@ int rigel_record_create(const char *path, uint32_t capacity)
         return -errno;
     int err = 0;
     rg_recording *r = MAP_FAILED;
-    if (fchmod(fd, 0600) != 0 || ftruncate(fd, (off_t)size_for(capacity)) != 0)
+    /* All of its room now: a client that writes to a page for which there is none left then is ended by that. */
+    if (fchmod(fd, 0600) != 0)
         err = errno;
-    else if ((r = mmap(NULL, size_for(capacity), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+    else if ((err = posix_fallocate(fd, 0, (off_t)size_for(capacity))) == 0 &&
+             (r = mmap(NULL, size_for(capacity), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
         err = errno;
     close(fd);
     if (err) {

@@ -136,6 +136,8 @@ static void thread_ends(void *mark)
             drop(t);
         } else {
             index_remove(atomic_load(&t->key));
+            if (atomic_exchange(&t->capturing, false))
+                uncount_capture(); /* nobody can end it any more */
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
             rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
@@ -535,7 +537,8 @@ bool rg_streams_restamp(rg_member *m)
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
         CUcontext popped;
-        pthread_mutex_lock(&rg_agent_lock); /* keeps the stream alive, and captures from beginning */
+        if (pthread_mutex_trylock(&rg_agent_lock) != 0) /* keeps the stream alive, and captures from beginning */
+            return false;
         bool capturing = atomic_load(&rg.captures) != 0;
         all &= !capturing;
         /* A per-thread stream cannot be named from here. */
@@ -636,6 +639,19 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
         rg_track_finished(t, token);
     else
         uncover(t, token);
+}
+
+uint64_t rg_look_stream_begin(CUstream stream, bool *own)
+{
+    *own = true;
+    rg_track *t = names_many(stream) ? NULL : rg_track_find(rg_track_key(stream));
+    if (!t)
+        return rg_wait_stream_begin(stream);
+    uint64_t state = RG_DIRTY, token = rg_token(RG_TOKEN_WAIT);
+    if (atomic_compare_exchange_strong(&t->state, &state, token))
+        return token;
+    *own = false; /* a token of somebody's covers what there is as well, and stays where it is */
+    return state == RG_CLEAN ? 0 : state;
 }
 
 uint64_t rg_wait_context_begin(CUcontext context)

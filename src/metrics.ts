@@ -64,7 +64,7 @@ export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[])
   }
   about(
     "rigel_slo_delay_ratio",
-    "gauge",
+    "summary",
     "What requests of high clients take over what the same ones would take alone.",
   );
   for (const { stats } of shown) {

@@ -9,7 +9,9 @@
 
 import { createHash, randomUUID } from "node:crypto";
 import {
+  accessSync,
   chmodSync,
+  constants,
   existsSync,
   lstatSync,
   mkdirSync,
@@ -309,7 +311,13 @@ export async function make(native: string, target = "all"): Promise<void> {
         `librigel.so has to be built and ${tool} is not there; install a C compiler and make ` +
           "(Debian, Ubuntu: apt-get install gcc make)",
       );
-  mkdirSync(join(native, "build"), { recursive: true });
+  try {
+    mkdirSync(join(native, "build"), { recursive: true });
+    accessSync(join(native, "build"), constants.W_OK);
+  } catch (thrown) {
+    const remedy = "have the owner of this checkout build it (make -C native), or copy it to a folder of yours";
+    throw new RigelError("native", `librigel.so has to be built: ${reason(thrown)}; ${remedy}`, { cause: thrown });
+  }
   const begun_ms = Date.now();
   // What make would compile, and how much of that is there since.
   const objects =
@@ -330,7 +338,10 @@ export async function make(native: string, target = "all"): Promise<void> {
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   bar.stop();
   if (status !== 0)
-    throw new RigelError("native", `building the native library failed (make said ${status}):\n${stdout}${stderr}`);
+    throw new RigelError(
+      "native",
+      `building the native library failed (make said ${status}):\n${stdout}${stderr}`.trimEnd(),
+    );
 }
 
 /* From the single binary: files embedded by build.ts, unpacked once for each content. */

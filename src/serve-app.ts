@@ -26,6 +26,7 @@ import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
 import type { Native } from "./native.ts";
+import { fields } from "./schema.ts";
 import { RequestError, errorBody } from "./serve-error.ts";
 import { launchRoutes } from "./serve-launch.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
@@ -58,6 +59,18 @@ const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
 ]);
 
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
+
+/** For the description of the routes. Of "one of these, or null" the plugin makes one schema, in which null has to be one of these. */
+function jsonSchemaOf(schema: z.ZodType): object {
+  return z.toJSONSchema(schema, {
+    io: "input",
+    unrepresentable: "any",
+    override: ({ jsonSchema: { anyOf } }) => {
+      const [values, none] = anyOf ?? [];
+      if (none?.type === "null" && values?.enum?.includes(null) === false) values.enum.push(null);
+    },
+  });
+}
 
 /** The server's routes over what a watcher sees. */
 export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
@@ -96,8 +109,10 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     .use(
       openapi({
         provider: null,
-        documentation: { info: { title: "Rigel", version: packageJson.version } },
-        mapJsonSchema: { zod: (schema: z.ZodType) => z.toJSONSchema(schema, { io: "input", unrepresentable: "any" }) },
+        documentation: {
+          info: { title: "Rigel", version: packageJson.version, description: packageJson.description },
+        },
+        mapJsonSchema: { zod: jsonSchemaOf },
       }),
     )
     .use(dashboard())
@@ -162,7 +177,8 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       },
       {
         params: z.object({ id: z.string() }),
-        body: clientChangeSchema.extend({
+        body: fields({
+          ...clientChangeSchema.shape,
           /** True: until it is resumed, or for `pause_s` seconds. */
           paused: z.boolean().optional(),
           pause_s: z.number().positive().optional(),
@@ -287,7 +303,8 @@ function issuesOf(all: readonly unknown[]): { path: string; message: string }[] 
     if (!issue.success) return [];
     const { path = [], message = "not as expected" } = issue.data;
     const keys = typeof path === "string" ? path.split("/").filter((key) => key !== "") : path.map(String);
-    return [{ path: keys.join("."), message }];
+    // What is wrong with the whole has no path, as from `POST /v1/launch`.
+    return [{ path: path === "root" ? "" : keys.join("."), message }];
   });
 }
 

@@ -9,7 +9,7 @@ import { expect, test } from "bun:test";
 import { readdirSync } from "node:fs";
 import { join } from "node:path";
 import { make } from "../src/native.ts";
-import { plainEnvironment, root } from "./rigel.ts";
+import { Scratch, plainEnvironment, root } from "./rigel.ts";
 
 const native = join(root, "native");
 const BUILD_LIMIT_ms = 300_000;
@@ -19,6 +19,14 @@ const CANNOT_RUN = 77;
 const programs = readdirSync(join(native, "test"))
   .filter((name) => /^test-.*\.c$/.test(name))
   .map((name) => name.replace(/\.c$/, ""));
+
+test("what cannot be built for want of a folder says who can", async () => {
+  using scratch = new Scratch();
+  scratch.file("build", "");
+  await expect(make(scratch.path)).rejects.toThrow(
+    /^librigel\.so has to be built: .*; have the owner of this checkout build it/,
+  );
+});
 
 test("the native test programs build", async () => await make(native, "check-build"), BUILD_LIMIT_ms);
 

@@ -11,12 +11,12 @@ import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { SIGNAL_STATUS } from "../src/interrupt.ts";
-import { Native } from "../src/native.ts";
+import { Native, make } from "../src/native.ts";
 import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
 import { type GpuRecord, type Launch, type Moment, matched, rowsOf } from "../src/record-rows.ts";
 import { type Kind, SOURCE } from "../src/recording.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
@@ -49,11 +49,7 @@ let scratch: Scratch;
 let native: Native;
 beforeAll(async () => {
   native = await Native.load();
-  const made = Bun.spawnSync(
-    ["make", "-s", "-C", join(root, "native"), "all", "build/record-program", "build/cupti/libcupti.so.13"],
-    { env: plainEnvironment() },
-  );
-  expect(made.exitCode, made.stderr.toString()).toBe(0);
+  for (const target of ["record-program", "cupti/libcupti.so.13"]) await make(join(root, "native"), `build/${target}`);
   scratch = new Scratch();
 });
 afterAll(() => scratch[Symbol.dispose]());
@@ -302,6 +298,14 @@ describe("rigel profile -- command, times from a stand-in of CUPTI", () => {
         expect(duration_ns).toBeGreaterThan(4900);
         expect(duration_ns).toBeLessThan(7000);
       }
+  });
+
+  // CUPTI is found and asked while the program is inside cuInit, which it may call itself.
+  test("from the start, where the tool initialises the driver as well", async () => {
+    const profile = scratch.file("tiny.csv", TINY_PROFILE);
+    const command = [replay, "--profile", profile, "--iterations", "4", "--warmup", "0"];
+    const { summary } = await recordedIn(CUPTI, "start", command, "--from-start", "--all");
+    expect(summary).toMatchObject({ mechanism: "cupti", requests: 4 });
   });
 
   test("a loop that never waits is cut where the host pauses", async () => {

@@ -241,6 +241,9 @@ describe("the server", () => {
       status: 404,
       body: { error: { message: expect.stringContaining("nothing runs") } },
     });
+    const unknown = await server.ask("/v1/clients/train", { method: "PATCH", body: { weigth: 2 } });
+    const message = "unknown field; expected one of class, memory, weight, paused, pause_s";
+    expect(unknown).toMatchObject({ status: 422, body: { error: { issues: [{ path: "", message }] } } });
     const config = place.file("pair.json", place.pair());
     await using first = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
     await using second = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
@@ -303,6 +306,10 @@ describe("the server", () => {
     routes.push("GET /grafana.json", "GET /openapi/json");
     const described = readFileSync(join(root, "docs", "watching.md"), "utf8").matchAll(/^\| `([A-Z]+ \/\S+)`/gm);
     expect([...described].map(([, route = ""]) => route).toSorted()).toEqual(routes.toSorted());
+    // What may be null may be so too where it is one of a few values.
+    const nullable = [...openapi.text.matchAll(/"type":\["string","null"\],"enum":(\[.*?\])/g)];
+    expect(nullable.length).toBeGreaterThan(0);
+    for (const [, values = ""] of nullable) expect(JSON.parse(values)).toContain(null);
     await server[Symbol.asyncDispose]();
     expect(server.child.exitCode).toBe(0);
     expect(existsSync(server.socket)).toBe(false);

@@ -48,6 +48,10 @@ EXPORT CUptiResult cuptiSubscribe(void **subscriber, CUpti_CallbackFunc callback
     const char *busy = getenv("RIGEL_SIM_CUPTI_BUSY");
     (void)callback, (void)data;
     if (busy && *busy == '1') return CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED;
+    /* A tool may initialise the driver, by whichever cuInit the program has, also where it is called from within that. */
+    int (*init)(unsigned);
+    *(void **)&init = dlsym(RTLD_DEFAULT, "cuInit");
+    if (init) init(0);
     *subscriber = &lock;
     return CUPTI_SUCCESS;
 }

@@ -768,6 +768,26 @@ API CUresult cuStreamBeginCaptureToGraph_ptsz(CUstream s, CUgraph g, const CUgra
     return begin_to_graph(1, s, g, nodes, count, mode);
 }
 
+/* Whether what is captured is what the graph has is not looked at: only an empty one is taken. */
+static CUresult begin_recapture(int pt, CUstream stream, int mode, CUgraph graph)
+{
+    size_t nodes = 0;
+    CUresult r = graph ? cuGraphGetNodes(graph, NULL, &nodes) : CUDA_ERROR_INVALID_VALUE;
+    return r ? r : nodes ? CUDA_ERROR_NOT_SUPPORTED : begin(pt, stream, mode, graph);
+}
+
+API CUresult cuStreamBeginRecaptureToGraph(CUstream s, int mode, CUgraph g, void *callback, void *data)
+{
+    (void)callback, (void)data;
+    return begin_recapture(0, s, mode, g);
+}
+
+API CUresult cuStreamBeginRecaptureToGraph_ptsz(CUstream s, int mode, CUgraph g, void *callback, void *data)
+{
+    (void)callback, (void)data;
+    return begin_recapture(1, s, mode, g);
+}
+
 static int all_joined(const sim_capture *c)
 {
     for (uint32_t i = 0; i < c->count; i++)

@@ -460,6 +460,16 @@ API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction f, unsigned gx, unsigned 
     return launch_kernel(1, 1, f, (unsigned[]){gx, gy, gz, bx, by, bz, shared}, s, params, NULL);
 }
 
+/* On several devices at once is not simulated. */
+API CUresult cuLaunchCooperativeKernelMultiDevice(CUDA_LAUNCH_PARAMS *l, unsigned n, unsigned flags)
+{
+    (void)flags;
+    if (!l || !n) return CUDA_ERROR_INVALID_VALUE;
+    if (n > 1) return CUDA_ERROR_NOT_SUPPORTED;
+    unsigned shape[] = {l->gridDimX, l->gridDimY, l->gridDimZ, l->blockDimX, l->blockDimY, l->blockDimZ, l->sharedMemBytes};
+    return launch_kernel(0, 1, l->function, shape, l->hStream, l->kernelParams, NULL);
+}
+
 /* Attributes that tell more than when and with what priority blocks may start have no counterpart and are ignored. */
 static CUresult launch_ex(int pt, const CUlaunchConfig *config, CUfunction f, void **params, void **extra)
 {

@@ -688,6 +688,55 @@ BOX_COPY_ASYNC(cuMemcpy2DAsync_v2, _ptsz, copy_2d, CUDA_MEMCPY2D, 1)
 BOX_COPY_ASYNC(cuMemcpy3DAsync_v2, , copy_3d, CUDA_MEMCPY3D, 0)
 BOX_COPY_ASYNC(cuMemcpy3DAsync_v2, _ptsz, copy_3d, CUDA_MEMCPY3D, 1)
 
+/* Between devices: the contexts say nothing that the addresses do not. */
+API CUresult cuMemcpyPeer(CUdeviceptr d, CUcontext to, CUdeviceptr e, CUcontext from, size_t n)
+{
+    (void)to, (void)from;
+    return copy_line(0, 1, MUST_BE_KNOWN, MUST_BE_KNOWN, d, e, n, NULL);
+}
+API CUresult cuMemcpyPeer_ptds(CUdeviceptr d, CUcontext to, CUdeviceptr e, CUcontext from, size_t n)
+{
+    (void)to, (void)from;
+    return copy_line(1, 1, MUST_BE_KNOWN, MUST_BE_KNOWN, d, e, n, NULL);
+}
+API CUresult cuMemcpyPeerAsync(CUdeviceptr d, CUcontext to, CUdeviceptr e, CUcontext from, size_t n, CUstream s)
+{
+    (void)to, (void)from;
+    return copy_line(0, 0, MUST_BE_KNOWN, MUST_BE_KNOWN, d, e, n, s);
+}
+API CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr d, CUcontext to, CUdeviceptr e, CUcontext from, size_t n, CUstream s)
+{
+    (void)to, (void)from;
+    return copy_line(1, 0, MUST_BE_KNOWN, MUST_BE_KNOWN, d, e, n, s);
+}
+BOX_COPY(cuMemcpy3DPeer, , copy_3d, CUDA_MEMCPY3D, 0, 1)
+BOX_COPY(cuMemcpy3DPeer, _ptds, copy_3d, CUDA_MEMCPY3D, 1, 1)
+BOX_COPY_ASYNC(cuMemcpy3DPeerAsync, , copy_3d, CUDA_MEMCPY3D, 0)
+BOX_COPY_ASYNC(cuMemcpy3DPeerAsync, _ptsz, copy_3d, CUDA_MEMCPY3D, 1)
+
+/* One after the other; in which order sources may be read is theirs. */
+static CUresult copy_batch(int pt, const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t n, size_t *bad, CUstream s)
+{
+    CUresult r = to && from && sizes && n ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < n && r == CUDA_SUCCESS; i++) {
+        if (bad) *bad = i;
+        r = copy_line(pt, 0, ANY, ANY, to[i], from[i], sizes[i], s);
+    }
+    return r;
+}
+#define BATCH(name, bad_param, bad, pt) \
+    API CUresult name(CUdeviceptr *d, CUdeviceptr *e, size_t *sizes, size_t n, void *attributes, size_t *indices, size_t m bad_param, \
+                      CUstream s) \
+    { \
+        (void)attributes, (void)indices, (void)m; \
+        return copy_batch(pt, d, e, sizes, n, bad, s); \
+    }
+#define FAILED_ONE , size_t *failed
+BATCH(cuMemcpyBatchAsync, FAILED_ONE, failed, 0)
+BATCH(cuMemcpyBatchAsync_ptsz, FAILED_ONE, failed, 1)
+BATCH(cuMemcpyBatchAsync_v2, , NULL, 0)
+BATCH(cuMemcpyBatchAsync_v2_ptsz, , NULL, 1)
+
 static CUresult set(int pt, int synchronous, CUdeviceptr dst, size_t pitch, uint32_t value, uint32_t value_bytes,
                     size_t width, size_t height, CUstream stream)
 {
@@ -746,7 +795,7 @@ MEMSET(8, unsigned char)
 MEMSET(16, unsigned short)
 MEMSET(32, unsigned)
 
-/* Arrays, batches of copies and prefetches: exported, because programs and Rigel look them up, and refused, because the
+/* Arrays, prefetches, decompression, and copies of CUDA 13.2: exported, because programs and Rigel look them up, and refused, because the
  * simulated GPU has no arrays and moves no pages. */
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wunused-parameter"
@@ -768,10 +817,16 @@ REFUSED(cuMemcpyDtoA_v2, ptds, (CUarray a, size_t at, CUdeviceptr d, size_t n))
 REFUSED(cuMemcpyAtoA_v2, ptds, (CUarray a, size_t at, CUarray b, size_t bt, size_t n))
 REFUSED(cuMemcpyAtoHAsync_v2, ptsz, (void *h, CUarray a, size_t at, size_t n, CUstream s))
 REFUSED(cuMemcpyHtoAAsync_v2, ptsz, (CUarray a, size_t at, const void *h, size_t n, CUstream s))
-REFUSED(cuMemcpyBatchAsync, ptsz, (CUdeviceptr *d, CUdeviceptr *e, size_t *sizes, size_t n, void *attributes,
-        size_t *indices, size_t m, size_t *bad, CUstream s))
-REFUSED(cuMemcpyBatchAsync_v2, ptsz, (CUdeviceptr *d, CUdeviceptr *e, size_t *sizes, size_t n, void *attributes,
-        size_t *indices, size_t m, CUstream s))
+#define BOXES CUDA_MEMCPY3D_BATCH_OP *o
+REFUSED(cuMemcpy3DBatchAsync, ptsz, (size_t n, BOXES, size_t *bad, unsigned long long flags, CUstream s))
+REFUSED(cuMemcpy3DBatchAsync_v2, ptsz, (size_t n, BOXES, unsigned long long flags, CUstream s))
+REFUSED(cuMemcpyWithAttributesAsync, ptsz, (CUdeviceptr d, CUdeviceptr e, size_t n, void *attributes, CUstream s))
+REFUSED(cuMemcpy3DWithAttributesAsync, ptsz, (BOXES, unsigned long long flags, CUstream s))
+#define PREFETCHES \
+    (CUdeviceptr *d, size_t *sizes, size_t n, CUmemLocation *where, size_t *indices, size_t m, unsigned long long flags, CUstream s)
+REFUSED(cuMemPrefetchBatchAsync, ptsz, PREFETCHES)
+REFUSED(cuMemDiscardAndPrefetchBatchAsync, ptsz, PREFETCHES)
+REFUSED(cuMemBatchDecompressAsync, ptsz, (CUmemDecompressParams *p, size_t n, unsigned flags, size_t *bad, CUstream s))
 REFUSED(cuMemPrefetchAsync, ptsz, (CUdeviceptr d, size_t n, CUdevice where, CUstream s))
 REFUSED(cuMemPrefetchAsync_v2, ptsz, (CUdeviceptr d, size_t n, uint64_t where, unsigned flags, CUstream s))
 #undef REFUSED

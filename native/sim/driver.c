@@ -516,10 +516,56 @@ API CUresult cuCtxDestroy(CUcontext context)
     return destroy_context(context);
 }
 
+/* Both are of the current context. */
+static sim_object *attachable(void)
+{
+    sim_object *c = thread.depth ? sim_get(thread.stack[thread.depth - 1], SIM_CONTEXT) : NULL;
+    return c && !c->ctx.primary ? c : NULL;
+}
+
+API CUresult cuCtxAttach(CUcontext *context, unsigned flags)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!context || flags) return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *c = attachable();
+    if (c) c->ctx.attached++;
+    *context = c ? sim_handle(c) : NULL;
+    pthread_mutex_unlock(&sim.lock);
+    return c ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API CUresult cuCtxDetach(CUcontext context)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    pthread_mutex_lock(&sim.lock);
+    sim_object *c = attachable();
+    if (!c || (CUcontext)sim_handle(c) != context) r = CUDA_ERROR_INVALID_CONTEXT;
+    int last = r == CUDA_SUCCESS && !c->ctx.attached;
+    if (r == CUDA_SUCCESS && !last) c->ctx.attached--;
+    pthread_mutex_unlock(&sim.lock);
+    return last ? destroy_context(context) : r;
+}
+
+/* The simulated GPU's SMs are not given out in parts. */
 API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 {
     (void)context, (void)green;
-    return CUDA_ERROR_NOT_SUPPORTED; /* the simulated GPU's SMs are not given out in parts */
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    (void)green;
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned flags, int priority)
+{
+    (void)stream, (void)green, (void)flags, (void)priority;
+    return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 API CUresult cuCtxPushCurrent_v2(CUcontext context)

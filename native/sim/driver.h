@@ -87,6 +87,7 @@ struct sim_object {
             sim_object *legacy; /* the NULL stream */
             unsigned flags;
             int primary;
+            unsigned attached; /* cuCtxAttach: so many cuCtxDetach end nothing */
         } ctx;
         struct {
             _Atomic(sim_capture *) capture;

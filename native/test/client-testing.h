@@ -23,6 +23,7 @@ enum { OTHER = 40 };    /* slot of a client that is not there, but that the othe
     X(cuDevicePrimaryCtxRetain, (CUcontext *, CUdevice)) \
     X(cuDevicePrimaryCtxGetState, (CUdevice, unsigned *, int *)) \
     X(cuCtxCreate_v2, (CUcontext *, unsigned, CUdevice)) \
+    X(cuCtxAttach, (CUcontext *, unsigned)) \
     X(cuCtxSetCurrent, (CUcontext)) \
     X(cuCtxGetCurrent, (CUcontext *)) \
     X(cuModuleLoadData, (CUmodule *, const void *)) \
@@ -31,6 +32,7 @@ enum { OTHER = 40 };    /* slot of a client that is not there, but that the othe
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
     X(cuEventCreate, (CUevent *, unsigned)) \
     X(cuGraphGetNodes, (CUgraph, CUgraphNode *, size_t *)) \
+    X(cuGraphCreate, (CUgraph *, unsigned)) \
     X(cuGraphDestroy, (CUgraph)) \
     X(cuMemAlloc_v2, (CUdeviceptr *, size_t)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \

@@ -7,6 +7,7 @@
 #include "record-client.h"
 
 #include <pthread.h>
+#include <sys/stat.h>
 
 static rg_recording *file;
 
@@ -62,6 +63,16 @@ static uint32_t entries(enum rg_record_type type)
         n += atomic_load(&file->entries[i % file->header.capacity][0]) == i + 1 &&
              (atomic_load(&file->entries[i % file->header.capacity][1]) & 0xff) == (uint64_t)type;
     return n;
+}
+
+/* A page that is not there when it is written to ends the program that writes, where the folder has no room left by then. */
+static void a_recording_has_all_of_its_room(void)
+{
+    prepare(1 << 12, RG_REC_LOG);
+    struct stat st;
+    CHECK_EQUAL(stat(getenv("RIGEL_RECORD"), &st), 0);
+    CHECK(st.st_blocks * 512 >= st.st_size);
+    gone();
 }
 
 static void a_full_ring_loses_and_counts(void)
@@ -220,6 +231,7 @@ int main(int argc, char **argv)
     (void)argc;
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
+    RUN(a_recording_has_all_of_its_room);
     RUN(a_full_ring_loses_and_counts);
     RUN(writers_at_once_enter_a_kind_once);
     RUN(launches_are_told_with_their_times);

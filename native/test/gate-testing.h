@@ -1,0 +1,59 @@
+/*
+ * gate-testing.h: what test-gate.c, test-busy.c, test-preempt.c and test-context.c share: how to become a client, another client.
+ *
+ * "Another client" is a slot and a busy bit that the test sets itself, so nothing depends on timing: a launch that must wait is seen
+ * waiting before it is let go.
+ */
+#ifndef RIGEL_GATE_TESTING_H
+#define RIGEL_GATE_TESTING_H
+
+#include "client-testing.h"
+
+static uint32_t policy = RG_POLICY_PRIORITY;
+
+static const char ptx[] = PTX_HEADER PTX_KERNEL("rigel_spin") ".visible .entry ncclDevKernel_AllReduce(.param .u64 n)\n{ ret; }\n";
+static CUfunction nccl;
+
+/* Becomes a client of the given class with a fresh segment and a context. */
+static inline void become(const char *class)
+{
+    prepare_waiting_client("gate", class);
+    seg->settings.policy = policy;
+    attach_client();
+    CUmodule module = load_kernels(ptx);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
+}
+
+static inline void launch(CUfunction f, CUstream s, uint64_t block_ns)
+{
+    launch_blocks(f, s, 1, block_ns);
+}
+
+static inline uint64_t busy_word(void)
+{
+    return atomic_load(&seg->devices[0].high_busy);
+}
+
+static inline void other_busy(bool yes)
+{
+    if (yes)
+        atomic_fetch_or(&seg->devices[0].high_busy, 1ull << OTHER);
+    else
+        rg_segment_clear_busy(seg, OTHER);
+}
+
+static inline CUcontext current(void)
+{
+    CUcontext c = NULL;
+    CHECK_EQUAL(rg_real.cuCtxGetCurrent(&c), CUDA_SUCCESS);
+    return c;
+}
+
+/* The agent is kept out of these cases: it must be the program's own wait that ends the period. */
+static inline void become_high_without_agent(void)
+{
+    become("high");
+    seg->settings.quiet_us = 4000000000u;
+}
+
+#endif

@@ -1,0 +1,385 @@
+/*
+ * test-busy.c: when a high client is busy, what ends that, and the priority of streams. As test-gate.c.
+ */
+#include "gate-testing.h"
+
+static void idle_after(const char *what, uint64_t requests)
+{
+    if (busy_word() != 0 || rg.slot->requests != requests) {
+        fprintf(stderr, "%s: busy word %llx, %llu requests, expected 0 and %llu\n", what, (unsigned long long)busy_word(),
+                (unsigned long long)rg.slot->requests, (unsigned long long)requests);
+        _exit(1);
+    }
+}
+
+/* How long the program waited, of an entry of the ring. */
+static uint64_t waited_ns(int entry)
+{
+    return (rg.slot->waited_ring[entry] >> 4 & 0xfffffff) * RG_WAITED_NS;
+}
+
+static CUresult (*real_copy)(void *, CUdeviceptr, size_t, CUstream);
+static CUresult copy_slowly(void *host, CUdeviceptr p, size_t n, CUstream s)
+{
+    usleep(20000);
+    return real_copy(host, p, n, s);
+}
+
+static void every_kind_of_wait_ends_a_request(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CUevent e;
+    CUdeviceptr p;
+    char host[64];
+    uint64_t requests = 0, begun_ns = rg_now_ns();
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    for (int i = 0; i < 5; i++)
+        launch(spin, s, 1000);
+    CHECK_EQUAL(busy_word(), 1); /* slot 0 */
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    idle_after("cuStreamSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    idle_after("cuCtxSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(e), CUDA_SUCCESS);
+    idle_after("cuEventSynchronize", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    WAIT_FOR(cuEventQuery(e) == CUDA_SUCCESS);
+    idle_after("cuEventQuery", ++requests);
+    launch(spin, s, 1000);
+    WAIT_FOR(cuStreamQuery(s) == CUDA_SUCCESS);
+    idle_after("cuStreamQuery", ++requests);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuMemcpyDtoH_v2(host, p, sizeof host), CUDA_SUCCESS);
+    idle_after("cuMemcpyDtoH", ++requests);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    idle_after("cuStreamDestroy", ++requests);
+    uint64_t in_histogram = 0;
+    for (int i = 0; i < RG_HIST_BUCKETS; i++)
+        in_histogram += rg.slot->request_ns.count[i];
+    CHECK_EQUAL(in_histogram, requests);
+    /* Of those that ended in a wait (not a query, nor with the stream) it is known how much of them that was. */
+    CHECK_EQUAL(rg.slot->waited, 4);
+    uint64_t known_ns = 0;
+    for (int i = 0; i < 4; i++) {
+        uint64_t entry = rg.slot->waited_ring[i];
+        CHECK(waited_ns(i) != 0);
+        CHECK_EQUAL(entry & 15, 0); /* the device */
+        known_ns += (entry >> 32) * RG_WAITED_NS + waited_ns(i);
+        /* One began after the one before it was over. */
+        CHECK(rg.slot->began_ring[i] >= (i ? rg.slot->began_ring[i - 1] : begun_ns) && rg.slot->began_ring[i] < rg_now_ns());
+        if (i)
+            CHECK(rg.slot->began_ring[i] - rg.slot->began_ring[i - 1] >=
+                  (rg.slot->waited_ring[i - 1] >> 32) * RG_WAITED_NS + waited_ns(i - 1));
+    }
+    CHECK(known_ns > 0 && known_ns <= rg_now_ns() - begun_ns);
+    CHECK_EQUAL(rg.slot->waited_ring[4], 0);
+    /* A copy to memory that is not pinned waits, whatever it is called: that is no work of the program. */
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 1000);
+    *(void **)&real_copy = rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2];
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = (void *)copy_slowly;
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, sizeof host, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 5);
+    CHECK(waited_ns(4) >= 19000000);
+    done();
+}
+
+static CUevent awaited;
+static uint64_t busy_after;
+static void *wait_for_event(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+    busy_after = busy_word();
+    return NULL;
+}
+
+/* Who looks in vain takes nothing from who waits, or will: for an event that is recorded, or in another thread. */
+static void a_look_in_vain_changes_nothing(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&awaited, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    for (int how = 0; how < 2; how++) {
+        pthread_t thread;
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+        launch(spin, s, 1000);
+        CHECK_EQUAL(cuEventRecord(awaited, s), CUDA_SUCCESS);
+        const rg_track *t = rg_track_find(rg_track_key(s));
+        if (how == 1) {
+            CHECK_EQUAL(pthread_create(&thread, NULL, wait_for_event, current()), 0);
+            WAIT_FOR((atomic_load(&t->state) & 3) == RG_TOKEN_WAIT);
+        }
+        CHECK_EQUAL(cuStreamQuery(s), CUDA_ERROR_NOT_READY);
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+        if (how == 0)
+            CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_SUCCESS);
+        else
+            CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        idle_after("cuEventSynchronize after a look", (uint64_t)how + 1);
+    }
+    done();
+}
+
+static void a_wait_that_does_not_cover_everything_ends_nothing(void)
+{
+    become_high_without_agent();
+    CUstream a, b;
+    CUevent e;
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    launch(spin, a, 1000);
+    launch(spin, b, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg.slot->waited, 0);
+    CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
+    idle_after("both streams", 1);
+    CHECK_EQUAL(rg.slot->waited, 1);
+    /* What is waited for one after the other is waited for all the same. */
+    launch(spin, a, 20000000);
+    launch(spin, b, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
+    idle_after("both streams again", 2);
+    CHECK(waited_ns(1) >= 10000000);
+    /* An event recorded before the last launch says nothing about it. */
+    launch(spin, a, 1000);
+    CHECK_EQUAL(cuEventRecord(e, a), CUDA_SUCCESS);
+    launch(spin, a, 1000);
+    CHECK_EQUAL(cuEventSynchronize(e), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(cuStreamSynchronize(a), CUDA_SUCCESS);
+    idle_after("after the old event", 3);
+    done();
+}
+
+static void the_agent_finds_what_nobody_waits_for(void)
+{
+    become("high");
+    launch(spin, NULL, 1000);
+    launch(spin, CU_STREAM_PER_THREAD, 1000);
+    CHECK_EQUAL(busy_word(), 1);
+    WAIT_FOR(busy_word() == 0);
+    WAIT_FOR(rg.slot->agent_idle == 1);
+    CHECK_EQUAL(rg.slot->requests, 1);
+    done();
+}
+
+static CUresult refuse_event(CUevent e)
+{
+    (void)e;
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+/* Whether the agent has an event of its own behind what the track has now. */
+static bool agent_looks_at(const rg_track *t)
+{
+    pthread_mutex_lock(&rg_agent_lock);
+    bool looks = atomic_load(&t->state) == t->agent_token;
+    pthread_mutex_unlock(&rg_agent_lock);
+    return looks;
+}
+
+/* Who is blocked until an event is the first to know, though the agent has looked at the stream before. */
+static void the_agent_leaves_it_to_who_waits_for_an_event(void)
+{
+    become("high");
+    CHECK_EQUAL(cu.cuEventCreate(&awaited, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    const rg_track *t = rg_track_find(rg_track_key(NULL));
+    WAIT_FOR(agent_looks_at(t));
+    /* A wait that fails is none. */
+    void **synchronize = &rg_real.hooked[RG_HOOK_cuEventSynchronize], *before = *synchronize;
+    *(CUresult(**)(CUevent))synchronize = refuse_event;
+    uint64_t token = atomic_load(&t->state);
+    CHECK_EQUAL(cuEventSynchronize(awaited), CUDA_ERROR_INVALID_HANDLE);
+    *synchronize = before;
+    WAIT_FOR(atomic_load(&t->state) != token && agent_looks_at(t));
+    CHECK_EQUAL(cuEventRecord(awaited, NULL), CUDA_SUCCESS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, wait_for_event, current()), 0);
+    WAIT_FOR((atomic_load(&t->state) & 3) == RG_TOKEN_WAIT);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(busy_after, 0);
+    CHECK_EQUAL(rg.slot->agent_idle, 0);
+    idle_after("cuEventSynchronize", 1);
+    done();
+}
+
+static void *per_thread_launch(void *context)
+{
+    CUmodule module;
+    CUfunction own_spin;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuModuleGetFunction(&own_spin, module, "rigel_spin"), CUDA_SUCCESS);
+    uint64_t ended = rg.slot->agent_idle;
+    launch(own_spin, CU_STREAM_PER_THREAD, 100000000);
+    WAIT_FOR(rg.slot->agent_idle == ended + 1);
+    CHECK_EQUAL(RG_REAL(cuStreamQuery)(CU_STREAM_PER_THREAD), CUDA_SUCCESS); /* it asked for this one's end */
+    return NULL;
+}
+
+/* Who ends a context may take long about it, with the lock; the client is as alive as ever. */
+static void the_agent_goes_on_beside_who_ends_a_context(void)
+{
+    become("high");
+    pthread_mutex_lock(&rg_agent_lock);
+    launch(spin, NULL, 1000);
+    atomic_store(&rg.set_priorities, false); /* it wants to set them anew, besides */
+    for (int beats = 0; beats < 3; beats++) {
+        uint64_t seen = atomic_load(&rg.slot->heartbeat_ns);
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+    }
+    CHECK_EQUAL(busy_word(), 1);
+    pthread_mutex_unlock(&rg_agent_lock);
+    WAIT_FOR(busy_word() == 0);
+    done();
+}
+
+/* The stream of a thread that ended leaves its place to one of another context, where the event of the first is of no use. */
+static void the_agent_waits_in_the_right_context(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("high");
+    seg->settings.quiet_us = 20000; /* longer than a machine under load holds a thread up within a launch, and short beside the kernel */
+    CUcontext contexts[2] = {current()};
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&contexts[1], 1), CUDA_SUCCESS);
+    for (int i = 0; i < 6; i++) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, per_thread_launch, contexts[i % 2]), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        CHECK_EQUAL(rg.track_count, 1);
+    }
+    done();
+}
+
+static void high_never_waits(void)
+{
+    become_high_without_agent();
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    done();
+}
+
+/* A copy to another device is work like any other, though it never waits. */
+static void copies_to_another_device_are_work(void)
+{
+    enum { BYTES = 1 << 17 };
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become_high_without_agent();
+    CUdeviceptr here, there;
+    CUcontext first = current(), second;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&here, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&there, BYTES), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyPeerAsync(there, second, here, first, BYTES, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg.slot->copies, 1);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+static void *hammer(void *context)
+{
+    CUstream s;
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 300; i++) {
+        for (int j = 0; j < 3; j++)
+            launch(spin, s, 500);
+        CHECK(busy_word() == 1);
+        CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* Threads that launch and wait each on a stream of its own: while any has work the client is busy, at the end it is not. */
+static void threads_keep_the_client_busy(void)
+{
+    become("high");
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, hammer, current()), 0);
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->launches, 4 * 300 * 3);
+    CHECK(rg.slot->requests >= 1 && rg.slot->requests <= 4 * 300);
+    done();
+}
+
+static void priorities_follow_the_class(void)
+{
+    become("high");
+    CUstream plain, raised;
+    int priority = 99;
+    CHECK_EQUAL(cuStreamCreate(&plain, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreateWithPriority(&raised, 0, -1), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cu.cuStreamGetPriority(plain, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -4);
+    CHECK_EQUAL(cu.cuStreamGetPriority(raised, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -5);
+    CHECK_EQUAL(cu.cuStreamGetPriority(NULL, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -4);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static void best_effort_priorities_are_the_lowest(void)
+{
+    become("best-effort");
+    CUstream raised;
+    int priority = 99;
+    CHECK_EQUAL(cuStreamCreateWithPriority(&raised, 0, -5), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cu.cuStreamGetPriority(raised, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, -1);
+    CHECK_EQUAL(cu.cuStreamGetPriority(NULL, &priority), CUDA_SUCCESS);
+    CHECK_EQUAL(priority, 0);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(every_kind_of_wait_ends_a_request);
+    RUN(a_look_in_vain_changes_nothing);
+    RUN(a_wait_that_does_not_cover_everything_ends_nothing);
+    RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_leaves_it_to_who_waits_for_an_event);
+    RUN(the_agent_goes_on_beside_who_ends_a_context);
+    RUN(the_agent_waits_in_the_right_context);
+    RUN(high_never_waits);
+    RUN(copies_to_another_device_are_work);
+    RUN(threads_keep_the_client_busy);
+    RUN(priorities_follow_the_class);
+    RUN(best_effort_priorities_are_the_lowest);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,314 @@
+/*
+ * test-preempt.c: a best-effort client that is taken off the GPU (preempt.c). As test-gate.c.
+ */
+#include "gate-testing.h"
+
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static rg_device *dev0(void)
+{
+    return &seg->devices[0];
+}
+
+/* Another client of class high begins to launch, or waits for what it has and is done. */
+static void other_launches(bool on)
+{
+    if (on)
+        rg_device_busy(dev0(), OTHER, rg_now_ns());
+    else
+        rg_device_idle(dev0(), OTHER, rg_now_ns());
+    if (on)
+        rg_device_launching(dev0(), OTHER, true);
+    else
+        rg_device_wake(dev0());
+}
+
+/* A best-effort client whose channels can be controlled, as the simulated GPU's can. */
+static void become_preemptible(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+}
+
+/* How long its kernels take is learned though it passes no gate, by a few samples of each, while it is new. */
+static void preemptible_and_timed_while_new(void)
+{
+    enum { LAUNCHES = 400, MOST = 32 }; /* more than are under way at once */
+    become_preemptible();
+    CHECK_EQUAL(rg.preemptible[0], RG_PREEMPTIBLE_NEW);
+    for (int i = 0; i < LAUNCHES || rg.slot->samples < RG_SAMPLE_FIRST; i++) {
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    rg_samples_poll();
+    uint64_t samples = rg.slot->samples;
+    CHECK(samples <= MOST);
+    atomic_fetch_add(&rg.slot->launches, RG_SAMPLED_LAUNCHES);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE);
+    for (int i = 0; i < 20; i++)
+        launch_blocks(spin, NULL, 2, 1000); /* another one, then */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, samples);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    done();
+}
+
+/* The time that a kernel is off the GPU is none of its own. */
+static void what_was_taken_off_the_gpu_is_not_timed(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 60000000; /* not on a busy machine either */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    uint64_t samples = rg.slot->samples;
+    launch_blocks(spin, NULL, 3, 1000000); /* of this shape for the first time */
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, samples);
+    launch_blocks(spin, NULL, 3, 1000000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, samples + 1);
+    done();
+}
+
+static _Atomic int synchronised;
+static void *synchronise(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&synchronised, 1);
+    return NULL;
+}
+
+/* It launches on, beyond any limit; its work waits on the GPU, until the high client waits for all it has launched. */
+static void suspended_while_high_launches(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 60000000; /* not on a busy machine either */
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, synchronise, current()), 0);
+    usleep(20000);
+    CHECK_EQUAL(atomic_load(&synchronised), 0);
+    /* Still busy, but nothing more comes: what is queued has the GPU, and best-effort work may queue up behind it. */
+    rg_device_launching(dev0(), OTHER, false);
+    rg_device_wake(dev0());
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0); /* it is told a moment later */
+    CHECK_EQUAL(rg.slot->starved, 0);
+    /* The next request; this time it ends by a hold's end as well. */
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_segment_hold(seg, 50);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 3);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* once the hold has ended by itself */
+    done();
+}
+
+/* Nobody waits for ever: after the starvation bound it gets its due, though the high client goes on. */
+static void suspension_ends_by_the_starvation_bound(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 20000;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg.slot->starved) > 0); /* it is told a moment later */
+    done();
+}
+
+/* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
+static void preemption_can_be_changed_at_any_time(void)
+{
+    become_preemptible();
+    seg->settings.suspend = 0;
+    other_launches(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    seg->settings.slice_us = 300;
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 300);
+    seg->settings.policy = RG_POLICY_NONE;
+    WAIT_FOR(!atomic_load(&rg.preemptible[0]));
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 2048);
+    seg->settings.policy = RG_POLICY_SLO;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    done();
+}
+
+/* Looks of the agent, at channels among other things. */
+static void some_beats(int n)
+{
+    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+}
+
+/* A process without a context has nothing that could be taken off the GPU, however long and whoever asks; later it has again. */
+static void preemptible_again_after_a_reset(void)
+{
+    become_preemptible();
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+        other_launches(i);
+        some_beats(i ? 3 : 25);
+        CHECK_EQUAL(rg.preemptible[0], 0);
+        other_launches(false);
+        CUcontext context;
+        CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+        load_kernels(ptx);
+        launch(spin, NULL, 1000);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    }
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static int (*real_suspend)(unsigned, int);
+static _Atomic int failing, resumed;
+/* Says that it has not suspended, though it has, and does not resume at first. */
+static int fail_half_way(unsigned ordinal, int suspend)
+{
+    if (!atomic_load(&failing))
+        return real_suspend(ordinal, suspend);
+    if (!suspend)
+        return atomic_fetch_add(&resumed, 1) < 5 ? -EIO : real_suspend(ordinal, 0);
+    CHECK_EQUAL(real_suspend(ordinal, 1), 0);
+    return -EIO;
+}
+
+static void a_suspension_that_failed_is_undone_until_that_succeeds(void)
+{
+    CHECK(rg_real_ready()); /* replaced before there are threads of Rigel's */
+    real_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = fail_half_way;
+    become_preemptible();
+    atomic_store(&failing, 1);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&resumed) == 6);
+    CHECK_EQUAL(rg.preemptible[0], 0);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
+static void leaving_while_suspended(void)
+{
+    become_preemptible();
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    launch(spin, NULL, 1000);
+    rigel_shutdown();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    /* The driver's own: the program goes on without Rigel, which may not have waited for its thread on a machine under load. */
+    WAIT_FOR(rg.slot->slice_us == 2048);
+    done();
+}
+
+/* The driver's interface as far as channel.c looks at it: an object is allocated below another; a question to one. */
+typedef struct {
+    uint32_t root, parent, object, class;
+} allocation;
+#define ALLOCATE _IOWR('F', 0x2b, char[32])
+#define QUESTION _IOWR('F', 0x2a, char[32])
+
+static void allocated(uint32_t parent, uint32_t object, uint32_t class)
+{
+    rg_channel_saw(-1, ALLOCATE, &(allocation){1, parent, object, class});
+}
+
+static _Atomic int asked, answered;
+static void answer_late(int signal)
+{
+    (void)signal;
+    atomic_store(&asked, 1);
+    while (!atomic_load(&answered))
+        usleep(1000);
+}
+
+static enum rg_found first_found;
+static void *find_channels(void *channels)
+{
+    static const char uuid[16] = "";
+    first_found = rg_channels_find(channels, uuid, 0);
+    return NULL;
+}
+
+/* The driver may take long to say which GPU a channel is on, while another process makes its context, say. The program goes on making its
+ * own meanwhile. */
+static void the_program_does_not_wait_for_a_question_to_the_driver(void)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)QUESTION, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
+        return; /* not here */
+    CHECK(signal(SIGSYS, answer_late) != SIG_ERR);
+    allocated(1, 10, 0x0080); /* a device, its GPU, a group of channels, a channel, what computes there */
+    allocated(10, 11, 0x2080);
+    allocated(10, 12, 0xa06c);
+    allocated(12, 13, 0xc86f);
+    allocated(13, 14, 0xcbc0);
+    rg_channels channels;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, find_channels, &channels), 0);
+    WAIT_FOR(atomic_load(&asked));
+    allocated(12, 15, 0xc86f);
+    atomic_store(&answered, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* the answer was an error: on no GPU that is known */
+    find_channels(&channels);
+    CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* and all is still known that the process has */
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(preemptible_and_timed_while_new);
+    RUN(what_was_taken_off_the_gpu_is_not_timed);
+    RUN(suspended_while_high_launches);
+    RUN(suspension_ends_by_the_starvation_bound);
+    RUN(preemption_can_be_changed_at_any_time);
+    RUN(preemptible_again_after_a_reset);
+    RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
+    RUN(leaving_while_suspended);
+    RUN(the_program_does_not_wait_for_a_question_to_the_driver);
+    return failures ? 1 : 0;
+}
