@@ -82,6 +82,17 @@ const PIXELS = `[...document.querySelectorAll("canvas")].every((canvas) => {
   return copy.getImageData(0, 0, width, height).data.some((byte) => byte !== 0);
 })`;
 
+/** A port that nobody has, and that the system gives to nobody who asks for any while it is not listened on. */
+async function freePort(): Promise<number> {
+  for (let port = 20_000; ; port++)
+    try {
+      await Bun.serve({ hostname: "127.0.0.1", port, fetch: () => new Response() }).stop(true);
+      return port;
+    } catch {
+      // Somebody has it.
+    }
+}
+
 /** Whether a launch's page has a mark and what requests take alone. */
 function isWhole(text: string): boolean {
   return text.includes('"what":"joins"') && !/"alone":\{[^}]*"p99_ms":null/.test(text);
@@ -228,13 +239,13 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
   });
 
   test("says so when the server has gone, and goes on when it is back", async () => {
-    const first = await Server.start(place);
-    const port = new URL(first.url).port;
+    const port = await freePort();
+    const first = await Server.start(place, port);
     const tab = await opened(`${first.url}/`);
     await tab.until(shows("live, once a second"));
     await first[Symbol.asyncDispose]();
     await tab.until(shows("not connected to rigel serve"));
-    await using second = await Server.start(place, Number(port));
+    await using second = await Server.start(place, port);
     await tab.until(shows("live, once a second"));
     expect(second.url).toBe(first.url);
   });
