@@ -198,8 +198,10 @@ describe("rigel profile -- command, times by events", () => {
     const args = ["profile", "--device", "simulated", "--segment", folder.path, "-o", join(folder.path, "p.csv")];
     for (const signal of ["SIGINT", "SIGTERM"] as const) {
       await using child = start([...args, "--", "sleep", "600"]);
-      while (!readdirSync(folder.path).some((name) => name.startsWith("rigel-record-")))
+      while (!readdirSync(folder.path).some((name) => name.startsWith("rigel-record-"))) {
+        expect(child.exitCode).toBeNull();
         await new Promise(setImmediate);
+      }
       child.kill(signal);
       expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
       expect(readdirSync(folder.path)).toEqual([]);

@@ -93,7 +93,10 @@ describe("rigel run", () => {
     for (let time = 0; time < 5; time++) {
       await using early = place.start(["run", ...options, "--", "sleep", "600"]);
       // As soon as there is a segment, which is before there is a command.
-      while (readdirSync(place.segments).length === 0) await new Promise(setImmediate);
+      while (readdirSync(place.segments).length === 0) {
+        expect(early.exitCode).toBeNull();
+        await new Promise(setImmediate);
+      }
       early.kill("SIGTERM");
       expect(await early.exited).toBe(143);
       expect(readdirSync(place.segments)).toEqual([]);
