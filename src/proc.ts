@@ -78,19 +78,26 @@ export function startedWith(pid: number, entries: readonly string[]): boolean {
 /** How often, a millisecond apart, a process is looked at that becomes another program: it takes a tenth of one, more on a busy machine. */
 const BECOMING_TRIES = 500;
 
-/** Its environment as the kernel gives it; empty if it cannot be read. While it becomes another program (execve) it seems to have none. */
+/**
+ * Its environment as the kernel gives it; empty if it cannot be read. While it becomes another program (execve) it seems to have none,
+ * or only the beginning of it.
+ */
 function environ(pid: number): string {
+  let text = "";
+  let before = "";
   for (let tries = 0; tries < BECOMING_TRIES; tries++) {
-    const text = tryRead(`/proc/${pid}/environ`);
-    if (text === undefined || text !== "") return text ?? "";
+    const bytes = tryReadBytes(`/proc/${pid}/environ`);
+    text = bytes?.toString() ?? "";
     const { name, fields } = statOf(pid);
-    if (name === undefined || hasEnded(fields) || (flagsOf(fields) & (EXITING | OF_KERNEL)) !== 0) return "";
-    // Fields 50 and 51: where it begins and ends. It may be that there is nothing in it.
-    const [begin, end] = [fields[47], fields[48]];
-    if (begin === end && begin !== "0") return "";
+    if (name === undefined || hasEnded(fields) || (flagsOf(fields) & (EXITING | OF_KERNEL)) !== 0) break;
+    // Fields 50 and 51: where it begins and ends, elsewhere in each program; 26: its code, which the kernel enters last.
+    const [begin, end, code] = [Number(fields[47]), Number(fields[48]), Number(fields[23])];
+    const seen = `${bytes?.length ?? "unreadable"} ${begin} ${end}`;
+    if (code !== 0 && (seen === before || bytes?.length === end - begin)) break;
+    before = seen;
     Bun.sleepSync(1);
   }
-  return "";
+  return text;
 }
 
 /** The environment that a process was started with; empty if it cannot be read. */
@@ -126,12 +133,12 @@ export function ignored(signal: number): boolean {
 }
 
 function read(path: string): string {
-  return tryRead(path) ?? "";
+  return tryReadBytes(path)?.toString() ?? "";
 }
 
-function tryRead(path: string): string | undefined {
+function tryReadBytes(path: string): Buffer | undefined {
   try {
-    return readFileSync(path, "utf8");
+    return readFileSync(path);
   } catch {
     return undefined;
   }

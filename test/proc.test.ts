@@ -28,7 +28,8 @@ test("a process that becomes one program after the other has its environment at 
   const program = scratch.file("again", '#!/bin/sh\nexec "$0"\n');
   chmodSync(program, 0o700);
   await using child = Bun.spawn([program], {
-    env: { ...process.env, PROC_TEST: "1" },
+    // More than is read at once.
+    env: { ...process.env, LONG: "x".repeat(100_000), PROC_TEST: "1" },
     stdio: ["ignore", "ignore", "inherit"],
   });
   // Looked at once each time, some in a thousand found none.
