@@ -3,9 +3,11 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { until as eventually } from "./serving.ts";
 
 let scratch: Scratch;
 /**
@@ -616,11 +618,21 @@ describe("counts", () => {
   test("of a process that was killed are over the time that it lived", async () => {
     const { files } = await Native.load();
     const replayed = `${files.replay} --profile ${scratch.path}/tiny.csv`;
-    const working = join(scratch.path, "working");
+    using folder = new Scratch();
+    const working = join(folder.path, "working");
     const script = `${replayed} --iterations 1000000 >&- & ${untilThere(working)}; kill -KILL $!; wait; sleep 2`;
-    await using child = start(["launch", config([shell("a", "high", script)]), "--json"]);
+    const args = ["launch", config([shell("a", "high", script)]), "--json", "--segment", folder.path];
+    await using child = start(args);
     const stderr = follow(child.stderr);
-    await stderr.until("counting until the clients end");
+    const segments = new Segments(await Native.load(), folder.path);
+    // How long it has lived is known by its heartbeat.
+    await eventually(() => {
+      const [segment] = segments.live();
+      const [slot] = segment?.slots() ?? [];
+      if (!segment || !slot) return undefined;
+      const { first_launch_ns, heartbeat_ns } = segment.read(slot);
+      return first_launch_ns > 0 && heartbeat_ns > first_launch_ns ? true : undefined;
+    });
     writeFileSync(working, "");
     const stdout = await child.stdout.text();
     const report = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
