@@ -178,10 +178,11 @@ async function runBench(flags: Flags): Promise<void> {
     notes.push("simulated: the GPU is a model, and the programs are replays of profiles recorded on an H200");
   else if (!hasDaemon) notes.push("nvidia-cuda-mps-control is not on PATH: the ways with MPS are left out");
 
+  // Before there is anything that a signal could leave behind.
+  using interrupt = new Interrupt();
   const scratch = mkdtempSync(join(tmpdir(), "rigel-bench-"));
   // Whatever ends this process: nobody has the first in its environment, programs are watched where they are started.
   using _ = new Guard(`RIGEL_BENCH_SCRATCH=${scratch}`, [scratch, state]);
-  using interrupt = new Interrupt();
   const segmentFolder = resolve(defaultSegmentFolder(process.env));
   const runner = new Runner({ native, device, simulation, scratch, segmentFolder, interrupt });
   const daemon = new Daemon(scratch, device);

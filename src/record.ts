@@ -10,7 +10,7 @@
 import { join, resolve } from "node:path";
 import type { Config } from "./config.ts";
 import { RigelError, namingOptions } from "./errors.ts";
-import { Interrupt, SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
+import { Interrupt, SIGNAL_STATUS, onEnd } from "./interrupt.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
@@ -417,55 +417,46 @@ export async function record(
   const folder = resolve(options.segmentFolder ?? defaultSegmentFolder(process.env));
   const own = `${process.getuid?.() ?? 0}-${process.pid}`;
   let recording: Recording | undefined;
-  const remove = (): void => recording?.remove();
-  process.on("exit", remove);
-  // Before there is anything to remove, until the launch does something else on signals.
-  const off = onRequestToEnd((signal) => process.exit(SIGNAL_STATUS[signal]));
+  // Before there is anything to remove.
+  using _ = onEnd(() => recording?.remove());
+  recording = Recording.create(native, join(folder, `rigel-record-${own}`), true);
+  const { path } = recording;
+  const planned = await namingOptions(
+    OPTIONS,
+    async () => await planOf(options, native, path, join(folder, `rigel-sim-${own}`)),
+  );
+  progress(`${planned.device.name}, ${planned.device.uuid}`);
+  using interrupt = new Interrupt();
+  let segment: Segment | undefined;
+  const recorder = new Recorder(recording, options, () => segment);
+  const timer = setInterval(() => recorder.look(), LOOK_ms);
+  let exitStatus: number;
+  let notes: string[];
   try {
-    recording = Recording.create(native, join(folder, `rigel-record-${own}`), true);
-    const { path } = recording;
-    const planned = await namingOptions(
+    const outcome = await namingOptions(
       OPTIONS,
-      async () => await planOf(options, native, path, join(folder, `rigel-sim-${own}`)),
+      async () =>
+        await launch(planned, native, {
+          segmentFolder: folder,
+          start_timeout_s: options.start_timeout_s,
+          interrupt,
+          started: (made) => (segment = made),
+          over: () => recorder.stage === "done" && !options.letRun,
+        }),
     );
-    progress(`${planned.device.name}, ${planned.device.uuid}`);
-    using interrupt = new Interrupt();
-    off();
-    let segment: Segment | undefined;
-    const recorder = new Recorder(recording, options, () => segment);
-    const timer = setInterval(() => recorder.look(), LOOK_ms);
-    let exitStatus: number;
-    let notes: string[];
-    try {
-      const outcome = await namingOptions(
-        OPTIONS,
-        async () =>
-          await launch(planned, native, {
-            segmentFolder: folder,
-            start_timeout_s: options.start_timeout_s,
-            interrupt,
-            started: (made) => (segment = made),
-            over: () => recorder.stage === "done" && !options.letRun,
-          }),
-      );
-      exitStatus = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : outcome.exitStatus;
-      const problem = outcome.report.clients[0]?.attach_problem;
-      notes = problem ? [problem] : [];
-    } finally {
-      clearInterval(timer);
-    }
-    recorder.look(true);
-    try {
-      return { summary: await write(recorder, recording, options, notes), exitStatus };
-    } catch (thrown) {
-      if (!interrupt.signal || !(thrown instanceof TooLittle)) throw thrown;
-      progress("interrupted before a whole request was recorded; nothing is written");
-      return { summary: undefined, exitStatus };
-    }
+    exitStatus = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : outcome.exitStatus;
+    const problem = outcome.report.clients[0]?.attach_problem;
+    notes = problem ? [problem] : [];
   } finally {
-    off();
-    process.off("exit", remove);
-    remove();
+    clearInterval(timer);
+  }
+  recorder.look(true);
+  try {
+    return { summary: await write(recorder, recording, options, notes), exitStatus };
+  } catch (thrown) {
+    if (!interrupt.signal || !(thrown instanceof TooLittle)) throw thrown;
+    progress("interrupted before a whole request was recorded; nothing is written");
+    return { summary: undefined, exitStatus };
   }
 }
 

@@ -104,10 +104,14 @@ const WARM_UP_MOST_S = 15;
 /** A window of so many requests whose median is off by the same factor, so soon after, shows that it was not: all is learned anew. */
 const DOUBT_S = 20;
 const DOUBT_REQUESTS = 12;
-/** Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone (doubled each time). */
+/**
+ * Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone: so many times as long as its
+ * trials took, doubled each time.
+ */
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_S = 4;
+const BACK_OFF_TIMES = 8;
 const BACK_OFF_MAX_S = 120;
 /** Rungs of the gate that a trial may leave out. */
 const SKIPS_MOST = 2;
@@ -678,19 +682,18 @@ export class Controller {
   #retreat(again = false): void {
     const failed = this.#at(this.#rung);
     const over = this.#judge(this.#rung) === "over";
-    if (again) failed.notBefore_s = this.t_s + STAY_S;
-    else {
-      failed.notBefore_s = this.t_s + failed.backOff_s;
-      // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
-      const { suspend, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
-      const above = this.#ladder
-        .entries()
-        .filter(
-          ([rung, is]) =>
-            over && rung > this.#rung && is.suspend === suspend && is.inflight >= inflight && is.corun >= corun,
-        )
-        .map(([rung]) => rung);
-      for (const rung of above) this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
+    // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
+    const few = failed.pool.count < ENOUGH;
+    if (this.#state === "trial") failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
+    failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
+    // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
+    const { suspend, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
+    for (const [rung, is] of this.#ladder.entries()) {
+      if (rung <= this.#rung || !(over || few) || is.suspend !== suspend) continue;
+      if (is.inflight < inflight || is.corun < corun) continue;
+      this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
+    }
+    if (!again) {
       failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
       failed.clear();
     }

@@ -8,17 +8,13 @@ import { beforeAll, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
 import { processContextsSchema } from "../src/contexts.ts";
-import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
+import { make } from "../src/native.ts";
+import { Scratch, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
 
-beforeAll(() => {
-  const made = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "all", "build/cublas-program"], {
-    env: plainEnvironment(),
-  });
-  expect(made.exitCode, made.stderr.toString()).toBe(0);
-}, 300_000);
+beforeAll(() => make(join(root, "native"), "build/cublas-program"), 300_000);
 
 const schema = z.object({
   clients: z.tuple([

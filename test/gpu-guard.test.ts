@@ -10,6 +10,7 @@
 import { beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
+import { make } from "../src/native.ts";
 import { gpus, lacks } from "./gpus.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
@@ -20,12 +21,8 @@ const build = join(root, "native", "build");
 const program = join(root, "test", "gpu", "cublas_failures.py");
 const LIMIT_ms = 300_000;
 
-beforeAll(() => {
-  if (cannot) return;
-  const made = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "build/naive-preload.so"], {
-    env: plainEnvironment(),
-  });
-  expect(made.exitCode, made.stderr.toString()).toBe(0);
+beforeAll(async () => {
+  if (!cannot) await make(join(root, "native"), "build/naive-preload.so");
 }, LIMIT_ms);
 
 interface End {

@@ -8,7 +8,7 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { Native } from "../src/native.ts";
+import { Native, make } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
 import { Scratch, plainEnvironment, root } from "./rigel.ts";
 import { z } from "zod";
@@ -28,8 +28,7 @@ test.skipIf(noStrace).each([
   ["high", "bench-guard"],
 ])("%s: no system call on the path of %s", async (clientClass, bench) => {
   const native = await Native.load();
-  const built = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "bench"], { env: plainEnvironment() });
-  expect(built.exitCode, built.stderr.toString()).toBe(0);
+  await make(join(root, "native"), "bench");
   using scratch = new Scratch();
   const segment = Segment.create(native, join(scratch.path, "segment"));
   const counts = join(scratch.path, "strace");
@@ -110,8 +109,7 @@ async function instructions(policy: "priority" | "fair", others: number): Promis
 test.skipIf(noValgrind).each(["priority", "fair"] as const)(
   "%s: 32 clients cost a launch what one does",
   async (policy) => {
-    const built = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "bench"], { env: plainEnvironment() });
-    expect(built.exitCode, built.stderr.toString()).toBe(0);
+    await make(join(root, "native"), "bench");
     const alone = await instructions(policy, 0);
     expect(alone).toBeGreaterThan(50);
     expect(Math.abs((await instructions(policy, 31)) - alone)).toBeLessThan(20);

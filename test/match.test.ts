@@ -7,6 +7,7 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
 import { matchLines, matchProfile } from "../src/match.ts";
+import { make } from "../src/native.ts";
 import type { Kind } from "../src/recording.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
@@ -63,11 +64,8 @@ function nsysOf(kernels: typeof GPT): string {
 }
 
 let scratch: Scratch;
-beforeAll(() => {
-  const made = Bun.spawnSync(["make", "-s", "-C", join(root, "native"), "all", "build/record-program"], {
-    env: plainEnvironment(),
-  });
-  expect(made.exitCode, made.stderr.toString()).toBe(0);
+beforeAll(async () => {
+  await make(join(root, "native"), "build/record-program");
   scratch = new Scratch();
 });
 afterAll(() => scratch[Symbol.dispose]());

@@ -11,12 +11,12 @@ import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { SIGNAL_STATUS } from "../src/interrupt.ts";
-import { Native } from "../src/native.ts";
+import { Native, make } from "../src/native.ts";
 import { openProfile } from "../src/profile.ts";
 import { repetition, requestsBy, rhythmOf, settled } from "../src/record-rhythm.ts";
 import { type GpuRecord, type Launch, type Moment, matched, rowsOf } from "../src/record-rows.ts";
 import { type Kind, SOURCE } from "../src/recording.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
@@ -49,11 +49,7 @@ let scratch: Scratch;
 let native: Native;
 beforeAll(async () => {
   native = await Native.load();
-  const made = Bun.spawnSync(
-    ["make", "-s", "-C", join(root, "native"), "all", "build/record-program", "build/cupti/libcupti.so.13"],
-    { env: plainEnvironment() },
-  );
-  expect(made.exitCode, made.stderr.toString()).toBe(0);
+  for (const target of ["record-program", "cupti/libcupti.so.13"]) await make(join(root, "native"), `build/${target}`);
   scratch = new Scratch();
 });
 afterAll(() => scratch[Symbol.dispose]());

@@ -114,6 +114,7 @@ const clientSchema = z.object({
   gate: z.object({
     waits: z.number(),
     wait_ms: z.number(),
+    starved: z.number(),
     shared: z.number(),
     unprofiled: z.number(),
     graph_pieces: z.number(),

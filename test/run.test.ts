@@ -200,11 +200,16 @@ test("the control loop marks who comes and who goes, and when", async () => {
 });
 
 test("another policy gets back what slo has moved, but for what is set with it", async () => {
-  await using serve = run("high", "serve");
-  await working("serve");
   const inflight = async (is: number) =>
-    await until(async () => ((await ps())[0]?.settings["inflight"] === is ? true : undefined));
-  const before = (await ps())[0]?.settings;
+    await until(async () => {
+      const settings = (await ps())[0]?.settings;
+      return settings?.["inflight"] === is ? settings : undefined;
+    });
+  // The loop moves nothing before there are requests.
+  const options = ["--class", "best-effort", "--device", "simulated", "--segment", place.segments];
+  await using idle = place.start(["run", ...options, "--", "sleep", "600"]);
+  const before = await inflight(8);
+  await using serve = run("high", "serve");
   expect(before).toMatchObject({ inflight: 8, suspend: 1, corun: 0 });
   // A high client alone is where slo begins: with fewer launches in flight than its policy has.
   await inflight(4);
@@ -224,9 +229,9 @@ test("another policy gets back what slo has moved, but for what is set with it",
   // What is asked for stands, also where slo had just that.
   await rigel("set", "policy", "name=priority", "inflight=4");
   await Bun.sleep(300);
-  expect((await ps())[0]?.settings).toMatchObject({ policy: 1, inflight: 4, slice_us: before?.["slice_us"] });
-  serve.kill("SIGTERM");
-  await serve.exited;
+  expect((await ps())[0]?.settings).toMatchObject({ policy: 1, inflight: 4, slice_us: before["slice_us"] });
+  for (const one of [serve, idle]) one.kill("SIGTERM");
+  await Promise.all([serve.exited, idle.exited]);
 });
 
 test("a launch reports what was in force at its end, what was changed meanwhile, and what slo did until it was left", async () => {

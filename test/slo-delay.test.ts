@@ -320,6 +320,23 @@ describe("the controller on such a host", () => {
     expect(held_s).toBeLessThan(3.5); // 0.8, and a hundredth of the time
   });
 
+  test("where requests are few, what delays them is tried for little of the time", () => {
+    for (const preemption of [false, true])
+      for (const seed of [1, 2, 3]) {
+        const delays = ({ inflight, corun, suspend, defer_us }: Settings): boolean =>
+          preemption ? defer_us > 0 || suspend === 0 : inflight > 8 || corun > 0;
+        const effect = (settings: Settings) => ({
+          delay_ms: (noise: () => number): number => (delays(settings) ? 0.5 + noise() : 0),
+          launches_per_s: 1000 + 5 * settings.inflight + settings.defer_us / 10 + (settings.suspend ? 0 : 100),
+        });
+        const { settings } = settle(hostBound, preemption, 120, effect, { seed, rate_per_s: () => 10 });
+        // A second at a time, as always; of the two ways to preempt each is tried.
+        const runs = settings.map((is) => (is && delays(is) ? "x" : " ")).join("");
+        expect(Math.max(...runs.split(/ +/).map(({ length }) => length * TICK_S))).toBeLessThan(1.3);
+        expect(share(settings, 0, delays)).toBeLessThan(preemption ? 0.16 : 0.1);
+      }
+  });
+
   test("a target that is missed by the most requests, but not by the slowest, is said to be missed by those", () => {
     const { controller } = settle(hostBound, true, 60, () => ({ delay_ms: () => 0.36, launches_per_s: 1000 }));
     const { unreachable, reachable, percentile, over_alone } = controller.summary();
