@@ -11,13 +11,40 @@ function paint(text: string, colour: string): string {
   return coloured ? `\u001b[${colour}m${text}\u001b[0m` : text;
 }
 
+/** What may wait in memory for who reads standard error: a terminal that was stopped, `| less`. */
+const BACKLOG_characters = 1 << 23;
+/** Settles when that has been taken, or nobody reads any more; undefined where nothing waits. */
+let taken: Promise<void> | undefined;
+let waiting_characters = 0;
+
+function say(text: string): void {
+  if (process.stderr.write(text)) return;
+  waiting_characters += text.length;
+  if (taken) return;
+  const { promise, resolve } = Promise.withResolvers<void>();
+  const { stderr } = process;
+  const over = (): void => {
+    for (const event of ["drain", "error", "close"]) stderr.off(event, over);
+    taken = undefined;
+    waiting_characters = 0;
+    resolve();
+  };
+  for (const event of ["drain", "error", "close"]) stderr.on(event, over);
+  taken = promise;
+}
+
+/** Whoever has more than a few lines to say waits for this between them. */
+export async function heard(): Promise<void> {
+  if (waiting_characters > BACKLOG_characters) await taken;
+}
+
 /** One line of progress. */
 export function progress(line: string): void {
-  process.stderr.write(`${paint("rigel:", "1")} ${line}\n`);
+  say(`${paint("rigel:", "1")} ${line}\n`);
 }
 
 /** A function that writes lines with a client's name in front, names aligned to `width`. */
 export function prefixed(name: string, index: number, width: number): (line: string) => void {
   const prefix = paint(`${name.padEnd(width)} |`, COLOURS[index % COLOURS.length] ?? "0");
-  return (line) => process.stderr.write(`${prefix} ${line}\n`);
+  return (line) => say(`${prefix} ${line}\n`);
 }

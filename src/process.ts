@@ -7,7 +7,7 @@
 
 import { constants } from "node:os";
 import { RigelError, reason } from "./errors.ts";
-import { progress } from "./log.ts";
+import { heard, progress } from "./log.ts";
 import { type Living, hasMapped, living, startedWith } from "./proc.ts";
 
 export interface Command {
@@ -186,6 +186,8 @@ async function eachLine(reader: Reader, show: (line: string) => void): Promise<v
       show(visible(rest));
       rest = "";
     }
+    // Where nobody takes it the program waits, as it would without Rigel.
+    await heard();
   }
   rest += decoder.decode();
   if (rest !== "") show(visible(rest));

@@ -1,7 +1,7 @@
 /** launch.test.ts: what a launch does with its clients on the simulated GPU: attaching, output, endings, the report. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readdirSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
@@ -586,6 +586,39 @@ describe("where a launch comes from does not matter:", () => {
     expect(lines.at(-1)).toMatch(/^rigel: standard output cannot be written \(ENOSPC: [^\n]*\)$/);
     expect(await silent.stdout.text()).toContain("client");
     expect([await unseen.exited, await silent.exited]).toEqual([1, 0]);
+  });
+
+  test("a standard error that nobody reads: a client that says too much waits", async () => {
+    const pipe = join(scratch.path, "unread");
+    expect(Bun.spawnSync(["mkfifo", pipe]).success).toBe(true);
+    const said = join(scratch.path, "said");
+    const works = `${(await Native.load()).files.replay} --profile ${join(scratch.path, "tiny.csv")} --iterations 2`;
+    const path = config([
+      { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 50 } },
+      shell(
+        "talker",
+        "best-effort",
+        `${works} && yes $(printf %01000d 0) | head -c 40000000; echo all > ${said}; sleep 60`,
+      ),
+    ]);
+    const report = join(scratch.path, "report");
+    const script = `exec 3<> ${pipe}; "$@" 2>&3 >${report} & wait $!`;
+    const command = [...commandLine(), "launch", path, "--json", "--duration", "2"];
+    await using child = Bun.spawn(["sh", "-c", script, "sh", ...command], {
+      env: plainEnvironment(),
+      stdin: "ignore",
+      stdout: "inherit",
+      stderr: "inherit",
+    });
+    const ended = (): boolean => existsSync(report) && readFileSync(report, "utf8").endsWith("}\n");
+    while (child.exitCode === null && !ended()) await Bun.sleep(20);
+    const result = { stdout: readFileSync(report, "utf8"), stderr: "", status: 0 };
+    expect(reportOf(result).clients).toMatchObject([{ name: "serve" }, { name: "talker", stopped: true }]);
+    expect(existsSync(said)).toBe(false);
+    // It ends when what waits has been read.
+    await using reader = Bun.spawn(["cat", pipe], { stdin: "ignore", stdout: "ignore" });
+    expect(await child.exited).toBe(0);
+    reader.kill();
   });
 
   test.each(["stdout", "stderr"])("a closed %s", async (name) => {
