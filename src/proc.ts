@@ -92,6 +92,8 @@ function environ(pid: number): string {
     if (name === undefined || hasEnded(fields) || (flagsOf(fields) & (EXITING | OF_KERNEL)) !== 0) break;
     // Fields 50 and 51: where it begins and ends, elsewhere in each program; 26: its code, which the kernel enters last.
     const [begin, end, code] = [Number(fields[47]), Number(fields[48]), Number(fields[23])];
+    // Another user's: 1 is what the kernel says to who may not look.
+    if (bytes === undefined && code === 1) break;
     const seen = `${bytes?.length ?? "unreadable"} ${begin} ${end}`;
     if (code !== 0 && (seen === before || bytes?.length === end - begin)) break;
     before = seen;

@@ -4,8 +4,9 @@
 
 import { expect, test } from "bun:test";
 import { chmodSync } from "node:fs";
+import { join } from "node:path";
 import { environmentOf, living, startedAt_ticks, startedWith, stateOf } from "../src/proc.ts";
-import { Scratch } from "./rigel.ts";
+import { Scratch, root } from "./rigel.ts";
 
 const lives = (pid: number): boolean => living().some((one) => one.pid === pid);
 
@@ -46,4 +47,18 @@ test("a process that was started without any environment has none", async () => 
   while (!living().some(({ pid, name }) => pid === child.pid && name === "sleep")) await Bun.sleep(10);
   expect(environmentOf(child.pid)).toEqual({});
   child.kill("SIGKILL");
+});
+
+test("the process of another user is looked at once, without waiting for what is never told", async () => {
+  const script = `
+    import { dlopen } from "bun:ffi";
+    import { startedWith, stateOf } from ${JSON.stringify(join(root, "src", "proc.ts"))};
+    // Nobody in particular, should this be root.
+    dlopen("libc.so.6", { seteuid: { args: ["u32"], returns: "i32" } }).symbols.seteuid(65534);
+    let slept = 0;
+    Bun.sleepSync = () => slept++;
+    console.log(JSON.stringify([stateOf(1) !== "", startedWith(1, ["PROC_TEST=1"]), slept]));
+  `;
+  await using child = Bun.spawn([process.execPath, "-e", script], { stdio: ["ignore", "pipe", "inherit"] });
+  expect(await child.stdout.json()).toEqual([true, false, 0]);
 });
