@@ -90,6 +90,13 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
     return (paid_ns > lost ? paid_ns : lost) + cost_ns;
 }
 
+uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
+{
+    enum { LEAST_PPM = 10000, MOST_PPM = 500000 };
+    ppm = ppm < LEAST_PPM ? LEAST_PPM : ppm > MOST_PPM ? MOST_PPM : ppm;
+    return (away_ns + high_slice_ns) / 1000 * ppm / (1000000 - ppm) * 1000;
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

@@ -144,6 +144,13 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
                        uint64_t cost_ns);
 
 /*
+ * rg_policy_due: the same where best-effort work was off the GPU for `away_ns` (preempt.c): for how long it then has the GPU, while
+ * high clients are let on for `high_slice_ns` only, so that it has its share of all three. A hundredth at least: off for ever is
+ * nobody; half at most.
+ */
+uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t min_share_ppm);
+
+/*
  * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that
  * it was charged over its weight. A launch goes when its client is ahead of the slowest active one by no more than a quantum;
  * a client that comes back from being idle starts at the slowest active one's time, so that idle time is not saved up.

@@ -13,7 +13,7 @@
  * of its class at work on the device goes back to the driver's slice.
  *
  * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
- * GPU time worth the least share (min_share_ppm, a hundredth at least) of that bound; when it leaves Rigel; when the process
+ * GPU time worth the least share (min_share_ppm, a hundredth at least) of all that time; when it leaves Rigel; when the process
  * ends. Whatever fails, the channels are enabled and the gate holds this client from then on. That the process has no channels at the
  * moment, since its context was reset or released, is no failure: the gate holds it until there are some again.
  */
@@ -26,7 +26,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, LEAST_PPM = 10000, REFUSALS = 20 };
+enum { DRIVER_SLICE_US = 2048, WAIT_NS = 100000000, REFUSALS = 20 };
 enum { LINGER_NS = 1000000 };
 
 typedef struct {
@@ -182,9 +182,8 @@ static void resume(preemptor *p)
 static void give_back(preemptor *p, uint64_t starvation_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint32_t ppm = atomic_load(&rg.segment->settings.min_share_ppm);
-    uint64_t due_ns = starvation_ns / 1000 * (ppm > LEAST_PPM ? ppm : LEAST_PPM) / 1000;
     uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
+    uint64_t due_ns = rg_policy_due(starvation_ns, high_ns, atomic_load(&rg.segment->settings.min_share_ppm));
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;

@@ -7,7 +7,7 @@
  */
 #include "scenario-inside.h"
 
-enum { LINGER_NS = 1000000, LEAST_PPM = 10000 }; /* as preempt.c */
+enum { LINGER_NS = 1000000 }; /* as preempt.c */
 
 static void suspend_best_effort(scenario *s, bool suspended)
 {
@@ -66,8 +66,7 @@ static uint64_t starvation_ns(const scenario *s)
 
 static uint64_t due_us(const scenario *s)
 {
-    uint64_t ppm = s->o->min_share_ppm > LEAST_PPM ? s->o->min_share_ppm : LEAST_PPM;
-    uint64_t us = s->o->starvation_us * ppm / 1000000;
+    uint64_t us = rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm) / 1000;
     return us ? us : 1;
 }
 

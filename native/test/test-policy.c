@@ -85,6 +85,12 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_allowance(6000ull * MS, 50 * MS, 5000ull * MS, PPM), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(30 * 86400000ull * MS, 30 * 86400000ull * MS / 2 - 50 * MS, 100ull * MS, 500000), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(1000ull * MS, 0, 0, PPM), 0);
+    /* Off the GPU for 100 ms: 5% of 110 ms and what is due, and with nothing said a hundredth; never more than half. */
+    CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 50000), 110000ull * 50000 / 950000 * 1000);
+    CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 500000), 110ull * MS);
+    CHECK_EQUAL(rg_policy_due(99ull * MS, 0, 0), 1ull * MS);
+    CHECK_EQUAL(rg_policy_due(99ull * MS, 0, UINT32_MAX), 99ull * MS);
+    CHECK_EQUAL(rg_policy_due(UINT32_MAX * 1000ull, 0, 500000), UINT32_MAX * 1000ull);
     /* It lets out what would wait for a high client, not what waits for its own launches. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1), RG_PASS_SHARE);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1, v_.inflight = 8 * LAUNCH), RG_WAIT_INFLIGHT);

@@ -335,6 +335,30 @@ static void test_least_share(void)
     rg_profile_free(&low);
 }
 
+/*
+ * Off the GPU it is the same: two clients with always something queued, in turns of a starvation bound for one and what is due for the
+ * other, who after that lets it have one slice.
+ */
+static void test_least_share_off_the_gpu(void)
+{
+    rg_profile endless = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+    rg_scenario_client clients[2] = {{.profile = &endless}, {.profile = &endless, .best_effort = true}};
+    rg_scenario_options o = tiny(1, 5000000 * US);
+    o.gpu.shared = 0;
+    o.suspend_ns = o.resume_ns = o.gpu.preempt_ns = 0;
+    o.starvation_us = 100000;
+    static const uint32_t PPM[] = {10000, 50000, 300000, 500000};
+    for (size_t i = 0; i < sizeof(PPM) / sizeof(*PPM); i++) {
+        rg_scenario_result r[2];
+        o.min_share_ppm = PPM[i];
+        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        double share = (double)r[1].iterations / (double)(r[0].iterations + r[1].iterations);
+        HOLDS(share > 0.97e-6 * PPM[i] && share < 1.03e-6 * PPM[i]);
+        HOLDS(r[1].starved > 0);
+    }
+    rg_profile_free(&endless);
+}
+
 /* A request of two kernels at 10 us: the loop is told for how long it was launched and for how long it was then waited for. */
 static rg_scenario_wait told[4];
 static uint32_t told_count;
@@ -802,6 +826,7 @@ int main(int argc, char **argv)
     test_least_share();
     test_waits();
     test_least_share_leaves_requests_alone();
+    test_least_share_off_the_gpu();
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
     test_orion();
