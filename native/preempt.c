@@ -12,10 +12,11 @@
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice.
  *
- * Bounds: a suspension ends when the high clients are idle, or after the starvation bound, when this client gets slices of
- * GPU time worth the least share (min_share_ppm, a hundredth at least) of all that time; when it leaves Rigel; when the process
- * ends. Whatever fails, the channels are enabled and the gate holds this client from then on. That the process has no channels at the
- * moment, since its context was reset or released, is no failure: the gate holds it until there are some again.
+ * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
+ * have made no break for the starvation bound, whether this client was suspended for all of it or not, it gets the least share
+ * (min_share_ppm, a hundredth at least) of that time at once. Whatever fails, the channels are enabled and the gate holds this client
+ * from then on. That the process has no channels at the moment, since its context was reset or released, is no failure: the gate
+ * holds it until there are some again.
  */
 #include "client.h"
 
@@ -43,6 +44,7 @@ typedef struct {
     uint32_t refusals; /* beats in a row in which the driver refused */
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
+    uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's */
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
 } preemptor;
 
@@ -178,12 +180,42 @@ static void resume(preemptor *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-/* The starvation bound has passed: this client runs for its due, in slices that a busy high client cannot cut short. */
-static void give_back(preemptor *p, uint64_t starvation_ns)
+static bool held_back(void)
+{
+    rg_settings *s = &rg.segment->settings;
+    return rg_member_paused() || (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, rg_now_ns()));
+}
+
+/* Whether high clients have made a break, as the least share counts them: programs that wait for each of their steps make none. */
+static bool rested(rg_device *dev, uint64_t now)
+{
+    uint64_t idle = atomic_load(&dev->idle_ns); /* may be later than `now` */
+    return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
+}
+
+/* Whether high clients have gone on without a break for the starvation bound, since this client last had its due; or when that can be. */
+static bool is_due(const preemptor *p, uint64_t *left_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t high_ns = (uint64_t)atomic_load(&rg.segment->settings.high_slice_us) * 1000u;
-    uint64_t due_ns = rg_policy_due(starvation_ns, high_ns, atomic_load(&rg.segment->settings.min_share_ppm));
+    uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
+    uint64_t spell = atomic_load(&dev->spell_ns), since = spell > p->given_ns ? spell : p->given_ns;
+    *left_ns = WAIT_NS;
+    if (!spell || rested(dev, now))
+        return false;
+    uint64_t passed = now > since ? now - since : 0;
+    if (passed < starvation_ns && starvation_ns - passed < WAIT_NS)
+        *left_ns = starvation_ns - passed;
+    return passed >= starvation_ns;
+}
+
+/* This client runs for its due, in a slice that a busy high client cannot cut short. */
+static void give_back(preemptor *p)
+{
+    rg_device *dev = &rg.segment->devices[p->device];
+    rg_settings *s = &rg.segment->settings;
+    uint64_t starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+    uint64_t high_ns = (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
+    uint64_t due_ns = rg_policy_due(starvation_ns, high_ns, atomic_load(&s->min_share_ppm));
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
@@ -192,21 +224,19 @@ static void give_back(preemptor *p, uint64_t starvation_ns)
     pthread_mutex_unlock(&p->lock);
     resume(p);
     atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
-    /* Many things wake (another high client's waits, for one); only the end of high work ends this. */
+    /* Only a break in high work ends this before its time. That is looked for, so that no high client has to wake anybody. */
     for (uint64_t now = rg_now_ns(), end = now + due_ns + high_ns; now < end; now = rg_now_ns()) {
-        uint32_t seen = atomic_load(&dev->wake);
-        if (!atomic_load(&dev->high_busy) || !may_stand_aside())
+        if (rested(dev, now) || !may_stand_aside() || held_back())
             break;
-        atomic_fetch_add(&dev->waiters, 1);
-        if (atomic_load(&dev->high_busy))
-            wait_on(&dev->wake, seen, end - now < WAIT_NS ? end - now : WAIT_NS);
-        atomic_fetch_sub(&dev->waiters, 1);
+        uint64_t left_ns = end - now;
+        wait_on(&dev->wake, atomic_load(&dev->wake), left_ns < RG_POLICY_BREAK_NS ? left_ns : RG_POLICY_BREAK_NS);
     }
     pthread_mutex_lock(&p->lock);
     p->giving_back = false;
     if (p->found == RG_CHANNELS_FOUND && usual)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
+    p->given_ns = rg_now_ns();
 }
 
 /* ---- when to come back ---- */
@@ -249,8 +279,7 @@ static bool linger(preemptor *p, uint64_t deadline)
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    rg_settings *s = &rg.segment->settings;
-    uint64_t since = rg_now_ns(), spent = 0, again_ns, idle = atomic_load(&dev->idle_ns);
+    uint64_t since = rg_now_ns(), spent = 0, again_ns, left_ns, idle = atomic_load(&dev->idle_ns);
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     p->again = false;
     if (!suspend(p))
@@ -258,23 +287,11 @@ static void stand_aside(preemptor *p)
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
     while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
-        uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
-        if (!to_stand_aside(dev, &again_ns)) {
-            if (!bursts(p))
-                break;
-            bool more = linger(p, since + starvation_ns);
-            p->short_gaps = p->short_gaps << 1 | more;
-            if (!more)
-                break;
-            continue;
-        }
-        if (rg_member_paused() || (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, now))) {
-            spent += now - since; /* a hold is short, and meant, and a pause is asked for */
-            since = now;
-        }
-        if (now - since >= starvation_ns) {
-            spent += now - since;
-            give_back(p, starvation_ns);
+        if (held_back())
+            p->given_ns = rg_now_ns(); /* a hold is short, and meant, and a pause is asked for */
+        if (is_due(p, &left_ns)) {
+            spent += rg_now_ns() - since;
+            give_back(p);
             since = rg_now_ns();
             if (!to_stand_aside(dev, &again_ns) || !may_stand_aside())
                 break;
@@ -283,10 +300,18 @@ static void stand_aside(preemptor *p)
                 break;
             continue;
         }
-        uint64_t left = starvation_ns - (now - since);
+        if (!to_stand_aside(dev, &again_ns)) {
+            if (!bursts(p))
+                break;
+            bool more = linger(p, rg_now_ns() + left_ns);
+            p->short_gaps = p->short_gaps << 1 | more;
+            if (!more)
+                break;
+            continue;
+        }
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(dev, &again_ns))
-            wait_on(&dev->wake, seen, left < again_ns ? left : again_ns);
+            wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
     if (atomic_load(&p->suspended))
@@ -326,9 +351,13 @@ static void *preempt_main(void *argument)
     prctl(PR_SET_NAME, "rigel-preempt");
     prctl(PR_SET_TIMERSLACK, 1000);
     while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
-        uint64_t again_ns;
+        uint64_t again_ns, left_ns = WAIT_NS;
         uint32_t seen = atomic_load(&dev->busy_wake);
         bool act = !atomic_load(&p->failed) && atomic_load(&rg.preemptible[p->device]) && may_stand_aside();
+        if (act && is_due(p, &left_ns)) {
+            give_back(p);
+            continue;
+        }
         if (act && to_stand_aside(dev, &again_ns)) {
             if (still_there(p))
                 stand_aside(p);
@@ -342,7 +371,7 @@ static void *preempt_main(void *argument)
         /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
         if (!to_stand_aside(dev, &again_ns))
-            wait_on(&dev->busy_wake, seen, WAIT_NS);
+            wait_on(&dev->busy_wake, seen, left_ns);
         atomic_fetch_sub(&dev->busy_waiters, 1);
     }
     resume(p);

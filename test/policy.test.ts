@@ -94,6 +94,16 @@ describe("a high client that never rests", () => {
     expect(shared).toBeLessThan(1.5);
   });
 
+  // It is idle for an instant after each of its kernels, as training is that reads its loss after each step.
+  test.each([true, false])(
+    "leaves others min_share of the GPU's time that take turns with it (suspend: %p)",
+    async (suspend) => {
+      const { part, starved } = await shadowed({ name: "priority", min_share: 0.3, suspend });
+      expect(part).toBeGreaterThan(0.05);
+      expect(starved).toBeGreaterThan(0);
+    },
+  );
+
   test("leaves others a launch for each starvation period without it", async () => {
     const { part, shared, starved } = await shadowed({ name: "priority", min_share: 0, inflight: 1, preempt: false });
     expect(part).toBeGreaterThan(0);

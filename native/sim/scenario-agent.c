@@ -2,8 +2,9 @@
  * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
- * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us), lasts
- * through the short gaps of programs that have many of them, and ends after the starvation bound for what is due to best-effort work.
+ * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us) and lasts
+ * through the short gaps of programs that have many of them; where high clients make no break for the starvation bound best-effort work
+ * gets its due.
  */
 #include "scenario-inside.h"
 
@@ -70,15 +71,31 @@ static uint64_t due_us(const scenario *s)
     return us ? us : 1;
 }
 
+/* When high clients make the break that ends a spell, if they stay idle. */
+static uint64_t rests(const scenario *s)
+{
+    return rg_scenario_high_busy(s) ? NEVER : s->idle_ns + RG_POLICY_BREAK_NS;
+}
+
+/* When best-effort work is to have its due, if high clients go on. */
+static uint64_t is_due(const scenario *s)
+{
+    uint64_t since = s->spell_ns > s->agent.given_ns ? s->spell_ns : s->agent.given_ns;
+    return s->hold || s->now >= rests(s) ? NEVER : since + starvation_ns(s);
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Off the GPU, with nothing to stand aside for: when it comes back. */
 static uint64_t comes_back(scenario *s)
 {
     if (!bursts(s))
         return s->agent.since + (uint64_t)s->o->resume_delay_us * 1000;
     s->agent.lingers = true;
-    uint64_t latest = s->agent.aside_ns + starvation_ns(s);
-    uint64_t until = rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
-    return until < latest ? until : latest;
+    return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
 }
 
 /* When it acts next, in the states that wait for the high clients. */
@@ -92,15 +109,15 @@ static void look(scenario *s)
         s->agent.wanted = wanted;
         s->agent.since = s->now;
     }
+    if (s->hold && s->agent.state == SUSPENDED)
+        s->agent.given_ns = s->now; /* a hold is short, and meant */
     if (s->agent.state == RUNNING) {
         uint64_t delay_us = s->o->suspend_delay_us + (s->hold ? 0 : s->o->defer_us);
-        s->agent.at = wanted ? s->agent.since + delay_us * 1000 : NEVER;
+        s->agent.at = earlier(wanted ? s->agent.since + delay_us * 1000 : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
-        if (s->hold)
-            s->agent.aside_ns = s->now; /* a hold is short, and meant */
-        s->agent.at = !wanted ? comes_back(s) : s->hold ? NEVER : s->agent.aside_ns + starvation_ns(s);
+        s->agent.at = earlier(wanted ? NEVER : comes_back(s), is_due(s));
     } else if (s->agent.state == GIVEN) {
-        s->agent.at = rg_scenario_high_busy(s) ? s->agent.given_until_ns : s->now;
+        s->agent.at = s->hold ? s->now : earlier(rests(s), s->agent.given_until_ns);
     }
 }
 
@@ -113,8 +130,12 @@ bool rg_scenario_agent_act(scenario *s)
         return false;
     switch (s->agent.state) {
     case RUNNING:
+        if (s->now >= is_due(s)) {
+            s->agent.state = GIVING;
+            s->agent.at = s->now;
+            break;
+        }
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
-        s->agent.aside_ns = s->now;
         s->agent.state = SUSPENDING;
         s->agent.at = s->now + s->o->suspend_ns;
         break;
@@ -130,7 +151,7 @@ bool rg_scenario_agent_act(scenario *s)
         if (s->agent.lingers)
             s->agent.short_gaps <<= 1;
         s->agent.lingers = false;
-        s->agent.state = s->agent.wanted ? GIVING : RESUMING;
+        s->agent.state = s->now >= is_due(s) ? GIVING : RESUMING;
         s->agent.at = s->now + s->o->resume_ns;
         break;
     case RESUMING:
@@ -149,9 +170,9 @@ bool rg_scenario_agent_act(scenario *s)
         break;
     case GIVEN:
         rg_scenario_set_slices(s);
+        s->agent.given_ns = s->now;
         s->agent.state = RUNNING;
         if (s->agent.wanted) {
-            s->agent.aside_ns = s->now;
             s->agent.state = SUSPENDING;
             s->agent.at = s->now + s->o->suspend_ns;
         }

@@ -84,7 +84,7 @@ typedef struct {
         uint64_t at;    /* acts then; NEVER: when the high clients change */
         bool wanted;    /* best-effort work is to be off the GPU, as it last looked, and since when that is so */
         uint64_t since;
-        uint64_t aside_ns;   /* off the GPU since; moved on while best-effort work is held */
+        uint64_t given_ns;   /* best-effort work last had its due, or was held */
         uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
         bool lingers;
         uint64_t given_until_ns;

@@ -140,6 +140,22 @@ static void suspension_ends_by_the_starvation_bound(void)
     done();
 }
 
+/* So does who is on and off all the time, beside requests one after the other, none of which takes as long; and who has short slices. */
+static void requests_one_after_the_other_starve_nobody(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 20000;
+    for (uint32_t suspend = 2; suspend--;) {
+        seg->settings.suspend = suspend;
+        for (uint64_t starved = rg.slot->starved; atomic_load(&rg.slot->starved) < starved + 2;) {
+            other_launches(true);
+            usleep(1000);
+            other_launches(false);
+        }
+    }
+    done();
+}
+
 /* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
 static void preemption_can_be_changed_at_any_time(void)
 {
@@ -305,6 +321,7 @@ int main(int argc, char **argv)
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
+    RUN(requests_one_after_the_other_starve_nobody);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);

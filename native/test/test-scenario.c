@@ -336,27 +336,44 @@ static void test_least_share(void)
 }
 
 /*
- * Off the GPU it is the same: two clients with always something queued, in turns of a starvation bound for one and what is due for the
- * other, who after that lets it have one slice.
+ * Off the GPU it is the same, and with short slices alone: best-effort work that always has something queued has its share beside high
+ * work that never ends, and beside requests of 500 us one after the other, between which the high client is idle for an instant.
  */
 static void test_least_share_off_the_gpu(void)
 {
-    rg_profile endless = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-    rg_scenario_client clients[2] = {{.profile = &endless}, {.profile = &endless, .best_effort = true}};
-    rg_scenario_options o = tiny(1, 5000000 * US);
-    o.gpu.shared = 0;
-    o.suspend_ns = o.resume_ns = o.gpu.preempt_ns = 0;
-    o.starvation_us = 100000;
+    static const char *const HIGH[] = {
+        "k,kernel,0,1,1,1,32,1,1,16,0,0,500000,0\n",
+        "k,kernel,0,1,1,1,32,1,1,16,0,0,500000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n",
+    };
     static const uint32_t PPM[] = {10000, 50000, 300000, 500000};
-    for (size_t i = 0; i < sizeof(PPM) / sizeof(*PPM); i++) {
+    enum { KINDS = sizeof(HIGH) / sizeof(*HIGH), SHARES = sizeof(PPM) / sizeof(*PPM) };
+    for (size_t i = 0; i < KINDS * SHARES * 2; i++) {
+        rg_profile high = profile_of(HIGH[i / SHARES % KINDS]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+        rg_scenario_client clients[2] = {{.profile = &high}, {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = tiny(1, 5000000 * US);
         rg_scenario_result r[2];
-        o.min_share_ppm = PPM[i];
+        uint32_t ppm = PPM[i % SHARES];
+        o.gpu.shared = 0;
+        o.suspend_ns = o.resume_ns = o.gpu.preempt_ns = 0;
+        o.suspend = i / SHARES / KINDS;
+        o.high_slice_us = 10000;
+        o.be_slice_us = 50;
+        o.starvation_us = 100000;
+        o.min_share_ppm = ppm;
         run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
-        double share = (double)r[1].iterations / (double)(r[0].iterations + r[1].iterations);
-        HOLDS(share > 0.97e-6 * PPM[i] && share < 1.03e-6 * PPM[i]);
+        double had = 1.0 * (double)r[1].iterations, share = had / (had + 5 * (double)r[0].iterations);
+        HOLDS(share > 0.95e-6 * ppm);
+        if (i / SHARES % KINDS == 0) /* else it has a slice between two requests, too */
+            HOLDS(share < 1.05e-6 * ppm + 0.005); /* 50 us in 10 ms where it is not suspended */
         HOLDS(r[1].starved > 0);
+        /* Requests with a break of more than 1 ms between any two owe nothing. */
+        clients[0] = (rg_scenario_client){
+            .profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1700 * US, .iterations = 1000};
+        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        EQUAL(r[1].starved, 0);
+        rg_profile_free(&high);
+        rg_profile_free(&low);
     }
-    rg_profile_free(&endless);
 }
 
 /* A request of two kernels at 10 us: the loop is told for how long it was launched and for how long it was then waited for. */
