@@ -325,7 +325,7 @@ export async function make(native: string, target = "all"): Promise<void> {
       .stdout.toString()
       .match(/ -c -o \S+\.o /g) ?? [];
   const paths = objects.map((words) => join(native, words.trim().slice("-c -o ".length)));
-  progress(`building the native library (make ${target}): ${paths.length} files to compile`);
+  if (paths.length > 0) progress(`building the native library (make ${target}): files to compile: ${paths.length}`);
   const bar = new ProgressBar(
     "compiled",
     paths.length,
