@@ -335,7 +335,7 @@ static bool still_there(preemptor *p)
         uint64_t now = rg_now_ns();
         if (!to_stand_aside(dev, &again_ns))
             return false;
-        if (now >= until || !may_stand_aside() || rg_member_paused() || atomic_load(&rg.segment->settings.hold_until_ms))
+        if (now >= until || !may_stand_aside() || held_back())
             return true;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(dev, &again_ns))

@@ -156,6 +156,20 @@ static void requests_one_after_the_other_starve_nobody(void)
     done();
 }
 
+/* A hold that has ended by itself is over: a suspension is put off as before it. */
+static void an_old_hold_takes_nobody_off(void)
+{
+    become_preemptible();
+    seg->settings.defer_us = 60000000;
+    seg->settings.hold_until_ms = (uint32_t)(rg_now_ns() / 1000000) - 1000;
+    other_launches(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    usleep(20000);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    done();
+}
+
 /* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
 static void preemption_can_be_changed_at_any_time(void)
 {
@@ -322,6 +336,7 @@ int main(int argc, char **argv)
     RUN(suspended_while_high_launches);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(requests_one_after_the_other_starve_nobody);
+    RUN(an_old_hold_takes_nobody_off);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
