@@ -12,8 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { digits, shareText } from "./show.ts";
-import { missed } from "./slo.ts";
+import { digits, missedText, shareText, targetText } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -260,10 +259,9 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 /** What the control loop aimed at, and where it stands. */
 function sloLines(slo: SloReport): string[] {
   const { target, alone, now, over_alone, settings, held_s, changes } = slo;
-  const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
   const knobs = Object.entries(settings ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
-    `slo: target p99 ${asked}${slo.unreachable ? `, ${missed(slo)}` : ""}`,
+    `slo: target p99 ${targetText(target)}${slo.unreachable ? `, ${missedText(slo)}` : ""}`,
     ...(alone.requests > 0
       ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
       : []),

@@ -4,6 +4,7 @@
  * Imports types alone, so that it also runs in a browser.
  */
 
+import type { Controller, Target } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */
@@ -70,4 +71,19 @@ export function target_ms({ slo }: Pick<Stats, "slo">): number | undefined {
   if (!slo) return undefined;
   if ("p99_ms" in slo.target) return slo.target.p99_ms;
   return slo.alone.p99_ms === null ? undefined : slo.target.p99_over_alone * slo.alone.p99_ms;
+}
+
+/** What was asked of the high clients' p99. */
+export function targetText(target: Target): string {
+  return "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
+}
+
+type Reached = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile">;
+
+/** That a target is not reached, and what is; empty where it is. */
+export function missedText({ target, unreachable, reachable, percentile }: Reached): string {
+  if (!unreachable) return "";
+  const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
+  const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
+  return `not reached even by the strictest settings${reached}${unit}`;
 }

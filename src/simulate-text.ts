@@ -4,9 +4,8 @@
 
 import { basename } from "node:path";
 import { aligned } from "./report.ts";
-import { digits } from "./show.ts";
+import { digits, missedText, targetText } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
-import { missed } from "./slo.ts";
 
 export function predictionText(prediction: Prediction): string {
   const { points, sweep } = prediction;
@@ -159,10 +158,12 @@ function sloLines(points: readonly Point[]): string[] {
   return points.flatMap(({ ways }) =>
     ways.flatMap(({ way, slo }) => {
       if (!slo) return [];
-      const asked = "p99_ms" in slo.target ? `${slo.target.p99_ms} ms` : `${slo.target.p99_over_alone} of alone`;
       const settings = Object.entries(slo.settings ?? {}).map(([name, value]) => `${name} ${value}`);
-      const reached = slo.unreachable ? [missed(slo)] : [];
-      const told = [`target p99 ${asked}, at the end ${settings.join(", ")}, ${slo.changes} changes`, ...reached];
+      const reached = slo.unreachable ? [missedText(slo)] : [];
+      const told = [
+        `target p99 ${targetText(slo.target)}, at the end ${settings.join(", ")}, ${slo.changes} changes`,
+        ...reached,
+      ];
       return ["", `${way}: ${told.join("; ")}`];
     }),
   );

@@ -7,8 +7,9 @@
 
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
-import { type Action, Controller, HOLD_S, TICK_S, missed, type Observation, type Second, type Target } from "./slo.ts";
+import { type Action, Controller, HOLD_S, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
+import { missedText, targetText } from "./show.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
 const HOLD_ms = HOLD_S * 1000;
@@ -174,9 +175,7 @@ export class SloLoop {
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;
       const summary = this.#controller.summary();
-      const { target } = summary;
-      const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
-      progress(`the target of p99 ${asked} is ${missed(summary)}`);
+      progress(`the target of p99 ${targetText(summary.target)} is ${missedText(summary)}`);
     }
   }
 

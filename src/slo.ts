@@ -788,19 +788,6 @@ export class Controller {
   }
 }
 
-/** In words, that a target is not reached and what is; empty where it is. */
-export function missed({
-  target,
-  unreachable,
-  reachable,
-  percentile,
-}: Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile">): string {
-  if (!unreachable) return "";
-  const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
-  const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
-  return `not reached even by the strictest settings${reached}${unit}`;
-}
-
 /** So many requests say something of a quantile. */
 function isEnough(few: number, q: number): boolean {
   return few * (1 - q) >= 3;

@@ -5,7 +5,7 @@
  */
 
 import type { Report } from "../report.ts";
-import { digits, durationText, rateText } from "../show.ts";
+import { digits, durationText, rateText, targetText } from "../show.ts";
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { type Line, Plot } from "./plot.ts";
 
@@ -108,7 +108,6 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     );
     return plot.element;
   };
-  const asked = "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
   const place = element("div", "plots");
   place.append(
     drawn(
@@ -121,7 +120,7 @@ function plots({ slo, policy }: Report): HTMLElement[] {
           : [{ label: "p99 alone", colour: ALONE, dashed: true, values: level(alone.p99_ms) }]),
         ...(limit_ms === null
           ? []
-          : [{ label: `target (${asked})`, colour: TARGET, dashed: true, values: level(limit_ms) }]),
+          : [{ label: `target (${targetText(target)})`, colour: TARGET, dashed: true, values: level(limit_ms) }]),
       ],
       withUnit(digits, " ms"),
       { logarithmic: true, named: true },
