@@ -78,13 +78,9 @@ async function runCalibrate(flags: Flags): Promise<void> {
       },
     );
     const path = flags.output === undefined ? devicePath(calibration.device) : resolve(flags.output);
-    const file = new WholeFile(path);
-    try {
-      await file.write(`${JSON.stringify(calibration, null, 2)}\n`);
-      await file.finish();
-    } finally {
-      await file.discard();
-    }
+    await using written = new WholeFile(path);
+    await written.write(`${JSON.stringify(calibration, null, 2)}\n`);
+    await written.finish();
     bar.stop();
     progress(`${path} written`);
     if (device.simulated)

@@ -79,32 +79,28 @@ export async function importProfiles(options: ImportOptions): Promise<ImportSumm
   const metrics = await readMetrics(options.metrics);
   using scratch = options.out === undefined ? new Scratch() : undefined;
   const target = options.out ?? join(scratch?.path ?? "", "profile.csv");
-  const file = new WholeFile(target);
+  await using file = new WholeFile(target);
   await file.check();
   const assembler = new Assembler(options, metrics, file);
   const reports: FileReport[] = [];
-  try {
-    for (const path of options.files) {
-      const began_ms = performance.now();
-      const { report, batches, bar } = await openImport(path, options.tool, options.format);
-      reports.push(report);
-      assembler.nextFile();
-      try {
-        for await (const batch of batches) for (const recorded of batch) await assembler.add(recorded, report);
-        report.spent_ms = performance.now() - began_ms;
-      } finally {
-        bar.stop();
-      }
+  for (const path of options.files) {
+    const began_ms = performance.now();
+    const { report, batches, bar } = await openImport(path, options.tool, options.format);
+    reports.push(report);
+    assembler.nextFile();
+    try {
+      for await (const batch of batches) for (const recorded of batch) await assembler.add(recorded, report);
+      report.spent_ms = performance.now() - began_ms;
+    } finally {
+      bar.stop();
     }
-    refuseBad(reports, options.skipBad);
-    const summary = assembler.summary(reports);
-    await file.finish();
-    if (scratch !== undefined && options.print)
-      for await (const chunk of createReadStream(target)) await options.print(chunk);
-    return summary;
-  } finally {
-    await file.discard();
   }
+  refuseBad(reports, options.skipBad);
+  const summary = assembler.summary(reports);
+  await file.finish();
+  if (scratch !== undefined && options.print)
+    for await (const chunk of createReadStream(target)) await options.print(chunk);
+  return summary;
 }
 
 /** A folder for the profile until it is printed. */

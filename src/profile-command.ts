@@ -205,13 +205,9 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
 async function runShow(path: string, flags: { json?: true; html?: string; top: number }): Promise<void> {
   const view = await viewProfile(path, flags.top);
   if (flags.html !== undefined) {
-    const file = new WholeFile(flags.html);
-    try {
-      await file.write(viewHtml(view));
-      await file.finish();
-    } finally {
-      await file.discard();
-    }
+    await using file = new WholeFile(flags.html);
+    await file.write(viewHtml(view));
+    await file.finish();
   }
   const coloured = (process.stdout.isTTY ?? false) && !process.env["NO_COLOR"];
   await write(flags.json ? `${JSON.stringify(view, null, 2)}\n` : `${viewText(view, coloured)}\n`);

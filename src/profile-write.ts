@@ -136,7 +136,7 @@ export class WholeFile {
   }
 
   /** Leaves nothing behind, unless it was finished. */
-  async discard(): Promise<void> {
+  async [Symbol.asyncDispose](): Promise<void> {
     await this.#close();
     this.#part?.end[Symbol.dispose]();
     this.#part = undefined;

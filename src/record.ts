@@ -617,14 +617,10 @@ async function writeProfile(
     await options.print?.(head + operations.map(recordedRow).join(""));
     return;
   }
-  const file = new WholeFile(options.out);
-  try {
-    await file.write(head);
-    for (const operation of operations) await file.write(recordedRow(operation));
-    await file.finish();
-  } finally {
-    await file.discard();
-  }
+  await using file = new WholeFile(options.out);
+  await file.write(head);
+  for (const operation of operations) await file.write(recordedRow(operation));
+  await file.finish();
 }
 
 /** The summary as people read it. */
