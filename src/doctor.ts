@@ -261,6 +261,8 @@ async function tryLaunch(native: Native, device: DeviceSelector, segmentFolder: 
       },
     ],
   });
+  let kill: (() => void) | undefined;
+  using _ = onEnd(() => kill?.());
   const child = Bun.spawn([...commandLine(), "launch", "-", "--json", "--segment", segmentFolder], {
     env: { ...process.env, NO_COLOR: "1" },
     stdin: Buffer.from(config),
@@ -268,7 +270,7 @@ async function tryLaunch(native: Native, device: DeviceSelector, segmentFolder: 
     stderr: "pipe",
     timeout: TRIAL_ms,
   });
-  using _ = onEnd(() => child.kill());
+  kill = () => child.kill();
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   const report = trialReportSchema.safeParse(parsed(stdout));
   return {
