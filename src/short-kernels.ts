@@ -6,10 +6,10 @@
  * request that comes shares the GPU with it until it ends. In time slices best-effort work is taken off the GPU in the middle of
  * kernels, but nothing runs in the gaps that a request leaves. So short kernels are better off under MPS and long ones in time
  * slices. Where the line is was found in simulation (`rigel simulate --policy slo+mps slo+slices`, ResNet-50 and BERT inference
- * at 60 requests/s): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.43 and 1.14 times alone under
- * MPS, 1.02 and 1.06 in slices. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets shares of 0.89 and 0.76
- * under MPS, 0.83 and 0.76 in slices. In between, with each of GPT-2's three rows in the profile replaced by several shorter ones: at 2 ms
- * its shares are 0.79 and 0.73 under MPS against 0.83 and 0.76, at 1 ms 0.86 and 0.73.
+ * at 60 requests/s, `--duration 60`): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.41 and 1.13
+ * times alone under MPS, 1.02 and 1.05 in slices. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets shares of
+ * 0.90 and 0.77 under MPS, 0.83 and 0.76 in slices. In between, with each of GPT-2's three rows in the profile replaced by several
+ * shorter ones: at 2 ms its shares are 0.86 and 0.72 under MPS against 0.83 and 0.76, at 1 ms 0.86 and 0.74.
  */
 
 import type { Device } from "./device.ts";
