@@ -41,7 +41,8 @@ int rigel_client_stream(void *stream);
 
 /*
  * rigel_request_begin, rigel_request_end: a request begins, has ended, in the calling thread; the time between is reported as by
- * rigel_report_request for the thread's client. An end without a beginning does nothing.
+ * rigel_report_request for the thread's client. An end without a beginning does nothing. Within a request a thread may enter
+ * another client and have requests of that; within one of the same client another takes its place.
  */
 void rigel_request_begin(void);
 void rigel_request_end(void);

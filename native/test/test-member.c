@@ -247,6 +247,42 @@ static void requests_are_the_threads_clients(void)
     done();
 }
 
+/* An iteration of the process's, and of each client in it. */
+static void a_request_may_have_those_of_other_clients_in_it(void)
+{
+    become("best-effort");
+    for (int round = 0; round < 3; round++) {
+        rigel_request_begin();
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQUAL(rigel_client_enter(i ? "b" : "a", NULL), 0);
+            rigel_request_begin();
+            usleep(5000);
+            if (round < 2) /* else it fails */
+                rigel_request_end();
+            rigel_client_leave();
+        }
+        rigel_request_end();
+    }
+    CHECK_EQUAL(rg.slot->reports, 3);
+    CHECK_EQUAL(slot_of("a")->reports, 2);
+    CHECK_EQUAL(slot_of("b")->reports, 2);
+    for (int i = rg_hist_bucket(10000000) - 1; i >= 0; i--)
+        CHECK_EQUAL(rg.slot->report_ns.count[i], 0); /* each took at least what was in it */
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    rigel_request_begin();
+    rigel_client_leave();
+    rigel_request_end(); /* as the one that it is in then */
+    rigel_request_end();
+    CHECK_EQUAL(rg.slot->reports, 4);
+    CHECK_EQUAL(slot_of("a")->reports, 2);
+    rigel_request_begin();
+    rigel_request_begin();
+    rigel_request_end();
+    rigel_request_end();
+    CHECK_EQUAL(rg.slot->reports, 5);
+    done();
+}
+
 /* ---- threads that are no client ---- */
 
 static void threads_that_are_no_client_pass_through(void)
@@ -674,6 +710,7 @@ int main(int argc, char **argv)
     RUN(entering_before_the_driver);
     RUN(what_cannot_be_entered);
     RUN(requests_are_the_threads_clients);
+    RUN(a_request_may_have_those_of_other_clients_in_it);
     RUN(threads_that_are_no_client_pass_through);
     RUN(a_thread_waits_for_a_high_one_beside_it);
     RUN(a_launch_ends_as_what_it_was_begun_as);

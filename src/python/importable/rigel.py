@@ -157,7 +157,8 @@ class request(_Around):
     """One request, or one iteration: what is inside the ``with`` block, or one call of the decorated function.
 
     Its time counts for the thread's client and is shown instead of the busy periods of the GPU that Rigel sees. It should end
-    when the result is there: PyTorch returns from most calls before the GPU has done them. One that raises is not counted.
+    when the result is there: PyTorch returns from most calls before the GPU has done them. One that raises is not counted. Inside,
+    clients may be entered that have requests of their own; one of the same client takes the place of the one around it.
     """
 
     def __enter__(self) -> request:
