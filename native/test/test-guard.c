@@ -359,11 +359,13 @@ static cublasHandle_t made, given;
 static matrices operands;
 static cublasStatus_t status_there;
 static CUcontext context_there;
+static uint64_t context_shown;
 
 static void *make_there(void *unused)
 {
     status_there = cublasCreate_v2(&made);
     context_there = current();
+    context_shown = rg_self->context;
     return unused;
 }
 
@@ -371,6 +373,7 @@ static void *multiply_there(void *unused)
 {
     status_there = multiply(given, &operands);
     context_there = current();
+    context_shown = rg_self->context;
     return unused;
 }
 
@@ -399,6 +402,7 @@ static void a_thread_without_context_gets_the_device_in_use(void)
     in_a_thread(make_there);
     CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
     CHECK(context_there == primary[1]);
+    CHECK_EQUAL(context_shown, (uint64_t)(uintptr_t)primary[1]);
     CHECK_EQUAL(active_primary(0), 0);
     CHECK_EQUAL(me()->guard_no_context, 1);
     /* And a handle brings its own context. */
@@ -406,6 +410,7 @@ static void a_thread_without_context_gets_the_device_in_use(void)
     in_a_thread(multiply_there);
     CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
     CHECK(context_there == primary[1]);
+    CHECK_EQUAL(context_shown, (uint64_t)(uintptr_t)primary[1]);
     CHECK(is_product(&operands));
     CHECK_EQUAL(me()->guard_no_context, 2);
     CHECK_EQUAL(me()->guard_repaired, 2);

@@ -542,6 +542,86 @@ static void handles_in_a_wrong_context_are_named(void)
     done();
 }
 
+static void waits_with_a_wrong_event_are_named(void)
+{
+    become("best-effort");
+    CUstream s = stream();
+    CUevent e, f, gone;
+    CHECK_EQUAL(cuEventCreate(&e, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&gone, 2), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(s, e, 0), CUDA_SUCCESS);
+    CUcontext other;
+    CHECK_EQUAL(cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&f, 0), CUDA_SUCCESS);
+    CUstream t = stream();
+    CHECK_EQUAL(cuEventRecord(f, t), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(t, e, 0), CUDA_SUCCESS); /* a stream may wait for another context */
+    CHECK_EQUAL(rg.slot->misuses, 0);
+    float ms;
+    CHECK_EQUAL(cuEventElapsedTime(&ms, e, f), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(rg.slot->misuses, 1);
+    CHECK_EQUAL(misuse(1)[1] >> 32, RG_OP_cuEventElapsedTime);
+    CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
+    CHECK_EQUAL(misuse(1)[4], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuEventDestroy_v2(gone), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(s, gone, 0), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(rg.slot->misuses, 2);
+    CHECK_EQUAL(misuse(2)[1] >> 32, RG_OP_cuStreamWaitEvent);
+    CHECK_EQUAL(misuse(2)[4], RG_CONTEXT_GONE);
+    CHECK_EQUAL(misuse(2)[5], (uint64_t)(uintptr_t)gone);
+    done();
+}
+
+/* As the driver says it, after every way to change it. */
+static void the_current_context_of_a_thread_is_known(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstream s = stream();
+    launch(s, 1000);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CUcontext made, ignored;
+    CHECK_EQUAL(cuCtxCreate_v2(&made, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(cuCtxDestroy_v2(made), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, 0);
+    CHECK_EQUAL(rg.slot->misuses, 0);
+    done();
+}
+
+/* It goes on with the stream that it had: the driver lets that through. */
+static void the_stream_of_the_context_before_is_named(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstream s = stream();
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+    CUcontext other;
+    CHECK_EQUAL(cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+        CHECK_EQUAL(rg.slot->misuses, 1); /* once for as long as it stays there */
+        CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)other);
+        CHECK_EQUAL(rg_self->stream, (uint64_t)(uintptr_t)s);
+    }
+    CHECK_EQUAL(misuse(1)[2] >> 32, CUDA_SUCCESS);
+    CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
+    CHECK_EQUAL(misuse(1)[4], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->misuses, 1);
+    done();
+}
+
 /* A thread of a serving process that is on another device in its next request. */
 static void a_thread_that_changes_its_device(void)
 {
@@ -721,6 +801,9 @@ int main(int argc, char **argv)
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
     RUN(handles_in_a_wrong_context_are_named);
+    RUN(waits_with_a_wrong_event_are_named);
+    RUN(the_current_context_of_a_thread_is_known);
+    RUN(the_stream_of_the_context_before_is_named);
     RUN(a_thread_that_changes_its_device);
     RUN(preemption_is_said_for_each_device);
     RUN(a_track_goes_with_its_thread);
