@@ -75,6 +75,8 @@ test("its clients see that part and no other, and the report names it", async ()
 
 const A = { name: "a", class: "best-effort", command: ["sh", "-c", 'echo "sees $CUDA_VISIBLE_DEVICES"'] };
 
+const visible = (text: string): object => ({ env: { CUDA_VISIBLE_DEVICES: text } });
+
 /** What such a client sees where there are three, and the launch is on the second; by their numbers. */
 async function placed(client: object) {
   const path = scratch.file("placed.json", { device: 1, sharing: "time-slice", clients: [{ ...A, ...client }] });
@@ -89,7 +91,6 @@ test("a client sees the GPUs that its device, or CUDA_VISIBLE_DEVICES in its env
   const all = (await placed({ device: "all" })).uuids ?? [];
   expect(new Set(all).size).toBe(3);
   const [, , last = ""] = all;
-  const visible = (text: string): object => ({ env: { CUDA_VISIBLE_DEVICES: text } });
   for (const [client, expected] of [
     [{}, [1]],
     [{ device: 2 }, [2]],
