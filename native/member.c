@@ -390,6 +390,15 @@ static int class_of(const char *text)
                                                : RG_CLASS_NONE;
 }
 
+/* One that fits, whole, into its slot, and on a line. */
+static bool is_name(const char *text)
+{
+    size_t n = 0;
+    while (text && n < RG_NAME_BYTES && (unsigned char)text[n] >= ' ' && text[n] != 0x7f)
+        n++;
+    return n && n < RG_NAME_BYTES && !text[n];
+}
+
 /* The client of this name and class, made if new. Under the lock. NULL and the reason, negative errno. */
 static rg_member *find_or_make(const char *name, uint32_t class, int *error)
 {
@@ -433,7 +442,7 @@ int rigel_client_enter(const char *name, const char *class)
     const char *segment = getenv("RIGEL_SEGMENT"), *disable = getenv("RIGEL_DISABLE");
     if (!segment || !*segment || (disable && *disable && strcmp(disable, "0") != 0) || !rg_interposing())
         return -ENODEV;
-    if (!name || !*name || number == RG_CLASS_NONE)
+    if (!is_name(name) || number == RG_CLASS_NONE)
         return -EINVAL;
     if (mine.depth == NESTED)
         return -EOVERFLOW;

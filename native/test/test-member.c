@@ -196,6 +196,13 @@ static void what_cannot_be_entered(void)
     CHECK_EQUAL(rigel_client_enter("", "high"), -EINVAL);
     CHECK_EQUAL(rigel_client_enter(NULL, "high"), -EINVAL);
     CHECK_EQUAL(rigel_client_enter("a", "low"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a\nb", "high"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a\x7f", "high"), -EINVAL);
+    char longest[RG_NAME_BYTES + 1];
+    memset(longest, 'n', RG_NAME_BYTES);
+    longest[RG_NAME_BYTES] = 0;
+    CHECK_EQUAL(rigel_client_enter(longest, "high"), -EINVAL); /* not a client of the name that is left of it */
+    CHECK_EQUAL(rg.member_count, 1);
     CHECK_EQUAL(rigel_client_enter("a", "high"), 0);
     CHECK_EQUAL(rigel_client_enter("a", "best-effort"), -EEXIST);
     for (int i = 0; i < 15; i++)
