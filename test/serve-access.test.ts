@@ -150,6 +150,10 @@ describe("requests that are refused", () => {
       body: { policy: { name: "fair", inflight: 0 } },
     });
     await refused(422, "invalid", "/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
+    // Far deeper than anything could mean: it took the server seconds to fail at that (500).
+    const deep = "[".repeat(100_000) + "]".repeat(100_000);
+    await refused(422, "config", "/v1/config", { method: "PUT", body: `{"policy":{"target":${deep}}}` });
+    await refused(422, "config", "/v1/clients/train", { method: "PATCH", body: `{"memory":${deep}}` });
     await refused(404, "not_found", "/v1/../../etc/passwd", {});
     await refused(404, "not_found", "/%2e%2e/%2e%2e/etc/passwd", {});
     await refused(404, "no_client", "/v1/clients/..%2f..%2fetc%2fpasswd", {});
@@ -180,7 +184,7 @@ describe("requests that are refused", () => {
       411: 1,
       413: 1,
       415: 1,
-      422: 3,
+      422: 5,
     });
     expect(lines).toContain("rigel: refused GET /etc/passwd over tcp: there is nothing at GET /etc/passwd (404)");
     // A token has no place in a log.
