@@ -145,10 +145,15 @@ async function serve(
   }
 }
 
-/** One line for each request that is refused; what came in cannot make it another one. */
+/** One line for each request that is refused. */
 function log({ method, url }: Request, { kind }: Transport, status: number, message: string): void {
-  const shown = (text: string): string => text.replaceAll(/\p{C}/gu, "?").slice(0, 300);
-  progress(`refused ${method} ${shown(URL.parse(url)?.pathname ?? url)} over ${kind}: ${shown(message)} (${status})`);
+  const path = URL.parse(url)?.pathname ?? url;
+  progress(`refused ${method} ${inLine(path)} over ${kind}: ${inLine(message)} (${status})`);
+}
+
+/** What came in cannot make a line another one. */
+function inLine(text: string): string {
+  return text.replaceAll(/\p{C}/gu, "?").slice(0, 300);
 }
 
 const errorSchema = z.object({ error: z.object({ message: z.string() }) });
