@@ -205,6 +205,9 @@ enum {
     CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED = 115,
 };
 
+/* Of CU_DEVICE_ATTRIBUTE_COMPUTE_MODE (CUcomputemode). */
+enum { CU_COMPUTEMODE_EXCLUSIVE_PROCESS = 3 };
+
 /* Function attributes (CUfunction_attribute). */
 enum {
     CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0,

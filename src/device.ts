@@ -20,6 +20,8 @@ const deviceSchema = z.object({
   /** Streaming multiprocessors. */
   sms: z.int().positive(),
   memory_bytes: z.int().nonnegative(),
+  /** One process at a time may have contexts on it: its compute mode. Under MPS that is the daemon's server. */
+  exclusive: z.boolean(),
 });
 
 /** One GPU. */

@@ -39,37 +39,66 @@ interface Sharer {
   device: Pick<Device, "uuid" | "simulated">;
 }
 
-/**
- * What `auto` stands for: MPS where somebody has started it, or a daemon can be started and is `better`; else time slices.
- */
-function automatic(found: Awaited<ReturnType<typeof findDaemon>>, better: () => string | undefined): Automatic {
-  if (found.state === "running") return { mode: "mps" };
-  const why = found.state === "none" && program() !== null ? better() : undefined;
-  return why === undefined ? { mode: "time-slice" } : { mode: "mps", why };
+/** How clients had better share their GPU, and why. */
+export interface Advice extends Pick<Sharing, "mode"> {
+  why: string;
 }
 
-/** `why`: a daemon is started unasked. */
-type Automatic = Pick<Sharing, "mode"> & { why?: string };
+/**
+ * What `auto` stands for: MPS where somebody has started it, unless that serves nobody yet and time slices are advised; or where a
+ * daemon can be started and is advised; else time slices. `why`: what is done is not what is there already.
+ */
+async function automatic(
+  found: Awaited<ReturnType<typeof findDaemon>>,
+  gpus: readonly Gpu[],
+  advise: () => Advice | undefined,
+): Promise<Pick<Sharing, "mode"> & { why?: string }> {
+  if (found.state === "running") {
+    // Where one process alone may use the GPU that is the daemon's server.
+    const advice = gpus.some(({ exclusive }) => exclusive) ? undefined : advise();
+    return advice?.mode === "time-slice" && (await servesNobody(found.folder)) ? advice : { mode: "mps" };
+  }
+  const advice = found.state === "none" && program() !== null ? advise() : undefined;
+  return advice?.mode === "mps" ? advice : { mode: "time-slice" };
+}
+
+/** What this needs to know of a GPU. */
+type Gpu = Pick<Device, "uuid" | "exclusive">;
+
+/** How often, and how long after one another, a daemon is asked for its clients: the process that looked for GPUs was one. */
+const ASKED_TIMES = 10;
+const ASKED_AGAIN_ms = 100;
+
+/** Whether the daemon has no client; false also if it does not say. */
+async function servesNobody(folder: string): Promise<boolean> {
+  for (let time = 0; time < ASKED_TIMES; time++) {
+    if (time > 0) await Bun.sleep(ASKED_AGAIN_ms);
+    if ((await clientsOf(folder))?.size === 0) return true;
+  }
+  return false;
+}
 
 /**
- * Decides how clients on the GPUs `uuids` share them; starts nothing. Throws if MPS is asked for and cannot be had.
- * `where` is the field of the configuration that asks, for the error. `better`: why "auto" is to start a daemon, if it is;
- * asked where it could.
+ * Decides how clients on these GPUs share them; starts nothing. Throws if MPS is asked for and cannot be had.
+ * `where` is the field of the configuration that asks, for the error. `advise`: what "auto" had better be, if that is known; asked
+ * where it could.
  */
 export async function decide(
   asked: Config["sharing"],
-  uuids: readonly string[],
+  gpus: readonly Gpu[],
   environment: Environment,
   where: string,
-  better: () => string | undefined,
+  advise: () => Advice | undefined,
 ): Promise<Decision> {
+  const uuids = gpus.map(({ uuid }) => uuid);
   const found = await findDaemon(environment, uuids);
-  const { mode, why }: Automatic = asked === "auto" ? automatic(found, better) : { mode: asked };
+  const { mode, why = undefined } = asked === "auto" ? await automatic(found, gpus, advise) : { mode: asked };
   const notes =
     found.state === "unusable"
       ? [`${found.folder}: ${found.why}; it is not used, and left as it is, as Rigel did not make it`]
       : [];
-  if (mode === "time-slice")
+  if (mode === "time-slice") {
+    if (why !== undefined) notes.push(`time slices, though an MPS daemon runs: ${why}; "sharing": "mps" uses it`);
     return {
       mode,
       daemon: null,
@@ -77,6 +106,7 @@ export async function decide(
       hides: asked === "time-slice" || found.state !== "none",
       notes,
     };
+  }
   if (found.state === "running") return { mode, daemon: "adopted", pipe_directory: found.folder, hides: false, notes };
   if (program() === null)
     throw new RigelError(

@@ -12,13 +12,13 @@ import { type Device, Devices, type Environment, type Simulation } from "./devic
 import { durationsFolder, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
-import { type Decision, type Sharing, decide } from "./mps.ts";
+import { type Advice, type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { type Native, checkPreloadable } from "./native.ts";
 import { checkPolicy } from "./policy.ts";
 import { type ProfileKernel, checkArrivals, readDurations, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
-import { longestIfShort } from "./short-kernels.ts";
+import { lengthsOf } from "./short-kernels.ts";
 
 export interface PlannedClient {
   name: string;
@@ -93,7 +93,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
         : await devices.chooseSome(own, device, `${file}: clients[${index}].device`);
     on.push({ client, device: its[0], its });
   }
-  const decision = await sharingOf(config, on, simulation, (shared) => shortKernels(shared, config, seeds, native));
+  const decision = await sharingOf(config, on, simulation, (shared) => adviceOf(shared, config, seeds, native));
   notes.push(...decision.notes);
   const clients: PlannedClient[] = [];
   for (const { client, device: first, its } of on)
@@ -140,25 +140,28 @@ async function sharingOf(
   config: Config,
   on: readonly Placed[],
   simulation: Simulation,
-  better: (shared: readonly Placed[]) => string | undefined,
+  advise: (shared: readonly Placed[]) => Advice | undefined,
 ): Promise<Decision> {
   const without = { daemon: null, pipe_directory: null, hides: false, notes: [] };
   if (on.every(({ device }) => device.simulated)) return { ...without, mode: simulation.mps ? "mps" : "time-slice" };
   const shared = on.filter(({ client, device }) => !device.simulated && client.isolation === "shared");
   if (shared.length === 0) return { ...without, mode: "time-slice" };
-  const uuids = [...new Set(shared.map(({ device }) => device.uuid))];
-  return await decide(config.sharing, uuids, process.env, `${config.file}: sharing`, () => better(shared));
+  const gpus = [...new Map(shared.map(({ device }) => [device.uuid, device])).values()];
+  return await decide(config.sharing, gpus, process.env, `${config.file}: sharing`, () => advise(shared));
 }
 
-/** Why an MPS daemon is to be started unasked; undefined where it is not: nobody needs it, or long kernels would delay requests. */
-function shortKernels(
+/**
+ * How clients should share their GPU by how long best-effort kernels are known to take, and why; undefined where nobody is to be
+ * protected from them, or that is not known.
+ */
+function adviceOf(
   all: readonly Placed[],
   { policy }: Config,
   seeds: Plan["seeds"],
   native: Native,
-): string | undefined {
+): Advice | undefined {
   if (!["priority", "slo"].includes(policy.name)) return undefined;
-  // Whoever names a daemon would not use this one.
+  // Whoever names a daemon means that one, whatever is advised.
   const shared = all.filter(({ client }) => client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined);
   const high = new Set(
     shared.flatMap(({ client, its }) => (client.class === "high" ? its.map(({ uuid }) => uuid) : [])),
@@ -171,10 +174,15 @@ function shortKernels(
     device,
     profile: seeds.get(client.name),
   }));
-  const longest_ns = longestIfShort(programs, durationsFolder(), native);
-  return longest_ns === undefined
-    ? undefined
-    : `best-effort kernels are known to be short (the longest takes ${(longest_ns / 1e6).toPrecision(2)} ms)`;
+  const known = lengthsOf(programs, durationsFolder(), native);
+  if (!known) return undefined;
+  const longest = `the longest takes ${(known.longest_ns / 1e6).toPrecision(2)} ms`;
+  return known.short
+    ? { mode: "mps", why: `best-effort kernels are known to be short (${longest})` }
+    : {
+        mode: "time-slice",
+        why: `best-effort kernels are known to be long (${longest}), and can be interrupted there`,
+      };
 }
 
 /** How one client takes part in it. Who names a daemon in a client's own environment means that one. */

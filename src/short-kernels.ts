@@ -1,6 +1,6 @@
 /**
  * short-kernels.ts: whether best-effort programs are known to launch short kernels only, so that `"sharing": "auto"` may start an MPS
- * daemon for them.
+ * daemon for them, or long ones, so that it may leave a daemon that runs alone.
  *
  * Under MPS programs run side by side and best-effort work is held at the gate, but a kernel that runs cannot be interrupted: a
  * request that comes shares the GPU with it until it ends. In time slices best-effort work is taken off the GPU in the middle of
@@ -17,6 +17,8 @@ import { type KnownKernel, keptKernels } from "./durations.ts";
 import type { Native } from "./native.ts";
 
 const LONG_ns = 1_500_000;
+/** What is timed beside other work can be too long: a daemon that somebody has started is left alone for kernels of so long only. */
+const SURELY_LONG_ns = 2 * LONG_ns;
 /** Long kernels may have this part of the GPU time. */
 const LONG_PART = 0.05;
 /** Fewer timed launches may all be of a program's beginning: at least as many are timed in a few steps of any training program. */
@@ -31,11 +33,16 @@ export interface BestEffort {
   profile: readonly { duration_ns: number; launches: number }[] | undefined;
 }
 
-/**
- * How long the longest kernel is, in ns, where the kernels of all of them are known and short; undefined: they are not.
- * `folder`: of the kept durations.
- */
-export function longestIfShort(programs: readonly BestEffort[], folder: string, native: Native): number | undefined {
+/** What is known of the kernels of best-effort programs. */
+export interface Lengths {
+  /** All are short; false: those of one program at least are long for sure. */
+  short: boolean;
+  /** How long the longest one is. */
+  longest_ns: number;
+}
+
+/** Undefined where neither can be told, as of one program nothing is known. `folder`: of the kept durations. */
+export function lengthsOf(programs: readonly BestEffort[], folder: string, native: Native): Lengths | undefined {
   const files = new Map(programs.map(({ device }) => [device.name, device]));
   const ofDevices = new Map([...files].map(([name, device]) => [name, keptKernels(folder, device, native)]));
   const known = programs.map(({ program, device, profile }) => {
@@ -43,8 +50,9 @@ export function longestIfShort(programs: readonly BestEffort[], folder: string, 
     const timed = kept.reduce((sum, { samples }) => sum + samples, 0);
     return timed >= ENOUGH_SAMPLES ? kept : (profile ?? []).map((kernel) => ({ ...kernel, samples: kernel.launches }));
   });
-  if (known.length === 0 || !known.every(areShort)) return undefined;
-  return Math.max(...known.flat().map(({ duration_ns }) => duration_ns));
+  const short = known.length > 0 && known.every(areShort);
+  if (!short && !known.some((kernels) => longPart(kernels, SURELY_LONG_ns) > LONG_PART)) return undefined;
+  return { short, longest_ns: Math.max(...known.flat().map(({ duration_ns }) => duration_ns)) };
 }
 
 /**
@@ -52,8 +60,13 @@ export function longestIfShort(programs: readonly BestEffort[], folder: string, 
  * those that are launched seldom count for more than their time then, which the long ones mostly are.
  */
 export function areShort(kernels: readonly KnownKernel[]): boolean {
-  const long = kernels.filter(({ duration_ns }) => duration_ns >= LONG_ns);
-  return kernels.length > 0 && time_ns(long) <= LONG_PART * time_ns(kernels);
+  return kernels.length > 0 && longPart(kernels, LONG_ns) <= LONG_PART;
+}
+
+/** The part of the GPU time in kernels of so long; 0 of none. */
+function longPart(kernels: readonly KnownKernel[], long_ns: number): number {
+  const long = kernels.filter(({ duration_ns }) => duration_ns >= long_ns);
+  return long.length > 0 ? time_ns(long) / time_ns(kernels) : 0;
 }
 
 function time_ns(of: readonly KnownKernel[]): number {

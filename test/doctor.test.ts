@@ -150,6 +150,7 @@ const h200: Device = {
   simulated: false,
   sms: 132,
   memory_bytes: 150_000_000_000,
+  exclusive: false,
 };
 const ready = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"].map((path) => ({
   path,

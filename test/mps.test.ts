@@ -8,6 +8,7 @@
 import { afterAll, beforeAll, describe, expect, setDefaultTimeout, test } from "bun:test";
 import { chmodSync, existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { decide } from "../src/mps.ts";
 import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
@@ -67,6 +68,17 @@ class Machine implements AsyncDisposable {
     });
     expect(await child.exited).toBe(0);
     return Number(readFileSync(join(this.path, "daemon", `${PROGRAM}.pid`), "utf8"));
+  }
+
+  /** A process becomes a client of the daemon that was started. */
+  async join(pid: number): Promise<void> {
+    const control = [join(scratch.path, "bin", PROGRAM)];
+    await using child = Bun.spawn(control, {
+      env: { ...process.env, ...this.env },
+      stdin: new Blob(["start_server -uid 0\n"]),
+    });
+    expect(await child.exited).toBe(0);
+    writeFileSync(join(this.path, "daemon", "joined"), `${pid}\n`);
   }
 
   config(clients: object[], rest: object = {}): string {
@@ -259,10 +271,11 @@ function row(grid: number, duration_ns: number): string {
   return `rigel_spin,kernel,0,${grid},1,1,32,1,1,16,0,0,${duration_ns},1000\n`;
 }
 
+const SPIN = "# rigel-profile 1; device=NVIDIA H200\n";
+const COLUMNS =
+  "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
+
 describe("sharing auto", () => {
-  const SPIN = "# rigel-profile 1; device=NVIDIA H200\n";
-  const COLUMNS =
-    "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
   const profiled = (duration_ns: number): object => ({ ...train, profile: `../spin-${duration_ns}.csv` });
   beforeAll(() => {
     for (const duration_ns of [900_000, 4_000_000])
@@ -419,6 +432,45 @@ describe("a daemon that runs", () => {
     expect(machine.told.filter((line) => /quit|start_server/.test(line))).toEqual([]);
     expect(machine.folders).toEqual([]);
     expect(result.status).toBe(0);
+  });
+
+  describe("where best-effort kernels are known to be long", () => {
+    test("is left alone, as long as it serves nobody", async () => {
+      await using machine = new Machine();
+      const pid = await machine.startDaemon();
+      const profile = "long.csv";
+      writeFileSync(join(machine.path, profile), SPIN + COLUMNS + row(1, 4_000_000));
+      const result = await machine.run([shell("say", "high", SAY), { ...train, profile }], {}, "--json");
+      const report = reportOf(result);
+      expect(report.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+      expect(report.notes).toContain(
+        "time slices, though an MPS daemon runs: best-effort kernels are known to be long (the longest takes 4.0 ms), and can be " +
+          'interrupted there; "sharing": "mps" uses it',
+      );
+      expect(said(result.stderr, "say")["pipe"]).toStartWith(`${machine.path}/run/rigel-mps-`);
+      expect(machine.processes).toContain(pid);
+      expect(machine.told.filter((line) => /quit|start_server/.test(line))).toEqual([]);
+      expect(machine.folders).toEqual([]);
+    });
+
+    test.each([
+      ["serves others", true, false],
+      ["has the GPU to itself", false, true],
+    ])("is used where it %s", async (_why, clients, exclusive) => {
+      await using machine = new Machine();
+      await machine.startDaemon();
+      if (clients) await machine.join(process.pid);
+      using _ = pathOf(machine.env["PATH"] ?? "");
+      const advice = { mode: "time-slice", why: "they are long" } as const;
+      const decided = await decide(
+        "auto",
+        [{ uuid: "GPU-1", exclusive }],
+        machine.env,
+        "jobs.json: sharing",
+        () => advice,
+      );
+      expect(decided).toMatchObject({ mode: "mps", daemon: "adopted", hides: false, notes: [] });
+    });
   });
 
   test("is not found by clients that are to have time slices", async () => {

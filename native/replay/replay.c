@@ -307,8 +307,9 @@ static int probe(void)
         printf(",\"uuid\":\"%s-", strstr(name, " MIG ") ? "MIG" : "GPU");
         for (int b = 0; b < 16; b++)
             printf("%s%02x", b == 4 || b == 6 || b == 8 || b == 10 ? "-" : "", (unsigned char)uuid.bytes[b]);
-        printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu}", rg_simulated ? "true" : "false",
-               device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), memory_bytes);
+        printf("\",\"simulated\":%s,\"sms\":%d,\"memory_bytes\":%zu,\"exclusive\":%s}", rg_simulated ? "true" : "false",
+               device_attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT), memory_bytes,
+               device_attribute(device, CU_DEVICE_ATTRIBUTE_COMPUTE_MODE) == CU_COMPUTEMODE_EXCLUSIVE_PROCESS ? "true" : "false");
     }
     puts("]");
     return 0;

@@ -7,7 +7,8 @@
 
 __global__ void touch(int *x)
 {
-    x[threadIdx.x] += 1;
+    if (x)
+        x[threadIdx.x] += 1;
 }
 
 namespace {
@@ -43,6 +44,7 @@ struct held {
             return;
         tell("object free host", cudaFreeHost(host), 0, 0);
         tell("object free", cudaFree(device), 0, 0);
+        device = nullptr; /* to touch what is freed would be an error of the context, which the library's next use would meet */
         tell("object launch", count_launch([] { touch<<<1, 32>>>(object_memory()); }), 0, 0);
         tell("object synchronize", cudaDeviceSynchronize(), cudaGetLastError(), 0);
     }
