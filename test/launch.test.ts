@@ -684,6 +684,35 @@ describe("counts", () => {
     expect(status).toBe(0);
   });
 
+  test("of iterations whose ends are seen together share the time between them", async () => {
+    const [header = ""] = TINY_PROFILE.split('"');
+    const row = "k,kernel,7,132,1,1,256,1,1,32,0,0,50000000,1000\n";
+    const profile = scratch.file("ahead.csv", `${header}${row}`);
+    using folder = new Scratch();
+    const client = { ...train, replay: { profile, iterations: 17 } };
+    const args = ["launch", config([client], { policy: { name: "none" } }), "--json", "--segment", folder.path];
+    await using child = start(args);
+    const stderr = child.stderr.text();
+    const segments = new Segments(await Native.load(), folder.path);
+    // Whatever it has launched then ends while it is stopped. Where this comes too late all ends are seen one by one.
+    const pid = await eventually(() => {
+      if (child.exitCode !== null) return 0;
+      const [segment] = segments.live();
+      const [slot] = segment?.slots() ?? [];
+      return segment && slot && segment.read(slot).usage.counters.launches >= 3 + 16 ? slot.pid : undefined;
+    });
+    if (pid > 0) {
+      process.kill(pid, "SIGSTOP");
+      await Bun.sleep(1000);
+      process.kill(pid, "SIGCONT");
+    }
+    const stdout = await child.stdout.text();
+    const { clients } = reportOf({ stdout, stderr: await stderr, status: await child.exited });
+    expect(clients[0]?.iterations).toBe(17);
+    // The time that it takes to look once more, 0.0002, is not what one took.
+    expect(clients[0]?.requests.p50_ms).toBeGreaterThan(1);
+  });
+
   test("of a process that was killed are over the time that it lived", async () => {
     const { files } = await Native.load();
     const replayed = `${files.replay} --profile ${scratch.path}/tiny.csv`;
