@@ -138,6 +138,23 @@ describe("a launch on the simulated GPU", () => {
     expect(result.status).toBe(0);
   });
 
+  test("prints a comparison with the ratios to each client alone", async () => {
+    const { status, stdout } = await rigel("launch", config([serve, train]), "--compare");
+    const cells = stdout
+      .split("\n")
+      .slice(stdout.split("\n").findIndex((line) => line.startsWith("compared")))
+      .slice(0, 4)
+      .map((line) => line.replaceAll(/\d+(\.\d+)?/g, "N").split(/ {2,}/));
+    const ratios = ["N", "N (xN)", "N (xN)"];
+    expect(cells).toEqual([
+      ["compared", "alone", "ungoverned", "governed"],
+      ["serve", "pN ms", ...ratios],
+      ["serve", "pN ms", ...ratios],
+      ["train", "iter/s", ...ratios],
+    ]);
+    expect(status).toBe(0);
+  });
+
   test("streams output line by line with the name in front, on standard error", async () => {
     // The high client's end is the launch's: it waits for what the other says.
     const greeted = join(scratch.path, "greeted");
