@@ -2,8 +2,8 @@
  * bench-jobs.ts: the runs that make up a benchmark, and what each adds to the result.
  *
  * Three methods. _Anew_ starts the programs for every way of every round. _Live_ starts a pair once under Rigel and
- * switches the ways in turn, so that what differs between two starts of a program drops out. _Solo_ lets a bare and a
- * governed copy of one program take turns on a GPU that is otherwise idle.
+ * switches the ways in turn, so that what differs between two starts of a program drops out. _Solo_ lets bare and governed
+ * copies of one program take turns request by request on a GPU that is otherwise idle.
  */
 
 import { readFileSync } from "node:fs";
@@ -14,6 +14,8 @@ import { Interrupted, type Ran, type Run, RunFailed, type Runner } from "./bench
 import {
   ALONE,
   type Arrivals,
+  type Copies,
+  type Kind,
   type Measurement,
   type Sample,
   type Solo,
@@ -21,6 +23,7 @@ import {
   arrivalTimes,
   schedule,
   soloOf,
+  soloTurns,
   stepsBetween,
   within,
 } from "./bench-stats.ts";
@@ -35,7 +38,7 @@ import type { Segment } from "./segment.ts";
 
 export interface Timing {
   rounds: number;
-  /** Seconds measured for each way and round. */
+  /** Seconds measured for each way and round; where a program serves alone, in all. */
   duration_s: number;
   /** Seconds for programs to start and warm up. Raised when they needed more. */
   lead_s: number;
@@ -55,7 +58,10 @@ export interface Load {
 export interface Found {
   measurements?: (Measurement & { rigel?: ClientReport[] })[];
   gpu_time?: { program: string; gpu_ms: number; source: string };
-  solo?: Solo & { windows_used: Window[]; samples: { bare: Sample[]; rigel: Sample[] } };
+  /** Of each copy all requests, also those that fell due before `settle_s` and are not counted. */
+  solo?: Solo & { settle_s: number; samples: Copies<Sample[]> };
+  /** What the control loop of each way with policy slo did: settings, and a line for each second in which it ran. */
+  loops?: (Pick<Measurement, "pair" | "way" | "method"> & SloReport)[];
   /** For the line of progress. */
   said: string;
   late_s: number;
@@ -86,8 +92,8 @@ const AROUND_s = 2;
 const SETTLE_s = 0.6;
 /** Requests that fall due this shortly before a switch are not counted. */
 const GUARD_s = 0.05;
-/** Windows of each kind in which a copy of a program serves alone, at least. */
-const SOLO_WINDOWS = 6;
+/** Requests of a program alone are not counted in the first seconds: clocks rise, caches fill. */
+const SOLO_SETTLE_s = 2;
 /** What policy `slo` has to find its settings before anything is counted. */
 const LEARN_s = 20;
 /** One start serves many windows, so it is given more time than one that serves a single way. */
@@ -317,7 +323,8 @@ async function runLive(
     `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`,
     ...[...loops].map(([name, loop]) => `${name} ended with ${settled(loop.report())}`),
   ].join("; ");
-  return found(ran, { measurements, said: note });
+  const reports = [...loops].map(([way, loop]) => ({ pair: pair.name, way, method, ...loop.report() }));
+  return found(ran, { measurements, loops: reports, said: note });
 }
 
 /** What a control loop found. */
@@ -440,60 +447,44 @@ async function drive(
 
 /* ---- One program, bare and under Rigel */
 
-function soloWindows({ rounds, window_s, copies }: Timing): Window[] {
-  const cycles = Math.max(SOLO_WINDOWS, 2 * rounds) * copies;
-  return schedule(["bare", "rigel"], { rounds: 1, cycles, window_s, settle_s: GUARD_s });
-}
-
 /**
  * What Rigel costs a program that has the GPU to itself. Two starts of the same program differ by several percent, whatever they
- * run under, so there are several copies of each kind, which take turns.
+ * run under, so there are several copies of each kind; hosts drift by more within a second, so they take turns request by request.
  */
 export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy): Job {
   return {
     pair,
     title: `${program.name} alone, bare and under Rigel in turn`,
-    seconds: (timing) => timing.lead_s + (soloWindows(timing).at(-1)?.to_s ?? 0) + AROUND_s,
+    seconds: (timing) => timing.lead_s + SOLO_SETTLE_s + timing.duration_s + AROUND_s,
     run: async (timing) => {
-      const windows = soloWindows(timing);
-      const { rate_per_s, arrivals, seed } = bed.load;
-      const { copies } = timing;
-      const indices = Array.from({ length: copies }, (_, index) => index);
-      const runOf = (kind: string, copy: number): Run => ({
-        name: `${kind}${copy + 1}`,
-        program,
-        duration_s: windows.at(-1)?.to_s ?? 0,
-        env: bed.environment(false),
-        due_s: windows.flatMap(({ way, from_s, to_s }, index) =>
-          way === kind && (index >> 1) % copies === copy
-            ? arrivalTimes(arrivals, rate_per_s, seed + (index >> 1), 0, to_s - from_s - GUARD_s).map(
-                (due) => from_s + due,
-              )
-            : [],
-        ),
-      });
+      const { rate_per_s, seed } = bed.load;
+      const end_s = SOLO_SETTLE_s + timing.duration_s;
+      const due_s = soloTurns(rate_per_s, timing.copies, end_s);
+      const runsOf = (kind: Kind): Run[] =>
+        due_s[kind].map((due, copy) => ({
+          name: `${kind}${copy + 1}`,
+          program,
+          duration_s: end_s,
+          env: bed.environment(false),
+          due_s: due,
+        }));
       const start = { at_ms: Date.now() + (timing.lead_s + AROUND_s) * 1000 };
       const [bare, rigel] = await both(
-        bed.runner.bare(
-          indices.map((copy) => runOf("bare", copy)),
-          start,
-        ),
-        bed.runner.governed(
-          indices.map((copy) => runOf("rigel", copy)),
-          start,
-          policy,
-        ),
+        bed.runner.bare(runsOf("bare"), start),
+        bed.runner.governed(runsOf("rigel"), start, policy),
       );
-      const each = (ran: Ran, kind: string): Sample[][] =>
-        indices.map((copy) => ran.logs.get(`${kind}${copy + 1}`)?.requests ?? []);
-      const kinds = { bare: each(bare, "bare"), rigel: each(rigel, "rigel") };
-      const samples = { bare: kinds.bare.flat(), rigel: kinds.rigel.flat() };
-      const solo = soloOf(program.name, windows, kinds);
-      if (!solo) throw new RunFailed("no request was served in time", []);
       const ran: Ran = { logs: new Map([...bare.logs, ...rigel.logs]), clients: rigel.clients };
+      const served = (kind: Kind): Sample[][] =>
+        due_s[kind].map((_, copy) => ran.logs.get(`${kind}${copy + 1}`)?.requests ?? []);
+      const samples = { bare: served("bare"), rigel: served("rigel") };
+      const solo = soloOf(program.name, samples, { rate_per_s, settle_s: SOLO_SETTLE_s }, seed);
+      if (!solo) throw new RunFailed("no request was served in time", []);
+      const [low, high] = solo.interval;
       return found(ran, {
-        solo: { ...solo, windows_used: windows, samples },
-        said: `p50 ${solo.bare.p50_ms.toFixed(3)} ms bare, ${solo.rigel.p50_ms.toFixed(3)} ms under Rigel, x${solo.ratio.toFixed(3)}`,
+        solo: { ...solo, settle_s: SOLO_SETTLE_s, samples },
+        said:
+          `p50 ${solo.bare.p50_ms.toFixed(3)} ms bare, ${solo.rigel.p50_ms.toFixed(3)} ms under Rigel, ` +
+          `x${solo.ratio.toFixed(3)} (${low.toFixed(3)} to ${high.toFixed(3)})`,
       });
     },
   };

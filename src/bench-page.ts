@@ -4,8 +4,8 @@
  * Colours follow the reader's light or dark setting. Every plot has its numbers as text in the table below it.
  */
 
-import { type BenchDocument, circumstances, wayOf } from "./bench-report.ts";
-import { ALONE, type Row, type Sample, type Spread, ascending, quantile } from "./bench-stats.ts";
+import { type BenchDocument, SOLO_HEADER, SOLO_TEXT, circumstances, soloCells, wayOf } from "./bench-report.ts";
+import { ALONE, type Row, type Sample, type Spread, ascending, pairedRatios, quantile } from "./bench-stats.ts";
 
 /** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
 const COLOURS = ["#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7f7f7f", "#8c564b", "#17becf"];
@@ -28,7 +28,7 @@ th:first-child, td:first-child { text-align: left; }
 pre { overflow-x: auto; font-size: 0.8rem; } .plots { display: grid; gap: 1rem; }`;
 
 export function page(document: BenchDocument): string {
-  const { rows, simulated, pairs, solo, failures, notes } = document;
+  const { rows, simulated, pairs, failures, notes } = document;
   const sections = pairs.flatMap(({ name, high, best }) => {
     const own = rows.filter((row) => row.pair === name);
     if (own.length === 0) return [];
@@ -50,7 +50,7 @@ ${mark}<ul>${circumstances(document)
     .map((one) => `<li>${text(one)}</li>`)
     .join("")}</ul>
 ${sections.join("\n")}
-${soloTable(solo)}
+${soloTable(document)}
 ${failures.length > 0 ? `<section><h2>Failed</h2>${failures.map(failure).join("")}</section>` : ""}
 ${notes.length > 0 ? `<section><h2>Notes</h2><ul>${notes.map((note) => `<li>${text(note)}</li>`).join("")}</ul></section>` : ""}
 </body></html>
@@ -211,23 +211,55 @@ function table(rows: readonly Row[]): string {
   return grid(HEADER, cells);
 }
 
-function soloTable(solo: BenchDocument["solo"]): string {
+function soloTable({ solo, options }: BenchDocument): string {
   if (solo.length === 0) return "";
-  const rows = solo.map(({ program, bare, rigel, ratio, windows }) => [
-    text(program),
-    bare.p50_ms.toFixed(3),
-    rigel.p50_ms.toFixed(3),
-    ratio.toFixed(3),
-    windows ? `${windows.min.toFixed(3)} to ${windows.max.toFixed(3)}` : "",
-  ]);
-  const header = ["program", "p50 bare, ms", "p50 under Rigel, ms", "ratio", "of neighbouring windows"];
-  const plots = solo.map(({ program, samples }) => {
-    return curvesOf([
-      { name: `${program}, bare`, sorted: latencies(samples.bare), colour: "var(--ink)" },
-      { name: `${program}, under Rigel`, sorted: latencies(samples.rigel), colour: colour(0) },
-    ]);
+  const rows = solo.map((one) => [text(one.program), ...soloCells(one)]);
+  const plots = solo.map(({ program, samples, settle_s }) => {
+    const counted = (of: readonly (readonly Sample[])[]): number[] =>
+      latencies(of.flat().filter(([due_s]) => due_s >= settle_s));
+    return [
+      pairsOverTime(program, pairedRatios(samples, { rate_per_s: options.rate_per_s, settle_s })),
+      curvesOf([
+        { name: `${program}, bare`, sorted: counted(samples.bare), colour: "var(--ink)" },
+        { name: `${program}, under Rigel`, sorted: counted(samples.rigel), colour: colour(0) },
+      ]),
+    ].join("");
   });
-  return `<section><h2>What Rigel costs with nothing beside it</h2>${grid(header, rows)}${plots.join("")}</section>`;
+  return (
+    `<section><h2>What Rigel costs with nothing beside it</h2>${grid(SOLO_HEADER, rows)}<p>${text(SOLO_TEXT)}</p>` +
+    `<div class="plots">${plots.join("")}</div></section>`
+  );
+}
+
+/** A dot for each pair of neighbouring requests: seconds to the right, the ratio of their latencies upwards, logarithmic. */
+function pairsOverTime(program: string, points: readonly (readonly [at_s: number, ratio: number])[]): string {
+  const ratios = ascending(points.map(([, ratio]) => ratio));
+  if (ratios.length === 0) return "";
+  // What lies outside is drawn at the edge; it would leave the others no room.
+  const low = Math.min(0.9, quantile(ratios, 0.01));
+  const high = Math.max(1.1, quantile(ratios, 0.99));
+  const [from_s, to_s] = [points[0]?.[0] ?? 0, points.at(-1)?.[0] ?? 0];
+  const left = 46;
+  const bottom = 180;
+  const x = (at_s: number): number => left + ((at_s - from_s) / Math.max(1e-9, to_s - from_s)) * (WIDTH - left - 12);
+  const y = (ratio: number): number =>
+    bottom - (Math.log(Math.min(high, Math.max(low, ratio)) / low) / Math.log(high / low)) * (bottom - 12);
+  const across = [low, 1, high].map(
+    (ratio) =>
+      `<line class="${ratio === 1 ? "one" : "grid"}" x1="${left}" x2="${WIDTH - 12}" y1="${at(y(ratio))}" y2="${at(y(ratio))}"/>` +
+      `<text x="${left - 6}" y="${at(y(ratio) + 4)}" text-anchor="end">${number(ratio)}</text>`,
+  );
+  const ends = [
+    `<text x="${left}" y="${bottom + 18}">${number(from_s)}</text>`,
+    `<text x="${WIDTH - 12}" y="${bottom + 18}" text-anchor="end">${number(to_s)} s</text>`,
+  ];
+  const dots = points.map(([at_s, ratio]) => `M${at(x(at_s))} ${at(y(ratio))}h0`).join("");
+  const drawn = `<path fill="none" stroke="${colour(0)}" stroke-width="3" stroke-opacity="0.5" stroke-linecap="round" d="${dots}"/>`;
+  return figure(`${program}: each pair of neighbouring requests, under Rigel over bare`, bottom + 24, [
+    ...across,
+    ...ends,
+    drawn,
+  ]);
 }
 
 export function grid(header: string[], rows: string[][]): string {

@@ -1,11 +1,12 @@
 /**
  * bench-report.ts: what a benchmark found: the JSON document, and the Markdown table made from it.
  *
- * Fields of the document are public: they may be added, never renamed. Schema 1.
+ * Fields of the document are public: they may be added, never renamed. Schema 2; in schema 1 `solo` was of windows, not of single
+ * requests.
  */
 
 import type { Found, Load, Timing } from "./bench-jobs.ts";
-import { ALONE, type Row, type Spread, rowsOf } from "./bench-stats.ts";
+import { ALONE, type Interval, type Row, type Solo, type Spread, rowsOf } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import type { Device } from "./device.ts";
 
@@ -28,19 +29,20 @@ export interface BenchResult {
   gpu_times: (NonNullable<Found["gpu_time"]> & { pairs: string[] })[];
   measurements: NonNullable<Found["measurements"]>;
   solo: NonNullable<Found["solo"]>[];
+  loops: NonNullable<Found["loops"]>;
   failures: { title: string; problem: string; output: string[] }[];
   notes: string[];
 }
 
 export interface BenchDocument extends BenchResult {
-  schema: 1;
+  schema: 2;
   simulated: boolean;
   rows: Row[];
 }
 
 export function documentOf(result: BenchResult): BenchDocument {
   const gpu_ms = new Map(result.gpu_times.flatMap(({ pairs, gpu_ms: ms }) => pairs.map((pair) => [pair, ms] as const)));
-  return { schema: 1, simulated: result.device.simulated, rows: rowsOf(result.measurements, gpu_ms), ...result };
+  return { schema: 2, simulated: result.device.simulated, rows: rowsOf(result.measurements, gpu_ms), ...result };
 }
 
 /** Where and how the numbers came about, a line each. */
@@ -52,8 +54,9 @@ export function circumstances(document: BenchDocument): string[] {
     `${device.name}${simulated ? ": a model, no measurement of a GPU" : ""}${driver ? `, driver ${driver}` : ""}`,
     stack.join(", "),
     `${host.processors} x ${host.processor}, Linux ${host.kernel}`,
-    `${arrivals} arrivals at ${rate_per_s}/s, seed ${seed}, ${rounds} ${rounds === 1 ? "round" : "rounds"}` +
-      `${document.options.solo ? "" : ` of ${duration_s} s a way`}, begun ${document.started}`,
+    `${arrivals} arrivals at ${rate_per_s}/s, seed ${seed}, ` +
+      `${options.solo ? `${duration_s} s in all` : `${rounds} ${rounds === 1 ? "round" : "rounds"} of ${duration_s} s a way`}, ` +
+      `begun ${document.started}`,
     ...gpu_times.map(
       ({ program, gpu_ms, source }) =>
         `ceiling for ${program}: ${gpu_ms.toFixed(3)} ms of the GPU a request (${source})`,
@@ -104,28 +107,51 @@ export function markdown(document: BenchDocument): string {
   if (solo.length > 0)
     parts.push(
       table(
-        [
-          "program alone",
-          "p50 bare",
-          "p50 under Rigel",
-          "ratio",
-          "of neighbouring windows",
-          "copies bare",
-          "under Rigel",
-        ],
-        solo.map(({ program, bare, rigel, ratio: pooled, windows, copies }) => [
-          program,
-          `${bare.p50_ms.toFixed(3)} ms`,
-          `${rigel.p50_ms.toFixed(3)} ms`,
-          pooled.toFixed(3),
-          windows ? `${windows.median.toFixed(3)} (${windows.min.toFixed(3)} to ${windows.max.toFixed(3)})` : "",
-          ...[copies.bare, copies.rigel].map((p50s) => p50s.map((ms) => ms.toFixed(2)).join(", ")),
-        ]),
+        SOLO_HEADER,
+        solo.map((one) => [one.program, ...soloCells(one)]),
       ),
+      [SOLO_TEXT],
     );
   if (failures.length > 0) parts.push(failures.map(({ title, problem }) => `- failed: ${title}: ${problem}`));
   if (notes.length > 0) parts.push(notes.map((note) => `- note: ${note}`));
   return parts.map((lines) => lines.join("\n")).join("\n\n");
+}
+
+/** Of a table of programs alone; what soloCells gives comes after the first. */
+export const SOLO_HEADER = [
+  "program alone",
+  "p50 bare",
+  "p50 under Rigel",
+  "p50 ratio",
+  "paired",
+  "p99 ratio",
+  "requests bare",
+  "under Rigel",
+  "p50 of copies bare",
+  "under Rigel",
+];
+
+export const SOLO_TEXT =
+  "Requests alternate one by one between bare copies and copies under Rigel. Ratios are under Rigel over bare, of all requests " +
+  "pooled; paired: the median of the ratios of neighbouring requests. In brackets: 95% of a bootstrap that draws copies, then pairs " +
+  "of each. p50s are in ms.";
+
+export function soloCells(solo: Solo): string[] {
+  return [
+    solo.bare.p50_ms.toFixed(3),
+    solo.rigel.p50_ms.toFixed(3),
+    withInterval(solo.ratio, solo.interval),
+    withInterval(solo.paired, solo.paired_interval),
+    withInterval(solo.p99_ratio, solo.p99_interval),
+    String(solo.bare.count),
+    String(solo.rigel.count),
+    ...[solo.copies.bare, solo.copies.rigel].map((p50s) => p50s.map((ms) => ms.toFixed(2)).join(", ")),
+  ];
+}
+
+function withInterval(value: number | null, interval: Interval | null): string {
+  if (value === null || interval === null) return "";
+  return `${value.toFixed(3)} (${interval.map((end) => end.toFixed(3)).join(" to ")})`;
 }
 
 /** With how the programs were started, where that is not anew. */

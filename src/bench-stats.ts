@@ -40,7 +40,8 @@ export function latencyOf(samples: readonly Sample[]): Latency | undefined {
 }
 
 export function ascending(values: readonly number[]): number[] {
-  return values.toSorted((a, b) => a - b);
+  // Typed arrays sort numbers several times faster, and a bootstrap sorts thousands of times.
+  return [...Float64Array.from(values).toSorted()];
 }
 
 /** The middle one, or the mean of the two in the middle; NaN without any. */
@@ -302,47 +303,157 @@ function ceilingOf(alone: readonly Measurement[], gpu_ms: number | undefined): n
 
 /* ---- What Rigel costs with nothing beside it */
 
+/** The two ways in which a program serves alone. */
+const KINDS = ["bare", "rigel"] as const;
+export type Kind = (typeof KINDS)[number];
+
+/** Something of each copy of the program, bare and under Rigel. */
+export type Copies<Of> = Record<Kind, Of[]>;
+
+/**
+ * When requests fall due until `to_s`, evenly spaced: each pair of neighbours goes to one copy, bare and under Rigel. The copies take
+ * turns by pairs, and each is the first of its pair every second time: drift and order are alike for both.
+ */
+export function soloTurns(rate_per_s: number, copies: number, to_s: number): Copies<number[]> {
+  const due_s: Copies<number[]> = { bare: emptyLists(copies), rigel: emptyLists(copies) };
+  for (let pair = 0; pair < Math.floor((to_s * rate_per_s) / 2); pair++) {
+    const copy = pair % copies;
+    const bareFirst = (copy + Math.floor(pair / copies)) % 2 === 0;
+    for (const [place, kind] of (bareFirst ? KINDS : KINDS.toReversed()).entries())
+      // In the middle of its place, so that rounding leads to no other.
+      due_s[kind][copy]?.push((2 * pair + place + 0.5) / rate_per_s);
+  }
+  return due_s;
+}
+
+function emptyLists(count: number): number[][] {
+  return Array.from({ length: count }, () => []);
+}
+
+/** How the requests of soloTurns were spaced, and from when on they count. */
+interface Spacing {
+  rate_per_s: number;
+  settle_s: number;
+}
+
+/** Two neighbouring requests, one bare and one under Rigel; one is not there if it was not served. */
+interface SoloPair {
+  due_s: number;
+  ms: Partial<Record<Kind, number>>;
+}
+
+/** The pairs of each copy that fell due from `settle_s` on. */
+function soloPairs(samples: Copies<readonly Sample[]>, { rate_per_s, settle_s }: Spacing): SoloPair[][] {
+  return Array.from({ length: Math.max(samples.bare.length, samples.rigel.length) }, (_, copy) => {
+    const pairs = new Map<number, SoloPair>();
+    for (const kind of KINDS)
+      for (const [due_s, ms] of samples[kind][copy] ?? []) {
+        const index = Math.floor((due_s * rate_per_s) / 2);
+        const pair = pairs.get(index) ?? { due_s: (2 * index) / rate_per_s, ms: {} };
+        pair.ms[kind] = ms;
+        pairs.set(index, pair);
+      }
+    return [...pairs.values()].filter(({ due_s }) => due_s >= settle_s);
+  });
+}
+
+/** Latency under Rigel over latency bare; none where a request was not served. */
+function ratioOf({ ms: { bare, rigel } }: SoloPair): number[] {
+  return bare === undefined || rigel === undefined ? [] : [rigel / bare];
+}
+
+/** When each complete pair fell due, and its ratio. */
+export function pairedRatios(
+  samples: Copies<readonly Sample[]>,
+  spacing: Spacing,
+): (readonly [due_s: number, ratio: number])[] {
+  return soloPairs(samples, spacing)
+    .flat()
+    .flatMap((pair) => ratioOf(pair).map((ratio) => [pair.due_s, ratio] as const))
+    .toSorted(([a], [b]) => a - b);
+}
+
+/** Where 95% of the bootstrap's draws lie. */
+export type Interval = readonly [low: number, high: number];
+
 export interface Solo {
   program: string;
-  /** p50 under Rigel over p50 bare, of all windows pooled. */
+  /** p50 under Rigel over p50 bare, of all requests pooled. */
   ratio: number;
-  /** The same of each pair of neighbouring windows. */
-  windows: Spread | null;
+  interval: Interval;
+  /** The same of p99. */
+  p99_ratio: number;
+  p99_interval: Interval;
+  /** The median of what single pairs of neighbouring requests give; null if none is complete. */
+  paired: number | null;
+  paired_interval: Interval | null;
+  /** Pairs of which both requests were served. */
+  pairs: number;
   /** p50 in milliseconds of each copy: how much one start of the program differs from another. */
-  copies: { bare: number[]; rigel: number[] };
+  copies: Copies<number>;
   bare: Latency;
   rigel: Latency;
 }
 
-/** `windows` alternate between bare and Rigel; `copies` are the samples of each copy of the program, which serve in turn. */
+/** Of the bootstrap. */
+const DRAWS = 1000;
+
+/** `samples` are those of each copy, as soloTurns has them fall due; what falls due before `settle_s` is not counted. */
 export function soloOf(
   program: string,
-  windows: readonly Window[],
-  copies: { bare: readonly (readonly Sample[])[]; rigel: readonly (readonly Sample[])[] },
+  samples: Copies<readonly Sample[]>,
+  spacing: Spacing,
+  seed: number,
 ): Solo | undefined {
-  const samples = { bare: copies.bare.flat(), rigel: copies.rigel.flat() };
-  const p50s = (of: readonly (readonly Sample[])[]): number[] => of.flatMap((one) => latencyOf(one)?.p50_ms ?? []);
-  const parts = windows.map((window) => ({
-    way: window.way,
-    samples: within(window.way === "rigel" ? samples.rigel : samples.bare, window, 0),
-  }));
-  const pooled = (way: string): Latency | undefined =>
-    latencyOf(parts.flatMap((part) => (part.way === way ? part.samples : [])));
-  const [bare, rigel] = [pooled("bare"), pooled("rigel")];
+  const copies = soloPairs(samples, spacing).filter((pairs) => pairs.length > 0);
+  const all = copies.flat();
+  const [bare, rigel] = KINDS.map((kind) => latencyOf(samplesOf(all, kind)));
   if (!bare || !rigel) return undefined;
-  const ratios: number[] = [];
-  for (let i = 0; i + 1 < parts.length; i += 2) {
-    const two = parts.slice(i, i + 2);
-    const p50 = (way: string): number =>
-      latencyOf(two.find((part) => part.way === way)?.samples ?? [])?.p50_ms ?? Number.NaN;
-    ratios.push(p50("rigel") / p50("bare"));
-  }
+  const random = generator(seed);
+  // Starts differ, and so do the requests of one.
+  const draws = Array.from({ length: DRAWS }, () =>
+    soloRatios(drawn(copies, random).flatMap((pairs) => drawn(pairs, random))),
+  );
+  const interval = (key: keyof SoloRatios): Interval => {
+    const sorted = ascending(draws.map((draw) => draw[key]).filter(Number.isFinite));
+    return [quantile(sorted, 0.025), quantile(sorted, 0.975)];
+  };
+  const p50s = (kind: Kind): number[] => copies.flatMap((pairs) => latencyOf(samplesOf(pairs, kind))?.p50_ms ?? []);
+  const { p50, p99, paired } = soloRatios(all);
+  const pairs = all.flatMap(ratioOf).length;
   return {
     program,
-    ratio: rigel.p50_ms / bare.p50_ms,
-    windows: spread(ratios),
-    copies: { bare: p50s(copies.bare), rigel: p50s(copies.rigel) },
+    ratio: p50,
+    interval: interval("p50"),
+    p99_ratio: p99,
+    p99_interval: interval("p99"),
+    paired: pairs > 0 ? paired : null,
+    paired_interval: pairs > 0 ? interval("paired") : null,
+    pairs,
+    copies: { bare: p50s("bare"), rigel: p50s("rigel") },
     bare,
     rigel,
   };
+}
+
+function samplesOf(pairs: readonly SoloPair[], kind: Kind): Sample[] {
+  return pairs.flatMap(({ due_s, ms }): Sample[] => (ms[kind] === undefined ? [] : [[due_s, ms[kind]]]));
+}
+
+interface SoloRatios {
+  p50: number;
+  p99: number;
+  paired: number;
+}
+
+/** NaN where there is nothing to compare. */
+function soloRatios(pairs: readonly SoloPair[]): SoloRatios {
+  const [bare = [], rigel = []] = KINDS.map((kind) => ascending(pairs.flatMap(({ ms }) => ms[kind] ?? [])));
+  const over = (q: number): number => quantile(rigel, q) / quantile(bare, q);
+  return { p50: over(0.5), p99: over(0.99), paired: median(pairs.flatMap(ratioOf)) };
+}
+
+/** As many as there are, with replacement. */
+function drawn<Of>(from: readonly Of[], random: () => number): Of[] {
+  return from.map((one) => from[Math.floor(random() * from.length)] ?? one);
 }

@@ -99,7 +99,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     .option("--rounds <count>", "rounds; each runs every way once (default: 3; simulated: 1)", whole(1, 1000))
     .option(
       "--duration <seconds>",
-      "seconds measured for a way and round (default: 7; simulated: 2)",
+      "seconds measured for a way and round (default: 7; simulated: 2), with --solo in all (60; simulated: 4)",
       between(0.001, 1e6),
     )
     .option(
@@ -108,14 +108,21 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       between(0.001, 1e6),
     )
     .option("--window <seconds>", "seconds of a window where ways are switched, at most 4", windowSeconds, 2)
-    .option("--rate <per second>", "requests a second", between(0.001, 1e6), 60)
-    .addOption(new Option("--arrivals <kind>", "how requests arrive").choices(ARRIVALS).default("poisson"))
-    .option("--seed <number>", "seed of the arrivals", whole(0, 0xffff_ffff), 1)
+    .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
+    .addOption(
+      new Option("--arrivals <kind>", "how requests arrive; with --solo, uniform").choices(ARRIVALS).default("poisson"),
+    )
+    .option(
+      "--seed <number>",
+      "seed of the arrivals; with --solo, of the intervals' bootstrap",
+      whole(0, 0xffff_ffff),
+      1,
+    )
     .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
-    .option("--solo", "instead: each high program alone, bare and under Rigel in turn")
+    .option("--solo", "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn")
     .option(
       "--copies <count>",
-      "with --solo: copies of each kind that take turns (default: 4; simulated: 1)",
+      "with --solo: copies of each kind, bare and governed (default: 4; simulated: 1)",
       whole(1, 1000),
     )
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
@@ -149,23 +156,45 @@ function checkOutputs({ json, html, markdown: md }: Flags): void {
   for (const [option, file] of files) if (file !== undefined) checkOutput(option, file);
 }
 
-async function runBench(flags: Flags): Promise<void> {
-  if (flags.live && flags.solo)
+/** Where requests alternate one by one, what else decides when they come would be without effect. */
+function checkSolo(flags: Flags, command: Command): void {
+  if (flags.live)
     throw new RigelError("command", "rigel bench: expected either --live or --solo: alone there are no ways to switch");
+  const given = (name: keyof Flags): boolean => command.getOptionValueSource(name) === "cli";
+  if (given("rounds"))
+    throw new RigelError(
+      "command",
+      "rigel bench: expected no --rounds with --solo: --duration says how long it measures",
+    );
+  if (given("window"))
+    throw new RigelError("command", "rigel bench: expected no --window with --solo: requests alternate one by one");
+  if (given("arrivals") && flags.arrivals !== "uniform")
+    throw new RigelError(
+      "command",
+      `rigel bench: expected no --arrivals ${flags.arrivals} with --solo: its requests are evenly spaced`,
+    );
+}
+
+async function runBench(flags: Flags, command: Command): Promise<void> {
+  if (flags.solo) checkSolo(flags, command);
   if (!flags.dryRun) checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const { simulated } = device;
+  const { solo = false } = flags;
+  const usual = simulated
+    ? { rounds: 1, duration_s: solo ? 4 : 2 }
+    : { rounds: solo ? 1 : 3, duration_s: solo ? 60 : 7 };
   const timing: Timing = {
-    rounds: flags.rounds ?? (simulated ? 1 : 3),
-    duration_s: flags.duration ?? (simulated ? 2 : 7),
+    rounds: flags.rounds ?? usual.rounds,
+    duration_s: flags.duration ?? usual.duration_s,
     lead_s: flags.lead ?? (simulated ? 3 : 12),
     window_s: flags.window,
     copies: flags.copies ?? (simulated ? 1 : 4),
   };
-  const load: Load = { rate_per_s: flags.rate, arrivals: flags.arrivals, seed: flags.seed };
+  const load: Load = { rate_per_s: flags.rate, arrivals: solo ? "uniform" : flags.arrivals, seed: flags.seed };
   const policies = choosePolicies(flags.policies, flags.policyJson);
   const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;
   const ways = chooseWays(
@@ -200,8 +229,7 @@ async function runBench(flags: Flags): Promise<void> {
         .filter((pair) => pair.high === high)
         .map(({ name }) => name)
         .join(",");
-    if (flags.solo)
-      return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
+    if (solo) return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
     const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
     const live = pairs.flatMap((pair) =>
       flags.live && pair.best.length === 1
@@ -231,7 +259,7 @@ async function runBench(flags: Flags): Promise<void> {
       driver: simulated ? null : driverVersion(device),
       versions: { rigel: packageJson.version, bun: Bun.version },
       host: hostOf(),
-      options: { ...timing, ...load, live: flags.live ?? false, solo: flags.solo ?? false },
+      options: { ...timing, ...load, live: flags.live ?? false, solo },
       policies: Object.fromEntries(policies),
       pairs: pairs.map(({ name, high, best }) => ({ name, high: high.title, best: best.map(({ title }) => title) })),
       runs: jobs.length,
@@ -239,10 +267,11 @@ async function runBench(flags: Flags): Promise<void> {
       gpu_times: [],
       measurements: [],
       solo: [],
+      loops: [],
       failures: [],
       notes,
     };
-    if (ways.some((way) => way.mps) && !simulated && !flags.solo) await daemon.start();
+    if (ways.some((way) => way.mps) && !simulated && !solo) await daemon.start();
     await runJobs(jobs, timing, result, interrupt, flags);
     const document = documentOf(result);
     write(flags, document);
@@ -287,6 +316,7 @@ async function runJobs(
       result.measurements.push(...(found.measurements ?? []));
       if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
       if (found.solo) result.solo.push(found.solo);
+      result.loops.push(...(found.loops ?? []));
       Object.assign(result.versions, found.versions);
       const late = found.late_s > 0 ? ` (LATE by ${found.late_s.toFixed(1)} s: raise --lead)` : "";
       if (late) result.notes.push(`${job.title}: a program was ready ${found.late_s.toFixed(1)} s late`);

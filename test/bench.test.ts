@@ -11,6 +11,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive } from "../src/bench-matrix.ts";
 import {
+  type Copies,
   type Measurement,
   type Sample,
   arrivalTimes,
@@ -19,8 +20,10 @@ import {
   median,
   quantile,
   rowsOf,
+  pairedRatios,
   schedule,
   soloOf,
+  soloTurns,
   spread,
   stepsBetween,
   within,
@@ -49,6 +52,26 @@ function one(way: string, round: number, latency_ms: number | undefined, steps?:
     best: steps === undefined ? [] : [{ program: "b", steps, seconds: 10 }],
   };
 }
+
+/** Latencies of pairs of neighbours, at one request a second; undefined: not served. */
+function alternating(copies: (readonly [bare: number | undefined, rigel: number | undefined])[][]): Copies<Sample[]> {
+  const turns = soloTurns(1, copies.length, 2 * copies.flat().length);
+  const served = (kind: "bare" | "rigel", place: 0 | 1): Sample[][] =>
+    copies.map((pairs, copy) =>
+      pairs.flatMap((pair, index): Sample[] => {
+        const due_s = turns[kind][copy]?.[index];
+        const ms = pair[place];
+        return due_s === undefined || ms === undefined ? [] : [[due_s, ms]];
+      }),
+    );
+  return { bare: served("bare", 0), rigel: served("rigel", 1) };
+}
+
+function times(count: number, bare: number, governed: number): [number, number][] {
+  return Array.from({ length: count }, () => [bare, governed]);
+}
+
+const EVENLY = { rate_per_s: 1, settle_s: 0 };
 
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
@@ -165,18 +188,77 @@ describe("statistics", () => {
     expect(rowsOf(measurements, new Map()).at(-1)?.share?.median).toBeCloseTo(0.7);
   });
 
-  test("solo pools the windows of each copy and compares neighbours", () => {
-    const windows = schedule(["bare", "rigel"], { rounds: 1, cycles: 2, window_s: 1, settle_s: 0 });
-    // bare, rigel, rigel, bare
-    const solo = soloOf("p", windows, { bare: [[[0.5, 2]], [[3.5, 4]]], rigel: [[[1.5, 3]], [[2.5, 3]]] }); // prettier-ignore
-    expect(solo).toMatchObject({
-      ratio: 3 / 2,
-      windows: { min: 0.75, max: 1.5 },
-      copies: { bare: [2, 4], rigel: [3, 3] },
-      bare: { count: 2 },
-      rigel: { count: 2 },
+  test("solo: neighbours go to one copy, bare and under Rigel, in either order as often", () => {
+    // 16 places of 0.1 s: pairs go to copies 1, 2, 1, 2 and so on.
+    const turns = soloTurns(10, 2, 1.6);
+    const first = (kind: "bare" | "rigel", copy: number): number[] =>
+      (turns[kind][copy] ?? []).map((due_s) => Math.floor(due_s * 10));
+    expect([first("bare", 0), first("rigel", 0)]).toEqual([[0, 5, 8, 13], [1, 4, 9, 12]]); // prettier-ignore
+    expect([first("bare", 1), first("rigel", 1)]).toEqual([[3, 6, 11, 14], [2, 7, 10, 15]]); // prettier-ignore
+    expect(turns.bare[0]?.[0]).toBeCloseTo(0.05);
+    // A pair that would not be complete is left out.
+    expect(soloTurns(10, 1, 0.59)).toEqual({ bare: [[0.05, 0.35]], rigel: [[0.15, 0.25]] });
+  });
+
+  test("solo: ratios of all requests, and of neighbours", () => {
+    const samples = alternating([
+      [[2, 3], [4, 4], [2, undefined]], // prettier-ignore
+      [[10, 11], [undefined, 8], [4, 6]], // prettier-ignore
+    ]);
+    expect(soloOf("p", samples, EVENLY, 1)).toMatchObject({
+      program: "p",
+      // Bare 2, 2, 4, 4, 10; under Rigel 3, 4, 6, 8, 11.
+      ratio: 6 / 4,
+      p99_ratio: 11 / 10,
+      // 1.5, 1, 1.1 and 1.5.
+      paired: 1.3,
+      pairs: 4,
+      copies: { bare: [2, 4], rigel: [3, 8] },
+      bare: { count: 5 },
+      rigel: { count: 5 },
     });
-    expect(soloOf("p", windows, { bare: [], rigel: [[[1.5, 3]]] })).toBeUndefined();
+    // Pairs fall due at 0, 2, 4 and so on, and go to the copies in turn.
+    const ratios = [[0, 1.5], [2, 1.1], [4, 1], [10, 1.5]] as const; // prettier-ignore
+    expect(pairedRatios(samples, EVENLY)).toEqual([...ratios]);
+    expect(pairedRatios(samples, { ...EVENLY, settle_s: 3 })).toEqual(ratios.slice(2));
+    // From 3 s on: bare 2, 4, 4; under Rigel 4, 6, 8.
+    expect(soloOf("p", samples, { ...EVENLY, settle_s: 3 }, 1)).toMatchObject({ ratio: 6 / 4, paired: 1.25, pairs: 2 });
+    expect(soloOf("p", samples, { ...EVENLY, settle_s: 12 }, 1)).toBeUndefined();
+    expect(soloOf("p", { bare: [[]], rigel: samples.rigel }, EVENLY, 1)).toBeUndefined();
+    expect(soloOf("p", alternating([[[2, undefined], [undefined, 3]]]), EVENLY, 1)) // prettier-ignore
+      .toMatchObject({ ratio: 1.5, paired: null, paired_interval: null, pairs: 0 });
+  });
+
+  test("solo: a request that fell due a little off its place keeps its neighbour", () => {
+    const off: Copies<Sample[]> = { bare: [[[0.51, 2], [3.49, 2]]], rigel: [[[1.49, 3], [2.51, 5]]] }; // prettier-ignore
+    expect(pairedRatios(off, EVENLY).map(([, ratio]) => ratio)).toEqual([1.5, 2.5]);
+  });
+
+  test("solo: intervals draw copies, and pairs of each, with neither copy nor pair torn apart", () => {
+    const constant = soloOf("p", alternating([times(9, 2, 3), times(9, 2, 3)]), EVENLY, 1);
+    expect(constant).toMatchObject({ interval: [1.5, 1.5], p99_interval: [1.5, 1.5], paired_interval: [1.5, 1.5] });
+    // Of two copies 4 draws are possible: 3 / 2, 4 / 4, and twice both, which is 3 / 2 too; torn apart, 4 / 2 and 3 / 4 were there.
+    const copies = soloOf("p", alternating([[[2, 3]], [[4, 4]]]), EVENLY, 1);
+    expect(copies).toMatchObject({ interval: [1, 1.5], p99_interval: [1, 1.5], paired_interval: [1, 1.5] });
+    // The same of pairs of one copy.
+    expect(soloOf("p", alternating([[[2, 3], [4, 4]]]), EVENLY, 1)).toMatchObject({ interval: [1, 1.5] }); // prettier-ignore
+    // One copy of three is slower: two or three times it is drawn in 7 of 27, while half of all pairs are its own in one of 3000.
+    const slower = alternating([times(30, 1, 1), times(30, 1, 1), times(30, 1, 2)]);
+    expect(soloOf("p", slower, EVENLY, 1)).toMatchObject({ ratio: 1, interval: [1, 2], paired_interval: [1, 2] });
+  });
+
+  test("solo: the seed decides the intervals, and nothing else", () => {
+    const random = arrivalTimes("poisson", 1, 3, 0, 80);
+    const samples = alternating([
+      Array.from({ length: 30 }, (_, pair) => [1 + ((random[pair] ?? 0) % 1), 1 + ((random[pair + 30] ?? 0) % 1)]),
+    ]);
+    const [one1, again, other] = [1, 1, 2].map((seed) => soloOf("p", samples, EVENLY, seed));
+    expect(again).toEqual(one1);
+    expect(other?.ratio).toBe(one1?.ratio ?? Number.NaN);
+    expect(other?.paired_interval).not.toEqual(one1?.paired_interval);
+    const [low, high] = one1?.paired_interval ?? [Number.NaN, Number.NaN];
+    expect(low).toBeLessThan(one1?.paired ?? Number.NaN);
+    expect(high).toBeGreaterThan(one1?.paired ?? Number.NaN);
   });
 });
 
@@ -240,13 +322,15 @@ import workload; workload.arguments(sys.argv[2:])`;
 });
 
 const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
+const intervalSchema = z.tuple([z.number(), z.number()]);
+const samplesSchema = z.array(z.tuple([z.number(), z.number()]));
 const documentSchema = z.object({
-  schema: z.literal(1),
+  schema: z.literal(2),
   simulated: z.boolean(),
   device: z.object({ name: z.string(), uuid: z.string() }),
   driver: z.string().nullable(),
   versions: z.record(z.string(), z.string()),
-  options: z.object({ seed: z.number(), rate_per_s: z.number() }),
+  options: z.object({ seed: z.number(), rate_per_s: z.number(), arrivals: z.string(), duration_s: z.number() }),
   runs: z.number(),
   done: z.number(),
   rows: z.array(
@@ -264,11 +348,40 @@ const documentSchema = z.object({
   measurements: z.array(
     z.object({
       way: z.string(),
-      requests: z.array(z.tuple([z.number(), z.number()])),
+      requests: samplesSchema,
       rigel: z.array(z.object({ attached: z.boolean(), gate: z.object({ waits: z.number() }) })).optional(),
     }),
   ),
-  solo: z.array(z.object({ program: z.string(), ratio: z.number(), windows: spreadSchema })),
+  solo: z.array(
+    z.object({
+      program: z.string(),
+      ratio: z.number(),
+      interval: intervalSchema,
+      p99_ratio: z.number(),
+      p99_interval: intervalSchema,
+      paired: z.number(),
+      paired_interval: intervalSchema,
+      pairs: z.number(),
+      copies: z.object({ bare: z.array(z.number()), rigel: z.array(z.number()) }),
+      bare: z.object({ count: z.number() }),
+      rigel: z.object({ count: z.number() }),
+      settle_s: z.number(),
+      samples: z.object({ bare: z.array(samplesSchema), rigel: z.array(samplesSchema) }),
+    }),
+  ),
+  loops: z.array(
+    z.object({
+      pair: z.string(),
+      way: z.string(),
+      method: z.string(),
+      target: z.object({ p99_over_alone: z.number() }),
+      settings: z.object({ suspend: z.number(), slice_us: z.number(), inflight: z.number() }),
+      changes: z.number(),
+      held_s: z.number(),
+      over_alone: z.object({ requests: z.number(), p50: z.number(), p99: z.number() }).nullable(),
+      seconds: z.array(z.object({ t_s: z.number(), rung: z.number(), requests: z.number() })),
+    }),
+  ),
   failures: z.array(z.object({ title: z.string(), problem: z.string(), output: z.array(z.string()) })),
 });
 
@@ -352,44 +465,82 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
         "2",
         "--live",
         "--policies",
-        "shared",
+        "shared,slo",
         "--policy-json",
         'shared={"name":"priority","min_share":0.1}',
         "--window",
         "1",
         "--ways",
-        "time slicing;rigel shared",
+        "time slicing;rigel shared;rigel slo",
         "--json",
         "-",
       );
       expect(result.status, result.stderr).toBe(0);
-      const { rows, failures } = documentSchema.parse(JSON.parse(result.stdout));
+      const { rows, failures, loops } = documentSchema.parse(JSON.parse(result.stdout));
       expect(failures).toEqual([]);
       expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual([
         "alone live",
         "time slicing live",
         "rigel shared live",
+        "rigel slo live",
       ]);
-      expect(rows.map(({ delayed }) => (delayed?.requests ?? 0) > 0)).toEqual([false, true, true]);
+      expect(rows.map(({ delayed }) => (delayed?.requests ?? 0) > 0)).toEqual([false, true, true, true]);
+      // What the control loop did, a line for each second in which it ran.
+      expect(loops).toMatchObject([{ pair: PAIR, way: "rigel slo", method: "live", target: { p99_over_alone: 1.05 } }]);
+      const seconds = loops[0]?.seconds.map(({ t_s }) => t_s) ?? [];
+      expect(seconds.length).toBeGreaterThan(0);
+      expect(seconds).toEqual(seconds.toSorted((a, b) => a - b));
     },
     LIMIT_ms,
   );
 
   test(
-    "a program bare and under Rigel in turn",
+    "a program alone, requests bare and under Rigel in turn",
     async () => {
       using scratch = new Scratch();
       const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
-      const result = await rigel(...TINY, "--solo", "--window", "0.3", "--json", json, "--html", html);
+      const args = [...SIMULATED, "--solo", "--duration", "1", "--lead", "4", "--copies", "2", "--rate", "50"];
+      const result = await rigel(...args, "--json", json, "--html", html);
       expect(result.status, result.stderr).toBe(0);
-      const { solo, rows, failures } = documentAt(json);
-      expect({ rows, failures }).toEqual({ rows: [], failures: [] });
-      expect(solo).toMatchObject([{ program: "resnet50" }]);
-      expect(solo[0]?.ratio).toBeGreaterThan(0);
-      expect(solo[0]?.windows.rounds).toBeGreaterThan(0);
+      const { solo, rows, failures, options, loops } = documentAt(json);
+      expect({ rows, failures, loops }).toEqual({ rows: [], failures: [], loops: [] });
+      expect(options).toMatchObject({ arrivals: "uniform", duration_s: 1 });
+      const [found] = solo;
+      if (!found || solo.length !== 1) throw new Error("one program");
+      const { bare, rigel: governed, samples, settle_s, pairs, copies } = found;
+      expect(found.program).toBe("resnet50");
+      for (const [ratio, interval] of [
+        [found.ratio, found.interval],
+        [found.p99_ratio, found.p99_interval],
+        [found.paired, found.paired_interval],
+      ] as const) {
+        expect(ratio).toBeGreaterThan(0);
+        expect(interval[0]).toBeLessThanOrEqual(interval[1]);
+      }
+      // Every copy serves when it is its turn, and all of that counts but what falls due while programs settle.
+      const due = soloTurns(50, 2, settle_s + 1);
+      for (const kind of ["bare", "rigel"] as const)
+        for (const [copy, served] of samples[kind].entries()) {
+          expect(served.length, `${kind} ${copy}`).toBeGreaterThan(0);
+          for (const [due_s] of served)
+            expect(
+              due[kind][copy]?.some((planned) => Math.abs(planned - due_s) < 1e-3),
+              `${kind} ${due_s}`,
+            ).toBe(true);
+        }
+      const counted = (kind: "bare" | "rigel"): number =>
+        samples[kind].flat().filter(([due_s]) => due_s >= settle_s).length;
+      expect([bare.count, governed.count]).toEqual([counted("bare"), counted("rigel")]);
+      expect(pairs).toBeGreaterThan(0);
+      expect(pairs).toBeLessThanOrEqual(Math.min(bare.count, governed.count));
+      expect(Math.max(bare.count, governed.count)).toBeLessThanOrEqual(25);
+      expect([copies.bare.length, copies.rigel.length]).toEqual([2, 2]);
       expect(result.stdout).toContain("| resnet50 |");
+      const lines = result.stdout.split("\n").filter((line) => line.startsWith("|"));
+      expect(new Set(lines.map((line) => line.split("|").length)).size).toBe(1);
       const page = readFileSync(html, "utf8");
-      expect(page.match(/<svg /g)).toHaveLength(1);
+      expect(isWellFormed(page.replace("<!doctype html>", "").replace(/<style>[^<]*<\/style>/, ""))).toBe(true);
+      expect(page.match(/<svg /g)).toHaveLength(2);
       expect(page).not.toMatch(/NaN|undefined/);
     },
     LIMIT_ms,
@@ -507,6 +658,9 @@ describe.concurrent("rigel bench refuses", () => {
     [["--ways", "MPS, client priority"], "there is no way"],
     [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
     [["--live", "--solo"], "expected either --live or --solo"],
+    [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
+    [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
+    [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
     [["--rounds", "1.5"], "Expected a whole number"],
     [["--window", "5"], "Expected at most 4 seconds"],
@@ -531,5 +685,31 @@ describe.concurrent("rigel bench refuses", () => {
     expect(dry.stdout).toContain(`${PAIR}, round 1, time slicing`);
     expect(dry.stderr).not.toContain("attached");
     expect(dry.status).toBe(0);
+    // 3 s to start, 2 to settle, 4 measured and 2 around them.
+    const solo = await rigel(
+      "bench",
+      "--device",
+      "simulated",
+      "--solo",
+      "--arrivals",
+      "uniform",
+      "--pairs",
+      PAIR,
+      "--dry-run",
+    );
+    expect(solo.stdout).toBe("resnet50 alone, bare and under Rigel in turn (11 s)\n");
+    expect(solo.stderr).toContain("1 runs, about 11 s");
+    const longer = await rigel(
+      "bench",
+      "--device",
+      "simulated",
+      "--solo",
+      "--duration",
+      "60",
+      "--pairs",
+      PAIR,
+      "--dry-run",
+    );
+    expect(longer.stdout).toContain("(67 s)");
   });
 });

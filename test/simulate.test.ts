@@ -278,10 +278,10 @@ function spread(median: number) {
 }
 
 /** What `rigel bench --json` writes, as far as it is read. */
-function bench(simulated: boolean) {
+function bench(simulated: boolean, schema = 2) {
   const row = { pair: "resnet50+resnet50-train", method: "live", p50_ratio: spread(1.6), share: spread(0.9) };
   return {
-    schema: 1,
+    schema,
     simulated,
     started: "2026-01-02T03:04:05Z",
     device: { name: "NVIDIA H200" },
@@ -319,12 +319,12 @@ describe.concurrent("measurements to compare with", () => {
     expect(kept.median_error?.rows).toBeGreaterThanOrEqual(25);
   });
 
-  test("a benchmark becomes such a file, and is compared with", async () => {
+  test.each([1, 2])("a benchmark of schema %d becomes such a file, and is compared with", async (schema) => {
     using scratch = new Scratch();
     const out = join(scratch.path, "reference.json");
     for (const name of ["h200-resnet50-infer-bs4.csv", "h200-resnet50-train-bs64.csv"])
       scratch.file(name, readFileSync(join(root, "profiles", name), "utf8"));
-    const made = await rigel("simulate", "--import-bench", scratch.file("bench.json", bench(false)), "-o", out);
+    const made = await rigel("simulate", "--import-bench", scratch.file("bench.json", bench(false, schema)), "-o", out);
     expect(made.stderr).toContain("MPS, client priority: left out");
     expect(made.status).toBe(0);
     const { rate_per_s, rows } = referenceSchema.parse(await Bun.file(out).json());

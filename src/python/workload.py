@@ -10,7 +10,7 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
             the due time to the output being in host memory. Input starts in pinned host memory.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already.
-  training  a step loop over a batch that is already on the GPU, without reading the loss back, two steps ahead of
+  training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
             the GPU; with --graph each step is one replay of one captured CUDA graph.
 
 One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured.
@@ -36,7 +36,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_OFFLINE", "1")
 
 MODELS = ("resnet50", "mobilenetv2", "bert", "gpt2")
-AHEAD = 2  # training steps that are issued before the end of the first of them is waited for
 TRACED = 20  # requests under the profiler for --gpu-time
 SPIN_S = 300e-6  # the end of a wait is spun: time.sleep alone oversleeps by 50 to 100 us
 
@@ -76,12 +75,13 @@ def arguments(argv=None):
     parser.add_argument("--losses", metavar="FILE", help="deterministic run; one loss (or output digest) a line")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
+    parser.add_argument("--ahead", type=int, default=2, help="training steps issued before the first of them is waited for")
     parser.add_argument("--decode", type=int, default=0, metavar="N", help="a request is N tokens of GPT-2")
     parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
     parser.add_argument("--gpu-time", action="store_true", help="only measure the GPU time of one request")
     args = parser.parse_args(argv)
-    if args.batch < 1 or args.seq < 1 or args.rate < 0:
-        parser.error("--batch and --seq must be at least 1, --rate at least 0")
+    if args.batch < 1 or args.seq < 1 or args.rate < 0 or args.ahead < 0:
+        parser.error("--batch and --seq must be at least 1, --rate and --ahead at least 0")
     if args.graph and args.mode == "train" and args.model != "gpt2":
         parser.error("--graph with --mode train is for --model gpt2")
     if args.decode and (args.mode != "infer" or args.model != "gpt2" or args.decode < 1):
@@ -544,7 +544,7 @@ def train(torch, work, args, stop):
         ahead[-1].record()
         if args.losses:
             losses.append(loss)
-        if len(ahead) > AHEAD:
+        if len(ahead) > args.ahead:
             wait_for_first()
         if args.duration is not None and ends and ends[-1] >= args.duration:
             break
