@@ -6,6 +6,7 @@
 
 import { basename, dirname } from "node:path";
 import { z } from "zod";
+import { disabling } from "./attachment.ts";
 import { type Device, type Environment, moduleVersion } from "./device.ts";
 import type { findDaemon } from "./mps-daemon.ts";
 
@@ -450,8 +451,11 @@ export function checkPreload(
       ];
     return [];
   });
-  if (environment["RIGEL_DISABLE"] === "1")
-    found.push(warning("preload", "RIGEL_DISABLE=1 is set: no program becomes a client", "unset RIGEL_DISABLE"));
+  const disabled = disabling(environment);
+  if (disabled !== undefined)
+    found.push(
+      warning("preload", `RIGEL_DISABLE=${disabled} is set: no program becomes a client`, "unset RIGEL_DISABLE"),
+    );
   if (found.length > 0) return found;
   const harmless = named.map(({ path }) => basename(path)).filter((name) => !name.startsWith("librigel"));
   return [
