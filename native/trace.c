@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 rg_recorder rg_rec;
@@ -64,12 +65,12 @@ void rg_trace_beat(void)
 
 /* ---- threads ---- */
 
-/* Whoever is adding already will not miss much. */
-static void add_calls(rg_own_calls *own)
+/* False: another thread is adding them already, and may miss the latest. */
+static bool add_calls(rg_own_calls *own)
 {
     uint32_t free = 0;
     if (!atomic_compare_exchange_strong(&own->busy, &free, 1))
-        return;
+        return false;
     _Atomic uint64_t *sums = rg_rec.segment->calls[atomic_load(&own->client)].count;
     for (uint32_t i = 0; i < RG_OP_COUNT; i++) {
         uint64_t n = atomic_load_explicit(&own->count[i], memory_order_relaxed);
@@ -78,15 +79,19 @@ static void add_calls(rg_own_calls *own)
         own->added[i] = n;
     }
     atomic_store_explicit(&own->busy, 0, memory_order_release);
+    return true;
 }
 
+/* What was called before is the former client's: the agent, which may be adding it, is waited for. That takes microseconds; a handler
+ * that has interrupted the adding in this very thread waits for a second, and what is not added goes to the next client. */
 void rg_calls_belong(uint32_t slot)
 {
     if (!rg_self)
         rg_thread_enter();
     if (atomic_load_explicit(&rg_self_calls->client, memory_order_relaxed) == slot)
         return;
-    add_calls(rg_self_calls);
+    for (int tries = 0; !add_calls(rg_self_calls) && tries < 20000; tries++)
+        nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     atomic_store_explicit(&rg_self_calls->client, slot, memory_order_relaxed);
 }
 

@@ -506,6 +506,36 @@ static void calls_are_counted_by_client_and_operation(void)
     done();
 }
 
+static _Atomic bool enters;
+
+static void *add_meanwhile(void *own)
+{
+    WAIT_FOR(atomic_load(&enters));
+    usleep(2000);
+    atomic_store(&((rg_own_calls *)own)->busy, 0);
+    return NULL;
+}
+
+/* A thread becomes another client while the agent is adding up what it has called: that stays the former one's. */
+static void calls_stay_with_the_client_that_made_them(void)
+{
+    become("best-effort");
+    CUstream s = stream();
+    for (int i = 0; i < 6; i++)
+        launch(s, 1000);
+    WAIT_FOR(atomic_exchange(&rg_self_calls->busy, 1) == 0); /* as the agent, which has gone past them */
+    pthread_t t;
+    CHECK_EQUAL(pthread_create(&t, NULL, add_meanwhile, rg_self_calls), 0);
+    atomic_store(&enters, true);
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    launch(NULL, 1000);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+    rigel_shutdown();
+    CHECK_EQUAL(calls_of(slot_of("process"), RG_OP_cuLaunchKernel), 6);
+    CHECK_EQUAL(calls_of(slot_of("a"), RG_OP_cuLaunchKernel), 1);
+    done();
+}
+
 static const _Atomic uint64_t *misuse(uint64_t number)
 {
     const _Atomic uint64_t *entry = &rg.slot->misuse_ring[number % RG_MISUSES * RG_MISUSE_WORDS];
@@ -807,6 +837,7 @@ int main(int argc, char **argv)
     RUN(new_by_the_launches_of_all_its_clients);
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
+    RUN(calls_stay_with_the_client_that_made_them);
     RUN(handles_in_a_wrong_context_are_named);
     RUN(waits_with_a_wrong_event_are_named);
     RUN(the_current_context_of_a_thread_is_known);
