@@ -130,7 +130,7 @@ static void attach(void)
     }
     rg.segment = rg_segment_open(path, why, sizeof why);
     if (!rg.segment) {
-        rg_say("rigel: %s; running without Rigel (start the program with `rigel launch`, which makes the segment)", why);
+        rg_say("rigel: %s; running without Rigel (start it with `rigel launch` or `rigel run`, as the same user)", why);
         return;
     }
     /* It may have been asked to be of another class before this process of it began. */

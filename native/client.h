@@ -249,10 +249,11 @@ void rg_context_unmade(const void *handle);
 void rg_context_seen(rg_client *slot, CUcontext context, uint32_t device);
 void rg_context_gone(CUcontext context, CUdevice d);
 
-/* rg_context_refused: a call with this handle (and this other one, or NULL) failed: counts it if for its handle or context. */
+/* rg_context_refused: a call with this handle (and this other one, or NULL) failed: counts it if for its handle or context, unless both
+ * belong to the same one. */
 void rg_context_refused(uint32_t operation, CUresult result, const void *handle, const void *other);
 
-/* rg_context_turned: this thread turns to a stream: counts it if that is of another context than the current one. */
+/* rg_context_turned: this thread turns to a stream: notes its current context, and counts it if the stream is of another. */
 void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
@@ -893,7 +894,6 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
     uint32_t serial = atomic_load_explicit(&t->serial, memory_order_relaxed);
     if (RG_UNLIKELY(atomic_load_explicit(&row->track, memory_order_relaxed) != serial)) {
         atomic_store_explicit(&row->device, atomic_load_explicit(&t->device, memory_order_relaxed) + 1, memory_order_relaxed);
-        atomic_store_explicit(&row->context, (uintptr_t)t->context, memory_order_relaxed);
         atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
         atomic_store_explicit(&row->client, (uint32_t)rg_track_member(t)->slot_index + 1, memory_order_relaxed);
         atomic_store_explicit(&row->track, serial, memory_order_relaxed);

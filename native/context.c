@@ -3,11 +3,11 @@
  *
  * A stream and an event belong to the context that was current when it was made; who made which is kept in a table of this
  * process that forgets where it is full. It is asked when the driver has refused a call for its handle or context, and when a
- * thread turns to another stream: a call that names a stream of another context than the current one may run, and
+ * thread turns to another stream, or goes on with the one that it had in another context: a call that names a stream of another context than the current one may run, and
  * what it launches is then not where the program thinks it is. What is found is counted, and the last ones are named in the slot
  * of the process.
  *
- * Never on the path of a call that succeeds on the stream that its thread used before.
+ * Never on the path of a call that succeeds on the stream, and in the context, that its thread used before.
  */
 #include "client.h"
 
@@ -133,12 +133,15 @@ void rg_context_refused(uint32_t operation, CUresult result, const void *handle,
     if (result != CUDA_ERROR_INVALID_HANDLE && result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_CONTEXT_IS_DESTROYED)
         return;
     uintptr_t owner = (uintptr_t)handle > 2 ? owner_of(handle) : 0, now = (uintptr_t)other > 2 ? owner_of(other) : 0;
+    if (owner > RG_CONTEXT_GONE && owner == now)
+        return; /* for another reason: an event that keeps no time, say */
     record(operation, result, handle, owner, now ? now : current());
 }
 
 void rg_context_turned(uint32_t operation, const rg_track *t)
 {
     uintptr_t now = current(), owner = (uintptr_t)atomic_load_explicit(&t->context, memory_order_relaxed);
+    atomic_store_explicit(&rg_self->context, now, memory_order_relaxed);
     if (now && owner && now != owner)
         record(operation, CUDA_SUCCESS, atomic_load(&t->stream), owner, now);
 }

@@ -62,6 +62,8 @@ CUcontext rg_guard_bind_device(int device)
     /* The program's own references keep it; only if it has none must ours stay, as the CUDA runtime's would. */
     if (was_active && RG_REAL(cuDevicePrimaryCtxRelease_v2))
         RG_REAL(cuDevicePrimaryCtxRelease_v2)(device);
+    if (bound)
+        rg_thread_context((uintptr_t)c);
     return bound ? c : NULL;
 }
 

@@ -96,20 +96,36 @@ void rg_guard_count_handles(int by)
     atomic_fetch_add_explicit(&rg.slot->guard_handles, (uint64_t)by, memory_order_relaxed);
 }
 
-/* Who has what of the GPUs: ", train 300 MiB (handles: 5)" for each client. */
+/* Who has what of the GPUs: ", train 300 MiB (handles: 5)" for each client, who has most first, as far as they find room. */
 static void list_use(char *text, size_t size)
 {
     size_t at = (size_t)snprintf(text, size, "this process %llu MiB (handles: %llu)",
                                  (unsigned long long)atomic_load(&rg.slot->memory_bytes) >> 20,
                                  (unsigned long long)atomic_load(&rg.slot->guard_handles));
-    for (int i = 0; i < RG_MAX_CLIENTS && at < size - RG_NAME_BYTES - 64; i++) {
+    uint64_t left = 0, bytes[RG_MAX_CLIENTS];
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];
-        uint64_t handles = atomic_load(&c->guard_handles), bytes = atomic_load(&c->memory_bytes);
-        if (atomic_load(&c->state) == RG_LIVE && (handles || bytes >> 20) && c != rg.slot)
-            at += (size_t)snprintf(text + at, size - at, ", %.*s %llu MiB (handles: %llu)", RG_NAME_BYTES - 1, c->name,
-                                   (unsigned long long)(bytes >> 20), (unsigned long long)handles);
+        bytes[i] = atomic_load(&c->memory_bytes);
+        if (atomic_load(&c->state) == RG_LIVE && (atomic_load(&c->guard_handles) || bytes[i] >> 20) && c != rg.slot)
+            left |= 1ull << i;
     }
+    while (left && at < size - RG_NAME_BYTES - 96) {
+        int most = __builtin_ctzll(left);
+        for (int i = most; i < RG_MAX_CLIENTS; i++)
+            if (left >> i & 1 && bytes[i] > bytes[most])
+                most = i;
+        rg_client *c = &rg.segment->clients[most];
+        at += (size_t)snprintf(text + at, size - at, ", %.*s %llu MiB (handles: %llu)", RG_NAME_BYTES - 1, c->name,
+                               (unsigned long long)(bytes[most] >> 20), (unsigned long long)atomic_load(&c->guard_handles));
+        left &= ~(1ull << most);
+    }
+    uint64_t others = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        others += left >> i & 1 ? bytes[i] : 0;
+    if (left)
+        snprintf(text + at, size - at, ", %d more %llu MiB", __builtin_popcountll(left), (unsigned long long)(others >> 20));
 }
+_Static_assert(RG_MAX_CLIENTS <= 64, "a bit for each");
 
 /* What was tried, as the second half of a sentence. */
 static void describe_relief(char *text, size_t size, const rg_relief *relief)

@@ -196,7 +196,7 @@ static __attribute__((noinline, cold)) cublasHandle_t enter_slowly(cublasHandle_
         if (rg_guard_repairing()) {
             CUcontext own = e ? (CUcontext)atomic_load(&e->context) : NULL;
             if (own && RG_REAL(cuCtxSetCurrent) && RG_REAL(cuCtxSetCurrent)(own) == CUDA_SUCCESS)
-                current = own;
+                rg_thread_context((uintptr_t)(current = own));
             else
                 current = rg_guard_bind_device(rg_guard_choose_device());
             if (current)

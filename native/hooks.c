@@ -317,13 +317,19 @@ static void released(CUdevice d)
 #define RG_IF_DONE(action) \
     if (result_ == CUDA_SUCCESS) \
     action
+/* If it is the current one, the one below is, then. */
+#define RG_CONTEXT_ENDS \
+    { \
+        RG_FORGET_MEMORY; \
+        rg_thread_context((uintptr_t)current_context()); \
+    }
 RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
-             RG_IF_DONE(RG_FORGET_MEMORY))
+             RG_IF_DONE(RG_CONTEXT_ENDS))
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
-             RG_IF_DONE(RG_FORGET_MEMORY))
+             RG_IF_DONE(RG_CONTEXT_ENDS))
 /* It ends the context, which is the current one, unless that was attached (cuCtxAttach): whether it has is seen by what is current then. */
 RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), rg_batch_forget(c, -1); rg_samples_forget(c, -1); RG_NOTE_MEMORY(c),
-             if (result_ == CUDA_SUCCESS && current_context() != c) { rg_track_forget_context(c, -1); RG_FORGET_MEMORY; })
+             if (result_ == CUDA_SUCCESS && current_context() != c) { rg_track_forget_context(c, -1); RG_CONTEXT_ENDS; })
 /* Memory is its device's primary context's. */
 RG_TAKE_AWAY(cuGreenCtxDestroy, (CUgreenCtx green), (green), CUcontext c = context_of_green(green);
              if (c) rg_track_forget_context(c, -1), )
@@ -378,6 +384,27 @@ CUresult cuCtxPushCurrent_v2(CUcontext c)
         selected(c);
     return r;
 }
+
+CUresult cuCtxPopCurrent_v2(CUcontext *c)
+{
+    CUresult r = RG_CALL(cuCtxPopCurrent_v2, (c));
+    if (r == CUDA_SUCCESS && is_client())
+        rg_thread_context((uintptr_t)current_context());
+    return r;
+}
+
+/* A new context is the current one. */
+#define RG_CREATE_CONTEXT(symbol, params, args) \
+    CUresult symbol params \
+    { \
+        CUresult r = RG_CALL(symbol, args); \
+        if (r == CUDA_SUCCESS) \
+            selected(*c); \
+        return r; \
+    }
+RG_CREATE_CONTEXT(cuCtxCreate_v2, (CUcontext *c, unsigned flags, CUdevice d), (c, flags, d))
+RG_CREATE_CONTEXT(cuCtxCreate_v3, (CUcontext *c, void *affinity, int n, unsigned flags, CUdevice d), (c, affinity, n, flags, d))
+RG_CREATE_CONTEXT(cuCtxCreate_v4, (CUcontext *c, void *params, unsigned flags, CUdevice d), (c, params, flags, d))
 
 CUresult cuCtxFromGreenCtx(CUcontext *c, CUgreenCtx green)
 {
@@ -625,6 +652,18 @@ CUresult cuEventQuery(CUevent e)
     uint64_t token = rg_event_wait_begin(e, &track);
     return learn(looked(RG_OP_cuEventQuery, RG_CALL(cuEventQuery, (e)), e, NULL), track, token);
 }
+
+#define RG_LOOK_AT_EVENT(symbol, params, args, other) \
+    CUresult symbol params \
+    { \
+        if (!is_client()) \
+            return RG_CALL(symbol, args); \
+        return looked(RG_OP_##symbol, RG_CALL(symbol, args), e, other); \
+    }
+RG_LOOK_AT_EVENT(cuStreamWaitEvent, (CUstream s, CUevent e, unsigned flags), (s, e, flags), s)
+RG_LOOK_AT_EVENT(cuStreamWaitEvent_ptsz, (CUstream s, CUevent e, unsigned flags), (s, e, flags), RG_PTDS(s))
+RG_LOOK_AT_EVENT(cuEventElapsedTime, (float *ms, CUevent e, CUevent end), (ms, e, end), end)
+RG_LOOK_AT_EVENT(cuEventElapsedTime_v2, (float *ms, CUevent e, CUevent end), (ms, e, end), end)
 
 /* Executable graphs. */
 #define RG_INSTANTIATE(symbol, params, args, FLAGS) \

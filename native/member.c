@@ -43,7 +43,11 @@ static _Atomic bool any_high;          /* some client here has a mode with the h
 static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
     rg_member *entered[NESTED];
     uint32_t depth;
-    uint64_t request_ns; /* when the request that is open began; 0: none */
+    struct {
+        uint64_t begun_ns;
+        uint32_t depth; /* of what was entered when it began */
+    } open[NESTED + 1];  /* requests that have begun, one for each client around, innermost last */
+    uint32_t requests;
     uint32_t device;     /* 1 + index of the one that the last request launched on; 0: none yet */
 } mine;
 
@@ -386,6 +390,15 @@ static int class_of(const char *text)
                                                : RG_CLASS_NONE;
 }
 
+/* One that fits, whole, into its slot, and on a line. */
+static bool is_name(const char *text)
+{
+    size_t n = 0;
+    while (text && n < RG_NAME_BYTES && (unsigned char)text[n] >= ' ' && text[n] != 0x7f)
+        n++;
+    return n && n < RG_NAME_BYTES && !text[n];
+}
+
 /* The client of this name and class, made if new. Under the lock. NULL and the reason, negative errno. */
 static rg_member *find_or_make(const char *name, uint32_t class, int *error)
 {
@@ -429,7 +442,7 @@ int rigel_client_enter(const char *name, const char *class)
     const char *segment = getenv("RIGEL_SEGMENT"), *disable = getenv("RIGEL_DISABLE");
     if (!segment || !*segment || (disable && *disable && strcmp(disable, "0") != 0) || !rg_interposing())
         return -ENODEV;
-    if (!name || !*name || number == RG_CLASS_NONE)
+    if (!is_name(name) || number == RG_CLASS_NONE)
         return -EINVAL;
     if (mine.depth == NESTED)
         return -EOVERFLOW;
@@ -524,17 +537,21 @@ void rigel_report_request(uint64_t latency_ns)
     note_device(m);
 }
 
+/* In the place of one that this client has begun, and of what those inside have left open. */
 void rigel_request_begin(void)
 {
-    mine.request_ns = rg_now_ns();
+    while (mine.requests && mine.open[mine.requests - 1].depth >= mine.depth)
+        mine.requests--;
+    mine.open[mine.requests].depth = mine.depth;
+    mine.open[mine.requests++].begun_ns = rg_now_ns();
 }
 
 void rigel_request_end(void)
 {
-    uint64_t begun = mine.request_ns;
-    mine.request_ns = 0;
-    if (begun)
-        rigel_report_request(rg_now_ns() - begun);
+    while (mine.requests > 1 && mine.open[mine.requests - 1].depth > mine.depth)
+        mine.requests--;
+    if (mine.requests)
+        rigel_report_request(rg_now_ns() - mine.open[--mine.requests].begun_ns);
 }
 
 void rg_members_forked(void)

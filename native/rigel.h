@@ -27,8 +27,9 @@ void rigel_report_request(uint64_t latency_ns);
  * ends. Threads that enter the same name are the same client; a thread that enters a second one is back in the first when it
  * leaves. A stream belongs to the client whose thread launches on it first, and work on it counts for that client
  * whichever thread launches it. 0; or a negative errno, and then the thread stays what it was and must not leave: ENODEV (this
- * process runs without Rigel), EINVAL (no name, or another class), EEXIST (the client is of the other class), ENOSPC (all slots
- * are taken), EOVERFLOW (16 entered). May be called before cuInit. rigel_client_leave does nothing in a thread that has entered none.
+ * process runs without Rigel), EINVAL (no name, one of more than 63 bytes or with control characters, or another class), EEXIST (the
+ * client is of the other class), ENOSPC (all slots are taken), EOVERFLOW (16 entered). May be called before cuInit. rigel_client_leave
+ * does nothing in a thread that has entered none.
  */
 int rigel_client_enter(const char *name, const char *class_name);
 void rigel_client_leave(void);
@@ -41,7 +42,8 @@ int rigel_client_stream(void *stream);
 
 /*
  * rigel_request_begin, rigel_request_end: a request begins, has ended, in the calling thread; the time between is reported as by
- * rigel_report_request for the thread's client. An end without a beginning does nothing.
+ * rigel_report_request for the thread's client. An end without a beginning does nothing. Within a request a thread may enter
+ * another client and have requests of that; within one of the same client another takes its place.
  */
 void rigel_request_begin(void);
 void rigel_request_end(void);

@@ -176,7 +176,10 @@ rg_thread *rg_thread_enter(void)
 void rg_thread_context(uint64_t context)
 {
     rg_thread *row = rg_self ? rg_self : rg_thread_enter();
+    if (atomic_load_explicit(&row->context, memory_order_relaxed) == context)
+        return;
     atomic_store_explicit(&row->context, context, memory_order_relaxed);
+    atomic_store_explicit(&row->track, 0, memory_order_relaxed); /* whether it goes on with its stream there is looked at */
 }
 
 /* ---- names ---- */

@@ -248,7 +248,7 @@ static inline rg_op rg_wait_op(uint32_t operation, uint64_t object)
     return op;
 }
 
-/* rg_thread_context: this thread's current context has changed. */
+/* rg_thread_context: this thread's current context is this one now; 0: it has none. */
 void rg_thread_context(uint64_t context);
 
 /* `marks`: 1 + track << 38 and the flags. `exact` as at the beginning: else only what outlasted a beat of the agent is measured. */

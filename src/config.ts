@@ -12,12 +12,9 @@ import { RigelError } from "./errors.ts";
 import { inputName, readJson } from "./json.ts";
 import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
-import { fields, parse } from "./schema.ts";
+import { MOST_CLIENTS, fields, parse, rate, text } from "./schema.ts";
 
 const positive = z.number().positive();
-
-/** What goes into a command line, an environment or a file name, where a NUL would end it. */
-const text = z.string().regex(/^[^\0]*$/, "expected text without NUL characters");
 
 const DEVICE = 'expected "auto", "simulated", a device index, or a UUID such as "GPU-…"';
 const deviceSchema = z.union(
@@ -94,7 +91,7 @@ const replaySchema = fields({
   /** Kernel profile, Orion's or Rigel's own; relative to the configuration file. */
   profile: text.min(1),
   /** Requests per second in an open loop; without it, one iteration follows the other. */
-  rate_per_s: z.number().min(1e-6).max(1e6).optional(),
+  rate_per_s: rate.optional(),
   /** How requests arrive: by the rate, or a JSON file with a list of gaps in seconds. */
   arrivals: text.min(1).optional(),
   /** Stop after so many; without it the client runs until the launch ends. */
@@ -130,7 +127,7 @@ const clientSchema = fields({
    */
   profile: text.min(1).optional(),
   /** Of a command with a profile: requests per second, in an open loop, that `rigel simulate` takes it to get. */
-  rate_per_s: z.number().min(1e-6).max(1e6).optional(),
+  rate_per_s: rate.optional(),
   /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
   memory: memorySchema.optional(),
   /** `process`: never under MPS, so that its faults, and those of others, stay where they are. */
@@ -201,7 +198,7 @@ export const configSchema = fields({
   guard: z.enum(["off", "warn", "repair"]).optional(),
   /** Put NVTX ranges round what clients call, for a tool that listens; without it what RIGEL_NVTX says. */
   nvtx: z.boolean().optional(),
-  clients: z.array(clientSchema).min(1).max(64),
+  clients: z.array(clientSchema).min(1).max(MOST_CLIENTS),
 }).check((context) => {
   const seen = new Set<string>();
   for (const [index, client] of context.value.clients.entries()) {

@@ -13,7 +13,7 @@ import { liveSegments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
-import { threadsOf } from "./threads.ts";
+import { threadsLost, threadsOf } from "./threads.ts";
 
 /** RG_CONTEXT_ENDED, RG_CONTEXT_GONE, RG_MISUSES and RG_MISUSE_WORDS in native/segment.h. */
 const ENDED = 0x8000_0000n;
@@ -80,6 +80,8 @@ export const processContextsSchema = z.object({
   devices: z.array(placeSchema),
   contexts: z.array(z.object({ context: handle, device: count, ended: z.boolean() })),
   threads: z.array(threadSchema),
+  /** Threads that are not among these, for want of room. */
+  threads_lost: count,
   /** Calls with a handle in a context that it does not belong to: how many, and the last eight. */
   misuses: z.object({ count, last: z.array(misuseSchema) }),
   /** Its cuBLAS handles: how many are alive (null: it has ended, or never had the guard), calls by what was wrong, and the last of them. */
@@ -123,6 +125,7 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
         devices: devices.map((device) => placeOf(segment, slot, device)),
         contexts: contextWords(clients.words(slot.index, "contexts")),
         threads: threadRows(segment, slot, names),
+        threads_lost: threadsLost(segment, slot),
         misuses: {
           count: Number(clients.long(slot.index, "misuses")),
           last: misusesOf(segment, clients.words(slot.index, "misuse_ring"), names),
@@ -238,6 +241,7 @@ const EXAMPLES = `
 Examples:
   rigel contexts                      contexts, threads and calls of every client of this user's launches
   rigel contexts train                one client
+  rigel contexts train/stage-0        the process that has this client of a thread's, which may be named alone: stage-0
   rigel contexts --json | jq '.processes[] | [.client, .misuses.count]'
 
 A handle in a wrong context is a stream or event that the driver refused because it is of another context or destroyed, or a stream of
@@ -248,7 +252,7 @@ export function addContexts(program: Command): void {
   program
     .command("contexts")
     .description("show on which device and in which context each thread works, and handles used in a wrong one")
-    .argument("[client]", "a client's name, or a process number (default: all)")
+    .argument("[client]", "a client's name, also that of a thread's, or a process number (default: all)")
     .option("--segment <path>", "a segment file, or the folder of those (default: /dev/shm)")
     .option("--json", "print one JSON document")
     .addHelpText("after", EXAMPLES)
@@ -257,14 +261,25 @@ export function addContexts(program: Command): void {
 
 async function runContexts(client: string | undefined, flags: { segment?: string; json?: true }): Promise<void> {
   const all = liveSegments(await Native.load(), flags.segment)().flatMap(contextsOf);
-  const processes = all.filter((one) => client === undefined || one.client === client || String(one.pid) === client);
+  const processes = all.filter((one) => client === undefined || isOf(one, client));
   if (processes.length === 0 && client !== undefined)
     throw new RigelError(
       "command",
-      `there is no client or process ${client}; there is ${[...new Set(all.map((one) => one.client))].join(", ") || "none"}`,
+      `there is no client or process ${client}; there is ${[...new Set(all.flatMap(namesOf))].join(", ") || "none"}`,
     );
   const text = flags.json ? JSON.stringify({ schema: 1, processes }, null, 2) : processes.map(textOf).join("\n\n");
   process.stdout.write(`${text || "no client runs"}\n`);
+}
+
+/** Names of its clients: its own, and those that its threads have entered. */
+function namesOf({ client, thread_clients }: ProcessContexts): string[] {
+  return [client, ...thread_clients.map(({ name }) => `${client}/${name}`)];
+}
+
+function isOf(one: ProcessContexts, asked: string): boolean {
+  return (
+    String(one.pid) === asked || namesOf(one).includes(asked) || one.thread_clients.some(({ name }) => name === asked)
+  );
 }
 
 function textOf(one: ProcessContexts): string {
@@ -281,6 +296,7 @@ function textOf(one: ProcessContexts): string {
         `${thread.client ?? "no client yet"}, ${thread.launches} launches, ${thread.operation ?? "nothing called yet"}` +
         (thread.moves > 0 ? `, changed its device between requests ${thread.moves} times` : ""),
     );
+  if (one.threads_lost > 0) lines.push(`  threads that are not shown, for want of room: ${one.threads_lost}`);
   lines.push(`  calls: ${callsText(one.calls)}`);
   for (const own of one.thread_clients)
     lines.push(

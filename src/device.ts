@@ -81,6 +81,9 @@ export class Devices {
     if (selector !== "all" && !Array.isArray(selector)) return [await this.choose(selector, where)];
     const some =
       selector === "all" ? await this.real() : await Promise.all(selector.map((one) => this.choose(one, where)));
+    const twice = some.find(({ uuid }, index) => some.findIndex((other) => other.uuid === uuid) !== index);
+    // Programs would see no GPU at all.
+    if (twice) throw new RigelError("device", `${where}: GPU ${twice.index} (${twice.uuid}) is there twice`);
     const [first, ...rest] = some;
     return first ? [first, ...rest] : [await this.simulated()];
   }
@@ -140,6 +143,19 @@ async function probe(
 export function moduleVersion(text: string | undefined): string | undefined {
   // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
   return /^NVRM version:.*?\s(\d+\.[\d.]+)\s/m.exec(text ?? "")?.[1];
+}
+
+/** What CUDA_VISIBLE_DEVICES asks for, as a client's `device` does. `where` is the variable, for the error. */
+export function visibleDevices(text: string, where: string): (number | string)[] {
+  return text.split(",").map((one) => {
+    const name = one.trim();
+    if (/^\d+$/.test(name)) return Number(name);
+    if (/^(GPU|MIG)-[\w/-]+$/.test(name)) return name;
+    throw new RigelError(
+      "device",
+      `${where}: expected device indices or UUIDs with commas between them, got "${text}"`,
+    );
+  });
 }
 
 /** What a client's environment needs to see these devices and nothing else. `given` is the environment it has so far. */

@@ -6,6 +6,7 @@
 
 import { basename, dirname } from "node:path";
 import { z } from "zod";
+import { disabling } from "./attachment.ts";
 import { type Device, type Environment, moduleVersion } from "./device.ts";
 import type { findDaemon } from "./mps-daemon.ts";
 
@@ -343,14 +344,44 @@ export function mountOf(path: string, mountinfo: string): { where: string; optio
   return best;
 }
 
-/** The library that is preloaded. `failure` is what loading it here said, or null; `version` is the package's. */
+/**
+ * The library that is preloaded. `failure` is what loading it here said, or null; `version` is the package's. Of one that cannot be
+ * loaded the own version is null.
+ */
 export function checkLibrary(
-  library: { path: string; version: string } | undefined,
+  library: { path: string; version: string | null } | undefined,
   failure: string | null,
   version: string,
   mountinfo: string,
 ): Finding[] {
-  if (library === undefined)
+  const found: Finding[] = [];
+  const mount = library && mountOf(library.path, mountinfo);
+  if (library && mount?.options.includes("noexec"))
+    found.push(
+      problem(
+        "library",
+        `${library.path} lies on ${mount.where}, which is mounted noexec: no program can load it`,
+        "move Rigel, or set XDG_CACHE_HOME (for the single file), to a folder on another mount",
+      ),
+    );
+  if (library && /[\s:]/.test(library.path))
+    found.push(
+      problem(
+        "library",
+        `LD_PRELOAD cannot name ${library.path}: it has a space or colon`,
+        "move Rigel, or set RIGEL_LIB to a copy",
+      ),
+    );
+  if (library && library.version !== null && library.version !== version)
+    found.push(
+      problem(
+        "library",
+        `${library.path} is of version ${library.version}, the command line of ${version}`,
+        "unset RIGEL_LIB, or build it anew (make -C native)",
+      ),
+    );
+  if (found.length > 0) return found;
+  if (!library || library.version === null)
     return [
       problem(
         "library",
@@ -358,34 +389,7 @@ export function checkLibrary(
         "see the message; `make -C native` shows what a build says",
       ),
     ];
-  const { path } = library;
-  const found: Finding[] = [];
-  const mount = mountOf(path, mountinfo);
-  if (mount?.options.includes("noexec"))
-    found.push(
-      problem(
-        "library",
-        `${path} lies on ${mount.where}, which is mounted noexec: LD_PRELOAD of it fails, and programs run without Rigel`,
-        "move Rigel, or set XDG_CACHE_HOME (for the single file), to a folder on another mount",
-      ),
-    );
-  if (/[\s:]/.test(path))
-    found.push(
-      problem(
-        "library",
-        `LD_PRELOAD cannot name ${path}: it has a space or colon`,
-        "move Rigel, or set RIGEL_LIB to a copy",
-      ),
-    );
-  if (library.version !== version)
-    found.push(
-      problem(
-        "library",
-        `${path} is of version ${library.version}, the command line of ${version}`,
-        "unset RIGEL_LIB, or build it anew (make -C native)",
-      ),
-    );
-  return found.length > 0 ? found : [fine("library", `${path}, version ${library.version}`)];
+  return [fine("library", `${library.path}, version ${library.version}`)];
 }
 
 /* ---- Other preloaded libraries */
@@ -447,8 +451,11 @@ export function checkPreload(
       ];
     return [];
   });
-  if (environment["RIGEL_DISABLE"] === "1")
-    found.push(warning("preload", "RIGEL_DISABLE=1 is set: no program becomes a client", "unset RIGEL_DISABLE"));
+  const disabled = disabling(environment);
+  if (disabled !== undefined)
+    found.push(
+      warning("preload", `RIGEL_DISABLE=${disabled} is set: no program becomes a client`, "unset RIGEL_DISABLE"),
+    );
   if (found.length > 0) return found;
   const harmless = named.map(({ path }) => basename(path)).filter((name) => !name.startsWith("librigel"));
   return [

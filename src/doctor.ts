@@ -50,13 +50,14 @@ import { reason } from "./errors.ts";
 import { onEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
-import { Native, cacheFolders } from "./native.ts";
+import { LoadError, Native, cacheFolders } from "./native.ts";
 import { Nvml } from "./nvml.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
 import { commandLine } from "./self.ts";
 import { answers, runtimePath } from "./serve-access.ts";
 
+const MOUNTS = "/proc/self/mountinfo";
 const INSPECT_ms = 60_000;
 /** A launch that waits for a GPU of a large host takes seconds; one that hangs is a finding. */
 const TRIAL_ms = 120_000;
@@ -105,7 +106,8 @@ async function everything(flags: Flags): Promise<Finding[]> {
     native = await Native.load();
   } catch (thrown) {
     // Without the library there is nothing to look at the driver with.
-    return checkLibrary(undefined, reason(thrown), packageJson.version, "");
+    const refused = thrown instanceof LoadError ? { path: thrown.library, version: null } : undefined;
+    return checkLibrary(refused, reason(thrown), packageJson.version, read(MOUNTS) ?? "");
   }
   const segmentFolder = flags.segment ?? defaultSegmentFolder(process.env);
   const findings = await diagnose(native, { segmentFolder, environment: process.env, simulated: false });
@@ -148,7 +150,7 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
       { path: native.files.interposer, version: native.version },
       null,
       packageJson.version,
-      read("/proc/self/mountinfo") ?? "",
+      read(MOUNTS) ?? "",
     ),
     ...checkPreload(environment, read("/etc/ld.so.preload"), existsSync),
     ...checkVersions(inspected.glibc, cublasLibraries(environment)),

@@ -3,7 +3,7 @@
  *
  * Grafana's classic JSON model (https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/) at
  * schemaVersion 36, the default of its own schema (kinds/dashboard/dashboard_kind.cue in grafana/grafana); a newer Grafana converts
- * it when it imports. Which Prometheus is asked is a variable of the dashboard, so that the file names no data source of anybody's.
+ * it when it imports. What the types of Grafana 11's package @grafana/schema call required is there. Which Prometheus is asked is a variable of the dashboard, so that the file names no data source of anybody's.
  */
 
 /** The Prometheus that was chosen at the top of the dashboard. */
@@ -111,7 +111,10 @@ function panelOf({ title, description, unit, queries }: Panel, index: number): o
     datasource: DATASOURCE,
     gridPos: { x: (index % COLUMNS) * WIDTH, y: Math.floor(index / COLUMNS) * HEIGHT, w: WIDTH, h: HEIGHT },
     fieldConfig: { defaults: { unit, min: 0, custom: { fillOpacity: 10, showPoints: "never" } }, overrides: [] },
-    options: { legend: { displayMode: "list", placement: "bottom" }, tooltip: { mode: "multi" } },
+    options: {
+      legend: { showLegend: true, displayMode: "list", placement: "bottom", calcs: [] },
+      tooltip: { mode: "multi", sort: "none" },
+    },
     targets: Object.entries(queries).map(([suffix, expr], number) => ({
       refId: String.fromCharCode("A".charCodeAt(0) + number),
       datasource: DATASOURCE,
@@ -164,7 +167,15 @@ export function grafanaDashboard(): object {
     annotations: { list: [] },
     templating: {
       list: [
-        { type: "datasource", name: "datasource", label: "Data source", query: "prometheus", refresh: 1, current: {} },
+        {
+          type: "datasource",
+          name: "datasource",
+          label: "Data source",
+          query: "prometheus",
+          refresh: 1,
+          // None yet: Grafana takes the first that there is.
+          current: { selected: false, text: "", value: "" },
+        },
         labelVariable("segment", "Segment"),
         labelVariable("client", "Client"),
       ],

@@ -1,7 +1,7 @@
 /**
  * hang-watch.ts: looks every few seconds whether a client hangs, and keeps the evidence when one does.
  *
- * Runs in the launcher (`hang_s`) and in `rigel hangs --watch`. A look reads what the clients write anyway, in some 100 us a process; they
+ * Runs in the launcher (`hang_s`), in `rigel run` for its own client (`--hang`), and in `rigel hangs --watch`. A look reads what the clients write anyway, in some 100 us a process; they
  * do not notice. It never ends a program.
  */
 
@@ -16,6 +16,8 @@ const SHORTEST_LOOK_ms = 200;
 interface WatchOptions {
   segment: Segment;
   threshold_s: number;
+  /** Only this client is told about; left out: all. */
+  client?: string | undefined;
   /** Where bundles go; left out: bundleFolder(). */
   folder?: string | undefined;
   /** What is to be told, line by line. */
@@ -51,14 +53,14 @@ export class HangWatch implements AsyncDisposable {
 
   /** Looks once; returns what is found, undefined at the first look. */
   look(): Hangs | undefined {
-    const { segment, threshold_s, say } = this.#options;
+    const { segment, threshold_s, client, say } = this.#options;
     const now = momentOf(segment, threshold_s);
     const before = this.#before;
     this.#before = now;
     if (!before) return undefined;
     const hangs = hangsOf(before, now, threshold_s);
     this.#options.looked?.(hangs);
-    const hung = hangs.processes.filter((found) => found.hung);
+    const hung = hangs.processes.filter((found) => found.hung && (client === undefined || found.name === client));
     const fresh = hung.filter((found) => !this.#told.has(keyOf(found)));
     this.#told = new Set(hung.map(keyOf));
     if (fresh.length === 0) return hangs;

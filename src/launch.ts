@@ -441,8 +441,8 @@ interface Running {
   seen: { processes: number; mapped: number } | undefined;
   /** Whoever watches has been told that it has not attached. */
   told: boolean;
-  /** Why it has not attached, as found when counting ended. */
-  problem?: string;
+  /** If it has not attached: what was known of it when counting ended. */
+  unattached?: Attaching;
 }
 
 interface Counted {
@@ -529,8 +529,7 @@ async function count(
   observe(running, segment, to_ms);
   for (const one of running) {
     if (!one.child.exit) look([one], native);
-    const problem = problemOf(attaching(one), segment);
-    if (problem !== undefined) one.problem = problem;
+    if (!one.attached) one.unattached = attaching(one);
   }
   return { from_ms: window?.from_ms ?? started_ms, to_ms, before: window?.before, after, memory, shares };
 }
@@ -566,8 +565,8 @@ function tell(running: Running[], segment: Segment, now_ms: number): void {
   }
 }
 
-function attaching({ attached, env, seen, child: { exit, startedAt_ms } }: Running): Attaching {
-  return { attached, env, seen, exit, startedAt_ms };
+function attaching({ attached, env, seen, child: { exit, startedAt_ms, bare } }: Running): Attaching {
+  return { attached, env, seen, exit, startedAt_ms, bare };
 }
 
 function isOver(running: readonly Running[]): boolean {
@@ -600,7 +599,7 @@ async function matchesOf(
 }
 
 function reportOf(
-  { client, child, attached, launched_ms, problem }: Running,
+  { client, child, attached, launched_ms, unattached }: Running,
   counted: Counted,
   segment: Segment,
   elsewhere: ReadonlySet<string>,
@@ -619,7 +618,8 @@ function reportOf(
     exit_code: child.exit?.status ?? null,
     stopped: child.stopped,
     attached,
-    attach_problem: problem ?? null,
+    // What it has said may have been read only now.
+    attach_problem: unattached ? (problemOf({ ...unattached, bare: child.bare }, segment) ?? null) : null,
     device: { name, uuid, simulated },
     durations: { seeded, samples },
     mps: client.mps && !elsewhere.has(client.name),

@@ -246,11 +246,21 @@ function overridden(): string | undefined {
   return resolve(path);
 }
 
+/** A library is there, and the loader refuses it. */
+export class LoadError extends RigelError {
+  readonly library: string;
+
+  constructor(library: string, cause: unknown) {
+    super("native", `${library} cannot be loaded: ${reason(cause)}`, { cause });
+    this.library = library;
+  }
+}
+
 function open(library: string): Symbols {
   try {
     return dlopen(library, SYMBOLS).symbols;
   } catch (thrown) {
-    throw new RigelError("native", `${library} cannot be loaded: ${reason(thrown)}`, { cause: thrown });
+    throw new LoadError(library, thrown);
   }
 }
 

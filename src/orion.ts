@@ -10,14 +10,17 @@ import { existsSync } from "node:fs";
 import { resolve } from "node:path";
 import { z } from "zod";
 import type { FieldNames } from "./config.ts";
-import { parse } from "./schema.ts";
+import { MOST_CLIENTS, parse, rate, text } from "./schema.ts";
 
 /** As config.ts has it. */
 const LONGEST_NAME = 63;
 
+const RATE = `expected 0 or a number from 0.000001 to ${rate.maxValue}`;
+
+// The limits are those of Rigel's own format: beyond them it would be a field that is not in the file which is named.
 const orionClientSchema = z.looseObject({
   arch: z.string().min(1),
-  kernel_file: z.string().min(1),
+  kernel_file: text.min(1),
   num_kernels: z.int().nonnegative().optional(),
   num_iters: z.int().positive().optional(),
   additional_kernel_file: z.string().nullish(),
@@ -25,9 +28,9 @@ const orionClientSchema = z.looseObject({
   args: z
     .looseObject({
       model_name: z.string().optional(),
-      rps: z.number().nonnegative().optional(),
+      rps: z.union([z.literal(0), rate], { error: () => RATE }).optional(),
       uniform: z.boolean().optional(),
-      input_file: z.string().optional(),
+      input_file: text.optional(),
     })
     .default({}),
 });
@@ -48,9 +51,10 @@ export function readOrion(
 ): { config: object; notes: string[]; statedKernels: Map<string, number>; fieldNames: FieldNames[] } {
   // Orion's own files are the bare list; users also wrap it in an object. Checked one by one, so that an error names a
   // field rather than "neither shape fits".
+  const list = z.array(orionClientSchema).min(1).max(MOST_CLIENTS);
   const clients = Array.isArray(json)
-    ? parse(z.array(orionClientSchema).min(1), json, file)
-    : parse(z.looseObject({ clients: z.array(orionClientSchema).min(1) }), json, file).clients;
+    ? parse(list, json, file)
+    : parse(z.looseObject({ clients: list }), json, file).clients;
   const notes: string[] = [];
   const statedKernels = new Map<string, number>();
   const beside = Array.isArray(json)

@@ -8,7 +8,7 @@
 import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
-import { type Device, Devices, type Environment, type Simulation } from "./device.ts";
+import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
@@ -86,11 +86,13 @@ export async function plan(config: Config, native: Native, simulationState: stri
   const device = await devices.choose(config.device, `${file}: device`);
   const on: Placed[] = [];
   for (const [index, client] of config.clients.entries()) {
-    const own = client.device;
-    const its =
-      own === undefined
-        ? ([device] as const)
-        : await devices.chooseSome(own, device, `${file}: clients[${index}].device`);
+    const visible = client.env?.["CUDA_VISIBLE_DEVICES"];
+    const where = `${file}: clients[${index}].${client.device === undefined ? "env.CUDA_VISIBLE_DEVICES" : "device"}`;
+    if (client.device !== undefined && visible !== undefined)
+      notes.push(`${client.name}: CUDA_VISIBLE_DEVICES in its env has no effect, as its device says what it sees`);
+    const own =
+      client.device ?? (visible === undefined || device.simulated ? undefined : visibleDevices(visible, where));
+    const its = own === undefined ? ([device] as const) : await devices.chooseSome(own, device, where);
     on.push({ client, device: its[0], its });
   }
   const decision = await sharingOf(config, on, simulation, (shared) => adviceOf(shared, config, seeds, native));

@@ -6,6 +6,7 @@
  */
 
 import { constants } from "node:os";
+import { bareReason } from "./attachment.ts";
 import { RigelError, reason } from "./errors.ts";
 import { heard, progress } from "./log.ts";
 import { type Living, hasMapped, living, startedWith } from "./proc.ts";
@@ -47,6 +48,8 @@ export class ClientProcess {
   exit: (Exit & { at_ms: number }) | undefined;
   /** Rigel asked it to end before it had. */
   stopped = false;
+  /** What the library has said in its output about running without Rigel. All of that is read once it has been stopped. */
+  bare: string | undefined;
   /** What the client had started and not waited for when it ended by itself. Known once it has been told to stop. */
   leftBehind: readonly Living[] = [];
   readonly ended: Promise<void>;
@@ -65,7 +68,11 @@ export class ClientProcess {
     this.pid = this.#child.pid;
     const { stdout, stderr } = this.#child;
     this.#readers = [stderr, ...(stdout ? [stdout] : [])].map((stream) => stream.getReader());
-    this.#output = Promise.all(this.#readers.map((reader) => eachLine(reader, show)));
+    const hear = (line: string): void => {
+      this.bare ??= bareReason(line);
+      show(line);
+    };
+    this.#output = Promise.all(this.#readers.map((reader) => eachLine(reader, hear)));
     this.ended = this.#child.exited.then(() => {
       this.exit = { ...describe(this.#child.exitCode, this.#child.signalCode), at_ms: performance.now() };
     });

@@ -21,6 +21,7 @@ import { Native } from "./native.ts";
 import { processTable } from "./process-table.ts";
 import { run } from "./run.ts";
 import { readingOf, statsOf } from "./stats.ts";
+import { seconds } from "./trace-command.ts";
 
 const RUN_EXAMPLES = `
 Examples:
@@ -67,6 +68,8 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector)
     .addOption(new Option("--preset <gpu>", "of the simulated GPU").choices(["h200", "a100", "l4"]).default("h200"))
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
+    .option("--hang <time>", "tell when it waits for longer, and keep what shows that: 60s, 500ms", seconds, 60)
+    .option("--no-hang", "do not look whether it hangs")
     .option("-v, --verbose", "say what is joined, and when the command has attached")
     .argument("<command...>", "the command and its arguments, after --")
     .passThroughOptions()
@@ -153,6 +156,7 @@ interface RunFlags extends Where {
   weight?: number;
   device?: Config["device"];
   preset: Config["simulated"]["preset"];
+  hang: number | false;
   verbose?: true;
 }
 

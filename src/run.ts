@@ -15,6 +15,7 @@ import { type Config, configOf } from "./config.ts";
 import { Segments } from "./discover.ts";
 import { Durations, durationsFolder } from "./durations.ts";
 import { RigelError, namingOptions, reason } from "./errors.ts";
+import { HangWatch } from "./hang-watch.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
@@ -33,6 +34,8 @@ export interface RunOptions {
   weight?: number | undefined;
   device?: Config["device"] | undefined;
   preset: Config["simulated"]["preset"];
+  /** What of the command waits for longer hangs; false: nobody looks. */
+  hang: number | false;
   /** Folder of the segments. */
   folder: string;
   /** Say on standard error what is joined, and when the command has attached. */
@@ -206,6 +209,11 @@ async function runIn(
   };
   const timer = setInterval(look, LOOK_ms);
   try {
+    // A launch looks after those who join it as well, but may end before them.
+    await using _ =
+      options.hang === false
+        ? undefined
+        : new HangWatch({ segment, threshold_s: options.hang, client: name, say: (line) => progress(`hang: ${line}`) });
     await child.exited;
   } finally {
     clearInterval(timer);

@@ -7,6 +7,15 @@
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
 
+/** What goes into a command line, an environment or a file name, where a NUL would end it. */
+export const text = z.string().regex(/^[^\0]*$/, "expected text without NUL characters");
+
+/** Requests per second. */
+export const rate = z.number().min(1e-6).max(1e6);
+
+/** In one launch: as many as a segment has room for. */
+export const MOST_CLIENTS = 64;
+
 /** An object that knows its fields: an unknown one is an error that lists those there are. */
 export function fields<Shape extends z.ZodRawShape>(shape: Shape) {
   return z.strictObject(shape, {
@@ -29,10 +38,10 @@ export function parse<Schema extends z.ZodType>(schema: Schema, value: unknown, 
 }
 
 function fieldPath(path: readonly PropertyKey[]): string {
-  const text = path
+  const field = path
     .map((key, index) => (typeof key === "number" ? `[${key}]` : `${index > 0 ? "." : ""}${String(key)}`))
     .join("");
-  return text === "" ? "" : `${text}: `;
+  return field === "" ? "" : `${field}: `;
 }
 
 function expectation(issue: z.core.$ZodIssue): string {
@@ -80,6 +89,6 @@ const ARTICLES: Record<string, string> = {
 
 function shown(value: unknown): string {
   // JSON has no infinity: what is too large for a number would be shown as null.
-  const text = (typeof value === "number" ? undefined : JSON.stringify(value)) ?? String(value);
-  return text.length > 80 ? `${text.slice(0, 77)}…` : text;
+  const json = (typeof value === "number" ? undefined : JSON.stringify(value)) ?? String(value);
+  return json.length > 80 ? `${json.slice(0, 77)}…` : json;
 }

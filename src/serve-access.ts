@@ -40,9 +40,14 @@ export type Transport = { kind: "unix" } | { kind: "tcp"; port: number; token: s
 
 const READING = new Set(["GET", "HEAD"]);
 
-/** What is wrong with a request, as far as that can be said before its path is looked up; undefined if nothing is. */
-export function refusal(request: Request, path: string, transport: Transport): Refusal | undefined {
+/**
+ * What is wrong with a request, as far as that can be said before its path is looked up; undefined if nothing is. It has no path
+ * where its address cannot be put together.
+ */
+export function refusal(request: Request, path: string | undefined, transport: Transport): Refusal | undefined {
   const { headers, method } = request;
+  // HTTP/1.0 may leave Host out, and over a socket it may be anything.
+  if (path === undefined) return { status: 400, code: "no_host", message: "expected a Host that names this server" };
   if (transport.kind === "tcp") {
     const host = headers.get("host") ?? "";
     const hosts = [`127.0.0.1:${transport.port}`, `localhost:${transport.port}`];

@@ -22,6 +22,7 @@ import {
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
+import { checkDepth } from "./json.ts";
 import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
@@ -117,6 +118,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     )
     .use(dashboard())
     .use(launchRoutes(launches))
+    .onTransform(refuseDeep)
     .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
       response: z.object({ ok: z.boolean(), version: z.string() }),
       detail: { summary: "Whether the server answers" },
@@ -235,6 +237,11 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
       },
     });
+}
+
+/** Checking what is nested without end, and saying what is wrong with it, takes the server's time, or its stack. */
+function refuseDeep({ body }: { body: unknown }): void {
+  checkDepth(body, "body");
 }
 
 function clientsOf(segments: readonly Stats[]): Client[] {

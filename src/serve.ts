@@ -49,6 +49,9 @@ Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
   serve.sock   the socket: whoever may open it may do everything
   token        what starts or changes something over TCP needs \`Authorization: Bearer TOKEN\` with what is in it`;
 
+/** What fails here is answered without the page that shows Bun's users their source. */
+const PLAIN = { development: false } as const;
+
 /** Adds `rigel serve`. */
 export function addServe(program: Command): void {
   program
@@ -99,8 +102,7 @@ async function serve(
   using watcher = new Watcher(new Segments(native, segments), flags.hang, new GpuShares(native));
   const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segments));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
-    const path = new URL(request.url).pathname;
-    const refused = refusal(request, path, transport);
+    const refused = refusal(request, URL.parse(request.url)?.pathname, transport);
     if (!refused) {
       const response = await app.handle(request);
       // What is the server's own fault has been told already.
@@ -123,7 +125,7 @@ async function serve(
   }
   const umask = process.umask(0o177);
   try {
-    servers.push(Bun.serve({ unix: socket, fetch: (request) => answer(request, { kind: "unix" }) }));
+    servers.push(Bun.serve({ ...PLAIN, unix: socket, fetch: (request) => answer(request, { kind: "unix" }) }));
   } finally {
     process.umask(umask);
   }
@@ -143,10 +145,15 @@ async function serve(
   }
 }
 
-/** One line for each request that is refused; what came in cannot make it another one. */
+/** One line for each request that is refused. */
 function log({ method, url }: Request, { kind }: Transport, status: number, message: string): void {
-  const shown = message.replaceAll(/\p{C}/gu, "?").slice(0, 300);
-  progress(`refused ${method} ${new URL(url).pathname} over ${kind}: ${shown} (${status})`);
+  const path = URL.parse(url)?.pathname ?? url;
+  progress(`refused ${method} ${inLine(path)} over ${kind}: ${inLine(message)} (${status})`);
+}
+
+/** What came in cannot make a line another one. */
+function inLine(text: string): string {
+  return text.replaceAll(/\p{C}/gu, "?").slice(0, 300);
 }
 
 const errorSchema = z.object({ error: z.object({ message: z.string() }) });
@@ -179,6 +186,7 @@ function lockFolder(native: Native, folder: string): () => void {
 function listen(port: number, answer: (request: Request, port: number) => Promise<Response>) {
   try {
     return Bun.serve({
+      ...PLAIN,
       hostname: "127.0.0.1",
       port,
       fetch: (request, server) => answer(request, server.port ?? 0),

@@ -61,6 +61,21 @@ class Elsewhere extends Scratch {
   }
 }
 
+/** As root of a namespace of its own, where a folder can be mounted that no one else sees. */
+const NAMESPACE = ["unshare", ...(process.getuid?.() === 0 ? [] : ["--map-current-user", "--keep-caps"]), "--mount"];
+const noMounts =
+  Bun.which("unshare") === null ||
+  !Bun.spawnSync([...NAMESPACE, "mount", "-t", "tmpfs", "-o", "noexec", "none", "/mnt"]).success;
+if (noMounts) console.warn("binary.test.ts: nothing can be mounted here, so noexec folders are not tested");
+
+/** A folder from which nothing can be executed or mapped for that, for commands that begin with `inside`. */
+function noexecFolder(place: Elsewhere): { noexec: string; inside: string[] } {
+  const noexec = join(place.path, "noexec");
+  mkdirSync(noexec);
+  const mount = `mount -t tmpfs -o noexec none ${noexec} && exec "$@"`;
+  return { noexec, inside: [...NAMESPACE, "sh", "-c", mount, "sh"] };
+}
+
 /** Removes what `body` has added to a folder. */
 async function leavingAsItWas(folder: string, body: () => Promise<void>): Promise<void> {
   const names = (): string[] => (existsSync(folder) ? readdirSync(folder) : []);
@@ -221,6 +236,34 @@ describe("the single binary", () => {
     expect(reportOf(result).clients).toMatchObject([{ attached: true }]);
     expect(readdirSync(temporary)).toEqual([`rigel-${process.getuid?.()}`]);
     expect(result.status).toBe(0);
+  });
+
+  test.skipIf(noMounts)("runs with a noexec TMPDIR, and goes elsewhere from a noexec cache folder", async () => {
+    using place = new Elsewhere();
+    const { noexec, inside } = noexecFolder(place);
+    const launched = async (environment: Record<string, string>) => {
+      const [program = "", ...args] = [...inside, place.binary, "launch", place.config, "--json"];
+      const result = await run(program, place.empty, { PATH: process.env["PATH"] ?? "", ...environment }, ...args);
+      expect(reportOf(result).clients).toMatchObject([{ attached: true, exit_code: 0, iterations: 5 }]);
+      expect(result.status).toBe(0);
+    };
+    await launched({ XDG_CACHE_HOME: place.cache, TMPDIR: noexec });
+    expect(readdirSync(place.cache)).toEqual(["rigel"]);
+    const temporary = join(place.path, "tmp");
+    mkdirSync(temporary);
+    await launched({ XDG_CACHE_HOME: noexec, HOME: noexec, TMPDIR: temporary });
+    expect(readdirSync(temporary)).toEqual([`rigel-${process.getuid?.()}`]);
+  });
+
+  test.skipIf(noMounts)("says so where all folders are noexec", async () => {
+    using place = new Elsewhere();
+    const { noexec, inside } = noexecFolder(place);
+    const environment = { PATH: process.env["PATH"] ?? "", HOME: noexec, TMPDIR: noexec };
+    const [program = "", ...args] = [...inside, place.binary, "launch", place.config];
+    const { status, stdout, stderr } = await run(program, place.empty, environment, ...args);
+    expect(stderr).toContain("set XDG_CACHE_HOME to one that is writable and not mounted noexec");
+    expect(stderr.match(/^rigel: {3}.*librigel\.so cannot be loaded: .*failed to map segment/gm)).toHaveLength(2);
+    expect({ status, stdout }).toEqual({ status: 1, stdout: "" });
   });
 
   test("names every folder it has tried when there is none", async () => {

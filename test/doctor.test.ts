@@ -25,7 +25,12 @@ import {
   checkVersions,
   mountOf,
 } from "../src/doctor-checks.ts";
-import { Scratch, type Result, rigel, start } from "./rigel.ts";
+import { Native } from "../src/native.ts";
+import { commandLine } from "../src/self.ts";
+import { Scratch, type Result, plainEnvironment, rigel, start } from "./rigel.ts";
+
+/** Whether a mount can be made that nobody else sees. */
+const canMount = Bun.spawnSync(["sh", "-c", "unshare -m mount -t tmpfs tmpfs /mnt"], { stderr: "ignore" }).success;
 
 const documentSchema = z.object({
   schema: z.literal(1),
@@ -82,6 +87,32 @@ describe("the command", () => {
       findings: [{ check: "library", status: "problem", found: expect.stringContaining("/nonexistent/librigel.so") }],
     });
     expect(result.status).toBe(1);
+  });
+
+  test.skipIf(!canMount)("names a mount from which no library can be loaded (needs root)", async () => {
+    using scratch = new Scratch();
+    const library = join(scratch.path, "librigel.so");
+    const script = 'mount -t tmpfs -o noexec tmpfs "$0" && cp "$1" "$0/librigel.so" && shift && exec "$@"';
+    const { interposer } = (await Native.load()).files;
+    const command = [...commandLine(), "doctor", "--json", "--no-launch"];
+    await using child = Bun.spawn(["unshare", "-m", "sh", "-c", script, scratch.path, interposer, ...command], {
+      env: { ...plainEnvironment(), RIGEL_LIB: library },
+      stdin: "ignore",
+      stdout: "pipe",
+      stderr: "inherit",
+    });
+    expect(JSON.parse(await child.stdout.text())).toMatchObject({
+      ok: false,
+      findings: [
+        {
+          check: "library",
+          status: "problem",
+          found: `${library} lies on ${scratch.path}, which is mounted noexec: no program can load it`,
+          remedy: expect.stringContaining("another mount"),
+        },
+      ],
+    });
+    expect(await child.exited).toBe(1);
   });
 
   test("says so when a launch does not work", async () => {

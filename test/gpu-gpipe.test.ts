@@ -1,6 +1,7 @@
 /**
  * gpu-gpipe.test.ts: a GPipe-like program, four client threads in each rank, has under Rigel the losses that it has without it, to the
- * last bit, on four GPUs where there are so many, else on one. Skipped, with the reason, without a GPU or PyTorch.
+ * last bit: four threads that share one GPU, and, where there are four GPUs, four ranks on one each. Skipped, with the reason, without
+ * a GPU or PyTorch.
  */
 
 import { expect, test } from "bun:test";
@@ -13,16 +14,16 @@ import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 const ITERATIONS = 200;
 const LIMIT_ms = 550_000;
 
-const ranks = gpus.length >= 4 ? 4 : 1;
 const cannot = lacks("gpu-gpipe.test.ts", 1, "torch.distributed");
+if (!cannot) lacks("gpu-gpipe.test.ts: four ranks", 4);
 
-function program(losses: string): string[] {
+function program(ranks: number, losses: string): string[] {
   const script = [join(root, "test", "gpu", "gpipe.py"), "--losses", losses, "--iterations", String(ITERATIONS)];
   if (ranks === 1) return ["python3", ...script];
   return ["python3", "-m", "torch.distributed.run", "--standalone", `--nproc-per-node=${ranks}`, ...script];
 }
 
-function textsOf(path: string, suffix = ""): string[] {
+function textsOf(ranks: number, path: string, suffix = ""): string[] {
   return Array.from({ length: ranks }, (_, rank) => readFileSync(`${path}.${rank}${suffix}`, "utf8").trim());
 }
 
@@ -52,15 +53,15 @@ const reportSchema = z.object({
   ),
 });
 
-test.skipIf(cannot)(
-  `GPipe with four client threads in each of ${ranks} ranks has the losses that it has without Rigel`,
-  async () => {
+test.skipIf(cannot).each([1, 4].filter((ranks) => ranks <= Math.max(1, gpus.length)))(
+  "GPipe with four client threads in each of %d ranks has the losses that it has without Rigel",
+  async (ranks) => {
     using scratch = new Scratch();
     const [bare, governed] = [join(scratch.path, "bare"), join(scratch.path, "governed")];
     // Without the number torchrun warns that it chooses one.
     const environment = { OMP_NUM_THREADS: "1" };
     const visible = gpus.slice(0, ranks);
-    await using child = Bun.spawn(program(bare), {
+    await using child = Bun.spawn(program(ranks, bare), {
       cwd: root,
       env: {
         ...plainEnvironment(),
@@ -80,7 +81,7 @@ test.skipIf(cannot)(
         {
           name: "gpipe",
           class: "best-effort",
-          command: program(governed),
+          command: program(ranks, governed),
           cwd: root,
           env: environment,
           device: visible.map(({ index }) => index),
@@ -91,11 +92,11 @@ test.skipIf(cannot)(
     expect(result.status, result.stderr).toBe(0);
     expect(warnings(result.stderr).length, result.stderr).toBeLessThanOrEqual(warnings(stderr).length);
 
-    const expected = textsOf(bare);
+    const expected = textsOf(ranks, bare);
     expect(expected.map((text) => text.split("\n").length)).toEqual(expected.map(() => ITERATIONS));
-    expect(textsOf(governed)).toEqual(expected);
+    expect(textsOf(ranks, governed)).toEqual(expected);
     // Nothing of Rigel's, its own threads included, has made a context on another rank's device.
-    expect(textsOf(governed, ".devices")).toEqual(Array.from({ length: ranks }, (_, rank) => String(rank)));
+    expect(textsOf(ranks, governed, ".devices")).toEqual(Array.from({ length: ranks }, (_, rank) => String(rank)));
 
     const [gpipe] = reportSchema.parse(JSON.parse(result.stdout)).clients;
     expect(gpipe).toMatchObject({

@@ -34,14 +34,31 @@ const promtool = Bun.which("promtool");
 if (promtool === null) console.warn("skipped: promtool is not installed (Debian, Ubuntu: apt-get install prometheus)");
 
 const datasource = z.strictObject({ type: z.literal("prometheus"), uid: z.literal("${datasource}") });
+/** What is chosen: VariableOption of Grafana's types. */
+const texts = z.union([z.string(), z.array(z.string())]);
+const current = z.strictObject({ selected: z.boolean(), text: texts, value: texts });
 const labels = z.object({
   type: z.literal("query"),
+  current,
   name: z.enum(["segment", "client"]),
   datasource,
   query: z.object({ query: z.string(), refId: z.string() }),
 });
 const part = z.int().nonnegative();
-/** What Grafana's import needs, of https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/. */
+/** Options of a panel of type timeseries: all that VizLegendOptions and VizTooltipOptions of Grafana's types require. */
+const timeseries = z.strictObject({
+  legend: z.strictObject({
+    showLegend: z.boolean(),
+    displayMode: z.enum(["list", "table", "hidden"]),
+    placement: z.enum(["bottom", "right"]),
+    calcs: z.array(z.string()),
+  }),
+  tooltip: z.strictObject({ mode: z.enum(["single", "multi", "none"]), sort: z.enum(["asc", "desc", "none"]) }),
+});
+/**
+ * What Grafana's import needs, of https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model/, and what
+ * the types of @grafana/schema 11.6 (Dashboard, Panel, VariableModel) require.
+ */
 const dashboardSchema = z.object({
   // A number would replace a dashboard of somebody's; null is a new one.
   id: z.null(),
@@ -53,7 +70,12 @@ const dashboardSchema = z.object({
   annotations: z.object({ list: z.array(z.unknown()) }),
   templating: z.object({
     list: z.tuple([
-      z.object({ type: z.literal("datasource"), name: z.literal("datasource"), query: z.literal("prometheus") }),
+      z.object({
+        type: z.literal("datasource"),
+        name: z.literal("datasource"),
+        query: z.literal("prometheus"),
+        current,
+      }),
       labels,
       labels,
     ]),
@@ -65,6 +87,7 @@ const dashboardSchema = z.object({
       title: z.string().min(1),
       datasource,
       gridPos: z.object({ x: part.max(23), y: part, w: part.min(1).max(24), h: part.min(1) }),
+      options: timeseries,
       fieldConfig: z.object({ defaults: z.object({ unit: z.string() }), overrides: z.array(z.unknown()) }),
       targets: z.array(z.object({ refId: z.string(), datasource, expr: z.string(), legendFormat: z.string() })).min(1),
     }),

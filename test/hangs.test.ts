@@ -501,6 +501,53 @@ test("a launch tells of a hang and keeps what shows it, before it ends the clien
   expect(existsSync(join(folder, "trace.json"))).toBe(true);
 });
 
+test("`rigel run` tells of a hang of its own client alone, and keeps what shows it", async () => {
+  using place = new Place();
+  await make(join(root, "native"), "check-build");
+  const command = ["--", join(root, "native", "build", "hang-program"), "spin"];
+  const spin = (name: string, ...more: string[]) =>
+    start(
+      [
+        "run",
+        "--class",
+        "best-effort",
+        "--device",
+        "simulated",
+        "--segment",
+        place.segments,
+        "--name",
+        name,
+        ...more,
+        ...command,
+      ],
+      {
+        cwd: place.path,
+        env: { ...place.env, XDG_CACHE_HOME: place.path },
+      },
+    );
+  // Ends the command as well, which would go on without it.
+  await using ends = new AsyncDisposableStack();
+  const ended = (child: ReturnType<typeof spin>) =>
+    ends.adopt(child, async () => {
+      child.kill("SIGTERM");
+      await child.exited;
+    });
+  ended(spin("other", "--no-hang"));
+  const hung = async () => (await rigel("hangs", "--threshold", "1s", "--segment", place.segments)).status === 1;
+  await until(async () => (await hung()) || undefined);
+  const child = ended(spin("train", "--hang", "1s"));
+  let said = "";
+  for await (const chunk of child.stderr) {
+    said += new TextDecoder().decode(chunk);
+    if (said.includes("what shows it is in ")) break;
+  }
+  expect(said).toMatch(/^rigel: hang: train \(\d+\) waits in cuStreamSynchronize for work that does not finish/m);
+  expect(said).not.toContain("hang: other");
+  const bundles = join(place.path, "rigel", "hangs");
+  const [bundle = ""] = readdirSync(bundles);
+  expect(existsSync(join(bundles, bundle, "trace.json"))).toBe(true);
+});
+
 test("errors say what there is", async () => {
   using scratch = new Scratch();
   const nothing = await rigel("hangs", "--segment", scratch.path);

@@ -57,6 +57,20 @@ test.skipIf(noStrace).each([
   expect(calls).toBeLessThan(MOST_CALLS);
 });
 
+test("bun run bench:hotpath --json gives nanoseconds a launch, in each way", async () => {
+  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", "--json", "--rounds", "1"], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect(stdout, stderr).toStartWith("{");
+  const ns = z.number().positive();
+  z.looseObject({ bare_ns: ns, disabled_ns: ns, high_ns: ns, best_effort_ns: ns }).parse(JSON.parse(stdout));
+  expect(status).toBe(0);
+});
+
 const noValgrind = Bun.which("valgrind") === null;
 if (noValgrind)
   console.warn("hotpath.test.ts counts no instructions: there is no valgrind (Debian's package valgrind)");

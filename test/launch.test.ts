@@ -1,10 +1,11 @@
 /** launch.test.ts: what a launch does with its clients on the simulated GPU: attaching, output, endings, the report. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { existsSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { chmodSync, chownSync, existsSync, readFileSync, readdirSync, truncateSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { Segment } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 import { until as eventually } from "./serving.ts";
@@ -135,6 +136,23 @@ describe("a launch on the simulated GPU", () => {
       }
     expect(report.clients).toEqual(report.compare[2]?.clients ?? []);
     expect(result.status).toBe(0);
+  });
+
+  test("prints a comparison with the ratios to each client alone", async () => {
+    const { status, stdout } = await rigel("launch", config([serve, train]), "--compare");
+    const cells = stdout
+      .split("\n")
+      .slice(stdout.split("\n").findIndex((line) => line.startsWith("compared")))
+      .slice(0, 4)
+      .map((line) => line.replaceAll(/\d+(\.\d+)?/g, "N").split(/ {2,}/));
+    const ratios = ["N", "N (xN)", "N (xN)"];
+    expect(cells).toEqual([
+      ["compared", "alone", "ungoverned", "governed"],
+      ["serve", "pN ms", ...ratios],
+      ["serve", "pN ms", ...ratios],
+      ["train", "iter/s", ...ratios],
+    ]);
+    expect(status).toBe(0);
   });
 
   test("streams output line by line with the name in front, on standard error", async () => {
@@ -289,14 +307,49 @@ describe("a client that does not attach is told why:", () => {
     expect(result.status).toBe(0);
   });
 
-  test("it was switched off", async () => {
-    const path = config([{ ...serve, env: { RIGEL_DISABLE: "1" } }]);
+  // The library takes all but nothing and 0 for yes.
+  test.each(["1", "true"])("it was switched off with %s", async (value) => {
+    const path = config([{ ...serve, env: { RIGEL_DISABLE: value } }]);
     const result = await rigel("launch", path, "--json");
     expect(reportOf(result).clients[0]).toMatchObject({
       attached: false,
       exit_code: 0,
-      attach_problem: "RIGEL_DISABLE=1 is set in its environment",
+      attach_problem: `RIGEL_DISABLE=${value} is set in its environment`,
     });
+    expect(result.status).toBe(0);
+  });
+
+  test("its segment is refused, and it runs bare", async () => {
+    const native = await Native.load();
+    using folder = new Scratch();
+    const made = (name: string): string => Segment.create(native, join(folder.path, name)).path;
+    const refused: Record<string, [path: string, because: string]> = {
+      missing: [join(folder.path, "missing"), "cannot open segment PATH: No such file or directory"],
+      short: [made("short"), "segment PATH has 4096 bytes, this library expects"],
+      "other-version": [made("other-version"), "segment PATH is not a version"],
+      open: [made("open"), "segment PATH is open to other users (mode 0644, expected 0600)"],
+      ...(process.getuid?.() === 0 && {
+        "other-user": [made("other-user"), "segment PATH belongs to user 12345, this process runs as 0"],
+      }),
+    };
+    truncateSync(join(folder.path, "short"), 4096);
+    Bun.mmap(join(folder.path, "other-version"), { shared: true }).fill(0, 0, 16);
+    chmodSync(join(folder.path, "open"), 0o644);
+    if (refused["other-user"]) chownSync(refused["other-user"][0], 12345, 0);
+    const works = `exec ${native.files.replay} --profile ${scratch.path}/tiny.csv --iterations 3`;
+    const clients = Object.entries(refused).map(([name, [path]]) =>
+      shell(name, "best-effort", `RIGEL_SEGMENT=${path} ${works}`),
+    );
+    const result = await rigel("launch", config(clients), "--json");
+    for (const { name, attached, attach_problem, exit_code } of reportOf(result).clients) {
+      const [path = "", because = ""] = refused[name] ?? [];
+      const said = because.replace("PATH", path);
+      expect(attach_problem).toStartWith(said);
+      expect(attach_problem).toContain("; running without Rigel (start it with `rigel launch` or `rigel run`");
+      expect(result.stderr).toContain(`| rigel: ${said}`);
+      expect(result.stderr).toMatch(new RegExp(`^${name} +\\| {.*"iterations":3,`, "m"));
+      expect({ attached, exit_code }).toEqual({ attached: false, exit_code: 0 });
+    }
     expect(result.status).toBe(0);
   });
 
@@ -646,6 +699,35 @@ describe("counts", () => {
     expect(notes).toEqual([]);
     expect(clients[0]?.iterations).toBe(160);
     expect(status).toBe(0);
+  });
+
+  test("of iterations whose ends are seen together share the time between them", async () => {
+    const [header = ""] = TINY_PROFILE.split('"');
+    const row = "k,kernel,7,132,1,1,256,1,1,32,0,0,50000000,1000\n";
+    const profile = scratch.file("ahead.csv", `${header}${row}`);
+    using folder = new Scratch();
+    const client = { ...train, replay: { profile, iterations: 17 } };
+    const args = ["launch", config([client], { policy: { name: "none" } }), "--json", "--segment", folder.path];
+    await using child = start(args);
+    const stderr = child.stderr.text();
+    const segments = new Segments(await Native.load(), folder.path);
+    // Whatever it has launched then ends while it is stopped. Where this comes too late all ends are seen one by one.
+    const pid = await eventually(() => {
+      if (child.exitCode !== null) return 0;
+      const [segment] = segments.live();
+      const [slot] = segment?.slots() ?? [];
+      return segment && slot && segment.read(slot).usage.counters.launches >= 3 + 16 ? slot.pid : undefined;
+    });
+    if (pid > 0) {
+      process.kill(pid, "SIGSTOP");
+      await Bun.sleep(1000);
+      process.kill(pid, "SIGCONT");
+    }
+    const stdout = await child.stdout.text();
+    const { clients } = reportOf({ stdout, stderr: await stderr, status: await child.exited });
+    expect(clients[0]?.iterations).toBe(17);
+    // The time that it takes to look once more, 0.0002, is not what one took.
+    expect(clients[0]?.requests.p50_ms).toBeGreaterThan(1);
   });
 
   test("of a process that was killed are over the time that it lived", async () => {

@@ -1,5 +1,5 @@
 /**
- * mig.test.ts: a part of a GPU (MIG) is found by its own UUID, which clients are told and reports name.
+ * mig.test.ts: which GPUs a client is told to see; a part of a GPU (MIG) is found by its own UUID, which reports name.
  *
  * The GPU is the simulated one under a driver that gives it the name of such a part and, to the launcher, does not say that it is
  * simulated, so that it is taken for a real one. What a real driver does with parts of a GPU has not been seen.
@@ -71,6 +71,58 @@ test("its clients see that part and no other, and the report names it", async ()
   const whole = await launched(device.uuid.replace("MIG", "GPU"));
   expect(whole.stderr).toContain(`there is 0 (${NAME}, ${device.uuid})`);
   expect(whole.status).toBe(1);
+});
+
+const A = { name: "a", class: "best-effort", command: ["sh", "-c", 'echo "sees $CUDA_VISIBLE_DEVICES"'] };
+
+const visible = (text: string): object => ({ env: { CUDA_VISIBLE_DEVICES: text } });
+
+/** What such a client sees where there are three, and the launch is on the second; by their numbers. */
+async function placed(client: object) {
+  const path = scratch.file("placed.json", { device: 1, sharing: "time-slice", clients: [{ ...A, ...client }] });
+  const env = { ...environment(), RIGEL_SIM_DEVICES: "3", RIGEL_SIM_STATE: join(scratch.path, "gpus") };
+  await using child = start(["launch", path, "--json"], { env });
+  const [stderr, status] = await Promise.all([child.stderr.text(), child.exited]);
+  const uuids = /sees (\S+)/.exec(stderr)?.[1]?.split(",");
+  return { uuids, stderr, status };
+}
+
+test("a client sees the GPUs that its device, or CUDA_VISIBLE_DEVICES in its env, names, in that order", async () => {
+  const all = (await placed({ device: "all" })).uuids ?? [];
+  expect(new Set(all).size).toBe(3);
+  const [, , last = ""] = all;
+  for (const [client, expected] of [
+    [{}, [1]],
+    [{ device: 2 }, [2]],
+    [{ device: [2, 0] }, [2, 0]],
+    [visible("0"), [0]],
+    [visible("2, 0"), [2, 0]],
+    [visible(last), [2]],
+  ] as const) {
+    const { uuids, stderr, status } = await placed(client);
+    expect(
+      uuids?.map((uuid) => all.indexOf(uuid)),
+      stderr,
+    ).toEqual([...expected]);
+    expect(status).toBe(0);
+  }
+  const both = await placed({ device: 2, ...visible("0") });
+  expect(both.uuids).toEqual([last]);
+  expect(both.stderr).toContain("a: CUDA_VISIBLE_DEVICES in its env has no effect, as its device says what it sees");
+  // Programs would see none, silently.
+  for (const [client, said] of [
+    [{ device: [2, last] }, `clients[0].device: GPU 2 (${last}) is there twice`],
+    [visible("0,0"), "clients[0].env.CUDA_VISIBLE_DEVICES: GPU 0"],
+    [visible("7"), "clients[0].env.CUDA_VISIBLE_DEVICES: there is no GPU 7 here"],
+    [
+      visible("-1"),
+      'clients[0].env.CUDA_VISIBLE_DEVICES: expected device indices or UUIDs with commas between them, got "-1"',
+    ],
+  ] as const) {
+    const { stderr, status } = await placed(client);
+    expect(stderr).toContain(said);
+    expect(status).toBe(1);
+  }
 });
 
 test("a client that runs is shown with it", async () => {

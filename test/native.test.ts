@@ -6,7 +6,7 @@
  */
 
 import { expect, test } from "bun:test";
-import { readdirSync } from "node:fs";
+import { mkdirSync, readdirSync, statSync, symlinkSync, utimesSync } from "node:fs";
 import { join } from "node:path";
 import { make } from "../src/native.ts";
 import { Scratch, plainEnvironment, root } from "./rigel.ts";
@@ -29,6 +29,47 @@ test("what cannot be built for want of a folder says who can", async () => {
 });
 
 test("the native test programs build", async () => await make(native, "check-build"), BUILD_LIMIT_ms);
+
+test(
+  "the library is built by who needs it, where it is missing or older than its sources",
+  async () => {
+    using checkout = new Scratch();
+    const copy = join(checkout.path, "native");
+    const build = join(copy, "build");
+    const sources = readdirSync(native).filter((name) => !name.startsWith("build"));
+    const compiled = ["obj", "sim", "rigel-replay", "rigel-simulate"].map((name) => join("build", name));
+    mkdirSync(build, { recursive: true });
+    // With times: what has been compiled need not be again.
+    for (const [from, names, to] of [
+      [root, ["package.json", "src", "profiles"], checkout.path],
+      [native, sources, copy],
+      [native, compiled, build],
+    ] as const)
+      expect(Bun.spawnSync(["cp", "-a", ...names, to], { cwd: from }).success).toBe(true);
+    symlinkSync(join(root, "node_modules"), join(checkout.path, "node_modules"));
+    const library = join(build, "librigel.so");
+    const info = async () => {
+      await using child = Bun.spawn([process.execPath, join(checkout.path, "src", "cli.ts"), "info"], {
+        env: plainEnvironment(),
+        stdin: "ignore",
+        stdout: "pipe",
+        stderr: "pipe",
+      });
+      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+      expect({ status, stderr }).toMatchObject({ status: 0 });
+      expect(stdout).toContain(`library   ${library} (`);
+      return { stderr, made: statSync(library).ino };
+    };
+    const { made } = await info();
+    expect(await info()).toEqual({ stderr: "", made });
+    const now = new Date();
+    utimesSync(join(copy, "layout.c"), now, now);
+    const again = await info();
+    expect(again.stderr).toContain("building the native library (make all): files to compile: 1");
+    expect(again.made).not.toBe(made);
+  },
+  BUILD_LIMIT_ms,
+);
 
 test.each(programs)(
   "native %s",

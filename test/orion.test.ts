@@ -93,10 +93,31 @@ describe.concurrent("Orion's configuration", () => {
       stderr: [
         `rigel: ${path}: clients[0].kernel_file: expected text, but it is missing`,
         `rigel: ${path}: clients[0].num_iters: expected a number above 0, got -1`,
-        `rigel: ${path}: clients[0].args.rps: expected a number, got "fast"`,
+        `rigel: ${path}: clients[0].args.rps: expected 0 or a number from 0.000001 to 1000000, got "fast"`,
         "",
       ].join("\n"),
     });
+  });
+
+  test("with what only Rigel would refuse is refused by Orion's own names, too", async () => {
+    using scratch = new Scratch();
+    const client = { arch: "gpt", kernel_file: "k.csv" };
+    const path = scratch.file("orion.json", [
+      { ...client, args: { rps: 1e7 } },
+      { ...client, args: { rps: -1, input_file: "a\0b" } },
+      { ...client, kernel_file: "a\0b" },
+    ]);
+    expect((await rigel("launch", path, "--dry-run")).stderr.split("\n")).toEqual([
+      `rigel: ${path}: [0].args.rps: expected a number of at most 1000000, got 10000000`,
+      `rigel: ${path}: [1].args.rps: expected a number of at least 0.000001, got -1`,
+      `rigel: ${path}: [1].args.input_file: expected text without NUL characters, got "a\\u0000b"`,
+      `rigel: ${path}: [2].kernel_file: expected text without NUL characters, got "a\\u0000b"`,
+      "",
+    ]);
+    const crowd = scratch.file("crowd.json", { clients: Array.from({ length: 65 }, () => client) });
+    const { status, stderr } = await rigel("launch", crowd, "--dry-run");
+    expect(stderr).toStartWith(`rigel: ${crowd}: clients: expected at most 64 entries, got`);
+    expect(status).toBe(2);
   });
 
   test("with names that clients cannot have, and fields beside the clients", async () => {

@@ -121,6 +121,9 @@ describe.skipIf(python === null)("import rigel", () => {
       return seen?.thread_clients[0]?.calls["cuLaunchKernel"] === 1 ? seen : undefined;
     });
     const text = await rigel("contexts", "--segment", scratch.path);
+    const named = await Promise.all(
+      ["own", "program/own", "program/other"].map((name) => rigel("contexts", name, "--segment", scratch.path)),
+    );
     launch.kill("SIGINT");
     const [stderr, report] = await Promise.all([launch.stderr.text(), launch.stdout.text()]);
     expect(found, stderr).toMatchObject({
@@ -133,7 +136,34 @@ describe.skipIf(python === null)("import rigel", () => {
     });
     expect(found.threads.find(({ tid }) => tid === found.pid)).toMatchObject({ moves: 1, device: 1 });
     expect(text.stdout).toContain("cuStreamSynchronize in thread");
+    expect(text.stdout).not.toContain("not shown");
+    expect(named.map(({ status }) => status)).toEqual([0, 0, 2]);
+    expect(named.map(({ stdout }) => stdout.includes("  client own: best-effort"))).toEqual([true, true, false]);
+    expect(named[2]?.stderr).toContain("there is no client or process program/other; there is program, program/own");
     expect(report).toContain("launched on another device than in its request before");
+  });
+
+  test("rigel contexts says how many threads it has no room for", async () => {
+    using scratch = new Scratch();
+    const config = scratch.file("jobs.json", {
+      device: "simulated",
+      clients: [{ name: "program", class: "best-effort", command: [python, program, "crowd"] }],
+    });
+    await using launch = start(["launch", config, "--segment", scratch.path]);
+    const look = async (...flags: string[]) =>
+      (await rigel("contexts", "program", "--segment", scratch.path, ...flags)).stdout;
+    const found = await until(async () => {
+      const { processes } = z
+        .object({ processes: z.array(processContextsSchema).default([]) })
+        .parse(JSON.parse((await look("--json")) || "{}"));
+      return processes.find((one) => one.calls["cuLaunchKernel"] === 70);
+    });
+    const text = await look();
+    launch.kill("SIGINT");
+    await launch.exited;
+    // The main thread is one of those that have room.
+    expect([found.threads.length, found.threads_lost]).toEqual([64, 7]);
+    expect(text).toContain("threads that are not shown, for want of room: 7\n");
   });
 
   test("does nothing without Rigel", async () => {

@@ -12,7 +12,7 @@ import {
   symlinkSync,
   writeFileSync,
 } from "node:fs";
-import { createServer } from "node:net";
+import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
 import { Place, Server, until } from "./serving.ts";
@@ -31,6 +31,18 @@ async function asNobody(...command: string[]) {
 
 /** Maps a file for reading. */
 const MAP = "import mmap, os, sys; mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=mmap.PROT_READ)";
+
+/** What is answered to the very bytes of a request. */
+async function answered(to: { port: number } | { path: string }, request: string): Promise<string> {
+  const { promise, resolve, reject } = Promise.withResolvers<string>();
+  let text = "";
+  const socket = connect(to);
+  socket.on("data", (data) => (text += data.toString()));
+  socket.on("end", () => resolve(text));
+  socket.on("error", reject);
+  socket.write(request);
+  return await promise;
+}
 
 const folder = (): string => join(place.path, "run", "rigel");
 const served = async () => await place.rigel("serve", "--port", "0", "--segment", place.segments);
@@ -117,6 +129,17 @@ describe("requests that are refused", () => {
     const json = { ...mine, "content-type": "application/json" };
     const sent = await fetch(`${server.url}/v1/config`, { method: "PUT", body: unending, headers: json });
     expect(sent.status).toBe(411);
+    // Without a Host, as HTTP/1.0 allows: there was a page with the server's source in it.
+    const hostless = "GET /v1/stats HTTP/1.0\r\n";
+    for (const [to, header] of [
+      [{ port: Number(port) }, ""],
+      [{ path: server.socket }, ""],
+      [{ path: server.socket }, "Host: a b\r\n"],
+    ] as const) {
+      const [head = "", body = ""] = (await answered(to, `${hostless}${header}\r\n`)).split("\r\n\r\n");
+      expect(head).toStartWith("HTTP/1.1 400 ");
+      expect(JSON.parse(body)).toMatchObject({ error: { code: "no_host" } });
+    }
     // Either all of a change or none of it.
     await refused(422, "command", "/v1/clients/serve", {
       method: "PATCH",
@@ -127,6 +150,10 @@ describe("requests that are refused", () => {
       body: { policy: { name: "fair", inflight: 0 } },
     });
     await refused(422, "invalid", "/v1/config", { method: "PUT", body: { policy: { inflight: -1 } } });
+    // Far deeper than anything could mean: it took the server seconds to fail at that (500).
+    const deep = "[".repeat(100_000) + "]".repeat(100_000);
+    await refused(422, "config", "/v1/config", { method: "PUT", body: `{"policy":{"target":${deep}}}` });
+    await refused(422, "config", "/v1/clients/train", { method: "PATCH", body: `{"memory":${deep}}` });
     await refused(404, "not_found", "/v1/../../etc/passwd", {});
     await refused(404, "not_found", "/%2e%2e/%2e%2e/etc/passwd", {});
     await refused(404, "no_client", "/v1/clients/..%2f..%2fetc%2fpasswd", {});
@@ -150,14 +177,14 @@ describe("requests that are refused", () => {
     const lines = (await server.log).split("\n").filter((line) => line.includes("refused "));
     const statuses = Map.groupBy(lines, (line) => /\((\d+)\)$/.exec(line)?.[1]);
     expect(Object.fromEntries([...statuses].map(([status, own]) => [status, own.length]))).toEqual({
-      400: 1,
+      400: 4,
       401: 9,
       403: 6,
       404: 3,
       411: 1,
       413: 1,
       415: 1,
-      422: 3,
+      422: 5,
     });
     expect(lines).toContain("rigel: refused GET /etc/passwd over tcp: there is nothing at GET /etc/passwd (404)");
     // A token has no place in a log.

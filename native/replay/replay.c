@@ -517,25 +517,29 @@ static void serve_request(client *c, uint64_t due_ns)
 /* Takes iterations off the front that are finished; with `wait`, waits for one first. */
 static void collect_ahead(client *c, bool wait)
 {
-    while (c->ahead_count) {
-        CUevent event = c->ahead[c->ahead_first];
-        if (wait) {
+    uint32_t ended = 0;
+    for (; ended < c->ahead_count; ended++) {
+        CUevent event = c->ahead[(c->ahead_first + ended) % AHEAD];
+        if (wait && ended == 0) {
             enter_call(c, "a wait for an iteration");
             CU(cuEventSynchronize, event);
             leave_call(c);
-            wait = false;
-        } else {
-            CUresult result = rg_cu.cuEventQuery(event);
-            if (result == CUDA_ERROR_NOT_READY)
-                return;
-            check(result, "cuEventQuery");
+            continue;
         }
-        uint64_t now = now_ns();
-        count_iteration(c, now, now - c->last_finish_ns);
-        c->last_finish_ns = now;
-        c->ahead_first = (c->ahead_first + 1) % AHEAD;
-        c->ahead_count--;
+        CUresult result = rg_cu.cuEventQuery(event);
+        if (result == CUDA_ERROR_NOT_READY)
+            break;
+        check(result, "cuEventQuery");
     }
+    if (ended == 0)
+        return;
+    /* When those that are seen together have ended is not known: each has had its part of the time since the last that was seen. */
+    uint64_t now = now_ns(), each_ns = (now - c->last_finish_ns) / ended;
+    for (uint32_t i = 0; i < ended; i++)
+        count_iteration(c, now, each_ns);
+    c->last_finish_ns = now;
+    c->ahead_first = (c->ahead_first + ended) % AHEAD;
+    c->ahead_count -= ended;
 }
 
 /* An iteration of a program that does not wait for it, as a training loop does not. */

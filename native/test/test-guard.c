@@ -359,11 +359,13 @@ static cublasHandle_t made, given;
 static matrices operands;
 static cublasStatus_t status_there;
 static CUcontext context_there;
+static uint64_t context_shown;
 
 static void *make_there(void *unused)
 {
     status_there = cublasCreate_v2(&made);
     context_there = current();
+    context_shown = rg_self->context;
     return unused;
 }
 
@@ -371,6 +373,7 @@ static void *multiply_there(void *unused)
 {
     status_there = multiply(given, &operands);
     context_there = current();
+    context_shown = rg_self->context;
     return unused;
 }
 
@@ -399,6 +402,7 @@ static void a_thread_without_context_gets_the_device_in_use(void)
     in_a_thread(make_there);
     CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
     CHECK(context_there == primary[1]);
+    CHECK_EQUAL(context_shown, (uint64_t)(uintptr_t)primary[1]);
     CHECK_EQUAL(active_primary(0), 0);
     CHECK_EQUAL(me()->guard_no_context, 1);
     /* And a handle brings its own context. */
@@ -406,6 +410,7 @@ static void a_thread_without_context_gets_the_device_in_use(void)
     in_a_thread(multiply_there);
     CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
     CHECK(context_there == primary[1]);
+    CHECK_EQUAL(context_shown, (uint64_t)(uintptr_t)primary[1]);
     CHECK(is_product(&operands));
     CHECK_EQUAL(me()->guard_no_context, 2);
     CHECK_EQUAL(me()->guard_repaired, 2);
@@ -916,6 +921,53 @@ static void a_failure_is_explained(void)
     CHECK(line && !strstr(line + 1, "rigel: ")); /* once in ten seconds */
 }
 
+/* More than a line has room for: who has most is named, the others are added up; and the line is whole. */
+static void a_failure_beside_many_clients_is_explained(void)
+{
+    int out[2];
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(out[1], STDERR_FILENO);
+        become("repair");
+        for (int i = 1; i <= 40; i++) {
+            memset(seg->clients[i].name, 'n', RG_NAME_BYTES - 1);
+            memcpy(seg->clients[i].name, "a-training-job-", 15);
+            seg->clients[i].name[61] = (char)('0' + i / 10);
+            seg->clients[i].name[62] = (char)('0' + i % 10);
+            seg->clients[i].memory_bytes = (uint64_t)(100 + i) << 20;
+            seg->clients[i].state = RG_LIVE;
+        }
+        fill_memory(32 << 20);
+        cublasHandle_t none = NULL;
+        CHECK_EQUAL(cublasCreate_v2(&none), CUBLAS_STATUS_ALLOC_FAILED);
+        for (int i = 1; i <= 40; i++)
+            seg->clients[i].state = RG_FREE;
+        done();
+        _exit(0);
+    }
+    close(out[1]);
+    char text[4096] = "";
+    ssize_t n = 0, got;
+    while ((got = read(out[0], text + n, sizeof text - 1 - (size_t)n)) > 0)
+        n += got;
+    int status, named = 0, more = 0, sum = 0, expected = 0;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    for (const char *at = text; (at = strstr(at, ", a-training-job-")); at++, named++)
+        CHECK_EQUAL(atoi(at + 2 + 61), 40 - named);
+    const char *rest = strstr(text, "MiB (handles: 0), ");
+    for (const char *at = rest; at; at = strstr(at + 1, "MiB (handles: 0), "))
+        rest = at;
+    CHECK(rest && sscanf(rest, "MiB (handles: 0), %d more %d MiB;", &more, &sum) == 2);
+    CHECK(named >= 2);
+    CHECK_EQUAL(named + more, 40);
+    for (int i = 1; i <= more; i++)
+        expected += 100 + i;
+    CHECK_EQUAL(sum, expected);
+    CHECK(strstr(text, "or make one handle per thread and device and keep it\n") != NULL);
+}
+
 static void the_first_call_may_be_to_make_a_handle(void)
 {
     become_without_context("repair", "libcublas.so.12");
@@ -1130,6 +1182,7 @@ int main(int argc, char **argv)
     RUN(pools_of_best_effort_clients_make_room);
     RUN(own_pools_make_room);
     RUN(a_failure_is_explained);
+    RUN(a_failure_beside_many_clients_is_explained);
     RUN(the_first_call_may_be_to_make_a_handle);
     RUN(a_forked_child_passes_through);
     RUN(exit_leaves_the_pool_alone);

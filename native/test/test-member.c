@@ -196,6 +196,13 @@ static void what_cannot_be_entered(void)
     CHECK_EQUAL(rigel_client_enter("", "high"), -EINVAL);
     CHECK_EQUAL(rigel_client_enter(NULL, "high"), -EINVAL);
     CHECK_EQUAL(rigel_client_enter("a", "low"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a\nb", "high"), -EINVAL);
+    CHECK_EQUAL(rigel_client_enter("a\x7f", "high"), -EINVAL);
+    char longest[RG_NAME_BYTES + 1];
+    memset(longest, 'n', RG_NAME_BYTES);
+    longest[RG_NAME_BYTES] = 0;
+    CHECK_EQUAL(rigel_client_enter(longest, "high"), -EINVAL); /* not a client of the name that is left of it */
+    CHECK_EQUAL(rg.member_count, 1);
     CHECK_EQUAL(rigel_client_enter("a", "high"), 0);
     CHECK_EQUAL(rigel_client_enter("a", "best-effort"), -EEXIST);
     for (int i = 0; i < 15; i++)
@@ -244,6 +251,42 @@ static void requests_are_the_threads_clients(void)
     rigel_client_leave();
     CHECK_EQUAL(rg.slot->reports, 1);
     CHECK_EQUAL(slot_of("a")->reports, 2);
+    done();
+}
+
+/* An iteration of the process's, and of each client in it. */
+static void a_request_may_have_those_of_other_clients_in_it(void)
+{
+    become("best-effort");
+    for (int round = 0; round < 3; round++) {
+        rigel_request_begin();
+        for (int i = 0; i < 2; i++) {
+            CHECK_EQUAL(rigel_client_enter(i ? "b" : "a", NULL), 0);
+            rigel_request_begin();
+            usleep(5000);
+            if (round < 2) /* else it fails */
+                rigel_request_end();
+            rigel_client_leave();
+        }
+        rigel_request_end();
+    }
+    CHECK_EQUAL(rg.slot->reports, 3);
+    CHECK_EQUAL(slot_of("a")->reports, 2);
+    CHECK_EQUAL(slot_of("b")->reports, 2);
+    for (int i = rg_hist_bucket(10000000) - 1; i >= 0; i--)
+        CHECK_EQUAL(rg.slot->report_ns.count[i], 0); /* each took at least what was in it */
+    CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
+    rigel_request_begin();
+    rigel_client_leave();
+    rigel_request_end(); /* as the one that it is in then */
+    rigel_request_end();
+    CHECK_EQUAL(rg.slot->reports, 4);
+    CHECK_EQUAL(slot_of("a")->reports, 2);
+    rigel_request_begin();
+    rigel_request_begin();
+    rigel_request_end();
+    rigel_request_end();
+    CHECK_EQUAL(rg.slot->reports, 5);
     done();
 }
 
@@ -506,6 +549,86 @@ static void handles_in_a_wrong_context_are_named(void)
     done();
 }
 
+static void waits_with_a_wrong_event_are_named(void)
+{
+    become("best-effort");
+    CUstream s = stream();
+    CUevent e, f, gone;
+    CHECK_EQUAL(cuEventCreate(&e, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&gone, 2), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(s, e, 0), CUDA_SUCCESS);
+    CUcontext other;
+    CHECK_EQUAL(cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&f, 0), CUDA_SUCCESS);
+    CUstream t = stream();
+    CHECK_EQUAL(cuEventRecord(f, t), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(t, e, 0), CUDA_SUCCESS); /* a stream may wait for another context */
+    CHECK_EQUAL(rg.slot->misuses, 0);
+    float ms;
+    CHECK_EQUAL(cuEventElapsedTime(&ms, e, f), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(rg.slot->misuses, 1);
+    CHECK_EQUAL(misuse(1)[1] >> 32, RG_OP_cuEventElapsedTime);
+    CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
+    CHECK_EQUAL(misuse(1)[4], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuEventDestroy_v2(gone), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamWaitEvent(s, gone, 0), CUDA_ERROR_INVALID_HANDLE);
+    CHECK_EQUAL(rg.slot->misuses, 2);
+    CHECK_EQUAL(misuse(2)[1] >> 32, RG_OP_cuStreamWaitEvent);
+    CHECK_EQUAL(misuse(2)[4], RG_CONTEXT_GONE);
+    CHECK_EQUAL(misuse(2)[5], (uint64_t)(uintptr_t)gone);
+    done();
+}
+
+/* As the driver says it, after every way to change it. */
+static void the_current_context_of_a_thread_is_known(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstream s = stream();
+    launch(s, 1000);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CUcontext made, ignored;
+    CHECK_EQUAL(cuCtxCreate_v2(&made, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(cuCtxDestroy_v2(made), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_self->context, 0);
+    CHECK_EQUAL(rg.slot->misuses, 0);
+    done();
+}
+
+/* It goes on with the stream that it had: the driver lets that through. */
+static void the_stream_of_the_context_before_is_named(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstream s = stream();
+    CUdeviceptr p;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+    CUcontext other;
+    CHECK_EQUAL(cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+        CHECK_EQUAL(rg.slot->misuses, 1); /* once for as long as it stays there */
+        CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)other);
+        CHECK_EQUAL(rg_self->stream, (uint64_t)(uintptr_t)s);
+    }
+    CHECK_EQUAL(misuse(1)[2] >> 32, CUDA_SUCCESS);
+    CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
+    CHECK_EQUAL(misuse(1)[4], (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->misuses, 1);
+    done();
+}
+
 /* A thread of a serving process that is on another device in its next request. */
 static void a_thread_that_changes_its_device(void)
 {
@@ -674,6 +797,7 @@ int main(int argc, char **argv)
     RUN(entering_before_the_driver);
     RUN(what_cannot_be_entered);
     RUN(requests_are_the_threads_clients);
+    RUN(a_request_may_have_those_of_other_clients_in_it);
     RUN(threads_that_are_no_client_pass_through);
     RUN(a_thread_waits_for_a_high_one_beside_it);
     RUN(a_launch_ends_as_what_it_was_begun_as);
@@ -684,6 +808,9 @@ int main(int argc, char **argv)
     RUN(idle_beside_a_thread_that_never_rests);
     RUN(calls_are_counted_by_client_and_operation);
     RUN(handles_in_a_wrong_context_are_named);
+    RUN(waits_with_a_wrong_event_are_named);
+    RUN(the_current_context_of_a_thread_is_known);
+    RUN(the_stream_of_the_context_before_is_named);
     RUN(a_thread_that_changes_its_device);
     RUN(preemption_is_said_for_each_device);
     RUN(a_track_goes_with_its_thread);

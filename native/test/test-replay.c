@@ -282,6 +282,12 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
     CHECK(number_of(out, "count") == 19, "due at 0.05, 0.10, ... 0.95: %s", out);
 
+    /* Due every 0.25 ms, of half a millisecond at least: request k ends k * 0.25 ms late or later, by which its latency is more. */
+    snprintf(arguments, sizeof(arguments), "--profile %s --rate 4000 --arrivals uniform --iterations 100", serving);
+    CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+    CHECK(number_of(out, "count") == 100 && number_of(out, "p50_ms") >= 12 && number_of(out, "p99_ms") >= 24,
+          "latency from the due time: %s", out);
+
     /* A program that runs ahead: no requests, iterations as fast as the GPU: 10 kernels of 100 us. */
     snprintf(arguments, sizeof(arguments), "--profile %s --duration-s 1", training);
     begun_ms = now_ms();

@@ -99,7 +99,7 @@ class client(_Around):
     thread launches it: so the backward pass, which PyTorch runs in threads that all share, counts for the client whose forward
     pass it belongs to, if the client has a stream of its own.
 
-    name: at most 63 bytes.
+    name: at most 63 bytes, none of them control characters.
     class_: "high" or "best-effort"; without it, the class that the process was launched with.
     stream: what PyTorch uses as current stream inside. Without it, a stream of the client's own for each thread and device, if torch
         is imported and has CUDA (on the thread's current device: call torch.cuda.set_device first); a torch.cuda.Stream; or
@@ -113,8 +113,8 @@ class client(_Around):
 
     def __init__(self, name: str, class_: Class | None = None, *, stream: Any = None, wait: bool = True) -> None:
         encoded = name.encode()
-        if not encoded or len(encoded) > 63 or b"\0" in encoded:
-            raise ValueError(f"rigel: a client's name has 1 to 63 bytes and no NUL, got {name!r}")
+        if not encoded or len(encoded) > 63 or any(byte < 0x20 or byte == 0x7F for byte in encoded):
+            raise ValueError(f"rigel: a client's name has 1 to 63 bytes and no control characters, got {name!r}")
         if class_ not in (None, "high", "best-effort"):
             raise ValueError(f'rigel: class_ is "high" or "best-effort", got {class_!r}')
         self.name = name
@@ -157,7 +157,8 @@ class request(_Around):
     """One request, or one iteration: what is inside the ``with`` block, or one call of the decorated function.
 
     Its time counts for the thread's client and is shown instead of the busy periods of the GPU that Rigel sees. It should end
-    when the result is there: PyTorch returns from most calls before the GPU has done them. One that raises is not counted.
+    when the result is there: PyTorch returns from most calls before the GPU has done them. One that raises is not counted. Inside,
+    clients may be entered that have requests of their own; one of the same client takes the place of the one around it.
     """
 
     def __enter__(self) -> request:
