@@ -30,6 +30,8 @@ export interface Wait {
 interface Pair {
   readonly took_ms: number;
   readonly alone_ms: number;
+  /** Of how many busy periods. */
+  readonly parts: number;
 }
 
 /** Quantiles that are compared. */
@@ -131,7 +133,7 @@ export class Alone {
       else high++;
       if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
     }
-    return { took_ms: duration_ms(wait), alone_ms: median(near) };
+    return { took_ms: duration_ms(wait), alone_ms: median(near), parts: 1 };
   }
 }
 
@@ -142,28 +144,74 @@ const CHAINED_MOST = 0.75;
 /** So often it is drawn when they came, until it fits. */
 const TRIES = 20;
 
+/** One request: a busy period, with the short ones just before and after it. */
+interface Request {
+  readonly began_ms: number | undefined;
+  readonly took_ms: number;
+  /** Of how many busy periods. */
+  readonly parts: number;
+  readonly pair: Pair | undefined;
+}
+
 /** For how long a program paused between two requests. */
-function pause_ms(before: Wait, wait: Wait): number {
-  return (wait.began_ms ?? Number.NaN) - (before.began_ms ?? Number.NaN) - duration_ms(before);
+function pause_ms(before: Request, after: Request): number {
+  return (after.began_ms ?? Number.NaN) - (before.began_ms ?? Number.NaN) - before.took_ms;
+}
+
+/**
+ * Requests of one client, in their order. A busy period that is short against its neighbour, and next to it, is a part of the same
+ * request: programs copy input, or read a result, and wait for that by itself. What delays it little is much for it alone.
+ */
+function requestsOf(waits: readonly Wait[], pairOf: (wait: Wait) => Pair | undefined): Request[] {
+  const list: Request[] = [];
+  for (const wait of waits) {
+    const next = { began_ms: wait.began_ms, took_ms: duration_ms(wait), parts: 1, pair: pairOf(wait) };
+    const before = list.at(-1);
+    if (before && isPart(before, next)) list[list.length - 1] = joined(before, next);
+    else list.push(next);
+  }
+  return list;
+}
+
+/** By what they take alone: what delays a short one does not make it a request. */
+function isPart(before: Request, after: Request): boolean {
+  const alone_ms = [before, after].map(({ pair, took_ms }) => pair?.alone_ms ?? took_ms);
+  const longer_ms = Math.max(...alone_ms);
+  return Math.min(...alone_ms) < AT_ONCE * longer_ms && Math.abs(pause_ms(before, after)) <= AT_ONCE * longer_ms;
+}
+
+function joined(before: Request, after: Request): Request {
+  const between_ms = pause_ms(before, after);
+  return {
+    began_ms: before.began_ms,
+    took_ms: before.took_ms + between_ms + after.took_ms,
+    parts: before.parts + after.parts,
+    pair: before.pair &&
+      after.pair && {
+        took_ms: before.pair.took_ms + between_ms + after.pair.took_ms,
+        alone_ms: before.pair.alone_ms + between_ms + after.pair.alone_ms,
+        parts: before.parts + after.parts,
+      },
+  };
 }
 
 /** Requests of one client, in their order, cut where one did not wait for the one before. */
-function chains(of: readonly Wait[]): Wait[][] {
-  const list: Wait[][] = [];
-  for (const [i, wait] of of.entries()) {
+function chains(of: readonly Request[]): Request[][] {
+  const list: Request[][] = [];
+  for (const [i, request] of of.entries()) {
     const before = of[i - 1];
-    const waited = before !== undefined && Math.abs(pause_ms(before, wait)) <= AT_ONCE * duration_ms(before);
-    if (waited) list.at(-1)?.push(wait);
-    else list.push([wait]);
+    const waited = before !== undefined && Math.abs(pause_ms(before, request)) <= AT_ONCE * before.took_ms;
+    if (waited) list.at(-1)?.push(request);
+    else list.push([request]);
   }
   const long = list.filter(({ length }) => length > 1).length;
-  return long > CHAINED_MOST * list.length ? of.map((wait) => [wait]) : list;
+  return long > CHAINED_MOST * list.length ? of.map((request) => [request]) : list;
 }
 
 /** When the requests of a chain began and when they came, in milliseconds from its beginning: at random, but each before it began. */
-function timesOf(chain: readonly Wait[]): { began_ms: number; came_ms: number }[] {
+function timesOf(chain: readonly Request[]): { began_ms: number; came_ms: number }[] {
   const first_ms = chain[0]?.began_ms ?? 0;
-  const began = chain.map((wait) => (wait.began_ms ?? first_ms) - first_ms);
+  const began = chain.map((request) => (request.began_ms ?? first_ms) - first_ms);
   const last_ms = began.at(-1) ?? 0;
   // The same at every look.
   const random = generator(Math.round(first_ms * 1e3));
@@ -180,19 +228,19 @@ function timesOf(chain: readonly Wait[]): { began_ms: number; came_ms: number }[
 /** Pairs of how long requests took from when they came, and how long alone, where the one before would have been done sooner. */
 function fromArrival(waits: readonly Wait[], pairOf: (wait: Wait) => Pair | undefined): Pair[] {
   const pairs: Pair[] = [];
-  const all = [...Map.groupBy(waits, (wait) => wait.client).values()].flatMap(chains);
+  const all = [...Map.groupBy(waits, (wait) => wait.client).values()].flatMap((of) => chains(requestsOf(of, pairOf)));
   for (const chain of all) {
     const times = timesOf(chain);
     // When the one before would have been done.
     let free_ms = 0;
-    for (const [i, wait] of chain.entries()) {
+    for (const [i, request] of chain.entries()) {
       const { began_ms, came_ms } = times[i] ?? { began_ms: 0, came_ms: 0 };
       const before = chain[i - 1];
-      const pair = pairOf(wait);
+      const { pair } = request;
       if (pair) {
-        free_ms = Math.max(came_ms, free_ms) + (before ? Math.max(0, pause_ms(before, wait)) : 0) + pair.alone_ms;
-        pairs.push({ took_ms: began_ms + pair.took_ms - came_ms, alone_ms: free_ms - came_ms });
-      } else free_ms = began_ms + duration_ms(wait);
+        free_ms = Math.max(came_ms, free_ms) + (before ? Math.max(0, pause_ms(before, request)) : 0) + pair.alone_ms;
+        pairs.push({ took_ms: began_ms + pair.took_ms - came_ms, alone_ms: free_ms - came_ms, parts: pair.parts });
+      } else free_ms = began_ms + request.took_ms;
     }
   }
   return pairs;
@@ -234,12 +282,15 @@ function lowerBound(list: readonly Wait[], worked_ms: number): number {
 /** Pairs from which quantiles of both sides can be had, of all of them or of a draw. */
 class Sample {
   readonly count: number;
+  /** Of so many busy periods. */
+  readonly parts: number;
   readonly #took: Sorted;
   readonly #alone: Sorted;
   readonly #times: Uint16Array;
 
   constructor(pairs: readonly Pair[]) {
     this.count = pairs.length;
+    this.parts = pairs.reduce((sum, { parts }) => sum + parts, 0);
     this.#took = sorted(pairs.map(({ took_ms }) => took_ms));
     this.#alone = sorted(pairs.map(({ alone_ms }) => alone_ms));
     this.#times = new Uint16Array(this.count);
@@ -290,7 +341,7 @@ function sorted(values: readonly number[]): Sorted {
 }
 
 export interface Delay {
-  /** Requests that were compared. */
+  /** Busy periods that were compared. */
   requests: number;
   /** At these percentiles. */
   p50: number;
@@ -324,5 +375,5 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   const most = Math.max(...ratios);
   const worst = { percentile: Math.round(100 * (QUANTILES[ratios.indexOf(most)] ?? 1)), ratio: most };
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
-  return { requests: here.count, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
+  return { requests: here.parts, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
 }

@@ -174,6 +174,27 @@ describe("delay", () => {
     }
   });
 
+  test("a short wait just after a long one is a part of the same request", () => {
+    const noise = random(41);
+    // 4.3 ms, of which the program then reads a result in 0.36 ms more, or with as much delay as is asked.
+    const run = (delay_ms: number): Wait[] => {
+      let at_ms = 0;
+      return Array.from({ length: 120 }, () => {
+        const long = { ...hostBound(1.3, noise, 0), began_ms: at_ms };
+        const began_ms = at_ms + long.worked_ms + long.waited_ms + 0.03;
+        at_ms = began_ms + 0.36 + delay_ms + 2 + 20 * noise();
+        return [long, { client: 0, worked_ms: 0.36, waited_ms: delay_ms, began_ms }];
+      }).flat();
+    };
+    const alone = new Alone(run(0));
+    const little = delay(run(0.1), alone, 1.05, 20);
+    expect(little).toMatchObject({ requests: 240, verdict: "within" });
+    expect(little.p50).toBeWithin(1.0, 1.04);
+    const much = delay(run(0.47), alone, 1.05, 20);
+    expect(much.p50).toBeWithin(1.07, 1.13);
+    expect(much.verdict).toBe("over");
+  });
+
   test("the same requests give the same answer", () => {
     const noise = random(17);
     const alone = new Alone(many(50, () => hostBound(1, noise, 0)));

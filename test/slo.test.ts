@@ -185,7 +185,7 @@ describe("the controller", () => {
   test("requests that leave the GPU idle get it later, as far as that costs them nothing", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 90, world(lateIsFine));
     const { suspend, defer_us, slice_us } = controller.summary().settings ?? {};
-    expect({ suspend, slice_us }).toEqual({ suspend: 1, slice_us: 300 });
+    expect({ suspend, slice_us }).toEqual({ suspend: 1, slice_us: 1000 });
     // 0.41 of a request of 3.3 ms.
     expect(Math.abs((defer_us ?? 0) - 1350)).toBeLessThan(60);
     expect(ticks.findIndex(({ settings }) => (settings?.defer_us ?? 0) > 1200) * TICK_S).toBeLessThan(15);
