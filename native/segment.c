@@ -320,6 +320,17 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
     return -1;
 }
 
+/* Whether another thread or process is done with writing what device this is, which takes it microseconds. */
+static bool known_soon(const rg_device *d)
+{
+    for (int tries = 0; tries < 1000; tries++) {
+        if (atomic_load(&d->state) == 2)
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 10000}, NULL);
+    }
+    return false;
+}
+
 int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name)
 {
     uint64_t key = 0xcbf29ce484222325u; /* FNV-1a */
@@ -331,8 +342,9 @@ int rg_segment_device(rg_segment *seg, const char uuid[16], const char *name)
         uint64_t old = 0;
         if (!atomic_compare_exchange_strong(&d->key, &old, key) && old != key)
             continue;
-        /* Everybody who uses the device writes the same bytes, so it does not matter who does, or who dies doing it. */
-        if (atomic_load(&d->state) != 2) {
+        /* Who finds them missing for long writes the same bytes: who began to may have died. */
+        uint32_t state = 0;
+        if (atomic_compare_exchange_strong(&d->state, &state, 1) || (state == 1 && !known_soon(d))) {
             memcpy(d->uuid, uuid, sizeof d->uuid);
             snprintf(d->name, sizeof d->name, "%s", name);
             atomic_store(&d->state, 2);

@@ -105,7 +105,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, high_busy, 1) /* [any] bit per client slot: that high client (under fair: any) has work on this device */ \
     F(u32, wake, 1)      /* [any] futex: raised whenever a high client becomes idle */ \
     F(u32, waiters, 1)   /* [any] threads asleep on `wake`; too high at worst, which costs a system call */ \
-    F(u32, state, 1)     /* [any] 2 once uuid and name are there */ \
+    F(u32, state, 1)     /* [any] 1 while uuid and name are written, 2 once they are there */ \
     F(char, uuid, 16)    /* [any] cuDeviceGetUuid, raw bytes */ \
     F(char, name, RG_DEVICE_NAME_BYTES) /* [any] */ \
     F(u32, busy_wake, 1)    /* [any] futex: raised when a high client begins to launch and somebody waits for that */ \

@@ -125,6 +125,14 @@ static void devices_by_uuid(void)
     }
     uuid[3] = 77;
     CHECK_EQUAL(rg_segment_device(seg, uuid, "one too many"), -1);
+    /* Who began to write what the last one is has died. */
+    uuid[3] = RG_MAX_DEVICES;
+    rg_device *last = &seg->devices[RG_MAX_DEVICES - 1];
+    memset(last->uuid, 0, sizeof last->uuid);
+    atomic_store(&last->state, 1);
+    CHECK_EQUAL(rg_segment_device(seg, uuid, "a GPU"), RG_MAX_DEVICES - 1);
+    CHECK_EQUAL(atomic_load(&last->state), 2);
+    CHECK_EQUAL(memcmp(last->uuid, uuid, sizeof last->uuid), 0);
     CHECK(strcmp(seg->devices[3].name, "a GPU") == 0);
     unlink(path);
 }
