@@ -3,9 +3,9 @@
  *
  * A stream and an event belong to the context that was current when it was made; who made which is kept in a table of this
  * process that forgets where it is full. It is asked when the driver has refused a call for its handle or context, and when a
- * thread turns to another stream, or goes on with the one that it had in another context: a call that names a stream of another context than the current one may run, and
- * what it launches is then not where the program thinks it is. What is found is counted, and the last ones are named in the slot
- * of the process.
+ * thread turns to another stream, or goes on with the one that it had in another context: a call that names a stream of another
+ * context than the current one may run, and what it launches is then not where the program thinks it is. What is found is counted,
+ * and the last ones are named in the slot of the process.
  *
  * Never on the path of a call that succeeds on the stream, and in the context, that its thread used before.
  */

@@ -1,8 +1,8 @@
 /**
  * hang-watch.ts: looks every few seconds whether a client hangs, and keeps the evidence when one does.
  *
- * Runs in the launcher (`hang_s`), in `rigel run` for its own client (`--hang`), and in `rigel hangs --watch`. A look reads what the clients write anyway, in some 100 us a process; they
- * do not notice. It never ends a program.
+ * Runs in the launcher (`hang_s`), in `rigel run` for its own client (`--hang`), and in `rigel hangs --watch`. A look reads what the
+ * clients write anyway, in some 100 us a process; they do not notice. It never ends a program.
  */
 
 import { bundleFolder, writeBundle } from "./hang-bundle.ts";

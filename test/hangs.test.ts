@@ -337,16 +337,34 @@ class Ward extends World {
 
   /** Runs `rigel hangs` until it finds what is expected of it; the test's time limit bounds this. */
   async until(expected: Record<string, string>, ...args: string[]): Promise<z.infer<typeof foundSchema>[]> {
-    const path = this.segment.path;
     for (;;) {
-      const result = await rigel("hangs", "--json", "--threshold", "1s", "--segment", path, ...args);
-      expect(result.stdout, result.stderr).toStartWith("{");
-      const { hung, segments } = documentSchema.parse(JSON.parse(result.stdout));
-      const found = segments.flatMap(({ processes }) => processes);
-      expect(result.status).toBe(hung > 0 ? 1 : 0);
-      const got = Object.fromEntries(found.map(({ name, rank, verdict }) => [`${name} ${rank ?? ""}`.trim(), verdict]));
-      if (Bun.deepEquals(got, expected)) return found;
+      const found = await this.#look(expected, args);
+      if (found) return found;
     }
+  }
+
+  /** Stops a program, and looks until that is found: where it holds nothing of the simulated GPU's, for which the others would wait. */
+  async stop(child: Bun.Subprocess, expected: Record<string, string>): Promise<void> {
+    for (;;) {
+      child.kill("SIGSTOP");
+      for (let look = 0; look < 15; look++) if (await this.#look(expected)) return;
+      child.kill("SIGCONT");
+      await Bun.sleep(50);
+    }
+  }
+
+  /** What `rigel hangs` finds, if it is what is expected. */
+  async #look(
+    expected: Record<string, string>,
+    args: string[] = [],
+  ): Promise<z.infer<typeof foundSchema>[] | undefined> {
+    const result = await rigel("hangs", "--json", "--threshold", "1s", "--segment", this.segment.path, ...args);
+    expect(result.stdout, result.stderr).toStartWith("{");
+    const { hung, segments } = documentSchema.parse(JSON.parse(result.stdout));
+    const found = segments.flatMap(({ processes }) => processes);
+    expect(result.status).toBe(hung > 0 ? 1 : 0);
+    const got = Object.fromEntries(found.map(({ name, rank, verdict }) => [`${name} ${rank ?? ""}`.trim(), verdict]));
+    return Bun.deepEquals(got, expected) ? found : undefined;
   }
 }
 
@@ -457,8 +475,7 @@ test("a kernel that does not end, a stopped program, one that is idle", async ()
   expect(found[0]?.why).toContain("the last of 3 is short_rigel_spin");
   const stopped = here.start("stopped", "best-effort", ["idle"]);
   await here.until({ spin: "synchronise", stopped: "idle" });
-  stopped.kill("SIGSTOP");
-  await here.until({ spin: "synchronise", stopped: "stopped" });
+  await here.stop(stopped, { spin: "synchronise", stopped: "stopped" });
   stopped.kill("SIGCONT");
   stopped.kill("SIGKILL");
   await here.until({ spin: "synchronise", stopped: "dead" });
