@@ -1,7 +1,8 @@
 /**
  * metrics.ts: what segments show as Prometheus reads it (text format 0.0.4): base units, totals that only grow, cumulative buckets.
  *
- * Labels are the segment, the client and its class; a client is one time series however many processes it has had.
+ * Labels are the segment's number, the client and its class; a client is one time series however many processes it has had, and those of
+ * launches one after the other are the same.
  */
 
 import { HUNG, type Hangs } from "./hangs.ts";
@@ -45,10 +46,42 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
   ["rigel_memory_denied_total", "counter", "Allocations refused at the limit.", ({ memory }) => memory.denied],
 ];
 
-/** The text of /metrics; `hangs` is of the same segments. */
-export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[]): string {
+/**
+ * Numbers segments for their label: in the id of one is its launcher's pid, so that each launch would be new time series. The first is
+ * 0; who has one keeps it, and the next segment gets the smallest that nobody has.
+ */
+export class SegmentNumbers {
+  #numbers: ReadonlyMap<string, number> = new Map();
+
+  /** By id, of those that are live. */
+  of(live: readonly Pick<Stats["segment"], "id" | "created_ms">[]): ReadonlyMap<string, number> {
+    const numbers = new Map<string, number>();
+    for (const { id } of live) {
+      const number = this.#numbers.get(id);
+      if (number !== undefined) numbers.set(id, number);
+    }
+    const taken = new Set(numbers.values());
+    let free = 0;
+    for (const { id } of live.toSorted((a, b) => a.created_ms - b.created_ms)) {
+      if (numbers.has(id)) continue;
+      while (taken.has(free)) free++;
+      numbers.set(id, free++);
+    }
+    return (this.#numbers = numbers);
+  }
+}
+
+/** The text of /metrics; `hangs` is of the same segments, and `numbers` are theirs. */
+export function metricsOf(
+  readings: readonly Reading[],
+  hangs: readonly Hangs[],
+  numbers: ReadonlyMap<string, number>,
+): string {
   const shown = readings.map((reading) => ({ reading, stats: statsOf(reading) }));
   const lines: string[] = [];
+  const segmentOf = ({ segment }: Stats): string => `segment="${numbers.get(segment.id) ?? ""}"`;
+  const labelsOf = (stats: Stats, { name, class: kind }: Client): string =>
+    `${segmentOf(stats)},client="${escaped(name)}",class="${kind}"`;
   const about = (name: string, type: string, help: string): void => {
     lines.push(`# HELP ${name} ${help}`, `# TYPE ${name} ${type}`);
   };
@@ -69,7 +102,7 @@ export function metricsOf(readings: readonly Reading[], hangs: readonly Hangs[])
   );
   for (const { stats } of shown) {
     const over = stats.slo?.over_alone;
-    const labels = `segment="${escaped(stats.segment.id)}"`;
+    const labels = segmentOf(stats);
     for (const [quantile, value] of over
       ? ([
           ["0.5", over.p50],
@@ -117,10 +150,6 @@ function bucketsOf(name: string, labels: string, histogram: Histogram | undefine
     `${name}_sum{${labels}} ${histogram.sum_ns / 1e9}`,
     `${name}_count{${labels}} ${histogram.total}`,
   ];
-}
-
-function labelsOf({ segment }: Stats, { name, class: kind }: Client): string {
-  return `segment="${escaped(segment.id)}",client="${escaped(name)}",class="${kind}"`;
 }
 
 function escaped(text: string): string {

@@ -12,7 +12,7 @@
  */
 
 import { type ProcessContexts, contextsOf } from "./contexts.ts";
-import { metricsOf } from "./metrics.ts";
+import { SegmentNumbers, metricsOf } from "./metrics.ts";
 import type { Segments } from "./discover.ts";
 import type { GpuShares } from "./gpu-share.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
@@ -76,6 +76,7 @@ export class Watcher implements Disposable {
   readonly #hang_s: number;
   readonly #gpus: GpuShares;
   readonly #listeners = new Set<(events: readonly Event[]) => void>();
+  readonly #numbers = new SegmentNumbers();
   #seen = new Map<string, Seen>();
   #timer: ReturnType<typeof setInterval> | undefined;
   #look: Look | undefined;
@@ -119,7 +120,8 @@ export class Watcher implements Disposable {
     const look = this.#looked();
     look.readings ??= look.segments.map((segment) => readingOf(segment, this.#gpus));
     look.hangs ??= this.#hangsIn(look.segments, this.#hang_s);
-    return (look.metrics ??= metricsOf(look.readings, look.hangs));
+    const numbers = this.#numbers.of(look.readings.map(({ segment }) => segment));
+    return (look.metrics ??= metricsOf(look.readings, look.hangs, numbers));
   }
 
   /** Contexts, threads and calls of every process. */

@@ -2,6 +2,7 @@
 
 import { afterAll, beforeAll, expect, test } from "bun:test";
 import { z } from "zod";
+import { SegmentNumbers } from "../src/metrics.ts";
 import { Place, Server, until } from "./serving.ts";
 
 let place: Place;
@@ -119,6 +120,18 @@ test.skipIf(promtool === null)("promtool finds nothing to say about /metrics of 
   expect(metrics).toMatch(type);
   const delayed = metrics.replace(type, (line) => `${line}rigel_slo_delay_ratio{segment="s",quantile="0.5"} 1.02\n`);
   for (const text of [metrics, delayed]) expect(await checked(["metrics"], text)).toEqual({ status: 0, said: "" });
+});
+
+const createdAt = (created_ms: number) => ({ id: `rigel-0-${created_ms}`, created_ms });
+
+test("a segment has the same number as long as it lives, and the next one has what is free", () => {
+  const numbers = new SegmentNumbers();
+  const of = (...ids: number[]) => Object.fromEntries(numbers.of(ids.map(createdAt)));
+  expect(of(7, 3)).toEqual({ "rigel-0-3": 0, "rigel-0-7": 1 });
+  expect(of(7)).toEqual({ "rigel-0-7": 1 });
+  expect(of(7, 9, 8)).toEqual({ "rigel-0-7": 1, "rigel-0-8": 0, "rigel-0-9": 2 });
+  expect(of()).toEqual({});
+  expect(of(10)).toEqual({ "rigel-0-10": 0 });
 });
 
 test("what the dashboard asks for is exported", async () => {
