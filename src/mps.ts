@@ -66,14 +66,15 @@ async function automatic(
 type Gpu = Pick<Device, "uuid" | "exclusive">;
 
 /** How often, and how long after one another, a daemon is asked for its clients: the process that looked for GPUs was one. */
-const ASKED_TIMES = 10;
+const ASKED_TIMES = 5;
 const ASKED_AGAIN_ms = 100;
 
-/** Whether the daemon has no client; false also if it does not say. */
+/** Whether the daemon has no client; false also if it does not say, as of one that has just ended. */
 async function servesNobody(folder: string): Promise<boolean> {
   for (let time = 0; time < ASKED_TIMES; time++) {
     if (time > 0) await Bun.sleep(ASKED_AGAIN_ms);
-    if ((await clientsOf(folder))?.size === 0) return true;
+    const clients = await clientsOf(folder);
+    if (clients) return clients.size === 0;
   }
   return false;
 }

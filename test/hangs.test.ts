@@ -525,12 +525,7 @@ test("`rigel run` tells of a hang of its own client alone, and keeps what shows 
   const spin = (name: string, ...more: string[]) =>
     start(
       [
-        "run",
-        "--class",
-        "best-effort",
-        "--device",
-        "simulated",
-        "--segment",
+        ..."run --class best-effort --device simulated --segment".split(" "),
         place.segments,
         "--name",
         name,
