@@ -206,40 +206,52 @@ static void a_null_handle_runs_on_the_pool(void)
     done();
 }
 
+/* What a process that does this, with that, says on standard error; its wait status. */
+static int said_by(void (*does)(int), int with, char *text, size_t size)
+{
+    int out[2], status;
+    CHECK_EQUAL(pipe(out), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(out[1], STDERR_FILENO);
+        does(with);
+        done();
+        _exit(0);
+    }
+    close(out[1]);
+    size_t n = 0;
+    for (ssize_t got; (got = read(out[0], text + n, size - 1 - n)) > 0;)
+        n += (size_t)got;
+    text[n] = 0;
+    close(out[0]);
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    if (status)
+        fprintf(stderr, "status %x, said: %s\n", status, text);
+    return status;
+}
+
+static const char *const modes[] = {"off", "warn", "repair"};
+
+static void multiply_without_a_handle(int mode)
+{
+    become(modes[mode]);
+    matrices m = allocate();
+    for (int k = 0; k < 2; k++)
+        CHECK_EQUAL(multiply(NULL, &m), mode == 2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED);
+    CHECK_EQUAL(me()->guard_null_handle, mode == 0 ? 0 : 2);
+    CHECK_EQUAL(me()->guard_repaired, mode == 2 ? 2 : 0);
+    CHECK_EQUAL(counts->created, mode == 2 ? 1 : 0);
+    CHECK_EQUAL(me()->guard_mode, mode + 1);
+}
+
 static void modes_say_what_is_done(void)
 {
-    static const char *const modes[] = {"off", "warn", "repair"};
     for (int i = 0; i < 3; i++) {
-        int out[2];
-        CHECK_EQUAL(pipe(out), 0);
-        pid_t pid = fork();
-        if (pid == 0) {
-            dup2(out[1], STDERR_FILENO);
-            become(modes[i]);
-            matrices m = allocate();
-            for (int k = 0; k < 2; k++)
-                CHECK_EQUAL(multiply(NULL, &m), i == 2 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_INITIALIZED);
-            CHECK_EQUAL(me()->guard_null_handle, i == 0 ? 0 : 2);
-            CHECK_EQUAL(me()->guard_repaired, i == 2 ? 2 : 0);
-            CHECK_EQUAL(counts->created, i == 2 ? 1 : 0);
-            CHECK_EQUAL(me()->guard_mode, i + 1);
-            done();
-            _exit(0);
-        }
-        close(out[1]);
-        char text[4096] = "";
-        ssize_t n = 0, got;
-        while ((got = read(out[0], text + n, sizeof text - 1 - (size_t)n)) > 0)
-            n += got;
-        int status;
-        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
-        if (status)
-            fputs(text, stderr);
-        CHECK_EQUAL(status, 0);
+        char text[4096];
+        CHECK_EQUAL(said_by(multiply_without_a_handle, i, text, sizeof text), 0);
         char *line = strstr(text, "rigel: cublasSgemm_v2 was called with a NULL handle");
         CHECK_EQUAL(line != NULL, i == 1); /* said once, with what would help */
         CHECK(i != 1 || (strstr(line, "\"repair\"") && !strstr(line + 1, "rigel: ")));
-        close(out[0]);
     }
 }
 
@@ -874,32 +886,9 @@ static void count_attempts(const char *call)
     atomic_fetch_add(&attempts, strcmp(call, "cublasCreate_v2") == 0);
 }
 
-/* What a process that does this says on standard error; its wait status. */
-static int said_by(void (*does)(void), char *text, size_t size)
+static void fail_to_make_handles(int unused)
 {
-    int out[2], status;
-    CHECK_EQUAL(pipe(out), 0);
-    pid_t pid = fork();
-    if (pid == 0) {
-        dup2(out[1], STDERR_FILENO);
-        does();
-        done();
-        _exit(0);
-    }
-    close(out[1]);
-    size_t n = 0;
-    for (ssize_t got; (got = read(out[0], text + n, size - 1 - n)) > 0;)
-        n += (size_t)got;
-    text[n] = 0;
-    close(out[0]);
-    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
-    if (status)
-        fprintf(stderr, "status %x, said: %s\n", status, text);
-    return status;
-}
-
-static void fail_to_make_handles(void)
-{
+    (void)unused;
     become("repair");
     atomic_store(inside, count_attempts);
     rg_client *other = &seg->clients[7];
@@ -925,7 +914,7 @@ static void fail_to_make_handles(void)
 static void a_failure_is_explained(void)
 {
     char text[4096];
-    CHECK_EQUAL(said_by(fail_to_make_handles, text, sizeof text), 0);
+    CHECK_EQUAL(said_by(fail_to_make_handles, 0, text, sizeof text), 0);
     char *line = strstr(text, "rigel: cublasCreate failed with status 3 (out of memory) on device 0: 32 of 24576 MiB free; in use by "
                               "clients, of it about 64 MiB for each handle: this process 0 MiB (handles: 1), train 300 MiB "
                               "(handles: 5); not tried again, as no memory pool, here or in a best-effort client, keeps anything "
@@ -935,8 +924,9 @@ static void a_failure_is_explained(void)
     CHECK(line && !strstr(line + 1, "rigel: ")); /* once in ten seconds */
 }
 
-static void fail_beside_many_clients(void)
+static void fail_beside_many_clients(int unused)
 {
+    (void)unused;
     become("repair");
     for (int i = 1; i <= 40; i++) {
         memset(seg->clients[i].name, 'n', RG_NAME_BYTES - 1);
@@ -958,7 +948,7 @@ static void a_failure_beside_many_clients_is_explained(void)
 {
     char text[4096];
     int named = 0, more = 0, sum = 0, expected = 0;
-    CHECK_EQUAL(said_by(fail_beside_many_clients, text, sizeof text), 0);
+    CHECK_EQUAL(said_by(fail_beside_many_clients, 0, text, sizeof text), 0);
     for (const char *at = text; (at = strstr(at, ", a-training-job-")); at++, named++)
         CHECK_EQUAL(atoi(at + 2 + 61), 40 - named);
     const char *rest = strstr(text, "MiB (handles: 0), ");
