@@ -18,6 +18,7 @@ import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 const native = await Native.load();
 const build = join(root, "native", "build");
 const program = join(build, "gpipe-program");
+const interposer = join(build, "naive-preload.so");
 beforeAll(() => make(join(root, "native"), "check-build"), 300_000);
 
 const [ITERATIONS, CLIENTS, DEVICES] = [10, 4, 4];
@@ -68,6 +69,16 @@ const WAYS: readonly Way[] = [
   },
 ];
 
+/**
+ * What an interposer did to a right program. One that takes a stream away (S1) is not here: only without it is there anything to be
+ * seen of the stream that the program had set.
+ */
+const INTERCEPTIONS: readonly [naive: string, call: string, status: number][] = [
+  ["create", "cublasSgemm_v2", 13],
+  ["scheduler", "cublasSgemm_v2", 13],
+  ["handle", "cublas\\w+_v2", 14],
+];
+
 /** A place to run the program in: a GPU, or several, and a segment. */
 class World extends Scratch {
   readonly losses = join(this.path, "losses");
@@ -97,12 +108,13 @@ class World extends Scratch {
     return { status, stderr };
   }
 
-  /** Under Rigel; what its clients did. */
-  async runUnder(guard: string, how: string) {
+  /** Under Rigel, which comes after a naive interposer, so that its guard sees what that one does; what its clients did. */
+  async runUnder(guard: string, how: string, naive?: string) {
     const segment = Segment.create(native, join(this.path, "segment"));
     segment.configure({ policy: "priority" });
     const result = await this.run(how, {
-      LD_PRELOAD: native.files.interposer,
+      LD_PRELOAD: naive === undefined ? native.files.interposer : `${interposer}:${native.files.interposer}`,
+      ...(naive !== undefined && { NAIVE: naive }),
       RIGEL_SEGMENT: segment.path,
       RIGEL_CLASS: "best-effort",
       RIGEL_NAME: "gpipe",
@@ -166,12 +178,30 @@ describe.each(PLACES)("%s", (_place, ranks) => {
       const { status, stderr } =
         naive === undefined
           ? await world.runUnder("off", how)
-          : await world.run(how, { LD_PRELOAD: join(build, "naive-preload.so"), NAIVE: naive });
+          : await world.run(how, { LD_PRELOAD: interposer, NAIVE: naive });
       const [call, code] = fails(ranks);
       expect(stderr).toMatch(new RegExp(`${call}\\(.*\\) is ${code}, expected 0`));
       expect(status).toBe(1);
     });
   });
+
+  test.concurrent.each(INTERCEPTIONS)(
+    "naive %s: fails as reported, and runs with repair",
+    async (naive, call, code) => {
+      using world = new World(ranks);
+      const alone = await world.run("right", { LD_PRELOAD: interposer, NAIVE: naive });
+      expect(alone.stderr).toMatch(new RegExp(`${call}\\(.*\\) is ${code}, expected 0`));
+      expect(alone.status).toBe(1);
+      const { status, stderr, clients } = await world.runUnder("repair", "right", naive);
+      expect(world.results()).toEqual(wanted);
+      // Calls that set something on a handle in use wait; only a multiplication that meets another one is given a handle.
+      expect(clients.get("gpipe")?.guard.repaired).toBeGreaterThanOrEqual(naive === "handle" ? 0 : 1);
+      // That scheduler made itself a context on device 0; of this, which is its own, the program complains at its end.
+      const complaint = naive === "scheduler" ? /^([^\n]*: active is 1, expected 0\n)+$/ : /^$/;
+      expect(stderr).toMatch(complaint);
+      expect(status).toBe(naive === "scheduler" ? 1 : 0);
+    },
+  );
 
   test("a launch shows what each client did, and what was repaired", async () => {
     using world = new World(ranks);
