@@ -111,7 +111,7 @@ test.skipIf(cannot).each([1, 4].filter((ranks) => ranks <= Math.max(1, gpus.leng
     expect(warnings(result.stderr).length, result.stderr).toBeLessThanOrEqual(warnings(alone.stderr).length);
 
     const expected = textsOf(ranks, before);
-    expect(expected.map((text) => text.split("\n").length)).toEqual(expected.map(() => ITERATIONS));
+    expect(expected.map((text) => text.split("\n").length)).toEqual(expected.map(() => 1 + ITERATIONS));
     expect(textsOf(ranks, governed)).toEqual(expected);
     // Nothing of Rigel's, its own threads included, has made a context on another rank's device.
     expect(textsOf(ranks, governed, ".devices")).toEqual(Array.from({ length: ranks }, (_, rank) => String(rank)));
@@ -138,14 +138,16 @@ test.skipIf(cannot).each([1, 4].filter((ranks) => ranks <= Math.max(1, gpus.leng
 );
 
 /**
- * Of the interposers of native/test/naive-preload.c: on how many GPUs the program fails behind it, and how; without a message, it may
- * run, with other losses. What takes a stream away cannot be repaired: only without it is there anything to be seen of the stream.
+ * Of the interposers of native/test/naive-preload.c: on how many GPUs the program fails behind it, and how. Without a message that is
+ * left open: cuBLAS 13 takes a handle that was made in no context in any, and threads that share a handle fail where they meet. What
+ * takes a stream away cannot be repaired: only without it is there anything to be seen of the stream that the program had set.
  */
+const CUBLAS_FAILS = /CUBLAS_STATUS_\w+|operation not permitted when stream is capturing|illegal memory access/;
 const NAIVE: readonly [naive: string, ranks: number, says: RegExp | undefined, repaired: boolean][] = [
-  ["stream", 1, undefined, false],
+  ["stream", 1, CUBLAS_FAILS, false],
+  ["create", 2, undefined, true],
+  ["scheduler", 2, CUBLAS_FAILS, true],
   ["handle", 1, undefined, true],
-  ["create", 2, /CUBLAS_STATUS_\w+|illegal memory access/, true],
-  ["scheduler", 2, /CUBLAS_STATUS_\w+|illegal memory access/, true],
 ];
 const FEWER_ITERATIONS = 20;
 
@@ -166,7 +168,7 @@ describe.skipIf(cannot)("behind an interposer that handles", () => {
 
   for (const [naive, ranks, says, repaired] of NAIVE)
     test.skipIf(gpus.length < ranks)(
-      `in the way "${naive}" GPipe fails${repaired ? ", and runs under Rigel, with its losses" : ""}`,
+      `in the way "${naive}" GPipe ${says ? "fails" : "may fail"}${repaired ? ", and runs under Rigel, with its losses" : ""}`,
       async () => {
         using scratch = new Scratch();
         const [before, governed] = [join(scratch.path, "bare"), join(scratch.path, "governed")];
@@ -175,7 +177,7 @@ describe.skipIf(cannot)("behind an interposer that handles", () => {
         const wrong = existsSync(`${before}.0`) && !Bun.deepEquals(textsOf(ranks, before), expected.get(ranks));
         const how =
           alone.status === 0 ? `runs, with ${wrong ? "other" : "the same"} losses` : `ends with ${alone.status}`;
-        const message = /[^\n]*(CUBLAS_STATUS_|illegal memory)[^\n]*/.exec(alone.stderr)?.[0];
+        const message = alone.stderr.split("\n").find((line) => CUBLAS_FAILS.test(line));
         console.warn(`gpu-gpipe.test.ts: behind ${naive} it ${how}; it says: ${message ?? "nothing of cuBLAS"}`);
         if (says) {
           expect(alone.status).not.toBe(0);
@@ -183,7 +185,7 @@ describe.skipIf(cannot)("behind an interposer that handles", () => {
         }
         if (!repaired) return;
         const shell = ["sh", "-c", `LD_PRELOAD="${interposer}:$LD_PRELOAD" NAIVE=${naive} exec "$@"`, "sh"];
-        const result = await launch(scratch, "jobs", ranks, [...shell, ...program(ranks, governed, FEWER_ITERATIONS)]);
+        const result = await launch(scratch, naive, ranks, [...shell, ...program(ranks, governed, FEWER_ITERATIONS)]);
         expect(result.status, result.stderr).toBe(0);
         expect(textsOf(ranks, governed)).toEqual(expected.get(ranks) ?? []);
         const { clients } = repairSchema.parse(JSON.parse(result.stdout));

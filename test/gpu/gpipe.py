@@ -3,7 +3,8 @@
 PREFIX`, or without torchrun on one GPU.
 
 Each rank has four threads, each of them a client of its own (the even ones high, the odd ones best-effort) with a stream of its own, which
-run the forward and backward pass of one micro-batch each: fp32 matrix products and batched ones. The rank adds their gradients up in
+run the forward and backward pass of one micro-batch each: fp32 matrix products and batched ones. Before that each client's first product
+is captured as a CUDA graph on its stream and replayed; its sum is the first line of losses. The rank adds their gradients up in
 their order, averages them with the other ranks over NCCL and takes a step. It writes its losses, one a line, to the last
 bit, to PREFIX.RANK, and on which devices its process has a context to PREFIX.RANK.devices. A deadlock ends by the alarm.
 Without Rigel `rigel` does nothing.
@@ -30,11 +31,24 @@ class Client:
     """One client thread, which goes on from one iteration to the next."""
 
     def __init__(self, number, device):
+        self.number = number
         self.name = f"stage-{number}"
         self.kind = "best-effort" if number % 2 else "high"
         self.device = device
         self.thread = ThreadPoolExecutor(1)
         self.stream = torch.cuda.Stream(device)
+
+    def capture(self, x, weight):
+        """The product of the two, by a CUDA graph."""
+        with torch.no_grad(), torch.cuda.stream(self.stream):
+            x @ weight  # makes the thread's handle, and its workspace for this stream
+            self.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=self.stream):
+                product = x @ weight
+            graph.replay()
+            self.stream.synchronize()
+        return product
 
     def start(self, weights, batch, ready):
         return self.thread.submit(self.micro_batch, weights, batch, ready)
@@ -89,7 +103,8 @@ def main():
         (torch.randn(64, 128, generator=data).to(device), torch.randn(64, 16, generator=data).to(device)) for _ in range(16)
     ]
     clients = [Client(number, device) for number in range(CLIENTS)]
-    losses = []
+    torch.cuda.synchronize()
+    losses = [[client.capture(batches[client.number][0], weights[0]).sum().item() for client in clients]]
     for iteration in range(options.iterations):
         ready = torch.cuda.Event()
         ready.record()
