@@ -47,6 +47,14 @@
 #define RG_LIKELY(x) __builtin_expect(!!(x), 1)
 #define RG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
+/* Asks for a cache line, to read it or to write to it, and waits for nothing. Any address will do. */
+#define RG_AHEAD(address) __builtin_prefetch((const void *)(address), 0)
+#if defined(__x86_64__) /* which gcc has no instruction for unless told that the processor is newer than 2014; others ignore it */
+#define RG_AHEAD_TO_WRITE(address) __asm__ volatile("prefetchw (%0)" : : "r"(address))
+#else
+#define RG_AHEAD_TO_WRITE(address) __builtin_prefetch((const void *)(address), 1)
+#endif
+
 /* ---- interpose.c: the real driver ---- */
 
 enum rg_hook {
@@ -134,7 +142,7 @@ extern rg_driver rg_real;
 bool rg_real_ready(void);
 
 /* rg_real_late: slow half of RG_CALL: whether the driver, looked for now, has the function behind a hook. */
-bool rg_real_late(enum rg_hook hook);
+RG_COLD bool rg_real_late(enum rg_hook hook);
 
 /* Calls the driver's function. A name that the driver lacks, or that is called where there is no driver at all, answers
  * CUDA_ERROR_NOT_INITIALIZED. */
@@ -173,17 +181,18 @@ void rg_client_attach(void);
 /* ---- member.c: the clients of this process ---- */
 
 typedef struct {
-    _Atomic uint32_t mode;     /* enum rg_mode; bare until it has a slot */
+    /* What a launch reads and writes: up to `busy` of the first devices, one cache line. */
+    _Alignas(64) _Atomic uint32_t mode; /* enum rg_mode; bare until it has a slot */
     _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
+    rg_client *slot;
+    int slot_index;
+    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
+    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     _Atomic uint32_t credit;   /* launches that may still go out in this starvation period */
     _Atomic uint32_t threads;  /* that have entered it */
-    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
     _Atomic uint64_t busy_since[RG_MAX_DEVICES];
     _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
     _Atomic uint64_t drain_since[RG_MAX_DEVICES]; /* while draining: since when */
-    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
-    rg_client *slot;
-    int slot_index;
     _Atomic uint64_t inverse_weight; /* fair: rg_policy_inverse */
     uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
@@ -251,10 +260,10 @@ void rg_context_gone(CUcontext context, CUdevice d);
 
 /* rg_context_refused: a call with this handle (and this other one, or NULL) failed: counts it if for its handle or context, unless both
  * belong to the same one. */
-void rg_context_refused(uint32_t operation, CUresult result, const void *handle, const void *other);
+RG_COLD void rg_context_refused(uint32_t operation, CUresult result, const void *handle, const void *other);
 
 /* rg_context_turned: this thread turns to a stream: notes its current context, and counts it if the stream is of another. */
-void rg_context_turned(uint32_t operation, const rg_track *track);
+RG_COLD void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
@@ -266,26 +275,27 @@ void rg_context_turned(uint32_t operation, const rg_track *track);
 enum { RG_CLEAN = 0, RG_DIRTY = 1, RG_TOKEN_WAIT = 2, RG_TOKEN_EVENT = 3 };
 
 struct rg_track {
+    /* What a launch reads and writes, one cache line. */
     _Alignas(64) _Atomic uintptr_t key; /* 0 free; what rg_track_key made of stream and context */
     _Atomic uint64_t state;     /* RG_CLEAN, RG_DIRTY, or a token: "whoever holds this token knows when it is done" */
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
     _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
-    _Atomic(const char *) owner; /* the thread of a per-thread default stream, with which it goes, else NULL */
     _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
+    _Atomic(const char *) owner; /* the thread of a per-thread default stream, with which it goes, else NULL */
+    _Atomic(rg_member *) member; /* whose work it has */
     _Atomic(CUstream) stream;
     _Atomic(CUcontext) context;
     _Atomic CUdevice cu_device;
     CUevent agent_event;        /* the agent's; under rg_agent_lock, */
     CUcontext agent_context;    /* as is this: where it was made, perhaps for a stream that had this place before */
     uint64_t agent_token;       /* agent thread only */
-    _Atomic(rg_member *) member; /* whose work it has */
 };
 
 enum { RG_MAX_TRACKS = 254, RG_TRACK_INDEX = 1024 };
 
-/* rg_track_add: slow half of rg_track_of: enters a stream, sets its priority. NULL if it cannot be tracked. */
-rg_track *rg_track_add(CUstream stream, uintptr_t key);
+/* rg_track_add: slow half of rg_track_of: enters a stream that is new, and sets its priority. NULL if it cannot be tracked. */
+RG_COLD rg_track *rg_track_add(CUstream stream, uintptr_t key);
 
 /* rg_track_for: the track of a stream for this client's work, where there are several; what it has of another's counts as done. */
 rg_track *rg_track_for(CUstream stream, rg_member *member);
@@ -345,7 +355,7 @@ void rg_busy_begin(rg_member *member, uint32_t device);
  */
 bool rg_drain(void);
 void rg_waited(const rg_track *track, uint64_t since_ns);
-void rg_drain_end(rg_member *member, uint32_t device);
+RG_COLD void rg_drain_end(rg_member *member, uint32_t device);
 
 /* rg_busy_assert: sets this client's busy bits again, should somebody have taken it for dead while it was stopped. */
 void rg_busy_assert(rg_member *member);
@@ -372,17 +382,17 @@ typedef struct rg_duration rg_duration;
  * rg_gate_wait: blocks the calling thread until a launch may go; `first` is the verdict that sent it here, `duration` its
  * entry, if it has one. What the least share lets out it pays for.
  */
-void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
+RG_COLD void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_duration *duration);
 
 /* rg_gate_paused: holds work of a client that is paused until it is resumed. */
-void rg_gate_paused(rg_member *member, enum rg_kind kind, uintptr_t units);
+RG_COLD void rg_gate_paused(rg_member *member, enum rg_kind kind, uintptr_t units);
 
 /* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
-enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
+RG_COLD enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
 
 /* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
  * far as its duration says. */
-uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
+RG_COLD uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
 /* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
 void rg_gate_recharge(rg_member *member, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
@@ -391,10 +401,10 @@ void rg_gate_recharge(rg_member *member, uint32_t device, uint32_t launches, uin
 void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
 /* rg_gate_profile: orion: looks a kernel that is new up in the profiles. */
-void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
+RG_COLD void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
 
 /* rg_retire: so much weight is no longer in flight. */
-void rg_retire(rg_member *member, uint32_t device, uint32_t weight);
+RG_COLD void rg_retire(rg_member *member, uint32_t device, uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
@@ -477,7 +487,7 @@ static inline uint64_t rg_duration_key(uintptr_t function, rg_dims dims)
 }
 
 /* rg_duration_add: slow half of rg_duration_of: enters a kernel that is new. */
-rg_duration *rg_duration_add(uint64_t key);
+RG_COLD rg_duration *rg_duration_add(uint64_t key);
 
 /*
  * rg_duration_of: the entry of a kernel or graph. One probe where nothing collides. Looking
@@ -501,7 +511,7 @@ static RG_INLINE rg_duration *rg_duration_of(uint64_t key)
  * rg_duration_first: what is to be known of a function or graph (`units`) at its first launch: does it communicate, and how long
  * has it taken before, in other clients of this program or earlier runs?
  */
-void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+RG_COLD void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
 /* rg_duration_reset: what is known under this key is of another kernel or graph, that had the same handle; `ns`: an estimate for
  * the new one, 0 if there is none. */
@@ -517,11 +527,11 @@ void rg_durations_attach(void);
  * rg_sample_ungated: rg_sample_begin for a launch that does not pass the gate, of a kernel or graph that has too few samples yet;
  * finished ones are taken in, as nobody polls there. Only while the client is new (RG_SAMPLED_LAUNCHES).
  */
-int rg_sample_ungated(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+RG_COLD int rg_sample_ungated(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
-int rg_sample_begin(rg_track *track, rg_duration *duration);
+RG_COLD int rg_sample_begin(rg_track *track, rg_duration *duration);
 /* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */
-void rg_sample_end(int sample, rg_track *track, bool ok);
+RG_COLD void rg_sample_end(int sample, rg_track *track, bool ok);
 /* rg_samples_poll: takes in the samples that have finished. */
 void rg_samples_poll(void);
 /* rg_samples_forget: the context (or every context of device `d`) goes, and its events with it. */
@@ -624,24 +634,26 @@ void rg_memory_beat(void);
 enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW };
 
 typedef struct {
-    _Atomic uint32_t mode;     /* the first thing every hook reads: the modes of all its clients together */
+    /* What a launch reads, one cache line. */
+    _Alignas(4096) _Atomic uint32_t mode; /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
     _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
-    _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
-    _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
+    _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
+    _Atomic CUdevice ordinal[RG_MAX_DEVICES]; /* what this process calls a device of the segment, once it has a track there */
     int slot_index;
     rg_account *account;       /* of the process's memory */
     uint64_t program;          /* RIGEL_PROGRAM: whose kernels' durations this client shares */
     _Atomic bool set_priorities; /* policy other than none and fair */
     _Atomic bool steered;      /* some client has changed its class: streams that are new to us may have the former's priority */
     _Atomic uint32_t member_count;
-    rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
-    _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
-    _Atomic uint32_t track_count;
+    /* In the same page as what is above, with the tracks of the first streams. */
+    _Alignas(64) _Atomic uint8_t index[RG_TRACK_INDEX]; /* hash of key -> 1 + position in tracks; 0 empty, 255 deleted */
     rg_track tracks[RG_MAX_TRACKS];
+    rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
+    _Atomic uint32_t track_count;
 } rg_client_state;
 extern rg_client_state rg;
 #define RG_PROCESS (&rg.members[0])
@@ -680,11 +692,15 @@ static inline rg_track *rg_track_find(uintptr_t key)
     return NULL;
 }
 
+/* rg_track_of: the same of a stream, which is entered if it is new. The first probe is inline, and nothing else. */
 static RG_INLINE rg_track *rg_track_of(CUstream stream)
 {
     uintptr_t key = rg_track_key(stream);
-    rg_track *t = rg_track_find(key);
-    return RG_LIKELY(t != NULL) ? t : rg_track_add(stream, key);
+    uint8_t place = (uint8_t)(atomic_load_explicit(&rg.index[rg_track_hash(key)], memory_order_acquire) - 1);
+    if (RG_LIKELY(place < RG_MAX_TRACKS) &&
+        RG_LIKELY(atomic_load_explicit(&rg.tracks[place].key, memory_order_relaxed) == key))
+        return &rg.tracks[place];
+    return rg_track_add(stream, key);
 }
 
 static inline rg_member *rg_track_member(const rg_track *t)
@@ -734,7 +750,7 @@ typedef struct {
  */
 static inline void rg_mark(rg_member *m, rg_track *t)
 {
-    if (atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY) {
+    if (RG_UNLIKELY(atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
         if (RG_UNLIKELY(atomic_load_explicit(&m->draining[rg_track_device(t)], memory_order_seq_cst)))
             rg_drain_end(m, t->device);
@@ -850,7 +866,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
                                   bool ok)
 {
     rg_track *t = work.track;
-    if (!t)
+    if (RG_UNLIKELY(!t))
         return;
     if (mode == RG_MODE_HIGH) {
         /* A call that took long (lazy loading) may have been overtaken by the agent, which saw the stream empty. */
@@ -870,7 +886,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
     }
     uint32_t unbatched = atomic_fetch_add_explicit(&t->unbatched, work.weight, memory_order_relaxed) + work.weight;
     /* Nobody else can record on a per-thread stream: its launches are covered one by one. */
-    if (unbatched >= work.batch || t->owner)
+    if (RG_UNLIKELY(unbatched >= work.batch || t->owner))
         rg_batch_record(t);
 }
 
@@ -881,6 +897,31 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
 rg_work rg_work_several_begin(rg_member *m, enum rg_kind kind, rg_track *t, uintptr_t units, rg_dims dims);
 void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok);
 rg_member *rg_work_member(CUstream stream);
+
+/*
+ * rg_launch_ahead: asks for the cache lines that a launch will touch, all at once. Between two launches a program uses enough memory that
+ * most of ours is in no near cache and in no TLB; without this they are waited for one after the other, since every atomic addition waits
+ * for what came before it (bun run bench:hotpath --cold).
+ */
+static RG_INLINE void rg_launch_ahead(uint32_t mode, enum rg_kind kind, uintptr_t units, rg_dims dims, void *const *real,
+                                      uint32_t operation)
+{
+    if (kind > RG_GRAPH)
+        return;
+    RG_AHEAD_TO_WRITE(rg_this.row);
+    RG_AHEAD_TO_WRITE((uintptr_t)rg_this.calls + offsetof(rg_own_calls, count) + operation * sizeof(uint64_t)); /* it may be NULL */
+    RG_AHEAD_TO_WRITE(&rg.slot->launches); /* `records` is in the same line */
+    RG_AHEAD(&rg.segment->settings);
+    RG_AHEAD_TO_WRITE(RG_PROCESS);
+    RG_AHEAD(rg_name_place(units));
+    RG_AHEAD(real);
+    uint64_t n = atomic_load_explicit(&rg.slot->records, memory_order_relaxed);
+    RG_AHEAD_TO_WRITE(&rg_rec.trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS]);
+    if (mode & RG_MODE_BEST_EFFORT) {
+        RG_AHEAD_TO_WRITE(&rg_durations[(rg_duration_key(units, dims) >> 52) % RG_DURATIONS]);
+        RG_AHEAD(&rg.segment->devices[0].high_busy);
+    }
+}
 
 /* rg_launch_note: on what this thread works, and what it launches if that has a name. Returns the marks of its record. */
 static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum rg_kind kind, uint32_t name, uint32_t operation)

@@ -141,7 +141,7 @@ void rg_context_refused(uint32_t operation, CUresult result, const void *handle,
 void rg_context_turned(uint32_t operation, const rg_track *t)
 {
     uintptr_t now = current(), owner = (uintptr_t)atomic_load_explicit(&t->context, memory_order_relaxed);
-    atomic_store_explicit(&rg_self->context, now, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.row->context, now, memory_order_relaxed);
     if (now && owner && now != owner)
         record(operation, CUDA_SUCCESS, atomic_load(&t->stream), owner, now);
 }

@@ -87,7 +87,7 @@ static inline bool rg_guard_active(void)
 /* One more call of this name, for the client that this thread works for. */
 static inline void rg_blas_count(uint32_t operation)
 {
-    if (RG_UNLIKELY(!rg_self_calls))
+    if (RG_UNLIKELY(!rg_this.calls))
         rg_thread_enter();
     rg_call_count(operation);
 }

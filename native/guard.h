@@ -56,6 +56,6 @@ void rg_guard_forget_context(CUcontext context, CUdevice d);
 void rg_guard_selected(CUcontext context);
 
 /* rg_guard_driver_failed: a driver call of the program failed: named where a handle cannot be made. Static storage. */
-void rg_guard_driver_failed(const char *call, CUresult code);
+RG_COLD void rg_guard_driver_failed(const char *call, CUresult code);
 
 #endif

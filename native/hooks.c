@@ -154,6 +154,7 @@ static inline bool rg_is_pointer(int memory_type)
                 graph_passes((uintptr_t)(UNITS), STREAM); \
             return RG_CALL(symbol, args); \
         } \
+        rg_launch_ahead(mode, RG_##KIND, (uintptr_t)(UNITS), RG_DIMS(SHAPE), &rg_real.hooked[RG_HOOK_##symbol], RG_OP_##symbol); \
         bool recorded_ = mode & RG_MODE_RECORDED; \
         mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
@@ -347,7 +348,7 @@ RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 /* Counts a call that is no operation of its own in the records. */
 static inline void called(uint32_t operation)
 {
-    if (RG_UNLIKELY(!rg_self))
+    if (RG_UNLIKELY(!rg_this.row))
         rg_thread_enter();
     rg_call_count(operation);
 }

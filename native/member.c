@@ -517,12 +517,12 @@ static rg_member *reporter(void)
 /* A request has ended: on which device did this thread launch? */
 static void note_device(const rg_member *m)
 {
-    uint32_t now = rg_self ? atomic_load_explicit(&rg_self->device, memory_order_relaxed) : 0, before = mine.device;
+    uint32_t now = rg_this.row ? atomic_load_explicit(&rg_this.row->device, memory_order_relaxed) : 0, before = mine.device;
     mine.device = now ? now : before;
     if (!now || !before || now == before)
         return;
     atomic_fetch_add(&m->slot->moves, 1);
-    atomic_store_explicit(&rg_self->moves, atomic_load_explicit(&rg_self->moves, memory_order_relaxed) + 1, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.row->moves, atomic_load_explicit(&rg_this.row->moves, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
 void rigel_report_request(uint64_t latency_ns)

@@ -20,6 +20,8 @@
 
 /* What is on the launch path: left to itself GCC puts parts of it out of line, with their results in memory. */
 #define RG_INLINE inline __attribute__((always_inline))
+/* Seldom called: what leads there stays out of the code that launches run through. */
+#define RG_COLD __attribute__((cold, noinline))
 
 enum rg_policy {
     RG_POLICY_NONE = 0,

@@ -245,7 +245,7 @@ static void clear_trace(rg_segment *seg, int slot)
     }
     for (int i = 0; i < RG_TRACE_RECORDS * RG_RECORD_WORDS; i++)
         atomic_store_explicit(&seg->traces[slot].records[i], 0, memory_order_relaxed);
-    atomic_store(&seg->traces[slot].count, 0);
+    atomic_store(&seg->clients[slot].records, 0);
     for (int i = 0; i < RG_MAX_COMMUNICATORS; i++) {
         atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].handle, 0);
         atomic_store(&seg->communicators[slot * RG_MAX_COMMUNICATORS + i].key, 0);

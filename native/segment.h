@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 8,
+    RG_SEGMENT_VERSION = 9,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -77,28 +77,29 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, created_tick, 1) /* [control] at created_ns */ \
     F(u64, creator, 1)     /* [control] owner word of the process that made it (rg_client.owner) */
 
+/* First what every launch reads: one cache line. */
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
     F(u32, inflight, 1)      /* [control] launches a best-effort client may have unfinished at once; 0: no limit */ \
     F(u32, unit_us, 1)       /* [control] a launch counts in flight for its learned duration over this; 0: for one */ \
     F(u32, corun, 1)         /* [control] as `inflight`, while a high client is busy; 0: best-effort launches wait */ \
+    F(u32, trace, 1)         /* [control] 1: clients record their operations (trace.h) */ \
+    F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
+    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
+    F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \
     F(u32, starvation_us, 1) /* [control] longest wait of a best-effort launch while high-priority work goes on */ \
     F(u32, stale_ms, 1)      /* [control] a heartbeat older than this is a dead or stopped client */ \
     F(u32, spin_us, 1)       /* [control] how long the gate spins before it sleeps */ \
     F(u32, quiet_us, 1)      /* [control] spell without launches after which the agent asks the GPU whether it is idle */ \
-    F(u32, bulk_bytes, 1)    /* [control] copies and memsets smaller than this pass the gate */ \
-    F(u32, shutdown, 1)      /* [control] 1: every gate is open, whatever else is said */ \
     F(u32, preempt, 1)       /* [control] 1: where the driver allows it, best-effort clients are taken off the GPU by their channels */ \
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, defer_us, 1)      /* [control] and only once it has been launching for so long: until then its work may queue up on the GPU */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
-    F(u32, hold_until_ms, 1) /* [control] best-effort work is held back until then: CLOCK_MONOTONIC in ms, modulo 2^32; 0: not */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
-    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */ \
-    F(u32, trace, 1)         /* [control] 1: clients record their operations (trace.h) */
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -147,11 +148,13 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, first_launch_ns, 1) /* [client] 0 until then */ \
     F(u64, exited_ns, 1)       /* [client] clean exit; 0 if it never came */ \
     F(u64, heartbeat_ns, 1)    /* [client] agent thread, at least every 250 ms */ \
-    F(u64, launches, 1)        /* [client] kernels, this and the next three are the issue counter of the gate */ \
+    F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
+    F(u64, launches, 1)        /* [client] kernels, this and the next three are the issue counter of the gate. A cache line begins here, \
+                                  with all that every launch counts */ \
     F(u64, graph_launches, 1)  /* [client] */ \
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
-    F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
+    F(u64, records, 1)         /* [client] records that its process ever made in `traces` */ \
     F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
@@ -304,7 +307,6 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 
 /* The last operations of a client: trace.h says what is in a record. */
 #define RG_TRACE_FIELDS(F) \
-    F(u64, count, 1)    /* [client] records ever made */ \
     F(words, records, RG_TRACE_RECORDS * 4) /* [client] */
 
 /* The control loop of policy slo, for those who look on, and for whoever goes on with it. Times of requests in ns. */
@@ -425,17 +427,17 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 8. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 9. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
-_Static_assert(offsetof(rg_client, launches) == 120, "segment layout");
-_Static_assert(offsetof(rg_client, request_ns) == 232, "segment layout");
+_Static_assert(offsetof(rg_client, launches) == 128, "segment layout");
+_Static_assert(offsetof(rg_client, request_ns) == 240, "segment layout");
 _Static_assert(sizeof(rg_client) == 56000, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3588352, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3653888, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16099712, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16095616, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3686656, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
@@ -444,7 +446,7 @@ _Static_assert(sizeof(rg_thread) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, threads) == 5796096, "segment layout");
 _Static_assert(offsetof(rg_segment, names) == 6320384, "segment layout");
 _Static_assert(offsetof(rg_segment, traces) == 7368960, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15761664, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15757568, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

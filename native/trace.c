@@ -20,10 +20,9 @@
 #include <unistd.h>
 
 rg_recorder rg_rec;
-_Thread_local rg_thread *rg_self;
+_Thread_local rg_this_thread rg_this;
 _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 
-_Thread_local rg_own_calls *rg_self_calls;
 static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
 static pid_t client; /* the process whose rows they are: not its child */
@@ -86,13 +85,13 @@ static bool add_calls(rg_own_calls *own)
  * that has interrupted the adding in this very thread waits for a second, and what is not added goes to the next client. */
 void rg_calls_belong(uint32_t slot)
 {
-    if (!rg_self)
+    if (!rg_this.row)
         rg_thread_enter();
-    if (atomic_load_explicit(&rg_self_calls->client, memory_order_relaxed) == slot)
+    if (atomic_load_explicit(&rg_this.calls->client, memory_order_relaxed) == slot)
         return;
-    for (int tries = 0; !add_calls(rg_self_calls) && tries < 20000; tries++)
+    for (int tries = 0; !add_calls(rg_this.calls) && tries < 20000; tries++)
         nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
-    atomic_store_explicit(&rg_self_calls->client, slot, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.calls->client, slot, memory_order_relaxed);
 }
 
 void rg_calls_add(void)
@@ -106,10 +105,10 @@ static void leave(void *row)
 {
     if (getpid() != client)
         return;
-    if (rg_self_calls)
-        add_calls(rg_self_calls);
-    rg_self_calls = NULL;
-    rg_self = NULL;
+    if (rg_this.calls)
+        add_calls(rg_this.calls);
+    rg_this.calls = NULL;
+    rg_this.row = NULL;
     if (row != &nobody)
         atomic_store(&((rg_thread *)row)->tid, 0);
 }
@@ -129,6 +128,7 @@ void rg_trace_attach(rg_segment *seg, int slot)
     rg_rec.segment = seg;
     rg_rec.threads = &seg->threads[slot * RG_MAX_THREADS];
     rg_rec.trace = &seg->traces[slot];
+    rg_rec.records = &seg->clients[slot].records;
     rg_rec.on = &seg->settings.trace;
     rg_rec.lost = &seg->clients[slot].threads_lost;
     for (int i = 0; i <= RG_MAX_THREADS; i++)
@@ -170,8 +170,8 @@ rg_thread *rg_thread_enter(void)
         atomic_fetch_add(rg_rec.lost, 1);
         row = &nobody;
     }
-    rg_self = row;
-    rg_self_calls = &own_calls[row == &nobody ? RG_MAX_THREADS : row - rg_rec.threads];
+    rg_this.row = row;
+    rg_this.calls = &own_calls[row == &nobody ? RG_MAX_THREADS : row - rg_rec.threads];
     rg_calls_belong(rg_thread_slot());
     if (row_key_made)
         pthread_setspecific(row_key, row);
@@ -180,7 +180,7 @@ rg_thread *rg_thread_enter(void)
 
 void rg_thread_context(uint64_t context)
 {
-    rg_thread *row = rg_self ? rg_self : rg_thread_enter();
+    rg_thread *row = rg_this.row ? rg_this.row : rg_thread_enter();
     if (atomic_load_explicit(&row->context, memory_order_relaxed) == context)
         return;
     atomic_store_explicit(&row->context, context, memory_order_relaxed);
@@ -207,7 +207,7 @@ uint32_t rg_name_enter(const char *name)
     return 0;
 }
 
-__attribute__((noinline, cold)) uint32_t rg_name_late(bool graph, uintptr_t handle)
+uint32_t rg_name_late(bool graph, uintptr_t handle)
 {
     if (!handle)
         return 0;

@@ -88,6 +88,7 @@ enum { RG_RECORD_WORDS = 4, RG_RECORD_BITS = 52 };
 typedef struct {
     rg_thread *threads;           /* RG_MAX_THREADS rows */
     rg_trace *trace;
+    _Atomic uint64_t *records;    /* rg_client.records */
     _Atomic uint32_t *on;         /* settings.trace */
     _Atomic uint64_t *lost;       /* rg_client.threads_lost */
     rg_segment *segment;
@@ -96,9 +97,6 @@ typedef struct {
     _Atomic uint64_t beat_tick;   /* when the agent last looked at the clock */
 } rg_recorder;
 extern rg_recorder rg_rec;
-
-/* This thread's row; NULL before its first operation. Where the table is full, a row that nobody reads. */
-extern _Thread_local rg_thread *rg_self __attribute__((tls_model("initial-exec")));
 
 /*
  * What one thread has called: it alone counts, whoever has `busy` adds what is new to the client's counts in the segment. Once in
@@ -111,12 +109,18 @@ typedef struct {
     uint64_t added[RG_MAX_OPERATIONS];
 } rg_own_calls;
 _Static_assert((int)RG_OP_COUNT <= (int)RG_MAX_OPERATIONS, "operations");
-extern _Thread_local rg_own_calls *rg_self_calls __attribute__((tls_model("initial-exec"))); /* NULL as rg_self is */
+
+/* The calling thread. */
+typedef struct {
+    rg_thread *row;      /* NULL before its first operation. Where the table is full, a row that nobody reads. */
+    rg_own_calls *calls; /* NULL as `row` is */
+} rg_this_thread;
+extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
 
 /* rg_call_count: one more. In a client, where the thread has a row. */
 static inline void rg_call_count(uint32_t operation)
 {
-    _Atomic uint64_t *count = &rg_self_calls->count[operation];
+    _Atomic uint64_t *count = &rg_this.calls->count[operation];
     atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
@@ -134,7 +138,7 @@ void rg_trace_beat(void);
 uint32_t rg_thread_slot(void);
 
 /* rg_thread_enter: slow half of rg_op_begin: takes a row for this thread. */
-rg_thread *rg_thread_enter(void);
+RG_COLD rg_thread *rg_thread_enter(void);
 
 /* rg_processor_ticks: whether the processor's counter serves as a clock here; asked by who makes a segment. */
 bool rg_processor_ticks(void);
@@ -154,7 +158,7 @@ static inline uint64_t rg_processor_tick(void)
 
 static inline uint64_t rg_tick(void)
 {
-    return rg_rec.processor ? rg_processor_tick() : rg_now_ns();
+    return __builtin_expect(rg_rec.processor, 1) ? rg_processor_tick() : rg_now_ns();
 }
 
 /*
@@ -164,7 +168,7 @@ static inline uint64_t rg_tick(void)
  */
 enum { RG_NAME_CACHE = 4096 };
 extern _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
-uint32_t rg_name_late(bool graph, uintptr_t handle);
+RG_COLD uint32_t rg_name_late(bool graph, uintptr_t handle);
 void rg_name_forget(uintptr_t handle);
 static inline _Atomic uint64_t *rg_name_place(uintptr_t handle)
 {
@@ -178,7 +182,7 @@ static inline uint64_t rg_name_key(uintptr_t handle)
 static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
     uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
-    return word >> 16 == rg_name_key(handle) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
+    return __builtin_expect(word >> 16 == rg_name_key(handle), 1) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
 }
 
 /* rg_name_enter: 1 + index of a name, entered if new; 0 if there is no room. */
@@ -189,7 +193,7 @@ static RG_INLINE void rg_record(uint32_t operation, enum rg_trace_kind kind, uin
                              uint64_t tick, uint64_t ticks)
 {
     rg_trace *trace = rg_rec.trace;
-    uint64_t n = atomic_fetch_add_explicit(&trace->count, 1, memory_order_relaxed);
+    uint64_t n = atomic_fetch_add_explicit(rg_rec.records, 1, memory_order_relaxed);
     uint64_t lap = (1 + n / RG_TRACE_RECORDS % 4095) << RG_RECORD_BITS;
     _Atomic uint64_t *word = &trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
     uint64_t what = operation | (uint64_t)kind << 10 | (uint64_t)tid << 16 | marks;
@@ -208,8 +212,8 @@ typedef struct {
 } rg_op;
 
 /* rg_nvtx_push, rg_nvtx_pop: tell a tool that an operation begins and ends; only where rg_rec.ranges says so (nvtx.c). */
-void rg_nvtx_push(uint32_t operation);
-void rg_nvtx_pop(void);
+RG_COLD void rg_nvtx_push(uint32_t operation);
+RG_COLD void rg_nvtx_pop(void);
 
 /*
  * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what
@@ -217,7 +221,7 @@ void rg_nvtx_pop(void);
  */
 static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
 {
-    rg_op op = {.row = rg_self, .operation = operation};
+    rg_op op = {.row = rg_this.row, .operation = operation};
     if (__builtin_expect(!op.row, 0))
         op.row = rg_thread_enter();
     rg_call_count(operation);
@@ -225,7 +229,7 @@ static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
     op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);
     op.beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
     op.on = atomic_load_explicit(rg_rec.on, memory_order_relaxed) != 0;
-    op.tick = op.on || exact ? rg_tick() : op.beat;
+    op.tick = __builtin_expect(op.on, 1) || exact ? rg_tick() : op.beat;
     atomic_store_explicit(&op.row->before, op.outer & ~RG_DOING, memory_order_relaxed);
     atomic_store_explicit(&op.row->before_tick, op.outer_tick, memory_order_relaxed);
     if (exact) {
@@ -262,9 +266,9 @@ static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool e
     }
     if (__builtin_expect(op->ranged, 0))
         rg_nvtx_pop();
-    if (!op->on)
+    if (__builtin_expect(!op->on, 0))
         return;
-    bool measure = exact || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat;
+    bool measure = exact || __builtin_expect(atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat, 0);
     rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
               measure ? rg_tick() - op->tick : 0);
 }

@@ -191,8 +191,9 @@ static void restamp(CUstream stream, uint32_t mode)
 
 rg_track *rg_track_add(CUstream stream, uintptr_t key)
 {
-    if (atomic_load_explicit(&rg.full, memory_order_relaxed))
-        return NULL;
+    rg_track *found = rg_track_find(key);
+    if (found || atomic_load_explicit(&rg.full, memory_order_relaxed))
+        return found;
     CUcontext context = context_of(stream);
     if (!context)
         return NULL; /* the driver will say so */

@@ -4,6 +4,10 @@
  * native/bench/hotpath.c launches against a stand-in whose launch does nothing, and prints nanoseconds a launch;
  * native/bench/guard.c does the same with a multiplication (`blas_`). Each is run in turn in its ways, many rounds, so that
  * a change of clock speed hits all alike; medians are shown. `_recording`: with the flight recorder on (setting `trace`).
+ *
+ * With --cold each call is timed by itself and finds the processor's caches disturbed, as it does in a program that does something
+ * between two launches (native/bench/cold.h). The two clock readings are in every figure: what Rigel adds is the difference to bare.
+ * A wait for the stream (`sync_`) and an event recorded on it (`event_`) are measured too, each behind a launch.
  */
 
 import { join, resolve } from "node:path";
@@ -14,9 +18,14 @@ import { Segment } from "./segment.ts";
 
 const program = new Command("bench:hotpath")
   .option("--json", "print as JSON")
-  .option("--rounds <count>", "rounds", Number, 21)
+  .description("what Rigel adds to one launch, in nanoseconds")
+  .option("--cold", "each call finds the caches disturbed, as between two launches of a real program")
+  .option("--calls <count>", "--cold: calls a round", Number, 400)
+  .option("--rounds <count>", "rounds (21, or 5 with --cold)", Number)
   .parse();
-const { json, rounds } = program.opts<{ json?: true; rounds: number }>();
+const options = program.opts<{ json?: true; cold?: true; calls: number; rounds?: number }>();
+const { json, cold, calls } = options;
+const rounds = options.rounds ?? (cold ? 5 : 21);
 
 const native = await Native.load();
 const sources = resolve(import.meta.dir, "..", "native");
@@ -33,39 +42,45 @@ if (!segment || !recording) throw new Error("no segments");
 try {
   const client = { LD_PRELOAD: native.files.interposer, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
   const high = { ...client, RIGEL_CLASS: "high" };
-  const ways: Record<string, [bench: string, environment: Record<string, string>]> = {
-    bare_ns: ["bench-hotpath", {}],
-    disabled_ns: ["bench-hotpath", { ...high, RIGEL_DISABLE: "1" }],
-    high_ns: ["bench-hotpath", high],
-    best_effort_ns: ["bench-hotpath", { ...client, RIGEL_CLASS: "best-effort" }],
-    high_recording_ns: ["bench-hotpath", { ...high, RIGEL_SEGMENT: recording.path }],
-    best_effort_recording_ns: [
-      "bench-hotpath",
-      { ...client, RIGEL_CLASS: "best-effort", RIGEL_SEGMENT: recording.path },
-    ],
-    blas_bare_ns: ["bench-guard", {}],
-    blas_off_ns: ["bench-guard", { ...high, RIGEL_GUARD: "off" }],
-    blas_repair_ns: ["bench-guard", { ...high, RIGEL_GUARD: "repair" }],
+  const bestEffort = { ...client, RIGEL_CLASS: "best-effort" };
+  const launch = ["bench-hotpath", ...(cold ? ["cold", `${calls}`] : [])];
+  const blas = ["bench-guard", ...(cold ? ["cold", `${calls}`] : [])];
+  const ways: Record<string, [bench: string[], environment: Record<string, string>]> = {
+    bare_ns: [launch, {}],
+    disabled_ns: [launch, { ...high, RIGEL_DISABLE: "1" }],
+    high_ns: [launch, high],
+    best_effort_ns: [launch, bestEffort],
+    high_recording_ns: [launch, { ...high, RIGEL_SEGMENT: recording.path }],
+    best_effort_recording_ns: [launch, { ...bestEffort, RIGEL_SEGMENT: recording.path }],
+    blas_bare_ns: [blas, {}],
+    blas_off_ns: [blas, { ...high, RIGEL_GUARD: "off" }],
+    blas_repair_ns: [blas, { ...high, RIGEL_GUARD: "repair" }],
   };
+  for (const call of cold ? ["sync", "event"] : []) {
+    ways[`${call}_bare_ns`] = [[...launch, call], {}];
+    ways[`${call}_high_recording_ns`] = [[...launch, call], { ...high, RIGEL_SEGMENT: recording.path }];
+    ways[`${call}_best_effort_recording_ns`] = [[...launch, call], { ...bestEffort, RIGEL_SEGMENT: recording.path }];
+  }
   const taken: Record<string, number[]> = {};
   for (let round = 0; round < rounds; round++)
     for (const [way, [bench, environment]] of Object.entries(ways))
       (taken[way] ??= []).push(await call_ns(bench, environment));
   const medians = Object.fromEntries(Object.entries(taken).map(([way, values]) => [way, median(values)]));
-  const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(25)} ${ns.toFixed(1)}`);
-  process.stdout.write(`${json ? JSON.stringify(medians) : lines.join("\n")}\n`);
+  const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(32)} ${ns.toFixed(1)}`);
+  process.stdout.write(`${json ? JSON.stringify(cold ? { cold, ...medians } : medians) : lines.join("\n")}\n`);
 } finally {
   for (const one of segments) one.remove();
 }
 
-async function call_ns(bench: string, environment: Record<string, string>): Promise<number> {
-  const child = Bun.spawn([join(build, bench)], {
+async function call_ns(bench: string[], environment: Record<string, string>): Promise<number> {
+  const [name = "", ...parameters] = bench;
+  const child = Bun.spawn([join(build, name), ...parameters], {
     env: { ...process.env, LD_LIBRARY_PATH: join(build, "bench"), ...environment },
     stdout: "pipe",
     stderr: "inherit",
   });
   const [text, status] = await Promise.all([child.stdout.text(), child.exited]);
-  if (status !== 0) throw new Error(`${bench} ended with status ${status}`);
+  if (status !== 0) throw new Error(`${name} ended with status ${status}`);
   return Number(text);
 }
 

@@ -191,5 +191,5 @@ export function ranOf(operations: readonly Operation[], threads: readonly Thread
 
 /** Records that one process ever made: more than are kept, mostly. */
 export function recordsMade(segment: Segment, slot: Slot): number {
-  return Number(segment.table("traces").long(slot.index, "count"));
+  return Number(segment.table("clients").long(slot.index, "records"));
 }

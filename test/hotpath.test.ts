@@ -71,6 +71,31 @@ test("bun run bench:hotpath --json gives nanoseconds a launch, in each way", asy
   expect(status).toBe(0);
 });
 
+test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds the caches disturbed", async () => {
+  const arguments_ = ["run", "bench:hotpath", "--cold", "--json", "--rounds", "1", "--calls", "20"];
+  await using child = Bun.spawn([process.execPath, ...arguments_], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect(stdout, stderr).toStartWith("{");
+  const ns = z.number().positive();
+  z.looseObject({
+    cold: z.literal(true),
+    bare_ns: ns,
+    disabled_ns: ns,
+    high_ns: ns,
+    best_effort_ns: ns,
+    high_recording_ns: ns,
+    blas_repair_ns: ns,
+    sync_high_recording_ns: ns,
+    event_high_recording_ns: ns,
+  }).parse(JSON.parse(stdout));
+  expect(status).toBe(0);
+});
+
 const noValgrind = Bun.which("valgrind") === null;
 if (noValgrind)
   console.warn("hotpath.test.ts counts no instructions: there is no valgrind (Debian's package valgrind)");

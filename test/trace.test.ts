@@ -230,7 +230,7 @@ test("what the gate counts as in flight is there while it counts, and not after"
   world.segment.configure({ policy: "priority", preempt: false });
   world.start("train", "best-effort");
   const train = (): number => world.segment.slots()[0]?.pid ?? 0;
-  const recorded = (): bigint => world.segment.table("traces").long(0, "count");
+  const recorded = (): bigint => world.segment.table("clients").long(0, "records");
   await world.until(() => recorded() > 500n);
   const gated = depths((await world.trace()).events, train(), "in flight");
   expect(Math.max(...gated)).toBeGreaterThan(0);
@@ -246,7 +246,7 @@ test("a live client, one of several, and what it did last", async () => {
   await using world = new Replays(await Native.load());
   world.start("serve", "high");
   const child = world.start("train", "best-effort");
-  const recorded = (): bigint[] => [0, 1].map((slot) => world.segment.table("traces").long(slot, "count"));
+  const recorded = (): bigint[] => [0, 1].map((slot) => world.segment.table("clients").long(slot, "records"));
   await world.until(() => recorded().every((count) => count > 500n));
   const { events, summary } = await world.trace("train");
   const [train] = summary.clients;
@@ -270,7 +270,7 @@ test("a live client, one of several, and what it did last", async () => {
 test("a client that was killed: what it was in is there, and stays", async () => {
   await using world = new Replays(await Native.load());
   const child = world.start("train", "best-effort");
-  await world.until(() => world.segment.table("traces").long(0, "count") > 1000n);
+  await world.until(() => world.segment.table("clients").long(0, "records") > 1000n);
   child.kill("SIGKILL");
   await child.exited;
   world.segment.reap();
@@ -286,9 +286,9 @@ test("nothing is recorded where it is switched off, which takes effect at once",
   world.start("train", "best-effort");
   const launches = (): number => world.segment.read(world.segment.slots()[0] ?? never()).usage.counters.launches;
   await world.until(() => world.segment.slots().length === 1 && launches() > 100);
-  expect(world.segment.table("traces").long(0, "count")).toBe(0n);
+  expect(world.segment.table("clients").long(0, "records")).toBe(0n);
   world.segment.apply({ trace: 1 });
-  await world.until(() => world.segment.table("traces").long(0, "count") > 100n);
+  await world.until(() => world.segment.table("clients").long(0, "records") > 100n);
 });
 
 /** When calls have ended and counters changed. */

@@ -1,34 +1,37 @@
 /*
- * guard.c: nanoseconds a call of cublasSgemm, as one number on standard output.
+ * guard.c: bench-guard [cold CALLS]: nanoseconds a call of cublasSgemm, as one number on standard output.
  *
  * Looks cuBLAS up as CuPy does (dlsym on libcublas.so.12), multiplies with one handle in a loop, and prints the time of the
  * fastest of its rounds divided by the calls in it. What stands in front of the null libraries is decided by who starts it:
- * src/bench-hotpath.ts.
+ * src/bench-hotpath.ts. `cold`: the median of so many calls of which each finds the caches disturbed (cold.h).
  */
 #include "cublas_abi.h"
 #include "cuda_abi.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
+
+#include "cold.h"
 
 enum { ROUNDS = 40, CALLS = 20000 };
 
-static uint64_t now_ns(void)
+static cublasStatus_t (*gemm)(cublasHandle_t, int, int, int, int, int, const float *, const float *, int, const float *, int,
+                              const float *, float *, int);
+static cublasHandle_t h;
+
+static void one_gemm(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    gemm(h, 0, 0, 2, 2, 2, NULL, NULL, 2, NULL, 2, NULL, NULL, 2);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     void *driver = dlopen("libcuda.so.1", RTLD_NOW), *blas = dlopen("libcublas.so.12", RTLD_NOW);
     CUresult (*init)(unsigned);
     cublasStatus_t (*create)(cublasHandle_t *);
-    cublasStatus_t (*gemm)(cublasHandle_t, int, int, int, int, int, const float *, const float *, int, const float *, int,
-                           const float *, float *, int);
-    cublasHandle_t h;
     if (!driver || !blas) {
         fprintf(stderr, "bench-guard: %s\n", dlerror());
         return 1;
@@ -40,12 +43,14 @@ int main(void)
         fprintf(stderr, "bench-guard: no usable driver and cuBLAS\n");
         return 1;
     }
+    if (argc > 2 && strcmp(argv[1], "cold") == 0)
+        return cold_report(atoi(argv[2]), NULL, one_gemm);
     uint64_t best = UINT64_MAX;
     for (int round = 0; round < ROUNDS; round++) {
-        uint64_t start = now_ns();
+        uint64_t start = cold_now_ns();
         for (int i = 0; i < CALLS; i++)
             gemm(h, 0, 0, 2, 2, 2, NULL, NULL, 2, NULL, 2, NULL, NULL, 2);
-        uint64_t took = now_ns() - start;
+        uint64_t took = cold_now_ns() - start;
         if (took < best)
             best = took;
     }

@@ -1,51 +1,79 @@
 /*
- * hotpath.c: bench-hotpath [ROUNDS]: nanoseconds a launch, as one number on standard output.
+ * hotpath.c: bench-hotpath [ROUNDS | cold CALLS [launch | sync | event]]: nanoseconds a launch, as one number on standard output.
  *
  * Looks cuLaunchKernel up as libcudart does (dlsym on libcuda.so.1), launches on one stream in a loop, and prints the
  * time of the fastest of its rounds divided by the launches in it. Which libcuda.so.1 and whether Rigel stands in front of it
- * is decided by who starts it: src/bench-hotpath.ts, in four ways in turn.
+ * is decided by who starts it: src/bench-hotpath.ts, in several ways in turn.
+ * `cold`: the median of so many calls of which each finds the caches disturbed (cold.h): of a launch, of a synchronisation of the
+ * stream after one, or of an event recorded after one.
  */
 #include "cuda_abi.h"
 
 #include <dlfcn.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 40, LAUNCHES = 20000 };
+#include "cold.h"
 
-static uint64_t now_ns(void)
+enum { ROUNDS = 40, LAUNCHES = 20000, COLD_CALLS = 1000 };
+
+static CUresult (*init)(unsigned);
+static CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+static CUresult (*synchronize)(CUstream);
+static CUresult (*record)(CUevent, CUstream);
+static char function[64], stream[64], event[64];
+
+static void one_launch(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+    launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);
+}
+
+static void one_sync(void)
+{
+    synchronize((CUstream)stream);
+}
+
+static void one_event(void)
+{
+    record((CUevent)event, (CUstream)stream);
 }
 
 int main(int argc, char **argv)
 {
-    int rounds = argc > 1 ? atoi(argv[1]) : ROUNDS;
+    bool is_cold = argc > 1 && strcmp(argv[1], "cold") == 0;
+    int rounds = argc > 1 && !is_cold ? atoi(argv[1]) : ROUNDS;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW);
     if (!driver) {
         fprintf(stderr, "bench-hotpath: %s\n", dlerror());
         return 1;
     }
-    CUresult (*init)(unsigned);
-    CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **,
-                       void **);
     *(void **)&init = dlsym(driver, "cuInit");
     *(void **)&launch = dlsym(driver, "cuLaunchKernel");
-    if (!init || !launch || init(0) != CUDA_SUCCESS) {
-        fprintf(stderr, "bench-hotpath: no usable cuInit and cuLaunchKernel\n");
+    *(void **)&synchronize = dlsym(driver, "cuStreamSynchronize");
+    *(void **)&record = dlsym(driver, "cuEventRecord");
+    if (!init || !launch || !synchronize || !record || init(0) != CUDA_SUCCESS) {
+        fprintf(stderr, "bench-hotpath: no usable driver\n");
         return 1;
     }
-    static char function[64], stream[64];
+    if (is_cold) {
+        int calls = argc > 2 ? atoi(argv[2]) : COLD_CALLS;
+        const char *what = argc > 3 ? argv[3] : "launch";
+        if (strcmp(what, "sync") == 0)
+            return cold_report(calls, one_launch, one_sync);
+        if (strcmp(what, "event") == 0)
+            return cold_report(calls, one_launch, one_event);
+        return cold_report(calls, NULL, one_launch);
+    }
     uint64_t best = UINT64_MAX;
     for (int round = 0; round < rounds; round++) {
-        uint64_t start = now_ns();
+        uint64_t start = cold_now_ns();
         for (int i = 0; i < LAUNCHES; i++)
             launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);
-        uint64_t took = now_ns() - start;
+        uint64_t took = cold_now_ns() - start;
         if (took < best)
             best = took;
     }

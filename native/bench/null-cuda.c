@@ -25,6 +25,7 @@ NOTHING(cuStreamSetAttribute, (CUstream s, int id, const void *value))
 NOTHING(cuThreadExchangeStreamCaptureMode, (int *mode))
 NOTHING(cuEventRecord, (CUevent e, CUstream s))
 NOTHING(cuEventQuery, (CUevent e))
+NOTHING(cuStreamSynchronize, (CUstream s))
 
 static char context, event;
 

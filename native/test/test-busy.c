@@ -364,6 +364,50 @@ static void best_effort_priorities_are_the_lowest(void)
     done();
 }
 
+/* The launch path looks at one place of the index only, which streams share here. */
+static void streams_keep_their_tracks_where_they_share_a_place(void)
+{
+    enum { STREAMS = 200 };
+    become_high_without_agent();
+    CUstream s[STREAMS];
+    rg_track *of[STREAMS];
+    int elsewhere = 0;
+    for (int i = 0; i < STREAMS; i++) {
+        CHECK_EQUAL(cuStreamCreate(&s[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        of[i] = rg_track_of(s[i]);
+        CHECK(of[i] && of[i]->stream == s[i]);
+        elsewhere += rg.index[rg_track_hash(rg_track_key(s[i]))] != of[i] - rg.tracks + 1;
+    }
+    CHECK(elsewhere > 0);
+    uint32_t tracks = rg.track_count;
+    for (int i = 0; i < STREAMS; i++)
+        CHECK(rg_track_of(s[i]) == of[i]);
+    rg.full = 1; /* as where a stream found no room: those that are known stay so */
+    for (int i = 0; i < STREAMS; i++)
+        CHECK(rg_track_of(s[i]) == of[i]);
+    CHECK_EQUAL(rg.track_count, tracks);
+}
+
+static void what_a_launch_needs_is_together(void)
+{
+#define LINE(type, field) (offsetof(type, field) / 64)
+    CHECK_EQUAL((uintptr_t)&rg % 4096, 0);
+    CHECK_EQUAL(LINE(rg_client_state, several), 0);
+    CHECK_EQUAL(LINE(rg_client_state, segment), 0);
+    CHECK_EQUAL(LINE(rg_client_state, slot), 0);
+    CHECK_EQUAL(LINE(rg_client_state, preemptible), 0);
+    CHECK_EQUAL(offsetof(rg_client_state, tracks) / 4096, 0);
+    CHECK_EQUAL(LINE(rg_member, inflight), 0);
+    CHECK_EQUAL(LINE(rg_member, slot), 0);
+    CHECK_EQUAL(LINE(rg_member, busy), 0);
+    CHECK_EQUAL(LINE(rg_track, state), 0);
+    CHECK_EQUAL(LINE(rg_track, unbatched), 0);
+    CHECK_EQUAL(LINE(rg_track, device), 0);
+    CHECK_EQUAL(LINE(rg_track, serial), 0);
+    CHECK_EQUAL(LINE(rg_track, owner), 0);
+    CHECK_EQUAL(LINE(rg_track, member), 0);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -381,5 +425,7 @@ int main(int argc, char **argv)
     RUN(threads_keep_the_client_busy);
     RUN(priorities_follow_the_class);
     RUN(best_effort_priorities_are_the_lowest);
+    RUN(streams_keep_their_tracks_where_they_share_a_place);
+    RUN(what_a_launch_needs_is_together);
     return failures ? 1 : 0;
 }

@@ -377,7 +377,7 @@ static void *make_there(void *unused)
 {
     status_there = cublasCreate_v2(&made);
     context_there = current();
-    context_shown = rg_self->context;
+    context_shown = rg_this.row->context;
     return unused;
 }
 
@@ -385,7 +385,7 @@ static void *multiply_there(void *unused)
 {
     status_there = multiply(given, &operands);
     context_there = current();
-    context_shown = rg_self->context;
+    context_shown = rg_this.row->context;
     return unused;
 }
 

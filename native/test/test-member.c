@@ -523,9 +523,9 @@ static void calls_stay_with_the_client_that_made_them(void)
     CUstream s = stream();
     for (int i = 0; i < 6; i++)
         launch(s, 1000);
-    WAIT_FOR(atomic_exchange(&rg_self_calls->busy, 1) == 0); /* as the agent, which has gone past them */
+    WAIT_FOR(atomic_exchange(&rg_this.calls->busy, 1) == 0); /* as the agent, which has gone past them */
     pthread_t t;
-    CHECK_EQUAL(pthread_create(&t, NULL, add_meanwhile, rg_self_calls), 0);
+    CHECK_EQUAL(pthread_create(&t, NULL, add_meanwhile, rg_this.calls), 0);
     atomic_store(&enters, true);
     CHECK_EQUAL(rigel_client_enter("a", NULL), 0);
     launch(NULL, 1000);
@@ -617,18 +617,18 @@ static void the_current_context_of_a_thread_is_known(void)
     CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
     CUstream s = stream();
     launch(s, 1000);
-    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)context);
     CUcontext made, ignored;
     CHECK_EQUAL(cuCtxCreate_v2(&made, 0, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)made);
     CHECK_EQUAL(cuCtxPushCurrent_v2(context), CUDA_SUCCESS);
-    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)context);
     CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
-    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)made);
+    CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)made);
     CHECK_EQUAL(cuCtxDestroy_v2(made), CUDA_SUCCESS);
-    CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)context);
+    CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)context);
     CHECK_EQUAL(cuCtxPopCurrent_v2(&ignored), CUDA_SUCCESS);
-    CHECK_EQUAL(rg_self->context, 0);
+    CHECK_EQUAL(rg_this.row->context, 0);
     CHECK_EQUAL(rg.slot->misuses, 0);
     done();
 }
@@ -647,8 +647,8 @@ static void the_stream_of_the_context_before_is_named(void)
     for (int i = 0; i < 2; i++) {
         CHECK_EQUAL(cuMemsetD8Async(p, 1, 64, s), CUDA_SUCCESS);
         CHECK_EQUAL(rg.slot->misuses, 1); /* once for as long as it stays there */
-        CHECK_EQUAL(rg_self->context, (uint64_t)(uintptr_t)other);
-        CHECK_EQUAL(rg_self->stream, (uint64_t)(uintptr_t)s);
+        CHECK_EQUAL(rg_this.row->context, (uint64_t)(uintptr_t)other);
+        CHECK_EQUAL(rg_this.row->stream, (uint64_t)(uintptr_t)s);
     }
     CHECK_EQUAL(misuse(1)[2] >> 32, CUDA_SUCCESS);
     CHECK_EQUAL(misuse(1)[3], (uint64_t)(uintptr_t)other);
@@ -675,7 +675,7 @@ static void a_thread_that_changes_its_device(void)
         rigel_request_end();
     }
     CHECK_EQUAL(rg.slot->moves, 1);
-    CHECK_EQUAL(rg_self->moves, 1);
+    CHECK_EQUAL(rg_this.row->moves, 1);
     CHECK_EQUAL(rg.slot->devices, 3);
     CHECK_EQUAL(rg.slot->contexts[2], (uint64_t)(uintptr_t)second);
     CHECK_EQUAL(rg.slot->contexts[3], 2);

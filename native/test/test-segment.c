@@ -38,6 +38,28 @@ static void defaults_and_mode(void)
     CHECK_EQUAL(rg_segment_create("/nonexistent/folder/segment"), -ENOENT);
 }
 
+/* Between two launches a program uses enough memory that each line which a launch touches costs it again. */
+static void what_a_launch_needs_is_together(void)
+{
+#define LINE(type, field) (offsetof(type, field) / 64)
+    CHECK_EQUAL(offsetof(rg_segment, clients) % 64, 0);
+    CHECK_EQUAL(LINE(rg_client, launches), LINE(rg_client, graph_launches));
+    CHECK_EQUAL(LINE(rg_client, launches), LINE(rg_client, copies));
+    CHECK_EQUAL(LINE(rg_client, launches), LINE(rg_client, memsets));
+    CHECK_EQUAL(LINE(rg_client, launches), LINE(rg_client, records));
+    CHECK(LINE(rg_client, launches) != LINE(rg_client, heartbeat_ns)); /* which another thread writes */
+    CHECK_EQUAL(offsetof(rg_segment, settings) % 64, 0);
+    CHECK_EQUAL(LINE(rg_settings, policy), 0);
+    CHECK_EQUAL(LINE(rg_settings, inflight), 0);
+    CHECK_EQUAL(LINE(rg_settings, unit_us), 0);
+    CHECK_EQUAL(LINE(rg_settings, corun), 0);
+    CHECK_EQUAL(LINE(rg_settings, trace), 0);
+    CHECK_EQUAL(LINE(rg_settings, bulk_bytes), 0);
+    CHECK_EQUAL(LINE(rg_settings, shutdown), 0);
+    CHECK_EQUAL(LINE(rg_settings, hold_until_ms), 0);
+    CHECK_EQUAL(LINE(rg_thread, before_tick), 0);
+}
+
 static void refuse(const char *path, const char *because)
 {
     char why[512];
@@ -62,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 8 segment");
+    refuse(path, "is not a version 9 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -423,6 +445,7 @@ int main(void)
 {
     int failures = 0;
     RUN(defaults_and_mode);
+    RUN(what_a_launch_needs_is_together);
     RUN(refusals);
     RUN(layout_says_what_c_says);
     RUN(histogram_buckets);

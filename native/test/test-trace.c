@@ -83,7 +83,7 @@ static void a_torn_record_is_told_from_a_whole_one(void)
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     CHECK(whole > 0);
-    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), THREADS * EACH);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), THREADS * EACH);
     int kept = 0;
     for (int i = 0; i < RG_TRACE_RECORDS; i++)
         kept += read_record(i, word);
@@ -131,13 +131,13 @@ static void a_row_says_what_its_thread_is_in(void)
     CHECK_EQUAL(atomic_load(&row->since_tick), outer.tick);
     rg_op_end(&outer, RG_TRACE_sync, true, 0, 0x1234);
     CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuStreamSynchronize);
-    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), 2);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2);
     /* Nothing is recorded where that is switched off, and the row is kept all the same. */
     atomic_store(&seg->settings.trace, 0);
     rg_op more = rg_op_begin(RG_OP_cuMemAlloc_v2, true);
     CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuMemAlloc_v2 | RG_DOING);
     rg_op_end(&more, RG_TRACE_alloc, true, 0, 64);
-    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), 2);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2);
     CHECK_EQUAL(atomic_load(&row->calls), 2);
 }
 
@@ -164,7 +164,7 @@ static void a_row_is_freed_with_its_thread(void)
 static void *fork_and_end(void *unused)
 {
     once(NULL);
-    rg_thread *row = rg_self;
+    rg_thread *row = rg_this.row;
     pid_t pid = fork();
     if (pid == 0)
         return unused;
@@ -218,7 +218,7 @@ static void threads_that_find_no_room_are_counted(void)
     pthread_barrier_wait(&all_in);
     CHECK_EQUAL(rows(), RG_MAX_THREADS);
     CHECK_EQUAL(atomic_load(&seg->clients[SLOT].threads_lost), MORE);
-    CHECK_EQUAL(atomic_load(&seg->traces[SLOT].count), ALL); /* what they do is recorded all the same */
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), ALL); /* what they do is recorded all the same */
     pthread_barrier_wait(&all_out);
     for (int i = 0; i < ALL; i++)
         pthread_join(threads[i], NULL);
@@ -274,9 +274,9 @@ static void a_slot_that_is_taken_again_is_empty(void)
     atomic_store(&seg->clients[slot].owner, 0x7fffffff); /* nobody's */
     rg_trace_attach(seg, slot);
     once(NULL);
-    CHECK_EQUAL(atomic_load(&seg->traces[slot].count), 1);
+    CHECK_EQUAL(atomic_load(&seg->clients[slot].records), 1);
     CHECK_EQUAL(rg_segment_claim(seg, "a", RG_CLASS_HIGH, rg_now_ns()), slot);
-    CHECK_EQUAL(atomic_load(&seg->traces[slot].count), 0);
+    CHECK_EQUAL(atomic_load(&seg->clients[slot].records), 0);
     CHECK_EQUAL(atomic_load(&seg->traces[slot].records[0]), 0);
     CHECK_EQUAL(rows(), 0);
 }
