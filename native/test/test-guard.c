@@ -611,6 +611,113 @@ static void a_handle_in_use_is_only_counted_where_the_mode_says_so(void)
     done();
 }
 
+static CUstream others;
+static CUdeviceptr others_workspace;
+static void *set_others(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    if (others_workspace)
+        CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)others_workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    else
+        CHECK_EQUAL(cublasSetStream_v2(given, others), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
+static void another_thread_sets_its_own(void)
+{
+    pthread_t t;
+    CHECK_EQUAL(pthread_create(&t, NULL, set_others, NULL), 0);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+}
+
+/* Threads that share a handle without a lock, each setting its stream before it multiplies: each gets its own. */
+static void a_stream_overtaken_by_another_threads_is_kept(void)
+{
+    become("repair");
+    CUstream s = stream();
+    CUdeviceptr workspace;
+    matrices m = allocate();
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(given, 2), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < 2; i++) { /* and stays so until it sets one again */
+        CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK(last()->handle != given);
+        CHECK(last()->stream == s);
+        CHECK_EQUAL(last()->workspace, 0); /* of the program's handle the other thread may make use */
+        CHECK_EQUAL(last()->settings[0], 2);
+        CHECK_EQUAL(me()->guard_in_use_elsewhere, i + 1);
+    }
+    CHECK(is_product(&m));
+    /* The handle itself is as the threads left it. */
+    CUstream found;
+    CHECK_EQUAL(cublasGetStream_v2(given, &found), CUBLAS_STATUS_SUCCESS);
+    CHECK(found == others);
+    /* A workspace of another thread's on its own stream: theirs is not used. */
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    others_workspace = workspace;
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle != given);
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->workspace, 0);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 3);
+    CHECK_EQUAL(me()->guard_repaired, 3);
+    /* With nobody between the two it is used as it is. */
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->workspace, workspace);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 3);
+    done();
+}
+
+/* Who sets a stream for others to use, and who has used the one that it set, takes the handle as it is. */
+static void a_stream_set_by_another_thread_is_used(void)
+{
+    become("repair");
+    CUstream s = stream();
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    nothing_was_counted();
+    done();
+}
+
+static void an_overtaken_stream_is_only_counted_where_the_mode_says_so(void)
+{
+    become("warn");
+    CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, stream()), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
 static _Atomic int inside_now, stay;
 static void stay_inside(const char *call)
 {
@@ -1170,6 +1277,9 @@ int main(int argc, char **argv)
     RUN(nothing_is_repaired_during_capture);
     RUN(a_handle_in_use_elsewhere_is_stood_in_for);
     RUN(a_handle_in_use_is_only_counted_where_the_mode_says_so);
+    RUN(a_stream_overtaken_by_another_threads_is_kept);
+    RUN(a_stream_set_by_another_thread_is_used);
+    RUN(an_overtaken_stream_is_only_counted_where_the_mode_says_so);
     RUN(the_pool_is_bounded);
     RUN(many_threads_at_once);
     RUN(handles_are_made_one_at_a_time);
