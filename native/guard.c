@@ -9,8 +9,8 @@
  *   null_handle       runs the call on a handle of the pool
  *   wrong_context     the handle belongs to another context than the current one. If the operands are the handle's context's, that
  *                     context is made current for the call; else the call runs on a handle of the pool
- *   in_use_elsewhere  another thread is inside a call on this handle, or has set a stream or workspace on it since this thread set its
- *                     stream and before it could use that: runs on a handle of the pool, on the stream that this thread set
+ *   in_use_elsewhere  another thread is inside a call on this handle, or has set another stream or a workspace on it since this thread
+ *                     set its stream and before it could use that: runs on a handle of the pool, on the stream that this thread set
  *
  * and makes handles one at a time (create_retried, create_failed). A handle of the pool gets what the program's handle
  * carries: the stream, if it belongs to this context (foreign_stream: it does not, the NULL stream is used), then the
@@ -43,7 +43,7 @@ typedef struct {
     _Atomic(uintptr_t) context;          /* that was current when it was made */
     _Atomic(uintptr_t) owner;            /* the thread that is inside a call on it: address of its rg_thread_mark */
     _Atomic int device;
-    _Atomic uint32_t made;                         /* counts those that had this place */
+    _Atomic uint32_t made;                      /* counts those that had this place */
     _Atomic(uintptr_t) stream_by, workspace_by; /* the threads that set what it carries; 0: nobody */
     rg_carried carried;
 } known_handle;
@@ -135,10 +135,16 @@ _Atomic int rg_guard_last_device = -1;
 /* The stream that this thread set last, on which handle, and whether it has yet to be used. */
 static _Thread_local INITIAL_EXEC struct {
     known_handle *e;
-    uint32_t made;
+    uint32_t made, destroyed;
     bool unused;
     CUstream stream;
 } bound;
+static _Atomic uint32_t streams_destroyed;
+
+void rg_guard_forget_stream(void)
+{
+    atomic_fetch_add(&streams_destroyed, 1);
+}
 
 void rg_guard_attach(void)
 {
@@ -189,39 +195,46 @@ static inline bool is_bound(const known_handle *e)
     return bound.unused && bound.e == e && bound.made == atomic_load_explicit(&e->made, memory_order_relaxed);
 }
 
-/* And another thread has meanwhile set its own, or its workspace: what the handle carries is not what this thread wants. */
+/* And another thread has meanwhile set another, or a workspace for another: what the handle carries is not what this thread wants. */
 static inline bool is_overtaken(const known_handle *e)
 {
     uintptr_t workspace_by = atomic_load_explicit(&e->workspace_by, memory_order_relaxed);
-    return atomic_load_explicit(&e->stream_by, memory_order_relaxed) != rg_guard_self() ||
-           (workspace_by && workspace_by != rg_guard_self());
+    return atomic_load_explicit(&e->carried.stream, memory_order_relaxed) != (uintptr_t)bound.stream ||
+           (workspace_by && workspace_by != atomic_load_explicit(&e->stream_by, memory_order_relaxed));
 }
 
-/* Whether this thread, whose handle it is for a call, may use it with what it carries. */
+/* Whether this thread, whose handle it is for a call, may use it with what it carries. Its own stream may be gone if any has been
+ * destroyed: then what the others have set is all there is. */
 static inline bool carries_ours(const known_handle *e)
 {
     if (RG_LIKELY(!is_bound(e)))
         return true;
-    if (RG_UNLIKELY(is_overtaken(e)))
+    if (RG_UNLIKELY(is_overtaken(e)) && bound.destroyed == atomic_load(&streams_destroyed))
         return false;
     bound.unused = false;
     return true;
 }
 
 /* Puts a handle of the pool in the place of `h`; `h` itself if there is none. The program's handle is held meanwhile if it is
- * free, so that nobody else uses what it carries. */
+ * free and what it carries is used, so that nobody else uses that; not while a handle is made or waited for. */
 static cublasHandle_t replace(cublasHandle_t h, known_handle *e, enum rg_blas call, CUcontext current, guarded *g)
 {
+    if (g->held)
+        release(g->held);
+    g->held = NULL;
     rg_pooled *p = rg_pool_take(current, call);
+    if (e && claim(e))
+        g->held = e;
     if (!p)
         return h;
-    if (e && !g->held && claim(e))
-        g->held = e;
     rg_carried *carried = e ? &e->carried : &of_null;
-    bool ours = e && is_bound(e);
+    bool ours = e && is_bound(e) && bound.destroyed == atomic_load(&streams_destroyed);
+    if (g->held && ours && is_overtaken(e)) {
+        release(e);
+        g->held = NULL;
+    }
     CUstream stream = ours ? bound.stream : (CUstream)atomic_load_explicit(&carried->stream, memory_order_relaxed);
-    bool exclusive = g->held && !(ours && is_overtaken(e));
-    rg_pool_mirror(p, carried, stream, exclusive, call, current);
+    rg_pool_mirror(p, carried, stream, g->held != NULL, call, current);
     rg_guard_repaired();
     g->lent = p;
     return p->handle;
@@ -430,6 +443,7 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream)
         atomic_store_explicit(&e->stream_by, rg_guard_self(), memory_order_relaxed);
         bound.e = e;
         bound.made = atomic_load_explicit(&e->made, memory_order_relaxed);
+        bound.destroyed = atomic_load(&streams_destroyed);
         bound.stream = stream;
         bound.unused = true;
     }
