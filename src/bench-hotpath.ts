@@ -7,7 +7,8 @@
  *
  * With --cold each call is timed by itself and finds the processor's caches disturbed, as it does in a program that does something
  * between two launches (native/bench/cold.h). The two clock readings are in every figure: what Rigel adds is the difference to bare.
- * A wait for the stream (`sync_`) and an event recorded on it (`event_`) are measured too, each behind a launch.
+ * Measured too: a launch on the NULL stream (`null_`), as PyTorch's are; and behind a launch, a wait for the stream (`sync_`) and an
+ * event recorded on it (`event_`).
  */
 
 import { join, resolve } from "node:path";
@@ -56,7 +57,7 @@ try {
     blas_off_ns: [blas, { ...high, RIGEL_GUARD: "off" }],
     blas_repair_ns: [blas, { ...high, RIGEL_GUARD: "repair" }],
   };
-  for (const call of cold ? ["sync", "event"] : []) {
+  for (const call of cold ? ["null", "sync", "event"] : []) {
     ways[`${call}_bare_ns`] = [[...launch, call], {}];
     ways[`${call}_high_recording_ns`] = [[...launch, call], { ...high, RIGEL_SEGMENT: recording.path }];
     ways[`${call}_best_effort_recording_ns`] = [[...launch, call], { ...bestEffort, RIGEL_SEGMENT: recording.path }];

@@ -1,11 +1,11 @@
 /*
- * hotpath.c: bench-hotpath [ROUNDS | cold CALLS [launch | sync | event]]: nanoseconds a launch, as one number on standard output.
+ * hotpath.c: bench-hotpath [ROUNDS | cold CALLS [launch | null | sync | event]]: nanoseconds a launch, as one number on standard output.
  *
  * Looks cuLaunchKernel up as libcudart does (dlsym on libcuda.so.1), launches on one stream in a loop, and prints the
  * time of the fastest of its rounds divided by the launches in it. Which libcuda.so.1 and whether Rigel stands in front of it
  * is decided by who starts it: src/bench-hotpath.ts, in several ways in turn.
- * `cold`: the median of so many calls of which each finds the caches disturbed (cold.h): of a launch, of a synchronisation of the
- * stream after one, or of an event recorded after one.
+ * `cold`: the median of so many calls of which each finds the caches disturbed (cold.h): of a launch, of one on the NULL stream, of a
+ * synchronisation of the stream after a launch, or of an event recorded after one.
  */
 #include "cuda_abi.h"
 
@@ -30,6 +30,11 @@ static char function[64], stream[64], event[64];
 static void one_launch(void)
 {
     launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);
+}
+
+static void one_null_launch(void)
+{
+    launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
 }
 
 static void one_sync(void)
@@ -62,6 +67,8 @@ int main(int argc, char **argv)
     if (is_cold) {
         int calls = argc > 2 ? atoi(argv[2]) : COLD_CALLS;
         const char *what = argc > 3 ? argv[3] : "launch";
+        if (strcmp(what, "null") == 0)
+            return cold_report(calls, NULL, one_null_launch);
         if (strcmp(what, "sync") == 0)
             return cold_report(calls, one_launch, one_sync);
         if (strcmp(what, "event") == 0)
