@@ -263,7 +263,7 @@ void rg_context_gone(CUcontext context, CUdevice d);
 RG_COLD void rg_context_refused(uint32_t operation, CUresult result, const void *handle, const void *other);
 
 /* rg_context_turned: this thread turns to a stream: notes its current context, and counts it if the stream is of another. */
-RG_COLD void rg_context_turned(uint32_t operation, const rg_track *track);
+void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
@@ -388,11 +388,11 @@ RG_COLD void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_durat
 RG_COLD void rg_gate_paused(rg_member *member, enum rg_kind kind, uintptr_t units);
 
 /* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
-RG_COLD enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
+enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
 
 /* rg_gate_charge: after the gate, under fair and orion: charges the launch. What it counts for in flight; `weight` is that as
  * far as its duration says. */
-RG_COLD uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
+uint32_t rg_gate_charge(const rg_track *track, rg_duration *duration, uint32_t policy, uint32_t weight);
 
 /* rg_gate_recharge: what was charged `from_ns` for each of so many launches (0: not known yet) turns out to cost `to_ns`. */
 void rg_gate_recharge(rg_member *member, uint32_t device, uint32_t launches, uint32_t from_ns, uint32_t to_ns);
@@ -404,7 +404,7 @@ void rg_gate_show(const rg_track *track, enum rg_kind kind, uintptr_t units, rg_
 RG_COLD void rg_gate_profile(rg_duration *duration, CUfunction function, rg_dims dims);
 
 /* rg_retire: so much weight is no longer in flight. */
-RG_COLD void rg_retire(rg_member *member, uint32_t device, uint32_t weight);
+void rg_retire(rg_member *member, uint32_t device, uint32_t weight);
 
 /* rg_batch_record: covers the track's unbatched launches with an event. */
 void rg_batch_record(rg_track *track);
