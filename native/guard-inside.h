@@ -141,8 +141,9 @@ void rg_guard_nap(void);
 rg_pooled *rg_pool_take(CUcontext context, enum rg_blas call);
 void rg_pool_give_back(rg_pooled *p);
 
-/* rg_pool_mirror: gives the handle what the program's carries; `exclusive`: no other thread can be using that meanwhile. */
-void rg_pool_mirror(rg_pooled *p, rg_carried *c, bool exclusive, enum rg_blas call, CUcontext context);
+/* rg_pool_mirror: gives the handle this stream, and what else the program's carries; `exclusive`: no other thread can be using that
+ * meanwhile. */
+void rg_pool_mirror(rg_pooled *p, rg_carried *c, CUstream stream, bool exclusive, enum rg_blas call, CUcontext context);
 
 /* rg_pool_make_room: destroys the idle handles of the context, which is current. Returns how many. */
 size_t rg_pool_make_room(CUcontext context);

@@ -124,13 +124,12 @@ int rg_belongs_to(uintptr_t memory, CUcontext context, int device)
 }
 
 /*
- * Gives the handle what the program's carries: stream, then workspace, then the rest. A workspace only if no other thread can
+ * Gives the handle the stream, then what the program's carries: workspace, then the rest. A workspace only if no other thread can
  * be using it, even on the same stream: the kernels of two multiplications that take turns there would overwrite each
  * other's parts. Without one the handle has cuBLAS's own.
  */
-void rg_pool_mirror(rg_pooled *p, rg_carried *c, bool exclusive, enum rg_blas call, CUcontext context)
+void rg_pool_mirror(rg_pooled *p, rg_carried *c, CUstream stream, bool exclusive, enum rg_blas call, CUcontext context)
 {
-    CUstream stream = (CUstream)atomic_load_explicit(&c->stream, memory_order_relaxed);
     CUcontext owner = context;
     if ((uintptr_t)stream > (uintptr_t)CU_STREAM_PER_THREAD && rg_real.cuStreamGetCtx &&
         (rg_real.cuStreamGetCtx(stream, &owner) != CUDA_SUCCESS || owner != context)) {

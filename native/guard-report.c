@@ -21,7 +21,7 @@ static const char *const cause_text[] = {
     "was called with a NULL handle",
     "was called with a handle of another context than the current one",
     "was called on a thread without a current context",
-    "was called with a handle that another thread was using at that moment",
+    "was called with a handle that another thread was using",
     "was to run on a stream of another context",
     "could not make a handle",
     "could make a handle only at the second attempt",

@@ -9,7 +9,8 @@
  *   null_handle       runs the call on a handle of the pool
  *   wrong_context     the handle belongs to another context than the current one. If the operands are the handle's context's, that
  *                     context is made current for the call; else the call runs on a handle of the pool
- *   in_use_elsewhere  another thread is inside a call on this handle: runs on a handle of the pool
+ *   in_use_elsewhere  another thread is inside a call on this handle, or has set another stream or a workspace on it since this thread
+ *                     set its stream and before it could use that: runs on a handle of the pool, on the stream that this thread set
  *
  * and makes handles one at a time (create_retried, create_failed). A handle of the pool gets what the program's handle
  * carries: the stream, if it belongs to this context (foreign_stream: it does not, the NULL stream is used), then the
@@ -22,7 +23,7 @@
  *
  * Rules
  *   1. A known handle used rightly costs one look-up, one question for the current context, one compare-and-swap and one
- *      store, and is never replaced.
+ *      store, and is never replaced. Threads that share one under a lock of theirs set their stream and use it under that.
  *   2. While a stream is captured nothing is repaired (making a handle would end the capture), and the driver is asked for
  *      nothing but the current context.
  *   3. In a process that is no client (any more: exit, fork) every call passes straight through, so no lock outlives a fork.
@@ -42,6 +43,8 @@ typedef struct {
     _Atomic(uintptr_t) context;          /* that was current when it was made */
     _Atomic(uintptr_t) owner;            /* the thread that is inside a call on it: address of its rg_thread_mark */
     _Atomic int device;
+    _Atomic uint32_t made;                      /* counts those that had this place */
+    _Atomic(uintptr_t) stream_by, workspace_by; /* the threads that set what it carries; 0: nobody */
     rg_carried carried;
 } known_handle;
 enum { GONE = 1, PROBES = 64 };
@@ -81,6 +84,9 @@ static void remember(cublasHandle_t h, CUcontext context, int device)
     }
     if (place) {
         rg_carried_clear(&place->carried);
+        atomic_store_explicit(&place->stream_by, 0, memory_order_relaxed);
+        atomic_store_explicit(&place->workspace_by, 0, memory_order_relaxed);
+        atomic_fetch_add_explicit(&place->made, 1, memory_order_relaxed);
         atomic_store_explicit(&place->context, (uintptr_t)context, memory_order_relaxed);
         atomic_store_explicit(&place->device, device, memory_order_relaxed);
         atomic_store_explicit(&place->owner, 0, memory_order_relaxed);
@@ -126,6 +132,19 @@ _Thread_local bool rg_guard_creating INITIAL_EXEC;
 _Thread_local int rg_guard_selected_device INITIAL_EXEC = -1;
 static _Thread_local INITIAL_EXEC rg_carried of_null; /* what this thread has set on a NULL handle */
 _Atomic int rg_guard_last_device = -1;
+/* The stream that this thread set last, on which handle, and whether it has yet to be used. */
+static _Thread_local INITIAL_EXEC struct {
+    known_handle *e;
+    uint32_t made, destroyed;
+    bool unused;
+    CUstream stream;
+} bound;
+static _Atomic uint32_t streams_destroyed;
+
+void rg_guard_forget_stream(void)
+{
+    atomic_fetch_add(&streams_destroyed, 1);
+}
 
 void rg_guard_attach(void)
 {
@@ -170,16 +189,52 @@ static inline void release(known_handle *e)
     atomic_store_explicit(&e->owner, 0, memory_order_release);
 }
 
+/* This thread has set a stream on the handle and not used it yet. */
+static inline bool is_bound(const known_handle *e)
+{
+    return bound.unused && bound.e == e && bound.made == atomic_load_explicit(&e->made, memory_order_relaxed);
+}
+
+/* And another thread has meanwhile set another, or a workspace for another: what the handle carries is not what this thread wants. */
+static inline bool is_overtaken(const known_handle *e)
+{
+    uintptr_t workspace_by = atomic_load_explicit(&e->workspace_by, memory_order_relaxed);
+    return atomic_load_explicit(&e->carried.stream, memory_order_relaxed) != (uintptr_t)bound.stream ||
+           (workspace_by && workspace_by != atomic_load_explicit(&e->stream_by, memory_order_relaxed));
+}
+
+/* Whether this thread, whose handle it is for a call, may use it with what it carries. Its own stream may be gone if any has been
+ * destroyed: then what the others have set is all there is. */
+static inline bool carries_ours(const known_handle *e)
+{
+    if (RG_LIKELY(!is_bound(e)))
+        return true;
+    if (RG_UNLIKELY(is_overtaken(e)) && bound.destroyed == atomic_load(&streams_destroyed))
+        return false;
+    bound.unused = false;
+    return true;
+}
+
 /* Puts a handle of the pool in the place of `h`; `h` itself if there is none. The program's handle is held meanwhile if it is
- * free, so that nobody else uses what it carries. */
+ * free and what it carries is used, so that nobody else uses that; not while a handle is made or waited for. */
 static cublasHandle_t replace(cublasHandle_t h, known_handle *e, enum rg_blas call, CUcontext current, guarded *g)
 {
+    if (g->held)
+        release(g->held);
+    g->held = NULL;
     rg_pooled *p = rg_pool_take(current, call);
-    if (!p)
-        return h;
     if (e && claim(e))
         g->held = e;
-    rg_pool_mirror(p, e ? &e->carried : &of_null, g->held != NULL, call, current);
+    if (!p)
+        return h;
+    rg_carried *carried = e ? &e->carried : &of_null;
+    bool ours = e && is_bound(e) && bound.destroyed == atomic_load(&streams_destroyed);
+    if (g->held && ours && is_overtaken(e)) {
+        release(e);
+        g->held = NULL;
+    }
+    CUstream stream = ours ? bound.stream : (CUstream)atomic_load_explicit(&carried->stream, memory_order_relaxed);
+    rg_pool_mirror(p, carried, stream, g->held != NULL, call, current);
     rg_guard_repaired();
     g->lent = p;
     return p->handle;
@@ -189,7 +244,7 @@ static cublasHandle_t replace(cublasHandle_t h, known_handle *e, enum rg_blas ca
 static __attribute__((noinline, cold)) cublasHandle_t enter_slowly(cublasHandle_t h, known_handle *e, enum rg_blas call,
                                                                    const void *operand, CUcontext current, guarded *g)
 {
-    if (rg_guard_creating || (e && atomic_load(&e->owner) == rg_guard_self()))
+    if (rg_guard_creating || (e && !g->held && atomic_load(&e->owner) == rg_guard_self()))
         return h; /* cuBLAS calls itself */
     if (!current) {
         rg_guard_note(NO_CONTEXT, call, NULL, e ? atomic_load(&e->device) : rg_guard_selected_device);
@@ -223,13 +278,16 @@ static __attribute__((noinline, cold)) cublasHandle_t enter_slowly(cublasHandle_
         g->pushed = true;
         current = own;
         if (claim(e)) {
-            rg_guard_repaired();
             g->held = e;
-            return h;
+            if (carries_ours(e)) {
+                rg_guard_repaired();
+                return h;
+            }
         }
-    } else if (claim(e)) {
+    } else if (g->held || claim(e)) {
         g->held = e;
-        return h;
+        if (carries_ours(e))
+            return h;
     }
     rg_guard_note(IN_USE_ELSEWHERE, call, current, atomic_load(&e->device));
     return rg_guard_repairing() ? replace(h, e, call, current, g) : h;
@@ -244,7 +302,8 @@ static inline cublasHandle_t enter(cublasHandle_t h, enum rg_blas call, const vo
     rg_real.cuCtxGetCurrent(&current);
     if (RG_LIKELY(e && current && (uintptr_t)current == atomic_load_explicit(&e->context, memory_order_relaxed) && claim(e))) {
         g->held = e;
-        return h;
+        if (RG_LIKELY(carries_ours(e)))
+            return h;
     }
     return enter_slowly(h, e, call, operand, current, g);
 }
@@ -379,7 +438,14 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream)
     known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace, 0, memory_order_relaxed);
+        atomic_store_explicit(&e->workspace_by, 0, memory_order_relaxed);
         atomic_store_explicit(&e->carried.stream, (uintptr_t)stream, memory_order_relaxed);
+        atomic_store_explicit(&e->stream_by, rg_guard_self(), memory_order_relaxed);
+        bound.e = e;
+        bound.made = atomic_load_explicit(&e->made, memory_order_relaxed);
+        bound.destroyed = atomic_load(&streams_destroyed);
+        bound.stream = stream;
+        bound.unused = true;
     }
     if (held)
         release(held);
@@ -406,6 +472,7 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t h, void *workspace, size_t b
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace_bytes, bytes, memory_order_relaxed);
         atomic_store_explicit(&e->carried.workspace, (uintptr_t)workspace, memory_order_relaxed);
+        atomic_store_explicit(&e->workspace_by, rg_guard_self(), memory_order_relaxed);
     }
     if (held)
         release(held);

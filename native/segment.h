@@ -183,7 +183,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, guard_null_handle, 1) /* [client] calls with a NULL handle */ \
     F(u64, guard_wrong_context, 1) /* [client] calls with a handle of another context than the current one */ \
     F(u64, guard_no_context, 1) /* [client] calls on a thread without a current context */ \
-    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using at that moment */ \
+    F(u64, guard_in_use_elsewhere, 1) /* [client] calls with a handle that another thread was using */ \
     F(u64, guard_foreign_stream, 1) /* [client] repairs whose handle was set to a stream of another context */ \
     F(u64, guard_create_failed, 1) /* [client] handles that could not be made */ \
     F(u64, guard_create_retried, 1) /* [client] handles that could be made at the second attempt */ \

@@ -268,6 +268,7 @@ void rg_track_forget(CUstream stream)
 {
     if ((uintptr_t)stream <= 2)
         return;
+    rg_guard_forget_stream();
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find((uintptr_t)stream);
     rg_member *member = NULL;

@@ -189,12 +189,12 @@ describe.each(PLACES)("%s", (_place, ranks) => {
     "naive %s: fails as reported, and runs with repair",
     async (naive, call, code) => {
       using world = new World(ranks);
-      const alone = await world.run("right", { LD_PRELOAD: interposer, NAIVE: naive });
+      const alone = await world.run("right", { LD_PRELOAD: interposer, NAIVE: naive, MEET: "1" });
       expect(alone.stderr).toMatch(new RegExp(`${call}\\(.*\\) is ${code}, expected 0`));
       expect(alone.status).toBe(1);
       const { status, stderr, clients } = await world.runUnder("repair", "right", naive);
       expect(world.results()).toEqual(wanted);
-      // Calls that set something on a handle in use wait; only a multiplication that meets another one is given a handle.
+      // Calls that set something on a handle in use wait; only a multiplication that another thread came before is given a handle.
       expect(clients.get("gpipe")?.guard.repaired).toBeGreaterThanOrEqual(naive === "handle" ? 0 : 1);
       // That scheduler made itself a context on device 0; of this, which is its own, the program complains at its end.
       const complaint = naive === "scheduler" ? /^([^\n]*: active is 1, expected 0\n)+$/ : /^$/;

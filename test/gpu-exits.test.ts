@@ -3,8 +3,8 @@
  * runtime as a shared and as a static library too. Skipped, with the reason, where there is no GPU, or no nvcc for the latter.
  *
  * Each way is run 30 times in all, half of them in each class, as far as two minutes go, and twice at least; how many it were is
- * printed at the end. RIGEL_EXITS=30 (or another number) runs that many, however long it takes. Where a program by itself does not end the same each time, how it ends under
- * Rigel must be one of the ways that it has bare.
+ * printed at the end. RIGEL_EXITS=30 (or another number) runs that many, however long it takes. Where a program by itself does not end
+ * the same each time, how it ends under Rigel must be one of the ways that it has bare.
  */
 
 import { afterAll, describe, expect, test } from "bun:test";

@@ -52,8 +52,8 @@ const reportSchema = z.object({
   ]),
 });
 
-/** Runs the command as a client that sees every GPU. */
-async function governed(command: string[]) {
+/** Runs the command as a client that sees these GPUs. */
+async function governed(command: string[], device = gpus) {
   using scratch = new Scratch();
   const config = scratch.file("jobs.json", {
     guard: "repair",
@@ -63,7 +63,7 @@ async function governed(command: string[]) {
         class: "high",
         command,
         cwd: root,
-        ...(gpus.length > 1 && { device: gpus.map((_, index) => index) }),
+        device: device.map(({ index }) => index),
       },
     ],
   });
@@ -112,10 +112,12 @@ describe.skipIf(cannot)("cuBLAS", () => {
     "s4: where no memory is left a failure says so, and what is in use",
     async () => {
       const command = ["python3", program, "s4"];
-      const alone = await bare(command);
+      // On a GPU that other tests have the least use for: it is filled.
+      const device = gpus.slice(-1);
+      const alone = await bare(command, { CUDA_VISIBLE_DEVICES: device.map(({ uuid }) => uuid).join(",") });
       expect(alone.status, alone.said).toBe(1);
       expect(alone.said).toContain("cublasCreate");
-      const client = await governed(command);
+      const client = await governed(command, device);
       expect(client.exit_code, client.said).toBe(1);
       expect(client.said).toMatch(/rigel: cublasCreate failed with status \d+.* on device 0: \d+ of \d+ MiB free/);
       expect(client.guard.create_failed).toBeGreaterThan(0);

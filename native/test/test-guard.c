@@ -611,6 +611,197 @@ static void a_handle_in_use_is_only_counted_where_the_mode_says_so(void)
     done();
 }
 
+static CUstream others;
+static CUdeviceptr others_workspace;
+static void *set_others(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    if (others_workspace)
+        CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)others_workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    else
+        CHECK_EQUAL(cublasSetStream_v2(given, others), CUBLAS_STATUS_SUCCESS);
+    return NULL;
+}
+
+static void another_thread_sets_its_own(void)
+{
+    pthread_t t;
+    CHECK_EQUAL(pthread_create(&t, NULL, set_others, NULL), 0);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+}
+
+/* Threads that share a handle without a lock, each setting its stream before it multiplies: each gets its own. */
+static void a_stream_overtaken_by_another_threads_is_kept(void)
+{
+    become("repair");
+    CUstream s = stream();
+    CUdeviceptr workspace;
+    matrices m = allocate();
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&workspace, 4096), CUDA_SUCCESS);
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(given, 2), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    for (int i = 0; i < 2; i++) { /* and stays so until it sets one again */
+        CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+        CHECK(last()->handle != given);
+        CHECK(last()->stream == s);
+        CHECK_EQUAL(last()->workspace, 0); /* of the program's handle the other thread may make use */
+        CHECK_EQUAL(last()->settings[0], 2);
+        CHECK_EQUAL(me()->guard_in_use_elsewhere, i + 1);
+    }
+    CHECK(is_product(&m));
+    /* The handle itself is as the threads left it. */
+    CUstream found;
+    CHECK_EQUAL(cublasGetStream_v2(given, &found), CUBLAS_STATUS_SUCCESS);
+    CHECK(found == others);
+    /* A workspace of another thread's on its own stream: theirs is not used. */
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    others_workspace = workspace;
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle != given);
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->workspace, 0);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 3);
+    CHECK_EQUAL(me()->guard_repaired, 3);
+    /* With nobody between the two it is used as it is. */
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetWorkspace_v2(given, (void *)(uintptr_t)workspace, 4096), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == s);
+    CHECK_EQUAL(last()->workspace, workspace);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 3);
+    done();
+}
+
+/* Who sets a stream for others to use, and who has used the one that it set, takes the handle as it is. */
+static void a_stream_set_by_another_thread_is_used(void)
+{
+    become("repair");
+    CUstream s = stream();
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    nothing_was_counted();
+    done();
+}
+
+/* Threads may set the same stream, or set theirs back to that of before when they have used it. */
+static void the_same_stream_set_by_another_thread_is_used(void)
+{
+    become("repair");
+    CUstream s = stream();
+    matrices m = allocate();
+    given = handle();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    others = stream();
+    another_thread_sets_its_own();
+    others = s;
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == s);
+    nothing_was_counted();
+    done();
+}
+
+/* A stream that is gone by agreement is not asked for. */
+static void a_destroyed_stream_is_not_kept(void)
+{
+    become("repair");
+    CUstream s = stream();
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    nothing_was_counted();
+    done();
+}
+
+static _Thread_local bool is_overtaken_now;
+static void *set_and_multiply(void *m)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(primary[0]), CUDA_SUCCESS);
+    CHECK_EQUAL(cublasSetStream_v2(given, others), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    return NULL;
+}
+
+static matrices of_others;
+static void let_another_use_it(const char *call)
+{
+    pthread_t t;
+    (void)call;
+    if (!is_overtaken_now)
+        return;
+    CHECK_EQUAL(pthread_create(&t, NULL, set_and_multiply, &of_others), 0);
+    CHECK_EQUAL(pthread_join(t, NULL), 0);
+}
+
+/* While a handle stands in for it, and while that is made, who came last has the program's handle for itself. */
+static void an_overtaken_thread_does_not_hold_the_handle(void)
+{
+    become("repair");
+    CUstream s = stream();
+    matrices m = allocate();
+    of_others = allocate();
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    atomic_store(inside, let_another_use_it);
+    is_overtaken_now = true;
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS); /* makes one */
+    CHECK(last()->handle != given);
+    CHECK(last()->stream == s);
+    is_overtaken_now = false;
+    CHECK(is_product(&m));
+    CHECK_EQUAL(counts->created, 2);
+    CHECK_EQUAL(counts->corrupted, 0);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    CHECK_EQUAL(me()->guard_repaired, 1);
+    done();
+}
+
+static void an_overtaken_stream_is_only_counted_where_the_mode_says_so(void)
+{
+    become("warn");
+    CHECK(freopen("/dev/null", "w", stderr) != NULL);
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, stream()), CUBLAS_STATUS_SUCCESS);
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
+    CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
 static _Atomic int inside_now, stay;
 static void stay_inside(const char *call)
 {
@@ -1170,6 +1361,12 @@ int main(int argc, char **argv)
     RUN(nothing_is_repaired_during_capture);
     RUN(a_handle_in_use_elsewhere_is_stood_in_for);
     RUN(a_handle_in_use_is_only_counted_where_the_mode_says_so);
+    RUN(a_stream_overtaken_by_another_threads_is_kept);
+    RUN(a_stream_set_by_another_thread_is_used);
+    RUN(the_same_stream_set_by_another_thread_is_used);
+    RUN(a_destroyed_stream_is_not_kept);
+    RUN(an_overtaken_thread_does_not_hold_the_handle);
+    RUN(an_overtaken_stream_is_only_counted_where_the_mode_says_so);
     RUN(the_pool_is_bounded);
     RUN(many_threads_at_once);
     RUN(handles_are_made_one_at_a_time);
