@@ -9,7 +9,7 @@
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
- * It stands on a rung whose requests are within the target, tries the next one for a second, goes on from there as long as
+ * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
  * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
  * stricter, so that a trial is all that can make things worse than `priority`.
  */
@@ -119,8 +119,16 @@ const STAY_S = 2;
 const BACK_OFF_S = 4;
 const BACK_OFF_TIMES = 8;
 const BACK_OFF_MAX_S = 120;
-/** Rungs of the gate that a trial may leave out. */
+/**
+ * Rungs that a trial may leave out, and how long one at least takes, where requests use less than this part of what the target allows
+ * them, as so many of them tell.
+ */
 const SKIPS_MOST = 2;
+const CLEAR_TRIAL_S = 0.6;
+const CLEAR = 0.25;
+const CLEAR_REQUESTS = 45;
+/** What requests leave of the time is at least this part of it. */
+const LEAST_LEFT = 0.1;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
 const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
@@ -223,36 +231,43 @@ class Known {
   readonly waits = new Waits();
   /** By how much its requests are delayed, as of a tick. */
   delay: { tick: number; is: Delay | undefined } | undefined;
-  /** Best-effort launches in so many seconds. */
+  /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
   #launches = 0;
   #seconds = 0;
+  #left_s = 0;
   /** Not to be tried before; how long it is left alone next time. */
   notBefore_s = 0;
   backOff_s = BACK_OFF_S;
 
-  /** One tick on it. */
-  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number): void {
+  /** One tick on it, of which requests alone would have left so much. */
+  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
     this.pool.add(requests);
     this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
     this.#seconds += elapsed_s;
+    this.#left_s += left_s;
   }
   fade(seconds: number): void {
     this.pool.fade(seconds);
     this.#launches *= 0.5 ** (seconds / HALF_LIFE_S);
     this.#seconds *= 0.5 ** (seconds / HALF_LIFE_S);
+    this.#left_s *= 0.5 ** (seconds / HALF_LIFE_S);
   }
   clear(): void {
     this.pool.clear();
     this.waits.clear();
     this.delay = undefined;
-    this.#launches = this.#seconds = 0;
+    this.#launches = this.#seconds = this.#left_s = 0;
   }
   get seconds(): number {
     return this.#seconds;
   }
   get launches_per_s(): number {
     return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
+  }
+  /** What best-effort gets of the time that it could have: a second with more requests is no worse a rung. */
+  get launches_per_left_s(): number {
+    return this.#left_s > 0 ? this.#launches / this.#left_s : 0;
   }
 }
 
@@ -271,7 +286,7 @@ export class Controller {
   #stay_s = STAY_S;
   /** The rung to go back to if a trial fails. */
   #home = 0;
-  /** Rungs that the next trial leaves out, as those tried last delayed next to nothing. */
+  /** Rungs that the next trial leaves out where next to nothing is delayed. */
   #skips = 0;
   #known: Known[] = [];
   readonly #alone = new Pool();
@@ -338,7 +353,7 @@ export class Controller {
         this.#aloneWaits.add(seen.waits ?? [], this.t_s);
         this.#windowWaits.add(seen.waits ?? [], this.t_s);
         this.#aloneSays = undefined;
-      } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s);
+      } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s, this.#left_s(seen));
     }
     this.#alone.fade(TICK_S / ALONE_KEEPS);
     this.#decide(seen);
@@ -444,7 +459,7 @@ export class Controller {
     const rung = this.#ladder === GATE_RUNGS ? FIRST_GATE_RUNG : 0;
     this.#known = [];
     this.#home = rung;
-    this.#skips = 0;
+    this.#skips = 1;
     this.#stay_s = TRIAL_S;
     this.#go(rung);
     this.#state = this.#state === "waiting" ? "waiting" : "run";
@@ -533,11 +548,12 @@ export class Controller {
         // Where neither is within the target, the better of the two is kept.
         const lesser = verdict === "over" && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
-        if (spent_s < TRIAL_S) return;
         const more = !this.#getsLess(this.#at(this.#rung), this.#at(this.#home));
+        const clear = this.#isClear();
+        if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
         if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
-          this.#skips = this.#delaysLittle() ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
+          this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
           this.#stay_s = 0;
           this.#enter("run");
         } else {
@@ -633,6 +649,17 @@ export class Controller {
     return (this.#aloneSays ??= new Alone(this.#aloneWaits.waits));
   }
 
+  /**
+   * What its requests would have left of a tick, had they been alone: what is longer because of best-effort work is no load. Where it
+   * is not known when requests begin and end, all of it.
+   */
+  #left_s({ elapsed_s, waits = [] }: Observation): number {
+    const busy_ms = waits.map((wait) => this.#says().pair(wait)?.alone_ms ?? wait.worked_ms + wait.waited_ms);
+    const busy_s = busy_ms.reduce((sum, ms) => sum + ms / 1000, 0);
+    // Those of several clients may be at the same time.
+    return Math.max(LEAST_LEFT * elapsed_s, elapsed_s - busy_s);
+  }
+
   /** Enough is known of requests alone for most of those on a rung to be compared. */
   #isComparable(rung: number): boolean {
     const compared = this.#delay(rung)?.requests ?? 0;
@@ -665,23 +692,31 @@ export class Controller {
     return within ?? unknown ?? 0;
   }
 
-  /** Tries the next rung up that is not being left alone; where nothing is delayed so far, one further up. */
+  /**
+   * Tries the next rung up that is not being left alone; where nothing is delayed so far, one further up. Slices come after what there
+   * is of late suspension, which mostly gives more, unless suspension misses the target.
+   */
   #tryNext(): void {
     const above = this.#ladder
       .keys()
       .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s)
       .toArray();
-    const rung = above[this.#ladder === GATE_RUNGS ? this.#skips : 0] ?? above[0];
+    const suspending = above.filter((rung) => this.#ladder[rung]?.suspend);
+    const over = this.#judge(this.#home) === "over";
+    const skips = this.#isClear() ? this.#skips : 0;
+    const rung = over ? above[0] : (suspending[skips] ?? suspending[0] ?? above[0]);
     if (rung === undefined) return;
     this.#go(rung);
     this.#enter("trial");
   }
 
-  /** The rung's requests use less than half of what the target allows them. */
-  #delaysLittle(): boolean {
+  /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
+  #isClear(): boolean {
     const delayed = this.#delay(this.#rung);
-    if (!delayed || !("p99_over_alone" in this.#target)) return false;
-    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + (this.#target.p99_over_alone - 1) / 2;
+    const { pool, seconds } = this.#at(this.#rung);
+    if (pool.count * TRIAL_S < ENOUGH * seconds) return false;
+    if (!delayed || delayed.requests < CLEAR_REQUESTS || !("p99_over_alone" in this.#target)) return false;
+    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + CLEAR * (this.#target.p99_over_alone - 1);
   }
 
   /**
@@ -722,9 +757,13 @@ export class Controller {
     return below.seconds >= STAY_S && this.#getsLess(here, below);
   }
 
+  /** By the time that requests left, too: they come in bursts, and what they take of best-effort is not the same on all rungs. */
   #getsLess(here: Known, there: Known): boolean {
     const few = Math.max(1, Math.min(here.pool.count, there.pool.count));
-    return here.launches_per_s < there.launches_per_s * (1 - LESS / Math.sqrt(few));
+    const least = 1 - LESS / Math.sqrt(few);
+    return (
+      here.launches_per_s < there.launches_per_s * least && here.launches_per_left_s < there.launches_per_left_s * least
+    );
   }
 
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
