@@ -120,8 +120,8 @@ const BACK_OFF_S = 4;
 const BACK_OFF_TIMES = 8;
 const BACK_OFF_MAX_S = 120;
 /**
- * Rungs that a trial may leave out, and how long one at least takes, where requests use less than this part of what the target allows
- * them, as so many of them tell.
+ * Rungs of the gate that a trial may leave out, and how long one at least takes there, where requests use less than this part of what
+ * the target allows them, as so many of them tell.
  */
 const SKIPS_MOST = 2;
 const CLEAR_TRIAL_S = 0.6;
@@ -692,26 +692,24 @@ export class Controller {
     return within ?? unknown ?? 0;
   }
 
-  /**
-   * Tries the next rung up that is not being left alone; where nothing is delayed so far, one further up. Slices come after what there
-   * is of late suspension, which mostly gives more, unless suspension misses the target.
-   */
+  /** Tries the next rung up that is not being left alone; where next to nothing is delayed so far, one further up. */
   #tryNext(): void {
     const above = this.#ladder
       .keys()
       .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s)
       .toArray();
-    const suspending = above.filter((rung) => this.#ladder[rung]?.suspend);
-    const over = this.#judge(this.#home) === "over";
-    const skips = this.#isClear() ? this.#skips : 0;
-    const rung = over ? above[0] : (suspending[skips] ?? suspending[0] ?? above[0]);
+    const rung = above[this.#isClear() ? this.#skips : 0] ?? above[0];
     if (rung === undefined) return;
     this.#go(rung);
     this.#enter("trial");
   }
 
-  /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
+  /**
+   * The rung's requests are far from the target, and so many that a trial shows as much of another rung. Of suspension that says
+   * nothing: a rung further up begins it later, which delays some requests and not others.
+   */
   #isClear(): boolean {
+    if (this.#ladder !== GATE_RUNGS) return false;
     const delayed = this.#delay(this.#rung);
     const { pool, seconds } = this.#at(this.#rung);
     if (pool.count * TRIAL_S < ENOUGH * seconds) return false;

@@ -222,10 +222,7 @@ describe("the controller", () => {
     expect({ suspend, slice_us }).toEqual({ suspend: 1, slice_us: 1000 });
     // 0.41 of a request of 3.3 ms.
     expect(Math.abs((defer_us ?? 0) - 1350)).toBeLessThan(60);
-    const late = ticks.findIndex(({ settings }) => (settings?.defer_us ?? 0) > 1200);
-    expect(late * TICK_S).toBeLessThan(15);
-    // Slices, which mostly give less, are for later.
-    expect(ticks.slice(0, late).filter(({ settings }) => settings?.suspend === 0)).toEqual([]);
+    expect(ticks.findIndex(({ settings }) => (settings?.defer_us ?? 0) > 1200) * TICK_S).toBeLessThan(15);
   });
 
   test("a burst of requests in the second of a trial does not make it a bad rung", () => {
@@ -305,7 +302,7 @@ describe("the controller", () => {
   test("requests of a program that warms up say nothing of the settings that it begins with", () => {
     const { controller } = run({ p99_ms: 10 }, 8, world(gpuBound), (t_s) => (t_s < 1 ? 80 : t_s < 2 ? 20 : 1));
     const { now } = controller.summary();
-    expect(now.requests).toBeGreaterThan(20);
+    expect(now.requests).toBeGreaterThan(50);
     expect(now.p99_ms).toBeLessThan(10);
   });
 
