@@ -68,6 +68,7 @@ void rigel_shutdown(void)
         return;
     }
     if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
+        rg_gate_settle();
         rg_preempt_stop();
         rg_record_stop();
         rg_agent_stop();

@@ -387,6 +387,15 @@ RG_COLD void rg_gate_wait(rg_track *track, enum rg_verdict first, const rg_durat
 /* rg_gate_paused: holds work of a client that is paused until it is resumed. */
 RG_COLD void rg_gate_paused(rg_member *member, enum rg_kind kind, uintptr_t units);
 
+/*
+ * rg_gate_called: the call that this thread waited with has been made. rg_gate_settle: waits for that in all threads that were at the gate,
+ * at most 50 ms: as Rigel leaves, so that what they launch reaches the driver before the program's end takes it down, as it would have
+ * without Rigel. rg_gate_held: how many they are.
+ */
+RG_COLD void rg_gate_called(void);
+void rg_gate_settle(void);
+extern _Atomic uint32_t rg_gate_held;
+
 /* rg_gate_decide: the decision under fair and orion, on a handful of words more, however many clients there are. */
 enum rg_verdict rg_gate_decide(const rg_track *track, const rg_duration *duration);
 
@@ -866,6 +875,8 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
                                   bool ok)
 {
     rg_track *t = work.track;
+    if (RG_UNLIKELY(rg_this.held))
+        rg_gate_called();
     if (RG_UNLIKELY(!t))
         return;
     if (mode == RG_MODE_HIGH) {

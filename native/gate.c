@@ -13,6 +13,7 @@
 #include "rigel.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <linux/futex.h>
 #include <sched.h>
 #include <stdio.h>
@@ -417,6 +418,31 @@ static void put_off(rg_policy_view *v, rg_device *dev, uint64_t now)
         v->high_busy = false;
 }
 
+_Atomic uint32_t rg_gate_held;
+
+static void held(void)
+{
+    if (!rg_this.held)
+        atomic_fetch_add(&rg_gate_held, 1);
+    rg_this.held = true; /* until rg_work_end */
+}
+
+void rg_gate_called(void)
+{
+    rg_this.held = false;
+    atomic_fetch_sub(&rg_gate_held, 1);
+}
+
+void rg_gate_settle(void)
+{
+    enum { SETTLE_NS = 50000000 };
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
+        syscall(SYS_futex, &rg.members[i].mode, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); /* who is paused */
+    /* A handler may have interrupted a thread that waits, and never return to it. */
+    for (uint64_t until = rg_now_ns() + SETTLE_NS; atomic_load(&rg_gate_held) > rg_this.held && rg_now_ns() < until;)
+        nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+}
+
 void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
 {
     if (kind > RG_GRAPH && units < atomic_load_explicit(&rg.segment->settings.bulk_bytes, memory_order_relaxed))
@@ -426,6 +452,7 @@ void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
         return;
     }
     const struct timespec limit = {0, 100000000};
+    held();
     uint64_t since = rg_now_ns();
     rg_op op = rg_wait_op(RG_OP_paused, 0);
     for (uint32_t mode; (mode = atomic_load(&m->mode)) & RG_MODE_PAUSED && !atomic_load(&rg.captures) &&
@@ -443,6 +470,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         atomic_fetch_add_explicit(&slot->passed, 1, memory_order_relaxed);
         return;
     }
+    held();
     rg_device *dev = &rg.segment->devices[t->device];
     rg_settings *s = &rg.segment->settings;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;

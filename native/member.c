@@ -560,4 +560,5 @@ void rg_members_forked(void)
     pthread_mutex_init(&members_lock, NULL);
     ended = true;
     atomic_store(&rg.mode, RG_MODE_BARE);
+    atomic_store(&rg_gate_held, 0); /* those threads are the parent's */
 }

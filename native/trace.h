@@ -114,6 +114,7 @@ _Static_assert((int)RG_OP_COUNT <= (int)RG_MAX_OPERATIONS, "operations");
 typedef struct {
     rg_thread *row;      /* NULL before its first operation. Where the table is full, a row that nobody reads. */
     rg_own_calls *calls; /* NULL as `row` is */
+    bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
 } rg_this_thread;
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
 

@@ -28,6 +28,15 @@ function textsOf(ranks: number, path: string, suffix = ""): string[] {
   return Array.from({ length: ranks }, (_, rank) => readFileSync(`${path}.${rank}${suffix}`, "utf8").trim());
 }
 
+/** Python's float.hex, of numbers that are not tiny. */
+function numbersOf(text: string): number[] {
+  return text.split(/\s+/).map((word) => {
+    const [, sign = "", whole = "", part = "", exponent] = /^(-?)0x([01])\.([0-9a-f]+)p([+-]\d+)$/.exec(word) ?? [];
+    const value = (Number(whole) + Number.parseInt(part, 16) / 16 ** part.length) * 2 ** Number(exponent);
+    return sign ? -value : value;
+  });
+}
+
 const warnings = (text: string): string[] => text.split("\n").filter((line) => /warn|CUBLAS_STATUS/i.test(line));
 
 const repairSchema = z.object({ clients: z.tuple([z.object({ guard: z.looseObject({ repaired: z.number() }) })]) });
@@ -141,15 +150,23 @@ test.skipIf(cannot).each([1, 4].filter((ranks) => ranks <= Math.max(1, gpus.leng
  * Of the interposers of native/test/naive-preload.c: on how many GPUs the program fails behind it, and how: cuBLAS says so, or what should
  * have been captured was not, and the losses are others. Undefined: that is left open, as cuBLAS 13 takes a handle that was made in no
  * context in any, and threads that share a handle fail where they meet. What takes a stream away cannot be repaired: only without it is
- * there anything to be seen of the stream that the program had set.
+ * there anything to be seen of the stream that the program had set. Where handles of the guard's own stand in for a shared one, cuBLAS has
+ * another workspace and may add up in another order: those losses agree to a few bits less.
  */
 const CUBLAS_FAILS = /CUBLAS_STATUS_\w+|operation not permitted when stream is capturing|illegal memory access/;
-const NAIVE: readonly [naive: string, ranks: number, how: RegExp | "other losses" | undefined, repaired: boolean][] = [
-  ["stream", 1, "other losses", false],
-  ["create", 2, undefined, true],
-  ["scheduler", 2, CUBLAS_FAILS, true],
-  ["handle", 1, undefined, true],
+const NAIVE: readonly [
+  naive: string,
+  ranks: number,
+  how: RegExp | "other losses" | undefined,
+  repaired: "to the last bit" | "closely" | undefined,
+][] = [
+  ["stream", 1, "other losses", undefined],
+  ["create", 2, undefined, "to the last bit"],
+  ["scheduler", 2, CUBLAS_FAILS, "to the last bit"],
+  ["handle", 1, undefined, "closely"],
 ];
+/** Relative; one bit of a float is 1.2e-7. */
+const CLOSE = 1e-5;
 const FEWER_ITERATIONS = 20;
 
 describe.skipIf(cannot)("behind an interposer that handles", () => {
@@ -169,18 +186,18 @@ describe.skipIf(cannot)("behind an interposer that handles", () => {
 
   for (const [naive, ranks, how, repaired] of NAIVE)
     test.skipIf(gpus.length < ranks)(
-      `in the way "${naive}" GPipe ${how ? "fails" : "may fail"}${repaired ? ", and runs under Rigel, with its losses" : ""}`,
+      `in the way "${naive}" GPipe ${how ? "fails" : "may fail"}${repaired ? `, and runs under Rigel, with its losses ${repaired}` : ""}`,
       async () => {
         using scratch = new Scratch();
         const [before, governed] = [join(scratch.path, "bare"), join(scratch.path, "governed")];
         const command = program(ranks, before, FEWER_ITERATIONS);
         const alone = await bare(ranks, command, { LD_PRELOAD: interposer, NAIVE: naive });
         const wrong = existsSync(`${before}.0`) && !Bun.deepEquals(textsOf(ranks, before), expected.get(ranks));
-        const found =
+        const ended =
           alone.status !== 0 ? `ends with ${alone.status}` : `runs, with ${wrong ? "other" : "the same"} losses`;
         const message = alone.stderr.split("\n").find((line) => CUBLAS_FAILS.test(line));
-        console.warn(`gpu-gpipe.test.ts: behind ${naive} it ${found}; it says: ${message ?? "nothing of cuBLAS"}`);
-        if (how === "other losses") expect(found).toBe("runs, with other losses");
+        console.warn(`gpu-gpipe.test.ts: behind ${naive} it ${ended}; it says: ${message ?? "nothing of cuBLAS"}`);
+        if (how === "other losses") expect(ended).toBe("runs, with other losses");
         else if (how) {
           expect(alone.status).not.toBe(0);
           expect(alone.stderr).toMatch(how);
@@ -189,7 +206,15 @@ describe.skipIf(cannot)("behind an interposer that handles", () => {
         const shell = ["sh", "-c", `LD_PRELOAD="${interposer}:$LD_PRELOAD" NAIVE=${naive} exec "$@"`, "sh"];
         const result = await launch(scratch, naive, ranks, [...shell, ...program(ranks, governed, FEWER_ITERATIONS)]);
         expect(result.status, result.stderr).toBe(0);
-        expect(textsOf(ranks, governed)).toEqual(expected.get(ranks) ?? []);
+        const [found, wanted] = [textsOf(ranks, governed), expected.get(ranks) ?? []];
+        if (repaired === "to the last bit") expect(found).toEqual(wanted);
+        else {
+          const [mine, theirs] = [found.flatMap(numbersOf), wanted.flatMap(numbersOf)];
+          expect(mine.length).toBe(theirs.length);
+          expect(
+            Math.max(...mine.map((loss, index) => Math.abs(loss / (theirs[index] ?? Number.NaN) - 1))),
+          ).toBeLessThan(CLOSE);
+        }
         const { clients } = repairSchema.parse(JSON.parse(result.stdout));
         expect(clients[0].guard.repaired).toBeGreaterThan(0);
       },

@@ -77,6 +77,49 @@ static void shutdown_setting_opens_the_gate(void)
     done();
 }
 
+/* As the program ends: whoever is at the gate gets through to the driver before the rest of the end goes on. */
+static void the_end_waits_for_who_is_held(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg_gate_held, 0);
+    other_busy(true);
+    for (int paused = 0; paused < 2; paused++) {
+        pthread_t thread;
+        if (paused)
+            atomic_fetch_or(&RG_PROCESS->mode, RG_MODE_PAUSED);
+        CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+        WAIT_FOR(atomic_load(&rg_gate_held) == 1);
+        pid_t child = fork(); /* which has nobody to wait for */
+        if (child == 0)
+            _exit(atomic_load(&rg_gate_held) == 0 ? 0 : 1);
+        int status = -1;
+        CHECK_EQUAL(waitpid(child, &status, 0), child);
+        CHECK_EQUAL(status, 0);
+        uint32_t mode = atomic_exchange(&rg.mode, RG_MODE_BARE);
+        rg_gate_settle();
+        CHECK_EQUAL(rg_gate_held, 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        atomic_fetch_and(&RG_PROCESS->mode, ~(uint32_t)RG_MODE_PAUSED);
+        atomic_store(&rg.mode, mode);
+    }
+    /* The thread that ends the program may be one that a handler has interrupted there. */
+    rg_this.held = true;
+    atomic_store(&rg_gate_held, 1);
+    rg_gate_settle();
+    rg_gate_called();
+    CHECK_EQUAL(rg_gate_held, 0);
+    other_busy(false);
+    pthread_t thread;
+    other_busy(true);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&rg_gate_held) == 1);
+    rigel_shutdown();
+    CHECK_EQUAL(rg_gate_held, 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
 static void policy_none_measures_only(void)
 {
     become("best-effort");
@@ -558,6 +601,7 @@ int main(int argc, char **argv)
     RUN(starvation_bound_lets_one_batch_out);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);
+    RUN(the_end_waits_for_who_is_held);
     RUN(policy_none_measures_only);
     RUN(in_flight_is_limited);
     RUN(in_flight_wait_is_bounded);
