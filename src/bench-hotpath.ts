@@ -13,6 +13,7 @@
 
 import { join, resolve } from "node:path";
 import { Command } from "commander";
+import { whole } from "./arguments.ts";
 import { Native, make } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
@@ -21,8 +22,15 @@ const program = new Command("bench:hotpath")
   .option("--json", "print as JSON")
   .description("what Rigel adds to one launch, in nanoseconds")
   .option("--cold", "each call finds the caches disturbed, as between two launches of a real program")
-  .option("--calls <count>", "--cold: calls a round", Number, 400)
-  .option("--rounds <count>", "rounds (21, or 5 with --cold)", Number)
+  .option("--calls <count>", "with --cold: calls a round", whole(1, 1_000_000), 400)
+  .option("--rounds <count>", "rounds (default: 21; with --cold 5)", whole(1, 10_000))
+  .addHelpText(
+    "after",
+    `
+Examples:
+  bun run bench:hotpath                    each call finds the caches as the one before left them
+  bun run bench:hotpath --cold --json      as after a program's own work`,
+  )
   .parse();
 const options = program.opts<{ json?: true; cold?: true; calls: number; rounds?: number }>();
 const { json, cold, calls } = options;

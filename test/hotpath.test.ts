@@ -97,6 +97,17 @@ test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds th
   expect(status).toBe(0);
 });
 
+test("bun run bench:hotpath refuses to measure nothing", async () => {
+  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", "--rounds", "0"], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdout: "ignore",
+    stderr: "pipe",
+  });
+  expect(await child.stderr.text()).toContain("--rounds <count>' argument '0' is invalid");
+  expect(await child.exited).toBe(1);
+});
+
 const noValgrind = Bun.which("valgrind") === null;
 if (noValgrind)
   console.warn("hotpath.test.ts counts no instructions: there is no valgrind (Debian's package valgrind)");
