@@ -57,31 +57,30 @@ test.skipIf(noStrace).each([
   expect(calls).toBeLessThan(MOST_CALLS);
 });
 
-test("bun run bench:hotpath --json gives nanoseconds a launch, in each way", async () => {
-  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", "--json", "--rounds", "1"], {
+/** `bun run bench:hotpath` with these flags, as its users run it. */
+async function benchmark(...flags: string[]) {
+  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", ...flags], {
     cwd: root,
     env: plainEnvironment(),
     stdout: "pipe",
     stderr: "pipe",
   });
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { stdout, stderr, status };
+}
+
+const ns = z.number().positive();
+
+test("bun run bench:hotpath --json gives nanoseconds a launch, in each way", async () => {
+  const { stdout, stderr, status } = await benchmark("--json", "--rounds", "1");
   expect(stdout, stderr).toStartWith("{");
-  const ns = z.number().positive();
   z.looseObject({ bare_ns: ns, disabled_ns: ns, high_ns: ns, best_effort_ns: ns }).parse(JSON.parse(stdout));
   expect(status).toBe(0);
 });
 
 test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds the caches disturbed", async () => {
-  const few = ["--rounds", "1", "--calls", "20"];
-  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", "--cold", "--json", ...few], {
-    cwd: root,
-    env: plainEnvironment(),
-    stdout: "pipe",
-    stderr: "pipe",
-  });
-  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  const { stdout, stderr, status } = await benchmark("--cold", "--json", "--rounds", "1", "--calls", "20");
   expect(stdout, stderr).toStartWith("{");
-  const ns = z.number().positive();
   z.looseObject({
     cold: z.literal(true),
     bare_ns: ns,
@@ -98,14 +97,9 @@ test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds th
 });
 
 test("bun run bench:hotpath refuses to measure nothing", async () => {
-  await using child = Bun.spawn([process.execPath, "run", "bench:hotpath", "--rounds", "0"], {
-    cwd: root,
-    env: plainEnvironment(),
-    stdout: "ignore",
-    stderr: "pipe",
-  });
-  expect(await child.stderr.text()).toContain("--rounds <count>' argument '0' is invalid");
-  expect(await child.exited).toBe(1);
+  const { stderr, status } = await benchmark("--rounds", "0");
+  expect(stderr).toContain("--rounds <count>' argument '0' is invalid");
+  expect(status).toBe(1);
 });
 
 const noValgrind = Bun.which("valgrind") === null;
