@@ -387,6 +387,7 @@ static void streams_keep_their_tracks_where_they_share_a_place(void)
     for (int i = 0; i < STREAMS; i++)
         CHECK(rg_track_of(s[i]) == of[i]);
     CHECK_EQUAL(rg.track_count, tracks);
+    done();
 }
 
 static void what_a_launch_needs_is_together(void)
