@@ -197,7 +197,7 @@ static void *agent_main(void *unused)
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (rg_real.cuThreadExchangeStreamCaptureMode)
         rg_real.cuThreadExchangeStreamCaptureMode(&relaxed);
-    while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
+    while (!atomic_load(&stopping) && rg_is_client()) {
         uint64_t now = rg_now_ns();
         rg_trace_beat();
         if (now - beat >= BEAT_NS) {

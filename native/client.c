@@ -67,7 +67,9 @@ void rigel_shutdown(void)
         wait_for_shutdown();
         return;
     }
-    if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE) {
+    /* In this order: who ends a bypass just now (rigel_bypass_end) looks at `bypass` last. */
+    bool bypassed = atomic_exchange(&rg.bypass, RG_BYPASS_NONE) == RG_BYPASS_ON;
+    if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE || bypassed) {
         rg_gate_settle();
         rg_preempt_stop();
         rg_record_stop();
@@ -172,7 +174,10 @@ static void attach(void)
         atomic_store(&rg.mode, RG_MODE_BARE);
         rg_members_leave();
         rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
+        return;
     }
+    if (!atomic_load(&shutting_down))
+        atomic_store(&rg.bypass, RG_BYPASS_OFF); /* it may be had from now on */
 }
 
 void rg_client_attach(void)

@@ -162,7 +162,7 @@ void *rg_look_up(void *handle, const char *name);
 /* ---- client.c: the process as a client ---- */
 
 enum rg_mode {
-    RG_MODE_BARE = 0, /* no client, refused, forked, or at exit: pass straight through */
+    RG_MODE_BARE = 0, /* no client, refused, forked, past Rigel for now, or at exit: pass straight through */
     RG_MODE_HIGH = 1,        /* bit: its busy periods are marked */
     RG_MODE_BEST_EFFORT = 2, /* bit: its work passes the gate */
     RG_MODE_FAIR = 3,        /* both: every client under fair, whatever its class */
@@ -170,6 +170,13 @@ enum rg_mode {
     RG_MODE_RECORDED = 16,   /* bit, of the process alone: what it launches is counted or told (record.c) */
     RG_MODE_ATTACHED = 8,    /* bit, of the process alone: only threads that have entered a client are one */
     RG_MODE_PAUSED = 32,     /* bit: its work waits until it is resumed */
+};
+
+/* Whether the work of this process, a client, goes past Rigel for now (rigel_bypass_begin). Its mode is bare then. */
+enum rg_bypass {
+    RG_BYPASS_NONE = 0, /* it is no client: not yet, not any more */
+    RG_BYPASS_OFF,
+    RG_BYPASS_ON,
 };
 
 /* rg_say: one line on standard error, cut to fit; a newline is added. Not for the launch path. */
@@ -364,6 +371,9 @@ void rg_busy_assert(rg_member *member);
  * launched before counts as unfinished until it is known. */
 void rg_busy_end(rg_member *member);
 void rg_busy_suspect(rg_member *member);
+
+/* rg_tracks_clear: what was launched before is nobody's concern any more, done or not, and no token of it finds a track. */
+void rg_tracks_clear(void);
 
 /* rg_streams_restamp: gives the streams of a client the priority of its mode. False if that has to wait: for a capture, or for who ends
  * a stream or context. */
@@ -663,8 +673,16 @@ typedef struct {
     rg_track tracks[RG_MAX_TRACKS];
     rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
     _Atomic uint32_t track_count;
+    _Atomic uint32_t bypass;   /* enum rg_bypass */
 } rg_client_state;
 extern rg_client_state rg;
+
+/* rg_is_client: whether this process is a client, be it that its work goes past Rigel: for what has to be known for later all the same. */
+static inline bool rg_is_client(void)
+{
+    return RG_LIKELY(atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE) ||
+           atomic_load_explicit(&rg.bypass, memory_order_relaxed) == RG_BYPASS_ON;
+}
 #define RG_PROCESS (&rg.members[0])
 
 /* Per-thread default stream: its address tells one thread's from another's. */

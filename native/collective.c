@@ -7,7 +7,8 @@
  *
  * Calls go through unchanged, in the caller's thread. What NCCL launches comes through hooks.c like any other kernel. Communication is never
  * held at the gate (gate.c): kernels are known for it by their names, and, since drivers before CUDA 12.3 do not tell these, by being
- * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all.
+ * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all; where its work goes past Rigel for now
+ * it is counted, or this rank would seem to be behind the others from then on.
  */
 #include "collective.h"
 
@@ -48,11 +49,6 @@ static bool failed(ncclResult_t r)
     return r != ncclSuccess && r != ncclInProgress;
 }
 
-static inline bool is_client(void)
-{
-    return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
-}
-
 /* First in a function of an NCCL name: `real_` is what its caller is linked with. Returns where there is none, where that is another
  * copy of NCCL than the first, or where nothing is counted. */
 #define CALLED(symbol, args) \
@@ -61,7 +57,7 @@ static inline bool is_client(void)
         (__typeof__(&symbol))rg_library_called(&rg_nccl, RG_NCCL_##symbol, __builtin_return_address(0), &further_); \
     if (RG_UNLIKELY(!real_)) \
         return ncclSystemError; \
-    if (RG_UNLIKELY(further_ || !is_client())) \
+    if (RG_UNLIKELY(further_ || !rg_is_client())) \
         return real_ args
 
 /* ---- the table ---- */

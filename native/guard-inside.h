@@ -78,10 +78,17 @@ extern _Thread_local bool rg_guard_creating INITIAL_EXEC; /* inside cublasCreate
 extern _Thread_local int rg_guard_selected_device INITIAL_EXEC; /* by this thread; -1 */
 extern _Atomic int rg_guard_last_device; /* that any thread selected; -1 */
 
+/* Calls are guarded. */
 static inline bool rg_guard_active(void)
 {
     return RG_LIKELY(atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE) &&
            atomic_load_explicit(&rg_guard_mode, memory_order_relaxed) != GUARD_OFF;
+}
+
+/* What handles there are and what is set on them is followed, also while the process's work goes past Rigel: it holds later. */
+static inline bool rg_guard_follows(void)
+{
+    return rg_is_client() && atomic_load_explicit(&rg_guard_mode, memory_order_relaxed) != GUARD_OFF;
 }
 
 /* One more call of this name, for the client that this thread works for. */

@@ -26,7 +26,8 @@
  *      store, and is never replaced. Threads that share one under a lock of theirs set their stream and use it under that.
  *   2. While a stream is captured nothing is repaired (making a handle would end the capture), and the driver is asked for
  *      nothing but the current context.
- *   3. In a process that is no client (any more: exit, fork) every call passes straight through, so no lock outlives a fork.
+ *   3. In a process that is no client (any more: exit, fork) every call passes straight through, so no lock outlives a fork. Where its
+ *      work goes past Rigel for now so does every call that computes; handles, and what is set on them, are followed.
  *   4. Handles of the pool are never destroyed at exit. They are when a handle cannot be made for want of memory.
  *   5. Every wait ends by itself.
  */
@@ -143,6 +144,7 @@ static _Atomic uint32_t streams_destroyed;
 
 void rg_guard_forget_stream(void)
 {
+    /* Whoever's stream was overtaken takes what the others have set. */
     atomic_fetch_add(&streams_destroyed, 1);
 }
 
@@ -163,7 +165,7 @@ void rg_guard_attach(void)
 
 void rg_guard_selected(CUcontext context)
 {
-    if (!context || atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE || atomic_load(&rg.captures))
+    if (!context || !rg_is_client() || atomic_load(&rg.captures))
         return;
     rg_guard_selected_device = rg_guard_device();
     if (atomic_load_explicit(&rg_guard_last_device, memory_order_relaxed) != rg_guard_selected_device)
@@ -405,9 +407,9 @@ static cublasStatus_t set(cublasHandle_t h, enum rg_blas call, enum rg_setting s
         carry(&of_null, setting, value);
         return CUBLAS_STATUS_SUCCESS;
     }
-    known_handle *held = rg_guard_active() ? hold(h) : NULL;
+    known_handle *held = rg_guard_follows() ? hold(h) : NULL;
     cublasStatus_t r = rg_blas_set(setting, h, value);
-    known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
+    known_handle *e = held ? held : rg_guard_follows() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS)
         carry(&e->carried, setting, value);
     if (held)
@@ -433,9 +435,9 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t h, CUstream stream)
         atomic_store_explicit(&of_null.stream, (uintptr_t)stream, memory_order_relaxed);
         return CUBLAS_STATUS_SUCCESS;
     }
-    known_handle *held = rg_guard_active() ? hold(h) : NULL;
+    known_handle *held = rg_guard_follows() ? hold(h) : NULL;
     cublasStatus_t r = real_(h, stream);
-    known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
+    known_handle *e = held ? held : rg_guard_follows() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace, 0, memory_order_relaxed);
         atomic_store_explicit(&e->workspace_by, 0, memory_order_relaxed);
@@ -466,9 +468,9 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t h, void *workspace, size_t b
     RG_BLAS_CALLED(cublasSetWorkspace_v2, (h, workspace, bytes));
     if (stands_in(h, RG_BLAS_cublasSetWorkspace_v2))
         return CUBLAS_STATUS_SUCCESS; /* whose memory it is cannot be known; cuBLAS's own does as well */
-    known_handle *held = rg_guard_active() ? hold(h) : NULL;
+    known_handle *held = rg_guard_follows() ? hold(h) : NULL;
     cublasStatus_t r = real_(h, workspace, bytes);
-    known_handle *e = held ? held : rg_guard_active() ? find(h) : NULL;
+    known_handle *e = held ? held : rg_guard_follows() ? find(h) : NULL;
     if (e && r == CUBLAS_STATUS_SUCCESS) {
         atomic_store_explicit(&e->carried.workspace_bytes, bytes, memory_order_relaxed);
         atomic_store_explicit(&e->carried.workspace, (uintptr_t)workspace, memory_order_relaxed);
@@ -484,12 +486,12 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
     static _Atomic bool joined;
     RG_BLAS_CALLED(cublasCreate_v2, (out));
     /* It may be the program's first use of CUDA, and so by several threads at once: cuBLAS would initialise the driver too. */
-    if (!rg_guard_creating && atomic_load(&rg.mode) == RG_MODE_BARE && rg_interposing() && !atomic_load(&joined)) {
+    if (!rg_guard_creating && !rg_is_client() && rg_interposing() && !atomic_load(&joined)) {
         if (rg_real_ready() && RG_REAL(cuInit)(0) == CUDA_SUCCESS)
             rg_client_attach();
         atomic_store(&joined, true);
     }
-    if (!rg_guard_active() || rg_guard_creating || !out || atomic_load(&rg.captures))
+    if (!rg_guard_follows() || rg_guard_creating || !out || atomic_load(&rg.captures))
         return real_(out);
     rg_blas_count(RG_OP_cublasCreate_v2);
     rg_guard_calls++;
@@ -523,7 +525,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *out)
 cublasStatus_t cublasDestroy_v2(cublasHandle_t h)
 {
     RG_BLAS_CALLED(cublasDestroy_v2, (h));
-    known_handle *e = rg_guard_active() ? find(h) : NULL;
+    known_handle *e = rg_guard_follows() ? find(h) : NULL;
     if (e) {
         rg_blas_count(RG_OP_cublasDestroy_v2);
         /* Before it is destroyed: another thread may get a handle at the same address the moment after. */

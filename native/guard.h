@@ -52,7 +52,7 @@ void rg_guard_green(CUcontext context);
 /* rg_guard_forget_context: the context (or, if NULL, every context of device `d`) goes, and its handles with it. */
 void rg_guard_forget_context(CUcontext context, CUdevice d);
 
-/* rg_guard_forget_stream: the program destroys a stream. */
+/* rg_guard_forget_stream: the program destroys a stream, or has used handles past the guard: streams set before may be gone, or used. */
 void rg_guard_forget_stream(void);
 
 /* rg_guard_selected: the program has made a context current on this thread. */

@@ -35,15 +35,16 @@ static inline bool is_high(void)
     return mode_now() & RG_MODE_HIGH;
 }
 
+/* Whether calls pass through Rigel. What has to be known for later is followed also while they do not: rg_is_client. */
 static inline bool is_client(void)
 {
     return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
 }
 
-/* A graph goes out whole, since something is captured or since this process is no client (any more). */
+/* A graph goes out whole: something is captured, or the process's work goes past Rigel, or it is no client (any more). */
 static inline void graph_passes(uintptr_t exec, CUstream stream)
 {
-    if (is_client())
+    if (rg_is_client())
         rg_graph_passes((CUgraphExec)exec, stream);
 }
 
@@ -245,7 +246,7 @@ CUresult cuInit(unsigned flags)
 #define RG_TAKE_AWAY(symbol, params, args, BEFORE, AFTER) \
     CUresult symbol params \
     { \
-        if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE) \
+        if (!rg_is_client()) \
             return RG_CALL(symbol, args); \
         pthread_mutex_lock(&rg_agent_lock); \
         BEFORE; \
@@ -345,6 +346,12 @@ RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_cont
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 
+/* What is made is remembered, unless something is captured. */
+static inline bool follows(void)
+{
+    return rg_is_client() && !atomic_load_explicit(&rg.captures, memory_order_relaxed);
+}
+
 /* Counts a call that is no operation of its own in the records. */
 static inline void called(uint32_t operation)
 {
@@ -366,7 +373,7 @@ static inline CUresult looked(uint32_t operation, CUresult r, const void *handle
 static void selected(CUcontext c)
 {
     rg_guard_selected(c);
-    if (is_client())
+    if (rg_is_client())
         rg_thread_context((uintptr_t)c);
 }
 
@@ -389,7 +396,7 @@ CUresult cuCtxPushCurrent_v2(CUcontext c)
 CUresult cuCtxPopCurrent_v2(CUcontext *c)
 {
     CUresult r = RG_CALL(cuCtxPopCurrent_v2, (c));
-    if (r == CUDA_SUCCESS && is_client())
+    if (r == CUDA_SUCCESS && rg_is_client())
         rg_thread_context((uintptr_t)current_context());
     return r;
 }
@@ -418,17 +425,17 @@ CUresult cuCtxFromGreenCtx(CUcontext *c, CUgreenCtx green)
 CUresult cuEventCreate(CUevent *e, unsigned flags)
 {
     CUresult r = RG_CALL(cuEventCreate, (e, flags));
-    if (!is_client())
+    if (!rg_is_client())
         return r;
     called(RG_OP_cuEventCreate);
-    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+    if (r == CUDA_SUCCESS && follows())
         rg_context_made(*e);
     return r;
 }
 
 static void forget_event(CUevent e)
 {
-    if (is_client())
+    if (rg_is_client())
         rg_context_unmade(e);
     if (is_high())
         rg_event_forget(e);
@@ -464,7 +471,7 @@ static void stream_made(CUstream s, int asked)
 CUresult cuStreamCreate(CUstream *s, unsigned flags)
 {
     CUresult r = RG_CALL(cuStreamCreate, (s, flags));
-    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+    if (r == CUDA_SUCCESS && follows())
         stream_made(*s, 0);
     return r;
 }
@@ -472,7 +479,7 @@ CUresult cuStreamCreate(CUstream *s, unsigned flags)
 CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuStreamCreateWithPriority, (s, flags, priority));
-    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+    if (r == CUDA_SUCCESS && follows())
         stream_made(*s, priority);
     return r;
 }
@@ -481,7 +488,7 @@ CUresult cuStreamCreateWithPriority(CUstream *s, unsigned flags, int priority)
 CUresult cuGreenCtxStreamCreate(CUstream *s, CUgreenCtx green, unsigned flags, int priority)
 {
     CUresult r = RG_CALL(cuGreenCtxStreamCreate, (s, green, flags, priority));
-    if (r == CUDA_SUCCESS && mode_now() != RG_MODE_BARE)
+    if (r == CUDA_SUCCESS && follows())
         stream_given(*s, priority);
     return r;
 }
@@ -493,7 +500,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *s, CUgreenCtx green, unsigned flags, i
 #define RG_BEGIN_CAPTURE(symbol, params, args, stream) \
     CUresult symbol params \
     { \
-        if (atomic_load_explicit(&rg.mode, memory_order_relaxed) == RG_MODE_BARE) \
+        if (!rg_is_client()) \
             return RG_CALL(symbol, args); \
         pthread_mutex_lock(&rg_agent_lock); \
         if (!atomic_load(&rg.captures)) \
@@ -676,7 +683,7 @@ RG_LOOK_AT_EVENT(cuEventElapsedTime_v2, (float *ms, CUevent e, CUevent end), (ms
             rg_graph_note(*x, g, FLAGS); \
         if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
             rg_record_graph(*x, g); \
-        if (r == CUDA_SUCCESS && is_client()) \
+        if (r == CUDA_SUCCESS && rg_is_client()) \
             rg_name_forget((uintptr_t)*x); \
         return r; \
     }
@@ -690,7 +697,7 @@ RG_INSTANTIATE(cuGraphInstantiateWithParams_ptsz, (CUgraphExec *x, CUgraph g, vo
 
 CUresult cuGraphExecDestroy(CUgraphExec x)
 {
-    if (is_client())
+    if (rg_is_client())
         rg_graph_forget(x);
     return RG_CALL(cuGraphExecDestroy, (x));
 }
@@ -700,7 +707,7 @@ CUresult cuGraphExecDestroy(CUgraphExec x)
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        if (is_client()) \
+        if (rg_is_client()) \
             rg_graph_changed(x); \
         return r; \
     }

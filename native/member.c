@@ -19,7 +19,7 @@
  *
  * Must never: make a CUDA call (but for priorities, through track.c), or lock, allocate or make a system call in rg_member_of.
  */
-#include "client.h"
+#include "guard.h"
 #include "record-client.h"
 #include "rigel.h"
 
@@ -239,7 +239,8 @@ static bool give_slot(rg_member *m)
     uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);
     atomic_store_explicit(&m->mode, mode, memory_order_release);
-    atomic_fetch_or(&rg.mode, mode);
+    if (atomic_load(&rg.bypass) != RG_BYPASS_ON)
+        atomic_fetch_or(&rg.mode, mode);
     if (first_high && mode != RG_MODE_FAIR)
         rg_preempt_wake();
     return true;
@@ -287,16 +288,93 @@ bool rg_member_paused(void)
     return any;
 }
 
-/* What the hooks read: the modes of all clients together. Not once this process has left Rigel. Under the lock. */
-static void join_modes(void)
+/* The modes of all clients together. Under the lock, as what follows. */
+static uint32_t joined_modes(void)
 {
-    uint32_t all = alone ? RG_MODE_ATTACHED : RG_MODE_BARE, before = atomic_load(&rg.mode);
+    uint32_t all = alone ? RG_MODE_ATTACHED : RG_MODE_BARE;
     for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
         all |= atomic_load(&rg.members[i].mode);
+    return all;
+}
+
+/* What the hooks read. Not once this process has left Rigel, or while its work goes past it. */
+static void join_modes(void)
+{
+    uint32_t all = joined_modes(), before = atomic_load(&rg.mode);
     atomic_store(&any_high, (all & RG_MODE_HIGH) != 0);
     while (before != RG_MODE_BARE && !atomic_compare_exchange_weak(&rg.mode, &before, all | (before & RG_MODE_RECORDED)))
         continue;
 }
+
+/* ---- past Rigel ---- */
+
+static uint32_t bypasses; /* begun and not ended; under the lock */
+
+/* Whether no client of this process is ever held back: each is a high one, and the policy gates none of those. */
+static bool may_bypass(void)
+{
+    uint32_t policy = atomic_load(&rg.segment->settings.policy);
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+        uint32_t mode = atomic_load(&rg.members[i].mode);
+        if (mode != RG_MODE_BARE && mode != RG_MODE_HIGH)
+            return false;
+    }
+    return policy != RG_POLICY_FAIR && policy != RG_POLICY_ORION;
+}
+
+/*
+ * Turns every hook into a pass-through, and the clients idle: their waits will not be seen. A thread that is inside a launch may mark its
+ * work after that, which is nobody's then (rg_busy_begin). False: this process is leaving Rigel.
+ */
+static bool bypass_on(void)
+{
+    uint32_t off = RG_BYPASS_OFF;
+    if (!atomic_compare_exchange_strong(&rg.bypass, &off, RG_BYPASS_ON)) /* first: rg_is_client is true all along */
+        return false;
+    atomic_store(&rg.mode, RG_MODE_BARE);
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
+        if (atomic_load(&rg.members[i].mode) != RG_MODE_BARE)
+            rg_busy_end(&rg.members[i]);
+    return true;
+}
+
+/* Through Rigel again. Of what was recorded, and set on handles, before, the program may have made use meanwhile: it tells nothing any more. */
+static void bypass_off(void)
+{
+    uint32_t on = RG_BYPASS_ON;
+    if (atomic_load(&rg.bypass) != RG_BYPASS_ON)
+        return;
+    rg_tracks_clear();
+    rg_guard_forget_stream();
+    atomic_store(&rg.mode, joined_modes());
+    if (!atomic_compare_exchange_strong(&rg.bypass, &on, RG_BYPASS_OFF))
+        atomic_store(&rg.mode, RG_MODE_BARE); /* this process has left Rigel meanwhile */
+}
+
+int rigel_bypass_begin(void)
+{
+    if (atomic_load(&rg.bypass) == RG_BYPASS_NONE)
+        return -ENODEV;
+    pthread_mutex_lock(&members_lock);
+    int error = ended ? -ENODEV : rg_recorded ? -EBUSY : !may_bypass() ? -EPERM : 0;
+    if (!error && atomic_load(&rg.bypass) != RG_BYPASS_ON && !bypass_on())
+        error = -ENODEV;
+    bypasses += !error;
+    pthread_mutex_unlock(&members_lock);
+    return error;
+}
+
+void rigel_bypass_end(void)
+{
+    if (atomic_load(&rg.bypass) == RG_BYPASS_NONE)
+        return;
+    pthread_mutex_lock(&members_lock);
+    if (bypasses && --bypasses == 0 && !ended)
+        bypass_off();
+    pthread_mutex_unlock(&members_lock);
+}
+
+/* ---- changing ---- */
 
 /*
  * In this order, so that at no moment a high client is kept off the GPU as a best-effort one, or is marked busy by nobody's leave: to high,
@@ -332,6 +410,8 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
         rg_busy_end(m);
     else if (!(before & RG_MODE_HIGH) && (mode & RG_MODE_HIGH))
         rg_busy_suspect(m);
+    if (!may_bypass())
+        bypass_off();
     syscall(SYS_futex, &m->mode, FUTEX_WAKE_PRIVATE, 0x7fffffff, NULL, NULL, 0);
     rg_preempt_wake();
     pthread_mutex_unlock(&members_lock);
@@ -425,13 +505,15 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
         return NULL;
     }
     atomic_store(&rg.member_count, n + 1);
+    if (attached && !may_bypass())
+        bypass_off();
     return m;
 }
 
 /* The thread is another client now: what it calls counts for that. */
 static void turned(void)
 {
-    if (atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE)
+    if (rg_is_client())
         rg_calls_belong(rg_thread_slot());
 }
 
@@ -560,5 +642,6 @@ void rg_members_forked(void)
     pthread_mutex_init(&members_lock, NULL);
     ended = true;
     atomic_store(&rg.mode, RG_MODE_BARE);
+    atomic_store(&rg.bypass, RG_BYPASS_NONE);
     atomic_store(&rg_gate_held, 0); /* those threads are the parent's */
 }

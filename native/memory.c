@@ -13,6 +13,8 @@
  *                 another process's memory (cuIpcOpenMemHandle, imported handles: its maker is charged); the memory of
  *                 graphs' own allocation nodes; what a pool keeps after a free
  *
+ * All of it goes on while the process's work goes past Rigel (rg_is_client).
+ *
  * nvidia-smi and NVML are not hooked: they show the device itself.
  *
  * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would
@@ -164,11 +166,6 @@ uint64_t rg_memory_mark(void)
 
 /* ---- Charging. */
 
-static bool is_client(void)
-{
-    return atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE;
-}
-
 static void give_back(uint64_t bytes)
 {
     rg_account_return(rg.segment, rg.slot_index, bytes);
@@ -237,7 +234,7 @@ static _Atomic bool current_used;
 
 static bool may_look_at_pools(void)
 {
-    return is_client() && rg_real.cuMemPoolGetAttribute && rg_real.cuMemPoolTrimTo &&
+    return rg_is_client() && rg_real.cuMemPoolGetAttribute && rg_real.cuMemPoolTrimTo &&
            !atomic_load_explicit(&rg.captures, memory_order_relaxed);
 }
 
@@ -362,7 +359,7 @@ void rg_memory_beat(void)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    if (is_client() && atomic_load(&pool_count)) {
+    if (rg_is_client() && atomic_load(&pool_count)) {
         pthread_rwlock_wrlock(&pools_lock);
         for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
             if (pools[i] == pool)
@@ -381,7 +378,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
 static bool begin(entry **out, enum kind kind, uint64_t bytes, CUstream stream)
 {
     *out = NULL;
-    if (!is_client())
+    if (!rg_is_client())
         return true;
     if (kind != POOLED)
         trim_pools(bytes);
@@ -478,7 +475,7 @@ static CUresult end_plain(entry *e, CUresult r, CUdeviceptr *pointer, uint64_t b
 /* What is freed: taken out of the table before the driver is asked; after it, gone or put back. */
 static entry *free_begin(enum kind kind, uint64_t key)
 {
-    return is_client() ? take(kind, key) : NULL;
+    return rg_is_client() ? take(kind, key) : NULL;
 }
 
 static CUresult free_end(entry *e, CUresult r)
@@ -499,7 +496,7 @@ static CUresult free_end(entry *e, CUresult r)
         seen_; \
     })
 #define RG_CALL_SEEN(kind, symbol, args, bytes) \
-    (is_client() ? RG_SEEN(kind, symbol, args, bytes) : RG_CALL(symbol, args))
+    (rg_is_client() ? RG_SEEN(kind, symbol, args, bytes) : RG_CALL(symbol, args))
 
 /* ---- Plain memory. */
 
@@ -641,7 +638,7 @@ CUresult cuMemCreate(RG_HANDLE *h, size_t n, const CUmemAllocationProp *prop, un
 
 CUresult cuMemRelease(RG_HANDLE h)
 {
-    if (!is_client())
+    if (!rg_is_client())
         return RG_CALL(cuMemRelease, (h));
     uint32_t part = hash_of(HANDLE, h) % PARTS;
     pthread_mutex_lock(&table[part].lock);
@@ -680,7 +677,7 @@ static entry *handle_of_mapping(uint64_t address)
 CUresult cuMemRetainAllocationHandle(RG_HANDLE *h, void *address)
 {
     CUresult r = RG_CALL(cuMemRetainAllocationHandle, (h, address));
-    if (r != CUDA_SUCCESS || !is_client() || retain(*h))
+    if (r != CUDA_SUCCESS || !rg_is_client() || retain(*h))
         return r;
     /* Every handle had been released: this is a new one to what only a mapping has kept. */
     entry *e = handle_of_mapping((uintptr_t)address);
@@ -694,7 +691,7 @@ CUresult cuMemRetainAllocationHandle(RG_HANDLE *h, void *address)
 CUresult cuMemImportFromShareableHandle(RG_HANDLE *h, void *shared, int type)
 {
     CUresult r = RG_CALL(cuMemImportFromShareableHandle, (h, shared, type));
-    if (r == CUDA_SUCCESS && is_client())
+    if (r == CUDA_SUCCESS && rg_is_client())
         retain(*h); /* of another process, and charged to that one, unless it is known here */
     return r;
 }
@@ -702,7 +699,7 @@ CUresult cuMemImportFromShareableHandle(RG_HANDLE *h, void *shared, int type)
 CUresult cuMemMap(CUdeviceptr p, size_t n, size_t offset, RG_HANDLE h, unsigned long long flags)
 {
     entry *e = NULL;
-    if (is_client()) {
+    if (rg_is_client()) {
         uint32_t part = hash_of(HANDLE, h) % PARTS;
         pthread_mutex_lock(&table[part].lock);
         entry *handle = *find(part, HANDLE, h);
@@ -727,7 +724,7 @@ static bool mapped_within(const entry *e, uint64_t address, uint64_t bytes)
 CUresult cuMemUnmap(CUdeviceptr p, size_t n)
 {
     entry *list = NULL;
-    if (is_client()) {
+    if (rg_is_client()) {
         list = take(MAPPING, p);
         if (list)
             list->next = NULL;
@@ -880,7 +877,7 @@ CUcontext rg_memory_primary(CUdevice device)
 CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
 {
     CUresult r = RG_CALL(cuMemGetInfo_v2, (left, total));
-    uint64_t limit = r == CUDA_SUCCESS && is_client() ? atomic_load(&rg.account->limit_bytes) : 0;
+    uint64_t limit = r == CUDA_SUCCESS && rg_is_client() ? atomic_load(&rg.account->limit_bytes) : 0;
     if (!limit)
         return r;
     uint64_t used = rg_account_used(rg.segment, rg.account), room = limit > used ? limit - used : 0;
@@ -894,7 +891,7 @@ CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
 CUresult cuDeviceTotalMem_v2(size_t *total, CUdevice d)
 {
     CUresult r = RG_CALL(cuDeviceTotalMem_v2, (total, d));
-    uint64_t limit = r == CUDA_SUCCESS && is_client() ? atomic_load(&rg.account->limit_bytes) : 0;
+    uint64_t limit = r == CUDA_SUCCESS && rg_is_client() ? atomic_load(&rg.account->limit_bytes) : 0;
     if (limit && *total > limit)
         *total = limit;
     return r;

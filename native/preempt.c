@@ -58,7 +58,7 @@ static bool wanted(void)
     uint32_t policy = atomic_load(&s->policy);
     bool by_class = policy == RG_POLICY_PRIORITY || policy == RG_POLICY_SLO;
     return atomic_load(&s->preempt) && by_class && !atomic_load(&s->shutdown) &&
-           atomic_load(&rg.mode) != RG_MODE_BARE && !atomic_load(&stopping);
+           rg_is_client() && !atomic_load(&stopping);
 }
 
 /* The same for suspension: a client may become a high one while it is off the GPU. */
@@ -350,7 +350,7 @@ static void *preempt_main(void *argument)
     rg_device *dev = &rg.segment->devices[p->device];
     prctl(PR_SET_NAME, "rigel-preempt");
     prctl(PR_SET_TIMERSLACK, 1000);
-    while (!atomic_load(&stopping) && atomic_load(&rg.mode) != RG_MODE_BARE) {
+    while (!atomic_load(&stopping) && rg_is_client()) {
         uint64_t again_ns, left_ns = WAIT_NS;
         uint32_t seen = atomic_load(&dev->busy_wake);
         bool act = !atomic_load(&p->failed) && atomic_load(&rg.preemptible[p->device]) && may_stand_aside();

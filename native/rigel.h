@@ -63,6 +63,25 @@ void rigel_describe_launch(uint32_t sms, int bound, uint64_t duration_ns);
 void rigel_stand_for(const char *name, const uint32_t *shape);
 
 /*
+ * rigel_bypass_begin, rigel_bypass_end: from here on what this process asks of the GPU goes to the driver as if Rigel were not there;
+ * through Rigel again. To measure what Rigel costs within one process: past it, a launch takes the way that it takes in a process that is
+ * no client. Holds for all threads and clients of the process, until as many ends as there were beginnings, by whichever threads. Any
+ * thread, any time; a call under way in another thread ends as it began.
+ *
+ * Meanwhile work is not counted, recorded or reported, and is no request, nor is anything repaired that the cuBLAS guard would repair. A
+ * request under way ends when it begins, and is not counted; work that is unfinished when it ends holds nobody back. Memory is accounted
+ * and limited as ever, and what is made, set and destroyed (streams, events, contexts, captures, graphs, handles of cuBLAS and NCCL) is
+ * followed; priorities of streams and time slices stay what they are.
+ *
+ * 0; or a negative errno, and then nothing has changed and it must not be ended: ENODEV (no client, or not yet: before cuInit), EPERM
+ * (the process has a best-effort client, or the policy is one that holds high clients back: fair, orion), EBUSY (the process is
+ * being recorded). It ends by itself if a client becomes best-effort, or the policy one of those: work goes through Rigel
+ * from then on, and the ends that are due do nothing. An end without a beginning does nothing.
+ */
+int rigel_bypass_begin(void);
+void rigel_bypass_end(void);
+
+/*
  * rigel_shutdown: ends Rigel's part in this process: every hook passes straight through from here on, counters are final,
  * nothing of this client holds others back. Optional (it happens at exit by itself), may be called twice and from any thread.
  */

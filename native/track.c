@@ -125,7 +125,7 @@ static bool end_key_made;
 
 static void thread_ends(void *mark)
 {
-    if (atomic_load(&rg.mode) == RG_MODE_BARE)
+    if (!rg_is_client())
         return; /* a fork may have left the lock taken, and nobody reads the table any more */
     pthread_mutex_lock(&table_lock);
     for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
@@ -375,7 +375,8 @@ static void record_request(const rg_member *m, uint32_t device, bool over)
 void rg_busy_begin(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
+    /* Of the process too: its work goes past Rigel, or Rigel's part in it has ended, since this launch began. */
+    if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t now = rg_now_ns();
         atomic_store(&m->busy_since[device], now);
         atomic_store(&m->busy_tick[device], rg_tick());
@@ -531,6 +532,12 @@ void rg_busy_suspect(rg_member *m)
         if (atomic_load(&rg.tracks[i].key) && rg_track_member(&rg.tracks[i]) == m)
             rg_mark(m, &rg.tracks[i]);
     pthread_mutex_unlock(&table_lock);
+}
+
+void rg_tracks_clear(void)
+{
+    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++)
+        atomic_store(&rg.tracks[i].state, RG_CLEAN);
 }
 
 bool rg_streams_restamp(rg_member *m)

@@ -3,7 +3,8 @@
  *
  * native/bench/hotpath.c launches against a stand-in whose launch does nothing, and prints nanoseconds a launch;
  * native/bench/guard.c does the same with a multiplication (`blas_`). Each is run in turn in its ways, many rounds, so that
- * a change of clock speed hits all alike; medians are shown. `_recording`: with the flight recorder on (setting `trace`).
+ * a change of clock speed hits all alike; medians are shown. `bypassed`: past Rigel (rigel_bypass_begin); `_recording`: with the flight
+ * recorder on (setting `trace`).
  *
  * With --cold each call is timed by itself and finds the processor's caches disturbed, as it does in a program that does something
  * between two launches (native/bench/cold.h). The two clock readings are in every figure: what Rigel adds is the difference to bare.
@@ -57,6 +58,7 @@ try {
   const ways: Record<string, [bench: string[], environment: Record<string, string>]> = {
     bare_ns: [launch, {}],
     disabled_ns: [launch, { ...high, RIGEL_DISABLE: "1" }],
+    bypassed_ns: [launch, { ...high, BENCH_BYPASS: "1" }],
     high_ns: [launch, high],
     best_effort_ns: [launch, bestEffort],
     high_recording_ns: [launch, { ...high, RIGEL_SEGMENT: recording.path }],

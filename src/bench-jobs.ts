@@ -3,7 +3,8 @@
  *
  * Three methods. _Anew_ starts the programs for every way of every round. _Live_ starts a pair once under Rigel and
  * switches the ways in turn, so that what differs between two starts of a program drops out. _Solo_ lets bare and governed
- * copies of one program take turns request by request on a GPU that is otherwise idle.
+ * copies of one program take turns request by request on a GPU that is otherwise idle; of the requests that a governed copy gets, every
+ * second one goes past Rigel.
  */
 
 import { readFileSync } from "node:fs";
@@ -59,7 +60,7 @@ export interface Found {
   measurements?: (Measurement & { rigel?: ClientReport[] })[];
   gpu_time?: { program: string; gpu_ms: number; source: string };
   /** Of each copy all requests, also those that fell due before `settle_s` and are not counted. */
-  solo?: Solo & { settle_s: number; samples: Copies<Sample[]> };
+  solo?: Solo & { settle_s: number; samples: Copies<Sample[]> & { past: Sample[][] } };
   /** What the control loop of each way with policy slo did: settings, and a line for each second in which it ran. */
   loops?: (Pick<Measurement, "pair" | "way" | "method"> & SloReport)[];
   /** For the line of progress. */
@@ -449,7 +450,8 @@ async function drive(
 
 /**
  * What Rigel costs a program that has the GPU to itself. Two starts of the same program differ by several percent, whatever they
- * run under, so there are several copies of each kind; hosts drift by more within a second, so they take turns request by request.
+ * run under, so there are several copies of each kind; hosts drift by more within a second, so they take turns request by request. What
+ * differs between starts is told apart from what Rigel costs by requests that governed copies send past it.
  */
 export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy): Job {
   return {
@@ -467,6 +469,8 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
           duration_s: end_s,
           env: bed.environment(false),
           due_s: due,
+          // Each copy in an order of its own.
+          more: kind === "rigel" ? ["--alternate", String((seed + copy) % 2 ** 32)] : [],
         }));
       const start = { at_ms: Date.now() + (timing.lead_s + AROUND_s) * 1000 };
       const [bare, rigel] = await both(
@@ -474,17 +478,26 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
         bed.runner.governed(runsOf("rigel"), start, policy),
       );
       const ran: Ran = { logs: new Map([...bare.logs, ...rigel.logs]), clients: rigel.clients };
-      const served = (kind: Kind): Sample[][] =>
-        due_s[kind].map((_, copy) => ran.logs.get(`${kind}${copy + 1}`)?.requests ?? []);
-      const samples = { bare: served("bare"), rigel: served("rigel") };
-      const solo = soloOf(program.name, samples, { rate_per_s, settle_s: SOLO_SETTLE_s }, seed);
+      const served = (kind: Kind, isPast: boolean): Sample[][] =>
+        due_s[kind].map((_, copy) => {
+          const { requests = [], past = [] } = ran.logs.get(`${kind}${copy + 1}`) ?? {};
+          return requests.filter((_sample, index) => (past[index] ?? false) === isPast);
+        });
+      const samples = { bare: served("bare", false), rigel: served("rigel", false), past: served("rigel", true) };
+      const solo = soloOf(program.name, samples, { rate_per_s, settle_s: SOLO_SETTLE_s }, seed, samples.past);
       if (!solo) throw new RunFailed("no request was served in time", []);
       const [low, high] = solo.interval;
+      const { within: own } = solo;
+      const [least, most] = own?.p50_interval ?? [];
       return found(ran, {
         solo: { ...solo, settle_s: SOLO_SETTLE_s, samples },
         said:
           `p50 ${solo.bare.p50_ms.toFixed(3)} ms bare, ${solo.rigel.p50_ms.toFixed(3)} ms under Rigel, ` +
-          `x${solo.ratio.toFixed(3)} (${low.toFixed(3)} to ${high.toFixed(3)})`,
+          `x${solo.ratio.toFixed(3)} (${low.toFixed(3)} to ${high.toFixed(3)})` +
+          (own
+            ? `; within a process x${own.p50.toFixed(3)} (${least?.toFixed(3)} to ${most?.toFixed(3)}), ` +
+              `${own.added_us.toFixed(0)} us a request`
+            : ""),
       });
     },
   };

@@ -222,6 +222,9 @@ function soloTable({ solo, options }: BenchDocument): string {
       curvesOf([
         { name: `${program}, bare`, sorted: counted(samples.bare), colour: "var(--ink)" },
         { name: `${program}, under Rigel`, sorted: counted(samples.rigel), colour: colour(0) },
+        ...(samples.past.flat().length > 0
+          ? [{ name: `${program}, under Rigel, past it`, sorted: counted(samples.past), colour: colour(1) }]
+          : []),
       ]),
     ].join("");
   });

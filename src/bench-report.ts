@@ -125,16 +125,22 @@ export const SOLO_HEADER = [
   "p50 ratio",
   "paired",
   "p99 ratio",
+  "within p50 ratio",
+  "adds us",
+  "within p99 ratio",
   "requests bare",
   "under Rigel",
   "p50 of copies bare",
   "under Rigel",
+  "pairs within",
 ];
 
 export const SOLO_TEXT =
   "Requests alternate one by one between bare copies and copies under Rigel. Ratios are under Rigel over bare, of all requests " +
-  "pooled; paired: the median of the ratios of neighbouring requests. In brackets: 95% of a bootstrap that draws copies, then pairs " +
-  "of each. p50s are in ms.";
+  "pooled; paired: the median of the ratios of neighbouring requests. Of each two requests that a copy under Rigel gets, one goes past " +
+  "it, by chance the first or the second; that one counts in the columns within alone, which compare the two of one process: the median of " +
+  "the ratios of pairs, and of their differences in us; p99 of all latencies, each over the p50 past Rigel of its copy. In brackets: 95% of " +
+  "a bootstrap that draws copies, then pairs of each. p50s are in ms.";
 
 export function soloCells(solo: Solo): string[] {
   return [
@@ -143,15 +149,19 @@ export function soloCells(solo: Solo): string[] {
     withInterval(solo.ratio, solo.interval),
     withInterval(solo.paired, solo.paired_interval),
     withInterval(solo.p99_ratio, solo.p99_interval),
+    withInterval(solo.within?.p50, solo.within?.p50_interval),
+    withInterval(solo.within?.added_us, solo.within?.added_us_interval, 0),
+    withInterval(solo.within?.p99, solo.within?.p99_interval),
     String(solo.bare.count),
     String(solo.rigel.count),
     ...[solo.copies.bare, solo.copies.rigel].map((p50s) => p50s.map((ms) => ms.toFixed(2)).join(", ")),
+    String(solo.within?.pairs ?? 0),
   ];
 }
 
-function withInterval(value: number | null, interval: Interval | null): string {
+function withInterval(value: number | null = null, interval: Interval | null = null, digits = 3): string {
   if (value === null || interval === null) return "";
-  return `${value.toFixed(3)} (${interval.map((end) => end.toFixed(3)).join(" to ")})`;
+  return `${value.toFixed(digits)} (${interval.map((end) => end.toFixed(digits)).join(" to ")})`;
 }
 
 /** With how the programs were started, where that is not anew. */

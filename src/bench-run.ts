@@ -29,6 +29,8 @@ export const logSchema = z.object({
   late_s: z.number(),
   versions: z.record(z.string(), z.string()).optional(),
   requests: z.array(z.tuple([z.number(), z.number()])).default([]),
+  /** With --alternate: which of the requests went past Rigel. */
+  past: z.array(z.boolean()).default([]),
   ends_s: z.array(z.number()).default([]),
   gpu_ms: z.number().optional(),
 });
@@ -247,6 +249,7 @@ export class Runner {
         "--duration-s",
         length,
         ...common,
+        ...more,
       ];
     return ["python3", native.files.workload, ...program.args, "--duration", length, ...common, ...more];
   }

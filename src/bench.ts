@@ -114,12 +114,16 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     )
     .option(
       "--seed <number>",
-      "seed of the arrivals; with --solo, of the intervals' bootstrap",
+      "seed of the arrivals; with --solo, of the intervals' bootstrap, and of which requests go past Rigel",
       whole(0, 0xffff_ffff),
       1,
     )
     .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
-    .option("--solo", "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn")
+    .option(
+      "--solo",
+      "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn, and one of each two " +
+        "that a governed copy gets past Rigel",
+    )
     .option(
       "--copies <count>",
       "with --solo: copies of each kind, bare and governed (default: 4; simulated: 1)",

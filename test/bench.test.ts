@@ -14,6 +14,7 @@ import {
   type Copies,
   type Measurement,
   type Sample,
+  type Solo,
   arrivalTimes,
   gapsOf,
   latencyOf,
@@ -26,8 +27,9 @@ import {
   soloTurns,
   spread,
   stepsBetween,
-  within,
+  within as withinWindow,
 } from "../src/bench-stats.ts";
+import { generator } from "../src/random.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
 
@@ -69,6 +71,31 @@ function alternating(copies: (readonly [bare: number | undefined, rigel: number 
 
 function times(count: number, bare: number, governed: number): [number, number][] {
   return Array.from({ length: count }, () => [bare, governed]);
+}
+
+/** Latencies of pairs that copies under Rigel serve: one request through it, one past it, either first in turn. */
+function within(copies: (readonly [through: number, past: number])[][]): Record<"through" | "past", Sample[][]> {
+  const served = (isPast: boolean): Sample[][] =>
+    copies.map((pairs) =>
+      pairs.map((pair, index): Sample => {
+        const isSecond = isPast === (index % 2 === 0);
+        return [4 * index + (isSecond ? 2 : 0), pair[isPast ? 1 : 0]];
+      }),
+    );
+  return { through: served(false), past: served(true) };
+}
+
+/** What the pairs tell, beside bare copies that tell nothing. */
+function withinOf(copies: (readonly [through: number, past: number])[][], settle_s = 0, seed = 1): Solo["within"] {
+  const { through, past } = within(copies);
+  const solo = soloOf(
+    "p",
+    { bare: [[[1e6, 1]]], rigel: [...through, [[1e6, 1]]] },
+    { ...EVENLY, settle_s },
+    seed,
+    past,
+  );
+  return solo?.within ?? null;
 }
 
 const EVENLY = { rate_per_s: 1, settle_s: 0 };
@@ -129,7 +156,7 @@ describe("statistics", () => {
   test("a window holds what falls due while it is counted", () => {
     const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
     const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
-    expect(within(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
+    expect(withinWindow(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
   });
 
   test("ratios are taken within a round", () => {
@@ -262,6 +289,83 @@ describe("statistics", () => {
   });
 });
 
+describe("solo, within a process", () => {
+  const copies = [
+    [[4, 2], [3, 3], [6, 4]], // prettier-ignore
+    [[11, 10], [22, 20]], // prettier-ignore
+  ] as const;
+
+  test("pairs of one process: ratios, differences, and the tail over what is usual for each copy", () => {
+    expect(withinOf(copies.map((pairs) => [...pairs]))).toMatchObject({
+      // 2, 1, 1.5, 1.1 and 1.1.
+      p50: 1.1,
+      // 2, 0, 2, 1 and 2 ms.
+      added_us: 2000,
+      // p50s past Rigel are 3 and 10; the longest over those: through 22 / 10, past 20 / 10.
+      p99: 1.1,
+      pairs: 5,
+      copies: { through: [4, 11], past: [3, 10] },
+    });
+  });
+
+  test("how much slower one start of the program is makes no difference", () => {
+    const pairs = copies[0].map((pair) => [...pair] as const);
+    const slow = pairs.map(([through, past]) => [3 * through, 3 * past] as const);
+    const [one2, both] = [withinOf([pairs]), withinOf([pairs, slow])];
+    expect([both?.p50, both?.p99]).toEqual([one2?.p50, one2?.p99]);
+  });
+
+  test("what falls due while programs settle does not count, nor does what has no partner", () => {
+    expect(
+      withinOf(
+        copies.map((pairs) => [...pairs]),
+        4,
+      ),
+    ).toMatchObject({ pairs: 3, p50: 1.1 });
+    expect(
+      withinOf(
+        copies.map((pairs) => [...pairs]),
+        100,
+      ),
+    ).toBeNull();
+    const { through } = within([[[4, 2]]]);
+    expect(soloOf("p", { bare: through, rigel: through }, EVENLY, 1)?.within).toBeNull();
+    expect(soloOf("p", { bare: through, rigel: through }, EVENLY, 1, [[]])?.within).toBeNull();
+    // The last of the three is left over.
+    const past: Sample[][] = [[[2, 2]]];
+    const two: Sample[][] = [[[1, 3], [3, 5]]]; // prettier-ignore
+    expect(soloOf("p", { bare: two, rigel: two }, EVENLY, 1, past)?.within).toMatchObject({ pairs: 1, p50: 1.5 });
+  });
+
+  test("intervals draw copies, and pairs of each, with neither copy nor pair torn apart", () => {
+    const constant = withinOf([times(9, 3, 2), times(9, 6, 4)]);
+    expect(constant).toMatchObject({ p50_interval: [1.5, 1.5], p99_interval: [1.5, 1.5], p50: 1.5 });
+    // One copy of three costs more: two or three times it is drawn in 7 of 27.
+    const dearer = withinOf([times(30, 1, 1), times(30, 1, 1), times(30, 2, 1)]);
+    expect(dearer).toMatchObject({ p50: 1, p50_interval: [1, 2], added_us: 0, added_us_interval: [0, 1000] });
+    // Pairs of one copy: torn apart, 6 / 1 and 2 / 3 were there.
+    expect(withinOf([[[2, 1], [6, 3]]])).toMatchObject({ p50: 2, p50_interval: [2, 2] }); // prettier-ignore
+  });
+
+  test("a cost is found under what hosts do to latencies: levels that last, outliers, starts that differ", () => {
+    const random = generator(3);
+    const noisy = Array.from({ length: 4 }, (_, copy) => {
+      let level = 1;
+      return Array.from({ length: 225 }, (): [number, number] => {
+        if (random() < 0.05) level = random() < 0.5 ? 1 : 1.1;
+        const one2 = (): number => (4 + copy / 4) * level * (1 + 0.02 * random()) * (random() < 0.1 ? 1.5 : 1);
+        return [one2() * 1.01, one2()];
+      });
+    });
+    const found = withinOf(noisy);
+    expect(Math.abs((found?.p50 ?? 0) - 1.01)).toBeLessThan(0.003);
+    const [low = 0, high = 0] = found?.p50_interval ?? [];
+    expect([low < 1.01, high > 1.01, high - low < 0.008]).toEqual([true, true, true]);
+    expect(withinOf(noisy)).toEqual(found);
+    expect(withinOf(noisy, 0, 2)?.p50_interval).not.toEqual(found?.p50_interval ?? []);
+  });
+});
+
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
@@ -365,8 +469,22 @@ const documentSchema = z.object({
       copies: z.object({ bare: z.array(z.number()), rigel: z.array(z.number()) }),
       bare: z.object({ count: z.number() }),
       rigel: z.object({ count: z.number() }),
+      within: z.object({
+        p50: z.number(),
+        p50_interval: intervalSchema,
+        added_us: z.number(),
+        added_us_interval: intervalSchema,
+        p99: z.number(),
+        p99_interval: intervalSchema,
+        pairs: z.number(),
+        copies: z.object({ through: z.array(z.number()), past: z.array(z.number()) }),
+      }),
       settle_s: z.number(),
-      samples: z.object({ bare: z.array(samplesSchema), rigel: z.array(samplesSchema) }),
+      samples: z.object({
+        bare: z.array(samplesSchema),
+        rigel: z.array(samplesSchema),
+        past: z.array(samplesSchema),
+      }),
     }),
   ),
   loops: z.array(
@@ -513,21 +631,37 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
         [found.ratio, found.interval],
         [found.p99_ratio, found.p99_interval],
         [found.paired, found.paired_interval],
+        [found.within.p50, found.within.p50_interval],
+        [found.within.p99, found.within.p99_interval],
       ] as const) {
         expect(ratio).toBeGreaterThan(0);
         expect(interval[0]).toBeLessThanOrEqual(interval[1]);
       }
       // Every copy serves when it is its turn, and all of that counts but what falls due while programs settle.
       const due = soloTurns(50, 2, settle_s + 1);
-      for (const kind of ["bare", "rigel"] as const)
+      for (const kind of ["bare", "rigel", "past"] as const)
         for (const [copy, served] of samples[kind].entries()) {
           expect(served.length, `${kind} ${copy}`).toBeGreaterThan(0);
           for (const [due_s] of served)
             expect(
-              due[kind][copy]?.some((planned) => Math.abs(planned - due_s) < 1e-3),
+              due[kind === "past" ? "rigel" : kind][copy]?.some((planned) => Math.abs(planned - due_s) < 1e-3),
               `${kind} ${due_s}`,
             ).toBe(true);
         }
+      // Of each two requests one goes past Rigel, and none is both.
+      for (const [copy, through] of samples.rigel.entries()) {
+        const past = samples.past[copy] ?? [];
+        const all = [...through.map(([due_s]) => [due_s, 0]), ...past.map(([due_s]) => [due_s, 1])].toSorted(
+          ([a = 0], [b = 0]) => a - b,
+        );
+        const ways = all.map(([, way]) => way);
+        for (let at = 0; at + 1 < ways.length; at += 2) expect(ways.slice(at, at + 2).toSorted()).toEqual([0, 1]);
+        expect(new Set(all.map(([due_s]) => due_s)).size).toBe(all.length);
+      }
+      expect(found.within.pairs).toBeGreaterThan(0);
+      expect(found.within.pairs).toBeLessThanOrEqual(governed.count);
+      expect([found.within.copies.through.length, found.within.copies.past.length]).toEqual([2, 2]);
+      expect(result.stderr).toMatch(/; within a process x\d\.\d{3} \(.* to .*\), -?\d+ us a request/);
       const counted = (kind: "bare" | "rigel"): number =>
         samples[kind].flat().filter(([due_s]) => due_s >= settle_s).length;
       expect([bare.count, governed.count]).toEqual([counted("bare"), counted("rigel")]);
@@ -541,6 +675,7 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       const page = readFileSync(html, "utf8");
       expect(isWellFormed(page.replace("<!doctype html>", "").replace(/<style>[^<]*<\/style>/, ""))).toBe(true);
       expect(page.match(/<svg /g)).toHaveLength(2);
+      expect(page).toContain("under Rigel, past it");
       expect(page).not.toMatch(/NaN|undefined/);
     },
     LIMIT_ms,

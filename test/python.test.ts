@@ -53,6 +53,12 @@ async function launched(way: string, client: object = {}, more: object = {}) {
   };
 }
 
+/** What the program printed as `returned`. */
+function returnedIn(stderr: string): unknown {
+  const line = stderr.split("\n").find((one) => one.includes('"returned"')) ?? "";
+  return z.object({ returned: z.unknown() }).parse(JSON.parse(line.slice(line.indexOf("{")))).returned;
+}
+
 describe.skipIf(python === null)("import rigel", () => {
   test("counts each client apart, by context manager and decorator", async () => {
     const { own, threads } = await launched("count");
@@ -79,18 +85,15 @@ describe.skipIf(python === null)("import rigel", () => {
 
   test("gives a client a stream of its own in PyTorch, and waits at both ends", async () => {
     const { stderr } = await launched("torch");
-    const line = stderr.split("\n").find((one) => one.includes('"returned"')) ?? "";
-    const { returned } = z.object({ returned: z.array(z.string()) }).parse(JSON.parse(line.slice(line.indexOf("{"))));
+    const returned = returnedIn(stderr);
     const within = ["2 waits for 1", "current 2", "body", "current 1", "1 waits for 2"];
     expect(returned).toEqual(["make 2", ...within, ...within, "body", "make 3", "current 3", "body", "current 1"]);
   });
 
   test("of a pool of streams that goes round no two clients get the same, and who ends gives its own back", async () => {
     const { stderr } = await launched("pool");
-    const line = stderr.split("\n").find((one) => one.includes('"returned"')) ?? "";
-    const { returned } = z.object({ returned: z.array(z.int()) }).parse(JSON.parse(line.slice(line.indexOf("{"))));
     // 1 stream of the trainer's, 40 threads of the server's on the other 31.
-    expect(returned).toEqual([1, 40, 0, 32, 0]);
+    expect(returnedIn(stderr)).toEqual([1, 40, 0, 32, 0]);
   });
 
   test("four ranks on four devices: each client on its rank's device", async () => {
@@ -99,6 +102,41 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(own).toBe(0);
     for (const stage of [0, 1, 2, 3])
       expect(threads[`stage-${stage}`]).toMatchObject({ launches: 100, devices: [0, 1, 2, 3] });
+  });
+
+  test("what goes past Rigel is not counted", async () => {
+    const { own, stderr } = await launched("bypass", { class: "high" });
+    expect(own).toBe(2);
+    expect(returnedIn(stderr)).toEqual([true, true]);
+    expect(stderr).not.toContain("cannot bypass");
+  });
+
+  test("a best-effort client does not get past Rigel, and is warned", async () => {
+    const { own, stderr } = await launched("bypass");
+    expect(own).toBe(8);
+    expect(returnedIn(stderr)).toEqual([false, false]);
+    expect(stderr).toContain(
+      "rigel: cannot bypass Rigel: the process has a best-effort client, or the policy holds high clients back",
+    );
+  });
+
+  test("workload.py --alternate: of each two requests one goes past Rigel, and the log says which", async () => {
+    const { own, stderr } = await launched("alternate", { class: "high" });
+    const past = z.array(z.boolean()).parse(returnedIn(stderr));
+    expect(past).toHaveLength(40);
+    const firsts = past.filter((_, index) => index % 2 === 0);
+    expect(past.filter((_, index) => index % 2 === 1)).toEqual(firsts.map((first) => !first));
+    expect(new Set(firsts).size).toBe(2);
+    // Three to warm up, and twenty of the forty.
+    expect(own).toBe(23);
+    using scratch = new Scratch();
+    const config = scratch.file("jobs.json", {
+      device: "simulated",
+      clients: [{ name: "program", class: "best-effort", command: [python, program, "alternate"] }],
+    });
+    const refused = await rigel("launch", config);
+    expect(refused.stderr).toContain("workload: --alternate: Rigel cannot be bypassed here");
+    expect(refused.status).not.toBe(0);
   });
 
   test("rigel contexts says where each thread works, what was called, and what was used in a wrong context", async () => {
@@ -166,9 +204,12 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(text).toContain("threads that are not shown, for want of room: 7\n");
   });
 
-  test("does nothing without Rigel", async () => {
+  test.each([
+    ["count", [30, 3]],
+    ["bypass", [false, false]],
+  ])("does nothing without Rigel: %s", async (way, returned) => {
     using scratch = new Scratch();
-    await using child = Bun.spawn([python ?? "", program, "count"], {
+    await using child = Bun.spawn([python ?? "", program, way], {
       env: {
         ...plainEnvironment(),
         PYTHONPATH: join(root, "src", "python", "importable"),
@@ -178,7 +219,7 @@ describe.skipIf(python === null)("import rigel", () => {
       stdout: "pipe",
       stderr: "inherit",
     });
-    expect(JSON.parse(await child.stdout.text())).toEqual({ returned: [30, 3], active: false });
+    expect(JSON.parse(await child.stdout.text())).toEqual({ returned, active: false });
     expect(await child.exited).toBe(0);
   });
 });

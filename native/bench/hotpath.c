@@ -4,6 +4,7 @@
  * Looks cuLaunchKernel up as libcudart does (dlsym on libcuda.so.1), launches on one stream in a loop, and prints the
  * time of the fastest of its rounds divided by the launches in it. Which libcuda.so.1 and whether Rigel stands in front of it
  * is decided by who starts it: src/bench-hotpath.ts, in several ways in turn.
+ * BENCH_BYPASS=1: past Rigel (rigel_bypass_begin).
  * `cold`: the median of so many calls of which each finds the caches disturbed (cold.h): of a launch, of one on the NULL stream, of a
  * synchronisation of the stream after a launch, or of an event recorded after one.
  */
@@ -62,6 +63,13 @@ int main(int argc, char **argv)
     *(void **)&record = dlsym(driver, "cuEventRecord");
     if (!init || !launch || !synchronize || !record || init(0) != CUDA_SUCCESS) {
         fprintf(stderr, "bench-hotpath: no usable driver\n");
+        return 1;
+    }
+    const char *bypass = getenv("BENCH_BYPASS");
+    int (*begin)(void) = NULL;
+    *(void **)&begin = dlsym(RTLD_DEFAULT, "rigel_bypass_begin");
+    if (bypass && (!begin || begin() != 0)) {
+        fprintf(stderr, "bench-hotpath: Rigel cannot be bypassed here\n");
         return 1;
     }
     if (is_cold) {

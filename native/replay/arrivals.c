@@ -12,7 +12,7 @@
 #define MAX_GAP_S 3600.0
 
 /* splitmix64 and xoshiro256**: Blackman and Vigna, "Scrambled Linear Pseudorandom Number Generators", 2021. */
-static uint64_t splitmix64(uint64_t *state)
+uint64_t rg_random(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15ull);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -65,7 +65,7 @@ void rg_arrivals_init(rg_arrivals *a, enum rg_arrivals_kind kind, uint64_t mean_
     a->kind = kind;
     a->mean_gap_ns = mean_gap_ns ? mean_gap_ns : 1;
     for (int i = 0; i < 4; i++)
-        a->random[i] = splitmix64(&seed);
+        a->random[i] = rg_random(&seed);
 }
 
 uint64_t rg_arrivals_next_gap_ns(rg_arrivals *a)

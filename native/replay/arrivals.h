@@ -20,6 +20,9 @@ typedef struct {
     size_t gap_count, gap_at;
 } rg_arrivals;
 
+/* rg_random: the next number of the sequence that the first state, any, decides (splitmix64). */
+uint64_t rg_random(uint64_t *state);
+
 /* rg_arrivals_init: uniform or Poisson with this mean gap (at least 1 ns). The seed decides everything. */
 void rg_arrivals_init(rg_arrivals *a, enum rg_arrivals_kind kind, uint64_t mean_gap_ns, uint64_t seed);
 

@@ -3,7 +3,7 @@
  * launches in the same order, with the same durations, SM footprint and host gaps, in a closed loop or at a rate.
  *
  * It is an ordinary CUDA client, on a real GPU and on the simulated one alike: it links no CUDA library, uses the
- * driver API only, and knows Rigel by one optional symbol (rigel_report_request). One thread launches; a second one is there for
+ * driver API only, and knows Rigel by optional symbols (rigel.h). One thread launches; a second one is there for
  * an idle time-out only, and shares one word with it.
  *
  * What it must keep to
@@ -12,7 +12,8 @@
  *   3. Nothing is ended because it takes long, unless --idle-timeout-s asks for it. --idle-ms is only how often a wait at the
  *      end says that it waits.
  *   4. SIGTERM and SIGINT end it after the request in progress; the report is printed all the same.
- *   5. With --log, every iteration is written down by when it fell due (or ended) after the start, in order.
+ *   5. With --log, every iteration is written down by when it fell due (or ended) after the start, in order; with --alternate, also
+ *      whether it went past Rigel.
  *   6. Exit: 0; 2 for bad arguments or a bad profile; 1 for a CUDA failure, with the call and the error, and for an idle
  *      time-out, with what was waited for; the report is printed then, too.
  */
@@ -127,7 +128,7 @@ typedef struct {
     double start_at;     /* UNIX time; 0: as soon as it is ready */
     double rate;         /* 0: closed loop, unless `arrivals` is a file */
     double idle_timeout_s; /* 0: none */
-    uint64_t seed, warmup, idle_ms;
+    uint64_t seed, warmup, idle_ms, alternate; /* alternate: 1 + seed; 0: not */
     int device;
     bool probe, inspect, calibrate;
 } options;
@@ -144,6 +145,7 @@ static const char usage[] =
     "  --seed N              of the Poisson arrivals (default 1)\n"
     "  --warmup N            requests or iterations before measuring (default 3)\n"
     "  --start-at T          measure from this UNIX time on, in seconds; what falls due before it is ready is left out\n"
+    "  --alternate SEED      of each two requests one goes past Rigel (rigel_bypass_begin), by chance the first or the second\n"
     "  --log FILE            write every latency by its due time, or every end of an iteration, as JSON\n"
     "  --device I            index of the GPU (default 0)\n"
     "  --idle-ms MS          how often a wait for the GPU at the end is reported (default 500)\n"
@@ -209,7 +211,7 @@ static options read_options(int argc, char **argv)
         }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
                                                  "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log",
-                                                 "--idle-timeout-s"};
+                                                 "--idle-timeout-s", "--alternate"};
         bool known = false;
         for (size_t k = 0; k < sizeof(with_value) / sizeof(with_value[0]); k++)
             known |= strcmp(name, with_value[k]) == 0;
@@ -234,6 +236,8 @@ static options read_options(int argc, char **argv)
             o.log = value;
         else if (strcmp(name, "--idle-timeout-s") == 0)
             o.idle_timeout_s = number_option(name, value, 1e-3, 86400);
+        else if (strcmp(name, "--alternate") == 0)
+            o.alternate = 1 + integer_option(name, value, 0, UINT32_MAX);
         else if (strcmp(name, "--seed") == 0)
             o.seed = integer_option(name, value, 0, UINT64_MAX);
         else if (strcmp(name, "--warmup") == 0)
@@ -342,7 +346,7 @@ typedef struct {
     bool measuring;
     samples latencies;
     samples ends;      /* with --log: of iterations, in order */
-    samples log_latencies;
+    samples log_latencies, log_past;
     uint64_t late_ns;  /* how long after --start-at it was ready */
     uint64_t start_ns; /* of measuring */
     const char *doing; /* with --idle-timeout-s: the call that it is in */
@@ -355,7 +359,10 @@ typedef struct {
     void (*report_request)(uint64_t latency_ns);
     void (*describe_launch)(uint32_t sms, int bound, uint64_t duration_ns);
     void (*stand_for)(const char *name, const uint32_t *shape);
+    int (*bypass_begin)(void);
+    void (*bypass_end)(void);
     uint32_t sms; /* of the device */
+    bool past;    /* Rigel, now */
 } client;
 
 static void keep_sample(samples *s, uint64_t ns)
@@ -496,6 +503,8 @@ static void count_iteration(client *c, uint64_t end_ns, uint64_t latency_ns)
     if (c->o->log) {
         keep_sample(&c->ends, end_ns);
         keep_sample(&c->log_latencies, latency_ns);
+        if (c->o->alternate)
+            keep_sample(&c->log_past, c->past);
     }
     if (c->report_request)
         c->report_request(latency_ns);
@@ -731,6 +740,9 @@ static void set_up(client *c)
     memcpy(&c->describe_launch, &describe, sizeof(describe));
     void *stand_for = dlsym(RTLD_DEFAULT, "rigel_stand_for");
     memcpy(&c->stand_for, &stand_for, sizeof(stand_for));
+    void *bypass_begin = dlsym(RTLD_DEFAULT, "rigel_bypass_begin"), *bypass_end = dlsym(RTLD_DEFAULT, "rigel_bypass_end");
+    memcpy(&c->bypass_begin, &bypass_begin, sizeof(bypass_begin));
+    memcpy(&c->bypass_end, &bypass_end, sizeof(bypass_end));
     c->sms = limits.sms;
 }
 
@@ -764,20 +776,42 @@ static void warm_up(client *c)
     synchronize(c);
 }
 
+/* Through Rigel or past it, from the next request on. */
+static void go_past(client *c, bool past)
+{
+    int error = c->bypass_begin && c->bypass_end ? 0 : -ENODEV;
+    if (past && !c->past && !error)
+        error = c->bypass_begin();
+    else if (!past && c->past)
+        c->bypass_end();
+    if (error) {
+        rg_say("--alternate: Rigel cannot be bypassed here (%s); run it as a high client (rigel run --class high)", strerror(-error));
+        exit(1);
+    }
+    c->past = past;
+}
+
 static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, uint64_t end_ns)
 {
-    uint64_t due_ns = start_ns;
+    uint64_t due_ns = start_ns, random = c->o->alternate, served = 0;
+    bool first_past = false;
     for (uint64_t i = 0; c->o->iterations == 0 || i < c->o->iterations; i++) {
         due_ns += rg_arrivals_next_gap_ns(arrivals);
         if (due_ns >= end_ns)
             break;
         if (due_ns < start_ns + c->late_ns)
             continue;
+        if (c->o->alternate) { /* before it is due: what that costs is in no latency */
+            first_past = served % 2 ? first_past : rg_random(&random) & 1;
+            go_past(c, first_past != served++ % 2);
+        }
         wait_until(due_ns, true);
         if (stop_asked)
             break;
         serve_request(c, due_ns);
     }
+    if (c->past)
+        go_past(c, false);
 }
 
 static void run_closed_loop(client *c, uint64_t end_ns)
@@ -834,6 +868,10 @@ static bool write_log(const client *c, bool open_loop, uint64_t start_ns)
         else
             fprintf(file, "%s%.6f", i ? "," : "", end_s);
     }
+    if (c->o->alternate)
+        fputs("],\"past\":[", file);
+    for (size_t i = 0; i < c->log_past.count; i++)
+        fprintf(file, "%s%s", i ? "," : "", c->log_past.ns[i] ? "true" : "false");
     fputs("]}\n", file);
     return fclose(file) == 0;
 }
@@ -879,6 +917,8 @@ int main(int argc, char **argv)
         return 2;
     }
     bool open_loop = open_arrivals(&o, &arrivals);
+    if (o.alternate && !open_loop)
+        bad_arguments("--alternate: expected --rate, or a list of --arrivals, with it");
 
     struct sigaction action = {.sa_handler = on_stop_signal}; /* no SA_RESTART: a sleep between requests ends at once */
     sigaction(SIGTERM, &action, NULL);

@@ -12,10 +12,10 @@ static CUstream stream;
 static ncclComm_t world;
 static void *nccl;
 
-static void become(void)
+static void become_of(const char *class)
 {
     ncclUniqueId id = {{0}};
-    prepare_waiting_client("collective", "best-effort");
+    prepare_waiting_client("collective", class);
     attach_client();
     load_kernels(NULL);
     CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -23,6 +23,11 @@ static void become(void)
     CHECK(nccl != NULL);
     snprintf(id.internal, sizeof id.internal, "%s", scratch("meeting"));
     CHECK_EQUAL(ncclCommInitRank(&world, 1, id, 0), ncclSuccess);
+}
+
+static void become(void)
+{
+    become_of("best-effort");
 }
 
 static void leave(void)
@@ -93,6 +98,26 @@ static void a_communicator_split_off_has_a_row(void)
     leave();
 }
 
+/* Past Rigel too: the ranks' counts are compared. */
+static void collectives_past_rigel_are_counted(void)
+{
+    become_of("high");
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    reduce(world);
+    reduce(world);
+    CHECK_EQUAL(row(0)->entered, 2);
+    CHECK_EQUAL(rg.slot->launches, 0);
+    ncclComm_t other = split_off(1);
+    CHECK(row(1)->handle == (uintptr_t)other);
+    CHECK_EQUAL(ncclCommDestroy(other), ncclSuccess);
+    CHECK_EQUAL(row(1)->key, 0);
+    rigel_bypass_end();
+    reduce(world);
+    CHECK_EQUAL(row(0)->entered, 4);
+    CHECK_EQUAL(rg.slot->launches, 1);
+    leave();
+}
+
 static void those_split_off_in_a_group_have_rows_at_its_end(void)
 {
     become();
@@ -158,6 +183,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(kernels_of_nccl_pass_the_gate_though_nobody_tells_their_names);
     RUN(a_communicator_split_off_has_a_row);
+    RUN(collectives_past_rigel_are_counted);
     RUN(those_split_off_in_a_group_have_rows_at_its_end);
     RUN(one_split_off_without_blocking_counts_as_lost);
     return failures ? 1 : 0;

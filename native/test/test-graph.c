@@ -809,6 +809,32 @@ static void captures_let_it_pass_whole(void)
     done();
 }
 
+/* Past Rigel, too, a graph comes after its pieces, which went out when its client was a best-effort one. */
+static void past_rigel_it_comes_behind_its_pieces(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    known(exec, 4000000);
+    launch(exec);
+    CHECK_EQUAL(launches, 10);
+    atomic_store(&rg.account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(atomic_load(&rg.mode) == RG_MODE_HIGH);
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(cuGraphLaunch(exec, other), CUDA_SUCCESS);
+    CHECK_EQUAL(launches, 11);
+    CHECK(launched[10] == exec);
+    CHECK_EQUAL(event_waits, 1);
+    CHECK_EQUAL(cuGraphLaunch(exec, stream), CUDA_SUCCESS); /* the driver orders it behind the whole */
+    CHECK_EQUAL(event_waits, 1);
+    CHECK_EQUAL(rg.slot->graph_launches, 1);
+    CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    CHECK_EQUAL(alive, 0);
+    rigel_bypass_end();
+    done();
+}
+
 static void threads_do_not_mix_their_pieces(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -878,6 +904,7 @@ int main(int argc, char **argv)
     RUN(what_a_piece_fails_with_is_the_result);
     RUN(launches_on_several_streams_come_one_after_the_other);
     RUN(captures_let_it_pass_whole);
+    RUN(past_rigel_it_comes_behind_its_pieces);
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
     RUN(many_nodes_listed_backwards_are_put_in_order);

@@ -466,6 +466,25 @@ static void what_the_thread_itself_selected_comes_first(void)
     done();
 }
 
+static void *select_clear_make_past_rigel(void *unused)
+{
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(cuCtxSetCurrent(primary[1]), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(NULL), CUDA_SUCCESS);
+    rigel_bypass_end();
+    return make_there(unused);
+}
+
+static void what_was_selected_past_rigel_counts_as_well(void)
+{
+    become("repair");
+    second_device();
+    in_a_thread(select_clear_make_past_rigel);
+    CHECK_EQUAL(status_there, CUBLAS_STATUS_SUCCESS);
+    CHECK(context_there == primary[1]);
+    done();
+}
+
 static void cublas_11_decides_itself_between_devices(void)
 {
     become_without_context("repair", "libcublas.so.11");
@@ -799,6 +818,95 @@ static void an_overtaken_stream_is_only_counted_where_the_mode_says_so(void)
     CHECK(last()->stream == others);
     CHECK_EQUAL(me()->guard_in_use_elsewhere, 1);
     CHECK_EQUAL(me()->guard_repaired, 0);
+    done();
+}
+
+/* ---- Past Rigel (rigel_bypass_begin) ---- */
+
+static void past_the_guard_nothing_is_repaired(void)
+{
+    become("repair");
+    matrices m = allocate(), n = allocate();
+    given = handle();
+    pthread_t t = hold_handle(&m);
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_INTERNAL_ERROR); /* the stand-in's, of a handle in use */
+    CHECK_EQUAL(multiply(NULL, &n), CUBLAS_STATUS_NOT_INITIALIZED);
+    CHECK_EQUAL(cublasSetStream_v2(NULL, stream()), CUBLAS_STATUS_NOT_INITIALIZED);
+    let_go(t);
+    CHECK_EQUAL(counts->created, 1);
+    nothing_was_counted();
+    rigel_bypass_end();
+    CHECK_EQUAL(multiply(NULL, &n), CUBLAS_STATUS_SUCCESS);
+    CHECK(is_product(&n));
+    CHECK_EQUAL(me()->guard_null_handle, 1);
+    /* The handle that was held when it began is free. */
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 0);
+    done();
+}
+
+/* Handles that are made, changed and destroyed past it are known as they are then. */
+static void what_becomes_of_handles_past_the_guard_is_known(void)
+{
+    become("repair");
+    CUstream s = stream(), later = stream();
+    matrices m = allocate(), n = allocate();
+    cublasHandle_t gone = handle();
+    given = handle();
+    CHECK_EQUAL(cublasSetStream_v2(given, s), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(cublasSetStream_v2(given, later), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasSetMathMode(given, 2), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(cublasDestroy_v2(gone), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(me()->guard_handles, 1);
+    cublasHandle_t made = handle();
+    CHECK_EQUAL(me()->guard_handles, 2);
+    rigel_bypass_end();
+    nothing_was_counted();
+    cublasHandle_t both[] = {given, made};
+    for (int i = 0; i < 2; i++) {
+        given = both[i];
+        pthread_t t = hold_handle(&m);
+        CHECK_EQUAL(multiply(given, &n), CUBLAS_STATUS_SUCCESS);
+        CHECK(last()->handle != given);
+        CHECK(last()->stream == (i ? NULL : later));
+        CHECK_EQUAL(last()->settings[0], i ? 0 : 2);
+        CHECK(is_product(&n));
+        let_go(t);
+    }
+    CHECK_EQUAL(counts->corrupted, 0);
+    CHECK_EQUAL(me()->guard_in_use_elsewhere, 2);
+    done();
+}
+
+/* Whether a stream that was set has been used cannot be known where it may have been used past the guard: what the others set holds. */
+static void a_stream_that_may_have_been_used_past_the_guard_is_not_kept(void)
+{
+    become("repair");
+    matrices m = allocate();
+    given = handle();
+    others = stream();
+    CHECK_EQUAL(cublasSetStream_v2(given, stream()), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    rigel_bypass_end();
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    CHECK_EQUAL(cublasSetStream_v2(given, stream()), CUBLAS_STATUS_SUCCESS);
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    rigel_bypass_end();
+    another_thread_sets_its_own();
+    CHECK_EQUAL(multiply(given, &m), CUBLAS_STATUS_SUCCESS);
+    CHECK(last()->handle == given);
+    CHECK(last()->stream == others);
+    nothing_was_counted();
     done();
 }
 
@@ -1356,6 +1464,7 @@ int main(int argc, char **argv)
     RUN(a_thread_without_context_gets_the_device_in_use);
     RUN(where_cuda_has_a_rule_it_stands);
     RUN(what_the_thread_itself_selected_comes_first);
+    RUN(what_was_selected_past_rigel_counts_as_well);
     RUN(cublas_11_decides_itself_between_devices);
     RUN(a_reset_device_takes_its_handles_along);
     RUN(nothing_is_repaired_during_capture);
@@ -1367,6 +1476,9 @@ int main(int argc, char **argv)
     RUN(a_destroyed_stream_is_not_kept);
     RUN(an_overtaken_thread_does_not_hold_the_handle);
     RUN(an_overtaken_stream_is_only_counted_where_the_mode_says_so);
+    RUN(past_the_guard_nothing_is_repaired);
+    RUN(what_becomes_of_handles_past_the_guard_is_known);
+    RUN(a_stream_that_may_have_been_used_past_the_guard_is_not_kept);
     RUN(the_pool_is_bounded);
     RUN(many_threads_at_once);
     RUN(handles_are_made_one_at_a_time);

@@ -228,6 +228,8 @@ static void test_arguments(const char *profile, const char *bad_profile, const c
     expect(none, arguments, 2, expected);
     snprintf(arguments, sizeof(arguments), "--profile %s --arrivals uniform", profile);
     expect(none, arguments, 2, "--arrivals uniform: expected --rate with it");
+    snprintf(arguments, sizeof(arguments), "--profile %s --alternate 1", profile);
+    expect(none, arguments, 2, "--alternate: expected --rate, or a list of --arrivals, with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --arrivals %s", profile, gaps);
     snprintf(expected, sizeof(expected), "%s:1:6: expected a number of seconds", gaps);
     expect(none, arguments, 2, expected);
@@ -264,6 +266,9 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     expect(environment, "--probe", 0, "\"simulated\":true,\"sms\":132,\"memory_bytes\":");
     snprintf(arguments, sizeof(arguments), "--profile %s --device 7", serving);
     expect(environment, arguments, 2, "--device: expected an index below 1, the number of devices, got 7");
+
+    snprintf(arguments, sizeof(arguments), "--profile %s --rate 20 --alternate 1", serving);
+    expect(environment, arguments, 1, "--alternate: Rigel cannot be bypassed here (No such device)");
 
     /* A closed loop of requests of at least half a millisecond: 10 kernels of 50 us on each of two streams. */
     snprintf(arguments, sizeof(arguments), "--profile %s --iterations 20", serving);

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """A PyTorch program as users have it: one model, serving requests or training, with nothing of Rigel in it.
 
-The GPU tests and `rigel bench` run it bare, beside another one, and under Rigel. It must never import
-anything of Rigel, read a RIGEL_* variable, or do anything for the sake of being co-located.
+The GPU tests and `rigel bench` run it bare, beside another one, and under Rigel. But for --alternate, which is there to measure
+Rigel, it must never import anything of Rigel, read a RIGEL_* variable, or do anything for the sake of being co-located.
 
 Weights are random and nothing is fetched. Precision is PyTorch's default (fp32; TF32 in cuDNN convolutions only).
 
   serving   an open loop: requests fall due at --rate whatever happened to those before, and a latency counts from
-            the due time to the output being in host memory. Input starts in pinned host memory.
+            the due time to the output being in host memory. Input starts in pinned host memory. With --alternate one
+            request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already.
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
@@ -77,6 +78,7 @@ def arguments(argv=None):
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
     parser.add_argument("--ahead", type=int, default=2, help="training steps issued before the first of them is waited for")
     parser.add_argument("--decode", type=int, default=0, metavar="N", help="a request is N tokens of GPT-2")
+    parser.add_argument("--alternate", type=int, metavar="SEED", help="serve through Rigel and past it in turn; --log says which")
     parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
     parser.add_argument("--gpu-time", action="store_true", help="only measure the GPU time of one request")
     args = parser.parse_args(argv)
@@ -88,6 +90,8 @@ def arguments(argv=None):
         parser.error("--decode is for --mode infer --model gpt2, and at least 1")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
+    if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
+        parser.error("--alternate is for --mode infer without --gpu-time")
     args.gaps = read_gaps(parser, args.arrivals)
     if args.warmup is None:
         args.warmup = 150 if args.mode == "infer" else 10
@@ -412,10 +416,60 @@ def due_times(args, start):
         yield due
 
 
+def turns(seed):
+    """Whether each request goes past Rigel: one of each two does, by chance the first or the second."""
+    order = random.Random(seed)
+    while True:
+        first = order.random() < 0.5
+        yield first
+        yield not first
+
+
+class Switch:
+    """Through Rigel or past it: set between two requests, so that its own cost is in neither. Without --alternate: nothing."""
+
+    def __init__(self, seed):
+        self._turns = None if seed is None else turns(seed)
+        self._bypass = None
+        self._past = False
+        self.log = []
+
+    def begin(self):
+        """Once the program has used the GPU. A request past Rigel that goes through it would be logged as what it is not."""
+        if self._turns is None:
+            return
+        try:
+            import rigel
+        except ImportError:
+            raise SystemExit("workload: --alternate: there is no Rigel here; run it by `rigel run --class high`") from None
+        self._bypass = rigel.bypass()
+        self._set(True)
+        self._set(False)
+
+    def _set(self, past):
+        if past and not self._past and not self._bypass.__enter__():
+            raise SystemExit("workload: --alternate: Rigel cannot be bypassed here; run it by `rigel run --class high`")
+        if not past and self._past:
+            self._bypass.__exit__(None, None, None)
+        self._past = past
+
+    def next(self):
+        if self._turns is not None:
+            self._set(next(self._turns))
+
+    def served(self):
+        self.log.append(self._past)
+
+    def end(self):
+        self._set(False)
+
+
 def serve(work, args, stop):
     outputs = []
+    switch = Switch(args.alternate)
     for _ in range(args.warmup):
         work.request()
+    switch.begin()
     gc.collect()
     gc.disable()
     stop.measuring = True
@@ -428,19 +482,23 @@ def serve(work, args, stop):
             break
         if due < late_s:
             continue
+        switch.next()
         wait_until(start + due, stop)
         if stop.asked:
             break
         output = work.request()
         served.append((due, time.perf_counter() - start - due))
+        switch.served()
         if args.losses:
             outputs.append(output)
     elapsed = time.perf_counter() - start
+    switch.end()
     if args.losses:
         with open(args.losses, "w", encoding="ascii") as file:
             for output in outputs:
                 file.write(hashlib.sha256(output.contiguous().numpy().tobytes()).hexdigest() + "\n")
-    write_log(args, late_s, requests=[[round(due, 6), round(latency * 1e3, 6)] for due, latency in served])
+    requests = [[round(due, 6), round(latency * 1e3, 6)] for due, latency in served]
+    write_log(args, late_s, requests=requests, **({} if args.alternate is None else {"past": switch.log}))
     return infer_report(args, [latency for _, latency in served], elapsed, late_s > 0)
 
 

@@ -1,4 +1,4 @@
-"""What a Python program can tell Rigel: which thread is which client, and when a request begins and ends.
+"""What a Python program can tell Rigel: which thread is which client, when a request begins and ends, and when to keep out of it.
 
     import rigel
 
@@ -29,7 +29,7 @@ import threading
 import warnings
 from typing import Any, Callable, Literal, TypeVar
 
-__all__ = ["active", "client", "report_request", "request", "shutdown"]
+__all__ = ["active", "bypass", "client", "report_request", "request", "shutdown"]
 
 Class = Literal["high", "best-effort"]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -44,7 +44,9 @@ def _library() -> ctypes.CDLL | None:
         names.rigel_client_stream.argtypes = [ctypes.c_void_p]
         names.rigel_client_stream.restype = ctypes.c_int
         names.rigel_report_request.argtypes = [ctypes.c_uint64]
+        names.rigel_bypass_begin.restype = ctypes.c_int
         for function in (
+            names.rigel_bypass_end,
             names.rigel_client_leave,
             names.rigel_report_request,
             names.rigel_request_begin,
@@ -84,7 +86,7 @@ class _Around(contextlib.ContextDecorator):
 
         return around  # type: ignore[return-value]
 
-    def __enter__(self) -> _Around:
+    def __enter__(self) -> Any:
         raise NotImplementedError
 
     def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
@@ -171,6 +173,33 @@ class request(_Around):
             _rigel.rigel_request_end()
 
 
+class bypass(_Around):
+    """What this process asks of the GPU inside the ``with`` block goes to the driver as if Rigel were not there.
+
+    To measure what Rigel costs within one process::
+
+        for item in requests:
+            with rigel.bypass() if random.random() < 0.5 else contextlib.nullcontext():
+                model(item).cpu()
+
+    It holds for all threads of the process, until the last block is left. Meanwhile nothing is counted and no request reported, what the
+    cuBLAS guard would have repaired fails, and no other client makes way. Memory is accounted and limited as ever. A process with a
+    best-effort client, or under a policy that holds high clients back, or that is being recorded, may not: it goes on through Rigel,
+    with a warning. ``with rigel.bypass() as past:`` says whether it was let (also False without Rigel, or before CUDA is initialised).
+    """
+
+    def __enter__(self) -> bool:
+        result = _rigel.rigel_bypass_begin() if _rigel is not None else -errno.ENODEV
+        if result not in (0, -errno.ENODEV):
+            warnings.warn(f"rigel: cannot bypass Rigel: {_why_no_bypass(result)}", RuntimeWarning, stacklevel=2)
+        _bypasses().append(result == 0)
+        return result == 0
+
+    def __exit__(self, kind: Any, value: Any, trace: Any) -> None:
+        if _bypasses().pop() and _rigel is not None:
+            _rigel.rigel_bypass_end()
+
+
 def report_request(seconds: float) -> None:
     """One request of the thread's client has ended after so many seconds, as the program itself measures it."""
     if _rigel is not None and seconds >= 0:
@@ -187,6 +216,20 @@ def _entered() -> list[contextlib.ExitStack | None]:
     if not hasattr(_here, "entered"):
         _here.entered = []
     return _here.entered
+
+
+def _bypasses() -> list[bool]:
+    """For each block around, innermost last, whether it was let."""
+    if not hasattr(_here, "bypasses"):
+        _here.bypasses = []
+    return _here.bypasses
+
+
+def _why_no_bypass(result: int) -> str:
+    return {
+        -errno.EPERM: "the process has a best-effort client, or the policy holds high clients back",
+        -errno.EBUSY: "the process is being recorded",
+    }.get(result, os.strerror(-result))
 
 
 def _reason(result: int) -> str:
