@@ -7,8 +7,8 @@
  *
  * Calls go through unchanged, in the caller's thread. What NCCL launches comes through hooks.c like any other kernel. Communication is never
  * held at the gate (gate.c): kernels are known for it by their names, and, since drivers before CUDA 12.3 do not tell these, by being
- * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all; where its work goes past Rigel for now
- * it is counted, or this rank would seem to be behind the others from then on.
+ * launched inside a call of NCCL's. Where this process is no client, nothing else happens at all. Where its work goes past Rigel for
+ * now they are counted, or this rank would seem to be behind the others from then on.
  */
 #include "collective.h"
 

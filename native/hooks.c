@@ -145,7 +145,8 @@ static inline bool rg_is_pointer(int memory_type)
 
 /*
  * One function of the driver's, made up to three times: launches of a process that is one high client, or one best-effort one, which is
- * known then and leaves little of it, and all else (SYMBOL_as with what is so now). That is 8 ns of 19 (bun run bench:hotpath).
+ * known then and leaves little of it, and all else (SYMBOL_as with what is so now). That is 8 ns of 19 (bun run bench:hotpath). Launches of
+ * a process that is no client, or whose work goes past Rigel, leave at once: who measures by rigel_bypass_begin does not see what is left.
  */
 #define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     static RG_INLINE CUresult symbol##_as(uint32_t mode, bool several_, RG_LIST params) \
@@ -224,6 +225,8 @@ static inline bool rg_is_pointer(int memory_type)
             return symbol##_as(RG_MODE_HIGH, false, RG_LIST args); \
         if (RG_LIKELY(mode == RG_MODE_BEST_EFFORT)) \
             return symbol##_as(RG_MODE_BEST_EFFORT, false, RG_LIST args); \
+        if (RG_##KIND == RG_LAUNCH && !is_client()) \
+            return RG_CALL(symbol, args); \
         return symbol##_else args; \
     }
 #define RG_SPECIAL(symbol, params, args)

@@ -338,7 +338,7 @@ static bool bypass_on(void)
     return true;
 }
 
-/* Through Rigel again. Of what was recorded, and set on handles, before, the program may have made use meanwhile: it tells nothing any more. */
+/* Through Rigel again. Of events recorded, and streams set on handles, before the program may have made use meanwhile: they tell nothing. */
 static void bypass_off(void)
 {
     uint32_t on = RG_BYPASS_ON;

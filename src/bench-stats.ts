@@ -424,8 +424,8 @@ export interface Within {
 const DRAWS = 1000;
 
 /**
- * `samples` are those of each copy, as soloTurns has them fall due, but for those in `past`, which copies under Rigel sent past it; what falls
- * due before `settle_s` is not counted.
+ * `samples` are those of each copy, as soloTurns has them fall due, but for those in `past`, which copies under Rigel sent past it; what
+ * falls due before `settle_s` is not counted.
  */
 export function soloOf(
   program: string,
