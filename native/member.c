@@ -17,6 +17,10 @@
  * wait ends. So it does not wait at all. What launches holding it is rare: PyTorch's bindings, CuPy, JAX and Triton
  * let it go around their launches.
  *
+ * A process whose clients are all high ones may send its work past Rigel for a while (rigel_bypass_begin). Its mode, the word that every
+ * hook reads first, is bare then, as if it were no client; those of its clients stay. What has to be known afterwards asks rg_is_client
+ * instead: what is allocated, made, set and destroyed, captures, the agent.
+ *
  * Must never: make a CUDA call (but for priorities, through track.c), or lock, allocate or make a system call in rg_member_of.
  */
 #include "guard.h"
