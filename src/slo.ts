@@ -43,7 +43,7 @@ const suspended = (defer: number, slice_us: number): Rung => ({
   corun: 0,
 });
 const sliced = (slice_us: number): Rung => ({ suspend: false, defer: 0, slice_us, inflight: 8, corun: 0 });
-const gated = (inflight: number): Rung => ({ ...suspended(0, 50), inflight });
+const gated = (inflight: number, defer = 0): Rung => ({ ...suspended(defer, 50), inflight });
 
 /**
  * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
@@ -60,22 +60,25 @@ const PREEMPT_RUNGS: readonly Rung[] = [
   suspended(0.41, 300),
   suspended(0.32, 1000),
   suspended(0.41, 1000),
-  suspended(0.49, 1000),
-  suspended(0.32, 2000),
-  suspended(0.49, 2000),
+  suspended(0.2, 4000),
+  suspended(0.28, 4000),
+  suspended(0.38, 4000),
+  suspended(0.48, 4000),
+  suspended(0.58, 4000),
   sliced(200),
   sliced(500),
   sliced(2000),
 ];
 
 /**
- * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start, what
- * runs beside it all of it: the first is caught up with by requests that leave the GPU idle, the second only where they do so
- * for most of the time.
+ * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start; what
+ * may still be launched while it begins delays it for longer, and all that runs beside it all of it. Requests that leave the GPU idle
+ * for part of their time catch up with the first two.
  */
 const GATE_RUNGS: readonly Rung[] = [
-  ...[2, 4, 6, 8, 11, 16, 22, 32, 45, 64].map(gated),
-  ...[1, 4, 16].map((corun): Rung => ({ ...gated(16), corun })),
+  ...[2, 4, 6, 8, 11, 16].map((inflight) => gated(inflight)),
+  ...[0.15, 0.3, 0.45, 0.6, 0.8].map((defer) => gated(16, defer)),
+  ...[1, 4, 16].map((corun): Rung => ({ ...gated(16, 0.8), corun })),
 ];
 /** The rung to begin on: what is stricter is for requests that miss the target there. */
 const FIRST_GATE_RUNG = 1;
