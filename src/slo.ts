@@ -79,6 +79,7 @@ const GATE_RUNGS: readonly Rung[] = [
   ...[2, 4, 6, 8, 11, 16].map((inflight) => gated(inflight)),
   ...[0.15, 0.3, 0.45, 0.6, 0.8].map((defer) => gated(16, defer)),
   ...[1, 4, 16].map((corun): Rung => ({ ...gated(16, 0.8), corun })),
+  { ...gated(32, 0.8), corun: 32 },
 ];
 /** The rung to begin on: what is stricter is for requests that miss the target there. */
 const FIRST_GATE_RUNG = 1;
