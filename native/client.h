@@ -47,14 +47,6 @@
 #define RG_LIKELY(x) __builtin_expect(!!(x), 1)
 #define RG_UNLIKELY(x) __builtin_expect(!!(x), 0)
 
-/* Asks for a cache line, to read it or to write to it, and waits for nothing. Any address will do. */
-#define RG_AHEAD(address) __builtin_prefetch((const void *)(address), 0)
-#if defined(__x86_64__) /* which gcc has no instruction for unless told that the processor is newer than 2014; others ignore it */
-#define RG_AHEAD_TO_WRITE(address) __asm__ volatile("prefetchw (%0)" : : "r"(address))
-#else
-#define RG_AHEAD_TO_WRITE(address) __builtin_prefetch((const void *)(address), 1)
-#endif
-
 /* ---- interpose.c: the real driver ---- */
 
 enum rg_hook {
@@ -942,10 +934,8 @@ static RG_INLINE void rg_launch_ahead(uint32_t mode, enum rg_kind kind, uintptr_
     RG_AHEAD_TO_WRITE(&rg.slot->launches); /* `records` is in the same line */
     RG_AHEAD(&rg.segment->settings);
     RG_AHEAD_TO_WRITE(RG_PROCESS);
-    RG_AHEAD(rg_name_place(units));
+    RG_AHEAD(rg_name_entry_of(units));
     RG_AHEAD(real);
-    uint64_t n = atomic_load_explicit(&rg.slot->records, memory_order_relaxed);
-    RG_AHEAD_TO_WRITE(&rg_rec.trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS]);
     if (mode & RG_MODE_BEST_EFFORT) {
         RG_AHEAD_TO_WRITE(&rg_durations[(rg_duration_key(units, dims) >> 52) % RG_DURATIONS]);
         RG_AHEAD(&rg.segment->devices[0].high_busy);

@@ -22,6 +22,13 @@
 #define RG_INLINE inline __attribute__((always_inline))
 /* Seldom called: what leads there stays out of the code that launches run through. */
 #define RG_COLD __attribute__((cold, noinline))
+/* Asks for a cache line, to read it or to write to it, and waits for nothing. Any address will do. */
+#define RG_AHEAD(address) __builtin_prefetch((const void *)(address), 0)
+#if defined(__x86_64__) /* which gcc has no instruction for unless told that the processor is newer than 2014; others ignore it */
+#define RG_AHEAD_TO_WRITE(address) __asm__ volatile("prefetchw (%0)" : : "r"(address))
+#else
+#define RG_AHEAD_TO_WRITE(address) __builtin_prefetch((const void *)(address), 1)
+#endif
 
 enum rg_policy {
     RG_POLICY_NONE = 0,

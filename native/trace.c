@@ -21,7 +21,7 @@
 
 rg_recorder rg_rec;
 _Thread_local rg_this_thread rg_this;
-_Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
+rg_name_entry rg_name_cache[RG_NAME_CACHE];
 
 static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
@@ -220,13 +220,14 @@ uint32_t rg_name_late(bool graph, uintptr_t handle)
         const char *text = rg_function_name((CUfunction)handle);
         name = text && *text ? rg_name_enter(text) : 0;
     }
-    atomic_store_explicit(rg_name_place(handle), rg_name_key(handle) << 16 | name, memory_order_relaxed);
+    atomic_store_explicit(&rg_name_entry_of(handle)->word, rg_name_key(handle) << 16 | name, memory_order_relaxed);
     return name;
 }
 
 void rg_name_forget(uintptr_t handle)
 {
-    uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
+    rg_name_entry *entry = rg_name_entry_of(handle);
+    uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
     if (word >> 16 == rg_name_key(handle))
-        atomic_compare_exchange_strong(rg_name_place(handle), &word, 0);
+        atomic_compare_exchange_strong(&entry->word, &word, 0);
 }

@@ -115,6 +115,7 @@ typedef struct {
     rg_thread *row;      /* NULL before its first operation. Where the table is full, a row that nobody reads. */
     rg_own_calls *calls; /* NULL as `row` is */
     bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
+    uint32_t name, next; /* places in rg_name_cache: of what it launched last, and of what is expected to follow */
 } rg_this_thread;
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
 
@@ -163,15 +164,22 @@ static inline uint64_t rg_tick(void)
 }
 
 /*
- * rg_name_of: 1 + index in the segment's names of a kernel or graph, 0 if it has none. A probe of a cache, each place of which is one
- * word: handle << 16 | name. A handle that the driver gives out again for another kernel keeps the old name, unless the
+ * rg_name_of: 1 + index in the segment's names of a kernel or graph, 0 if it has none. A probe of a cache, in which a word is
+ * handle << 16 | name. A handle that the driver gives out again for another kernel keeps the old name, unless the
  * cache has forgotten it; rg_name_forget makes it forget.
+ *
+ * A program that serves requests launches the same kernels in the same order each time, each once in milliseconds: its place in the cache
+ * is in no near cache by then. So a place remembers what came after it, and that is asked for one launch ahead.
  */
 enum { RG_NAME_CACHE = 4096 };
-extern _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
+typedef struct {
+    _Alignas(16) _Atomic uint64_t word;
+    _Atomic uint32_t next; /* place of what a thread launched after it, as seen last */
+} rg_name_entry;
+extern rg_name_entry rg_name_cache[RG_NAME_CACHE];
 RG_COLD uint32_t rg_name_late(bool graph, uintptr_t handle);
 void rg_name_forget(uintptr_t handle);
-static inline _Atomic uint64_t *rg_name_place(uintptr_t handle)
+static inline rg_name_entry *rg_name_entry_of(uintptr_t handle)
 {
     return &rg_name_cache[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 52];
 }
@@ -182,7 +190,14 @@ static inline uint64_t rg_name_key(uintptr_t handle)
 }
 static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
-    uint64_t word = atomic_load_explicit(rg_name_place(handle), memory_order_relaxed);
+    rg_name_entry *entry = rg_name_entry_of(handle);
+    uint32_t place = (uint32_t)(entry - rg_name_cache);
+    if (__builtin_expect(place != rg_this.next, 0))
+        atomic_store_explicit(&rg_name_cache[rg_this.name].next, place, memory_order_relaxed);
+    rg_this.name = place;
+    rg_this.next = atomic_load_explicit(&entry->next, memory_order_relaxed);
+    RG_AHEAD(&rg_name_cache[rg_this.next]);
+    uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
     return __builtin_expect(word >> 16 == rg_name_key(handle), 1) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
 }
 
@@ -202,6 +217,8 @@ static RG_INLINE void rg_record(uint32_t operation, enum rg_trace_kind kind, uin
     atomic_store_explicit(&word[1], lap | what, memory_order_relaxed);
     atomic_store_explicit(&word[2], lap | (argument & RG_RECORD_MASK), memory_order_relaxed);
     atomic_store_explicit(&word[3], lap | (ticks & RG_RECORD_MASK), memory_order_relaxed);
+    /* The ring is so long that the place of the next one is in no near cache: by the time that it is written, it will be. */
+    RG_AHEAD_TO_WRITE(&trace->records[(n + 1) % RG_TRACE_RECORDS * RG_RECORD_WORDS]);
 }
 
 /* An operation under way. */

@@ -8,8 +8,9 @@
  *
  * With --cold each call is timed by itself and finds the processor's caches disturbed, as it does in a program that does something
  * between two launches (native/bench/cold.h). The two clock readings are in every figure: what Rigel adds is the difference to bare.
- * Measured too: a launch on the NULL stream (`null_`), as PyTorch's are; and behind a launch, a wait for the stream (`sync_`) and an
- * event recorded on it (`event_`).
+ * Measured too: a launch on the NULL stream (`null_`), as PyTorch's are; behind a launch, a wait for the stream (`sync_`) and an
+ * event recorded on it (`event_`); and a launch among those of a request (`request_`), which finds the near caches disturbed, and all of
+ * them only what the request has not used yet.
  */
 
 import { join, resolve } from "node:path";
@@ -23,7 +24,7 @@ const program = new Command("bench:hotpath")
   .option("--json", "print as JSON")
   .description("what Rigel adds to one launch, in nanoseconds")
   .option("--cold", "each call finds the caches disturbed, as between two launches of a real program")
-  .option("--calls <count>", "with --cold: calls a round", whole(1, 1_000_000), 400)
+  .option("--calls <count>", "with --cold: calls a round; and a tenth as many requests", whole(1, 1_000_000), 400)
   .option("--rounds <count>", "rounds (default: 21; with --cold 5)", whole(1, 10_000))
   .addHelpText(
     "after",
@@ -71,6 +72,14 @@ try {
     ways[`${call}_bare_ns`] = [[...launch, call], {}];
     ways[`${call}_high_recording_ns`] = [[...launch, call], { ...high, RIGEL_SEGMENT: recording.path }];
     ways[`${call}_best_effort_recording_ns`] = [[...launch, call], { ...bestEffort, RIGEL_SEGMENT: recording.path }];
+  }
+  if (cold) {
+    const request = ["bench-hotpath", "cold", `${Math.ceil(calls / 10)}`, "request"];
+    ways["request_bare_ns"] = [request, {}];
+    ways["request_bypassed_ns"] = [request, { ...high, BENCH_BYPASS: "1" }];
+    ways["request_high_ns"] = [request, high];
+    ways["request_high_recording_ns"] = [request, { ...high, RIGEL_SEGMENT: recording.path }];
+    ways["request_best_effort_recording_ns"] = [request, { ...bestEffort, RIGEL_SEGMENT: recording.path }];
   }
   const taken: Record<string, number[]> = {};
   for (let round = 0; round < rounds; round++)

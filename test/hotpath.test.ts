@@ -94,6 +94,8 @@ test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds th
     null_high_recording_ns: ns,
     sync_high_recording_ns: ns,
     event_high_recording_ns: ns,
+    request_bare_ns: ns,
+    request_high_recording_ns: ns,
   }).parse(JSON.parse(stdout));
   expect(status).toBe(0);
 });

@@ -17,13 +17,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { COLD_LINE = 64, COLD_PAGE = 4096, COLD_PAGES = 6144, COLD_CODE_LINES = 12288, COLD_BRANCHES = 8192 };
+enum { COLD_LINE = 64, COLD_PAGE = 4096, COLD_PAGES = 6144, COLD_CODE_LINES = 12288, COLD_PASS_LINES = 5120, COLD_BRANCHES = 8192 };
 
 static struct {
     char *lines, *pages;
     uint32_t *line_order, line_count;
     uint16_t page_offset[COLD_PAGES];
-    void (*code)(void);
+    void (*code)(void), (*pass)(void);
     uint8_t chance[COLD_BRANCHES];
     uint64_t random;
     volatile uint64_t sink;
@@ -55,16 +55,16 @@ static uint32_t *cold_order(uint32_t n)
 }
 
 /* Lines of code in an order of chance, each of which jumps to the next; the last one returns. */
-static void (*cold_code(void))(void)
+static void (*cold_code(uint32_t lines))(void)
 {
-    size_t bytes = (size_t)COLD_CODE_LINES * COLD_LINE;
-    uint32_t *order = cold_order(COLD_CODE_LINES);
+    size_t bytes = (size_t)lines * COLD_LINE;
+    uint32_t *order = cold_order(lines);
     char *code = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!order || code == MAP_FAILED)
         return NULL;
-    for (uint32_t i = 0; i < COLD_CODE_LINES; i++) {
+    for (uint32_t i = 0; i < lines; i++) {
         char *from = code + (size_t)order[i] * COLD_LINE;
-        bool last = i + 1 == COLD_CODE_LINES;
+        bool last = i + 1 == lines;
         int32_t by = last ? 0 : ((int32_t)order[i + 1] - (int32_t)order[i]) * COLD_LINE;
 #if defined(__x86_64__)
         int32_t relative = by - 5;
@@ -92,10 +92,11 @@ static bool cold_begin(void)
     cold.line_count = (uint32_t)(bytes / COLD_LINE);
     cold.lines = malloc(bytes);
     cold.line_order = cold_order(cold.line_count);
-    cold.code = cold_code();
+    cold.code = cold_code(COLD_CODE_LINES);
+    cold.pass = cold_code(COLD_PASS_LINES);
     /* Only read: all of it is one page of zeros, which takes as many entries of the TLB, and no room in the caches. */
     cold.pages = mmap(NULL, pages, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (!cold.lines || !cold.line_order || !cold.code || cold.pages == MAP_FAILED) {
+    if (!cold.lines || !cold.line_order || !cold.code || !cold.pass || cold.pages == MAP_FAILED) {
         fprintf(stderr, "bench: no memory to disturb the caches with\n");
         return false;
     }
@@ -126,6 +127,61 @@ static int cold_compare(const void *a, const void *b)
 {
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
+}
+
+/*
+ * What the ten or twenty microseconds between two launches do: a third of a megabyte of code and as much data, most of it the same each time,
+ * and some hundred pages. The first level caches, TLB and branch predictors hold something else then, the second level some of what was there.
+ */
+static inline void cold_pass(void)
+{
+    enum { LINES = 4096, OTHERS = 2048, PAGES = 192, BRANCHES = 1024 };
+    static uint32_t turn;
+    uint64_t sum = 0;
+    cold.pass();
+    for (uint32_t i = 0; i < LINES; i++)
+        sum += (uint64_t)cold.lines[(size_t)i * COLD_LINE];
+    for (uint32_t i = 0; i < OTHERS; i++)
+        sum += (uint64_t)cold.lines[(size_t)cold.line_order[(turn * OTHERS + i) % cold.line_count] * COLD_LINE];
+    for (uint32_t i = 0; i < PAGES; i++) {
+        uint32_t page = (turn * PAGES + i) % COLD_PAGES;
+        sum += (uint64_t)cold.pages[(size_t)page * COLD_PAGE + cold.page_offset[page]];
+    }
+    for (uint32_t i = 0; i < BRANCHES; i++)
+        if (cold_random() & 1)
+            cold.sink++;
+    turn++;
+    cold.sink += sum;
+}
+
+/*
+ * Mean time of a call in a request of so many, the median over the requests, as one number on standard output: all caches are disturbed
+ * before each request, and between two calls those of the first level. After a call comes an atomic operation, as in most programs:
+ * what is still on its way from the caches is waited for.
+ */
+static inline int cold_report_requests(int requests, int calls, void (*call)(int))
+{
+    uint64_t *took = malloc((size_t)requests * sizeof *took);
+    if (!took || !cold_begin())
+        return 1;
+    for (int i = -requests / 8 - 1; i < requests; i++) {
+        uint64_t ns = 0;
+        cold_disturb();
+        for (int k = 0; k < calls; k++) {
+            cold_pass();
+            cold_now_ns();
+            uint64_t start = cold_now_ns();
+            call(k);
+            __atomic_fetch_add(&cold.random, 0, __ATOMIC_SEQ_CST);
+            ns += cold_now_ns() - start;
+        }
+        if (i >= 0)
+            took[i] = ns;
+    }
+    qsort(took, (size_t)requests, sizeof *took, cold_compare);
+    printf("%.2f\n", (double)took[requests / 2] / calls);
+    free(took);
+    return 0;
 }
 
 /* Median time of a call, as one number on standard output. `before` is not timed, and comes before the caches are disturbed. */

@@ -1,12 +1,13 @@
 /*
- * hotpath.c: bench-hotpath [ROUNDS | cold CALLS [launch | null | sync | event]]: nanoseconds a launch, as one number on standard output.
+ * hotpath.c: bench-hotpath [ROUNDS | cold CALLS [launch | null | sync | event | request]]: nanoseconds a launch, as one number on standard output.
  *
  * Looks cuLaunchKernel up as libcudart does (dlsym on libcuda.so.1), launches on one stream in a loop, and prints the
  * time of the fastest of its rounds divided by the launches in it. Which libcuda.so.1 and whether Rigel stands in front of it
  * is decided by who starts it: src/bench-hotpath.ts, in several ways in turn.
  * BENCH_BYPASS=1: past Rigel (rigel_bypass_begin).
  * `cold`: the median of so many calls of which each finds the caches disturbed (cold.h): of a launch, of one on the NULL stream, of a
- * synchronisation of the stream after a launch, or of an event recorded after one.
+ * synchronisation of the stream after a launch, or of an event recorded after one. `request`: of so many requests of 234 launches of as
+ * many kernels, as ResNet-50's are, of which each request finds all caches disturbed, and each launch those of the first level.
  */
 #include "cuda_abi.h"
 
@@ -20,17 +21,22 @@
 
 #include "cold.h"
 
-enum { ROUNDS = 40, LAUNCHES = 20000, COLD_CALLS = 1000 };
+enum { ROUNDS = 40, LAUNCHES = 20000, COLD_CALLS = 1000, KERNELS = 234, KERNEL_BYTES = 848 };
 
 static CUresult (*init)(unsigned);
 static CUresult (*launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
 static CUresult (*synchronize)(CUstream);
 static CUresult (*record)(CUevent, CUstream);
-static char function[64], stream[64], event[64];
+static char function[64], stream[64], event[64], kernels[KERNELS][KERNEL_BYTES];
 
 static void one_launch(void)
 {
     launch((CUfunction)function, 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);
+}
+
+static void one_of_many(int kernel)
+{
+    launch((CUfunction)kernels[kernel], 1, 1, 1, 32, 1, 1, 0, (CUstream)stream, NULL, NULL);
 }
 
 static void one_null_launch(void)
@@ -75,6 +81,8 @@ int main(int argc, char **argv)
     if (is_cold) {
         int calls = argc > 2 ? atoi(argv[2]) : COLD_CALLS;
         const char *what = argc > 3 ? argv[3] : "launch";
+        if (strcmp(what, "request") == 0)
+            return cold_report_requests(calls, KERNELS, one_of_many);
         if (strcmp(what, "null") == 0)
             return cold_report(calls, NULL, one_null_launch);
         if (strcmp(what, "sync") == 0)

@@ -266,6 +266,29 @@ static void names_are_entered_once_and_cut_to_fit(void)
     CHECK_EQUAL(entered + refused, 2 + 2 * RG_MAX_NAMES);
 }
 
+static void a_kernel_is_remembered_to_follow_another(void)
+{
+    enum { KERNELS = 3 };
+    const uintptr_t handles[KERNELS] = {0x7f0000001000, 0x7f0000002000, 0x7f0000003000};
+    rg_name_entry *entries[KERNELS];
+    for (int i = 0; i < KERNELS; i++) {
+        entries[i] = rg_name_entry_of(handles[i]);
+        atomic_store(&entries[i]->word, rg_name_key(handles[i]) << 16 | (uint64_t)(i + 1));
+        CHECK(i == 0 || entries[i] != entries[i - 1]);
+    }
+    for (int i = 0; i < 3 * KERNELS; i++)
+        CHECK(rg_name_of(false, handles[i % KERNELS]) == (uint32_t)(i % KERNELS + 1));
+    for (int i = 0; i < KERNELS; i++)
+        CHECK(&rg_name_cache[atomic_load(&entries[i]->next)] == entries[(i + 1) % KERNELS]);
+    CHECK(&rg_name_cache[rg_this.next] == entries[0]);
+    /* In another order, too. */
+    CHECK(rg_name_of(false, handles[1]) == 2);
+    CHECK(&rg_name_cache[atomic_load(&entries[2]->next)] == entries[1]);
+    CHECK(&rg_name_cache[rg_this.next] == entries[2]);
+    rg_name_forget(handles[1]);
+    CHECK(atomic_load(&entries[1]->word) == 0);
+}
+
 /* A slot's next process begins with nothing of the one before. */
 static void a_slot_that_is_taken_again_is_empty(void)
 {
@@ -293,6 +316,7 @@ int main(void)
     RUN(threads_that_find_no_room_are_counted);
     RUN(what_a_killed_process_was_in_stays);
     RUN(names_are_entered_once_and_cut_to_fit);
+    RUN(a_kernel_is_remembered_to_follow_another);
     RUN(a_slot_that_is_taken_again_is_empty);
     return failures != 0;
 }
