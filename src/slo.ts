@@ -50,8 +50,8 @@ const gated = (inflight: number, defer = 0): Rung => ({ ...suspended(defer, 50),
  * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
  * suspension, those that keep it busy with slices (measured: docs/measurements.md). Until it is suspended, a long slice lets
  * best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
- * (ResNet-50 beside its training, `rigel simulate --duration 60` in slices, policy `priority` with `defer_us` 1200: share 0.865 with
- * `slice_us` 1000, 0.852 with 300).
+ * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
+ * 500 and `slice_us` 4000, 0.860 with 1000 and 1000).
  */
 const PREEMPT_RUNGS: readonly Rung[] = [
   suspended(0, 50),

@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { make } from "../src/native.ts";
 import { Scratch, root } from "./rigel.ts";
-import { type Program, Stage, bareEnd, compare, compile, repeats } from "./exits.ts";
+import { type Program, Stage, bareEnd, compare, compile, isMoreOften, repeats } from "./exits.ts";
 
 const scratch = new Scratch();
 afterAll(() => scratch[Symbol.dispose]());
@@ -36,6 +36,16 @@ describe.concurrent.each([
     },
     LIMIT_ms,
   );
+});
+
+test("crashes that the bare program has too are told from more of them", () => {
+  expect(isMoreOften(0, 30, 0, 1)).toBe(false);
+  expect(isMoreOften(30, 30, 1, 1)).toBe(false);
+  expect(isMoreOften(2, 30, 3, 121)).toBe(false);
+  // Of six among 151 all, or at least five, are among the 30 with a chance of 0.00004, and 0.0012.
+  expect(isMoreOften(6, 30, 0, 121)).toBe(true);
+  expect(isMoreOften(5, 30, 1, 121)).toBe(false);
+  expect(isMoreOften(15, 30, 2, 121)).toBe(true);
 });
 
 describe("what the ways above are there for", () => {

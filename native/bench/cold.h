@@ -130,8 +130,8 @@ static int cold_compare(const void *a, const void *b)
 }
 
 /*
- * What the ten or twenty microseconds between two launches do: 320 KiB of code and 384 KiB of data, two thirds of it the same each time, and two
- * hundred pages. The first level caches, TLB and branch predictors hold something else then, the second level some of what was there.
+ * What the ten or twenty microseconds between two launches do: 320 KiB of code and 384 KiB of data, two thirds of it the same each time,
+ * and two hundred pages. The first level caches, TLB and branch predictors hold something else then, the second level some of what was there.
  */
 static inline void cold_pass(void)
 {
