@@ -154,7 +154,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, graph_launches, 1)  /* [client] */ \
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
-    F(u64, records, 1)         /* [client] records that its process ever made in `traces` */ \
+    F(u64, records, 1)         /* [client] places for records that its process ever took in `traces`: a few more than it made */ \
     F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \

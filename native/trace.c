@@ -134,6 +134,7 @@ void rg_trace_attach(rg_segment *seg, int slot)
     for (int i = 0; i <= RG_MAX_THREADS; i++)
         atomic_store(&own_calls[i].client, (uint32_t)slot);
     rg_rec.processor = atomic_load(&seg->header.tick_source) == RG_TICKS_PROCESSOR;
+    rg_this.left = rg_this.block = 0;
     row_key_made = pthread_key_create(&row_key, leave) == 0;
     atomic_store(&seg->clients[slot].rank, number_in("RANK", 1));
     atomic_store(&seg->clients[slot].ranks, number_in("WORLD_SIZE", 0));
@@ -185,6 +186,21 @@ void rg_thread_context(uint64_t context)
         return;
     atomic_store_explicit(&row->context, context, memory_order_relaxed);
     atomic_store_explicit(&row->track, 0, memory_order_relaxed); /* whether it goes on with its stream there is looked at */
+}
+
+/* ---- records ---- */
+
+uint64_t rg_record_take(void)
+{
+    bool behind = rg_this.left; /* it records so seldom that others come round */
+    uint32_t block = behind || !rg_this.block ? 1 : rg_this.block * 2u;
+    block = block < RG_RECORD_BLOCK ? block : RG_RECORD_BLOCK;
+    uint64_t n = atomic_fetch_add_explicit(rg_rec.records, block, memory_order_relaxed);
+    uint64_t of_lap = RG_TRACE_RECORDS - n % RG_TRACE_RECORDS; /* those of the next one are left out */
+    rg_this.block = (uint16_t)block;
+    rg_this.left = (uint16_t)(block < of_lap ? block : of_lap);
+    rg_this.lap = (uint16_t)(1 + n / RG_TRACE_RECORDS % RG_RECORD_LAPS);
+    return n;
 }
 
 /* ---- names ---- */

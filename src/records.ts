@@ -55,7 +55,19 @@ export interface Operation {
 const SUSPENDED = "suspended";
 const WORD_BITS = 52n;
 const WORD = (1n << WORD_BITS) - 1n;
+/** RG_RECORD_LAPS. */
+const LAPS = 4095n;
 const LAUNCH_WEIGHT = 1024;
+
+/**
+ * Whether a record of this lap is what was last recorded at this place of a ring of `size`, of which so many places have been taken in
+ * all. Where a thread has taken the place and not come to it, it is one of the lap before; where somebody has come there since `taken`
+ * was read, of the next. Pure.
+ */
+export function isLatest(lap: bigint, place: number, size: number, taken: number): boolean {
+  const due = taken > place ? (BigInt(Math.floor((taken - 1 - place) / size)) % LAPS) + 1n : 0n;
+  return lap === due || lap === (due % LAPS) + 1n;
+}
 
 /** The last operations of one process, in the order in which they began; `after_ns` leaves out what ended before. */
 export function recordsOf(
@@ -64,6 +76,7 @@ export function recordsOf(
   { now, at_ns }: Clock = clockOf(segment),
   after_ns = 0,
 ): Operation[] {
+  const taken = recordsMade(segment, slot);
   const words = segment.table("traces").words(slot.index, "records");
   const names = segment.table("names");
   const { operations, kinds } = segment.vocabulary;
@@ -85,6 +98,7 @@ export function recordsOf(
     const lap = time >> WORD_BITS;
     if (lap === 0n || what >> WORD_BITS !== lap || argument >> WORD_BITS !== lap || ticks >> WORD_BITS !== lap)
       continue;
+    if (!isLatest(lap, first / 4, words.length / 4, taken)) continue;
     const marks = Number(what & WORD);
     const at = (shift: number, bits: number): number => Math.floor(marks / 2 ** shift) % 2 ** bits;
     const kind = KINDS.find((name) => name === kinds[at(10, 6)]);
@@ -189,7 +203,7 @@ export function ranOf(operations: readonly Operation[], threads: readonly Thread
   return (now_ns - begin_ns) * Math.max(0, 1 - off.reduce((sum, one) => sum + one, 0) / seen_ns);
 }
 
-/** Records that one process ever made: more than are kept, mostly. */
+/** Records that one process ever made, and places that its threads have taken for more: more than are kept, mostly. */
 export function recordsMade(segment: Segment, slot: Slot): number {
   return Number(segment.table("clients").long(slot.index, "records"));
 }

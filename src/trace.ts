@@ -23,7 +23,7 @@ export interface TraceOptions {
   last_s?: number | undefined;
 }
 
-/** What a trace holds: events of each process, and how many records it ever made; a ring keeps the last 4096 of them. */
+/** What a trace holds: events of each process, and how many records it ever made, or a few more; a ring keeps the last 4096 of them. */
 interface TraceSummary {
   schema: 1;
   path: string;

@@ -7,6 +7,7 @@ import { existsSync, mkdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
+import { isLatest } from "../src/records.ts";
 import { Scratch, TINY_PROFILE, reportOf, rigel, root } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
@@ -223,6 +224,19 @@ test("what a trace shows is what was counted", async () => {
   }
   expect(summary.events).toBe(events.length);
   expect(summary.clients.map(({ name }) => name).toSorted()).toEqual(["serve", "train"]);
+});
+
+test("what was recorded a lap ago in a place that is taken again is left out", () => {
+  // A ring of 8, of which 11 places have been taken: of places 0 to 2 the second lap is due, of the others the first.
+  expect([0, 1, 2, 3, 7].filter((place) => isLatest(1n, place, 8, 11))).toEqual([3, 7]);
+  // Or what has been recorded since those were counted.
+  expect([0, 1, 2, 3, 7].filter((place) => isLatest(2n, place, 8, 11))).toEqual([0, 1, 2, 3, 7]);
+  expect([0, 1, 2, 3, 7].filter((place) => isLatest(3n, place, 8, 11))).toEqual([0, 1, 2]);
+  expect(isLatest(1n, 0, 8, 0)).toBe(true);
+  expect(isLatest(2n, 0, 8, 0)).toBe(false);
+  // The number of a lap goes from 4095 to 1.
+  expect([4094n, 4095n, 1n, 2n].filter((lap) => isLatest(lap, 0, 8, 8 * 4094 + 1))).toEqual([4095n, 1n]);
+  expect([4094n, 4095n, 1n, 2n].filter((lap) => isLatest(lap, 0, 8, 8 * 4095 + 1))).toEqual([1n, 2n]);
 });
 
 test("what the gate counts as in flight is there while it counts, and not after", async () => {

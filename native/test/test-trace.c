@@ -83,7 +83,10 @@ static void a_torn_record_is_told_from_a_whole_one(void)
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     CHECK(whole > 0);
-    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), THREADS * EACH);
+    /* Of its last block a thread may have used one place; of each lap's last one, what went over the end is left out. */
+    uint64_t taken = atomic_load(&seg->clients[SLOT].records);
+    CHECK(taken >= THREADS * EACH);
+    CHECK(taken < THREADS * (EACH + RG_RECORD_BLOCK) + (taken / RG_TRACE_RECORDS + 1) * RG_RECORD_BLOCK * 2);
     int kept = 0;
     for (int i = 0; i < RG_TRACE_RECORDS; i++)
         kept += read_record(i, word);
@@ -106,6 +109,62 @@ static void a_record_half_written_is_left_out(void)
             atomic_store(&seg->traces[SLOT].records[missing * RG_RECORD_WORDS + w], 0);
         CHECK(!read_record(missing, word));
     }
+}
+
+static uint64_t lap_at(uint64_t place)
+{
+    return atomic_load(&seg->traces[SLOT].records[place % RG_TRACE_RECORDS * RG_RECORD_WORDS]) >> RG_RECORD_BITS;
+}
+
+static void places_are_taken_in_blocks_that_grow(void)
+{
+    begin();
+    uint64_t taken[] = {1, 3, 3, 7, 7, 7, 7, 15};
+    for (int i = 0; i < 8; i++) {
+        rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+        CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), taken[i]);
+        CHECK_EQUAL(lap_at((uint64_t)i), 1);
+        CHECK_EQUAL(lap_at((uint64_t)i + 1), 0); /* not come to */
+    }
+    for (int i = 8; i < 15 + 5 * RG_RECORD_BLOCK; i++)
+        rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 15 + 5 * RG_RECORD_BLOCK);
+}
+
+/* All places of a block are of one lap: none goes over the ring's end, and the rest of it is not used. */
+static void a_block_ends_with_its_lap(void)
+{
+    begin();
+    uint64_t made = 0;
+    while (atomic_load(&seg->clients[SLOT].records) < RG_TRACE_RECORDS + RG_RECORD_BLOCK) {
+        rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+        made++;
+    }
+    /* 1 + 2 + 4 + 8 and blocks of 16 after that: the last one of the first lap begins one place before its end. */
+    CHECK_EQUAL(lap_at(RG_TRACE_RECORDS - 1), 1);
+    CHECK_EQUAL(made, RG_TRACE_RECORDS + 1);
+    CHECK_EQUAL(lap_at(0), 1);
+    CHECK_EQUAL(lap_at(RG_RECORD_BLOCK - 1), 2);
+}
+
+/* Whoever records so seldom that others have come far gives the rest of its places up, and begins with one again. */
+static void places_left_far_behind_are_given_up(void)
+{
+    begin();
+    for (int i = 0; i < 2; i++)
+        rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1); /* and has one place left */
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 3);
+    atomic_store(&seg->clients[SLOT].records, 2 + RG_RECORD_BEHIND);
+    rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+    CHECK_EQUAL(lap_at(2), 1);
+    uint64_t others = 1000 + RG_RECORD_BEHIND;
+    for (int i = 0; i < 2; i++)
+        rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2 + RG_RECORD_BEHIND + 4);
+    atomic_store(&seg->clients[SLOT].records, others);
+    rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
+    CHECK_EQUAL(lap_at(others), 1);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), others + 1);
 }
 
 /* ---- threads ---- */
@@ -131,13 +190,14 @@ static void a_row_says_what_its_thread_is_in(void)
     CHECK_EQUAL(atomic_load(&row->since_tick), outer.tick);
     rg_op_end(&outer, RG_TRACE_sync, true, 0, 0x1234);
     CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuStreamSynchronize);
-    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2);
+    uint64_t word[RG_RECORD_WORDS];
+    CHECK(read_record(1, word) && !read_record(2, word));
     /* Nothing is recorded where that is switched off, and the row is kept all the same. */
     atomic_store(&seg->settings.trace, 0);
     rg_op more = rg_op_begin(RG_OP_cuMemAlloc_v2, true);
     CHECK_EQUAL(atomic_load(&row->doing), RG_OP_cuMemAlloc_v2 | RG_DOING);
     rg_op_end(&more, RG_TRACE_alloc, true, 0, 64);
-    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2);
+    CHECK(!read_record(2, word));
     CHECK_EQUAL(atomic_load(&row->calls), 2);
 }
 
@@ -309,6 +369,9 @@ int main(void)
     int failures = 0;
     RUN(a_torn_record_is_told_from_a_whole_one);
     RUN(a_record_half_written_is_left_out);
+    RUN(places_are_taken_in_blocks_that_grow);
+    RUN(a_block_ends_with_its_lap);
+    RUN(places_left_far_behind_are_given_up);
     RUN(a_row_says_what_its_thread_is_in);
     RUN(a_row_is_freed_with_its_thread);
     RUN(a_thread_that_ends_in_a_child_changes_nothing);
