@@ -885,7 +885,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
                                   bool ok)
 {
     rg_track *t = work.track;
-    if (RG_UNLIKELY(rg_this.held))
+    if (mode != RG_MODE_HIGH && RG_UNLIKELY(rg_this.held))
         rg_gate_called();
     if (RG_UNLIKELY(!t))
         return;

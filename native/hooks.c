@@ -192,6 +192,8 @@ static inline bool rg_is_pointer(int memory_type)
                                      RG_##KIND == RG_COPY ? 0 : RG_SHARED(__VA_ARGS__), #symbol}; \
             rg_record_begin(&what_); \
         } \
+        uint64_t argument_ = RG_##KIND <= RG_GRAPH ? name_ | rg_work_depth(member_, work_) << 16 : units_; \
+        uint64_t noted_ = RG_##KIND == RG_COPYWAIT ? 0 : rg_op_note(&op_, RG_TRACED_##KIND, marks_, argument_); \
         bool copies_ = (RG_##KIND == RG_COPY || RG_##KIND == RG_COPYWAIT) && (mode & RG_MODE_HIGH) && !drains_; \
         uint64_t since_ = copies_ ? rg_now_ns() : 0; \
         CUresult result_ = RG_CALL(symbol, args); \
@@ -199,8 +201,10 @@ static inline bool rg_is_pointer(int memory_type)
             rg_waited(track_, since_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
-        rg_op_end(&op_, RG_TRACED_##KIND, RG_##KIND == RG_COPYWAIT, marks_ | (result_ ? RG_RECORD_FAILED : 0), \
-                  RG_##KIND <= RG_GRAPH ? name_ | rg_work_depth(member_, work_) << 16 : units_); \
+        if (RG_##KIND == RG_COPYWAIT) \
+            rg_op_end(&op_, RG_TRACED_##KIND, true, marks_ | (result_ ? RG_RECORD_FAILED : 0), argument_); \
+        else \
+            rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
             rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
         if (several_) \

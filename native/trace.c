@@ -203,6 +203,17 @@ uint64_t rg_record_take(void)
     return n;
 }
 
+void rg_op_amend(uint64_t n, uint64_t tick, bool failed)
+{
+    if (atomic_load(rg_rec.records) - n > RG_TRACE_RECORDS - RG_RECORD_BEHIND)
+        return; /* others have come round */
+    _Atomic uint64_t *word = &rg_rec.trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
+    uint64_t lap = (1 + n / RG_TRACE_RECORDS % RG_RECORD_LAPS) << RG_RECORD_BITS;
+    if (failed)
+        atomic_fetch_or_explicit(&word[1], RG_RECORD_FAILED, memory_order_relaxed);
+    atomic_store_explicit(&word[3], lap | ((rg_tick() - tick) & RG_RECORD_MASK), memory_order_relaxed);
+}
+
 /* ---- names ---- */
 
 uint32_t rg_name_enter(const char *name)

@@ -201,6 +201,44 @@ static void a_row_says_what_its_thread_is_in(void)
     CHECK_EQUAL(atomic_load(&row->calls), 2);
 }
 
+/* What is not known before it returns is added then: that it failed, and its time, where that is worth knowing. */
+static void a_launch_is_recorded_before_it_is_made(void)
+{
+    begin();
+    uint64_t word[RG_RECORD_WORDS], after[RG_RECORD_WORDS];
+    for (int failed = 0; failed < 2; failed++) {
+        rg_op op = rg_op_begin(RG_OP_cuLaunchKernel, false);
+        uint64_t place = rg_op_note(&op, RG_TRACE_launch, 0, 5);
+        CHECK_EQUAL(place, failed);
+        CHECK(read_record(failed, word));
+        CHECK(word[0] == (op.tick & RG_RECORD_MASK) && word[2] == 5 && word[3] == 0 && !(word[1] & RG_RECORD_FAILED));
+        CHECK_EQUAL(atomic_load(&op.row->doing), RG_OP_cuLaunchKernel | RG_DOING);
+        rg_op_done(&op, place, failed);
+        CHECK_EQUAL(atomic_load(&op.row->doing), RG_OP_cuLaunchKernel);
+        CHECK(read_record(failed, after));
+        CHECK_EQUAL(after[1], word[1] | (failed ? RG_RECORD_FAILED : 0));
+        CHECK((after[3] > 0) == failed);
+    }
+    rg_op slow = rg_op_begin(RG_OP_cuLaunchKernel, false);
+    uint64_t place = rg_op_note(&slow, RG_TRACE_launch, 0, 6);
+    atomic_store(&rg_rec.beat_tick, slow.beat + 1);
+    rg_op_done(&slow, place, false);
+    CHECK(read_record((int)place, word) && word[3] > 0 && !(word[1] & RG_RECORD_FAILED));
+    /* Others have come round to its place: what stands there is not its own any more. */
+    rg_op late = rg_op_begin(RG_OP_cuLaunchKernel, false);
+    place = rg_op_note(&late, RG_TRACE_launch, 0, 7);
+    atomic_store(&seg->clients[SLOT].records, place + RG_TRACE_RECORDS);
+    rg_op_done(&late, place, true);
+    CHECK(read_record((int)place, word) && word[2] == 7 && word[3] == 0 && !(word[1] & RG_RECORD_FAILED));
+    /* Nor is anything recorded where that is switched off. */
+    uint64_t records = atomic_load(&seg->clients[SLOT].records);
+    atomic_store(&seg->settings.trace, 0);
+    rg_op off = rg_op_begin(RG_OP_cuLaunchKernel, false);
+    rg_op_done(&off, rg_op_note(&off, RG_TRACE_launch, 0, 8), true);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), records);
+    CHECK(read_record((int)place, word) && word[2] == 7 && !(word[1] & RG_RECORD_FAILED));
+}
+
 static void *once(void *unused)
 {
     rg_op op = rg_op_begin(RG_OP_cuMemFree_v2, true);
@@ -373,6 +411,7 @@ int main(void)
     RUN(a_block_ends_with_its_lap);
     RUN(places_left_far_behind_are_given_up);
     RUN(a_row_says_what_its_thread_is_in);
+    RUN(a_launch_is_recorded_before_it_is_made);
     RUN(a_row_is_freed_with_its_thread);
     RUN(a_thread_that_ends_in_a_child_changes_nothing);
     RUN(a_row_of_a_thread_that_is_gone_is_taken);
