@@ -319,6 +319,9 @@ const documentSchema = z.object({
   segments: z.array(z.looseObject({ processes: z.array(foundSchema) })),
 });
 
+/** The verdict on each program, or those that it may be. */
+type Expected = Record<string, string | string[]>;
+
 /** Programs that hang. */
 class Ward extends World {
   start(name: string, kind: "high" | "best-effort", args: string[], env: Record<string, string> = {}): Bun.Subprocess {
@@ -336,7 +339,7 @@ class Ward extends World {
   }
 
   /** Runs `rigel hangs` until it finds what is expected of it; the test's time limit bounds this. */
-  async until(expected: Record<string, string>, ...args: string[]): Promise<z.infer<typeof foundSchema>[]> {
+  async until(expected: Expected, ...args: string[]): Promise<z.infer<typeof foundSchema>[]> {
     for (;;) {
       const found = await this.#look(expected, args);
       if (found) return found;
@@ -344,7 +347,7 @@ class Ward extends World {
   }
 
   /** Stops a program, and looks until that is found: where it holds nothing of the simulated GPU's, for which the others would wait. */
-  async stop(child: Bun.Subprocess, expected: Record<string, string>): Promise<void> {
+  async stop(child: Bun.Subprocess, expected: Expected): Promise<void> {
     for (;;) {
       child.kill("SIGSTOP");
       for (let look = 0; look < 15; look++) if (await this.#look(expected)) return;
@@ -354,17 +357,17 @@ class Ward extends World {
   }
 
   /** What `rigel hangs` finds, if it is what is expected. */
-  async #look(
-    expected: Record<string, string>,
-    args: string[] = [],
-  ): Promise<z.infer<typeof foundSchema>[] | undefined> {
+  async #look(expected: Expected, args: string[] = []): Promise<z.infer<typeof foundSchema>[] | undefined> {
     const result = await rigel("hangs", "--json", "--threshold", "1s", "--segment", this.segment.path, ...args);
     expect(result.stdout, result.stderr).toStartWith("{");
     const { hung, segments } = documentSchema.parse(JSON.parse(result.stdout));
     const found = segments.flatMap(({ processes }) => processes);
     expect(result.status).toBe(hung > 0 ? 1 : 0);
-    const got = Object.fromEntries(found.map(({ name, rank, verdict }) => [`${name} ${rank ?? ""}`.trim(), verdict]));
-    return Bun.deepEquals(got, expected) ? found : undefined;
+    const got = new Map(found.map(({ name, rank, verdict }) => [`${name} ${rank ?? ""}`.trim(), verdict]));
+    const wanted = Object.entries(expected);
+    const fits =
+      got.size === wanted.length && wanted.every(([name, one]) => [one].flat().includes(got.get(name) ?? ""));
+    return fits ? found : undefined;
   }
 }
 
@@ -478,7 +481,8 @@ test("a kernel that does not end, a stopped program, one that is idle", async ()
   await here.stop(stopped, { spin: "synchronise", stopped: "stopped" });
   stopped.kill("SIGCONT");
   stopped.kill("SIGKILL");
-  await here.until({ spin: "synchronise", stopped: "dead" });
+  // Killed while it holds the simulated GPU's lock, it takes what is in flight with it, the kernel without an end too (driver-state.c).
+  await here.until({ spin: ["synchronise", "idle"], stopped: "dead" });
 });
 
 test.each([
