@@ -8,9 +8,9 @@
  *
  * A record is four words of which each carries the number of its lap in the top 12 bits, so there is no order to keep
  * between the stores and nothing to wait for: a reader takes a record whose four laps are the same, and leaves out one that
- * is being written, was left half-written by a kill, or was overtaken by a writer a lap ahead. A thread takes up to RG_RECORD_BLOCK places
- * at once, since an atomic addition waits for all that was stored before it (10 to 20 ns on an H200 host's Intel processor). What stands in a place that it
- * has taken and not come to is of the lap before, and left out as well.
+ * is being written, was left half-written by a kill, or was overtaken by a writer a lap ahead. A thread takes up to
+ * RG_RECORD_BLOCK places at once, since an atomic addition waits for all that was stored before it (10 to 20 ns on an H200
+ * host's Intel processor). What stands in a place that it has taken and not come to is of the lap before, and left out as well.
  *
  * Times are ticks: the processor's own counter where it is invariant and the kernel itself keeps time by it (10 ns to
  * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
