@@ -216,6 +216,9 @@ export class Stage implements Disposable {
   }
 }
 
+/** A program's status where it could not do what it is to end after: another one has all of the GPU's memory, say. */
+const NOT_BEGUN = [97, 98, 99];
+
 /** What is said of a run under Rigel that went wrong; undefined: nothing did. `asBare` tells whether the bare program ends so. */
 async function compareOnce(
   where: Where,
@@ -228,6 +231,7 @@ async function compareOnce(
   const end = await stage.run(command, stage.environment(folder, as));
   const { least, most } = await stage.known();
   const counted = stage.counted();
+  if (NOT_BEGUN.includes(end.status ?? 0)) return `${command.join(" ")} as ${as} did not begin: ${JSON.stringify(end)}`;
   const wrong: string[] = [];
   if (!(await asBare(end))) wrong.push(`ended with ${JSON.stringify(end)}, which it does not bare`);
   if (counted < least || counted > most)
@@ -243,7 +247,7 @@ async function compareOnce(
 export async function bareEnd(where: Where, folder: string, command: string[]): Promise<End> {
   using stage = new Stage(where);
   const end = await stage.run(command, stage.environment(folder, undefined));
-  expect([97, 98, 99], JSON.stringify(end)).not.toContain(end.status);
+  expect(NOT_BEGUN, `bare, it did not begin: ${JSON.stringify(end)}`).not.toContain(end.status ?? 0);
   return end;
 }
 
