@@ -123,7 +123,7 @@ static uint64_t key_of(const ncclUniqueId *id)
     rg_op op = rg_wait_op(RG_OP_##symbol, 0); \
     ncclResult_t r = real_ args; \
     bool made = !failed(r) && *out; \
-    rg_op_end(&op, RG_TRACE_collective, true, made ? 0 : RG_RECORD_FAILED, 0); \
+    rg_op_end(&op, RG_TRACE_collective, made ? 0 : RG_RECORD_FAILED, 0); \
     if (row && made) \
         atomic_store(&row->handle, (uintptr_t)*out); \
     else \
@@ -189,7 +189,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
         atomic_store(&parent->at_tick, op.tick);
     }
     ncclResult_t r = real_(comm, color, key, out, config);
-    rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, entered);
+    rg_op_end(&op, RG_TRACE_collective, failed(r) ? RG_RECORD_FAILED : 0, entered);
     if (failed(r) || color == NCCL_SPLIT_NOCOLOR)
         return r;
     if (groups && split_count < RG_MAX_COMMUNICATORS) {
@@ -208,7 +208,7 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
         rg_communicator *row = row_of(comm); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)comm); \
         ncclResult_t r = real_(comm); \
-        rg_op_end(&op, RG_TRACE_call, true, r ? RG_RECORD_FAILED : 0, 0); \
+        rg_op_end(&op, RG_TRACE_call, r ? RG_RECORD_FAILED : 0, 0); \
         leave(row); \
         return r; \
     }
@@ -242,7 +242,7 @@ static uint64_t note(rg_communicator *c, uint32_t operation, int kind, uint64_t 
         rg_communicating++; \
         ncclResult_t r = real_ args; \
         rg_communicating--; \
-        rg_op_end(&call, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, number); \
+        rg_op_end(&call, RG_TRACE_collective, failed(r) ? RG_RECORD_FAILED : 0, number); \
         return r; \
     }
 #define RG_NCCL_SPECIAL(symbol, ...)
@@ -267,7 +267,7 @@ ncclResult_t ncclGroupEnd(void)
     ncclResult_t r = real_();
     rg_communicating--;
     groups -= groups > 0;
-    rg_op_end(&op, RG_TRACE_collective, true, failed(r) ? RG_RECORD_FAILED : 0, 0);
+    rg_op_end(&op, RG_TRACE_collective, failed(r) ? RG_RECORD_FAILED : 0, 0);
     for (uint32_t i = 0; !groups && !failed(r) && i < split_count; i++)
         enter_split(*splits[i].out, splits[i].key);
     split_count = groups ? split_count : 0;

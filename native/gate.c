@@ -406,7 +406,7 @@ static void piece_over(const rg_op *op, const rg_track *t, uint32_t *seen)
 {
     uint64_t marks = (uint64_t)(t - rg.tracks + 1) << 38;
     uint32_t bit = 1u << (op->operation == RG_OP_wait_inflight);
-    rg_op_end(op, RG_TRACE_gate, true, marks | (*seen & bit ? RG_RECORD_CONTINUED : 0), 0);
+    rg_op_end(op, RG_TRACE_gate, marks | (*seen & bit ? RG_RECORD_CONTINUED : 0), 0);
     *seen |= bit;
 }
 
@@ -458,7 +458,7 @@ void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
     for (uint32_t mode; (mode = atomic_load(&m->mode)) & RG_MODE_PAUSED && !atomic_load(&rg.captures) &&
                         atomic_load(&rg.mode) != RG_MODE_BARE;)
         syscall(SYS_futex, &m->mode, FUTEX_WAIT_PRIVATE, mode, &limit, NULL, 0);
-    rg_op_end(&op, RG_TRACE_gate, true, 0, 0);
+    rg_op_end(&op, RG_TRACE_gate, 0, 0);
     atomic_fetch_add_explicit(&m->slot->paused_ns, rg_now_ns() - since, memory_order_relaxed);
 }
 

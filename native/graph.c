@@ -391,9 +391,9 @@ static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUs
                          : rg_work_pass(m, mode, RG_GRAPH, t, (uintptr_t)piece, RG_DIMS_UNIT);
     rg_op op = rg_op_begin(RG_OP_cuGraphLaunch, false);
     uint64_t marks = rg_launch_note(op.row, t, RG_GRAPH, name, RG_OP_cuGraphLaunch);
+    uint64_t noted = rg_op_note(&op, RG_TRACE_graph, marks, name | rg_work_depth(m, work) << 16);
     CUresult r = RG_REAL(cuGraphLaunch)(piece, stream);
-    rg_op_end(&op, RG_TRACE_graph, false, marks | (r ? RG_RECORD_FAILED : 0),
-              name | rg_work_depth(m, work) << 16);
+    rg_op_done(&op, noted, r != CUDA_SUCCESS);
     rg_work_end(m, mode, RG_GRAPH, work, r == CUDA_SUCCESS);
     return r;
 }

@@ -202,7 +202,7 @@ static inline bool rg_is_pointer(int memory_type)
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         if (RG_##KIND == RG_COPYWAIT) \
-            rg_op_end(&op_, RG_TRACED_##KIND, true, marks_ | (result_ ? RG_RECORD_FAILED : 0), argument_); \
+            rg_op_end(&op_, RG_TRACED_##KIND, marks_ | (result_ ? RG_RECORD_FAILED : 0), argument_); \
         else \
             rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
         if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
@@ -259,7 +259,7 @@ CUresult cuInit(unsigned flags)
         BEFORE; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, true); \
         CUresult result_ = RG_CALL(symbol, args); \
-        rg_op_end(&op_, RG_TRACE_call, true, result_ ? RG_RECORD_FAILED : 0, 0); \
+        rg_op_end(&op_, RG_TRACE_call, result_ ? RG_RECORD_FAILED : 0, 0); \
         AFTER; \
         pthread_mutex_unlock(&rg_agent_lock); \
         return result_; \
@@ -557,7 +557,7 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         CUresult r = RG_CALL(symbol, (s)); \
         if (since) \
             rg_waited(rg_track_find(rg_track_key(stream)), since); \
-        rg_op_end(&op, RG_TRACE_sync, true, marks_of(stream, r), (uintptr_t)(stream)); \
+        rg_op_end(&op, RG_TRACE_sync, marks_of(stream, r), (uintptr_t)(stream)); \
         if (r != CUDA_SUCCESS) \
             rg_context_refused(RG_OP_##symbol, r, stream, NULL); \
         if (high) \
@@ -599,7 +599,7 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, args); \
-        rg_op_end(&op, RG_TRACE_sync, true, r ? RG_RECORD_FAILED : 0, (uintptr_t)waited); \
+        rg_op_end(&op, RG_TRACE_sync, r ? RG_RECORD_FAILED : 0, (uintptr_t)waited); \
         if (high) \
             rg_wait_context_end(waited, token, r == CUDA_SUCCESS); \
         if (RG_UNLIKELY(began)) \
@@ -648,7 +648,7 @@ CUresult cuEventSynchronize(CUevent e)
     if (since)
         rg_waited(track, since);
     uint64_t marks = (track ? (uint64_t)(track - rg.tracks + 1) << 38 : 0) | (r ? RG_RECORD_FAILED : 0);
-    rg_op_end(&op, RG_TRACE_event_sync, true, marks, (uintptr_t)e);
+    rg_op_end(&op, RG_TRACE_event_sync, marks, (uintptr_t)e);
     if (r != CUDA_SUCCESS)
         rg_context_refused(RG_OP_cuEventSynchronize, r, e, NULL);
     rg_event_block_end(track, token, r == CUDA_SUCCESS);

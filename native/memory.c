@@ -492,7 +492,7 @@ static CUresult free_end(entry *e, CUresult r)
     ({ \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, true); \
         CUresult seen_ = RG_CALL(symbol, args); \
-        rg_op_end(&op_, kind, true, seen_ ? RG_RECORD_FAILED : 0, bytes); \
+        rg_op_end(&op_, kind, seen_ ? RG_RECORD_FAILED : 0, bytes); \
         seen_; \
     })
 #define RG_CALL_SEEN(kind, symbol, args, bytes) \

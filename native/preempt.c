@@ -173,7 +173,7 @@ static void resume(preemptor *p)
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
         if (!refused)
-            rg_op_end(&p->op, RG_TRACE_suspension, true, p->again ? RG_RECORD_CONTINUED : 0, p->device);
+            rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
         if (refused)
             fail(p);
     }

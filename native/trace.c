@@ -134,7 +134,6 @@ void rg_trace_attach(rg_segment *seg, int slot)
     for (int i = 0; i <= RG_MAX_THREADS; i++)
         atomic_store(&own_calls[i].client, (uint32_t)slot);
     rg_rec.processor = atomic_load(&seg->header.tick_source) == RG_TICKS_PROCESSOR;
-    rg_this.left = rg_this.block = 0;
     row_key_made = pthread_key_create(&row_key, leave) == 0;
     atomic_store(&seg->clients[slot].rank, number_in("RANK", 1));
     atomic_store(&seg->clients[slot].ranks, number_in("WORLD_SIZE", 0));
@@ -190,6 +189,11 @@ void rg_thread_context(uint64_t context)
 
 /* ---- records ---- */
 
+static uint64_t lap_of(uint64_t n)
+{
+    return 1 + n / RG_TRACE_RECORDS % RG_RECORD_LAPS;
+}
+
 uint64_t rg_record_take(void)
 {
     bool behind = rg_this.left; /* it records so seldom that others come round */
@@ -199,7 +203,7 @@ uint64_t rg_record_take(void)
     uint64_t of_lap = RG_TRACE_RECORDS - n % RG_TRACE_RECORDS; /* those of the next one are left out */
     rg_this.block = (uint16_t)block;
     rg_this.left = (uint16_t)(block < of_lap ? block : of_lap);
-    rg_this.lap = (uint16_t)(1 + n / RG_TRACE_RECORDS % RG_RECORD_LAPS);
+    rg_this.lap = (uint16_t)lap_of(n);
     return n;
 }
 
@@ -208,10 +212,9 @@ void rg_op_amend(uint64_t n, uint64_t tick, bool failed)
     if (atomic_load(rg_rec.records) - n > RG_TRACE_RECORDS - RG_RECORD_BEHIND)
         return; /* others have come round */
     _Atomic uint64_t *word = &rg_rec.trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
-    uint64_t lap = (1 + n / RG_TRACE_RECORDS % RG_RECORD_LAPS) << RG_RECORD_BITS;
     if (failed)
         atomic_fetch_or_explicit(&word[1], RG_RECORD_FAILED, memory_order_relaxed);
-    atomic_store_explicit(&word[3], lap | ((rg_tick() - tick) & RG_RECORD_MASK), memory_order_relaxed);
+    atomic_store_explicit(&word[3], lap_of(n) << RG_RECORD_BITS | ((rg_tick() - tick) & RG_RECORD_MASK), memory_order_relaxed);
 }
 
 /* ---- names ---- */

@@ -15,10 +15,10 @@
  * Times are ticks: the processor's own counter where it is invariant and the kernel itself keeps time by it (10 ns to
  * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
  * both clocks said when the segment was made; a reader looks at both again and has the rate.
- * A launch takes the time once, and is recorded before it is made; what may wait, when it has returned. With records off a launch
- * takes the time of the agent's last beat.
+ * A launch, memset or copy that need not wait takes the time once, and is recorded before it is made; all else when it has returned.
+ * With records off it takes the time of the agent's last beat.
  *
- * Rule: rg_op_begin, rg_op_end and rg_name_of have no lock, allocation, system call or log, but where a thread or a kernel is new.
+ * Rule: what is inline here has no lock, allocation, system call or log, but where a thread or a kernel is new.
  */
 #ifndef RIGEL_TRACE_H
 #define RIGEL_TRACE_H
@@ -291,18 +291,6 @@ static inline rg_op rg_wait_op(uint32_t operation, uint64_t object)
 /* rg_thread_context: this thread's current context is this one now; 0: it has none. */
 void rg_thread_context(uint64_t context);
 
-/*
- * rg_op_note: records an operation that is about to be called, and mostly returns at once, so that little has to be kept and done then.
- * After rg_op_begin, not exact. Returns its place. rg_op_done: in place of rg_op_end: it has returned; whether it `failed` is added, and
- * its time if it outlasted a beat of the agent (rg_op_amend).
- */
-static RG_INLINE uint64_t rg_op_note(const rg_op *op, enum rg_trace_kind kind, uint64_t marks, uint64_t argument)
-{
-    if (__builtin_expect(!op->on, 0))
-        return 0;
-    return rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick, 0);
-}
-RG_COLD void rg_op_amend(uint64_t record, uint64_t tick, bool failed);
 static RG_INLINE void rg_op_returned(const rg_op *op)
 {
     if (__builtin_expect(op->outer & RG_DOING, 0)) {
@@ -314,22 +302,33 @@ static RG_INLINE void rg_op_returned(const rg_op *op)
     if (__builtin_expect(op->ranged, 0))
         rg_nvtx_pop();
 }
+
+/* `marks`: 1 + track << 38 and the flags. */
+static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, uint64_t marks, uint64_t argument)
+{
+    rg_op_returned(op);
+    if (__builtin_expect(op->on, 1))
+        rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
+                  rg_tick() - op->tick);
+}
+
+/*
+ * For what mostly returns at once, and was begun as not exact, these two in place of rg_op_end, so that little has to be kept and done
+ * when it has returned. rg_op_note: records it; it is about to be called. Returns its place. rg_op_done: it has returned; that it
+ * `failed` is added, and its time if it outlasted a beat of the agent (rg_op_amend).
+ */
+static RG_INLINE uint64_t rg_op_note(const rg_op *op, enum rg_trace_kind kind, uint64_t marks, uint64_t argument)
+{
+    if (__builtin_expect(!op->on, 0))
+        return 0;
+    return rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick, 0);
+}
+RG_COLD void rg_op_amend(uint64_t record, uint64_t tick, bool failed);
 static RG_INLINE void rg_op_done(const rg_op *op, uint64_t record, bool failed)
 {
     rg_op_returned(op);
     if (__builtin_expect(failed || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat, 0) && op->on)
         rg_op_amend(record, op->tick, failed);
-}
-
-/* `marks`: 1 + track << 38 and the flags. `exact` as at the beginning: else only what outlasted a beat of the agent is measured. */
-static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, bool exact, uint64_t marks, uint64_t argument)
-{
-    rg_op_returned(op);
-    if (__builtin_expect(!op->on, 0))
-        return;
-    bool measure = exact || __builtin_expect(atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) != op->beat, 0);
-    rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
-              measure ? rg_tick() - op->tick : 0);
 }
 
 #endif

@@ -2,7 +2,7 @@
  * records.ts: the flight recorder of a client: its last operations, as its segment has them (native/trace.h), as plain data.
  *
  * The ring is read while the client writes it. A record that is being written, was left half-written by a kill, or was
- * overtaken, has words of different laps and is left out; what is returned was done, but for launches, which are recorded first.
+ * overtaken, has words of different laps and is left out; what is returned was done, or, of what does not wait, begun.
  */
 
 import { shortName } from "./kernel-name.ts";
