@@ -64,12 +64,31 @@ int rigel_segment_create(const char *path)
     return rg_segment_create(path);
 }
 
-/* What is wrong. One for all: thread-local storage of a library that is loaded late is scarce. */
-static _Thread_local char why[RG_PROFILE_ERROR_BYTES];
+/* A thread's text for the caller. Not thread-local: a library that is loaded late gets little room for that, and has to share it. */
+static pthread_key_t text_key;
+static pthread_once_t text_once = PTHREAD_ONCE_INIT;
+
+static bool text_key_made;
+
+static void make_text_key(void)
+{
+    text_key_made = pthread_key_create(&text_key, free) == 0;
+}
+
+static char *text_of_thread(void)
+{
+    static char shared[RG_PROFILE_ERROR_BYTES]; /* where there is no memory: better than nothing */
+    pthread_once(&text_once, make_text_key);
+    char *text = text_key_made ? pthread_getspecific(text_key) : NULL;
+    if (!text && text_key_made && (text = malloc(RG_PROFILE_ERROR_BYTES)) != NULL)
+        pthread_setspecific(text_key, text);
+    return text ? text : shared;
+}
 
 const char *rigel_segment_check(const char *path)
 {
-    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    char *why = text_of_thread();
+    rg_segment *seg = rg_segment_open(path, why, RG_PROFILE_ERROR_BYTES);
     if (!seg)
         return why;
     munmap(seg, sizeof *seg);
@@ -100,6 +119,7 @@ static bool joined(const char *path)
 
 int rigel_segment_live(const char *path)
 {
+    char why[RG_PROFILE_ERROR_BYTES];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return -1;
@@ -139,6 +159,7 @@ uint64_t rigel_now_ns(void)
 
 int rigel_segment_reap(const char *path)
 {
+    char why[RG_PROFILE_ERROR_BYTES];
     rg_segment *seg = rg_segment_open(path, why, sizeof why);
     if (!seg)
         return -1;
@@ -158,16 +179,17 @@ static bool enter(rg_segment *seg, const rg_profile_op *op, uint32_t sms)
 
 const char *rigel_segment_profile(const char *segment, const char *profile, uint32_t sms)
 {
+    char *why = text_of_thread();
     rg_profile p;
-    rg_segment *seg = rg_segment_open(segment, why, sizeof why);
+    rg_segment *seg = rg_segment_open(segment, why, RG_PROFILE_ERROR_BYTES);
     if (!seg)
         return why;
-    bool ok = rg_profile_read(profile, &p, why, sizeof why) == 0;
+    bool ok = rg_profile_read(profile, &p, why, RG_PROFILE_ERROR_BYTES) == 0;
     if (ok) {
         for (uint32_t i = 0; i < p.op_count && ok; i++)
             ok = p.ops[i].kind != RG_PROFILE_KERNEL || enter(seg, &p.ops[i], sms ? sms : 1);
         if (!ok)
-            snprintf(why, sizeof why,
+            snprintf(why, RG_PROFILE_ERROR_BYTES,
                      "%s: more kernels than fit: the profiles of a launch may have %d that differ in name, grid or block",
                      profile, RG_MAX_KERNELS / 4 * 3);
         rg_profile_free(&p);
@@ -178,6 +200,7 @@ const char *rigel_segment_profile(const char *segment, const char *profile, uint
 
 uint64_t rigel_profile_latency(const char *profile)
 {
+    char why[RG_PROFILE_ERROR_BYTES];
     rg_profile p;
     if (rg_profile_read(profile, &p, why, sizeof why) < 0)
         return 0;
