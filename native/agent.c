@@ -42,7 +42,7 @@ static void agent_sleep(uint64_t ns)
 static uint64_t issued(const rg_member *m)
 {
     const rg_client *c = m->slot;
-    return atomic_load(&c->launches) + atomic_load(&c->graph_launches) + atomic_load(&c->copies) + atomic_load(&c->memsets);
+    return rg_launches(c) + atomic_load(&c->graph_launches) + atomic_load(&c->copies) + atomic_load(&c->memsets);
 }
 
 /*
@@ -83,6 +83,7 @@ static void watch_tracks(rg_member *m)
                  * program's stays, and does as well: the program may find out by it, or wait for it, before the agent does. */
                 uint64_t token = state == RG_DIRTY ? rg_token(RG_TOKEN_EVENT) : state;
                 if (atomic_compare_exchange_strong(&t->state, &state, token)) {
+                    rg_changed();
                     t->agent_token = token;
                     done = !cover_with_event(t);
                 }

@@ -69,7 +69,9 @@ void rigel_shutdown(void)
     }
     /* In this order: who ends a bypass just now (rigel_bypass_end) looks at `bypass` last. */
     bool bypassed = atomic_exchange(&rg.bypass, RG_BYPASS_NONE) == RG_BYPASS_ON;
-    if (atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE || bypassed) {
+    bool was_client = atomic_exchange(&rg.mode, RG_MODE_BARE) != RG_MODE_BARE || bypassed;
+    rg_changed();
+    if (was_client) {
         rg_gate_settle();
         rg_preempt_stop();
         rg_record_stop();
@@ -169,9 +171,10 @@ static void attach(void)
     at_quick_exit(rigel_shutdown);
     rg_members_attach(mode, threads && strcmp(threads, "1") == 0);
     if (rg_record_attach())
-        atomic_fetch_or(&rg.mode, RG_MODE_RECORDED);
+        atomic_fetch_or(&rg.mode, RG_MODE_RECORDED); /* before any launch */
     if (!rg_agent_start()) {
         atomic_store(&rg.mode, RG_MODE_BARE);
+        rg_changed();
         rg_members_leave();
         rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
         return;

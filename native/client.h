@@ -20,7 +20,7 @@
  * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
- *   1. The launch path (rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log. Once a request, where a
+ *   1. The launch path (rg_again, rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log. Once a request, where a
  *      high client becomes busy or launches again after it has waited, it has a lock of this process's own, and a futex
  *      wake if a best-effort client waits for that (rg_busy_begin, rg_drain_end).
  *   2. No function of Rigel calls a hooked name: the driver is reached only through rg_real.
@@ -292,9 +292,6 @@ struct rg_track {
 };
 
 enum { RG_MAX_TRACKS = 254, RG_TRACK_INDEX = 1024 };
-
-/* rg_track_add: slow half of rg_track_of: enters a stream that is new, and sets its priority. NULL if it cannot be tracked. */
-RG_COLD rg_track *rg_track_add(CUstream stream, uintptr_t key);
 
 /* rg_track_for: the track of a stream for this client's work, where there are several; what it has of another's counts as done. */
 rg_track *rg_track_for(CUstream stream, rg_member *member);
@@ -649,7 +646,7 @@ typedef struct {
     _Alignas(4096) _Atomic uint32_t mode; /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
-    _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
+    _Atomic uint64_t epoch;    /* rg_changed */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
@@ -665,9 +662,21 @@ typedef struct {
     rg_track tracks[RG_MAX_TRACKS];
     rg_member members[RG_MAX_CLIENTS]; /* the first is the process */
     _Atomic uint32_t track_count;
+    _Atomic uint32_t full;     /* a stream did not fit the table, and none has left it since */
     _Atomic uint32_t bypass;   /* enum rg_bypass */
 } rg_client_state;
 extern rg_client_state rg;
+
+/*
+ * rg_changed: something is not as it was that a thread of a high client takes for granted which goes on launching on its stream (rg_again):
+ * that nobody has taken the stream's work for all there is (a token in its track), or the client for idle; class, records, captures,
+ * clients, streams. Said after the change, and before the driver is called for its sake: what was launched without knowing of it is in
+ * front of that call then. Said at least with every beat of the agent.
+ */
+static inline void rg_changed(void)
+{
+    atomic_fetch_add(&rg.epoch, 1);
+}
 
 /* rg_is_client: whether this process is a client, be it that its work goes past Rigel: for what has to be known for later all the same. */
 static inline bool rg_is_client(void)
@@ -711,16 +720,8 @@ static inline rg_track *rg_track_find(uintptr_t key)
     return NULL;
 }
 
-/* rg_track_of: the same of a stream, which is entered if it is new. The first probe is inline, and nothing else. */
-static RG_INLINE rg_track *rg_track_of(CUstream stream)
-{
-    uintptr_t key = rg_track_key(stream);
-    uint8_t place = (uint8_t)(atomic_load_explicit(&rg.index[rg_track_hash(key)], memory_order_acquire) - 1);
-    if (RG_LIKELY(place < RG_MAX_TRACKS) &&
-        RG_LIKELY(atomic_load_explicit(&rg.tracks[place].key, memory_order_relaxed) == key))
-        return &rg.tracks[place];
-    return rg_track_add(stream, key);
-}
+/* rg_track_of: the track of a stream, which is entered if it is new, and gets its priority then. NULL if it cannot be tracked. */
+rg_track *rg_track_of(CUstream stream);
 
 static inline rg_member *rg_track_member(const rg_track *t)
 {
@@ -863,7 +864,12 @@ static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind
                                        uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
-    _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches
+    if (kind == RG_LAUNCH && m == RG_PROCESS && RG_LIKELY(rg_this.launches)) {
+        uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
+        atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
+        return rg_work_pass(m, mode, kind, t, units, dims);
+    }
+    _Atomic uint64_t *counter = kind == RG_LAUNCH   ? &c->launches[0]
                                 : kind == RG_GRAPH  ? &c->graph_launches
                                 : kind == RG_MEMSET ? &c->memsets
                                                     : &c->copies;
@@ -920,22 +926,23 @@ void rg_work_several_end(rg_member *m, enum rg_kind kind, rg_work work, bool ok)
 rg_member *rg_work_member(CUstream stream);
 
 /*
- * rg_launch_ahead: asks for the cache lines that a launch will touch, all at once. Between two launches a program uses enough memory that
+ * rg_ahead: asks for the cache lines that queueing work will touch, all at once. Between two launches a program uses enough memory that
  * most of ours is in no near cache and in no TLB; without this they are waited for one after the other, since every atomic addition waits
- * for what came before it (bun run bench:hotpath --cold).
+ * for what came before it (bun run bench:hotpath --cold). rg_launch_ahead: of a kernel or graph, which is known by more.
  */
-static RG_INLINE void rg_launch_ahead(uint32_t mode, enum rg_kind kind, uintptr_t units, rg_dims dims, void *const *real,
-                                      uint32_t operation)
+static RG_INLINE void rg_ahead(uint32_t operation, void *const *real)
 {
-    if (kind > RG_GRAPH)
-        return;
     RG_AHEAD_TO_WRITE(rg_this.row);
     RG_AHEAD_TO_WRITE((uintptr_t)rg_this.calls + offsetof(rg_own_calls, count) + operation * sizeof(uint64_t)); /* it may be NULL */
     RG_AHEAD_TO_WRITE(&rg.slot->launches); /* `records` is in the same line */
     RG_AHEAD(&rg.segment->settings);
     RG_AHEAD_TO_WRITE(RG_PROCESS);
-    RG_AHEAD(rg_name_entry_of(units));
     RG_AHEAD(real);
+}
+static RG_INLINE void rg_launch_ahead(uint32_t mode, uintptr_t units, rg_dims dims, void *const *real, uint32_t operation)
+{
+    rg_ahead(operation, real);
+    RG_AHEAD(rg_name_entry_of(units));
     if (mode & RG_MODE_BEST_EFFORT) {
         RG_AHEAD_TO_WRITE(&rg_durations[(rg_duration_key(units, dims) >> 52) % RG_DURATIONS]);
         RG_AHEAD(&rg.segment->devices[0].high_busy);
@@ -960,6 +967,59 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
         rg_context_turned(operation, t);
     }
     return (uint64_t)(serial & 0xff) << 38;
+}
+
+/*
+ * rg_again: notes a launch of a thread of a high client that has launched on the same stream before, with nothing changed since
+ * (rg_is_again): then its stream is marked, its client busy, and it is known what is to be noted. Returns its place among the records.
+ * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of 14 of data,
+ * and two thirds of the code, of a launch that looks at everything.
+ * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
+ */
+static RG_INLINE bool rg_is_again(CUstream stream)
+{
+    return RG_LIKELY(rg_this.epoch == atomic_load_explicit(&rg.epoch, memory_order_relaxed) + 1) &&
+           RG_LIKELY(rg_this.stream == (uintptr_t)stream);
+}
+
+static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function)
+{
+    rg_thread *row = rg_this.row;
+    uint32_t name = rg_name_of(false, function);
+    rg_call_count(operation);
+    uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
+    atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
+    n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
+    uint64_t tick = atomic_load_explicit(&row->since_tick, memory_order_relaxed);
+    atomic_store_explicit(&row->before, atomic_load_explicit(&row->doing, memory_order_relaxed), memory_order_relaxed);
+    atomic_store_explicit(&row->before_tick, tick, memory_order_relaxed);
+    if (rg_this.untimed) {
+        rg_this.untimed--;
+    } else {
+        tick = rg_processor_tick();
+        rg_this.untimed = RG_TIMED - 1;
+        atomic_store_explicit(&row->since_tick, tick, memory_order_relaxed);
+    }
+    atomic_store_explicit(&row->doing, operation | RG_DOING, memory_order_release);
+    return rg_record(operation, RG_TRACE_launch, 0, rg_this.who, name, tick, 0);
+}
+
+static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
+{
+    atomic_store_explicit(&rg_this.row->doing, operation, memory_order_relaxed);
+    return RG_LIKELY(epoch == atomic_load_explicit(&rg.epoch, memory_order_relaxed) + 1);
+}
+RG_COLD void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
+
+/* rg_again_next: the thread's next launch on this stream may go by rg_again, as far as it depends on this one, begun in `epoch`. */
+static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream stream, const rg_track *t, uint64_t marks)
+{
+    bool may = t && op->on && !op->ranged && !(op->outer & RG_DOING) && rg_rec.processor && rg_this.launches;
+    rg_this.epoch = may ? epoch + 1 : 0;
+    rg_this.stream = (uintptr_t)stream;
+    rg_this.who = (uint64_t)atomic_load_explicit(&op->row->tid, memory_order_relaxed) << 16 | marks;
 }
 
 #endif

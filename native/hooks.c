@@ -129,9 +129,6 @@ static inline bool rg_is_pointer(int memory_type)
 /* The kind of a record for the table's KIND. */
 #define RG_TRACED_LAUNCH RG_TRACE_launch
 #define RG_TRACED_GRAPH RG_TRACE_graph
-#define RG_TRACED_COPY RG_TRACE_copy
-#define RG_TRACED_COPYWAIT RG_TRACE_copy
-#define RG_TRACED_MEMSET RG_TRACE_memset
 
 /* The table's SHAPE: grid and block, or 0 for work that has none. */
 #define RG_DIMS(SHAPE) _Generic((SHAPE), rg_dims: (SHAPE), int: RG_DIMS_NONE)
@@ -144,19 +141,20 @@ static inline bool rg_is_pointer(int memory_type)
 #define RG_LIST(...) __VA_ARGS__
 
 /*
- * One function of the driver's, made up to three times: launches of a process that is one high client, or one best-effort one, which is
- * known then and leaves little of it, and all else (SYMBOL_as with what is so now). That is 8 ns of 19 (bun run bench:hotpath). Launches of
- * a process that is no client, or whose work goes past Rigel, leave at once: who measures by rigel_bypass_begin does not see what is left.
+ * A launch: of a high client's thread that goes on with its stream, which is most of its launches and next to nothing (rg_again); else made
+ * up to three times, of a process that is one high client, or one best-effort one, which is known then and leaves little of it, and all
+ * else (SYMBOL_as with what is so now). That is 8 ns of 19 (bun run bench:hotpath). Launches of a process that is no client, or whose work
+ * goes past Rigel, leave at once: who measures by rigel_bypass_begin does not see what is left.
  */
-#define RG_WORK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
-    static RG_INLINE CUresult symbol##_as(uint32_t mode, bool several_, RG_LIST params) \
+#define RG_LAUNCHES(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
+    static RG_INLINE CUresult symbol##_as(uint64_t epoch_, uint32_t mode, bool several_, RG_LIST params) \
     { \
         if (mode == RG_MODE_BARE) { \
             if (RG_##KIND == RG_GRAPH) \
                 graph_passes((uintptr_t)(UNITS), STREAM); \
             return RG_CALL(symbol, args); \
         } \
-        rg_launch_ahead(mode, RG_##KIND, (uintptr_t)(UNITS), RG_DIMS(SHAPE), &rg_real.hooked[RG_HOOK_##symbol], RG_OP_##symbol); \
+        rg_launch_ahead(mode, (uintptr_t)(UNITS), RG_DIMS(SHAPE), &rg_real.hooked[RG_HOOK_##symbol], RG_OP_##symbol); \
         bool recorded_ = mode & RG_MODE_RECORDED; \
         mode &= ~(uint32_t)RG_MODE_RECORDED; \
         CUstream stream_ = STREAM; \
@@ -178,35 +176,23 @@ static inline bool rg_is_pointer(int memory_type)
             } \
             return cut_; \
         } \
-        uintptr_t gated_ = RG_##KIND == RG_COPY && mode != RG_MODE_HIGH && RG_SHARED(__VA_ARGS__) ? 0 : units_; \
-        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, gated_, RG_DIMS(SHAPE)) \
-                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, gated_, RG_DIMS(SHAPE)); \
-        uint64_t token_ = RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH) ? rg_wait_stream_begin(stream_) : 0; \
-        bool drains_ = token_ && rg_drain(); \
-        uint32_t name_ = RG_##KIND <= RG_GRAPH ? rg_name_of(RG_##KIND == RG_GRAPH, units_) : 0; \
-        rg_op op_ = rg_op_begin(RG_OP_##symbol, RG_##KIND == RG_COPYWAIT); \
+        rg_work work_ = several_ ? rg_work_several_begin(member_, RG_##KIND, track_, units_, RG_DIMS(SHAPE)) \
+                                 : rg_work_begin(RG_PROCESS, mode, RG_##KIND, track_, units_, RG_DIMS(SHAPE)); \
+        uint32_t name_ = rg_name_of(RG_##KIND == RG_GRAPH, units_); \
+        rg_op op_ = rg_op_begin(RG_OP_##symbol, false); \
         uint64_t marks_ = rg_launch_note(op_.row, track_, RG_##KIND, name_, RG_OP_##symbol); \
         rg_record_what what_; \
         if (RG_UNLIKELY(recorded_)) { \
-            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), \
-                                     RG_##KIND == RG_COPY ? 0 : RG_SHARED(__VA_ARGS__), #symbol}; \
+            what_ = (rg_record_what){RG_##KIND, stream_, units_, RG_DIMS(SHAPE), RG_SHARED(__VA_ARGS__), #symbol}; \
             rg_record_begin(&what_); \
         } \
-        uint64_t argument_ = RG_##KIND <= RG_GRAPH ? name_ | rg_work_depth(member_, work_) << 16 : units_; \
-        uint64_t noted_ = RG_##KIND == RG_COPYWAIT ? 0 : rg_op_note(&op_, RG_TRACED_##KIND, marks_, argument_); \
-        bool copies_ = (RG_##KIND == RG_COPY || RG_##KIND == RG_COPYWAIT) && (mode & RG_MODE_HIGH) && !drains_; \
-        uint64_t since_ = copies_ ? rg_now_ns() : 0; \
+        uint64_t noted_ = rg_op_note(&op_, RG_TRACED_##KIND, marks_, name_ | rg_work_depth(member_, work_) << 16); \
+        if (RG_##KIND == RG_LAUNCH && mode == RG_MODE_HIGH && !several_ && !recorded_) \
+            rg_again_next(epoch_, &op_, stream_, track_, marks_); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (copies_) /* with pageable memory it may have waited for the GPU */ \
-            rg_waited(track_, since_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
-        if (RG_##KIND == RG_COPYWAIT) \
-            rg_op_end(&op_, RG_TRACED_##KIND, marks_ | (result_ ? RG_RECORD_FAILED : 0), argument_); \
-        else \
-            rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
-        if (RG_##KIND == RG_COPYWAIT && (mode & RG_MODE_HIGH)) \
-            rg_wait_stream_end(stream_, token_, result_ == CUDA_SUCCESS); \
+        rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
         if (several_) \
             rg_work_several_end(member_, RG_##KIND, work_, result_ == CUDA_SUCCESS); \
         else \
@@ -219,24 +205,143 @@ static inline bool rg_is_pointer(int memory_type)
     } \
     static __attribute__((noinline)) CUresult symbol##_else params \
     { \
+        uint64_t epoch = atomic_load(&rg.epoch); \
         uint32_t mode = mode_for_work(); \
-        return symbol##_as(mode, RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)), RG_LIST args); \
+        return symbol##_as(epoch, mode, RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)), RG_LIST args); \
     } \
     CUresult symbol params \
     { \
-        uint32_t mode = RG_##KIND <= RG_GRAPH ? mode_if_alone() : RG_MODE_BARE; \
+        if (RG_##KIND == RG_LAUNCH && rg_is_again(STREAM)) { \
+            uint64_t again_ = rg_this.epoch; \
+            uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS)); \
+            CUresult result_ = RG_CALL(symbol, args); \
+            if (!rg_again_ends(RG_OP_##symbol, again_) || RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
+                rg_again_late(RG_OP_##symbol, result_, STREAM, noted_); \
+            return result_; \
+        } \
+        uint64_t epoch = atomic_load_explicit(&rg.epoch, memory_order_acquire); \
+        uint32_t mode = mode_if_alone(); \
         if (RG_LIKELY(mode == RG_MODE_HIGH)) \
-            return symbol##_as(RG_MODE_HIGH, false, RG_LIST args); \
+            return symbol##_as(epoch, RG_MODE_HIGH, false, RG_LIST args); \
         if (RG_LIKELY(mode == RG_MODE_BEST_EFFORT)) \
-            return symbol##_as(RG_MODE_BEST_EFFORT, false, RG_LIST args); \
+            return symbol##_as(epoch, RG_MODE_BEST_EFFORT, false, RG_LIST args); \
         if (RG_##KIND == RG_LAUNCH && !is_client()) \
             return RG_CALL(symbol, args); \
         return symbol##_else args; \
     }
+
+/*
+ * A copy or memset. A program makes a few in a request, of several kinds: each with code of its own, that would come from far caches
+ * every time. So all of them share these two, round the driver's function.
+ */
+typedef struct {
+    enum rg_kind kind;
+    uint32_t mode;      /* of the call; without RG_MODE_RECORDED */
+    bool several, recorded;
+    bool may_wait;      /* a high client's copy: with pageable memory it may wait for the GPU */
+    CUstream stream;
+    rg_member *member;
+    rg_track *track;
+    rg_work work;
+    rg_op op;
+    uint64_t bytes, marks, noted, token, since;
+    rg_record_what what;
+} bulk;
+
+/* `gated`: the bytes that decide whether the gate stands in front of it. False: it goes past Rigel. */
+static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, uintptr_t gated)
+{
+    rg_ahead(operation, &rg_real.hooked[operation - 1]);
+    b->several = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed));
+    b->recorded = b->mode & RG_MODE_RECORDED;
+    b->mode &= ~(uint32_t)RG_MODE_RECORDED;
+    b->member = b->several ? rg_work_member(b->stream) : RG_PROCESS;
+    if (!b->member)
+        return false;
+    b->track = b->several ? rg_track_for(b->stream, b->member) : rg_track_of(b->stream);
+    b->work = b->several ? rg_work_several_begin(b->member, b->kind, b->track, gated, RG_DIMS_NONE)
+                         : rg_work_begin(RG_PROCESS, b->mode, b->kind, b->track, gated, RG_DIMS_NONE);
+    bool high = b->mode & RG_MODE_HIGH, waits = b->kind == RG_COPYWAIT;
+    b->token = waits && high ? rg_wait_stream_begin(b->stream) : 0;
+    b->may_wait = high && b->kind != RG_MEMSET && !(b->token && rg_drain());
+    b->op = rg_op_begin(operation, waits);
+    b->marks = rg_launch_note(b->op.row, b->track, b->kind, 0, operation);
+    if (RG_UNLIKELY(b->recorded)) {
+        b->what = (rg_record_what){b->kind, b->stream, b->bytes, RG_DIMS_NONE, 0, rg_op_names[operation]};
+        rg_record_begin(&b->what);
+    }
+    b->noted = waits ? 0 : rg_op_note(&b->op, b->kind == RG_MEMSET ? RG_TRACE_memset : RG_TRACE_copy, b->marks, b->bytes);
+    b->since = b->may_wait ? rg_now_ns() : 0;
+    return true;
+}
+
+static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
+{
+    bool ok = result == CUDA_SUCCESS;
+    if (b->may_wait)
+        rg_waited(b->track, b->since);
+    if (RG_UNLIKELY(b->recorded))
+        rg_record_end(&b->what, ok);
+    if (b->kind == RG_COPYWAIT) {
+        rg_op_end(&b->op, RG_TRACE_copy, b->marks | (ok ? 0 : RG_RECORD_FAILED), b->bytes);
+        if (b->mode & RG_MODE_HIGH)
+            rg_wait_stream_end(b->stream, b->token, ok);
+    } else {
+        rg_op_done(&b->op, b->noted, !ok);
+    }
+    if (b->several)
+        rg_work_several_end(b->member, b->kind, b->work, ok);
+    else
+        rg_work_end(RG_PROCESS, b->mode, b->kind, b->work, ok);
+    if (RG_UNLIKELY(!ok)) {
+        rg_guard_driver_failed(rg_op_names[b->op.operation], result);
+        rg_context_refused(b->op.operation, result, b->stream, NULL);
+    }
+}
+
+#define RG_BULK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
+    CUresult symbol params \
+    { \
+        bulk b_; \
+        b_.mode = mode_for_work(); \
+        if (b_.mode == RG_MODE_BARE) \
+            return RG_CALL(symbol, args); \
+        b_.kind = RG_##KIND; \
+        b_.stream = STREAM; \
+        b_.bytes = (uintptr_t)(UNITS); \
+        bool past_ = RG_##KIND == RG_COPY && b_.mode != RG_MODE_HIGH && RG_SHARED(__VA_ARGS__); /* to another device */ \
+        if (RG_UNLIKELY(!bulk_begin(&b_, RG_OP_##symbol, past_ ? 0 : b_.bytes))) \
+            return RG_CALL(symbol, args); \
+        CUresult result_ = RG_CALL(symbol, args); \
+        bulk_end(&b_, result_); \
+        return result_; \
+    }
+
+#define RG_WORK_LAUNCH RG_LAUNCHES
+#define RG_WORK_GRAPH RG_LAUNCHES
+#define RG_WORK_COPY RG_BULK
+#define RG_WORK_COPYWAIT RG_BULK
+#define RG_WORK_MEMSET RG_BULK
+#define RG_WORK(symbol, KIND, ...) RG_WORK_##KIND(symbol, KIND, __VA_ARGS__)
 #define RG_SPECIAL(symbol, params, args)
 #include "hooks.def"
 #undef RG_WORK
 #undef RG_SPECIAL
+
+void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record)
+{
+    bool ok = result == CUDA_SUCCESS;
+    uint64_t tick = atomic_load_explicit(&rg_this.row->since_tick, memory_order_relaxed);
+    if (!ok || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) > tick)
+        rg_op_amend(record, tick, !ok);
+    rg_track *t = rg_track_find(rg_track_key(stream));
+    if (ok && t)
+        rg_mark(rg_track_member(t), t);
+    if (!ok) {
+        rg_guard_driver_failed(rg_op_names[operation], result);
+        rg_context_refused(operation, result, stream, NULL);
+    }
+}
 
 CUresult cuInit(unsigned flags)
 {
@@ -513,6 +618,7 @@ CUresult cuGreenCtxStreamCreate(CUstream *s, CUgreenCtx green, unsigned flags, i
         if (!atomic_load(&rg.captures)) \
             rg_track_of(stream); \
         atomic_fetch_add(&rg.captures, 1); \
+        rg_changed(); \
         pthread_mutex_unlock(&rg_agent_lock); \
         CUresult result_ = RG_CALL(symbol, args); \
         if (result_ == CUDA_SUCCESS) \

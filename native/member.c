@@ -245,6 +245,7 @@ static bool give_slot(rg_member *m)
     atomic_store_explicit(&m->mode, mode, memory_order_release);
     if (atomic_load(&rg.bypass) != RG_BYPASS_ON)
         atomic_fetch_or(&rg.mode, mode);
+    rg_changed();
     if (first_high && mode != RG_MODE_FAIR)
         rg_preempt_wake();
     return true;
@@ -268,6 +269,7 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     uint32_t n = atomic_load(&rg.member_count);
     atomic_store(&rg.member_count, n ? n : 1);
     atomic_store(&rg.mode, alone ? RG_MODE_ATTACHED : mode);
+    rg_changed();
     for (uint32_t i = 1; i < n; i++) {
         rg_member *m = &rg.members[i];
         m->slot = rg.slot; /* never used while its mode is bare; but never NULL */
@@ -308,6 +310,7 @@ static void join_modes(void)
     atomic_store(&any_high, (all & RG_MODE_HIGH) != 0);
     while (before != RG_MODE_BARE && !atomic_compare_exchange_weak(&rg.mode, &before, all | (before & RG_MODE_RECORDED)))
         continue;
+    rg_changed();
 }
 
 /* ---- past Rigel ---- */
@@ -336,6 +339,7 @@ static bool bypass_on(void)
     if (!atomic_compare_exchange_strong(&rg.bypass, &off, RG_BYPASS_ON)) /* first: rg_is_client is true all along */
         return false;
     atomic_store(&rg.mode, RG_MODE_BARE);
+    rg_changed();
     for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++)
         if (atomic_load(&rg.members[i].mode) != RG_MODE_BARE)
             rg_busy_end(&rg.members[i]);
@@ -353,6 +357,7 @@ static void bypass_off(void)
     atomic_store(&rg.mode, joined_modes());
     if (!atomic_compare_exchange_strong(&rg.bypass, &on, RG_BYPASS_OFF))
         atomic_store(&rg.mode, RG_MODE_BARE); /* this process has left Rigel meanwhile */
+    rg_changed();
 }
 
 int rigel_bypass_begin(void)
@@ -503,7 +508,8 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     m->class = class;
     m->slot = rg.slot;
     snprintf(m->name, sizeof m->name, "%s", name);
-    atomic_store(&rg.several, 1); /* before it has a class that the process's may be (rg_member_class) */
+    atomic_store(&rg.several, 1);
+    rg_changed(); /* before it has a class that the process's may be (rg_member_class) */
     if (attached && !give_slot(m)) {
         *error = -ENOSPC;
         return NULL;
@@ -646,6 +652,7 @@ void rg_members_forked(void)
     pthread_mutex_init(&members_lock, NULL);
     ended = true;
     atomic_store(&rg.mode, RG_MODE_BARE);
+    rg_changed();
     atomic_store(&rg.bypass, RG_BYPASS_NONE);
     atomic_store(&rg_gate_held, 0); /* those threads are the parent's */
 }

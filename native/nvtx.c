@@ -95,6 +95,8 @@ void rg_nvtx_attach(void)
     }
     push = (int (*)(const char *))(void *)written[RG_NVTX_CORE][RG_NVTX_RANGE_PUSH_A];
     pop = (int (*)(void))(void *)written[RG_NVTX_CORE][RG_NVTX_RANGE_POP];
-    if (push && pop)
-        atomic_store_explicit(&rg_rec.ranges, true, memory_order_release);
+    if (!push || !pop)
+        return;
+    atomic_store_explicit(&rg_rec.ranges, true, memory_order_release);
+    rg_changed();
 }

@@ -389,7 +389,7 @@ static uint32_t peers(uint32_t device, uint32_t class)
         if (atomic_load(&c->owner) == atomic_load(&rg.slot->owner) || atomic_load(&c->state) != RG_LIVE ||
             atomic_load(&c->class) != class || !(atomic_load(&c->devices) >> device & 1))
             continue;
-        uint64_t launches = atomic_load(&c->launches) + atomic_load(&c->graph_launches);
+        uint64_t launches = rg_launches(c) + atomic_load(&c->graph_launches);
         n += launches != beat_launches[i];
     }
     return n;
@@ -402,7 +402,7 @@ static uint64_t launched(void)
     for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++) {
         const rg_member *m = &rg.members[k];
         if (!k || atomic_load(&m->mode)) /* else it has no slot */
-            n += atomic_load(&m->slot->launches) + atomic_load(&m->slot->graph_launches);
+            n += rg_launches(m->slot) + atomic_load(&m->slot->graph_launches);
     }
     return n;
 }
@@ -468,7 +468,7 @@ void rg_preempt_beat(void)
             atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
-        beat_launches[i] = atomic_load(&rg.segment->clients[i].launches) + atomic_load(&rg.segment->clients[i].graph_launches);
+        beat_launches[i] = rg_launches(&rg.segment->clients[i]) + atomic_load(&rg.segment->clients[i].graph_launches);
 }
 
 void rg_preempt_wake(void)

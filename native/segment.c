@@ -205,6 +205,14 @@ rg_segment *rg_segment_open(const char *path, char *why, size_t why_bytes)
     return seg;
 }
 
+uint64_t rg_launches(const rg_client *c)
+{
+    uint64_t n = 0;
+    for (int i = 0; i < RG_LAUNCH_COUNTS; i++)
+        n += atomic_load(&c->launches[i]);
+    return n;
+}
+
 static void clear_client(rg_client *c)
 {
     /* Everything but the owner word: were it zero for an instant, somebody else could take the slot. */

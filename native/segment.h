@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 9,
+    RG_SEGMENT_VERSION = 10,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -35,6 +35,7 @@ enum {
 enum { RG_MAX_ESTIMATES = 8192, RG_KERNEL_NAME_BYTES = 196 };
 enum { RG_MANIFEST_BYTES = 2048 };
 enum { RG_GUARD_EVENTS = 16, RG_GUARD_EVENT_WORDS = 12 };
+enum { RG_LAUNCH_COUNTS = 4 };
 enum { RG_MAX_CONTEXTS = 8, RG_MISUSES = 8, RG_MISUSE_WORDS = 8, RG_MAX_OPERATIONS = 512 };
 #define RG_CONTEXT_GONE 1u          /* in place of a context: what belonged to one is no more */
 #define RG_CONTEXT_ENDED (1u << 31) /* beside a device: the context is no more */
@@ -149,12 +150,13 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, exited_ns, 1)       /* [client] clean exit; 0 if it never came */ \
     F(u64, heartbeat_ns, 1)    /* [client] agent thread, at least every 250 ms */ \
     F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
-    F(u64, launches, 1)        /* [client] kernels, this and the next three are the issue counter of the gate. A cache line begins here, \
-                                  with all that every launch counts */ \
+    F(words, launches, RG_LAUNCH_COUNTS) /* [client] kernels: the sum of these, and with the next three the issue counter of the gate. \
+                                  The first is raised by any thread, each other by the one that has taken it, which needs no atomic \
+                                  addition. A cache line, of all that every launch counts, is from here */ \
     F(u64, graph_launches, 1)  /* [client] */ \
     F(u64, copies, 1)          /* [client] */ \
     F(u64, memsets, 1)         /* [client] */ \
-    F(u64, records, 1)         /* [client] places for records that its process ever took in `traces`: a few more than it made */ \
+    F(u64, records, 1)         /* [client] to here: places for records that its process ever took in `traces`: a few more than it made */ \
     F(u64, gate_waits, 1)      /* [client] waits because a high client was busy, or because it was another's turn */ \
     F(u64, gate_wait_ns, 1)    /* [client] */ \
     F(u64, inflight_waits, 1)  /* [client] waits because the in-flight limit was reached */ \
@@ -427,26 +429,26 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 9. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 10. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, clients) == 4352, "segment layout");
 _Static_assert(offsetof(rg_client, launches) == 128, "segment layout");
-_Static_assert(offsetof(rg_client, request_ns) == 240, "segment layout");
-_Static_assert(sizeof(rg_client) == 56000, "segment layout");
-_Static_assert(offsetof(rg_segment, shares) == 3588352, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3653888, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16095616, "segment layout");
+_Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
+_Static_assert(sizeof(rg_client) == 56064, "segment layout");
+_Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3657984, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16099712, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3686656, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3690752, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5783808, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5787904, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5796096, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6320384, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7368960, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15757568, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5800192, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6324480, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7373056, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15761664, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -515,6 +517,9 @@ int rg_segment_reap(rg_segment *seg);
 
 /* rg_thread_clear: everything in a row but whose it is and what it is called. */
 void rg_thread_clear(rg_thread *row);
+
+/* rg_launches: how many kernels a client has launched. */
+uint64_t rg_launches(const rg_client *client);
 
 /* rg_client_alive: whether the process that owns the slot still runs (a zombie does not). */
 int rg_client_alive(const rg_client *client);

@@ -26,6 +26,8 @@ rg_name_entry rg_name_cache[RG_NAME_CACHE];
 static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
 static pid_t client; /* the process whose rows they are: not its child */
+static _Atomic uint64_t *launches; /* rg_client.launches */
+static _Atomic(const char *) counting[RG_LAUNCH_COUNTS]; /* the thread that has taken each of them */
 static pthread_key_t row_key;
 static bool row_key_made;
 
@@ -60,6 +62,7 @@ const char *const rg_op_names[RG_OP_COUNT] = {
 void rg_trace_beat(void)
 {
     atomic_store_explicit(&rg_rec.beat_tick, rg_tick(), memory_order_relaxed);
+    rg_changed(); /* whether records are on, for one */
 }
 
 /* ---- threads ---- */
@@ -107,6 +110,10 @@ static void leave(void *row)
         return;
     if (rg_this.calls)
         add_calls(rg_this.calls);
+    if (rg_this.launches)
+        atomic_store(&counting[rg_this.launches - launches], NULL);
+    rg_this.launches = NULL;
+    rg_this.epoch = 0;
     rg_this.calls = NULL;
     rg_this.row = NULL;
     if (row != &nobody)
@@ -130,6 +137,7 @@ void rg_trace_attach(rg_segment *seg, int slot)
     rg_rec.trace = &seg->traces[slot];
     rg_rec.records = &seg->clients[slot].records;
     rg_rec.on = &seg->settings.trace;
+    launches = seg->clients[slot].launches;
     rg_rec.lost = &seg->clients[slot].threads_lost;
     for (int i = 0; i <= RG_MAX_THREADS; i++)
         atomic_store(&own_calls[i].client, (uint32_t)slot);
@@ -173,6 +181,11 @@ rg_thread *rg_thread_enter(void)
     rg_this.row = row;
     rg_this.calls = &own_calls[row == &nobody ? RG_MAX_THREADS : row - rg_rec.threads];
     rg_calls_belong(rg_thread_slot());
+    for (int i = 1; i < RG_LAUNCH_COUNTS && !rg_this.launches; i++) {
+        const char *nobody_yet = NULL;
+        if (atomic_compare_exchange_strong(&counting[i], &nobody_yet, &rg_thread_mark))
+            rg_this.launches = &launches[i];
+    }
     if (row_key_made)
         pthread_setspecific(row_key, row);
     return row;
@@ -180,6 +193,7 @@ rg_thread *rg_thread_enter(void)
 
 void rg_thread_context(uint64_t context)
 {
+    rg_this.epoch = 0; /* NULL may be another stream now */
     rg_thread *row = rg_this.row ? rg_this.row : rg_thread_enter();
     if (atomic_load_explicit(&row->context, memory_order_relaxed) == context)
         return;
@@ -201,9 +215,10 @@ uint64_t rg_record_take(void)
     block = block < RG_RECORD_BLOCK ? block : RG_RECORD_BLOCK;
     uint64_t n = atomic_fetch_add_explicit(rg_rec.records, block, memory_order_relaxed);
     uint64_t of_lap = RG_TRACE_RECORDS - n % RG_TRACE_RECORDS; /* those of the next one are left out */
-    rg_this.block = (uint16_t)block;
-    rg_this.left = (uint16_t)(block < of_lap ? block : of_lap);
+    rg_this.block = (uint8_t)block;
+    rg_this.left = (uint8_t)(block < of_lap ? block : of_lap);
     rg_this.lap = (uint16_t)lap_of(n);
+    rg_this.epoch = 0; /* now and then it is looked whether NULL is still the same stream: there are contexts that are set by no hook */
     return n;
 }
 

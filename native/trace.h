@@ -15,8 +15,9 @@
  * Times are ticks: the processor's own counter where it is invariant and the kernel itself keeps time by it (10 ns to
  * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
  * both clocks said when the segment was made; a reader looks at both again and has the rate.
- * A launch, memset or copy that need not wait takes the time once, and is recorded before it is made; all else when it has returned.
- * With records off it takes the time of the agent's last beat.
+ * A launch, memset or copy that need not wait is recorded before it is made, all else when it has returned. RG_TIMED of the former that
+ * follow one another take the time once, at the first of them (a virtual machine on an H200's host takes 20 to 50 ns for it, a launch
+ * comes every 10 us), unless the agent's beat has come since; a reader spreads them. With records off they have that of the beat.
  *
  * Rule: what is inline here has no lock, allocation, system call or log, but where a thread or a kernel is new.
  */
@@ -113,14 +114,21 @@ typedef struct {
 } rg_own_calls;
 _Static_assert((int)RG_OP_COUNT <= (int)RG_MAX_OPERATIONS, "operations");
 
-/* The calling thread. */
+/* The calling thread: what a launch needs is one cache line. */
 typedef struct {
-    rg_thread *row;      /* NULL before its first operation. Where the table is full, a row that nobody reads. */
+    _Alignas(64) rg_thread *row; /* NULL before its first operation. Where the table is full, a row that nobody reads. */
     rg_own_calls *calls; /* NULL as `row` is */
     uint64_t record;     /* where its next record goes, of `left` places that follow one another */
-    uint32_t name, next; /* places in rg_name_cache: of what it launched last, and of what is expected to follow */
-    uint16_t left, block, lap; /* `block`: how many places it took last; `lap`: the one that they are all of */
+    uintptr_t stream;    /* that it launched on last, and what of its records that decides; as of `epoch` (client.h, rg_again) */
+    uint64_t who;
+    _Atomic uint64_t *launches; /* of rg_client.launches, the one that it alone raises; NULL: none */
+    uint64_t epoch;      /* 1 + that of the process; 0: its next launch has to look */
+    uint16_t name, next; /* places in rg_name_cache: of what it launched last, and of what is expected to follow */
+    uint16_t lap;        /* the one that the places are all of */
+    uint8_t left;
+    uint8_t untimed;     /* so many operations more that mostly return at once have the time of the last one */
     bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
+    uint8_t block;       /* how many places it took last */
 } rg_this_thread;
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
 
@@ -196,11 +204,11 @@ static inline uint64_t rg_name_key(uintptr_t handle)
 static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
     rg_name_entry *entry = rg_name_entry_of(handle);
-    uint32_t place = (uint32_t)(entry - rg_name_cache);
+    uint16_t place = (uint16_t)(entry - rg_name_cache);
     if (__builtin_expect(place != rg_this.next, 0))
         atomic_store_explicit(&rg_name_cache[rg_this.name].next, place, memory_order_relaxed);
     rg_this.name = place;
-    rg_this.next = atomic_load_explicit(&entry->next, memory_order_relaxed);
+    rg_this.next = (uint16_t)atomic_load_explicit(&entry->next, memory_order_relaxed);
     RG_AHEAD(&rg_name_cache[rg_this.next]);
     uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
     return __builtin_expect(word >> 16 == rg_name_key(handle), 1) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
@@ -251,6 +259,8 @@ typedef struct {
 RG_COLD void rg_nvtx_push(uint32_t operation);
 RG_COLD void rg_nvtx_pop(void);
 
+enum { RG_TIMED = 4 };
+
 /*
  * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what
  * may wait. rg_op_end: it has returned. Operations nest (a collective launches a kernel). In a client only.
@@ -265,7 +275,15 @@ static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
     op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);
     op.beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
     op.on = atomic_load_explicit(rg_rec.on, memory_order_relaxed) != 0;
-    op.tick = __builtin_expect(op.on, 1) || exact ? rg_tick() : op.beat;
+    if (exact)
+        rg_this.epoch = 0; /* what it launches meanwhile, and what it launches next, is another thing */
+    bool timed = exact || !rg_this.untimed || op.beat > op.outer_tick || op.outer & RG_DOING;
+    if (__builtin_expect(op.on, 1) || exact) {
+        op.tick = timed ? rg_tick() : op.outer_tick;
+        rg_this.untimed = (uint8_t)(exact ? 0 : timed ? RG_TIMED - 1 : rg_this.untimed - 1);
+    } else {
+        op.tick = op.beat;
+    }
     atomic_store_explicit(&op.row->before, op.outer & ~RG_DOING, memory_order_relaxed);
     atomic_store_explicit(&op.row->before_tick, op.outer_tick, memory_order_relaxed);
     if (exact) {
@@ -307,6 +325,7 @@ static RG_INLINE void rg_op_returned(const rg_op *op)
 static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, uint64_t marks, uint64_t argument)
 {
     rg_op_returned(op);
+    rg_this.untimed = 0;
     if (__builtin_expect(op->on, 1))
         rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
                   rg_tick() - op->tick);

@@ -109,6 +109,7 @@ static void drop(rg_track *t)
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
     atomic_store(&rg.full, 0);
+    rg_changed();
 }
 
 /*
@@ -189,11 +190,11 @@ static void restamp(CUstream stream, uint32_t mode)
     rg_stream_prioritise(stream, mode, now == least || now == greatest + 1 ? 0 : -1);
 }
 
-rg_track *rg_track_add(CUstream stream, uintptr_t key)
+/* Enters a stream that is new. */
+static RG_COLD rg_track *add(CUstream stream, uintptr_t key)
 {
-    rg_track *found = rg_track_find(key);
-    if (found || atomic_load_explicit(&rg.full, memory_order_relaxed))
-        return found;
+    if (atomic_load_explicit(&rg.full, memory_order_relaxed))
+        return NULL;
     CUcontext context = context_of(stream);
     if (!context)
         return NULL; /* the driver will say so */
@@ -245,6 +246,13 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     return t;
 }
 
+rg_track *rg_track_of(CUstream stream)
+{
+    uintptr_t key = rg_track_key(stream);
+    rg_track *t = rg_track_find(key);
+    return t ? t : add(stream, key);
+}
+
 rg_track *rg_track_for(CUstream stream, rg_member *member)
 {
     rg_track *t = rg_track_of(stream);
@@ -257,6 +265,7 @@ rg_track *rg_track_for(CUstream stream, rg_member *member)
     rg_retire(before, device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_fetch_add(&t->serial, 1 << 8);
+    rg_changed();
     note_use(member, device);
     pthread_mutex_unlock(&table_lock);
     rg_idle_check(before, device);
@@ -521,6 +530,7 @@ void rg_busy_end(rg_member *m)
             record_request(m, i, true);
         atomic_store(&m->draining[i], 0);
     }
+    rg_changed();
     rg_segment_clear_busy(rg.segment, m->slot_index);
     pthread_mutex_unlock(&busy_lock);
 }
@@ -538,6 +548,7 @@ void rg_tracks_clear(void)
 {
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++)
         atomic_store(&rg.tracks[i].state, RG_CLEAN);
+    rg_changed();
 }
 
 bool rg_streams_restamp(rg_member *m)
@@ -580,8 +591,10 @@ static uint64_t cover(rg_track *t, uint64_t token)
 {
     uint64_t state = atomic_load(&t->state);
     while (state != RG_CLEAN && ((token & 3) == RG_TOKEN_WAIT || (state & 3) != RG_TOKEN_WAIT))
-        if (atomic_compare_exchange_weak(&t->state, &state, token))
+        if (atomic_compare_exchange_weak(&t->state, &state, token)) {
+            rg_changed();
             return token;
+        }
     return 0;
 }
 
@@ -657,8 +670,10 @@ uint64_t rg_look_stream_begin(CUstream stream, bool *own)
     if (!t)
         return rg_wait_stream_begin(stream);
     uint64_t state = RG_DIRTY, token = rg_token(RG_TOKEN_WAIT);
-    if (atomic_compare_exchange_strong(&t->state, &state, token))
+    if (atomic_compare_exchange_strong(&t->state, &state, token)) {
+        rg_changed();
         return token;
+    }
     *own = false; /* a token of somebody's covers what there is as well, and stays where it is */
     return state == RG_CLEAN ? 0 : state;
 }

@@ -195,7 +195,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
         stopped: !slot.finished && (at_ns - beat_ns > 2 * stale_ms * 1e6 || stateOf(slot.pid) === "T"),
         beat_ns,
         rank: rankOf(segment, slot),
-        issued: number("launches") + number("graph_launches") + number("copies") + number("memsets"),
+        issued: segment.work(slot).launches + number("copies") + number("memsets"),
         gate_wait_ns: number("gate_wait_ns"),
         suspended_ns: number("suspended_ns"),
         paused: (segment.wanted(slot.name)?.paused_until_ns ?? 0) > at_ns,

@@ -92,13 +92,14 @@ export function recordsOf(
     const same = (now.tick & ~WORD) | tick;
     return same > now.tick + (1n << 40n) ? same - (1n << WORD_BITS) : same;
   };
-  const found: Operation[] = [];
+  const found: { operation: Operation; age: number }[] = [];
+  const size = words.length / 4;
   for (let first = 0; first < words.length; first += 4) {
     const [time = 0n, what = 0n, argument = 0n, ticks = 0n] = words.subarray(first, first + 4);
     const lap = time >> WORD_BITS;
     if (lap === 0n || what >> WORD_BITS !== lap || argument >> WORD_BITS !== lap || ticks >> WORD_BITS !== lap)
       continue;
-    if (!isLatest(lap, first / 4, words.length / 4, taken)) continue;
+    if (!isLatest(lap, first / 4, size, taken)) continue;
     const marks = Number(what & WORD);
     const at = (shift: number, bits: number): number => Math.floor(marks / 2 ** shift) % 2 ** bits;
     const kind = KINDS.find((name) => name === kinds[at(10, 6)]);
@@ -110,7 +111,7 @@ export function recordsOf(
     if (end_ns < after_ns) continue;
     const value = Number(argument & WORD);
     const named = kind === "launch" || kind === "graph";
-    found.push({
+    const operation = {
       kind,
       operation: operations[at(0, 10)] ?? `operation ${at(0, 10)}`,
       tid: at(16, 22),
@@ -122,9 +123,39 @@ export function recordsOf(
       kernel: named ? nameOf(value % 65_536) : null,
       inflight: named ? Math.floor(value / 65_536) / LAUNCH_WEIGHT : 0,
       argument: value,
-    });
+    };
+    found.push({ operation, age: (((taken - 1 - first / 4) % size) + size) % size });
   }
-  return found.toSorted((a, b) => a.at_ns - b.at_ns);
+  found.sort((a, b) => a.operation.at_ns - b.operation.at_ns || b.age - a.age);
+  return spread(found.map(({ operation }) => operation));
+}
+
+/** What a program takes for a launch at most, mostly. */
+const LAUNCH_NS = 20_000;
+const QUEUES = new Set<Kind>(["launch", "graph", "copy", "memset"]);
+
+/**
+ * Some operations of a thread that queue work and follow one another have the time of the first of them (RG_TIMED in native/trace.h): puts
+ * them between it and what came next. In the order of their times, as is the answer. Pure.
+ */
+export function spread(operations: readonly Operation[]): Operation[] {
+  const alike = new Map<number, Operation[]>();
+  const moved: Operation[] = [];
+  const settle = (group: readonly Operation[], until_ns: number): void => {
+    const step_ns = Math.min((until_ns - (group[0]?.at_ns ?? 0)) / group.length, LAUNCH_NS);
+    for (const [i, operation] of group.entries())
+      moved.push(i === 0 ? operation : { ...operation, at_ns: operation.at_ns + Math.floor(i * step_ns) });
+  };
+  for (const operation of operations) {
+    const { tid, at_ns, kind } = operation;
+    const group = alike.get(tid) ?? [];
+    const queues = QUEUES.has(kind);
+    if (group.length > 0 && !(queues && group[0]?.at_ns === at_ns)) settle(group.splice(0), at_ns);
+    (queues ? group : moved).push(operation);
+    alike.set(tid, group);
+  }
+  for (const group of alike.values()) settle(group, group[0]?.at_ns ?? 0); // nothing came next
+  return moved.toSorted((a, b) => a.at_ns - b.at_ns);
 }
 
 /** Whether its stream (of null, every one) had nothing left to do when it returned. */

@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(9),
+  version: z.literal(10),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -610,7 +610,7 @@ export class Segment {
     const word = (name: string): number => this.#word(this.#layout.clients, name, base);
     const onDevices = word("devices");
     const usage = {
-      counters: counters((name) => this.#long(base, name)),
+      counters: counters((name) => (name === "launches" ? this.#kernels(base) : this.#long(base, name))),
       preemption: PREEMPTION[word("preemption")] ?? "unknown",
       graph_whole: GRAPH_WHOLE[word("graph_whole") - 1] ?? null,
       request_ns: this.#histogram(base, "request_ns"),
@@ -754,7 +754,7 @@ export class Segment {
   work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
     const base = index * this.#layout.clients.stride;
     return {
-      launches: this.#long(base, "launches") + this.#long(base, "graph_launches"),
+      launches: this.#kernels(base) + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };
   }
@@ -841,6 +841,16 @@ export class Segment {
 
   #long(base: number, name: string): number {
     return Number(this.#long64(this.#layout.clients, name, base));
+  }
+
+  /** Kernels launched: several threads count for themselves. */
+  #kernels(base: number): number {
+    const { clients } = this.#layout;
+    const { offset, count } = this.#field(clients, "launches");
+    const at = (clients.offset + base + offset) >> 3;
+    let sum = 0n;
+    for (let i = 0; i < count; i++) sum += Atomics.load(this.#longs, at + i);
+    return Number(sum);
   }
 
   /** A number of 64 bits, as hexadecimal digits. */

@@ -327,7 +327,7 @@ static void threads_keep_the_client_busy(void)
     for (int i = 0; i < 4; i++)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     CHECK_EQUAL(busy_word(), 0);
-    CHECK_EQUAL(rg.slot->launches, 4 * 300 * 3);
+    CHECK_EQUAL(rg_launches(rg.slot), 4 * 300 * 3);
     CHECK(rg.slot->requests >= 1 && rg.slot->requests <= 4 * 300);
     done();
 }
@@ -390,11 +390,156 @@ static void streams_keep_their_tracks_where_they_share_a_place(void)
     done();
 }
 
+/* Launches until the next one would go by rg_again; a beat of the agent's may come between. How many that took. */
+static int launch_until_again(CUstream s)
+{
+    int n = 0;
+    rg_rec.processor = true; /* whatever time this host's kernel keeps */
+    do
+        launch(spin, s, 1000);
+    while (++n < 10 && !rg_is_again(s));
+    CHECK(n < 10);
+    return n;
+}
+
+static void a_launch_like_the_one_before_is_counted_and_recorded(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int turn = 0; turn < 2; turn++) {
+        CUstream stream = turn ? NULL : s;
+        launch_until_again(stream);
+        uint64_t launches = rg_launches(rg.slot), queued = rg_this.row->launches, calls = rg_this.calls->count[RG_OP_cuLaunchKernel];
+        uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
+        launch(spin, stream, 1000);
+        CHECK_EQUAL(rg_launches(rg.slot), launches + 1);
+        CHECK_EQUAL(rg_this.row->launches, queued + 1);
+        CHECK_EQUAL(rg_this.calls->count[RG_OP_cuLaunchKernel], calls + 1);
+        CHECK_EQUAL(rg_this.row->doing, RG_OP_cuLaunchKernel);
+        CHECK_EQUAL(rg_this.row->before, RG_OP_cuLaunchKernel);
+        const rg_track *t = rg_track_find(rg_track_key(stream));
+        const _Atomic uint64_t *word = &seg->traces[0].records[number % RG_TRACE_RECORDS * RG_RECORD_WORDS];
+        uint64_t what = RG_OP_cuLaunchKernel | RG_TRACE_launch << 10 | (uint64_t)gettid() << 16 | (uint64_t)(t - rg.tracks + 1) << 38;
+        CHECK_EQUAL(word[1] & RG_RECORD_MASK, what);
+        CHECK_EQUAL(word[2] & RG_RECORD_MASK, rg_this.row->kernel);
+        CHECK(strcmp(seg->names[rg_this.row->kernel - 1].name, "rigel_spin") == 0);
+    }
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    idle_after("cuCtxSynchronize", 1);
+    done();
+}
+
+static void *launch_there(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    launch_until_again(NULL);
+    return NULL;
+}
+
+/* What a launch takes for granted is looked at again once something of it has changed. */
+static void a_launch_after_a_change_looks_again(void)
+{
+    become_high_without_agent();
+    CUstream s, other;
+    CUevent e;
+    CUdeviceptr p;
+    CUgraph graph;
+    char host[64];
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    for (int change = 0; change < 11; change++) {
+        CUstream stream = change == 10 ? NULL : s;
+        uint64_t requests = rg.slot->requests;
+        launch_until_again(stream);
+        switch (change) {
+        case 0: CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS); break;
+        case 1: cuStreamQuery(s); break;
+        case 2: CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS); break;
+        case 3: CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); break;
+        case 4: CHECK_EQUAL(cuMemcpyDtoH_v2(host, p, sizeof host), CUDA_SUCCESS); break;
+        case 5: launch(spin, other, 1000); break;
+        case 6:
+            CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+            CHECK(!rg_is_again(s));
+            CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
+            break;
+        case 7:
+            CHECK_EQUAL(rigel_bypass_begin(), 0);
+            CHECK(!rg_is_again(s));
+            rigel_bypass_end();
+            break;
+        case 8: CHECK_EQUAL(cuStreamDestroy_v2(other), CUDA_SUCCESS); break;
+        case 9: rg_trace_beat(); break;
+        default: CHECK_EQUAL(cuCtxSetCurrent(current()), CUDA_SUCCESS); break;
+        }
+        CHECK(!rg_is_again(stream));
+        launch(spin, stream, 1000);
+        CHECK_EQUAL(busy_word(), 1);
+        CHECK_EQUAL(rg_track_find(rg_track_key(stream))->state, RG_DIRTY);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        CHECK_EQUAL(busy_word(), 0);
+        CHECK(rg.slot->requests > requests || change == 7);
+    }
+    /* What a thread knows is its own. */
+    pthread_t thread;
+    launch_until_again(NULL);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_there, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+static CUresult (*real_launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+static bool refuses;
+
+/* While the driver is in a launch somebody waits for its stream, and finds all done; or it refuses the launch. */
+static CUresult launch_meanwhile(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                                 unsigned shared, CUstream s, void **parameters, void **extra)
+{
+    if (refuses)
+        return CUDA_ERROR_INVALID_VALUE;
+    rg_wait_stream_end(s, rg_wait_stream_begin(s), true);
+    CHECK_EQUAL(busy_word(), 0);
+    return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra);
+}
+
+static void a_launch_that_is_overtaken_or_refused_is_seen(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    *(void **)&real_launch = rg_real.hooked[RG_HOOK_cuLaunchKernel];
+    launch_until_again(s);
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_meanwhile;
+    launch(spin, s, 1000);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg_track_find(rg_track_key(s))->state, RG_DIRTY);
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)real_launch;
+    launch_until_again(s);
+    while (!rg_this.left)
+        launch(spin, s, 1000);
+    refuses = true;
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_meanwhile;
+    uint64_t number = rg_this.record;
+    CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
+    CHECK((seg->traces[0].records[number % RG_TRACE_RECORDS * RG_RECORD_WORDS + 1] & RG_RECORD_FAILED) != 0);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
 static void what_a_launch_needs_is_together(void)
 {
 #define LINE(type, field) (offsetof(type, field) / 64)
     CHECK_EQUAL((uintptr_t)&rg % 4096, 0);
     CHECK_EQUAL(LINE(rg_client_state, several), 0);
+    CHECK_EQUAL(LINE(rg_client_state, epoch), 0);
+    CHECK_EQUAL((uintptr_t)&rg_this % 64, 0);
+    CHECK_EQUAL(LINE(rg_this_thread, untimed), 0);
     CHECK_EQUAL(LINE(rg_client_state, segment), 0);
     CHECK_EQUAL(LINE(rg_client_state, slot), 0);
     CHECK_EQUAL(LINE(rg_client_state, preemptible), 0);
@@ -428,6 +573,9 @@ int main(int argc, char **argv)
     RUN(priorities_follow_the_class);
     RUN(best_effort_priorities_are_the_lowest);
     RUN(streams_keep_their_tracks_where_they_share_a_place);
+    RUN(a_launch_like_the_one_before_is_counted_and_recorded);
+    RUN(a_launch_after_a_change_looks_again);
+    RUN(a_launch_that_is_overtaken_or_refused_is_seen);
     RUN(what_a_launch_needs_is_together);
     return failures ? 1 : 0;
 }

@@ -24,9 +24,9 @@ static bool past(void)
 /* One launch that is waited for goes through Rigel: it is counted, and a request of its own. */
 static void goes_through(void)
 {
-    uint64_t launches = rg.slot->launches, requests = rg.slot->requests;
+    uint64_t launches = rg_launches(rg.slot), requests = rg.slot->requests;
     launch(spin, NULL, 1000);
-    CHECK_EQUAL(rg.slot->launches, launches + 1);
+    CHECK_EQUAL(rg_launches(rg.slot), launches + 1);
     CHECK_EQUAL(busy_word(), 1ull << rg.slot_index);
     OK(cuCtxSynchronize());
     CHECK_EQUAL(busy_word(), 0);
@@ -64,7 +64,7 @@ static void nothing_is_counted(void)
     OK(cuStreamEndCapture(s, &graph));
     OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     goes_through();
-    uint64_t launches = rg.slot->launches, requests = rg.slot->requests, passed = rg.slot->passed, records = rg.slot->records;
+    uint64_t launches = rg_launches(rg.slot), requests = rg.slot->requests, passed = rg.slot->passed, records = rg.slot->records;
     uint64_t waits = calls_of(RG_OP_cuStreamSynchronize), queries = calls_of(RG_OP_cuEventQuery);
 
     CHECK_EQUAL(rigel_bypass_begin(), 0);
@@ -84,7 +84,7 @@ static void nothing_is_counted(void)
         OK(cuCtxSynchronize());
         rigel_report_request(1000);
     }
-    CHECK_EQUAL(rg.slot->launches, launches);
+    CHECK_EQUAL(rg_launches(rg.slot), launches);
     CHECK_EQUAL(rg.slot->graph_launches, 0);
     CHECK_EQUAL(rg.slot->copies, 0);
     CHECK_EQUAL(rg.slot->memsets, 0);
@@ -456,7 +456,7 @@ static void captures_cross_the_switch(void)
     CUgraphExec exec;
     for (int way = 0; way < 2; way++) {
         size_t nodes = 0;
-        uint64_t launches = rg.slot->launches;
+        uint64_t launches = rg_launches(rg.slot);
         if (way)
             CHECK_EQUAL(rigel_bypass_begin(), 0);
         OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL));
@@ -477,7 +477,7 @@ static void captures_cross_the_switch(void)
         OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
         if (!way)
             rigel_bypass_end();
-        CHECK_EQUAL(rg.slot->launches, launches);
+        CHECK_EQUAL(rg_launches(rg.slot), launches);
         uint64_t graphs = rg.slot->graph_launches;
         OK(cuGraphLaunch(exec, s));
         CHECK_EQUAL(rg.slot->graph_launches, graphs + 1);
@@ -567,10 +567,10 @@ static void it_ends_when_the_client_becomes_best_effort(void)
     CHECK_EQUAL(rg.slot->class, RG_CLASS_BEST_EFFORT);
     /* The gate holds it. */
     pthread_t thread;
-    uint64_t launches = rg.slot->launches;
+    uint64_t launches = rg_launches(rg.slot);
     other_busy(true);
     CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, NULL), 0);
-    WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
+    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
     WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
     other_busy(false);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
@@ -632,15 +632,15 @@ static void all_clients_of_the_process(void)
     become_high_without_agent();
     goes_through();
     rg_member *high = launch_as("high");
-    CHECK_EQUAL(high->slot->launches, 1);
+    CHECK_EQUAL(rg_launches(high->slot), 1);
     CHECK_EQUAL(high->slot->requests, 1);
     CHECK_EQUAL(rigel_bypass_begin(), 0);
     launch_as("high");
-    CHECK_EQUAL(high->slot->launches, 1);
+    CHECK_EQUAL(rg_launches(high->slot), 1);
     CHECK(past());
     rigel_bypass_end();
     launch_as("high");
-    CHECK_EQUAL(high->slot->launches, 2);
+    CHECK_EQUAL(rg_launches(high->slot), 2);
     CHECK_EQUAL(high->slot->requests, 2);
     CHECK_EQUAL(busy_word(), 0);
     done();
@@ -671,13 +671,13 @@ static void a_best_effort_client_that_is_entered_ends_it(void)
     become_high_without_agent();
     CHECK_EQUAL(rigel_bypass_begin(), 0);
     rg_member *low = launch_as("best-effort");
-    CHECK_EQUAL(low->slot->launches, 1);
+    CHECK_EQUAL(rg_launches(low->slot), 1);
     CHECK_EQUAL(atomic_load(&rg.mode), RG_MODE_HIGH | RG_MODE_BEST_EFFORT);
     rigel_bypass_end();
     CHECK_EQUAL(atomic_load(&rg.mode), RG_MODE_HIGH | RG_MODE_BEST_EFFORT);
     CHECK_EQUAL(rigel_bypass_begin(), -EPERM);
     launch_as("best-effort");
-    CHECK_EQUAL(low->slot->launches, 2);
+    CHECK_EQUAL(rg_launches(low->slot), 2);
     done();
 }
 
@@ -688,11 +688,11 @@ static void where_only_threads_are_clients(void)
     become_high_without_agent();
     CHECK_EQUAL(rigel_bypass_begin(), 0);
     rg_member *high = launch_as("high");
-    CHECK_EQUAL(high->slot->launches, 0);
+    CHECK_EQUAL(rg_launches(high->slot), 0);
     rigel_bypass_end();
     CHECK_EQUAL(atomic_load(&rg.mode), RG_MODE_ATTACHED | RG_MODE_HIGH);
     launch_as("high");
-    CHECK_EQUAL(high->slot->launches, 1);
+    CHECK_EQUAL(rg_launches(high->slot), 1);
     done();
 }
 

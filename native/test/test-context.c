@@ -319,7 +319,7 @@ static void per_thread_streams_of_many_threads_do_not_lock_up(void)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, per_thread_work, current()), 0);
     for (int i = 0; i < 6; i++)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
-    CHECK_EQUAL(rg.slot->launches, 300);
+    CHECK_EQUAL(rg_launches(rg.slot), 300);
     CHECK_EQUAL(rg.slot->starved, 0);
     done();
 }
@@ -340,7 +340,7 @@ static void leaving_is_final_and_may_be_said_twice(void)
     launch(spin, NULL, 1000);
     rigel_report_request(1000000);
     CHECK_EQUAL(busy_word(), 0);
-    CHECK_EQUAL(rg.slot->launches, 1);
+    CHECK_EQUAL(rg_launches(rg.slot), 1);
     CHECK_EQUAL(rg.slot->reports, 1);
     done();
 }
@@ -362,7 +362,7 @@ static void a_forked_child_is_no_client(void)
     CHECK_EQUAL(waitpid(pid, &status, 0), pid);
     CHECK_EQUAL(status, 0);
     CHECK_EQUAL(rg.slot->state, RG_LIVE);
-    CHECK_EQUAL(rg.slot->launches, 1);
+    CHECK_EQUAL(rg_launches(rg.slot), 1);
     done();
 }
 
@@ -387,7 +387,7 @@ static void exit_leaves_the_slot_finished(void)
     seg = rg_segment_open(path, why, sizeof why);
     CHECK(seg != NULL);
     CHECK_EQUAL(seg->clients[0].state, RG_EXITED);
-    CHECK_EQUAL(seg->clients[0].launches, 1);
+    CHECK_EQUAL(rg_launches(&seg->clients[0]), 1);
     CHECK(seg->clients[0].exited_ns >= seg->clients[0].attached_ns);
     CHECK_EQUAL(busy_word(), 0);
     unlink(path);

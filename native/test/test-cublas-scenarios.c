@@ -83,12 +83,12 @@ static void run(const scenario *s, int way)
     if (s->counter ? counted != (watched ? c->guard_repaired == (way == REPAIR) ? 1u : ~0u : 0u)
                    : s->runs[WARN] && counted != 0)
         right = false;
-    if (way >= REPAIR && ran && c->launches < 1)
+    if (way >= REPAIR && ran && rg_launches(c) < 1)
         right = false;
     if (!right) {
         fprintf(stderr, "%s %s: status %x, expected it to %s; counted %llu, repaired %llu, launches %llu; it said:\n%s", s->program,
                 way_names[way], (unsigned)status, s->runs[way] ? "run" : "fail", (unsigned long long)counted,
-                (unsigned long long)c->guard_repaired, (unsigned long long)c->launches, text);
+                (unsigned long long)c->guard_repaired, (unsigned long long)rg_launches(c), text);
         failures++;
     }
     unlink(path);

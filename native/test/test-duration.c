@@ -536,7 +536,7 @@ static void threads_seed_each_kernel_once(void)
     for (int i = 0; i < 4; i++)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     CHECK_EQUAL(rg.slot->durations_seeded, 40);
-    CHECK_EQUAL(rg.slot->launches, 160);
+    CHECK_EQUAL(rg_launches(rg.slot), 160);
     done();
 }
 

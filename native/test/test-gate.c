@@ -28,7 +28,7 @@ static void waits_while_high_is_busy(void)
     CHECK_EQUAL(atomic_load(&launched), 0);
     other_busy(false);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
-    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg_launches(rg.slot), 2);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
     CHECK(rg.slot->gate_wait_ns > 0);
     CHECK_EQUAL(rg.slot->starved, 0);
@@ -127,7 +127,7 @@ static void policy_none_measures_only(void)
     other_busy(true);
     for (int i = 0; i < 100; i++)
         launch(spin, NULL, 1000);
-    CHECK_EQUAL(rg.slot->launches, 100);
+    CHECK_EQUAL(rg_launches(rg.slot), 100);
     CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
     CHECK_EQUAL(rg.members[0].inflight, 0);
     done();
@@ -157,7 +157,7 @@ static void in_flight_wait_is_bounded(void)
     launch(spin, NULL, 1000000000); /* a second: far longer than the bound */
     for (int i = 0; i < 8; i++)
         launch(spin, NULL, 1000);
-    CHECK(rg.slot->launches == 9);
+    CHECK(rg_launches(rg.slot) == 9);
     CHECK_EQUAL(rg.slot->inflight_waits, 1);
     done();
 }
@@ -272,7 +272,7 @@ static void rare_forms_of_work_are_work(void)
     void *params[] = {&one, &ns};
     CUDA_LAUNCH_PARAMS part = {spin, 1, 1, 1, 32, 1, 1, 0, s, params};
     CHECK_EQUAL(cuLaunchCooperativeKernelMultiDevice(&part, 1, 0), CUDA_SUCCESS);
-    CHECK_EQUAL(rg.slot->launches, 2);
+    CHECK_EQUAL(rg_launches(rg.slot), 2);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
     CUDA_MEMCPY3D_BATCH_OP boxes[2] = {
         {.src.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .dst.type = CU_MEMCPY_OPERAND_TYPE_POINTER, .width = 1, .height = 1, .depth = 1},

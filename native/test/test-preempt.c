@@ -52,7 +52,7 @@ static void preemptible_and_timed_while_new(void)
     rg_samples_poll();
     uint64_t samples = rg.slot->samples;
     CHECK(samples <= MOST);
-    atomic_fetch_add(&rg.slot->launches, RG_SAMPLED_LAUNCHES);
+    atomic_fetch_add(&rg.slot->launches[0], RG_SAMPLED_LAUNCHES);
     WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE);
     for (int i = 0; i < 20; i++)
         launch_blocks(spin, NULL, 2, 1000); /* another one, then */

@@ -221,7 +221,7 @@ static void an_unusable_recording_stops_nothing(void)
     launch(NULL, 66, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK(rg_recorded == NULL);
-    CHECK_EQUAL(rg.slot->launches, 1);
+    CHECK_EQUAL(rg_launches(rg.slot), 1);
     rigel_shutdown();
     gone();
 }

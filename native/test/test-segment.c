@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 9 segment");
+    refuse(path, "is not a version 10 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -200,16 +200,16 @@ static void full_then_reaped(void)
     CHECK_EQUAL(rg_segment_reap(seg), 0);
     /* One is killed while busy: others see the bit go and may have the slot. */
     atomic_fetch_or(&seg->devices[2].high_busy, 1ull << 17);
-    seg->clients[17].launches = 5;
+    seg->clients[17].launches[1] = 5;
     end(pids[17]);
     CHECK_EQUAL(rigel_segment_reap(path), 1);
     CHECK_EQUAL(seg->clients[17].state, RG_DEAD);
-    CHECK_EQUAL(seg->clients[17].launches, 5);
+    CHECK_EQUAL(rg_launches(&seg->clients[17]), 5);
     CHECK_EQUAL(seg->devices[2].high_busy, 0);
     pids[17] = claimant(seg, &slot);
     CHECK_EQUAL(slot, 17);
     CHECK_EQUAL(seg->clients[17].state, RG_LIVE);
-    CHECK_EQUAL(seg->clients[17].launches, 5); /* the same client's: it counts on */
+    CHECK_EQUAL(rg_launches(&seg->clients[17]), 5); /* the same client's: it counts on */
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         end(pids[i]);
     CHECK_EQUAL(rg_segment_reap(seg), RG_MAX_CLIENTS);
@@ -225,11 +225,11 @@ static void another_client_clears_what_it_takes(void)
     int slot;
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         pids[i] = claimant(seg, &slot);
-    atomic_store(&seg->clients[9].launches, 7);
+    atomic_store(&seg->clients[9].launches[0], 7);
     atomic_store(&seg->clients[9].first_launch_ns, 1);
     end(pids[9]);
     CHECK_EQUAL(rg_segment_claim(seg, "another", RG_CLASS_HIGH, 1), 9);
-    CHECK_EQUAL(seg->clients[9].launches, 0);
+    CHECK_EQUAL(rg_launches(&seg->clients[9]), 0);
     CHECK(strcmp(seg->clients[9].name, "another") == 0);
     CHECK_EQUAL(seg->header.overwritten, 1);
     for (int i = 0; i < RG_MAX_CLIENTS; i++)

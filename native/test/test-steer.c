@@ -289,9 +289,9 @@ static void paused_until_resumed(void)
     become("best-effort");
     atomic_store(&account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(mode() & RG_MODE_PAUSED);
-    uint64_t launches = rg.slot->launches;
+    uint64_t launches = rg_launches(rg.slot);
     pthread_t thread = start();
-    WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
+    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
     usleep(50000);
     CHECK_EQUAL(atomic_load(&launched), 0);
     atomic_store(&account->paused_until_ns, 0);
@@ -323,11 +323,11 @@ static void paused_is_off_the_gpu(void)
 /* Paused, with a launch that waits. */
 static pthread_t paused_launch(void)
 {
-    uint64_t launches = rg.slot->launches;
+    uint64_t launches = rg_launches(rg.slot);
     atomic_store(&account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(mode() & RG_MODE_PAUSED);
     pthread_t thread = start();
-    WAIT_FOR(atomic_load(&rg.slot->launches) == launches + 1);
+    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
     return thread;
 }
 
