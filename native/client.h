@@ -293,6 +293,9 @@ struct rg_track {
 
 enum { RG_MAX_TRACKS = 254, RG_TRACK_INDEX = 1024 };
 
+/* rg_track_add: slow half of rg_track_of: enters a stream that is new, and sets its priority. NULL if it cannot be tracked. */
+RG_COLD rg_track *rg_track_add(CUstream stream, uintptr_t key);
+
 /* rg_track_for: the track of a stream for this client's work, where there are several; what it has of another's counts as done. */
 rg_track *rg_track_for(CUstream stream, rg_member *member);
 
@@ -646,7 +649,6 @@ typedef struct {
     _Alignas(4096) _Atomic uint32_t mode; /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
-    _Atomic uint64_t epoch;    /* rg_changed */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
@@ -666,17 +668,6 @@ typedef struct {
     _Atomic uint32_t bypass;   /* enum rg_bypass */
 } rg_client_state;
 extern rg_client_state rg;
-
-/*
- * rg_changed: something is not as it was that a thread of a high client takes for granted which goes on launching on its stream (rg_again):
- * that nobody has taken the stream's work for all there is (a token in its track), or the client for idle; class, records, captures,
- * clients, streams. Said after the change, and before the driver is called for its sake: what was launched without knowing of it is in
- * front of that call then. Said at least with every beat of the agent.
- */
-static inline void rg_changed(void)
-{
-    atomic_fetch_add(&rg.epoch, 1);
-}
 
 /* rg_is_client: whether this process is a client, be it that its work goes past Rigel: for what has to be known for later all the same. */
 static inline bool rg_is_client(void)
@@ -720,8 +711,16 @@ static inline rg_track *rg_track_find(uintptr_t key)
     return NULL;
 }
 
-/* rg_track_of: the track of a stream, which is entered if it is new, and gets its priority then. NULL if it cannot be tracked. */
-rg_track *rg_track_of(CUstream stream);
+/* rg_track_of: the same of a stream, which is entered if it is new. The first probe is inline, and nothing else. */
+static RG_INLINE rg_track *rg_track_of(CUstream stream)
+{
+    uintptr_t key = rg_track_key(stream);
+    uint8_t place = (uint8_t)(atomic_load_explicit(&rg.index[rg_track_hash(key)], memory_order_acquire) - 1);
+    if (RG_LIKELY(place < RG_MAX_TRACKS) &&
+        RG_LIKELY(atomic_load_explicit(&rg.tracks[place].key, memory_order_relaxed) == key))
+        return &rg.tracks[place];
+    return rg_track_add(stream, key);
+}
 
 static inline rg_member *rg_track_member(const rg_track *t)
 {
@@ -978,13 +977,17 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
  */
 static RG_INLINE bool rg_is_again(CUstream stream)
 {
-    return RG_LIKELY(rg_this.epoch == atomic_load_explicit(&rg.epoch, memory_order_relaxed) + 1) &&
+    return RG_LIKELY(rg_this.epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&
            RG_LIKELY(rg_this.stream == (uintptr_t)stream);
 }
 
-static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function)
+static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void *const *real)
 {
     rg_thread *row = rg_this.row;
+    RG_AHEAD_TO_WRITE(row);
+    RG_AHEAD_TO_WRITE(&rg_this.calls->count[operation]);
+    RG_AHEAD_TO_WRITE(rg_this.launches);
+    RG_AHEAD(real);
     uint32_t name = rg_name_of(false, function);
     rg_call_count(operation);
     uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
@@ -1009,7 +1012,7 @@ static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function)
 static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
 {
     atomic_store_explicit(&rg_this.row->doing, operation, memory_order_relaxed);
-    return RG_LIKELY(epoch == atomic_load_explicit(&rg.epoch, memory_order_relaxed) + 1);
+    return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1);
 }
 RG_COLD void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
 

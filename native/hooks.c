@@ -205,7 +205,7 @@ static inline bool rg_is_pointer(int memory_type)
     } \
     static __attribute__((noinline)) CUresult symbol##_else params \
     { \
-        uint64_t epoch = atomic_load(&rg.epoch); \
+        uint64_t epoch = atomic_load(&rg_rec.epoch); \
         uint32_t mode = mode_for_work(); \
         return symbol##_as(epoch, mode, RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)), RG_LIST args); \
     } \
@@ -213,13 +213,13 @@ static inline bool rg_is_pointer(int memory_type)
     { \
         if (RG_##KIND == RG_LAUNCH && rg_is_again(STREAM)) { \
             uint64_t again_ = rg_this.epoch; \
-            uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS)); \
+            uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
             CUresult result_ = RG_CALL(symbol, args); \
             if (!rg_again_ends(RG_OP_##symbol, again_) || RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
                 rg_again_late(RG_OP_##symbol, result_, STREAM, noted_); \
             return result_; \
         } \
-        uint64_t epoch = atomic_load_explicit(&rg.epoch, memory_order_acquire); \
+        uint64_t epoch = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
         uint32_t mode = mode_if_alone(); \
         if (RG_LIKELY(mode == RG_MODE_HIGH)) \
             return symbol##_as(epoch, RG_MODE_HIGH, false, RG_LIST args); \

@@ -21,7 +21,7 @@
 
 rg_recorder rg_rec;
 _Thread_local rg_this_thread rg_this;
-rg_name_entry rg_name_cache[RG_NAME_CACHE];
+_Alignas(64) _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 
 static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared by those that have none, and only roughly right */
 static rg_thread nobody; /* shared by all threads that found no room */
@@ -252,10 +252,20 @@ uint32_t rg_name_enter(const char *name)
     return 0;
 }
 
+/* The other place that a handle's name may have, in the same cache line. */
+static _Atomic uint64_t *second_place(uintptr_t handle)
+{
+    return &rg_name_cache[(rg_name_entry_of(handle) - rg_name_cache) ^ 1];
+}
+
 uint32_t rg_name_late(bool graph, uintptr_t handle)
 {
     if (!handle)
         return 0;
+    _Atomic uint64_t *place = rg_name_entry_of(handle), *second = second_place(handle);
+    uint64_t word = atomic_load_explicit(second, memory_order_relaxed);
+    if (word >> 16 == rg_name_key(handle))
+        return (uint32_t)(word & 0xffff);
     uint32_t name = 0;
     if (graph) {
         rg_graph_facts facts;
@@ -265,14 +275,18 @@ uint32_t rg_name_late(bool graph, uintptr_t handle)
         const char *text = rg_function_name((CUfunction)handle);
         name = text && *text ? rg_name_enter(text) : 0;
     }
-    atomic_store_explicit(&rg_name_entry_of(handle)->word, rg_name_key(handle) << 16 | name, memory_order_relaxed);
+    if (atomic_load_explicit(place, memory_order_relaxed))
+        place = second;
+    atomic_store_explicit(place, rg_name_key(handle) << 16 | name, memory_order_relaxed);
     return name;
 }
 
 void rg_name_forget(uintptr_t handle)
 {
-    rg_name_entry *entry = rg_name_entry_of(handle);
-    uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
-    if (word >> 16 == rg_name_key(handle))
-        atomic_compare_exchange_strong(&entry->word, &word, 0);
+    _Atomic uint64_t *places[] = {rg_name_entry_of(handle), second_place(handle)};
+    for (int i = 0; i < 2; i++) {
+        uint64_t word = atomic_load_explicit(places[i], memory_order_relaxed);
+        if (word >> 16 == rg_name_key(handle))
+            atomic_compare_exchange_strong(places[i], &word, 0);
+    }
 }

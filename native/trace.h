@@ -90,17 +90,30 @@ enum { RG_RECORD_WORDS = 4, RG_RECORD_BITS = 52, RG_RECORD_LAPS = 4095 };
 
 /* The recorder of this client. */
 typedef struct {
-    rg_thread *threads;           /* RG_MAX_THREADS rows */
+    /* What a launch reads, one cache line. */
+    _Alignas(64) _Atomic uint64_t epoch; /* rg_changed */
     rg_trace *trace;
     _Atomic uint64_t *records;    /* rg_client.records */
     _Atomic uint32_t *on;         /* settings.trace */
-    _Atomic uint64_t *lost;       /* rg_client.threads_lost */
-    rg_segment *segment;
+    _Atomic uint64_t beat_tick;   /* when the agent last looked at the clock */
     bool processor;               /* ticks are the processor's */
     _Atomic bool ranges;          /* a tool is told of every operation (nvtx.c) */
-    _Atomic uint64_t beat_tick;   /* when the agent last looked at the clock */
+    rg_thread *threads;           /* RG_MAX_THREADS rows */
+    rg_segment *segment;
+    _Atomic uint64_t *lost;       /* rg_client.threads_lost */
 } rg_recorder;
 extern rg_recorder rg_rec;
+
+/*
+ * rg_changed: something is not as it was that a thread of a high client takes for granted which goes on launching on its stream (rg_again
+ * in client.h): that nobody has taken the stream's work for all there is (a token in its track), or the client for idle; class, records,
+ * captures, clients, streams. Said after the change, and before the driver is called for its sake: what was launched without knowing of it
+ * is in front of that call then. Said with every beat of the agent, too.
+ */
+static inline void rg_changed(void)
+{
+    atomic_fetch_add(&rg_rec.epoch, 1);
+}
 
 /*
  * What one thread has called: it alone counts, whoever has `busy` adds what is new to the client's counts in the segment. Once in
@@ -123,7 +136,6 @@ typedef struct {
     uint64_t who;
     _Atomic uint64_t *launches; /* of rg_client.launches, the one that it alone raises; NULL: none */
     uint64_t epoch;      /* 1 + that of the process; 0: its next launch has to look */
-    uint16_t name, next; /* places in rg_name_cache: of what it launched last, and of what is expected to follow */
     uint16_t lap;        /* the one that the places are all of */
     uint8_t left;
     uint8_t untimed;     /* so many operations more that mostly return at once have the time of the last one */
@@ -179,20 +191,13 @@ static inline uint64_t rg_tick(void)
 /*
  * rg_name_of: 1 + index in the segment's names of a kernel or graph, 0 if it has none. A probe of a cache, in which a word is
  * handle << 16 | name. A handle that the driver gives out again for another kernel keeps the old name, unless the
- * cache has forgotten it; rg_name_forget makes it forget.
- *
- * A program that serves requests launches the same kernels in the same order each time, each once in milliseconds: its place in the cache
- * is in no near cache by then. So a place remembers what came after it, and that is asked for one launch ahead.
+ * cache has forgotten it; rg_name_forget makes it forget. A request has few kernels, each many times (ResNet-50 25 in 229 launches).
  */
 enum { RG_NAME_CACHE = 4096 };
-typedef struct {
-    _Alignas(16) _Atomic uint64_t word;
-    _Atomic uint32_t next; /* place of what a thread launched after it, as seen last */
-} rg_name_entry;
-extern rg_name_entry rg_name_cache[RG_NAME_CACHE];
+extern _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 RG_COLD uint32_t rg_name_late(bool graph, uintptr_t handle);
 void rg_name_forget(uintptr_t handle);
-static inline rg_name_entry *rg_name_entry_of(uintptr_t handle)
+static inline _Atomic uint64_t *rg_name_entry_of(uintptr_t handle)
 {
     return &rg_name_cache[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 52];
 }
@@ -203,14 +208,7 @@ static inline uint64_t rg_name_key(uintptr_t handle)
 }
 static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 {
-    rg_name_entry *entry = rg_name_entry_of(handle);
-    uint16_t place = (uint16_t)(entry - rg_name_cache);
-    if (__builtin_expect(place != rg_this.next, 0))
-        atomic_store_explicit(&rg_name_cache[rg_this.name].next, place, memory_order_relaxed);
-    rg_this.name = place;
-    rg_this.next = (uint16_t)atomic_load_explicit(&entry->next, memory_order_relaxed);
-    RG_AHEAD(&rg_name_cache[rg_this.next]);
-    uint64_t word = atomic_load_explicit(&entry->word, memory_order_relaxed);
+    uint64_t word = atomic_load_explicit(rg_name_entry_of(handle), memory_order_relaxed);
     return __builtin_expect(word >> 16 == rg_name_key(handle), 1) ? (uint32_t)(word & 0xffff) : rg_name_late(graph, handle);
 }
 

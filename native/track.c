@@ -190,11 +190,11 @@ static void restamp(CUstream stream, uint32_t mode)
     rg_stream_prioritise(stream, mode, now == least || now == greatest + 1 ? 0 : -1);
 }
 
-/* Enters a stream that is new. */
-static RG_COLD rg_track *add(CUstream stream, uintptr_t key)
+rg_track *rg_track_add(CUstream stream, uintptr_t key)
 {
-    if (atomic_load_explicit(&rg.full, memory_order_relaxed))
-        return NULL;
+    rg_track *found = rg_track_find(key);
+    if (found || atomic_load_explicit(&rg.full, memory_order_relaxed))
+        return found;
     CUcontext context = context_of(stream);
     if (!context)
         return NULL; /* the driver will say so */
@@ -244,13 +244,6 @@ static RG_COLD rg_track *add(CUstream stream, uintptr_t key)
     if (pushed)
         rg_real.cuCtxPopCurrent_v2(&popped);
     return t;
-}
-
-rg_track *rg_track_of(CUstream stream)
-{
-    uintptr_t key = rg_track_key(stream);
-    rg_track *t = rg_track_find(key);
-    return t ? t : add(stream, key);
 }
 
 rg_track *rg_track_for(CUstream stream, rg_member *member)

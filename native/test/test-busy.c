@@ -537,7 +537,8 @@ static void what_a_launch_needs_is_together(void)
 #define LINE(type, field) (offsetof(type, field) / 64)
     CHECK_EQUAL((uintptr_t)&rg % 4096, 0);
     CHECK_EQUAL(LINE(rg_client_state, several), 0);
-    CHECK_EQUAL(LINE(rg_client_state, epoch), 0);
+    CHECK_EQUAL((uintptr_t)&rg_rec % 64, 0);
+    CHECK_EQUAL(LINE(rg_recorder, ranges), 0);
     CHECK_EQUAL((uintptr_t)&rg_this % 64, 0);
     CHECK_EQUAL(LINE(rg_this_thread, untimed), 0);
     CHECK_EQUAL(LINE(rg_client_state, segment), 0);

@@ -406,27 +406,28 @@ static void names_are_entered_once_and_cut_to_fit(void)
     CHECK_EQUAL(entered + refused, 2 + 2 * RG_MAX_NAMES);
 }
 
-static void a_kernel_is_remembered_to_follow_another(void)
+static void a_name_is_found_until_it_is_forgotten(void)
 {
-    enum { KERNELS = 3 };
-    const uintptr_t handles[KERNELS] = {0x7f0000001000, 0x7f0000002000, 0x7f0000003000};
-    rg_name_entry *entries[KERNELS];
-    for (int i = 0; i < KERNELS; i++) {
-        entries[i] = rg_name_entry_of(handles[i]);
-        atomic_store(&entries[i]->word, rg_name_key(handles[i]) << 16 | (uint64_t)(i + 1));
-        CHECK(i == 0 || entries[i] != entries[i - 1]);
-    }
-    for (int i = 0; i < 3 * KERNELS; i++)
-        CHECK(rg_name_of(false, handles[i % KERNELS]) == (uint32_t)(i % KERNELS + 1));
-    for (int i = 0; i < KERNELS; i++)
-        CHECK(&rg_name_cache[atomic_load(&entries[i]->next)] == entries[(i + 1) % KERNELS]);
-    CHECK(&rg_name_cache[rg_this.next] == entries[0]);
-    /* In another order, too. */
-    CHECK(rg_name_of(false, handles[1]) == 2);
-    CHECK(&rg_name_cache[atomic_load(&entries[2]->next)] == entries[1]);
-    CHECK(&rg_name_cache[rg_this.next] == entries[2]);
-    rg_name_forget(handles[1]);
-    CHECK(atomic_load(&entries[1]->word) == 0);
+    const uintptr_t one = 0x7f0000001000, other = 0x7f0000002000;
+    begin();
+    CHECK(rg_name_entry_of(one) != rg_name_entry_of(other));
+    atomic_store(rg_name_entry_of(one), rg_name_key(one) << 16 | 1);
+    atomic_store(rg_name_entry_of(other), rg_name_key(other) << 16 | 2);
+    CHECK(rg_name_of(false, one) == 1 && rg_name_of(false, other) == 2 && rg_name_of(false, one) == 1);
+    rg_name_forget(other);
+    CHECK_EQUAL(atomic_load(rg_name_entry_of(other)), 0);
+    rg_name_forget(other); /* again, or by another in its place */
+    CHECK_EQUAL(rg_name_of(false, one), 1);
+    /* One whose place is taken has the one beside it. */
+    uintptr_t third = one;
+    do
+        third += 16;
+    while (rg_name_entry_of(third) != rg_name_entry_of(one));
+    _Atomic uint64_t *beside = &rg_name_cache[(rg_name_entry_of(one) - rg_name_cache) ^ 1];
+    atomic_store(beside, rg_name_key(third) << 16 | 3);
+    CHECK(rg_name_of(false, third) == 3 && rg_name_of(false, one) == 1);
+    rg_name_forget(third);
+    CHECK(atomic_load(beside) == 0 && rg_name_of(false, one) == 1);
 }
 
 /* A slot's next process begins with nothing of the one before. */
@@ -461,7 +462,7 @@ int main(void)
     RUN(threads_that_find_no_room_are_counted);
     RUN(what_a_killed_process_was_in_stays);
     RUN(names_are_entered_once_and_cut_to_fit);
-    RUN(a_kernel_is_remembered_to_follow_another);
+    RUN(a_name_is_found_until_it_is_forgotten);
     RUN(a_slot_that_is_taken_again_is_empty);
     return failures != 0;
 }
