@@ -8,6 +8,15 @@
 #include "record-client.h"
 #include "rigel.h"
 
+#ifdef RG_IN_PLACE
+#include "bench/in-place.h"
+#else
+#define RG_MEASURED(symbol, kind, args) \
+    { \
+        return symbol##_hook args; \
+    }
+#endif
+
 /* The mode for this call: bare also while any stream is captured, when nothing may be added to what the program does. */
 static inline uint32_t mode_now(void)
 {
@@ -209,7 +218,7 @@ static inline bool rg_is_pointer(int memory_type)
         uint32_t mode = mode_for_work(); \
         return symbol##_as(epoch, mode, RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed)), RG_LIST args); \
     } \
-    CUresult symbol params \
+    static RG_INLINE CUresult symbol##_hook params \
     { \
         if (RG_##KIND == RG_LAUNCH && rg_is_again(STREAM)) { \
             uint64_t again_ = rg_this.epoch; \
@@ -228,7 +237,8 @@ static inline bool rg_is_pointer(int memory_type)
         if (RG_##KIND == RG_LAUNCH && !is_client()) \
             return RG_CALL(symbol, args); \
         return symbol##_else args; \
-    }
+    } \
+    CUresult symbol params RG_MEASURED(symbol, RG_##KIND, args)
 
 /*
  * A copy or memset. A program makes a few in a request, of several kinds: each with code of its own, that would come from far caches

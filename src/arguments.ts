@@ -1,6 +1,7 @@
-/** arguments.ts: numbers on the command line, for Commander: each says what it expects. */
+/** arguments.ts: numbers and devices on the command line, for Commander: each says what it expects. */
 
 import { InvalidArgumentError } from "commander";
+import type { DeviceSelector } from "./config.ts";
 
 /** A number above 0. */
 export function above0(text: string): number {
@@ -28,4 +29,10 @@ export function whole(least: number, most: number, what = "a whole number"): (te
       throw new InvalidArgumentError(`Expected ${what} from ${least} to ${most}.`);
     return value;
   };
+}
+
+export function deviceSelector(text: string): DeviceSelector {
+  if (/^\d+$/.test(text)) return Number(text);
+  if (/^(auto|simulated|(GPU|MIG)-[\w/-]+)$/.test(text)) return text;
+  throw new InvalidArgumentError("Expected auto, simulated, a device index, or a UUID such as GPU-….");
 }

@@ -6,9 +6,9 @@
 
 import { writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { Command, CommanderError, InvalidArgumentError, Option } from "commander";
+import { Command, CommanderError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
-import { above0, whole } from "./arguments.ts";
+import { above0, deviceSelector, whole } from "./arguments.ts";
 import { addBench } from "./bench.ts";
 import { addCalibrateCommand } from "./calibrate-command.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
@@ -291,12 +291,6 @@ async function runInfo(flags: { json?: true }): Promise<void> {
       `simulated ${info.simulated.name} ${info.simulated.uuid}`,
     ].join("\n"),
   );
-}
-
-function deviceSelector(text: string): Config["device"] {
-  if (/^\d+$/.test(text)) return Number(text);
-  if (/^(auto|simulated|(GPU|MIG)-[\w/-]+)$/.test(text)) return text;
-  throw new InvalidArgumentError("Expected auto, simulated, a device index, or a UUID such as GPU-….");
 }
 
 /** Where a disk is full, over quota or read-only: wherever Rigel was writing, that is no bug in it. */

@@ -8,7 +8,9 @@
 import { expect, setDefaultTimeout, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { costOf } from "../src/bench-in-place.ts";
 import { Native, make } from "../src/native.ts";
+import { generator } from "../src/random.ts";
 import { Segment } from "../src/segment.ts";
 import { Scratch, plainEnvironment, root } from "./rigel.ts";
 import { z } from "zod";
@@ -104,6 +106,59 @@ test("bun run bench:hotpath refuses to measure nothing", async () => {
   const { stderr, status } = await benchmark("--rounds", "0");
   expect(stderr).toContain("--rounds <count>' argument '0' is invalid");
   expect(status).toBe(1);
+});
+
+test("bun run bench:in-place measures a launch among others of the same program", async () => {
+  await using child = Bun.spawn([process.execPath, "run", "bench:in-place", "--seconds", "6", "--json"], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect(status, stderr).toBe(0);
+  const measured = z.looseObject({
+    requests: z.number(),
+    launches: z.literal(229),
+    adds_ns: z.number(),
+    launch_ns: ns,
+  });
+  // Some 360 requests in six seconds, of which 100 do not count; a busy machine serves fewer.
+  expect(measured.parse(JSON.parse(stdout)).requests).toBeGreaterThan(50);
+});
+
+test("what a launch adds is told by its neighbours, whatever the processor's speed", () => {
+  const random = generator(1);
+  const request = (): string => {
+    const speed = 1 + random();
+    return Array.from({ length: 20 }, (_, place) => {
+      const past = random() < 0.5;
+      // Each place has a time of its own; some launches meet something else.
+      const time = (1000 + 100 * place) * speed * (1 + 0.02 * random()) + (past ? 0 : 50);
+      const met = random() < 0.01 ? time + 20_000 : time;
+      return Math.round(past ? -met : met);
+    }).join(" ");
+  };
+  const requests = Array.from({ length: 500 }, request);
+  const cost = costOf(`${["1 2 3", ...requests, "4 -5"].join("\n")}\n`, 0);
+  expect(cost).toMatchObject({ requests: 500, launches: 20 });
+  expect(Math.abs((cost?.adds_ns ?? 0) - 50)).toBeLessThan(3);
+  expect(cost?.error_ns).toBeLessThan(3);
+  expect(costOf("", 0)).toBeNull();
+  expect(costOf("100 200\n-100 200\n", 2)).toBeNull();
+});
+
+test("bun run bench:in-place says what is wrong with the program", async () => {
+  for (const [program, message] of [
+    ["rigel-no-such-program", "rigel-no-such-program: command not found"],
+    ["false", "false ended with 1; nothing was measured"],
+    ["true", "true has not served enough requests"],
+  ] as const) {
+    const command = [process.execPath, "run", "bench:in-place", "--device", "simulated", "--", program];
+    const { exitCode, stderr } = Bun.spawnSync(command, { cwd: root, env: plainEnvironment() });
+    expect(exitCode).toBe(2);
+    expect(stderr.toString()).toContain(message);
+  }
 });
 
 const noValgrind = Bun.which("valgrind") === null;

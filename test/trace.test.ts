@@ -239,24 +239,30 @@ test("what was recorded a lap ago in a place that is taken again is left out", (
   expect([4094n, 4095n, 1n, 2n].filter((lap) => isLatest(lap, 0, 8, 8 * 4095 + 1))).toEqual([1n, 2n]);
 });
 
-test("operations of a thread that share a reading of the clock are spread until what came next", () => {
-  const at = (tid: number, at_ns: number, duration_ns: number | null = null): Operation => ({
+function launchAt(tid: number, at_ns: number): Operation {
+  return {
     kind: "launch",
     operation: "cuLaunchKernel",
     tid,
     at_ns,
-    duration_ns,
+    duration_ns: null,
     stream: 0,
     failed: false,
     continued: false,
     kernel: "gemm",
     inflight: 0,
     argument: 0,
-  });
-  const times = (operations: Operation[]): [tid: number, at_ns: number][] =>
-    spread(operations).map(({ tid, at_ns }) => [tid, at_ns]);
+  };
+}
+
+/** Whose operations come when, of [thread, time] in order. */
+function spreadTimes(...given: [tid: number, at_ns: number][]): [tid: number, at_ns: number][] {
+  return spread(given.map(([tid, at_ns]) => launchAt(tid, at_ns))).map(({ tid, at_ns }) => [tid, at_ns]);
+}
+
+test("operations of a thread that share a reading of the clock are spread until what came next", () => {
   // Each thread's for itself; the first keeps its time, and so do those that nothing came after.
-  expect(times([at(1, 0), at(1, 0), at(2, 100), at(1, 0), at(1, 0), at(2, 300), at(1, 4000), at(1, 4000)])).toEqual([
+  expect(spreadTimes([1, 0], [1, 0], [2, 100], [1, 0], [1, 0], [2, 300], [1, 4000], [1, 4000])).toEqual([
     [1, 0],
     [2, 100],
     [2, 300],
@@ -267,17 +273,17 @@ test("operations of a thread that share a reading of the clock are spread until 
     [1, 4000],
   ]);
   // A launch takes microseconds, whatever the program does after it.
-  expect(times([at(1, 0), at(1, 0), at(1, 1e9)])).toEqual([
+  expect(spreadTimes([1, 0], [1, 0], [1, 1e9])).toEqual([
     [1, 0],
     [1, 20_000],
     [1, 1e9],
   ]);
   expect(spread([])).toEqual([]);
   // A request has its beginning's time at its end as well, and a wait its own.
-  const request = { ...at(0, 5), kind: "request" as const };
-  expect(spread([request, request, at(1, 7), { ...at(1, 7), kind: "sync" }]).map(({ at_ns }) => at_ns)).toEqual([
-    5, 5, 7, 7,
-  ]);
+  const request = { ...launchAt(0, 5), kind: "request" as const };
+  expect(
+    spread([request, request, launchAt(1, 7), { ...launchAt(1, 7), kind: "sync" }]).map(({ at_ns }) => at_ns),
+  ).toEqual([5, 5, 7, 7]);
 });
 
 test("what the gate counts as in flight is there while it counts, and not after", async () => {
