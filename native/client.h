@@ -11,7 +11,8 @@
  *   batch         (best-effort class) launches covered by one recorded event
  *   weight        what a launch counts for in flight: 1024ths of a launch, by its learned duration (policy.h)
  *
- * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function; they read `rg` and the segment, and go to
+ * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function (rg_again, where a high client's thread goes on as it did);
+ * they read `rg` and the segment, and go to
  * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
  * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
  * member.c says whose a launch is, where threads of this process are clients of their own: of each client are its class, what it
@@ -20,8 +21,8 @@
  * guard.c stands in front of cuBLAS, apart from all that: what a call of it launches comes through hooks.c like any other.
  *
  * Rules
- *   1. The launch path (rg_again, rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log. Once a request, where a
- *      high client becomes busy or launches again after it has waited, it has a lock of this process's own, and a futex
+ *   1. The launch path (rg_again, rg_work_begin, rg_work_end, rg_track_of) has no lock, allocation, system call or log. Once a
+ *      request, where a high client becomes busy or launches again after it has waited, it has a lock of this process's own, and a futex
  *      wake if a best-effort client waits for that (rg_busy_begin, rg_drain_end).
  *   2. No function of Rigel calls a hooked name: the driver is reached only through rg_real.
  *   3. While any stream is being captured nothing but the real function is called. Where that cannot be known for sure, since
@@ -863,6 +864,8 @@ static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind
                                        uintptr_t units, rg_dims dims)
 {
     rg_client *c = m->slot;
+    if (kind == RG_LAUNCH && RG_UNLIKELY(!rg_this.counts))
+        rg_launches_take();
     if (kind == RG_LAUNCH && m == RG_PROCESS && RG_LIKELY(rg_this.launches)) {
         uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
         atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
@@ -963,6 +966,7 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
         atomic_store_explicit(&row->stream, (uintptr_t)t->stream, memory_order_relaxed);
         atomic_store_explicit(&row->client, (uint32_t)rg_track_member(t)->slot_index + 1, memory_order_relaxed);
         atomic_store_explicit(&row->track, serial, memory_order_relaxed);
+        rg_this.epoch = 0; /* what the row says of the stream is this one's now */
         rg_context_turned(operation, t);
     }
     return (uint64_t)(serial & 0xff) << 38;
@@ -975,9 +979,9 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
  * and two thirds of the code, of a launch that looks at everything.
  * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
  */
-static RG_INLINE bool rg_is_again(CUstream stream)
+static RG_INLINE bool rg_is_again(uint64_t epoch, CUstream stream)
 {
-    return RG_LIKELY(rg_this.epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&
+    return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&
            RG_LIKELY(rg_this.stream == (uintptr_t)stream);
 }
 
@@ -996,7 +1000,8 @@ static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void 
     atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
     atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
     uint64_t tick = atomic_load_explicit(&row->since_tick, memory_order_relaxed);
-    atomic_store_explicit(&row->before, atomic_load_explicit(&row->doing, memory_order_relaxed), memory_order_relaxed);
+    uint32_t before = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
+    atomic_store_explicit(&row->before, before, memory_order_relaxed);
     atomic_store_explicit(&row->before_tick, tick, memory_order_relaxed);
     if (rg_this.untimed) {
         rg_this.untimed--;
@@ -1016,11 +1021,17 @@ static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
 }
 RG_COLD void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
 
-/* rg_again_next: the thread's next launch on this stream may go by rg_again, as far as it depends on this one, begun in `epoch`. */
+/*
+ * rg_again_next: the thread's next launch on this stream may go by rg_again, as far as it depends on this one, begun in `epoch`. In a process
+ * that uses several devices not on the NULL stream, whose meaning a call without a hook might change.
+ */
 static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream stream, const rg_track *t, uint64_t marks)
 {
-    bool may = t && op->on && !op->ranged && !(op->outer & RG_DOING) && rg_rec.processor && rg_this.launches;
+    uint32_t devices = atomic_load_explicit(&rg.slot->devices, memory_order_relaxed);
+    bool may = t && op->on && !op->ranged && !(op->outer & RG_DOING) && rg_rec.processor && rg_this.launches &&
+               ((uintptr_t)stream > 2 || !(devices & (devices - 1)));
     rg_this.epoch = may ? epoch + 1 : 0;
+    rg_this.untimed = RG_TIMED - 1;
     rg_this.stream = (uintptr_t)stream;
     rg_this.who = (uint64_t)atomic_load_explicit(&op->row->tid, memory_order_relaxed) << 16 | marks;
 }

@@ -220,8 +220,8 @@ static inline bool rg_is_pointer(int memory_type)
     } \
     static RG_INLINE CUresult symbol##_hook params \
     { \
-        if (RG_##KIND == RG_LAUNCH && rg_is_again(STREAM)) { \
-            uint64_t again_ = rg_this.epoch; \
+        uint64_t again_ = rg_this.epoch; \
+        if (RG_##KIND == RG_LAUNCH && rg_is_again(again_, STREAM)) { \
             uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
             CUresult result_ = RG_CALL(symbol, args); \
             if (!rg_again_ends(RG_OP_##symbol, again_) || RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
@@ -319,7 +319,8 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
         b_.kind = RG_##KIND; \
         b_.stream = STREAM; \
         b_.bytes = (uintptr_t)(UNITS); \
-        bool past_ = RG_##KIND == RG_COPY && b_.mode != RG_MODE_HIGH && RG_SHARED(__VA_ARGS__); /* to another device */ \
+        bool high_ = (b_.mode & ~(uint32_t)RG_MODE_RECORDED) == RG_MODE_HIGH; \
+        bool past_ = RG_##KIND == RG_COPY && !high_ && RG_SHARED(__VA_ARGS__); /* to another device */ \
         if (RG_UNLIKELY(!bulk_begin(&b_, RG_OP_##symbol, past_ ? 0 : b_.bytes))) \
             return RG_CALL(symbol, args); \
         CUresult result_ = RG_CALL(symbol, args); \
@@ -341,9 +342,11 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
 void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record)
 {
     bool ok = result == CUDA_SUCCESS;
-    uint64_t tick = atomic_load_explicit(&rg_this.row->since_tick, memory_order_relaxed);
-    if (!ok || atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) > tick)
-        rg_op_amend(record, tick, !ok);
+    /* When it began is known to a few launches, but where a beat came meanwhile: then that is when it was under way at the latest. */
+    uint64_t beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
+    bool late = beat > atomic_load_explicit(&rg_this.row->since_tick, memory_order_relaxed);
+    if (!ok || late)
+        rg_op_amend(record, late ? beat : 0, !ok);
     rg_track *t = rg_track_find(rg_track_key(stream));
     if (ok && t)
         rg_mark(rg_track_member(t), t);

@@ -508,8 +508,8 @@ static rg_member *find_or_make(const char *name, uint32_t class, int *error)
     m->class = class;
     m->slot = rg.slot;
     snprintf(m->name, sizeof m->name, "%s", name);
-    atomic_store(&rg.several, 1);
-    rg_changed(); /* before it has a class that the process's may be (rg_member_class) */
+    atomic_store(&rg.several, 1); /* before it has a class that the process's may be (rg_member_class) */
+    rg_changed();
     if (attached && !give_slot(m)) {
         *error = -ENOSPC;
         return NULL;

@@ -27,7 +27,7 @@ static rg_own_calls own_calls[RG_MAX_THREADS + 1]; /* by row; the last is shared
 static rg_thread nobody; /* shared by all threads that found no room */
 static pid_t client; /* the process whose rows they are: not its child */
 static _Atomic uint64_t *launches; /* rg_client.launches */
-static _Atomic(const char *) counting[RG_LAUNCH_COUNTS]; /* the thread that has taken each of them */
+static _Atomic uint32_t counting[RG_LAUNCH_COUNTS]; /* the thread that has taken each of them, by id; 0: none */
 static pthread_key_t row_key;
 static bool row_key_made;
 
@@ -110,10 +110,14 @@ static void leave(void *row)
         return;
     if (rg_this.calls)
         add_calls(rg_this.calls);
-    if (rg_this.launches)
-        atomic_store(&counting[rg_this.launches - launches], NULL);
-    rg_this.launches = NULL;
+    /* In this order, as a handler may launch at any moment. */
+    const _Atomic uint64_t *own = rg_this.launches;
     rg_this.epoch = 0;
+    rg_this.launches = NULL;
+    rg_this.counts = false;
+    atomic_signal_fence(memory_order_seq_cst);
+    if (own)
+        atomic_store(&counting[own - launches], 0);
     rg_this.calls = NULL;
     rg_this.row = NULL;
     if (row != &nobody)
@@ -148,18 +152,34 @@ void rg_trace_attach(rg_segment *seg, int slot)
     rg_trace_beat();
 }
 
-/* Takes a row that is free or, `gone`, whose thread has ended. */
+/* Takes what is free or, `gone`, whose owner has ended. */
+static bool take_from(_Atomic uint32_t *owner, uint32_t tid, bool gone)
+{
+    uint32_t old = atomic_load(owner);
+    if (old && (!gone || syscall(SYS_tgkill, getpid(), old, 0) == 0 || errno != ESRCH))
+        return false;
+    return atomic_compare_exchange_strong(owner, &old, tid);
+}
+
 static rg_thread *take(uint32_t tid, bool gone)
 {
-    for (int i = 0; i < RG_MAX_THREADS; i++) {
-        rg_thread *row = &rg_rec.threads[i];
-        uint32_t old = atomic_load(&row->tid);
-        if (old && (!gone || syscall(SYS_tgkill, getpid(), old, 0) == 0 || errno != ESRCH))
-            continue;
-        if (atomic_compare_exchange_strong(&row->tid, &old, tid))
-            return row;
-    }
+    for (int i = 0; i < RG_MAX_THREADS; i++)
+        if (take_from(&rg_rec.threads[i].tid, tid, gone))
+            return &rg_rec.threads[i];
     return NULL;
+}
+
+void rg_launches_take(void)
+{
+    if (rg_this.counts)
+        return;
+    rg_this.counts = true;
+    uint32_t tid = (uint32_t)syscall(SYS_gettid);
+    for (int i = 1; i < RG_LAUNCH_COUNTS; i++)
+        if (take_from(&counting[i], tid, true)) {
+            rg_this.launches = &launches[i];
+            return;
+        }
 }
 
 rg_thread *rg_thread_enter(void)
@@ -181,11 +201,6 @@ rg_thread *rg_thread_enter(void)
     rg_this.row = row;
     rg_this.calls = &own_calls[row == &nobody ? RG_MAX_THREADS : row - rg_rec.threads];
     rg_calls_belong(rg_thread_slot());
-    for (int i = 1; i < RG_LAUNCH_COUNTS && !rg_this.launches; i++) {
-        const char *nobody_yet = NULL;
-        if (atomic_compare_exchange_strong(&counting[i], &nobody_yet, &rg_thread_mark))
-            rg_this.launches = &launches[i];
-    }
     if (row_key_made)
         pthread_setspecific(row_key, row);
     return row;
@@ -229,7 +244,11 @@ void rg_op_amend(uint64_t n, uint64_t tick, bool failed)
     _Atomic uint64_t *word = &rg_rec.trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
     if (failed)
         atomic_fetch_or_explicit(&word[1], RG_RECORD_FAILED, memory_order_relaxed);
-    atomic_store_explicit(&word[3], lap_of(n) << RG_RECORD_BITS | ((rg_tick() - tick) & RG_RECORD_MASK), memory_order_relaxed);
+    if (!tick)
+        return;
+    uint64_t lap = lap_of(n) << RG_RECORD_BITS;
+    atomic_store_explicit(&word[0], lap | (tick & RG_RECORD_MASK), memory_order_relaxed);
+    atomic_store_explicit(&word[3], lap | ((rg_tick() - tick) & RG_RECORD_MASK), memory_order_relaxed);
 }
 
 /* ---- names ---- */

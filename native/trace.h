@@ -15,9 +15,10 @@
  * Times are ticks: the processor's own counter where it is invariant and the kernel itself keeps time by it (10 ns to
  * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
  * both clocks said when the segment was made; a reader looks at both again and has the rate.
- * A launch, memset or copy that need not wait is recorded before it is made, all else when it has returned. RG_TIMED of the former that
- * follow one another take the time once, at the first of them (a virtual machine on an H200's host takes 20 to 50 ns for it, a launch
- * comes every 10 us), unless the agent's beat has come since; a reader spreads them. With records off they have that of the beat.
+ * A launch, memset or copy that need not wait takes the time once, and is recorded before it is made; all else when it has returned. Of
+ * launches of a high client that follow one another (rg_again in client.h) one in RG_TIMED takes the time, unless anything has come between
+ * (a virtual machine on an H200's host takes 20 to 50 ns for it, a launch comes every 10 us); a reader spreads the others. With records off
+ * all have the time of the agent's last beat.
  *
  * Rule: what is inline here has no lock, allocation, system call or log, but where a thread or a kernel is new.
  */
@@ -132,14 +133,15 @@ typedef struct {
     _Alignas(64) rg_thread *row; /* NULL before its first operation. Where the table is full, a row that nobody reads. */
     rg_own_calls *calls; /* NULL as `row` is */
     uint64_t record;     /* where its next record goes, of `left` places that follow one another */
-    uintptr_t stream;    /* that it launched on last, and what of its records that decides; as of `epoch` (client.h, rg_again) */
+    uintptr_t stream;    /* that it goes on launching on, and what of its records that decides; as of `epoch` (client.h, rg_again) */
     uint64_t who;
     _Atomic uint64_t *launches; /* of rg_client.launches, the one that it alone raises; NULL: none */
     uint64_t epoch;      /* 1 + that of the process; 0: its next launch has to look */
     uint16_t lap;        /* the one that the places are all of */
     uint8_t left;
-    uint8_t untimed;     /* so many operations more that mostly return at once have the time of the last one */
+    uint8_t untimed;     /* so many launches more have the time of the last one (rg_again) */
     bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
+    bool counts;         /* it has tried to take one of `launches` */
     uint8_t block;       /* how many places it took last */
 } rg_this_thread;
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
@@ -160,6 +162,9 @@ void rg_trace_attach(rg_segment *seg, int slot);
 
 /* rg_trace_beat: called by the agent at least every 100 ms. */
 void rg_trace_beat(void);
+
+/* rg_launches_take: takes one of rg_client.launches for the calling thread, unless it has tried before. */
+RG_COLD void rg_launches_take(void);
 
 /* rg_thread_slot: slot of the client that the calling thread is (member.c). */
 uint32_t rg_thread_slot(void);
@@ -275,13 +280,8 @@ static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
     op.on = atomic_load_explicit(rg_rec.on, memory_order_relaxed) != 0;
     if (exact)
         rg_this.epoch = 0; /* what it launches meanwhile, and what it launches next, is another thing */
-    bool timed = exact || !rg_this.untimed || op.beat > op.outer_tick || op.outer & RG_DOING;
-    if (__builtin_expect(op.on, 1) || exact) {
-        op.tick = timed ? rg_tick() : op.outer_tick;
-        rg_this.untimed = (uint8_t)(exact ? 0 : timed ? RG_TIMED - 1 : rg_this.untimed - 1);
-    } else {
-        op.tick = op.beat;
-    }
+    rg_this.untimed = 0;
+    op.tick = __builtin_expect(op.on, 1) || exact ? rg_tick() : op.beat;
     atomic_store_explicit(&op.row->before, op.outer & ~RG_DOING, memory_order_relaxed);
     atomic_store_explicit(&op.row->before_tick, op.outer_tick, memory_order_relaxed);
     if (exact) {
@@ -323,7 +323,6 @@ static RG_INLINE void rg_op_returned(const rg_op *op)
 static RG_INLINE void rg_op_end(const rg_op *op, enum rg_trace_kind kind, uint64_t marks, uint64_t argument)
 {
     rg_op_returned(op);
-    rg_this.untimed = 0;
     if (__builtin_expect(op->on, 1))
         rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick,
                   rg_tick() - op->tick);
@@ -340,7 +339,7 @@ static RG_INLINE uint64_t rg_op_note(const rg_op *op, enum rg_trace_kind kind, u
         return 0;
     return rg_record(op->operation, kind, atomic_load_explicit(&op->row->tid, memory_order_relaxed), marks, argument, op->tick, 0);
 }
-RG_COLD void rg_op_amend(uint64_t record, uint64_t tick, bool failed);
+RG_COLD void rg_op_amend(uint64_t record, uint64_t tick, bool failed); /* `tick`: when it began; 0: that is not known */
 static RG_INLINE void rg_op_done(const rg_op *op, uint64_t record, bool failed)
 {
     rg_op_returned(op);

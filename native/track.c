@@ -6,7 +6,7 @@
  * before it begins and, when it returns, makes the track clean only if the token is still there, i.e. nothing was launched
  * since. When the last track of a device is clean the busy period, a *request*, is over.
  * A launch marks its stream before and after the driver is called, so that work which a wait or the agent overtook while
- * the call was under way is seen all the same.
+ * the call was under way is seen all the same. Where nothing has changed since the thread's last launch (rg_changed) it is marked already.
  *
  * Must never: block on the GPU, or call the driver while a capture is active.
  */
@@ -424,6 +424,7 @@ static bool drain(rg_member *m)
                 rg_device_launching(&rg.segment->devices[device], m->slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
                 drains = true;
+                rg_changed(); /* the token may be another thread's, which has yet to say so */
             } else {
                 atomic_store(&m->draining[device], 0);
             }
@@ -667,7 +668,8 @@ uint64_t rg_look_stream_begin(CUstream stream, bool *own)
         rg_changed();
         return token;
     }
-    *own = false; /* a token of somebody's covers what there is as well, and stays where it is */
+    *own = false; /* a token of somebody's covers what there is as well, and stays where it is; he may have yet to say so */
+    rg_changed();
     return state == RG_CLEAN ? 0 : state;
 }
 

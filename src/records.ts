@@ -132,11 +132,10 @@ export function recordsOf(
 
 /** What a program takes for a launch at most, mostly. */
 const LAUNCH_NS = 20_000;
-const QUEUES = new Set<Kind>(["launch", "graph", "copy", "memset"]);
 
 /**
- * Some operations of a thread that queue work and follow one another have the time of the first of them (RG_TIMED in native/trace.h): puts
- * them between it and what came next. In the order of their times, as is the answer. Pure.
+ * Some launches of a thread that follow one another have the time of the first of them (RG_TIMED in native/trace.h): puts them between
+ * it and what came next. In the order of their times, as is the answer. Pure.
  */
 export function spread(operations: readonly Operation[]): Operation[] {
   const alike = new Map<number, Operation[]>();
@@ -149,9 +148,9 @@ export function spread(operations: readonly Operation[]): Operation[] {
   for (const operation of operations) {
     const { tid, at_ns, kind } = operation;
     const group = alike.get(tid) ?? [];
-    const queues = QUEUES.has(kind);
-    if (group.length > 0 && !(queues && group[0]?.at_ns === at_ns)) settle(group.splice(0), at_ns);
-    (queues ? group : moved).push(operation);
+    const launches = kind === "launch";
+    if (group.length > 0 && !(launches && group[0]?.at_ns === at_ns)) settle(group.splice(0), at_ns);
+    (launches ? group : moved).push(operation);
     alike.set(tid, group);
   }
   for (const group of alike.values()) settle(group, group[0]?.at_ns ?? 0); // nothing came next

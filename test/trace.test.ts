@@ -260,7 +260,7 @@ function spreadTimes(...given: [tid: number, at_ns: number][]): [tid: number, at
   return spread(given.map(([tid, at_ns]) => launchAt(tid, at_ns))).map(({ tid, at_ns }) => [tid, at_ns]);
 }
 
-test("operations of a thread that share a reading of the clock are spread until what came next", () => {
+test("launches of a thread that share a reading of the clock are spread until what came next", () => {
   // Each thread's for itself; the first keeps its time, and so do those that nothing came after.
   expect(spreadTimes([1, 0], [1, 0], [2, 100], [1, 0], [1, 0], [2, 300], [1, 4000], [1, 4000])).toEqual([
     [1, 0],

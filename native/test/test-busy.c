@@ -394,10 +394,11 @@ static void streams_keep_their_tracks_where_they_share_a_place(void)
 static int launch_until_again(CUstream s)
 {
     int n = 0;
-    rg_rec.processor = true; /* whatever time this host's kernel keeps */
+    if (!rg_rec.processor)
+        rg_rec.processor = true; /* whatever time this host's kernel keeps */
     do
         launch(spin, s, 1000);
-    while (++n < 10 && !rg_is_again(s));
+    while (++n < 10 && !rg_is_again(rg_this.epoch, s));
     CHECK(n < 10);
     return n;
 }
@@ -427,6 +428,44 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     }
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     idle_after("cuCtxSynchronize", 1);
+    /* Launches share a reading of the clock; where a copy, a wait or a beat came between they do not. */
+    CUdeviceptr p;
+    char host[64] = "";
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    int shared = 0;
+    for (int i = 0; i < 10000 && shared < 10; i++) {
+        bool again = rg_is_again(rg_this.epoch, s);
+        uint64_t before = rg_this.row->since_tick, from = rg_tick();
+        launch(spin, s, 1000);
+        shared += again && rg_this.row->since_tick == before;
+        CHECK(rg_this.row->since_tick >= before && (again || rg_this.row->since_tick >= from));
+    }
+    CHECK_EQUAL(shared, 10);
+    launch_until_again(s);
+    uint64_t from = rg_tick();
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, sizeof host, s), CUDA_SUCCESS);
+    CHECK(rg_this.row->since_tick >= from);
+    from = rg_tick();
+    launch(spin, s, 1000);
+    CHECK(rg_this.row->since_tick >= from);
+    /* A copy on another stream turns the thread's row there, and the next launch turns it back. */
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch_until_again(s);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, sizeof host, other), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_this.row->stream, (uint64_t)(uintptr_t)other);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(rg_this.row->stream, (uint64_t)(uintptr_t)s);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    /* Somebody's token that he has not told of yet: who finds by it that all is done tells. */
+    launch_until_again(s);
+    rg_track *t = rg_track_find(rg_track_key(s));
+    atomic_store(&t->state, rg_token(RG_TOKEN_EVENT));
+    WAIT_FOR(cuStreamQuery(s) == CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(busy_word(), 1);
     done();
 }
 
@@ -435,6 +474,35 @@ static void *launch_there(void *context)
     CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
     launch_until_again(NULL);
     return NULL;
+}
+
+static pthread_barrier_t have_launched;
+static void *launch_ten(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    for (int i = 0; i < 10; i++)
+        launch(spin, NULL, 1000);
+    pthread_barrier_wait(&have_launched);
+    return NULL;
+}
+
+/* Each of the first threads that launch counts for itself, the others together; who ends leaves its place to the next. */
+static void every_launch_is_counted_once(void)
+{
+    enum { THREADS = RG_LAUNCH_COUNTS + 1 };
+    become_high_without_agent();
+    for (int turn = 0; turn < 2; turn++) {
+        uint64_t together = rg.slot->launches[0];
+        pthread_t threads[THREADS];
+        pthread_barrier_init(&have_launched, NULL, THREADS);
+        for (int i = 0; i < THREADS; i++)
+            CHECK_EQUAL(pthread_create(&threads[i], NULL, launch_ten, current()), 0);
+        for (int i = 0; i < THREADS; i++)
+            CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+        CHECK_EQUAL(rg_launches(rg.slot), (turn + 1) * THREADS * 10);
+        CHECK_EQUAL(rg.slot->launches[0] - together, (THREADS - (RG_LAUNCH_COUNTS - 1)) * 10);
+    }
+    done();
 }
 
 /* What a launch takes for granted is looked at again once something of it has changed. */
@@ -463,19 +531,19 @@ static void a_launch_after_a_change_looks_again(void)
         case 5: launch(spin, other, 1000); break;
         case 6:
             CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-            CHECK(!rg_is_again(s));
+            CHECK(!rg_is_again(rg_this.epoch, s));
             CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
             break;
         case 7:
             CHECK_EQUAL(rigel_bypass_begin(), 0);
-            CHECK(!rg_is_again(s));
+            CHECK(!rg_is_again(rg_this.epoch, s));
             rigel_bypass_end();
             break;
         case 8: CHECK_EQUAL(cuStreamDestroy_v2(other), CUDA_SUCCESS); break;
         case 9: rg_trace_beat(); break;
         default: CHECK_EQUAL(cuCtxSetCurrent(current()), CUDA_SUCCESS); break;
         }
-        CHECK(!rg_is_again(stream));
+        CHECK(!rg_is_again(rg_this.epoch, stream));
         launch(spin, stream, 1000);
         CHECK_EQUAL(busy_word(), 1);
         CHECK_EQUAL(rg_track_find(rg_track_key(stream))->state, RG_DIRTY);
@@ -575,6 +643,7 @@ int main(int argc, char **argv)
     RUN(best_effort_priorities_are_the_lowest);
     RUN(streams_keep_their_tracks_where_they_share_a_place);
     RUN(a_launch_like_the_one_before_is_counted_and_recorded);
+    RUN(every_launch_is_counted_once);
     RUN(a_launch_after_a_change_looks_again);
     RUN(a_launch_that_is_overtaken_or_refused_is_seen);
     RUN(what_a_launch_needs_is_together);

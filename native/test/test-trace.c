@@ -240,47 +240,6 @@ static void a_launch_is_recorded_before_it_is_made(void)
     CHECK(read_record((int)place, word) && word[2] == 7 && !(word[1] & RG_RECORD_FAILED));
 }
 
-/* Launches that follow one another have the time of the first of RG_TIMED; after a wait, or a beat, it is taken anew. */
-static void a_reading_of_the_clock_serves_several_launches(void)
-{
-    begin();
-    atomic_store(&rg_rec.beat_tick, 0);
-    rg_this.untimed = 0;
-    uint64_t before = 0;
-    for (int i = 0; i < 3 * RG_TIMED; i++) {
-        bool first = i % RG_TIMED == 0;
-        uint64_t from = rg_tick();
-        rg_op op = rg_op_begin(RG_OP_cuLaunchKernel, false);
-        rg_op_done(&op, rg_op_note(&op, RG_TRACE_launch, 0, 5), false);
-        CHECK(first ? op.tick >= from : op.tick == before);
-        CHECK_EQUAL(atomic_load(&op.row->since_tick), op.tick);
-        before = op.tick;
-    }
-    for (int why = 0; why < 3; why++) {
-        rg_op op = rg_op_begin(RG_OP_cuLaunchKernel, false); /* one that others may follow */
-        rg_op_done(&op, rg_op_note(&op, RG_TRACE_launch, 0, 5), false);
-        rg_op outer = {.row = NULL};
-        if (why < 2)
-            outer = rg_wait_op(RG_OP_cuStreamSynchronize, 0);
-        if (why == 1)
-            rg_op_end(&outer, RG_TRACE_sync, 0, 0);
-        if (why == 2)
-            rg_trace_beat();
-        uint64_t from = rg_tick();
-        op = rg_op_begin(RG_OP_cuLaunchKernel, false);
-        CHECK(op.tick >= from);
-        rg_op_done(&op, rg_op_note(&op, RG_TRACE_launch, 0, 5), false);
-        if (why == 0) { /* inside of another, where each has its own */
-            from = rg_tick();
-            op = rg_op_begin(RG_OP_cuLaunchKernel, false);
-            CHECK(op.tick >= from);
-            rg_op_done(&op, rg_op_note(&op, RG_TRACE_launch, 0, 5), false);
-            CHECK_EQUAL(atomic_load(&op.row->since_tick), outer.tick);
-            rg_op_end(&outer, RG_TRACE_sync, 0, 0);
-        }
-    }
-}
-
 static void *once(void *unused)
 {
     rg_op op = rg_op_begin(RG_OP_cuMemFree_v2, true);
@@ -455,7 +414,6 @@ int main(void)
     RUN(places_left_far_behind_are_given_up);
     RUN(a_row_says_what_its_thread_is_in);
     RUN(a_launch_is_recorded_before_it_is_made);
-    RUN(a_reading_of_the_clock_serves_several_launches);
     RUN(a_row_is_freed_with_its_thread);
     RUN(a_thread_that_ends_in_a_child_changes_nothing);
     RUN(a_row_of_a_thread_that_is_gone_is_taken);
