@@ -12,9 +12,8 @@
  *   weight        what a launch counts for in flight: 1024ths of a launch, by its learned duration (policy.h)
  *
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function (rg_again, where a high client's thread goes on as it did);
- * they read `rg` and the segment, and go to
- * gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c); when none is left the client
- * is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
+ * they read `rg` and the segment, and go to gate.c only when something stands in the way. Waits seen in hooks.c clear tracks (track.c);
+ * when none is left the client is idle. agent.c does the same for programs that never wait, and keeps the heartbeat. client.c attaches and detaches.
  * member.c says whose a launch is, where threads of this process are clients of their own: of each client are its class, what it
  * has in flight, whether it is busy, and its counts; of the process are captures, tracks, memory, the guard, and the channels
  * that preempt.c takes off the GPU, which is why a process with a high client among its threads is never suspended.
@@ -979,6 +978,7 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
  * and two thirds of the code, of a launch that looks at everything.
  * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
  */
+enum { RG_TIMED = 4 }; /* so many launches have one reading of the clock */
 static RG_INLINE bool rg_is_again(uint64_t epoch, CUstream stream)
 {
     return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&

@@ -245,7 +245,6 @@ static bool give_slot(rg_member *m)
     atomic_store_explicit(&m->mode, mode, memory_order_release);
     if (atomic_load(&rg.bypass) != RG_BYPASS_ON)
         atomic_fetch_or(&rg.mode, mode);
-    rg_changed();
     if (first_high && mode != RG_MODE_FAIR)
         rg_preempt_wake();
     return true;

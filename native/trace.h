@@ -16,7 +16,7 @@
  * read in a virtual machine, clock_gettime 25 ns), else nanoseconds of CLOCK_MONOTONIC. The header says which, and what
  * both clocks said when the segment was made; a reader looks at both again and has the rate.
  * A launch, memset or copy that need not wait takes the time once, and is recorded before it is made; all else when it has returned. Of
- * launches of a high client that follow one another (rg_again in client.h) one in RG_TIMED takes the time, unless anything has come between
+ * launches of a high client that follow one another (rg_again in client.h) one in four takes the time, unless anything has come between
  * (a virtual machine on an H200's host takes 20 to 50 ns for it, a launch comes every 10 us); a reader spreads the others. With records off
  * all have the time of the agent's last beat.
  *
@@ -261,8 +261,6 @@ typedef struct {
 /* rg_nvtx_push, rg_nvtx_pop: tell a tool that an operation begins and ends; only where rg_rec.ranges says so (nvtx.c). */
 RG_COLD void rg_nvtx_push(uint32_t operation);
 RG_COLD void rg_nvtx_pop(void);
-
-enum { RG_TIMED = 4 };
 
 /*
  * rg_op_begin: this thread is in `operation` from now on. `exact`: its time is measured whether records are on or not; for what

@@ -258,7 +258,6 @@ rg_track *rg_track_for(CUstream stream, rg_member *member)
     rg_retire(before, device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_fetch_add(&t->serial, 1 << 8);
-    rg_changed();
     note_use(member, device);
     pthread_mutex_unlock(&table_lock);
     rg_idle_check(before, device);
@@ -669,7 +668,8 @@ uint64_t rg_look_stream_begin(CUstream stream, bool *own)
         return token;
     }
     *own = false; /* a token of somebody's covers what there is as well, and stays where it is; he may have yet to say so */
-    rg_changed();
+    if (state != RG_CLEAN)
+        rg_changed();
     return state == RG_CLEAN ? 0 : state;
 }
 

@@ -9,7 +9,7 @@
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command } from "commander";
-import { above0, deviceSelector } from "./arguments.ts";
+import { deviceSelector, whole } from "./arguments.ts";
 import { median } from "./bench-stats.ts";
 import { clientEnvironment } from "./client-environment.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
@@ -86,7 +86,7 @@ export function costOf(text: string, warmup = WARMUP): InPlace | null {
   };
 }
 
-async function run(command: string[], flags: { seconds: number; device: DeviceSelector; json?: true }): Promise<void> {
+async function run(command: string[], flags: { requests: number; device: DeviceSelector; json?: true }): Promise<void> {
   const native = await Native.load();
   const sources = resolve(import.meta.dir, "..", "native");
   await make(sources, "in-place");
@@ -101,7 +101,7 @@ async function run(command: string[], flags: { seconds: number; device: DeviceSe
     const program =
       command.length > 0
         ? command
-        : [native.files.replay, ...replay, "--arrivals", "uniform", "--duration-s", `${flags.seconds}`];
+        : [native.files.replay, ...replay, "--arrivals", "uniform", "--iterations", `${flags.requests}`];
     const environment = clientEnvironment(
       { name: "in-place", class: "high", weight: 1, program: "in-place", threads: false, memory_bytes: undefined },
       {
@@ -153,7 +153,7 @@ if (import.meta.main) {
     .description("what Rigel adds to a launch of a high client, in a program as it is, in nanoseconds")
     .argument("[command...]", "a program that serves requests and ends by itself (default: a replay of ResNet-50)")
     .passThroughOptions()
-    .option("--seconds <seconds>", "how long the replay runs", above0, 30)
+    .option("--requests <count>", "how many the replay serves, 60 a second", whole(1, 1_000_000), 1800)
     .option("--device <device>", "auto, simulated, a device index, or a UUID", deviceSelector, "auto")
     .option("--json", "print as JSON")
     .addHelpText(

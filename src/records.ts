@@ -134,7 +134,7 @@ export function recordsOf(
 const LAUNCH_NS = 20_000;
 
 /**
- * Some launches of a thread that follow one another have the time of the first of them (RG_TIMED in native/trace.h): puts them between
+ * Some launches of a thread that follow one another have the time of the first of them (RG_TIMED in native/client.h): puts them between
  * it and what came next. In the order of their times, as is the answer. Pure.
  */
 export function spread(operations: readonly Operation[]): Operation[] {

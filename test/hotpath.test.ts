@@ -109,7 +109,7 @@ test("bun run bench:hotpath refuses to measure nothing", async () => {
 });
 
 test("bun run bench:in-place measures a launch among others of the same program", async () => {
-  await using child = Bun.spawn([process.execPath, "run", "bench:in-place", "--seconds", "6", "--json"], {
+  await using child = Bun.spawn([process.execPath, "run", "bench:in-place", "--requests", "300", "--json"], {
     cwd: root,
     env: plainEnvironment(),
     stdout: "pipe",
@@ -117,14 +117,12 @@ test("bun run bench:in-place measures a launch among others of the same program"
   });
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   expect(status, stderr).toBe(0);
-  const measured = z.looseObject({
-    requests: z.number(),
+  z.looseObject({
+    requests: z.number().positive().max(300),
     launches: z.literal(229),
     adds_ns: z.number(),
     launch_ns: ns,
-  });
-  // Some 360 requests in six seconds, of which 100 do not count; a busy machine serves fewer.
-  expect(measured.parse(JSON.parse(stdout)).requests).toBeGreaterThan(50);
+  }).parse(JSON.parse(stdout));
 });
 
 test("what a launch adds is told by its neighbours, whatever the processor's speed", () => {

@@ -7,8 +7,8 @@
  * time of a launch is all that Rigel does in it, and what it makes the driver wait for; not what the program waits for later.
  * A launch past Rigel is not counted; that the client is busy it finds out by the others of the request.
  *
- * RIGEL_IN_PLACE names the file that is written when the program ends, for src/bench-in-place.ts: text lines, one a request of which all
- * launches fit, of the thread that launched first: the nanoseconds of each launch, below zero those past Rigel.
+ * RIGEL_IN_PLACE names the file that is written when the program ends, for src/bench-in-place.ts: a text line for each
+ * request of the thread that launched first: the nanoseconds of its launches, as far as they fit, below zero those past Rigel.
  */
 #ifndef RIGEL_BENCH_IN_PLACE_H
 #define RIGEL_BENCH_IN_PLACE_H
