@@ -132,6 +132,21 @@ static void clear_stale(uint64_t now)
     }
 }
 
+bool rg_agent_looks_often(rg_member *m, uint64_t now)
+{
+    enum { A_SECOND = 1000000000 };
+    uint64_t ended = atomic_load(&m->slot->agent_idle), itself = atomic_load(&m->slot->requests) - ended;
+    if (ended != m->needed) {
+        m->needed = ended;
+        m->needed_at = now;
+    }
+    if (itself != m->not_needed) {
+        m->not_needed = itself;
+        m->not_needed_at = now;
+    }
+    return m->needed_at && now - m->needed_at < A_SECOND && !(m->not_needed_at && now - m->not_needed_at < A_SECOND);
+}
+
 /* Looks after a high client; when to look again, in ns. */
 static uint64_t watch(rg_member *m, uint64_t now)
 {
@@ -144,14 +159,7 @@ static uint64_t watch(rg_member *m, uint64_t now)
     } else if (busy && now - m->seen_at >= quiet_ns) {
         watch_tracks(m);
     }
-    /* Programs that wait for the GPU never need the agent, so it looks seldom; once it was needed it looks often for
-     * a second, and not at all often in a program that does nothing. */
-    uint64_t ended = atomic_load(&m->slot->agent_idle);
-    if (ended != m->needed) {
-        m->needed = ended;
-        m->needed_at = now;
-    }
-    if ((busy && now - m->seen_at >= quiet_ns) || (m->needed_at && now - m->needed_at < 1000000000u))
+    if (rg_agent_looks_often(m, now) || (busy && now - m->seen_at >= quiet_ns))
         return quiet_ns;
     return now - m->seen_at < 1000000000u ? WATCH_NS : BEAT_NS / 5;
 }

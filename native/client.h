@@ -196,7 +196,7 @@ typedef struct {
     uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
     bool restamp;              /* its streams' priorities have yet to follow its class; agent thread only */
-    uint64_t seen, seen_at, needed, needed_at; /* agent thread only */
+    uint64_t seen, seen_at, needed, needed_at, not_needed, not_needed_at; /* agent thread only */
     /* Of the busy period: in copies that may have waited for the GPU, and in waits for a part of the work. */
     _Atomic uint64_t inside_ns[RG_MAX_DEVICES];
     char name[RG_NAME_BYTES];
@@ -605,6 +605,14 @@ void rg_agent_stop(void);
 
 /* rg_agent_is_self: whether the calling thread is the agent. */
 bool rg_agent_is_self(void);
+
+/*
+ * rg_agent_looks_often: whether the agent looks every quiet_us after a high client, not every 2 ms: for a second after it was the one
+ * who found the client idle. Not where the program itself has found that out in the last second: then it has only paused in the middle
+ * of a request, as one does that loses its processor, and one whose launches are far apart just then would be taken for idle between
+ * any two (166 requests a second instead of 60, of BERT on an H200's host). Called by the agent only.
+ */
+bool rg_agent_looks_often(rg_member *m, uint64_t now);
 
 /* rg_own_threads: threads that Rigel has started in this process; each raises it by one. */
 extern _Atomic uint32_t rg_own_threads;

@@ -310,7 +310,7 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
 }
 
 #define RG_BULK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
-    CUresult symbol params \
+    static RG_INLINE CUresult symbol##_hook params \
     { \
         bulk b_; \
         b_.mode = mode_for_work(); \
@@ -326,7 +326,8 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
         CUresult result_ = RG_CALL(symbol, args); \
         bulk_end(&b_, result_); \
         return result_; \
-    }
+    } \
+    CUresult symbol params RG_MEASURED(symbol, RG_##KIND, args)
 
 #define RG_WORK_LAUNCH RG_LAUNCHES
 #define RG_WORK_GRAPH RG_LAUNCHES
@@ -664,7 +665,7 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
 
 /* Waiting, and looking whether the GPU has finished: what the program learns, Rigel learns. */
 #define RG_WAIT_STREAM(symbol, stream) \
-    CUresult symbol(CUstream s) \
+    static RG_INLINE CUresult symbol##_hook(CUstream s) \
     { \
         if (!is_client()) \
             return RG_CALL(symbol, (s)); \
@@ -684,7 +685,8 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         if (RG_UNLIKELY(began)) \
             rg_record_wait_end(began); \
         return r; \
-    }
+    } \
+    CUresult symbol(CUstream s) RG_MEASURED(symbol, RG_WAIT, (s))
 RG_WAIT_STREAM(cuStreamSynchronize, s)
 RG_WAIT_STREAM(cuStreamSynchronize_ptsz, RG_PTDS(s))
 
@@ -706,7 +708,7 @@ RG_LOOK_AT_STREAM(cuStreamQuery, s)
 RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
 
 #define RG_WAIT_CONTEXT(symbol, params, args, context) \
-    CUresult symbol params \
+    static RG_INLINE CUresult symbol##_hook params \
     { \
         if (!is_client()) \
             return RG_CALL(symbol, args); \
@@ -724,7 +726,8 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         if (RG_UNLIKELY(began)) \
             rg_record_wait_end(began); \
         return r; \
-    }
+    } \
+    CUresult symbol params RG_MEASURED(symbol, RG_WAIT, args)
 RG_WAIT_CONTEXT(cuCtxSynchronize, (void), (), current_context())
 RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 

@@ -1,9 +1,10 @@
 /**
- * bench-in-place.ts: what Rigel adds to a launch of a high client inside a program as it is, in nanoseconds: a real one, with the caches as
+ * bench-in-place.ts: what Rigel adds to the calls of a high client inside a program as it is, in nanoseconds: a real one, with the caches as
  * the program leaves them, and the driver behind.
  *
- * A librigel.so built for it (make in-place; native/bench/in-place.h) lets one of each two launches, by chance, go past Rigel, and times
- * both kinds. They are neighbours in the same requests, so a few nanoseconds show behind launches of ten microseconds: +-4 ns in a minute.
+ * A librigel.so built for it (make in-place; native/bench/in-place.h) lets one of each two launches, copies, memsets and waits, by chance,
+ * go past Rigel, and times both kinds. They are neighbours in the same requests, so a few nanoseconds show behind launches of ten
+ * microseconds: +-4 ns in a minute.
  */
 
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
@@ -21,69 +22,172 @@ import { Native, make } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
 
-export interface InPlace {
-  /** Requests that count. */
-  requests: number;
-  /** Launches in each. */
-  launches: number;
-  /** A launch past Rigel, the median. */
-  launch_ns: number;
-  /** What a launch through Rigel takes more, and two standard errors of that. */
+/** What is told of: calls, and the program's own time from a launch to its next call. */
+const PARTS = ["launch", "after a launch", "copy or memset", "wait"] as const;
+
+export interface InPlacePart {
+  part: (typeof PARTS)[number];
+  /** How many of them a request has. */
+  count: number;
+  /** How long one takes past Rigel, the median. */
+  past_ns: number;
+  /** What one takes more through Rigel, and two standard errors of that. */
   adds_ns: number;
   error_ns: number;
 }
 
+export interface InPlace {
+  /** Requests that count. */
+  requests: number;
+  /** Of these, what there is enough of. */
+  parts: InPlacePart[];
+  /** What a request takes more through Rigel by all of them, in microseconds, and two standard errors of that. */
+  request_us: number;
+  error_us: number;
+}
+
 /** Requests at the beginning: the program warms up. */
 const WARMUP = 100;
-/** Launches that vary more than this from request to request (deviation over median) wait for something; they tell nothing. */
+/** What varies more than this from request to request (deviation over median) waits for something; it tells nothing. Of waits all count. */
 const STEADY = 0.25;
 /** Further from the median than so many deviations something else has come between. */
 const FAR = 6;
+/** So many of each kind say something. */
+const FEW = 20;
 
-/** The cost of a launch from what its library has written; null: too little. Pure. */
+/** A call in a request: its kind, as in the file; and its nanoseconds, and those until the next one. */
+interface Call {
+  kind: string;
+  past: boolean;
+  ns: number;
+  after_ns: number;
+}
+
+function callsOf(line: string): Call[] {
+  return line.split(" ").map((text) => {
+    const [, kind = "", ns, after_ns] = /^(\w)(-?\d+):(\d+)$/.exec(text) ?? [];
+    return { kind, past: ns?.startsWith("-") ?? false, ns: Math.abs(Number(ns)), after_ns: Number(after_ns) };
+  });
+}
+
+/** The cost of a call from what its library has written; null: too little. Pure. */
 export function costOf(text: string, warmup = WARMUP): InPlace | null {
   const all = text
     .split("\n")
     .filter((line) => line !== "")
-    .map((line) => line.split(" ").map(Number))
-    .slice(warmup);
-  const launches = median(all.map(({ length }) => length));
-  const requests = all.filter(({ length }) => length === launches);
-  const at = (position: number): number[] => requests.map((times) => Math.abs(times[position] ?? Number.NaN));
-  const places = Array.from({ length: Number.isFinite(launches) ? Math.floor(launches) : 0 }, (_, position) => {
-    const middle = median(at(position));
-    return { position, middle, deviation: median(at(position).map((time) => Math.abs(time - middle))) };
-  })
-    .slice(1) // the first one marks the client as busy, or not
-    .filter(({ middle, deviation }) => deviation < STEADY * middle);
-  const past: number[] = [];
-  const differences = requests.flatMap((times) => {
-    // How fast the processor is just now.
-    const level = median(places.map(({ position, middle }) => Math.abs(times[position] ?? Number.NaN) / middle));
-    const kinds = { past: { sum: 0, count: 0 }, through: { sum: 0, count: 0 } };
-    for (const { position, middle, deviation } of places) {
-      const time = times[position] ?? Number.NaN;
-      const off = Math.abs(time) - middle * level;
-      if (Math.abs(off) > FAR * deviation) continue;
-      const kind = time < 0 ? kinds.past : kinds.through;
-      kind.sum += off;
-      kind.count++;
-      if (time < 0) past.push(-time);
-    }
-    return kinds.past.count > 0 && kinds.through.count > 0
-      ? kinds.through.sum / kinds.through.count - kinds.past.sum / kinds.past.count
-      : [];
-  });
-  if (differences.length < 2) return null;
-  const mean = differences.reduce((sum, one) => sum + one, 0) / differences.length;
-  const variance = differences.reduce((sum, one) => sum + (one - mean) ** 2, 0) / (differences.length - 1);
-  return {
-    requests: differences.length,
-    launches,
-    launch_ns: median(past),
-    adds_ns: mean,
-    error_ns: 2 * Math.sqrt(variance / differences.length),
+    .slice(warmup)
+    .map((line) => callsOf(line));
+  // Requests with the same calls as most have.
+  const kinds = (calls: readonly Call[]): string => calls.map(({ kind }) => kind).join("");
+  const usual = [...Map.groupBy(all, kinds)].reduce<[string, Call[][]]>(
+    (a, b) => (b[1].length > a[1].length ? b : a),
+    ["", []],
+  );
+  const requests = usual[1];
+  const places = [...usual[0]].map((_, place) => place).slice(1); // the first one marks the client as busy, or not
+  const kindAt = (place: number): string => usual[0][place] ?? "";
+  const timesOf = (place: number, time: (call: Call) => number): { middle: number; deviation: number } => {
+    const times = requests.flatMap((calls) => calls[place] ?? []).map(time);
+    const middle = median(times);
+    return { middle, deviation: median(times.map((one) => Math.abs(one - middle))) };
   };
+  const own = (call: Call): number => call.ns;
+  // How fast the processor is in each of the requests.
+  const steady = places
+    .filter((place) => kindAt(place) === "l")
+    .map((place) => ({ place, ...timesOf(place, own) }))
+    .filter(({ middle, deviation }) => deviation < STEADY * middle);
+  if (steady.length === 0) return null;
+  const levels = requests.map((calls) =>
+    median(steady.map(({ place, middle }) => (calls[place]?.ns ?? middle) / middle)),
+  );
+  const told = PARTS.flatMap((part) => {
+    const time = part === "after a launch" ? (call: Call) => call.after_ns : own;
+    const letter = { launch: "l", "after a launch": "l", "copy or memset": "c", wait: "w" }[part];
+    const those = places.filter((place) => kindAt(place) === letter);
+    const kept = those
+      .map((place) => ({ place, ...timesOf(place, time) }))
+      .filter(({ middle, deviation }) => part === "wait" || deviation < STEADY * middle);
+    const past: number[] = [];
+    const offs = requests.map((calls, i) => {
+      const sums = { past: new Sum(), through: new Sum() };
+      for (const { place, middle, deviation } of kept) {
+        const call = calls[place];
+        // What a wait takes is the GPU's.
+        const off = call ? time(call) - middle * (part === "wait" ? 1 : (levels[i] ?? 1)) : Number.NaN;
+        if (!call || time(call) === 0 || Math.abs(off) > FAR * deviation) continue;
+        sums[call.past ? "past" : "through"].add(off);
+        if (call.past) past.push(time(call));
+      }
+      return sums;
+    });
+    // Launches are compared within a request: its level is theirs. Of others there are few in each.
+    const difference = letter === "l" ? ofPairs(offs) : ofAll(offs);
+    if (!difference) return [];
+    return {
+      part,
+      count: those.length + Number(kindAt(0) === letter),
+      past_ns: median(past),
+      ...difference,
+    };
+  });
+  if (told.length === 0) return null;
+  return {
+    requests: requests.length,
+    parts: told,
+    request_us: told.reduce((sum, { count, adds_ns }) => sum + count * adds_ns, 0) / 1000,
+    error_us: Math.hypot(...told.map(({ count, error_ns }) => count * error_ns)) / 1000,
+  };
+}
+
+/** How far calls of one request were off what their places usually take. */
+interface Offs {
+  past: Sum;
+  through: Sum;
+}
+
+function ofPairs(offs: readonly Offs[]): Pick<InPlacePart, "adds_ns" | "error_ns"> | undefined {
+  const differences = new Sum();
+  for (const { past, through } of offs)
+    if (Math.min(past.count, through.count) > 0) differences.add(through.mean - past.mean);
+  if (differences.count < FEW) return undefined;
+  return { adds_ns: differences.mean, error_ns: 2 * Math.sqrt(differences.variance / differences.count) };
+}
+
+function ofAll(offs: readonly Offs[]): Pick<InPlacePart, "adds_ns" | "error_ns"> | undefined {
+  const [past, through] = [new Sum(), new Sum()];
+  for (const of of offs) {
+    past.include(of.past);
+    through.include(of.through);
+  }
+  if (Math.min(past.count, through.count) < FEW) return undefined;
+  return {
+    adds_ns: through.mean - past.mean,
+    error_ns: 2 * Math.sqrt(past.variance / past.count + through.variance / through.count),
+  };
+}
+
+/** Mean and variance of what is added. */
+class Sum {
+  count = 0;
+  #sum = 0;
+  #squares = 0;
+  add(value: number): void {
+    this.count++;
+    this.#sum += value;
+    this.#squares += value * value;
+  }
+  include(more: Sum): void {
+    this.count += more.count;
+    this.#sum += more.#sum;
+    this.#squares += more.#squares;
+  }
+  get mean(): number {
+    return this.#sum / this.count;
+  }
+  get variance(): number {
+    return Math.max(0, this.#squares / this.count - this.mean ** 2);
+  }
 }
 
 async function run(command: string[], flags: { requests: number; device: DeviceSelector; json?: true }): Promise<void> {
@@ -140,17 +244,28 @@ async function run(command: string[], flags: { requests: number; device: DeviceS
     process.stdout.write(
       flags.json
         ? `${JSON.stringify({ device: device.name, simulated: device.simulated, program, ...cost })}\n`
-        : `a launch through Rigel takes ${cost.adds_ns.toFixed(0)} ns more (+-${cost.error_ns.toFixed(0)}) than one past it, ` +
-            `${cost.launch_ns.toFixed(0)} ns; ${cost.requests} requests of ${cost.launches} launches\n`,
+        : `${cost.parts
+            .map(
+              ({ part, count, past_ns, adds_ns, error_ns }) =>
+                `${part.padEnd(15)} ${signed(adds_ns)} ns (+-${error_ns.toFixed(0)}) more than past Rigel, ${past_ns.toFixed(0)} ns; ` +
+                `${count} a request`,
+            )
+            .join(
+              "\n",
+            )}\nin all ${signed(cost.request_us, 1)} us (+-${cost.error_us.toFixed(1)}) a request, of ${cost.requests}\n`,
     );
   } finally {
     rmSync(folder, { recursive: true, force: true });
   }
 }
 
+function signed(value: number, digits = 0): string {
+  return `${value < 0 ? "" : "+"}${value.toFixed(digits)}`;
+}
+
 if (import.meta.main) {
   const program = new Command("bench:in-place")
-    .description("what Rigel adds to a launch of a high client, in a program as it is, in nanoseconds")
+    .description("what Rigel adds to the calls of a high client, in a program as it is, in nanoseconds")
     .argument("[command...]", "a program that serves requests and ends by itself (default: a replay of ResNet-50)")
     .passThroughOptions()
     .option("--requests <count>", "how many the replay serves, 60 a second", whole(1, 1_000_000), 1800)

@@ -117,33 +117,46 @@ test("bun run bench:in-place measures a launch among others of the same program"
   });
   const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
   expect(status, stderr).toBe(0);
-  z.looseObject({
-    requests: z.number().positive().max(300),
-    launches: z.literal(229),
-    adds_ns: z.number(),
-    launch_ns: ns,
-  }).parse(JSON.parse(stdout));
+  const part = { past_ns: ns, adds_ns: z.number(), error_ns: ns };
+  const { parts } = z
+    .looseObject({
+      requests: z.number().positive().max(300),
+      request_us: z.number(),
+      parts: z.array(z.looseObject({ part: z.string(), count: z.number().positive(), ...part })),
+    })
+    .parse(JSON.parse(stdout));
+  expect(parts[0]).toMatchObject({ part: "launch", count: 229 });
 });
 
-test("what a launch adds is told by its neighbours, whatever the processor's speed", () => {
+test("what a call adds is told by its neighbours, whatever the processor's speed", () => {
   const random = generator(1);
   const request = (): string => {
     const speed = 1 + random();
-    return Array.from({ length: 20 }, (_, place) => {
+    const launches = Array.from({ length: 20 }, (_, place) => {
       const past = random() < 0.5;
       // Each place has a time of its own; some launches meet something else.
       const time = (1000 + 100 * place) * speed * (1 + 0.02 * random()) + (past ? 0 : 50);
       const met = random() < 0.01 ? time + 20_000 : time;
-      return Math.round(past ? -met : met);
-    }).join(" ");
+      const after = 5000 * speed * (1 + 0.01 * random()) + (past ? 0 : 20);
+      return `l${past ? "-" : ""}${met.toFixed(0)}:${after.toFixed(0)}`;
+    });
+    const past = random() < 0.5;
+    return [...launches, `w${past ? "-" : ""}${(70_000 + 2000 * random() + (past ? 0 : 900)).toFixed(0)}:0`].join(" ");
   };
-  const requests = Array.from({ length: 500 }, request);
-  const cost = costOf(`${["1 2 3", ...requests, "4 -5"].join("\n")}\n`, 0);
-  expect(cost).toMatchObject({ requests: 500, launches: 20 });
-  expect(Math.abs((cost?.adds_ns ?? 0) - 50)).toBeLessThan(3);
-  expect(cost?.error_ns).toBeLessThan(3);
+  const requests = Array.from({ length: 1000 }, request);
+  const cost = costOf(`${["l1:2 l2:0 l3:0", ...requests, "l4:3 l-5:0"].join("\n")}\n`, 0);
+  expect(cost?.requests).toBe(1000);
+  const told = cost?.parts.map(({ part, count }) => `${count} ${part}`);
+  expect(told).toEqual(["20 launch", "20 after a launch", "1 wait"]);
+  const found = cost?.parts.map(({ adds_ns, error_ns }) => ({ adds_ns, error_ns })) ?? [];
+  [50, 20, 900].forEach((added_ns, i) => {
+    const { adds_ns = Number.NaN, error_ns = Number.NaN } = found[i] ?? {};
+    expect(Math.abs(adds_ns - added_ns)).toBeLessThan(1.5 * error_ns); // three standard errors
+    expect(error_ns).toBeLessThan(0.2 * added_ns);
+  });
+  expect(Math.abs((cost?.request_us ?? 0) - 2.3)).toBeLessThan(0.3);
   expect(costOf("", 0)).toBeNull();
-  expect(costOf("100 200\n-100 200\n", 2)).toBeNull();
+  expect(costOf("l100:1 l200:0\nl-100:1 l200:0\n", 2)).toBeNull();
 });
 
 test("bun run bench:in-place says what is wrong with the program", async () => {

@@ -178,6 +178,29 @@ static void the_agent_finds_what_nobody_waits_for(void)
     done();
 }
 
+/* A program that waits for its work and pauses once is not looked at so closely that each of its pauses is an end. */
+static void the_agent_looks_often_after_those_that_never_wait(void)
+{
+    enum { MS = 1000000 };
+    rg_client slot = {.requests = 0};
+    rg_member m = {.slot = &slot};
+    uint64_t now = 5000ull * MS;
+    CHECK(!rg_agent_looks_often(&m, now));
+    atomic_store(&slot.requests, 1); /* the agent's */
+    atomic_store(&slot.agent_idle, 1);
+    CHECK(rg_agent_looks_often(&m, now += MS));
+    CHECK(rg_agent_looks_often(&m, now + 999 * MS));
+    CHECK(!rg_agent_looks_often(&m, now + 1000 * MS));
+    atomic_store(&slot.requests, 3); /* one of each */
+    atomic_store(&slot.agent_idle, 2);
+    CHECK(!rg_agent_looks_often(&m, now += 2000ull * MS));
+    atomic_store(&slot.requests, 5);
+    atomic_store(&slot.agent_idle, 4);
+    CHECK(!rg_agent_looks_often(&m, now += 999 * MS));
+    CHECK(rg_agent_looks_often(&m, now += MS)); /* it has not waited for a second, and the agent was needed since */
+    done();
+}
+
 static CUresult refuse_event(CUevent e)
 {
     (void)e;
@@ -633,6 +656,7 @@ int main(int argc, char **argv)
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
+    RUN(the_agent_looks_often_after_those_that_never_wait);
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
     RUN(the_agent_goes_on_beside_who_ends_a_context);
     RUN(the_agent_waits_in_the_right_context);
