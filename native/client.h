@@ -982,44 +982,36 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
 /*
  * rg_again: notes a launch of a thread of a high client that has launched on the same stream before, with nothing changed since
  * (rg_is_again): then its stream is marked, its client busy, and it is known what is to be noted. Returns its place among the records.
- * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of 14 of data,
- * and two thirds of the code, of a launch that looks at everything.
+ * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of code and 6 of
+ * data, of 20 and 14 of a launch that looks at everything. So the row alone counts it (rg_again_count), and of RG_TIMED launches one
+ * reads the clock; the row says of them together what came before.
  * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
  */
-enum { RG_TIMED = 4 }; /* so many launches have one reading of the clock */
+enum { RG_TIMED = 4 };
 static RG_INLINE bool rg_is_again(uint64_t epoch, CUstream stream)
 {
     return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&
            RG_LIKELY(rg_this.stream == (uintptr_t)stream);
 }
 
+/* rg_again_timed: one of RG_TIMED, and the first after another operation. */
+void rg_again_timed(uint32_t operation);
+
 static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void *const *real)
 {
     rg_thread *row = rg_this.row;
     RG_AHEAD_TO_WRITE(row);
-    RG_AHEAD_TO_WRITE(&rg_this.calls->count[operation]);
-    RG_AHEAD_TO_WRITE(rg_this.launches);
     RG_AHEAD(real);
     uint32_t name = rg_name_of(false, function);
-    rg_call_count(operation);
-    uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
-    atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
-    n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    if (RG_UNLIKELY(atomic_load_explicit(&row->doing, memory_order_relaxed) != operation) || !rg_this.untimed)
+        rg_again_timed(operation);
+    else
+        rg_this.untimed--;
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
     atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
     atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
-    uint64_t tick = atomic_load_explicit(&row->since_tick, memory_order_relaxed);
-    uint32_t before = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
-    atomic_store_explicit(&row->before, before, memory_order_relaxed);
-    atomic_store_explicit(&row->before_tick, tick, memory_order_relaxed);
-    if (rg_this.untimed) {
-        rg_this.untimed--;
-    } else {
-        tick = rg_processor_tick();
-        rg_this.untimed = RG_TIMED - 1;
-        atomic_store_explicit(&row->since_tick, tick, memory_order_relaxed);
-    }
     atomic_store_explicit(&row->doing, operation | RG_DOING, memory_order_release);
-    return rg_record(operation, RG_TRACE_launch, 0, rg_this.who, name, tick, 0);
+    return rg_record_next(operation, RG_TRACE_launch, rg_this.who, name, atomic_load_explicit(&row->since_tick, memory_order_relaxed), 0);
 }
 
 static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
@@ -1027,7 +1019,15 @@ static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
     atomic_store_explicit(&rg_this.row->doing, operation, memory_order_relaxed);
     return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1);
 }
-RG_COLD void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
+RG_COLD CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
+
+/* rg_again_begin: from here on the thread's launches are counted in its row. */
+static inline void rg_again_begin(void)
+{
+    uint64_t n = atomic_load_explicit(&rg_this.row->launches, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.calls->from, 1 + n, memory_order_relaxed);
+    rg_this.uncounted = true;
+}
 
 /*
  * rg_again_next: the thread's next launch on this stream may go by rg_again, as far as it depends on this one, begun in `epoch`. In a process
@@ -1040,6 +1040,8 @@ static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream st
                ((uintptr_t)stream > 2 || !(devices & (devices - 1)));
     rg_this.epoch = may ? epoch + 1 : 0;
     rg_this.untimed = RG_TIMED - 1;
+    if (may)
+        rg_again_begin();
     rg_this.stream = (uintptr_t)stream;
     rg_this.who = (uint64_t)atomic_load_explicit(&op->row->tid, memory_order_relaxed) << 16 | marks;
 }

@@ -149,6 +149,28 @@ static inline bool rg_is_pointer(int memory_type)
 /* A list in parentheses, without them. */
 #define RG_LIST(...) __VA_ARGS__
 
+/* What the row says of a thread that goes on (rg_again): it is in another operation, as of now. */
+static RG_INLINE void again_clock(rg_thread *row)
+{
+    uint32_t before = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
+    atomic_store_explicit(&row->before, before, memory_order_relaxed);
+    atomic_store_explicit(&row->before_tick, atomic_load_explicit(&row->since_tick, memory_order_relaxed), memory_order_relaxed);
+    atomic_store_explicit(&row->since_tick, rg_processor_tick(), memory_order_relaxed);
+    rg_record_catch_up();
+}
+
+void rg_again_timed(uint32_t operation)
+{
+    rg_thread *row = rg_this.row;
+    uint32_t before = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
+    if (rg_this.uncounted && before != operation)
+        rg_again_count();
+    if (!rg_this.uncounted)
+        rg_again_begin();
+    again_clock(row);
+    rg_this.untimed = RG_TIMED - 1;
+}
+
 /*
  * A launch: of a high client's thread that goes on with its stream, which is most of its launches and next to nothing (rg_again); else made
  * up to three times, of a process that is one high client, or one best-effort one, which is known then and leaves little of it, and all
@@ -224,8 +246,9 @@ static inline bool rg_is_pointer(int memory_type)
         if (RG_##KIND == RG_LAUNCH && rg_is_again(again_, STREAM)) { \
             uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
             CUresult result_ = RG_CALL(symbol, args); \
-            if (!rg_again_ends(RG_OP_##symbol, again_) || RG_UNLIKELY(result_ != CUDA_SUCCESS)) \
-                rg_again_late(RG_OP_##symbol, result_, STREAM, noted_); \
+            bool ends_ = rg_again_ends(RG_OP_##symbol, again_); \
+            if (RG_UNLIKELY(!ends_ || result_ != CUDA_SUCCESS)) \
+                return rg_again_late(RG_OP_##symbol, result_, STREAM, noted_); \
             return result_; \
         } \
         uint64_t epoch = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
@@ -309,9 +332,32 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
     }
 }
 
+/* A memset of a high client's thread that goes on with its stream, as rg_again does for launches: libraries clear memory between them. */
+static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint64_t bytes)
+{
+    rg_thread *row = rg_this.row;
+    if (rg_this.uncounted)
+        rg_again_count();
+    rg_call_count(operation);
+    atomic_fetch_add_explicit(&rg.slot->memsets, 1, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
+    again_clock(row);
+    rg_this.untimed = 0; /* the next launch has a time of its own */
+    atomic_store_explicit(&row->doing, operation | RG_DOING, memory_order_release);
+    return rg_record_next(operation, RG_TRACE_memset, rg_this.who, bytes, atomic_load_explicit(&row->since_tick, memory_order_relaxed), 0);
+}
+
 #define RG_BULK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     static RG_INLINE CUresult symbol##_hook params \
     { \
+        uint64_t again_ = rg_this.epoch; \
+        if (RG_##KIND == RG_MEMSET && rg_is_again(again_, STREAM)) { \
+            uint64_t noted_ = memset_again(RG_OP_##symbol, (uintptr_t)(UNITS)); \
+            CUresult r_ = RG_CALL(symbol, args); \
+            bool ends_ = rg_again_ends(RG_OP_##symbol, again_); \
+            return RG_LIKELY(ends_ && r_ == CUDA_SUCCESS) ? r_ : rg_again_late(RG_OP_##symbol, r_, STREAM, noted_); \
+        } \
         bulk b_; \
         b_.mode = mode_for_work(); \
         if (b_.mode == RG_MODE_BARE) \
@@ -340,7 +386,7 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
 #undef RG_WORK
 #undef RG_SPECIAL
 
-void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record)
+CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record)
 {
     bool ok = result == CUDA_SUCCESS;
     /* When it began is known to a few launches, but where a beat came meanwhile: then that is when it was under way at the latest. */
@@ -355,6 +401,7 @@ void rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_
         rg_guard_driver_failed(rg_op_names[operation], result);
         rg_context_refused(operation, result, stream, NULL);
     }
+    return result;
 }
 
 CUresult cuInit(unsigned flags)

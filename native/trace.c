@@ -28,6 +28,7 @@ static rg_thread nobody; /* shared by all threads that found no room */
 static pid_t client; /* the process whose rows they are: not its child */
 static _Atomic uint64_t *launches; /* rg_client.launches */
 static _Atomic uint32_t counting[RG_LAUNCH_COUNTS]; /* the thread that has taken each of them, by id; 0: none */
+static rg_own_calls *_Atomic counted_by[RG_LAUNCH_COUNTS]; /* what it has called */
 static pthread_key_t row_key;
 static bool row_key_made;
 
@@ -67,6 +68,54 @@ void rg_trace_beat(void)
 
 /* ---- threads ---- */
 
+/* Launches of a thread that are in its row only, and what they are; a little more or less while it is counting them. */
+static uint64_t uncounted(const rg_own_calls *own, uint32_t *operation)
+{
+    if (own == &own_calls[RG_MAX_THREADS])
+        return 0;
+    const rg_thread *row = &rg_rec.threads[own - own_calls];
+    uint64_t from = atomic_load_explicit(&own->from, memory_order_relaxed);
+    uint64_t n = from ? atomic_load_explicit(&row->launches, memory_order_relaxed) - (from - 1) : 0;
+    *operation = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
+    return n <= 4 * RG_RECORD_BLOCK ? n : 0;
+}
+
+/* Counts them as calls; how many they were. */
+static uint64_t count_again(rg_own_calls *own)
+{
+    uint32_t operation = 0;
+    uint64_t n = uncounted(own, &operation), before = atomic_load_explicit(&own->count[operation], memory_order_relaxed);
+    atomic_store_explicit(&own->count[operation], before + n, memory_order_relaxed);
+    atomic_store_explicit(&own->from, 0, memory_order_relaxed);
+    return n;
+}
+
+void rg_again_count(void)
+{
+    rg_this.uncounted = false;
+    uint64_t n = count_again(rg_this.calls), before = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
+    atomic_store_explicit(rg_this.launches, before + n, memory_order_relaxed);
+}
+
+void rg_again_count_all(void)
+{
+    rg_changed(); /* their next launches are counted elsewhere */
+    for (int i = 1; i < RG_LAUNCH_COUNTS; i++)
+        if (atomic_load(&counting[i]) && counted_by[i])
+            atomic_fetch_add(&launches[i], count_again(counted_by[i]));
+}
+
+uint64_t rg_uncounted(void)
+{
+    uint64_t n = 0;
+    uint32_t operation;
+    for (int i = 1; i < RG_LAUNCH_COUNTS; i++) {
+        const rg_own_calls *own = atomic_load(&counting[i]) ? atomic_load(&counted_by[i]) : NULL;
+        n += own ? uncounted(own, &operation) : 0;
+    }
+    return n;
+}
+
 /* False: another thread is adding them already, and may miss the latest. */
 static bool add_calls(rg_own_calls *own)
 {
@@ -74,8 +123,10 @@ static bool add_calls(rg_own_calls *own)
     if (!atomic_compare_exchange_strong(&own->busy, &free, 1))
         return false;
     _Atomic uint64_t *sums = rg_rec.segment->calls[atomic_load(&own->client)].count;
+    uint32_t again = 0;
+    uint64_t more = uncounted(own, &again);
     for (uint32_t i = 0; i < RG_OP_COUNT; i++) {
-        uint64_t n = atomic_load_explicit(&own->count[i], memory_order_relaxed);
+        uint64_t n = atomic_load_explicit(&own->count[i], memory_order_relaxed) + (i == again ? more : 0);
         if (n != own->added[i])
             atomic_fetch_add_explicit(&sums[i], n - own->added[i], memory_order_relaxed);
         own->added[i] = n;
@@ -108,6 +159,8 @@ static void leave(void *row)
 {
     if (getpid() != client)
         return;
+    if (rg_this.uncounted)
+        rg_again_count();
     if (rg_this.calls)
         add_calls(rg_this.calls);
     /* In this order, as a handler may launch at any moment. */
@@ -174,9 +227,14 @@ void rg_launches_take(void)
     if (rg_this.counts)
         return;
     rg_this.counts = true;
+    if (!rg_this.row)
+        rg_thread_enter();
+    if (rg_this.row == &nobody)
+        return;
     uint32_t tid = (uint32_t)syscall(SYS_gettid);
     for (int i = 1; i < RG_LAUNCH_COUNTS; i++)
         if (take_from(&counting[i], tid, true)) {
+            atomic_store(&counted_by[i], rg_this.calls);
             rg_this.launches = &launches[i];
             return;
         }
@@ -189,6 +247,8 @@ rg_thread *rg_thread_enter(void)
     if (!row)
         row = take(tid, true);
     if (row) {
+        /* One whose thread ended unseen may have launches that nobody has counted. */
+        atomic_fetch_add(&launches[0], count_again(&own_calls[row - rg_rec.threads]));
         char name[sizeof row->name] = "";
         prctl(PR_GET_NAME, name);
         for (size_t i = 0; i < sizeof name; i++)
@@ -225,8 +285,7 @@ static uint64_t lap_of(uint64_t n)
 
 uint64_t rg_record_take(void)
 {
-    bool behind = rg_this.left; /* it records so seldom that others come round */
-    uint32_t block = behind || !rg_this.block ? 1 : rg_this.block * 2u;
+    uint32_t block = rg_this.block ? rg_this.block * 2u : 1;
     block = block < RG_RECORD_BLOCK ? block : RG_RECORD_BLOCK;
     uint64_t n = atomic_fetch_add_explicit(rg_rec.records, block, memory_order_relaxed);
     uint64_t of_lap = RG_TRACE_RECORDS - n % RG_TRACE_RECORDS; /* those of the next one are left out */

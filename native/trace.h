@@ -123,6 +123,8 @@ static inline void rg_changed(void)
 typedef struct {
     _Alignas(64) _Atomic uint32_t busy;
     _Atomic uint32_t client; /* slot */
+    _Atomic uint64_t from;   /* what the row's `launches` was when the first of its launches that are counted nowhere else came (rg_again);
+                                1 + that, 0: there are none */
     _Atomic uint64_t count[RG_MAX_OPERATIONS];
     uint64_t added[RG_MAX_OPERATIONS];
 } rg_own_calls;
@@ -143,7 +145,9 @@ typedef struct {
     bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
     bool counts;         /* it has tried to take one of `launches` */
     uint8_t block;       /* how many places it took last */
+    bool uncounted;      /* it has launched since it was counted last (rg_again_count) */
 } rg_this_thread;
+_Static_assert(sizeof(rg_this_thread) == 64, "one cache line");
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
 
 /* rg_call_count: one more. In a client, where the thread has a row. */
@@ -156,6 +160,15 @@ static inline void rg_call_count(uint32_t operation)
 /* rg_calls_belong: what this thread calls from here on is this client's. rg_calls_add: adds up what all threads have called. */
 void rg_calls_belong(uint32_t slot);
 void rg_calls_add(void);
+
+/*
+ * A thread that goes on launching counts that in its row only (rg_again in client.h); rg_again_count adds it to the calls and to
+ * rg_client.launches, before the thread is in another operation, and once in RG_RECORD_BLOCK launches at least.
+ * rg_again_count_all: the same of all threads, as Rigel leaves. rg_uncounted: what is in rows only at the moment.
+ */
+void rg_again_count(void);
+void rg_again_count_all(void);
+uint64_t rg_uncounted(void);
 
 /* rg_trace_attach: called once while the process becomes a client. */
 void rg_trace_attach(rg_segment *seg, int slot);
@@ -227,27 +240,42 @@ RG_COLD uint64_t rg_record_take(void);
 
 /* rg_record: one record; the caller has looked whether they are wanted. A signal handler that records, too, may have interrupted this: its
  * place is another one, unless it comes between the first two statements here, and then one record is lost. */
-static RG_INLINE uint64_t rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
-                                    uint64_t tick, uint64_t ticks)
+static RG_INLINE uint64_t rg_record_next(uint32_t operation, enum rg_trace_kind kind, uint64_t who, uint64_t argument, uint64_t tick,
+                                         uint64_t ticks)
 {
     rg_trace *trace = rg_rec.trace;
     uint64_t n = rg_this.record;
-    if (__builtin_expect(!rg_this.left, 0) ||
-        __builtin_expect(atomic_load_explicit(rg_rec.records, memory_order_relaxed) - n > RG_RECORD_BEHIND, 0))
+    if (__builtin_expect(!rg_this.left, 0))
         n = rg_record_take();
     rg_this.record = n + 1;
     rg_this.left--;
     atomic_signal_fence(memory_order_seq_cst);
     uint64_t lap = (uint64_t)rg_this.lap << RG_RECORD_BITS;
     _Atomic uint64_t *word = &trace->records[n % RG_TRACE_RECORDS * RG_RECORD_WORDS];
-    uint64_t what = operation | (uint64_t)kind << 10 | (uint64_t)tid << 16 | marks;
     atomic_store_explicit(&word[0], lap | (tick & RG_RECORD_MASK), memory_order_relaxed);
-    atomic_store_explicit(&word[1], lap | what, memory_order_relaxed);
+    atomic_store_explicit(&word[1], lap | who | (uint64_t)kind << 10 | operation, memory_order_relaxed);
     atomic_store_explicit(&word[2], lap | (argument & RG_RECORD_MASK), memory_order_relaxed);
     atomic_store_explicit(&word[3], lap | (ticks & RG_RECORD_MASK), memory_order_relaxed);
     /* The ring is so long that the place of the next one is in no near cache: by the time that it is written, it will be. */
     RG_AHEAD_TO_WRITE(&trace->records[(n + 1) % RG_TRACE_RECORDS * RG_RECORD_WORDS]);
     return n;
+}
+
+/* Whether this thread's places are so far behind that they have to be given up: then it has none left. */
+static RG_INLINE void rg_record_catch_up(void)
+{
+    uint64_t behind = atomic_load_explicit(rg_rec.records, memory_order_relaxed) - rg_this.record;
+    if (__builtin_expect(behind > RG_RECORD_BEHIND, 0) && rg_this.left) {
+        rg_this.left = 0;
+        rg_this.block = 0; /* it records so seldom that others come round */
+    }
+}
+
+static RG_INLINE uint64_t rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
+                                    uint64_t tick, uint64_t ticks)
+{
+    rg_record_catch_up();
+    return rg_record_next(operation, kind, (uint64_t)tid << 16 | marks, argument, tick, ticks);
 }
 
 /* An operation under way. */
@@ -271,6 +299,8 @@ static RG_INLINE rg_op rg_op_begin(uint32_t operation, bool exact)
     rg_op op = {.row = rg_this.row, .operation = operation};
     if (__builtin_expect(!op.row, 0))
         op.row = rg_thread_enter();
+    if (__builtin_expect(rg_this.uncounted, 0))
+        rg_again_count();
     rg_call_count(operation);
     op.outer = atomic_load_explicit(&op.row->doing, memory_order_relaxed);
     op.outer_tick = atomic_load_explicit(&op.row->since_tick, memory_order_relaxed);

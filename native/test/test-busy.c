@@ -198,7 +198,6 @@ static void the_agent_looks_often_after_those_that_never_wait(void)
     atomic_store(&slot.agent_idle, 4);
     CHECK(!rg_agent_looks_often(&m, now += 999 * MS));
     CHECK(rg_agent_looks_often(&m, now += MS)); /* it has not waited for a second, and the agent was needed since */
-    done();
 }
 
 static CUresult refuse_event(CUevent e)
@@ -426,6 +425,12 @@ static int launch_until_again(CUstream s)
     return n;
 }
 
+static uint64_t cuLaunchKernel_calls(void)
+{
+    rg_calls_add();
+    return seg->calls[0].count[RG_OP_cuLaunchKernel];
+}
+
 static void a_launch_like_the_one_before_is_counted_and_recorded(void)
 {
     become_high_without_agent();
@@ -434,14 +439,14 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     for (int turn = 0; turn < 2; turn++) {
         CUstream stream = turn ? NULL : s;
         launch_until_again(stream);
-        uint64_t launches = rg_launches(rg.slot), queued = rg_this.row->launches, calls = rg_this.calls->count[RG_OP_cuLaunchKernel];
+        uint64_t launches = rg_launches(rg.slot) + rg_uncounted(), queued = rg_this.row->launches;
+        uint64_t calls = cuLaunchKernel_calls();
         uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
         launch(spin, stream, 1000);
-        CHECK_EQUAL(rg_launches(rg.slot), launches + 1);
+        CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), launches + 1);
+        CHECK_EQUAL(cuLaunchKernel_calls(), calls + 1); /* whoever adds them up finds those as well */
         CHECK_EQUAL(rg_this.row->launches, queued + 1);
-        CHECK_EQUAL(rg_this.calls->count[RG_OP_cuLaunchKernel], calls + 1);
         CHECK_EQUAL(rg_this.row->doing, RG_OP_cuLaunchKernel);
-        CHECK_EQUAL(rg_this.row->before, RG_OP_cuLaunchKernel);
         const rg_track *t = rg_track_find(rg_track_key(stream));
         const _Atomic uint64_t *word = &seg->traces[0].records[number % RG_TRACE_RECORDS * RG_RECORD_WORDS];
         uint64_t what = RG_OP_cuLaunchKernel | RG_TRACE_launch << 10 | (uint64_t)gettid() << 16 | (uint64_t)(t - rg.tracks + 1) << 38;
@@ -449,8 +454,11 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
         CHECK_EQUAL(word[2] & RG_RECORD_MASK, rg_this.row->kernel);
         CHECK(strcmp(seg->names[rg_this.row->kernel - 1].name, "rigel_spin") == 0);
     }
+    uint64_t launches = rg_launches(rg.slot) + rg_uncounted();
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     idle_after("cuCtxSynchronize", 1);
+    CHECK_EQUAL(rg_launches(rg.slot), launches); /* before another operation they are counted where all can see it */
+    CHECK_EQUAL(rg_uncounted(), 0);
     /* Launches share a reading of the clock; where a copy, a wait or a beat came between they do not. */
     CUdeviceptr p;
     char host[64] = "";
@@ -471,6 +479,28 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     from = rg_tick();
     launch(spin, s, 1000);
     CHECK(rg_this.row->since_tick >= from);
+    /* A memset is no reason to look again, nor is it counted among the kernels. */
+    do {
+        launch_until_again(s);
+        launch(spin, s, 1000);
+    } while (!rg_is_again(rg_this.epoch, s) || !rg_uncounted());
+    uint64_t memsets = rg.slot->memsets, kernels = rg_launches(rg.slot) + rg_uncounted();
+    uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
+    from = rg_tick();
+    CHECK_EQUAL(cuMemsetD32Async(p, 0, sizeof host / 4, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->memsets, memsets + 1);
+    CHECK_EQUAL(rg_launches(rg.slot), kernels);
+    CHECK_EQUAL(rg_this.row->doing, RG_OP_cuMemsetD32Async);
+    CHECK_EQUAL(rg_this.row->before, RG_OP_cuLaunchKernel);
+    CHECK(rg_this.row->since_tick >= from);
+    const _Atomic uint64_t *word = &seg->traces[0].records[number % RG_TRACE_RECORDS * RG_RECORD_WORDS];
+    CHECK_EQUAL(word[1] & 0xffff, RG_OP_cuMemsetD32Async | RG_TRACE_memset << 10);
+    CHECK_EQUAL(word[2] & RG_RECORD_MASK, sizeof host);
+    from = rg_tick();
+    launch(spin, s, 1000);
+    CHECK(rg_this.row->since_tick >= from);
+    CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), kernels + 1);
+    CHECK_EQUAL(rg_this.row->before, RG_OP_cuMemsetD32Async);
     /* A copy on another stream turns the thread's row there, and the next launch turns it back. */
     CUstream other;
     CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
@@ -525,6 +555,46 @@ static void every_launch_is_counted_once(void)
         CHECK_EQUAL(rg_launches(rg.slot), (turn + 1) * THREADS * 10);
         CHECK_EQUAL(rg.slot->launches[0] - together, (THREADS - (RG_LAUNCH_COUNTS - 1)) * 10);
     }
+    done();
+}
+
+static void *launch_on(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    for (int part = 0; part < 2; part++) {
+        for (int i = 0; i < 23; i++)
+            launch(spin, NULL, 1000);
+        pthread_barrier_wait(&have_launched);
+        pthread_barrier_wait(&have_launched);
+    }
+    return NULL;
+}
+
+/* What a thread has counted in its row only is counted as Rigel leaves, and not once more by the thread. */
+static void launches_of_threads_that_go_on_are_counted(void)
+{
+    become_high_without_agent();
+    rg_rec.processor = true;
+    pthread_t thread;
+    pthread_barrier_init(&have_launched, NULL, 2);
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_on, current()), 0);
+    for (uint64_t part = 1; part <= 2; part++) {
+        pthread_barrier_wait(&have_launched);
+        CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), part * 23);
+        if (part == 1)
+            rg_again_count_all();
+        CHECK(part == 2 || rg_uncounted() == 0);
+        CHECK_EQUAL(cuLaunchKernel_calls(), part * 23);
+        pthread_barrier_wait(&have_launched);
+    }
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg_launches(rg.slot), 46);
+    launch_until_again(NULL);
+    launch(spin, NULL, 1000);
+    rigel_shutdown();
+    CHECK_EQUAL(rg_launches(rg.slot), cuLaunchKernel_calls());
+    CHECK(rg_launches(rg.slot) >= 48);
+    CHECK_EQUAL(rg_uncounted(), 0);
     done();
 }
 
@@ -668,6 +738,7 @@ int main(int argc, char **argv)
     RUN(streams_keep_their_tracks_where_they_share_a_place);
     RUN(a_launch_like_the_one_before_is_counted_and_recorded);
     RUN(every_launch_is_counted_once);
+    RUN(launches_of_threads_that_go_on_are_counted);
     RUN(a_launch_after_a_change_looks_again);
     RUN(a_launch_that_is_overtaken_or_refused_is_seen);
     RUN(what_a_launch_needs_is_together);
