@@ -76,7 +76,6 @@ void rigel_shutdown(void)
         rg_preempt_stop();
         rg_record_stop();
         rg_agent_stop();
-        rg_again_count_all();
         rg_calls_add();
         rg_members_leave();
     }

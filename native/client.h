@@ -982,8 +982,8 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
 /*
  * rg_again: notes a launch of a thread of a high client that has launched on the same stream before, with nothing changed since
  * (rg_is_again): then its stream is marked, its client busy, and it is known what is to be noted. Returns its place among the records.
- * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of code and 6 of
- * data, of 20 and 14 of a launch that looks at everything. So the row alone counts it (rg_again_count), and of RG_TIMED launches one
+ * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of code and 7 of
+ * data, of 20 and 14 of a launch that looks at everything. So its calls are counted later (rg_again_count), and of RG_TIMED launches one
  * reads the clock; the row says of them together what came before.
  * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
  */
@@ -1001,13 +1001,16 @@ static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void 
 {
     rg_thread *row = rg_this.row;
     RG_AHEAD_TO_WRITE(row);
+    RG_AHEAD_TO_WRITE(rg_this.launches);
     RG_AHEAD(real);
     uint32_t name = rg_name_of(false, function);
     if (RG_UNLIKELY(atomic_load_explicit(&row->doing, memory_order_relaxed) != operation) || !rg_this.untimed)
         rg_again_timed(operation);
     else
         rg_this.untimed--;
-    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed);
+    uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
+    atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
+    n = atomic_load_explicit(&row->launches, memory_order_relaxed);
     atomic_store_explicit(&row->launches, n + 1, memory_order_relaxed);
     atomic_store_explicit(&row->kernel, name, memory_order_relaxed);
     atomic_store_explicit(&row->doing, operation | RG_DOING, memory_order_release);
@@ -1021,7 +1024,7 @@ static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
 }
 RG_COLD CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
 
-/* rg_again_begin: from here on the thread's launches are counted in its row. */
+/* rg_again_begin: from here on the thread's launches are not among its calls. */
 static inline void rg_again_begin(void)
 {
     uint64_t n = atomic_load_explicit(&rg_this.row->launches, memory_order_relaxed);

@@ -28,7 +28,6 @@ static rg_thread nobody; /* shared by all threads that found no room */
 static pid_t client; /* the process whose rows they are: not its child */
 static _Atomic uint64_t *launches; /* rg_client.launches */
 static _Atomic uint32_t counting[RG_LAUNCH_COUNTS]; /* the thread that has taken each of them, by id; 0: none */
-static rg_own_calls *_Atomic counted_by[RG_LAUNCH_COUNTS]; /* what it has called */
 static pthread_key_t row_key;
 static bool row_key_made;
 
@@ -68,7 +67,7 @@ void rg_trace_beat(void)
 
 /* ---- threads ---- */
 
-/* Launches of a thread that are in its row only, and what they are; a little more or less while it is counting them. */
+/* Launches of a thread that are not among its calls, and what they are; a little more or less while it is counting them. */
 static uint64_t uncounted(const rg_own_calls *own, uint32_t *operation)
 {
     if (own == &own_calls[RG_MAX_THREADS])
@@ -80,40 +79,18 @@ static uint64_t uncounted(const rg_own_calls *own, uint32_t *operation)
     return n <= 4 * RG_RECORD_BLOCK ? n : 0;
 }
 
-/* Counts them as calls; how many they were. */
-static uint64_t count_again(rg_own_calls *own)
+static void count_again(rg_own_calls *own)
 {
     uint32_t operation = 0;
     uint64_t n = uncounted(own, &operation), before = atomic_load_explicit(&own->count[operation], memory_order_relaxed);
     atomic_store_explicit(&own->count[operation], before + n, memory_order_relaxed);
     atomic_store_explicit(&own->from, 0, memory_order_relaxed);
-    return n;
 }
 
 void rg_again_count(void)
 {
     rg_this.uncounted = false;
-    uint64_t n = count_again(rg_this.calls), before = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
-    atomic_store_explicit(rg_this.launches, before + n, memory_order_relaxed);
-}
-
-void rg_again_count_all(void)
-{
-    rg_changed(); /* their next launches are counted elsewhere */
-    for (int i = 1; i < RG_LAUNCH_COUNTS; i++)
-        if (atomic_load(&counting[i]) && counted_by[i])
-            atomic_fetch_add(&launches[i], count_again(counted_by[i]));
-}
-
-uint64_t rg_uncounted(void)
-{
-    uint64_t n = 0;
-    uint32_t operation;
-    for (int i = 1; i < RG_LAUNCH_COUNTS; i++) {
-        const rg_own_calls *own = atomic_load(&counting[i]) ? atomic_load(&counted_by[i]) : NULL;
-        n += own ? uncounted(own, &operation) : 0;
-    }
-    return n;
+    count_again(rg_this.calls);
 }
 
 /* False: another thread is adding them already, and may miss the latest. */
@@ -234,7 +211,6 @@ void rg_launches_take(void)
     uint32_t tid = (uint32_t)syscall(SYS_gettid);
     for (int i = 1; i < RG_LAUNCH_COUNTS; i++)
         if (take_from(&counting[i], tid, true)) {
-            atomic_store(&counted_by[i], rg_this.calls);
             rg_this.launches = &launches[i];
             return;
         }
@@ -248,7 +224,7 @@ rg_thread *rg_thread_enter(void)
         row = take(tid, true);
     if (row) {
         /* One whose thread ended unseen may have launches that nobody has counted. */
-        atomic_fetch_add(&launches[0], count_again(&own_calls[row - rg_rec.threads]));
+        count_again(&own_calls[row - rg_rec.threads]);
         char name[sizeof row->name] = "";
         prctl(PR_GET_NAME, name);
         for (size_t i = 0; i < sizeof name; i++)

@@ -123,8 +123,7 @@ static inline void rg_changed(void)
 typedef struct {
     _Alignas(64) _Atomic uint32_t busy;
     _Atomic uint32_t client; /* slot */
-    _Atomic uint64_t from;   /* what the row's `launches` was when the first of its launches that are counted nowhere else came (rg_again);
-                                1 + that, 0: there are none */
+    _Atomic uint64_t from;   /* 1 + the row's `launches` when the first of those came that are not in `count` (rg_again); 0: none are */
     _Atomic uint64_t count[RG_MAX_OPERATIONS];
     uint64_t added[RG_MAX_OPERATIONS];
 } rg_own_calls;
@@ -145,7 +144,7 @@ typedef struct {
     bool held;           /* it has waited at the gate, and not yet made the call that it waited with */
     bool counts;         /* it has tried to take one of `launches` */
     uint8_t block;       /* how many places it took last */
-    bool uncounted;      /* it has launched since it was counted last (rg_again_count) */
+    bool uncounted;      /* not all that it has launched is among its calls (rg_again_count) */
 } rg_this_thread;
 _Static_assert(sizeof(rg_this_thread) == 64, "one cache line");
 extern _Thread_local rg_this_thread rg_this __attribute__((tls_model("initial-exec")));
@@ -162,13 +161,10 @@ void rg_calls_belong(uint32_t slot);
 void rg_calls_add(void);
 
 /*
- * A thread that goes on launching counts that in its row only (rg_again in client.h); rg_again_count adds it to the calls and to
- * rg_client.launches, before the thread is in another operation, and once in RG_RECORD_BLOCK launches at least.
- * rg_again_count_all: the same of all threads, as Rigel leaves. rg_uncounted: what is in rows only at the moment.
+ * rg_again_count: a thread that goes on launching (rg_again in client.h) counts its calls in its row's `launches` only; this adds them to
+ * the others, before the thread is in another operation. Who adds up the calls of all threads finds them where they are.
  */
 void rg_again_count(void);
-void rg_again_count_all(void);
-uint64_t rg_uncounted(void);
 
 /* rg_trace_attach: called once while the process becomes a client. */
 void rg_trace_attach(rg_segment *seg, int slot);

@@ -439,11 +439,11 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     for (int turn = 0; turn < 2; turn++) {
         CUstream stream = turn ? NULL : s;
         launch_until_again(stream);
-        uint64_t launches = rg_launches(rg.slot) + rg_uncounted(), queued = rg_this.row->launches;
+        uint64_t launches = rg_launches(rg.slot), queued = rg_this.row->launches;
         uint64_t calls = cuLaunchKernel_calls();
         uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
         launch(spin, stream, 1000);
-        CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), launches + 1);
+        CHECK_EQUAL(rg_launches(rg.slot), launches + 1);
         CHECK_EQUAL(cuLaunchKernel_calls(), calls + 1); /* whoever adds them up finds those as well */
         CHECK_EQUAL(rg_this.row->launches, queued + 1);
         CHECK_EQUAL(rg_this.row->doing, RG_OP_cuLaunchKernel);
@@ -454,11 +454,10 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
         CHECK_EQUAL(word[2] & RG_RECORD_MASK, rg_this.row->kernel);
         CHECK(strcmp(seg->names[rg_this.row->kernel - 1].name, "rigel_spin") == 0);
     }
-    uint64_t launches = rg_launches(rg.slot) + rg_uncounted();
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     idle_after("cuCtxSynchronize", 1);
-    CHECK_EQUAL(rg_launches(rg.slot), launches); /* before another operation they are counted where all can see it */
-    CHECK_EQUAL(rg_uncounted(), 0);
+    CHECK(!rg_this.uncounted && !rg_this.calls->from);
+    CHECK_EQUAL(rg_this.calls->count[RG_OP_cuLaunchKernel], rg_launches(rg.slot));
     /* Launches share a reading of the clock; where a copy, a wait or a beat came between they do not. */
     CUdeviceptr p;
     char host[64] = "";
@@ -483,8 +482,8 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     do {
         launch_until_again(s);
         launch(spin, s, 1000);
-    } while (!rg_is_again(rg_this.epoch, s) || !rg_uncounted());
-    uint64_t memsets = rg.slot->memsets, kernels = rg_launches(rg.slot) + rg_uncounted();
+    } while (!rg_is_again(rg_this.epoch, s) || !rg_this.uncounted);
+    uint64_t memsets = rg.slot->memsets, kernels = rg_launches(rg.slot);
     uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
     from = rg_tick();
     CHECK_EQUAL(cuMemsetD32Async(p, 0, sizeof host / 4, s), CUDA_SUCCESS);
@@ -499,7 +498,7 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     from = rg_tick();
     launch(spin, s, 1000);
     CHECK(rg_this.row->since_tick >= from);
-    CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), kernels + 1);
+    CHECK_EQUAL(rg_launches(rg.slot), kernels + 1);
     CHECK_EQUAL(rg_this.row->before, RG_OP_cuMemsetD32Async);
     /* A copy on another stream turns the thread's row there, and the next launch turns it back. */
     CUstream other;
@@ -570,31 +569,27 @@ static void *launch_on(void *context)
     return NULL;
 }
 
-/* What a thread has counted in its row only is counted as Rigel leaves, and not once more by the thread. */
-static void launches_of_threads_that_go_on_are_counted(void)
+/* Calls that a thread has yet to count are found by who adds them up, and are not counted once more. */
+static void calls_of_threads_that_go_on_launching_are_counted(void)
 {
     become_high_without_agent();
-    rg_rec.processor = true;
+    launch_until_again(NULL);
+    uint64_t before = rg_launches(rg.slot);
     pthread_t thread;
     pthread_barrier_init(&have_launched, NULL, 2);
     CHECK_EQUAL(pthread_create(&thread, NULL, launch_on, current()), 0);
     for (uint64_t part = 1; part <= 2; part++) {
         pthread_barrier_wait(&have_launched);
-        CHECK_EQUAL(rg_launches(rg.slot) + rg_uncounted(), part * 23);
-        if (part == 1)
-            rg_again_count_all();
-        CHECK(part == 2 || rg_uncounted() == 0);
-        CHECK_EQUAL(cuLaunchKernel_calls(), part * 23);
+        CHECK_EQUAL(rg_launches(rg.slot), before + part * 23);
+        CHECK_EQUAL(cuLaunchKernel_calls(), before + part * 23);
         pthread_barrier_wait(&have_launched);
     }
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
-    CHECK_EQUAL(rg_launches(rg.slot), 46);
-    launch_until_again(NULL);
-    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuLaunchKernel_calls(), before + 46);
+    while (!rg_this.uncounted)
+        launch(spin, NULL, 1000);
     rigel_shutdown();
-    CHECK_EQUAL(rg_launches(rg.slot), cuLaunchKernel_calls());
-    CHECK(rg_launches(rg.slot) >= 48);
-    CHECK_EQUAL(rg_uncounted(), 0);
+    CHECK_EQUAL(rg_launches(rg.slot), seg->calls[0].count[RG_OP_cuLaunchKernel]);
     done();
 }
 
@@ -738,7 +733,7 @@ int main(int argc, char **argv)
     RUN(streams_keep_their_tracks_where_they_share_a_place);
     RUN(a_launch_like_the_one_before_is_counted_and_recorded);
     RUN(every_launch_is_counted_once);
-    RUN(launches_of_threads_that_go_on_are_counted);
+    RUN(calls_of_threads_that_go_on_launching_are_counted);
     RUN(a_launch_after_a_change_looks_again);
     RUN(a_launch_that_is_overtaken_or_refused_is_seen);
     RUN(what_a_launch_needs_is_together);
