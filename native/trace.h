@@ -231,7 +231,7 @@ uint32_t rg_name_enter(const char *name);
 
 /* rg_record_take: slow half of rg_record: takes places for this thread, one at first, and twice as many each time. Returns the first.
  * Places that are so far behind are given up: others will soon come round to them. */
-enum { RG_RECORD_BLOCK = 16, RG_RECORD_BEHIND = RG_TRACE_RECORDS / 8 };
+enum { RG_RECORD_BLOCK = 64, RG_RECORD_BEHIND = RG_TRACE_RECORDS / 8 };
 RG_COLD uint64_t rg_record_take(void);
 
 /* rg_record: one record; the caller has looked whether they are wanted. A signal handler that records, too, may have interrupted this: its

@@ -127,9 +127,9 @@ static void places_are_taken_in_blocks_that_grow(void)
         CHECK_EQUAL(lap_at((uint64_t)i), 1);
         CHECK_EQUAL(lap_at((uint64_t)i + 1), 0); /* not come to */
     }
-    for (int i = 8; i < 15 + 5 * RG_RECORD_BLOCK; i++)
+    for (int i = 8; i < 63 + 5 * RG_RECORD_BLOCK; i++)
         rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
-    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 15 + 5 * RG_RECORD_BLOCK);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 63 + 5 * RG_RECORD_BLOCK);
 }
 
 /* All places of a block are of one lap: none goes over the ring's end, and the rest of it is not used. */
@@ -141,7 +141,7 @@ static void a_block_ends_with_its_lap(void)
         rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
         made++;
     }
-    /* 1 + 2 + 4 + 8 and blocks of 16 after that: the last one of the first lap begins one place before its end. */
+    /* 1 + 2 + 4 + 8 + 16 + 32 and blocks of 64 after that: the last one of the first lap begins one place before its end. */
     CHECK_EQUAL(lap_at(RG_TRACE_RECORDS - 1), 1);
     CHECK_EQUAL(made, RG_TRACE_RECORDS + 1);
     CHECK_EQUAL(lap_at(0), 1);
