@@ -47,6 +47,8 @@ export interface Timing {
   window_s: number;
   /** Of each kind of program, where one serves alone. */
   copies: number;
+  /** With solo: of each kind the first copy runs on this processor only, the next on the next. */
+  pin?: number | undefined;
 }
 
 export interface Load {
@@ -469,6 +471,7 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
           duration_s: end_s,
           env: bed.environment(false),
           due_s: due,
+          processor: timing.pin === undefined ? undefined : timing.pin + copy,
           // Each copy in an order of its own.
           more: kind === "rigel" ? ["--alternate", String((seed + copy) % 2 ** 32)] : [],
         }));

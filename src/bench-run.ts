@@ -47,6 +47,8 @@ export interface Run {
   /** Arguments besides. */
   more?: readonly string[];
   env?: Record<string, string>;
+  /** The only processor that it runs on. */
+  processor?: number | undefined;
 }
 
 /** When all programs of a run begin to measure: so long after they are started, or at a time of Date.now(). */
@@ -229,7 +231,11 @@ export class Runner {
     }
   }
 
-  #argv({ name, program, due_s, duration_s, more = [] }: Run): string[] {
+  #argv(run: Run): string[] {
+    return [...(run.processor === undefined ? [] : ["taskset", "-c", String(run.processor)]), ...this.#program(run)];
+  }
+
+  #program({ name, program, due_s, duration_s, more = [] }: Run): string[] {
     const { native, device, scratch } = this.#place;
     const log = join(scratch, `${name}.log`);
     rmSync(log, { force: true });

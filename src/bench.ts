@@ -48,6 +48,7 @@ interface Flags {
   lead?: number;
   window: number;
   copies?: number;
+  pin?: number;
   rate: number;
   arrivals: Arrivals;
   seed: number;
@@ -129,6 +130,12 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       "with --solo: copies of each kind, bare and governed (default: 4; simulated: 1)",
       whole(1, 1000),
     )
+    .option(
+      "--pin <processor>",
+      "with --solo: of each kind the first copy runs on this processor only, the next on the next, so that what processors " +
+        "differ is not between bare and governed",
+      whole(0, 100_000),
+    )
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
     .option("--dry-run", "show what would run and how long it would take")
     .option("--json <file>", "write everything measured as JSON; - is standard output")
@@ -179,6 +186,17 @@ function checkSolo(flags: Flags, command: Command): void {
     );
 }
 
+function checkPin(first: number, copies: number, solo: boolean): void {
+  if (!solo) throw new RigelError("command", "rigel bench: expected --pin with --solo only");
+  const processors = cpus().length;
+  if (first + copies > processors)
+    throw new RigelError(
+      "command",
+      `rigel bench: --pin ${first}: expected ${copies} processors from there on, one for each copy of a kind; there are ${processors}`,
+    );
+  if (!Bun.which("taskset")) throw new RigelError("command", "rigel bench: --pin needs taskset (util-linux)");
+}
+
 async function runBench(flags: Flags, command: Command): Promise<void> {
   if (flags.solo) checkSolo(flags, command);
   if (!flags.dryRun) checkOutputs(flags);
@@ -197,7 +215,9 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     lead_s: flags.lead ?? (simulated ? 3 : 12),
     window_s: flags.window,
     copies: flags.copies ?? (simulated ? 1 : 4),
+    pin: flags.pin,
   };
+  if (timing.pin !== undefined) checkPin(timing.pin, timing.copies, solo);
   const load: Load = { rate_per_s: flags.rate, arrivals: solo ? "uniform" : flags.arrivals, seed: flags.seed };
   const policies = choosePolicies(flags.policies, flags.policyJson);
   const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;

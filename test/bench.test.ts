@@ -5,6 +5,7 @@
  * again by the command itself, so a short lead costs time, not the result.
  */
 
+import { cpus } from "node:os";
 import { describe, expect, test } from "bun:test";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
@@ -617,7 +618,20 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
     async () => {
       using scratch = new Scratch();
       const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
-      const args = [...SIMULATED, "--solo", "--duration", "1", "--lead", "4", "--copies", "2", "--rate", "50"];
+      const pinned = cpus().length > 1 && Bun.which("taskset") ? ["--pin", "0"] : [];
+      const args = [
+        ...SIMULATED,
+        "--solo",
+        "--duration",
+        "1",
+        "--lead",
+        "4",
+        "--copies",
+        "2",
+        "--rate",
+        "50",
+        ...pinned,
+      ];
       const result = await rigel(...args, "--json", json, "--html", html);
       expect(result.status, result.stderr).toBe(0);
       const { solo, rows, failures, options, loops } = documentAt(json);
@@ -794,6 +808,8 @@ describe.concurrent("rigel bench refuses", () => {
     [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
     [["--live", "--solo"], "expected either --live or --solo"],
     [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
+    [["--pin", "0"], "expected --pin with --solo only"],
+    [["--solo", "--pin", "99999"], "expected 1 processors from there on, one for each copy of a kind; there are"],
     [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
