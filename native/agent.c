@@ -69,6 +69,7 @@ static bool cover_with_event(rg_track *t)
 /* Looks after every unfinished track of a high client that launches nothing at the moment. */
 static void watch_tracks(rg_member *m)
 {
+    uint64_t ended = 0;
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
         bool done = false;
@@ -93,15 +94,12 @@ static void watch_tracks(rg_member *m)
         }
         uint64_t token = t->agent_token;
         pthread_mutex_unlock(&rg_agent_lock);
-        if (done) {
-            uint64_t before = atomic_load(&m->slot->requests);
-            rg_track_finished(t, token);
-            atomic_fetch_add_explicit(&m->slot->agent_idle, atomic_load(&m->slot->requests) != before, memory_order_relaxed);
-        }
+        ended += done && rg_track_finished(t, token);
     }
     /* Whoever marks a track (rg_mark) may be overtaken, before it marks the client, by who finds that very work done. */
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
-        rg_idle_check(m, d);
+        ended += rg_idle_check(m, d);
+    atomic_fetch_add_explicit(&m->slot->agent_idle, ended, memory_order_relaxed);
 }
 
 static bool any_busy(const rg_member *m)
@@ -134,17 +132,14 @@ static void clear_stale(uint64_t now)
 
 bool rg_agent_looks_often(rg_member *m, uint64_t now)
 {
-    enum { A_SECOND = 1000000000 };
+    if (now - m->ended_at < 1000000000u)
+        return m->often;
     uint64_t ended = atomic_load(&m->slot->agent_idle), itself = atomic_load(&m->slot->requests) - ended;
-    if (ended != m->needed) {
-        m->needed = ended;
-        m->needed_at = now;
-    }
-    if (itself != m->not_needed) {
-        m->not_needed = itself;
-        m->not_needed_at = now;
-    }
-    return m->needed_at && now - m->needed_at < A_SECOND && !(m->not_needed_at && now - m->not_needed_at < A_SECOND);
+    m->often = ended - m->ended > itself - m->ended_itself;
+    m->ended = ended;
+    m->ended_itself = itself;
+    m->ended_at = now;
+    return m->often;
 }
 
 /* Looks after a high client; when to look again, in ns. */

@@ -196,7 +196,9 @@ typedef struct {
     uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
     bool restamp;              /* its streams' priorities have yet to follow its class; agent thread only */
-    uint64_t seen, seen_at, needed, needed_at, not_needed, not_needed_at; /* agent thread only */
+    uint64_t seen, seen_at;    /* agent thread only, as the next: what had ended when it last looked how often to look */
+    uint64_t ended, ended_itself, ended_at;
+    bool often;
     /* Of the busy period: in copies that may have waited for the GPU, and in waits for a part of the work. */
     _Atomic uint64_t inside_ns[RG_MAX_DEVICES];
     char name[RG_NAME_BYTES];
@@ -337,11 +339,11 @@ void rg_event_block_end(rg_track *track, uint64_t token, bool ok);
 /* rg_token: a new token of the kind RG_TOKEN_WAIT or RG_TOKEN_EVENT, unique in this process. */
 uint64_t rg_token(uint64_t kind);
 
-/* rg_track_finished: the work covered by `token` is done. Clean if nothing came since. */
-void rg_track_finished(rg_track *track, uint64_t token);
+/* rg_track_finished: the work covered by `token` is done. Clean if nothing came since; true if that ended the busy period. */
+bool rg_track_finished(rg_track *track, uint64_t token);
 
-/* rg_idle_check: if no track of the client on the device has unfinished work, the busy period is over. */
-void rg_idle_check(rg_member *member, uint32_t device);
+/* rg_idle_check: if no track of the client on the device has unfinished work, the busy period is over; true if it ended just now. */
+bool rg_idle_check(rg_member *member, uint32_t device);
 
 /* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
 void rg_busy_begin(rg_member *member, uint32_t device);
@@ -607,10 +609,11 @@ void rg_agent_stop(void);
 bool rg_agent_is_self(void);
 
 /*
- * rg_agent_looks_often: whether the agent looks every quiet_us after a high client, not every 2 ms: for a second after it was the one
- * who found the client idle. Not where the program itself has found that out in the last second: then it has only paused in the middle
- * of a request, as one does that loses its processor, and one whose launches are far apart just then would be taken for idle between
- * any two (166 requests a second instead of 60, of BERT on an H200's host). Called by the agent only.
+ * rg_agent_looks_often: whether the agent looks every quiet_us after a high client, not every 2 ms: where in the second before it was the
+ * agent who found the client idle, more often than the program itself. A program that waits for its work has only paused in the middle of a
+ * request when the agent finds it idle, as one does that loses its processor: were it looked at often then, one whose launches are far
+ * apart just then would be taken for idle between any two (166 requests a second instead of 60, of BERT on an H200's host). Called by
+ * the agent only.
  */
 bool rg_agent_looks_often(rg_member *m, uint64_t now);
 
@@ -1025,10 +1028,11 @@ static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
 RG_COLD CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
 
 /* rg_again_begin: from here on the thread's launches are not among its calls. */
-static inline void rg_again_begin(void)
+static inline void rg_again_begin(uint32_t operation)
 {
     uint64_t n = atomic_load_explicit(&rg_this.row->launches, memory_order_relaxed);
-    atomic_store_explicit(&rg_this.calls->from, 1 + n, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.calls->again, operation, memory_order_relaxed);
+    atomic_store_explicit(&rg_this.calls->from, 1 + n, memory_order_release);
     rg_this.uncounted = true;
 }
 
@@ -1044,7 +1048,7 @@ static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream st
     rg_this.epoch = may ? epoch + 1 : 0;
     rg_this.untimed = RG_TIMED - 1;
     if (may)
-        rg_again_begin();
+        rg_again_begin(op->operation);
     rg_this.stream = (uintptr_t)stream;
     rg_this.who = (uint64_t)atomic_load_explicit(&op->row->tid, memory_order_relaxed) << 16 | marks;
 }

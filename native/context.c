@@ -87,8 +87,10 @@ void rg_context_seen(rg_client *slot, CUcontext context, uint32_t device)
             use = i;
         }
     }
-    if (use < 0)
+    if (use < 0) {
+        atomic_store(&slot->contexts_full, 1);
         return;
+    }
     atomic_store(&slot->contexts[2 * use], (uintptr_t)context);
     atomic_store(&slot->contexts[2 * use + 1], device + 1);
 }

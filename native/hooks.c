@@ -166,7 +166,7 @@ void rg_again_timed(uint32_t operation)
     if (rg_this.uncounted && before != operation)
         rg_again_count();
     if (!rg_this.uncounted)
-        rg_again_begin();
+        rg_again_begin(operation);
     again_clock(row);
     rg_this.untimed = RG_TIMED - 1;
 }

@@ -316,6 +316,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             atomic_store(&c->memory_bytes, 0);
             for (int k = 0; k < RG_MAX_CONTEXTS * 2; k++)
                 atomic_store(&c->contexts[k], 0);
+            atomic_store(&c->contexts_full, 0);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);

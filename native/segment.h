@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 10,
+    RG_SEGMENT_VERSION = 11,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -208,6 +208,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   handle; when; 0 */ \
     F(u64, moves, 1)           /* [client] requests in which a thread launched on another device than in its last one */ \
     F(u64, image, 1)           /* [client] drawn when its program was started: an exec keeps pid and start time, not this */ \
+    F(u64, contexts_full, 1)   /* [client] 1: it has worked in more contexts than there is room for in `contexts` */ \
     F(u64, threads_lost, 1)    /* [client] threads that found no room in its part of `threads` */ \
     F(u64, communicators_lost, 1) /* [client] the same of `communicators`; and split off without blocking */ \
     F(u32, rank, 1)            /* [client] 1 + RANK of its environment (torchrun and others set it); 0: none */ \
@@ -274,7 +275,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, context, 1)     /* [client] current context, as last set or launched in: the driver's handle */ \
     F(u64, stream, 1)      /* [client] it last launched on: the driver's handle */ \
     F(u32, device, 1)      /* [client] 1 + index of the device it last launched on; 0: none yet */ \
-    F(u32, before, 1)      /* [client] the operation before it, or around it; 0: none */ \
+    F(u32, before, 1)      /* [client] the operation before it, or around it; of up to four launches in a row before the first; 0: none */ \
     F(u64, before_tick, 1) /* [client] when that began */ \
     F(u64, object, 1)      /* [client] what it waits for or waited for last: handle of a stream, event, context; 0: none */ \
     F(u64, calls, 1)       /* [client] operations that did not queue work: waits, allocations */ \
@@ -429,7 +430,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 10. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 11. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -67,30 +67,33 @@ void rg_trace_beat(void)
 
 /* ---- threads ---- */
 
-/* Launches of a thread that are not among its calls, and what they are; a little more or less while it is counting them. */
-static uint64_t uncounted(const rg_own_calls *own, uint32_t *operation)
+/* Counts launches of a thread that are not among its calls yet. Whoever adds them up meanwhile may miss them until the next time. */
+static void count_again(rg_own_calls *own, const rg_thread *row)
 {
-    if (own == &own_calls[RG_MAX_THREADS])
-        return 0;
-    const rg_thread *row = &rg_rec.threads[own - own_calls];
     uint64_t from = atomic_load_explicit(&own->from, memory_order_relaxed);
-    uint64_t n = from ? atomic_load_explicit(&row->launches, memory_order_relaxed) - (from - 1) : 0;
-    *operation = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;
-    return n <= 4 * RG_RECORD_BLOCK ? n : 0;
-}
-
-static void count_again(rg_own_calls *own)
-{
-    uint32_t operation = 0;
-    uint64_t n = uncounted(own, &operation), before = atomic_load_explicit(&own->count[operation], memory_order_relaxed);
-    atomic_store_explicit(&own->count[operation], before + n, memory_order_relaxed);
+    if (!from)
+        return;
+    _Atomic uint64_t *count = &own->count[atomic_load_explicit(&own->again, memory_order_relaxed)];
+    uint64_t n = atomic_load_explicit(&row->launches, memory_order_relaxed) - (from - 1);
     atomic_store_explicit(&own->from, 0, memory_order_relaxed);
+    atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + n, memory_order_release);
 }
 
 void rg_again_count(void)
 {
+    count_again(rg_this.calls, rg_this.row);
+    atomic_signal_fence(memory_order_seq_cst); /* a handler may launch at any moment */
     rg_this.uncounted = false;
-    count_again(rg_this.calls);
+}
+
+/* Launches of a thread that are not among its calls yet: not too many, and those missing at the moment that another look finds. */
+static uint64_t uncounted(const rg_own_calls *own)
+{
+    if (own == &own_calls[RG_MAX_THREADS])
+        return 0;
+    const rg_thread *row = &rg_rec.threads[own - own_calls];
+    uint64_t from = atomic_load_explicit(&own->from, memory_order_acquire), n = atomic_load_explicit(&row->launches, memory_order_acquire);
+    return from && from == atomic_load_explicit(&own->from, memory_order_relaxed) ? n - (from - 1) : 0;
 }
 
 /* False: another thread is adding them already, and may miss the latest. */
@@ -100,12 +103,15 @@ static bool add_calls(rg_own_calls *own)
     if (!atomic_compare_exchange_strong(&own->busy, &free, 1))
         return false;
     _Atomic uint64_t *sums = rg_rec.segment->calls[atomic_load(&own->client)].count;
-    uint32_t again = 0;
-    uint64_t more = uncounted(own, &again);
+    uint32_t again = atomic_load_explicit(&own->again, memory_order_relaxed);
     for (uint32_t i = 0; i < RG_OP_COUNT; i++) {
-        uint64_t n = atomic_load_explicit(&own->count[i], memory_order_relaxed) + (i == again ? more : 0);
-        if (n != own->added[i])
-            atomic_fetch_add_explicit(&sums[i], n - own->added[i], memory_order_relaxed);
+        /* In this order: `from` says that there are none before those that there were are in `count`. */
+        uint64_t n = atomic_load_explicit(&own->count[i], memory_order_acquire);
+        if (i == again)
+            n += uncounted(own);
+        if (n <= own->added[i])
+            continue; /* those that it is counting just now come next time */
+        atomic_fetch_add_explicit(&sums[i], n - own->added[i], memory_order_relaxed);
         own->added[i] = n;
     }
     atomic_store_explicit(&own->busy, 0, memory_order_release);
@@ -136,13 +142,14 @@ static void leave(void *row)
 {
     if (getpid() != client)
         return;
+    /* In this order, as a handler may launch at any moment. */
+    rg_this.epoch = 0;
+    atomic_signal_fence(memory_order_seq_cst);
     if (rg_this.uncounted)
         rg_again_count();
     if (rg_this.calls)
         add_calls(rg_this.calls);
-    /* In this order, as a handler may launch at any moment. */
     const _Atomic uint64_t *own = rg_this.launches;
-    rg_this.epoch = 0;
     rg_this.launches = NULL;
     rg_this.counts = false;
     atomic_signal_fence(memory_order_seq_cst);
@@ -224,7 +231,7 @@ rg_thread *rg_thread_enter(void)
         row = take(tid, true);
     if (row) {
         /* One whose thread ended unseen may have launches that nobody has counted. */
-        count_again(&own_calls[row - rg_rec.threads]);
+        count_again(&own_calls[row - rg_rec.threads], row);
         char name[sizeof row->name] = "";
         prctl(PR_GET_NAME, name);
         for (size_t i = 0; i < sizeof name; i++)

@@ -117,13 +117,14 @@ static inline void rg_changed(void)
 }
 
 /*
- * What one thread has called: it alone counts, whoever has `busy` adds what is new to the client's counts in the segment. Once in
- * 100 ms, when the thread ends, and when its work becomes another client's.
+ * What one thread has called: it alone counts (and who takes the row of one that ended unseen), whoever has `busy` adds what is new to the
+ * client's counts in the segment. Once in 100 ms, when the thread ends, and when its work becomes another client's.
  */
 typedef struct {
     _Alignas(64) _Atomic uint32_t busy;
     _Atomic uint32_t client; /* slot */
     _Atomic uint64_t from;   /* 1 + the row's `launches` when the first of those came that are not in `count` (rg_again); 0: none are */
+    _Atomic uint32_t again;  /* the operation that those are */
     _Atomic uint64_t count[RG_MAX_OPERATIONS];
     uint64_t added[RG_MAX_OPERATIONS];
 } rg_own_calls;
@@ -230,12 +231,12 @@ static RG_INLINE uint32_t rg_name_of(bool graph, uintptr_t handle)
 uint32_t rg_name_enter(const char *name);
 
 /* rg_record_take: slow half of rg_record: takes places for this thread, one at first, and twice as many each time. Returns the first.
- * Places that are so far behind are given up: others will soon come round to them. */
-enum { RG_RECORD_BLOCK = 64, RG_RECORD_BEHIND = RG_TRACE_RECORDS / 8 };
+ * Places that are so far behind are given up (rg_record_catch_up): others will soon come round to them. */
+enum { RG_RECORD_BLOCK = 64, RG_RECORD_BEHIND = RG_TRACE_RECORDS / 4 };
 RG_COLD uint64_t rg_record_take(void);
 
-/* rg_record: one record; the caller has looked whether they are wanted. A signal handler that records, too, may have interrupted this: its
- * place is another one, unless it comes between the first two statements here, and then one record is lost. */
+/* rg_record_next: one record, at the thread's next place. A signal handler that records, too, may have interrupted this: its place is
+ * another one, unless it comes between the first two statements here, and then one record is lost. */
 static RG_INLINE uint64_t rg_record_next(uint32_t operation, enum rg_trace_kind kind, uint64_t who, uint64_t argument, uint64_t tick,
                                          uint64_t ticks)
 {
@@ -257,16 +258,17 @@ static RG_INLINE uint64_t rg_record_next(uint32_t operation, enum rg_trace_kind 
     return n;
 }
 
-/* Whether this thread's places are so far behind that they have to be given up: then it has none left. */
+/* rg_record_catch_up: gives this thread's places up if they are far behind. It takes half as many next time. */
 static RG_INLINE void rg_record_catch_up(void)
 {
     uint64_t behind = atomic_load_explicit(rg_rec.records, memory_order_relaxed) - rg_this.record;
     if (__builtin_expect(behind > RG_RECORD_BEHIND, 0) && rg_this.left) {
         rg_this.left = 0;
-        rg_this.block = 0; /* it records so seldom that others come round */
+        rg_this.block /= 4; /* it records so seldom, or so many threads do, that others come round */
     }
 }
 
+/* rg_record: one record; the caller has looked whether they are wanted. */
 static RG_INLINE uint64_t rg_record(uint32_t operation, enum rg_trace_kind kind, uint32_t tid, uint64_t marks, uint64_t argument,
                                     uint64_t tick, uint64_t ticks)
 {

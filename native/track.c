@@ -476,16 +476,18 @@ void rg_drain_end(rg_member *m, uint32_t device)
     pthread_mutex_unlock(&busy_lock);
 }
 
-void rg_idle_check(rg_member *m, uint32_t device)
+bool rg_idle_check(rg_member *m, uint32_t device)
 {
+    bool ended = false;
     if (!atomic_load(&m->busy[device]) || !all_clean(m, device, false))
-        return;
+        return false;
     pthread_mutex_lock(&busy_lock);
     if (atomic_load(&m->busy[device])) {
         /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
         atomic_store(&m->busy[device], 0);
         if (all_clean(m, device, false)) {
             uint64_t now = rg_now_ns();
+            ended = true;
             rg_hist_add(&m->slot->request_ns, now - atomic_load(&m->busy_since[device]));
             note_wait(m, device, now);
             record_request(m, device, true);
@@ -501,6 +503,7 @@ void rg_idle_check(rg_member *m, uint32_t device)
         }
     }
     pthread_mutex_unlock(&busy_lock);
+    return ended;
 }
 
 void rg_busy_assert(rg_member *m)
@@ -600,12 +603,11 @@ static void uncover(rg_track *t, uint64_t token)
         rg_drain_end(m, device);
 }
 
-void rg_track_finished(rg_track *t, uint64_t token)
+bool rg_track_finished(rg_track *t, uint64_t token)
 {
     uint32_t device = atomic_load(&t->device);
     rg_member *m = rg_track_member(t);
-    if (atomic_compare_exchange_strong(&t->state, &token, RG_CLEAN))
-        rg_idle_check(m, device);
+    return atomic_compare_exchange_strong(&t->state, &token, RG_CLEAN) && rg_idle_check(m, device);
 }
 
 /*

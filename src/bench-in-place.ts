@@ -52,6 +52,8 @@ const WARMUP = 100;
 const STEADY = 0.25;
 /** Further from the median than so many deviations something else has come between. */
 const FAR = 6;
+/** Longer waits past Rigel its agent looks after meanwhile (quiet_us), which is not to be compared with. */
+const LONG_WAIT_NS = 200_000;
 /** So many of each kind say something. */
 const FEW = 20;
 
@@ -107,7 +109,7 @@ export function costOf(text: string, warmup = WARMUP): InPlace | null {
     const those = places.filter((place) => kindAt(place) === letter);
     const kept = those
       .map((place) => ({ place, ...timesOf(place, time) }))
-      .filter(({ middle, deviation }) => part === "wait" || deviation < STEADY * middle);
+      .filter(({ middle, deviation }) => (part === "wait" ? middle < LONG_WAIT_NS : deviation < STEADY * middle));
     const past: number[] = [];
     const offs = requests.map((calls, i) => {
       const sums = { past: new Sum(), through: new Sum() };

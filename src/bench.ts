@@ -186,13 +186,23 @@ function checkSolo(flags: Flags, command: Command): void {
     );
 }
 
+/** The processors that this process may run on: proc_pid_status(5). */
+function allowedProcessors(): number[] {
+  const list = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync("/proc/self/status", "utf8"))?.[1] ?? "";
+  return list.split(",").flatMap((part) => {
+    const [from = Number.NaN, to = from] = part.split("-").map(Number);
+    return Array.from({ length: to - from + 1 }, (_, n) => from + n);
+  });
+}
+
 function checkPin(first: number, copies: number, solo: boolean): void {
   if (!solo) throw new RigelError("command", "rigel bench: expected --pin with --solo only");
-  const processors = cpus().length;
-  if (first + copies > processors)
+  const allowed = new Set(allowedProcessors());
+  if (Array.from({ length: copies }, (_, copy) => first + copy).some((processor) => !allowed.has(processor)))
     throw new RigelError(
       "command",
-      `rigel bench: --pin ${first}: expected ${copies} processors from there on, one for each copy of a kind; there are ${processors}`,
+      `rigel bench: --pin ${first}: expected ${copies} processors from there on, one for each copy of a kind; there are ` +
+        [...allowed].join(" "),
     );
   if (!Bun.which("taskset")) throw new RigelError("command", "rigel bench: --pin needs taskset (util-linux)");
 }

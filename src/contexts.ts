@@ -79,6 +79,8 @@ export const processContextsSchema = z.object({
   live: z.boolean(),
   devices: z.array(placeSchema),
   contexts: z.array(z.object({ context: handle, device: count, ended: z.boolean() })),
+  /** There were more than these, for which there is no room. */
+  contexts_full: z.boolean(),
   threads: z.array(threadSchema),
   /** Threads that are not among these, for want of room. */
   threads_lost: count,
@@ -124,6 +126,7 @@ export function contextsOf(segment: Segment): ProcessContexts[] {
         live: !slot.finished,
         devices: devices.map((device) => placeOf(segment, slot, device)),
         contexts: contextWords(clients.words(slot.index, "contexts")),
+        contexts_full: clients.long(slot.index, "contexts_full") > 0,
         threads: threadRows(segment, slot, names),
         threads_lost: threadsLost(segment, slot),
         misuses: {
@@ -290,6 +293,7 @@ function textOf(one: ProcessContexts): string {
     );
   for (const { context, device, ended } of one.contexts)
     lines.push(`  context ${context} on device ${device}${ended ? ", destroyed" : ""}`);
+  if (one.contexts_full) lines.push("  more contexts, which are not shown for want of room");
   for (const thread of one.threads)
     lines.push(
       `  thread ${thread.tid} ${thread.name}: device ${thread.device ?? "-"}, context ${thread.context ?? "-"}, ` +

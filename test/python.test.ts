@@ -168,6 +168,7 @@ describe.skipIf(python === null)("import rigel", () => {
       client: "program",
       devices: [{ index: 0 }, { index: 1 }],
       contexts: [{ device: 0 }, { device: 1 }],
+      contexts_full: false,
       moves: 1,
       misuses: { count: 1, last: [{ call: "cuStreamSynchronize", result: 400, belongs_to: "destroyed" }] },
       thread_clients: [{ name: "own", devices: [1], calls: { cuLaunchKernel: 1 } }],
@@ -181,7 +182,7 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(report).toContain("launched on another device than in its request before");
   });
 
-  test("rigel contexts says how many threads it has no room for", async () => {
+  test("rigel contexts says what it has no room for: threads, contexts", async () => {
     using scratch = new Scratch();
     const config = scratch.file("jobs.json", {
       device: "simulated",
@@ -202,6 +203,8 @@ describe.skipIf(python === null)("import rigel", () => {
     // The main thread is one of those that have room.
     expect([found.threads.length, found.threads_lost]).toEqual([64, 7]);
     expect(text).toContain("threads that are not shown, for want of room: 7\n");
+    expect([found.contexts.length, found.contexts_full]).toEqual([8, true]);
+    expect(text).toContain("  more contexts, which are not shown for want of room\n");
   });
 
   test.each([

@@ -9,8 +9,8 @@
  * the others of the request. A wait past Rigel is made known to it afterwards, by another one that has nothing to wait for.
  *
  * RIGEL_IN_PLACE names the file that is written when the program ends, for src/bench-in-place.ts: a text line for each
- * request of the thread that launched first, and in it for each call, as far as they fit: l (launch), c (copy or memset) or w (wait); its
- * nanoseconds, below zero past Rigel; a colon; those until the next call, 0 where that is not known.
+ * request of the thread that launched first, none where it has too many calls, and in it for each call: l (launch), c (copy or memset) or w
+ * (wait); its nanoseconds, below zero past Rigel; a colon; those until the next call, 0 where that is not known.
  */
 #ifndef RIGEL_BENCH_IN_PLACE_H
 #define RIGEL_BENCH_IN_PLACE_H
@@ -21,7 +21,7 @@
 #include <stdlib.h>
 
 enum { RG_WAIT = -1 }; /* beside enum rg_kind: a wait for the GPU */
-enum { IN_PLACE_REQUESTS = 6000, IN_PLACE_CALLS = 512 };
+enum { IN_PLACE_REQUESTS = 6000, IN_PLACE_CALLS = 2048 };
 
 typedef struct {
     int32_t ticks;    /* below zero: past Rigel */
@@ -73,7 +73,8 @@ static inline bool in_place_measures(int kind, bool *past)
     x ^= x >> 7;
     x ^= x << 17;
     in_place.random = x;
-    *past = x >> 40 & 1;
+    bool first = in_place.request < IN_PLACE_REQUESTS && !in_place.count[in_place.request];
+    *past = (x >> 40 & 1) && !first; /* the first marks the client as busy, and no other is to have that in its time */
     return in_place.request < IN_PLACE_REQUESTS;
 }
 
@@ -102,7 +103,7 @@ __attribute__((destructor)) static void in_place_write(void)
     uint64_t ns = rg_now_ns() - in_place.begin_ns, ticks = rg_tick() - in_place.begin_tick;
     double rate = ticks ? (double)ns / (double)ticks : 1;
     for (uint32_t r = 0; r < in_place.request; r++) /* the last one may not be whole */
-        for (uint32_t i = 0; i < in_place.count[r]; i++) {
+        for (uint32_t i = 0; i < in_place.count[r] && in_place.count[r] < IN_PLACE_CALLS; i++) {
             const in_place_call *call = &in_place.calls[r][i];
             fprintf(file, "%c%.0f:%.0f%c", call->kind, call->ticks * rate, call->after * rate, i + 1 < in_place.count[r] ? ' ' : '\n');
         }

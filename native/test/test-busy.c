@@ -186,18 +186,21 @@ static void the_agent_looks_often_after_those_that_never_wait(void)
     rg_member m = {.slot = &slot};
     uint64_t now = 5000ull * MS;
     CHECK(!rg_agent_looks_often(&m, now));
-    atomic_store(&slot.requests, 1); /* the agent's */
-    atomic_store(&slot.agent_idle, 1);
-    CHECK(rg_agent_looks_often(&m, now += MS));
+    atomic_store(&slot.requests, 60); /* the agent found all of these */
+    atomic_store(&slot.agent_idle, 60);
+    CHECK(!rg_agent_looks_often(&m, now + 999 * MS));
+    CHECK(rg_agent_looks_often(&m, now += 1000 * MS));
+    atomic_store(&slot.requests, 120); /* all but one */
+    atomic_store(&slot.agent_idle, 119);
     CHECK(rg_agent_looks_often(&m, now + 999 * MS));
-    CHECK(!rg_agent_looks_often(&m, now + 1000 * MS));
-    atomic_store(&slot.requests, 3); /* one of each */
-    atomic_store(&slot.agent_idle, 2);
-    CHECK(!rg_agent_looks_often(&m, now += 2000ull * MS));
-    atomic_store(&slot.requests, 5);
-    atomic_store(&slot.agent_idle, 4);
-    CHECK(!rg_agent_looks_often(&m, now += 999 * MS));
-    CHECK(rg_agent_looks_often(&m, now += MS)); /* it has not waited for a second, and the agent was needed since */
+    CHECK(rg_agent_looks_often(&m, now += 1000 * MS));
+    atomic_store(&slot.requests, 180); /* it waits now */
+    CHECK(!rg_agent_looks_often(&m, now += 1000 * MS));
+    atomic_store(&slot.requests, 241); /* and pauses once */
+    atomic_store(&slot.agent_idle, 120);
+    CHECK(!rg_agent_looks_often(&m, now += 100 * MS));
+    CHECK(!rg_agent_looks_often(&m, now += 900 * MS));
+    CHECK(!rg_agent_looks_often(&m, now += 5000ull * MS)); /* nothing has ended */
 }
 
 static CUresult refuse_event(CUevent e)
@@ -485,8 +488,12 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     } while (!rg_is_again(rg_this.epoch, s) || !rg_this.uncounted);
     uint64_t memsets = rg.slot->memsets, kernels = rg_launches(rg.slot);
     uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
+    uint32_t track = rg_this.row->track;
+    atomic_store(&rg_this.row->track, 0); /* whoever looks at everything puts it right */
     from = rg_tick();
     CHECK_EQUAL(cuMemsetD32Async(p, 0, sizeof host / 4, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_this.row->track, 0);
+    atomic_store(&rg_this.row->track, track);
     CHECK_EQUAL(rg.slot->memsets, memsets + 1);
     CHECK_EQUAL(rg_launches(rg.slot), kernels);
     CHECK_EQUAL(rg_this.row->doing, RG_OP_cuMemsetD32Async);
@@ -563,6 +570,7 @@ static void *launch_on(void *context)
     for (int part = 0; part < 2; part++) {
         for (int i = 0; i < 23; i++)
             launch(spin, NULL, 1000);
+        CHECK(rg_this.uncounted);
         pthread_barrier_wait(&have_launched);
         pthread_barrier_wait(&have_launched);
     }
@@ -586,10 +594,25 @@ static void calls_of_threads_that_go_on_launching_are_counted(void)
     }
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(cuLaunchKernel_calls(), before + 46);
+    /* Two functions in turn are two operations. */
+    uint64_t n = 1, ns = 1000;
+    void *params[] = {&n, &ns};
+    CUlaunchConfig config = {.gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 32, .blockDimY = 1, .blockDimZ = 1};
+    launch_until_again(NULL);
+    before = cuLaunchKernel_calls();
+    for (int i = 0; i < 10; i++) {
+        CHECK_EQUAL(cuLaunchKernelEx(&config, spin, params, NULL), CUDA_SUCCESS);
+        CHECK(rg_this.uncounted);
+        CHECK_EQUAL(rg_this.row->doing, RG_OP_cuLaunchKernelEx);
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(rg_this.row->doing, RG_OP_cuLaunchKernel);
+    }
+    CHECK_EQUAL(cuLaunchKernel_calls(), before + 10);
+    CHECK_EQUAL(seg->calls[0].count[RG_OP_cuLaunchKernelEx], 10);
     while (!rg_this.uncounted)
         launch(spin, NULL, 1000);
     rigel_shutdown();
-    CHECK_EQUAL(rg_launches(rg.slot), seg->calls[0].count[RG_OP_cuLaunchKernel]);
+    CHECK_EQUAL(rg_launches(rg.slot), seg->calls[0].count[RG_OP_cuLaunchKernel] + 10);
     done();
 }
 

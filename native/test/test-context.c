@@ -272,6 +272,13 @@ static void the_context_in_use_is_always_known(void)
         CHECK(known);
         CHECK_EQUAL(cuCtxDestroy_v2(own[i]), CUDA_SUCCESS);
     }
+    CHECK_EQUAL(rg.slot->contexts_full, 0);
+    /* Those that are all there at once have room for so many; the next one is said not to be known. */
+    for (int i = 0; i < RG_MAX_CONTEXTS; i++)
+        busy_in_a_context();
+    CHECK_EQUAL(rg.slot->contexts_full, 0);
+    busy_in_a_context();
+    CHECK_EQUAL(rg.slot->contexts_full, 1);
     done();
 }
 

@@ -84,10 +84,10 @@ static void a_torn_record_is_told_from_a_whole_one(void)
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
     CHECK(whole > 0);
-    /* Of its last block a thread may have used one place; of each lap's last one, what went over the end is left out. */
+    /* Of its last block a thread may have used one place; of each lap's last one, what went over the end is left out; and one that
+     * did not run for a while has given some up. */
     uint64_t taken = atomic_load(&seg->clients[SLOT].records);
-    CHECK(taken >= THREADS * EACH);
-    CHECK(taken < THREADS * (EACH + RG_RECORD_BLOCK) + (taken / RG_TRACE_RECORDS + 1) * RG_RECORD_BLOCK * 2);
+    CHECK(taken >= THREADS * EACH && taken < 2 * THREADS * EACH);
     int kept = 0;
     for (int i = 0; i < RG_TRACE_RECORDS; i++)
         kept += read_record(i, word);
@@ -148,7 +148,7 @@ static void a_block_ends_with_its_lap(void)
     CHECK_EQUAL(lap_at(RG_RECORD_BLOCK - 1), 2);
 }
 
-/* Whoever records so seldom that others have come far gives the rest of its places up, and begins with one again. */
+/* Whoever records so seldom that others have come far gives the rest of its places up, and takes half as many next time. */
 static void places_left_far_behind_are_given_up(void)
 {
     begin();
@@ -158,14 +158,14 @@ static void places_left_far_behind_are_given_up(void)
     atomic_store(&seg->clients[SLOT].records, 2 + RG_RECORD_BEHIND);
     rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
     CHECK_EQUAL(lap_at(2), 1);
-    uint64_t others = 1000 + RG_RECORD_BEHIND;
+    uint64_t others = 1100 + RG_RECORD_BEHIND;
     for (int i = 0; i < 2; i++)
         rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
     CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), 2 + RG_RECORD_BEHIND + 4);
     atomic_store(&seg->clients[SLOT].records, others);
     rg_record(1, RG_TRACE_call, 7, 0, 0, 1, 1);
     CHECK_EQUAL(lap_at(others), 1);
-    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), others + 1);
+    CHECK_EQUAL(atomic_load(&seg->clients[SLOT].records), others + 2);
 }
 
 /* ---- threads ---- */
