@@ -149,7 +149,7 @@ static inline bool rg_is_pointer(int memory_type)
 /* A list in parentheses, without them. */
 #define RG_LIST(...) __VA_ARGS__
 
-/* What the row says of a thread that goes on (rg_again): it is in another operation, as of now. */
+/* A thread that goes on (rg_again) looks at the clock, and at its places for records: it is in another operation, as of now. */
 static RG_INLINE void again_clock(rg_thread *row)
 {
     uint32_t before = atomic_load_explicit(&row->doing, memory_order_relaxed) & ~RG_DOING;

@@ -48,7 +48,7 @@ export interface InPlace {
 
 /** Requests at the beginning: the program warms up. */
 const WARMUP = 100;
-/** What varies more than this from request to request (deviation over median) waits for something; it tells nothing. Of waits all count. */
+/** What varies more than this from request to request (deviation over median) waits for something; it tells nothing. Of short waits all count. */
 const STEADY = 0.25;
 /** Further from the median than so many deviations something else has come between. */
 const FAR = 6;
@@ -202,7 +202,7 @@ async function run(command: string[], flags: { requests: number; device: DeviceS
     const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
     const segment = Segment.create(native, join(folder, "segment"));
     segment.configure({ policy: "priority" });
-    const written = join(folder, "launches");
+    const written = join(folder, "calls");
     const replay = ["--profile", join(native.files.profiles, "h200-resnet50-infer-bs4.csv"), "--rate", "60"];
     const program =
       command.length > 0
@@ -241,7 +241,7 @@ async function run(command: string[], flags: { requests: number; device: DeviceS
     if (!cost)
       throw new RigelError(
         "command",
-        `${name} has not served enough requests with as many launches each: ${WARMUP} to warm up and a few hundred`,
+        `${name} has not served enough requests with the same calls each: ${WARMUP} to warm up and a few hundred`,
       );
     process.stdout.write(
       flags.json

@@ -37,6 +37,7 @@ import { Mps } from "./mps.ts";
 import { Native } from "./native.ts";
 import { checkOutput } from "./output.ts";
 import { defaultSegmentFolder } from "./plan.ts";
+import { allowedProcessors } from "./proc.ts";
 
 interface Flags {
   pairs?: string;
@@ -184,15 +185,6 @@ function checkSolo(flags: Flags, command: Command): void {
       "command",
       `rigel bench: expected no --arrivals ${flags.arrivals} with --solo: its requests are evenly spaced`,
     );
-}
-
-/** The processors that this process may run on: proc_pid_status(5). */
-function allowedProcessors(): number[] {
-  const list = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync("/proc/self/status", "utf8"))?.[1] ?? "";
-  return list.split(",").flatMap((part) => {
-    const [from = Number.NaN, to = from] = part.split("-").map(Number);
-    return Array.from({ length: to - from + 1 }, (_, n) => from + n);
-  });
 }
 
 function checkPin(first: number, copies: number, solo: boolean): void {

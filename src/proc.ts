@@ -1,5 +1,5 @@
 /**
- * proc.ts: what /proc says about processes: which there are, what started them, what they have mapped.
+ * proc.ts: what /proc says about processes: which there are, what started them, what they have mapped, where this one may run.
  *
  * Only reads. A process that is gone, or that belongs to somebody else, has nothing to show and is no error.
  */
@@ -126,6 +126,15 @@ export function hasMapped(pid: number, path: string): boolean {
 export function resident_bytes(pid: number): number | undefined {
   const kilobytes = /^VmRSS:\s*(\d+) kB$/m.exec(read(`/proc/${pid}/status`))?.[1];
   return kilobytes === undefined ? undefined : Number(kilobytes) * 1024;
+}
+
+/** The processors that this process may run on, in their order: proc_pid_status(5). */
+export function allowedProcessors(): number[] {
+  const [, list = ""] = /^Cpus_allowed_list:\s*(\S+)$/m.exec(read("/proc/self/status")) ?? [];
+  return list.split(",").flatMap((range) => {
+    const [first = 0, last = first] = range.split("-").map(Number);
+    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
+  });
 }
 
 /** Whether this process was started with a signal ignored, as by nohup. */

@@ -33,7 +33,7 @@ import { SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
-import { resident_bytes } from "./proc.ts";
+import { allowedProcessors, resident_bytes } from "./proc.ts";
 import { ahead, commandLine } from "./self.ts";
 import { SoakLoad } from "./soak-load.ts";
 
@@ -187,11 +187,7 @@ interface Processors {
 
 /** Who runs where; null where there is one processor, or no taskset. */
 function processorsOf(): Processors | null {
-  const [, allowed = ""] = /^Cpus_allowed_list:\s*(\S+)$/m.exec(readFileSync("/proc/self/status", "utf8")) ?? [];
-  const all = allowed.split(",").flatMap((range) => {
-    const [first = 0, last = first] = range.split("-").map(Number);
-    return Array.from({ length: last - first + 1 }, (_, index) => first + index);
-  });
+  const all = allowedProcessors();
   if (all.length < 2 || Bun.which("taskset") === null) return null;
   const at = all.length - (all.length > 3 ? 2 : 1);
   return { clients: all.slice(0, at).join(","), load: all.slice(at).join(",") };

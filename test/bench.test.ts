@@ -29,6 +29,7 @@ import {
   stepsBetween,
   within as withinWindow,
 } from "../src/bench-stats.ts";
+import { allowedProcessors } from "../src/proc.ts";
 import { generator } from "../src/random.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
@@ -617,9 +618,10 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
     async () => {
       using scratch = new Scratch();
       const [json, html] = [join(scratch.path, "b.json"), join(scratch.path, "b.html")];
-      const [, first, second] =
-        /^Cpus_allowed_list:\s*(\d+)-(\d+)/m.exec(readFileSync("/proc/self/status", "utf8")) ?? [];
-      const pinned = Number(second) >= Number(first) + 1 && Bun.which("taskset") ? ["--pin", first ?? ""] : [];
+      // Where two processors next to each other may be used.
+      const processors = allowedProcessors();
+      const first = processors.find((processor) => processors.includes(processor + 1));
+      const pinned = first !== undefined && Bun.which("taskset") ? ["--pin", String(first)] : [];
       const args = [
         ...SIMULATED,
         "--solo",
