@@ -211,6 +211,8 @@ static void *agent_main(void *unused)
             rg_preempt_beat();
             rg_memory_beat();
             rg_calls_add();
+            rg_clock_beat();
+            rg_changed();
             beat = now;
             if (++beats % 10 == 0 && deserted()) {
                 rigel_shutdown();

@@ -179,6 +179,15 @@ void rg_client_attach(void);
 
 /* ---- member.c: the clients of this process ---- */
 
+/* A high client's busy period on a device: what its end needs to know, one cache line. */
+typedef struct {
+    _Alignas(64) _Atomic uint32_t draining; /* all that it has launched there is waited for */
+    _Atomic uint64_t busy_since;
+    _Atomic uint64_t busy_tick;   /* the same for records */
+    _Atomic uint64_t drain_since; /* while draining: since when */
+    _Atomic uint64_t inside_ns;   /* in copies that may have waited for the GPU, and in waits for a part of the work */
+} rg_period;
+
 typedef struct {
     /* What a launch reads and writes: up to `busy` of the first devices, one cache line. */
     _Alignas(64) _Atomic uint32_t mode; /* enum rg_mode; bare until it has a slot */
@@ -186,12 +195,8 @@ typedef struct {
     rg_client *slot;
     int slot_index;
     _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
-    _Atomic uint32_t draining[RG_MAX_DEVICES];  /* high: all that it has launched there is waited for */
     _Atomic uint32_t credit;   /* launches that may still go out in this starvation period */
     _Atomic uint32_t threads;  /* that have entered it */
-    _Atomic uint64_t busy_since[RG_MAX_DEVICES];
-    _Atomic uint64_t busy_tick[RG_MAX_DEVICES]; /* the same for records */
-    _Atomic uint64_t drain_since[RG_MAX_DEVICES]; /* while draining: since when */
     _Atomic uint64_t inverse_weight; /* fair: rg_policy_inverse */
     uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
@@ -199,8 +204,7 @@ typedef struct {
     uint64_t seen, seen_at;    /* agent thread only, as the next: what had ended when it last looked how often to look */
     uint64_t ended, ended_itself, ended_at;
     bool often;
-    /* Of the busy period: in copies that may have waited for the GPU, and in waits for a part of the work. */
-    _Atomic uint64_t inside_ns[RG_MAX_DEVICES];
+    rg_period period[RG_MAX_DEVICES];
     char name[RG_NAME_BYTES];
 } rg_member;
 
@@ -782,7 +786,7 @@ static inline void rg_mark(rg_member *m, rg_track *t)
 {
     if (RG_UNLIKELY(atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
-        if (RG_UNLIKELY(atomic_load_explicit(&m->draining[rg_track_device(t)], memory_order_seq_cst)))
+        if (RG_UNLIKELY(atomic_load_explicit(&m->period[rg_track_device(t)].draining, memory_order_seq_cst)))
             rg_drain_end(m, t->device);
     }
     if (RG_UNLIKELY(!atomic_load_explicit(&m->busy[rg_track_device(t)], memory_order_seq_cst)))
@@ -988,13 +992,13 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
  * Between two launches a program uses so much memory that what counts here is in how many cache lines code and data are: 9 of code and 7 of
  * data, of 20 and 14 of a launch that looks at everything. So its calls are counted later (rg_again_count), and of RG_TIMED launches one
  * reads the clock; the row says of them together what came before.
- * rg_again_ends: it has been called; true if nothing has changed meanwhile either. Else rg_again_late.
+ * `epoch` is the process's before it. rg_again_ends: it has been called; true if nothing has changed meanwhile either, and the agent has not
+ * looked at the clock. Else rg_again_late.
  */
 enum { RG_TIMED = 4 };
 static RG_INLINE bool rg_is_again(uint64_t epoch, CUstream stream)
 {
-    return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1) &&
-           RG_LIKELY(rg_this.stream == (uintptr_t)stream);
+    return RG_LIKELY(rg_this.epoch == epoch / RG_EPOCH + 1) && RG_LIKELY(rg_this.stream == (uintptr_t)stream);
 }
 
 /* rg_again_timed: one of RG_TIMED, and the first after another operation. */
@@ -1023,9 +1027,9 @@ static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void 
 static RG_INLINE bool rg_again_ends(uint32_t operation, uint64_t epoch)
 {
     atomic_store_explicit(&rg_this.row->doing, operation, memory_order_relaxed);
-    return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed) + 1);
+    return RG_LIKELY(epoch == atomic_load_explicit(&rg_rec.epoch, memory_order_relaxed));
 }
-RG_COLD CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record);
+RG_COLD CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t epoch, uint64_t record);
 
 /* rg_again_begin: from here on the thread's launches are not among its calls. */
 static inline void rg_again_begin(uint32_t operation)
@@ -1045,7 +1049,7 @@ static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream st
     uint32_t devices = atomic_load_explicit(&rg.slot->devices, memory_order_relaxed);
     bool may = t && op->on && !op->ranged && !(op->outer & RG_DOING) && rg_rec.processor && rg_this.launches &&
                ((uintptr_t)stream > 2 || !(devices & (devices - 1)));
-    rg_this.epoch = may ? epoch + 1 : 0;
+    rg_this.epoch = may ? epoch / RG_EPOCH + 1 : 0;
     rg_this.untimed = RG_TIMED - 1;
     if (may)
         rg_again_begin(op->operation);

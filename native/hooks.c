@@ -242,16 +242,15 @@ void rg_again_timed(uint32_t operation)
     } \
     static RG_INLINE CUresult symbol##_hook params \
     { \
-        uint64_t again_ = rg_this.epoch; \
-        if (RG_##KIND == RG_LAUNCH && rg_is_again(again_, STREAM)) { \
+        uint64_t epoch = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
+        if (RG_##KIND == RG_LAUNCH && rg_is_again(epoch, STREAM)) { \
             uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
             CUresult result_ = RG_CALL(symbol, args); \
-            bool ends_ = rg_again_ends(RG_OP_##symbol, again_); \
+            bool ends_ = rg_again_ends(RG_OP_##symbol, epoch); \
             if (RG_UNLIKELY(!ends_ || result_ != CUDA_SUCCESS)) \
-                return rg_again_late(RG_OP_##symbol, result_, STREAM, noted_); \
+                return rg_again_late(RG_OP_##symbol, result_, STREAM, epoch, noted_); \
             return result_; \
         } \
-        uint64_t epoch = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
         uint32_t mode = mode_if_alone(); \
         if (RG_LIKELY(mode == RG_MODE_HIGH)) \
             return symbol##_as(epoch, RG_MODE_HIGH, false, RG_LIST args); \
@@ -304,7 +303,7 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
         rg_record_begin(&b->what);
     }
     b->noted = waits ? 0 : rg_op_note(&b->op, b->kind == RG_MEMSET ? RG_TRACE_memset : RG_TRACE_copy, b->marks, b->bytes);
-    b->since = b->may_wait ? rg_now_ns() : 0;
+    b->since = b->may_wait ? rg_clock_ns() : 0;
     return true;
 }
 
@@ -351,12 +350,12 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
 #define RG_BULK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     static RG_INLINE CUresult symbol##_hook params \
     { \
-        uint64_t again_ = rg_this.epoch; \
-        if (RG_##KIND == RG_MEMSET && rg_is_again(again_, STREAM)) { \
+        uint64_t epoch_ = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
+        if (RG_##KIND == RG_MEMSET && rg_is_again(epoch_, STREAM)) { \
             uint64_t noted_ = memset_again(RG_OP_##symbol, (uintptr_t)(UNITS)); \
             CUresult r_ = RG_CALL(symbol, args); \
-            bool ends_ = rg_again_ends(RG_OP_##symbol, again_); \
-            return RG_LIKELY(ends_ && r_ == CUDA_SUCCESS) ? r_ : rg_again_late(RG_OP_##symbol, r_, STREAM, noted_); \
+            bool ends_ = rg_again_ends(RG_OP_##symbol, epoch_); \
+            return RG_LIKELY(ends_ && r_ == CUDA_SUCCESS) ? r_ : rg_again_late(RG_OP_##symbol, r_, STREAM, epoch_, noted_); \
         } \
         bulk b_; \
         b_.mode = mode_for_work(); \
@@ -386,16 +385,17 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
 #undef RG_WORK
 #undef RG_SPECIAL
 
-CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t record)
+CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uint64_t epoch, uint64_t record)
 {
     bool ok = result == CUDA_SUCCESS;
+    uint64_t now = atomic_load(&rg_rec.epoch);
     /* When it began is known to a few launches, but where a beat came meanwhile: then that is when it was under way at the latest. */
-    uint64_t beat = atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed);
-    bool late = beat > atomic_load_explicit(&rg_this.row->since_tick, memory_order_relaxed);
+    bool late = (uint32_t)now != (uint32_t)epoch;
+    uint64_t beat = late ? atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) : 0;
     if (!ok || late)
-        rg_op_amend(record, late ? beat : 0, !ok);
-    rg_track *t = rg_track_find(rg_track_key(stream));
-    if (ok && t)
+        rg_op_amend(record, beat, !ok);
+    rg_track *t = ok && now / RG_EPOCH != epoch / RG_EPOCH ? rg_track_find(rg_track_key(stream)) : NULL;
+    if (t)
         rg_mark(rg_track_member(t), t);
     if (!ok) {
         rg_guard_driver_failed(rg_op_names[operation], result);
@@ -718,7 +718,7 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
             return RG_CALL(symbol, (s)); \
         bool high = is_high(); \
         uint64_t token = high ? rg_wait_stream_begin(stream) : 0; \
-        uint64_t since = high && !rg_drain() ? rg_now_ns() : 0; \
+        uint64_t since = high && !rg_drain() ? rg_clock_ns() : 0; \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
@@ -810,7 +810,7 @@ CUresult cuEventSynchronize(CUevent e)
     bool high = is_high();
     rg_track *track = NULL;
     uint64_t token = high ? rg_event_block_begin(e, &track) : 0;
-    uint64_t since = high && !rg_drain() ? rg_now_ns() : 0;
+    uint64_t since = high && !rg_drain() ? rg_clock_ns() : 0;
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuEventSynchronize, (e));

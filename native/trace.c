@@ -61,8 +61,45 @@ const char *const rg_op_names[RG_OP_COUNT] = {
 
 void rg_trace_beat(void)
 {
+    static _Atomic uint32_t before; /* whether records were on */
+    uint32_t on = atomic_load_explicit(rg_rec.on, memory_order_relaxed);
+    if (atomic_exchange(&before, on) != on)
+        rg_changed();
     atomic_store_explicit(&rg_rec.beat_tick, rg_tick(), memory_order_relaxed);
-    rg_changed(); /* whether records are on, for one */
+    atomic_fetch_add(&rg_rec.epoch, 1); /* in this order: rg_again_late */
+}
+
+rg_clock_pair rg_clock;
+
+void rg_clock_beat(void)
+{
+    __extension__ typedef unsigned __int128 wide;
+    static uint64_t last_tick, last_ns, rate;
+    if (!rg_rec.processor)
+        return;
+    uint64_t tick = 0, ns = 0, apart = UINT64_MAX;
+    for (int i = 0; i < 3; i++) { /* both at one moment: the closest of some looks */
+        uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
+        if (took >= apart)
+            continue;
+        apart = took;
+        tick = before + took / 2;
+        ns = now;
+    }
+    if ((wide)apart * rate >> 32 > RG_CLOCK_BEHIND_NS)
+        return; /* something came between: what is known serves until the next time */
+    uint64_t found = last_ns && tick > last_tick ? (uint64_t)(((wide)(ns - last_ns) << 32) / (tick - last_tick)) : 0;
+    uint64_t differ = found > rate ? found - rate : rate - found;
+    /* The mean of some, as each is a few ppm off; anew where one clock has stood still, as in a machine that slept. */
+    rate = found && differ < rate >> 10 ? rate - rate / 8 + found / 8 : rate ? 0 : found;
+    last_tick = tick;
+    last_ns = ns;
+    uint32_t version = atomic_load_explicit(&rg_clock.version, memory_order_relaxed);
+    atomic_store_explicit(&rg_clock.version, version + 1, memory_order_relaxed);
+    atomic_store_explicit(&rg_clock.tick, tick, memory_order_release);
+    atomic_store_explicit(&rg_clock.ns, ns - RG_CLOCK_BEHIND_NS, memory_order_release);
+    atomic_store_explicit(&rg_clock.rate, rate, memory_order_release);
+    atomic_store_explicit(&rg_clock.version, version + 2, memory_order_release);
 }
 
 /* ---- threads ---- */
@@ -275,7 +312,8 @@ uint64_t rg_record_take(void)
     rg_this.block = (uint8_t)block;
     rg_this.left = (uint8_t)(block < of_lap ? block : of_lap);
     rg_this.lap = (uint16_t)lap_of(n);
-    rg_this.epoch = 0; /* now and then it is looked whether NULL is still the same stream: there are contexts that are set by no hook */
+    if (n % RG_RECORD_LOOK < block)
+        rg_this.epoch = 0; /* now and then it is looked whether NULL is still the same stream: there are contexts that are set by no hook */
     return n;
 }
 

@@ -368,23 +368,40 @@ static void record_request(const rg_member *m, uint32_t device, bool over)
 {
     if (!atomic_load_explicit(rg_rec.on, memory_order_relaxed))
         return;
-    uint64_t since = atomic_load(&m->busy_tick[device]), number = atomic_load(&m->slot->requests) + 1;
+    uint64_t since = atomic_load(&m->period[device].busy_tick), number = atomic_load(&m->slot->requests) + 1;
     rg_record(RG_OP_request, RG_TRACE_request, 0, 0, (number & 0xffffffff) << 16 | over << 8 | device, since,
               over ? rg_tick() - since : 0);
 }
 
+/* rg_ahead for where a busy period begins, and for its end (`ends`): once a request, so that none of it is in a near cache. */
+static void period_ahead(rg_member *m, uint32_t device, bool ends)
+{
+    rg_device *d = &rg.segment->devices[device];
+    rg_client *c = m->slot;
+    RG_AHEAD_TO_WRITE(&m->period[device]);
+    RG_AHEAD_TO_WRITE(&busy_lock);
+    RG_AHEAD_TO_WRITE(&d->high_busy);
+    RG_AHEAD_TO_WRITE(&d->high_launching);
+    RG_AHEAD_TO_WRITE(&c->requests);
+    if (!ends)
+        return;
+    RG_AHEAD_TO_WRITE(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns);
+    RG_AHEAD_TO_WRITE(&c->waited);
+}
+
 void rg_busy_begin(rg_member *m, uint32_t device)
 {
+    period_ahead(m, device, false);
     pthread_mutex_lock(&busy_lock);
     /* Of the process too: its work goes past Rigel, or Rigel's part in it has ended, since this launch began. */
     if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH && atomic_load(&rg.mode) != RG_MODE_BARE) {
-        uint64_t now = rg_now_ns();
-        atomic_store(&m->busy_since[device], now);
-        atomic_store(&m->busy_tick[device], rg_tick());
-        atomic_store(&m->inside_ns[device], 0);
+        uint64_t now = rg_clock_ns();
+        atomic_store(&m->period[device].busy_since, now);
+        atomic_store(&m->period[device].busy_tick, rg_tick());
+        atomic_store(&m->period[device].inside_ns, 0);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
-        atomic_store(&m->draining[device], 0);
+        atomic_store(&m->period[device].draining, 0);
         atomic_store(&m->busy[device], 1);
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
@@ -410,22 +427,22 @@ static bool drain(rg_member *m)
     for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
         if (!atomic_load(&m->busy[device]))
             continue;
-        if (atomic_load(&m->draining[device])) {
+        if (atomic_load(&m->period[device].draining)) {
             drains = true;
             continue;
         }
         pthread_mutex_lock(&busy_lock);
         if (atomic_load(&m->busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
-            atomic_store(&m->draining[device], 1);
+            atomic_store(&m->period[device].draining, 1);
             if (all_clean(m, device, true)) {
-                atomic_store(&m->drain_since[device], rg_now_ns());
+                atomic_store(&m->period[device].drain_since, rg_clock_ns());
                 rg_device_launching(&rg.segment->devices[device], m->slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
                 drains = true;
                 rg_changed(); /* the token may be another thread's, which has yet to say so */
             } else {
-                atomic_store(&m->draining[device], 0);
+                atomic_store(&m->period[device].draining, 0);
             }
         }
         pthread_mutex_unlock(&busy_lock);
@@ -436,13 +453,13 @@ static bool drain(rg_member *m)
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
-    if (!atomic_load(&m->draining[device]))
+    if (!atomic_load(&m->period[device].draining))
         return; /* the agent found out, or the program asks instead of waiting */
-    uint64_t began = atomic_load(&m->busy_since[device]), drain = atomic_load(&m->drain_since[device]);
-    uint64_t worked = drain - began;
-    uint64_t inside = atomic_load(&m->inside_ns[device]);
+    uint64_t began = atomic_load(&m->period[device].busy_since), drain = atomic_load(&m->period[device].drain_since);
+    uint64_t worked = rg_since(began, drain);
+    uint64_t inside = atomic_load(&m->period[device].inside_ns);
     inside = inside < worked ? inside : worked; /* threads side by side */
-    uint64_t waited = (now - drain + inside) / RG_WAITED_NS;
+    uint64_t waited = (rg_since(drain, now) + inside) / RG_WAITED_NS;
     worked = (worked - inside) / RG_WAITED_NS;
     uint64_t entry = (worked < UINT32_MAX ? worked : UINT32_MAX) << 32 | (waited < 0xfffffff ? waited : 0xfffffff) << 4 | device;
     uint64_t n = atomic_load_explicit(&m->slot->waited, memory_order_relaxed);
@@ -463,14 +480,14 @@ bool rg_drain(void)
 void rg_waited(const rg_track *t, uint64_t since_ns)
 {
     if (t)
-        atomic_fetch_add(&rg_track_member(t)->inside_ns[rg_track_device(t)], rg_now_ns() - since_ns);
+        atomic_fetch_add(&rg_track_member(t)->period[rg_track_device(t)].inside_ns, rg_since(since_ns, rg_clock_ns()));
 }
 
 void rg_drain_end(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
-    if (atomic_load(&m->draining[device]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
-        atomic_store(&m->draining[device], 0);
+    if (atomic_load(&m->period[device].draining) && atomic_load(&m->mode) & RG_MODE_HIGH) {
+        atomic_store(&m->period[device].draining, 0);
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
@@ -486,15 +503,15 @@ bool rg_idle_check(rg_member *m, uint32_t device)
         /* Pairs with rg_mark: clear `busy` first, then read the tracks again. */
         atomic_store(&m->busy[device], 0);
         if (all_clean(m, device, false)) {
-            uint64_t now = rg_now_ns();
+            uint64_t now = rg_clock_ns(), took = rg_since(atomic_load(&m->period[device].busy_since), now);
             ended = true;
-            rg_hist_add(&m->slot->request_ns, now - atomic_load(&m->busy_since[device]));
+            rg_hist_add(&m->slot->request_ns, took);
             note_wait(m, device, now);
             record_request(m, device, true);
             if (rg_recorded)
-                rg_record_request(RG_REC_WAITED, now, now - atomic_load(&m->busy_since[device]));
+                rg_record_request(RG_REC_WAITED, now, took);
             atomic_fetch_add(&m->slot->requests, 1);
-            atomic_store(&m->draining[device], 0);
+            atomic_store(&m->period[device].draining, 0);
             atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, now);
             rg_device_idle(&rg.segment->devices[device], m->slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
@@ -512,7 +529,7 @@ void rg_busy_assert(rg_member *m)
     for (int i = 0; i < RG_MAX_DEVICES; i++)
         if (atomic_load(&m->busy[i]) && atomic_load(&m->mode) & RG_MODE_HIGH) {
             rg_device_busy(&rg.segment->devices[i], m->slot_index, rg_now_ns());
-            if (!atomic_load(&m->draining[i]))
+            if (!atomic_load(&m->period[i].draining))
                 rg_device_launching(&rg.segment->devices[i], m->slot_index, true);
         }
     pthread_mutex_unlock(&busy_lock);
@@ -524,7 +541,7 @@ void rg_busy_end(rg_member *m)
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
         if (atomic_exchange(&m->busy[i], 0))
             record_request(m, i, true);
-        atomic_store(&m->draining[i], 0);
+        atomic_store(&m->period[i].draining, 0);
     }
     rg_changed();
     rg_segment_clear_busy(rg.segment, m->slot_index);
@@ -586,6 +603,8 @@ void rg_busy_leave(rg_member *m)
 static uint64_t cover(rg_track *t, uint64_t token)
 {
     uint64_t state = atomic_load(&t->state);
+    if ((token & 3) == RG_TOKEN_WAIT && state != RG_CLEAN)
+        period_ahead(rg_track_member(t), rg_track_device(t), true);
     while (state != RG_CLEAN && ((token & 3) == RG_TOKEN_WAIT || (state & 3) != RG_TOKEN_WAIT))
         if (atomic_compare_exchange_weak(&t->state, &state, token)) {
             rg_changed();
@@ -599,7 +618,7 @@ static void uncover(rg_track *t, uint64_t token)
 {
     uint32_t device = atomic_load(&t->device);
     rg_member *m = rg_track_member(t);
-    if (atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY) && atomic_load(&m->draining[device]))
+    if (atomic_compare_exchange_strong(&t->state, &token, RG_DIRTY) && atomic_load(&m->period[device].draining))
         rg_drain_end(m, device);
 }
 

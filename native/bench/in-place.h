@@ -2,8 +2,10 @@
  * in-place.h: what calls through Rigel cost in a program as it is. Only in a library built for that (make in-place): hooks.c wraps each
  * function that launches a kernel, copies, sets memory, or waits.
  *
- * One of each two calls, drawn by chance, goes to the driver at once: the two kinds are neighbours in the same request, so that what
- * the processor and the GPU do meanwhile is the same for both, and a few nanoseconds of the ten microseconds that the driver takes show. In the
+ * One of each four calls, drawn by chance, goes to the driver at once: the two kinds are neighbours in the same request, so that what
+ * the processor and the GPU do meanwhile is the same for both, and a few nanoseconds of the five microseconds that the driver takes show. No
+ * more of them: what Rigel touches in every launch would be in farther caches, and where each second launch went past it, one through it took
+ * twice as much more. For the same reason what has to be done for the measuring is done when a call is over, not before the next. In the
  * time of a call is all that Rigel does in it, and what it makes the driver wait for. What Rigel's lines push out of the near caches shows
  * in the time until the next call, which is the program's own. A call past Rigel is not counted; that the client is busy it finds out by
  * the others of the request. A wait past Rigel is made known to it afterwards, by another one that has nothing to wait for.
@@ -33,6 +35,7 @@ static struct {
     in_place_call (*calls)[IN_PLACE_CALLS];
     uint16_t count[IN_PLACE_REQUESTS];
     uint32_t request;
+    bool next_past;   /* what was drawn for the next call */
     uint64_t requests_seen, random, begin_ns, begin_tick, last_tick; /* last_tick: when the last call was over; 0: another came since */
     _Atomic(const char *) thread; /* the one that is measured */
 } in_place;
@@ -62,6 +65,13 @@ static inline bool in_place_measures(int kind, bool *past)
         in_place.last_tick = 0;
         return false;
     }
+    *past = in_place.next_past;
+    return in_place.request < IN_PLACE_REQUESTS;
+}
+
+/* A call is over: which request the next one is of, and whether it goes past Rigel. */
+static inline void in_place_draw(void)
+{
     uint64_t requests = atomic_load_explicit(&rg.slot->requests, memory_order_relaxed);
     if (requests != in_place.requests_seen && in_place.request < IN_PLACE_REQUESTS && in_place.count[in_place.request]) {
         in_place.request++;
@@ -74,8 +84,7 @@ static inline bool in_place_measures(int kind, bool *past)
     x ^= x << 17;
     in_place.random = x;
     bool first = in_place.request < IN_PLACE_REQUESTS && !in_place.count[in_place.request];
-    *past = (x >> 40 & 1) && !first; /* the first marks the client as busy, and no other is to have that in its time */
-    return in_place.request < IN_PLACE_REQUESTS;
+    in_place.next_past = !(x >> 40 & 3) && !first; /* the first marks the client as busy, and no other is to have that in its time */
 }
 
 static inline void in_place_add(int kind, uint64_t begin, uint64_t end, bool past)
@@ -92,6 +101,7 @@ static inline void in_place_add(int kind, uint64_t begin, uint64_t end, bool pas
         in_place.count[in_place.request] = n + 1;
         in_place.last_tick = rg_tick();
     }
+    in_place_draw();
 }
 
 __attribute__((destructor)) static void in_place_write(void)

@@ -423,7 +423,7 @@ static int launch_until_again(CUstream s)
         rg_rec.processor = true; /* whatever time this host's kernel keeps */
     do
         launch(spin, s, 1000);
-    while (++n < 10 && !rg_is_again(rg_this.epoch, s));
+    while (++n < 10 && !rg_is_again(rg_rec.epoch, s));
     CHECK(n < 10);
     return n;
 }
@@ -467,7 +467,7 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
     int shared = 0;
     for (int i = 0; i < 10000 && shared < 10; i++) {
-        bool again = rg_is_again(rg_this.epoch, s);
+        bool again = rg_is_again(rg_rec.epoch, s);
         uint64_t before = rg_this.row->since_tick, from = rg_tick();
         launch(spin, s, 1000);
         shared += again && rg_this.row->since_tick == before;
@@ -485,7 +485,7 @@ static void a_launch_like_the_one_before_is_counted_and_recorded(void)
     do {
         launch_until_again(s);
         launch(spin, s, 1000);
-    } while (!rg_is_again(rg_this.epoch, s) || !rg_this.uncounted);
+    } while (!rg_is_again(rg_rec.epoch, s) || !rg_this.uncounted);
     uint64_t memsets = rg.slot->memsets, kernels = rg_launches(rg.slot);
     uint64_t number = rg_this.left ? rg_this.record : rg.slot->records;
     uint32_t track = rg_this.row->track;
@@ -642,19 +642,19 @@ static void a_launch_after_a_change_looks_again(void)
         case 5: launch(spin, other, 1000); break;
         case 6:
             CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
-            CHECK(!rg_is_again(rg_this.epoch, s));
+            CHECK(!rg_is_again(rg_rec.epoch, s));
             CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
             break;
         case 7:
             CHECK_EQUAL(rigel_bypass_begin(), 0);
-            CHECK(!rg_is_again(rg_this.epoch, s));
+            CHECK(!rg_is_again(rg_rec.epoch, s));
             rigel_bypass_end();
             break;
         case 8: CHECK_EQUAL(cuStreamDestroy_v2(other), CUDA_SUCCESS); break;
-        case 9: rg_trace_beat(); break;
+        case 9: rg_changed(); break; /* as the agent says now and then */
         default: CHECK_EQUAL(cuCtxSetCurrent(current()), CUDA_SUCCESS); break;
         }
-        CHECK(!rg_is_again(rg_this.epoch, stream));
+        CHECK(!rg_is_again(rg_rec.epoch, stream));
         launch(spin, stream, 1000);
         CHECK_EQUAL(busy_word(), 1);
         CHECK_EQUAL(rg_track_find(rg_track_key(stream))->state, RG_DIRTY);
@@ -711,6 +711,50 @@ static void a_launch_that_is_overtaken_or_refused_is_seen(void)
     done();
 }
 
+/* While the driver is in a launch the agent looks at the clock. */
+static CUresult launch_through_a_beat(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                                      unsigned shared, CUstream s, void **parameters, void **extra)
+{
+    rg_trace_beat();
+    return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra);
+}
+
+static void a_beat_tells_what_lasts_and_changes_nothing(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    *(void **)&real_launch = rg_real.hooked[RG_HOOK_cuLaunchKernel];
+    do
+        launch_until_again(s);
+    while (rg_this.left < 2);
+    for (int lasts = 0; lasts < 2; lasts++) {
+        uint64_t number = rg_this.record;
+        if (lasts)
+            rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_through_a_beat;
+        else
+            rg_trace_beat(); /* before it: it is over by then */
+        CHECK(rg_is_again(rg_rec.epoch, s));
+        launch(spin, s, 1000);
+        CHECK(rg_is_again(rg_rec.epoch, s));
+        const _Atomic uint64_t *word = &seg->traces[0].records[number % RG_TRACE_RECORDS * RG_RECORD_WORDS];
+        CHECK((word[3] & RG_RECORD_MASK) != 0 || !lasts);
+        CHECK((word[3] & RG_RECORD_MASK) == 0 || lasts);
+        CHECK((word[0] & RG_RECORD_MASK) == (rg_rec.beat_tick & RG_RECORD_MASK) || !lasts);
+    }
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)real_launch;
+    /* Records that are turned off are looked at again by the next beat. */
+    launch_until_again(s);
+    atomic_store(rg_rec.on, 0);
+    rg_trace_beat();
+    CHECK(!rg_is_again(rg_rec.epoch, s));
+    atomic_store(rg_rec.on, 1);
+    rg_trace_beat();
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
 static void what_a_launch_needs_is_together(void)
 {
 #define LINE(type, field) (offsetof(type, field) / 64)
@@ -727,6 +771,8 @@ static void what_a_launch_needs_is_together(void)
     CHECK_EQUAL(LINE(rg_member, inflight), 0);
     CHECK_EQUAL(LINE(rg_member, slot), 0);
     CHECK_EQUAL(LINE(rg_member, busy), 0);
+    CHECK_EQUAL(sizeof(rg_period), 64);
+    CHECK_EQUAL(offsetof(rg_member, period) % 64, 0);
     CHECK_EQUAL(LINE(rg_track, state), 0);
     CHECK_EQUAL(LINE(rg_track, unbatched), 0);
     CHECK_EQUAL(LINE(rg_track, device), 0);
@@ -759,6 +805,7 @@ int main(int argc, char **argv)
     RUN(calls_of_threads_that_go_on_launching_are_counted);
     RUN(a_launch_after_a_change_looks_again);
     RUN(a_launch_that_is_overtaken_or_refused_is_seen);
+    RUN(a_beat_tells_what_lasts_and_changes_nothing);
     RUN(what_a_launch_needs_is_together);
     return failures ? 1 : 0;
 }

@@ -342,6 +342,44 @@ static void what_a_killed_process_was_in_stays(void)
 
 /* ---- names ---- */
 
+/* The clock by the processor's counter is the kernel's a microsecond ago, to within one; whatever comes between two looks. */
+static void the_clock_by_the_counter_follows_the_kernels(void)
+{
+    if (!rg_processor_ticks()) {
+        printf("  not done: the kernel does not keep time by the processor's counter here\n");
+        return;
+    }
+    begin();
+    rg_rec.processor = true;
+    rg_clock.rate = 0;
+    uint64_t before = rg_now_ns();
+    uint64_t ns = rg_clock_ns() + RG_CLOCK_BEHIND_NS; /* not compared yet: the kernel's own */
+    CHECK(ns >= before && ns <= rg_now_ns());
+    for (int beat = 0; beat < 20 || !rg_clock.rate; beat++) {
+        usleep(20000);
+        rg_clock_beat();
+    }
+    for (int i = 0; i < 1000; i++) {
+        before = rg_now_ns();
+        ns = rg_clock_ns() + RG_CLOCK_BEHIND_NS;
+        uint64_t after = rg_now_ns();
+        CHECK(ns + RG_CLOCK_BEHIND_NS >= before && ns <= after + RG_CLOCK_BEHIND_NS);
+    }
+    /* While it is being written, and long after the last beat, the kernel's own counts. */
+    uint64_t rate = rg_clock.rate;
+    for (int way = 0; way < 2; way++) {
+        rg_clock.version += way == 0;
+        rg_clock.rate = way == 0 ? rate : rate << 20;
+        before = rg_now_ns();
+        ns = rg_clock_ns() + RG_CLOCK_BEHIND_NS;
+        CHECK(ns >= before && ns <= rg_now_ns());
+        rg_clock.version += way == 0;
+    }
+    CHECK_EQUAL(rg_since(5, 9), 4);
+    CHECK_EQUAL(rg_since(9, 5), 0);
+    rg_clock.rate = 0;
+}
+
 static void names_are_entered_once_and_cut_to_fit(void)
 {
     begin();
@@ -419,6 +457,7 @@ int main(void)
     RUN(a_row_of_a_thread_that_is_gone_is_taken);
     RUN(threads_that_find_no_room_are_counted);
     RUN(what_a_killed_process_was_in_stays);
+    RUN(the_clock_by_the_counter_follows_the_kernels);
     RUN(names_are_entered_once_and_cut_to_fit);
     RUN(a_name_is_found_until_it_is_forgotten);
     RUN(a_slot_that_is_taken_again_is_empty);
