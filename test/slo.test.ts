@@ -238,6 +238,21 @@ describe("the controller", () => {
     expect(ticks.findIndex(({ settings }) => settings?.inflight === 8) * TICK_S).toBeLessThan(15);
   });
 
+  test("under MPS short kernels that delay nothing end with next to no limit, within half a minute", () => {
+    const limits = (effect: World["effect"]): ReturnType<typeof run> =>
+      run({ p99_over_alone: 1.05 }, 60, world(effect, { preemption: false }));
+    const free = limits(({ settings }) => ({ slowdown: 1, launches_per_s: 1000 + 5 * (settings?.inflight ?? 0) }));
+    expect(free.controller.summary().settings).toMatchObject({ inflight: 256, corun: 256 });
+    expect(free.ticks.findIndex(({ settings }) => settings?.corun === 256) * TICK_S).toBeLessThan(30);
+    // What delays them there is tried for a moment now and then.
+    const partly = limits(({ settings }) => ({
+      slowdown: (settings?.corun ?? 0) > 32 ? 1.4 : 1,
+      launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
+    }));
+    expect(partly.controller.summary().settings).toMatchObject({ inflight: 32, corun: 32 });
+    expect(partly.ticks.filter(({ slowdown }) => slowdown > 1.1).length * TICK_S).toBeLessThan(5);
+  });
+
   test("under MPS it goes below where it began if requests miss the target there", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(strict, { preemption: false }));
     expect(controller.summary()).toMatchObject({ rung: 0, settings: { inflight: 2 } });
