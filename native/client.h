@@ -998,23 +998,26 @@ static RG_INLINE uint64_t rg_launch_note(rg_thread *row, const rg_track *t, enum
 enum { RG_TIMED = 4 };
 static RG_INLINE bool rg_is_again(uint64_t epoch, CUstream stream)
 {
-    return RG_LIKELY(rg_this.epoch == epoch / RG_EPOCH + 1) && RG_LIKELY(rg_this.stream == (uintptr_t)stream);
+    return RG_LIKELY(rg_this.epoch / RG_EPOCH == epoch / RG_EPOCH + 1) && RG_LIKELY(rg_this.stream == (uintptr_t)stream);
 }
 
-/* rg_again_timed: one of RG_TIMED, and the first after another operation. */
+/* rg_again_timed: one of RG_TIMED, and the first after another operation or a beat of the agent's. */
 void rg_again_timed(uint32_t operation);
 
-static RG_INLINE uint64_t rg_again(uint32_t operation, uintptr_t function, void *const *real)
+static RG_INLINE uint64_t rg_again(uint64_t epoch, uint32_t operation, uintptr_t function, void *const *real)
 {
     rg_thread *row = rg_this.row;
     RG_AHEAD_TO_WRITE(row);
     RG_AHEAD_TO_WRITE(rg_this.launches);
     RG_AHEAD(real);
     uint32_t name = rg_name_of(false, function);
-    if (RG_UNLIKELY(atomic_load_explicit(&row->doing, memory_order_relaxed) != operation) || !rg_this.untimed)
+    if (RG_UNLIKELY(atomic_load_explicit(&row->doing, memory_order_relaxed) != operation) || !rg_this.untimed ||
+        RG_UNLIKELY(rg_this.epoch != epoch + RG_EPOCH)) {
+        rg_this.epoch = epoch + RG_EPOCH;
         rg_again_timed(operation);
-    else
+    } else {
         rg_this.untimed--;
+    }
     uint64_t n = atomic_load_explicit(rg_this.launches, memory_order_relaxed);
     atomic_store_explicit(rg_this.launches, n + 1, memory_order_relaxed);
     n = atomic_load_explicit(&row->launches, memory_order_relaxed);
@@ -1049,7 +1052,7 @@ static RG_INLINE void rg_again_next(uint64_t epoch, const rg_op *op, CUstream st
     uint32_t devices = atomic_load_explicit(&rg.slot->devices, memory_order_relaxed);
     bool may = t && op->on && !op->ranged && !(op->outer & RG_DOING) && rg_rec.processor && rg_this.launches &&
                ((uintptr_t)stream > 2 || !(devices & (devices - 1)));
-    rg_this.epoch = may ? epoch / RG_EPOCH + 1 : 0;
+    rg_this.epoch = may ? epoch + RG_EPOCH : 0;
     rg_this.untimed = RG_TIMED - 1;
     if (may)
         rg_again_begin(op->operation);

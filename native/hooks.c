@@ -244,7 +244,7 @@ void rg_again_timed(uint32_t operation)
     { \
         uint64_t epoch = atomic_load_explicit(&rg_rec.epoch, memory_order_acquire); \
         if (RG_##KIND == RG_LAUNCH && rg_is_again(epoch, STREAM)) { \
-            uint64_t noted_ = rg_again(RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
+            uint64_t noted_ = rg_again(epoch, RG_OP_##symbol, (uintptr_t)(UNITS), &rg_real.hooked[RG_HOOK_##symbol]); \
             CUresult result_ = RG_CALL(symbol, args); \
             bool ends_ = rg_again_ends(RG_OP_##symbol, epoch); \
             if (RG_UNLIKELY(!ends_ || result_ != CUDA_SUCCESS)) \
@@ -389,11 +389,9 @@ CUresult rg_again_late(uint32_t operation, CUresult result, CUstream stream, uin
 {
     bool ok = result == CUDA_SUCCESS;
     uint64_t now = atomic_load(&rg_rec.epoch);
-    /* When it began is known to a few launches, but where a beat came meanwhile: then that is when it was under way at the latest. */
-    bool late = (uint32_t)now != (uint32_t)epoch;
-    uint64_t beat = late ? atomic_load_explicit(&rg_rec.beat_tick, memory_order_relaxed) : 0;
+    bool late = (uint32_t)now != (uint32_t)epoch; /* a beat came meanwhile; it began a few launches after the time that it shares with them */
     if (!ok || late)
-        rg_op_amend(record, beat, !ok);
+        rg_op_amend(record, late ? atomic_load_explicit(&rg_this.row->since_tick, memory_order_relaxed) : 0, !ok);
     rg_track *t = ok && now / RG_EPOCH != epoch / RG_EPOCH ? rg_track_find(rg_track_key(stream)) : NULL;
     if (t)
         rg_mark(rg_track_member(t), t);

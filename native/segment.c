@@ -409,8 +409,8 @@ void rg_device_launching(rg_device *dev, int slot, bool on)
 
 void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
 {
-    uint64_t spell = atomic_load(&dev->spell_ns);
-    if (!atomic_load(&dev->high_busy) && (!spell || now_ns - atomic_load(&dev->idle_ns) >= RG_POLICY_BREAK_NS)) {
+    uint64_t spell = atomic_load(&dev->spell_ns), idle = atomic_load(&dev->idle_ns); /* which may be later than `now_ns` */
+    if (!atomic_load(&dev->high_busy) && (!spell || (now_ns > idle && now_ns - idle >= RG_POLICY_BREAK_NS))) {
         atomic_store(&dev->spell_ns, now_ns);
         atomic_store(&dev->paid_ns, 0);
     }

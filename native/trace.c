@@ -75,8 +75,11 @@ void rg_clock_beat(void)
 {
     __extension__ typedef unsigned __int128 wide;
     static uint64_t last_tick, last_ns, rate;
-    if (!rg_rec.processor)
+    static uint32_t beats;
+    static bool differs; /* Linux has found out meanwhile that the counter is not the same on all processors */
+    if (!rg_rec.processor || differs)
         return;
+    differs = beats++ % 64 == 63 && !rg_processor_ticks();
     uint64_t tick = 0, ns = 0, apart = UINT64_MAX;
     for (int i = 0; i < 3; i++) { /* both at one moment: the closest of some looks */
         uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
@@ -86,19 +89,20 @@ void rg_clock_beat(void)
         tick = before + took / 2;
         ns = now;
     }
-    if ((wide)apart * rate >> 32 > RG_CLOCK_BEHIND_NS)
-        return; /* something came between: what is known serves until the next time */
     uint64_t found = last_ns && tick > last_tick ? (uint64_t)(((wide)(ns - last_ns) << 32) / (tick - last_tick)) : 0;
     uint64_t differ = found > rate ? found - rate : rate - found;
-    /* The mean of some, as each is a few ppm off; anew where one clock has stood still, as in a machine that slept. */
-    rate = found && differ < rate >> 10 ? rate - rate / 8 + found / 8 : rate ? 0 : found;
+    if (!differs && (wide)apart * (rate ? rate : found) >> 32 > RG_CLOCK_BEHIND_NS)
+        return; /* something came between: what is known serves until the next time */
+    /* The mean of some, as each is a few ppm off, unless the kernel's clock is being corrected; anew where one clock has stood still, as in
+     * a machine that slept. */
+    rate = !rate || differ >= rate >> 17 ? (differ < rate >> 10 || !rate ? found : 0) : rate - rate / 8 + found / 8;
     last_tick = tick;
     last_ns = ns;
     uint32_t version = atomic_load_explicit(&rg_clock.version, memory_order_relaxed);
     atomic_store_explicit(&rg_clock.version, version + 1, memory_order_relaxed);
     atomic_store_explicit(&rg_clock.tick, tick, memory_order_release);
     atomic_store_explicit(&rg_clock.ns, ns - RG_CLOCK_BEHIND_NS, memory_order_release);
-    atomic_store_explicit(&rg_clock.rate, rate, memory_order_release);
+    atomic_store_explicit(&rg_clock.rate, differs ? 0 : rate, memory_order_release);
     atomic_store_explicit(&rg_clock.version, version + 2, memory_order_release);
 }
 

@@ -140,7 +140,7 @@ typedef struct {
     uintptr_t stream;    /* that it goes on launching on, and what of its records that decides; as of `epoch` (client.h, rg_again) */
     uint64_t who;
     _Atomic uint64_t *launches; /* of rg_client.launches, the one that it alone raises; NULL: none */
-    uint64_t epoch;      /* 1 + the high half of the process's; 0: its next launch has to look */
+    uint64_t epoch;      /* that of the process, 1 added to the high half, as of when it last took the time; 0: its next launch has to look */
     uint16_t lap;        /* the one that the places are all of */
     uint8_t left;
     uint8_t untimed;     /* so many launches more have the time of the last one (rg_again) */
@@ -218,8 +218,9 @@ extern rg_clock_pair rg_clock;
 enum { RG_CLOCK_BEHIND_NS = 1000, RG_CLOCK_LAST_NS = 1000000000 };
 
 /*
- * rg_clock_ns: CLOCK_MONOTONIC a microsecond ago, to within one: not ahead of what others read of the kernel's. Two looks may be in the wrong
- * order by that much: rg_since. Where the clocks have not been compared lately, the kernel's own.
+ * rg_clock_ns: CLOCK_MONOTONIC a microsecond ago, to within one, so that it is not ahead of what others read of the kernel's; but while the
+ * kernel's clock is being corrected, 50 us at 500 ppm. Two looks may be in the wrong order by that much: rg_since. Where the clocks have not
+ * been compared lately, the kernel's own.
  */
 static RG_INLINE uint64_t rg_clock_ns(void)
 {

@@ -174,7 +174,8 @@ static void note_use(rg_member *member, uint32_t device)
     rg_client *slots[2] = {rg.slot, member->slot};
     for (int i = 0; i < 2; i++) {
         uint64_t zero = 0;
-        atomic_fetch_or(&slots[i]->devices, 1u << device);
+        if (!(atomic_fetch_or(&slots[i]->devices, 1u << device) & 1u << device))
+            rg_changed(); /* on one device NULL is known without asking (rg_again_next) */
         atomic_compare_exchange_strong(&slots[i]->first_launch_ns, &zero, rg_now_ns());
     }
 }

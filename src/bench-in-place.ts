@@ -2,9 +2,9 @@
  * bench-in-place.ts: what Rigel adds to the calls of a high client inside a program as it is, in nanoseconds: a real one, with the caches as
  * the program leaves them, and the driver behind.
  *
- * A librigel.so built for it (make in-place; native/bench/in-place.h) lets one of each two launches, copies, memsets and waits, by chance,
- * go past Rigel, and times both kinds. They are neighbours in the same requests, so a few nanoseconds show behind launches of ten
- * microseconds: +-4 ns in a minute.
+ * A librigel.so built for it (make in-place; native/bench/in-place.h) lets one of each four launches, copies, memsets and waits, by chance,
+ * go past Rigel, and times both kinds. They are neighbours in the same requests, so a few nanoseconds show behind launches of five
+ * microseconds: +-5 ns in a minute.
  */
 
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";

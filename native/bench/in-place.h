@@ -46,6 +46,24 @@ static inline char in_place_kind(int kind)
     return kind == RG_LAUNCH ? 'l' : kind == RG_COPY || kind == RG_MEMSET ? 'c' : kind == RG_WAIT ? 'w' : 0;
 }
 
+/* A call is over: which request the next one is of, and whether it goes past Rigel. */
+static inline void in_place_draw(void)
+{
+    uint64_t requests = atomic_load_explicit(&rg.slot->requests, memory_order_relaxed);
+    if (requests != in_place.requests_seen && in_place.request < IN_PLACE_REQUESTS && in_place.count[in_place.request]) {
+        in_place.request++;
+        in_place.last_tick = 0;
+    }
+    in_place.requests_seen = requests;
+    uint64_t x = in_place.random;
+    x ^= x << 13;
+    x ^= x >> 7;
+    x ^= x << 17;
+    in_place.random = x;
+    bool first = in_place.request < IN_PLACE_REQUESTS && !in_place.count[in_place.request];
+    in_place.next_past = !(x >> 40 & 3) && !first; /* the first marks the client as busy, and no other is to have that in its time */
+}
+
 /* Whether this call is measured, by this thread; and if it is, whether it goes past Rigel. */
 static inline bool in_place_measures(int kind, bool *past)
 {
@@ -65,26 +83,10 @@ static inline bool in_place_measures(int kind, bool *past)
         in_place.last_tick = 0;
         return false;
     }
+    if (atomic_load_explicit(&rg.slot->requests, memory_order_relaxed) != in_place.requests_seen)
+        in_place_draw(); /* a call that is not measured has ended the request, or the agent has */
     *past = in_place.next_past;
     return in_place.request < IN_PLACE_REQUESTS;
-}
-
-/* A call is over: which request the next one is of, and whether it goes past Rigel. */
-static inline void in_place_draw(void)
-{
-    uint64_t requests = atomic_load_explicit(&rg.slot->requests, memory_order_relaxed);
-    if (requests != in_place.requests_seen && in_place.request < IN_PLACE_REQUESTS && in_place.count[in_place.request]) {
-        in_place.request++;
-        in_place.last_tick = 0;
-    }
-    in_place.requests_seen = requests;
-    uint64_t x = in_place.random;
-    x ^= x << 13;
-    x ^= x >> 7;
-    x ^= x << 17;
-    in_place.random = x;
-    bool first = in_place.request < IN_PLACE_REQUESTS && !in_place.count[in_place.request];
-    in_place.next_past = !(x >> 40 & 3) && !first; /* the first marks the client as busy, and no other is to have that in its time */
 }
 
 static inline void in_place_add(int kind, uint64_t begin, uint64_t end, bool past)

@@ -356,6 +356,12 @@ static void breaks_end_a_spell(void)
     rg_device_busy(dev, OTHER, 15000 * US);
     CHECK_EQUAL(dev->spell_ns, 15000 * US);
     CHECK_EQUAL(dev->paid_ns, 0);
+    /* The clock of another client's process may be a little ahead. */
+    atomic_store(&dev->paid_ns, 7);
+    rg_device_idle(dev, OTHER, 16000 * US);
+    rg_device_busy(dev, OTHER + 1, 16000 * US - 300);
+    CHECK_EQUAL(dev->spell_ns, 15000 * US);
+    CHECK_EQUAL(dev->paid_ns, 7);
     done();
 }
 
