@@ -135,7 +135,7 @@ bool rg_agent_looks_often(rg_member *m, uint64_t now)
     if (now - m->ended_at < 1000000000u)
         return m->often;
     uint64_t ended = atomic_load(&m->slot->agent_idle), itself = atomic_load(&m->slot->requests) - ended;
-    m->often = ended - m->ended > itself - m->ended_itself;
+    m->often = ended - m->ended > RG_AGENT_OFTEN * (itself - m->ended_itself);
     m->ended = ended;
     m->ended_itself = itself;
     m->ended_at = now;

@@ -18,6 +18,9 @@ const HOLD_ms = HOLD_S * 1000;
 interface Before {
   pid: number;
   durations: Histogram | undefined;
+  /** Requests so far, and those of them that the program itself has waited for to the end. */
+  ended: number;
+  own: number;
   waited: bigint | undefined;
   launches: number;
 }
@@ -37,6 +40,12 @@ export interface SloReport extends ReturnType<Controller["summary"]> {
 }
 
 const MARKS_KEPT = 200;
+/**
+ * A program that has waited for fewer than one in so many of its requests does not wait for them; else what it has not waited for are pauses
+ * in the middle of one (RG_AGENT_OFTEN in native/client.h). The last requests count, about so many.
+ */
+const PAUSES_MOST = 8;
+const PAUSES_OF = 1000;
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
 const SHOW_TICKS = 5;
@@ -185,6 +194,7 @@ export class SloLoop {
     const elapsed_s = given_s ?? (now_ns - this.#looked_ns) / 1e9;
     this.#looked_ns = now_ns;
     let requests: Histogram | undefined;
+    let came = 0;
     let launches = 0;
     let preemption = true;
     const neighbours: number[] = [];
@@ -202,8 +212,19 @@ export class SloLoop {
         const more = before.durations ? durations.combined(before.durations, -1) : durations;
         before.durations = durations;
         const { waited, latest } = this.#segment.waits(slot, before.waited);
+        const ended = more.isCount ? more.total : 0;
+        if (before.waited !== undefined) {
+          before.ended += ended;
+          before.own += latest.length;
+        }
+        if (before.ended > PAUSES_OF) {
+          before.ended /= 2;
+          before.own /= 2;
+        }
         before.waited = waited;
         for (const wait of latest) waits.push(wait);
+        const waitsItself = !this.#segment.reports(slot) && before.own * PAUSES_MOST >= before.ended;
+        came += waitsItself ? latest.length : ended;
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (!slot.finished) {
@@ -221,6 +242,7 @@ export class SloLoop {
       elapsed_s,
       requests: requests ?? nothing(this.#segment.histogram).request_ns,
       waits,
+      came,
       launches,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
@@ -245,6 +267,8 @@ export class SloLoop {
       known = {
         pid: slot.pid,
         durations: known?.durations,
+        ended: 0,
+        own: 0,
         waited: known?.waited,
         launches: known?.launches ?? 0,
       };

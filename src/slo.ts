@@ -175,6 +175,11 @@ export interface Observation {
   requests: Histogram;
   /** The same taken apart, of those clients that wait for their work. */
   waits?: readonly Wait[];
+  /**
+   * How many of them came, if not as many as ended: a program that loses its processor in the middle of a request is idle for a while, and
+   * Rigel's agent takes that for the request's end.
+   */
+  came?: number;
   /** Launches of best-effort clients. */
   launches: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
@@ -509,7 +514,7 @@ export class Controller {
       this.#measured = seen.measured;
       if (!first) this.#forgetAlone();
     }
-    const rate = seen.requests.total / seen.elapsed_s;
+    const rate = (seen.came ?? seen.requests.total) / seen.elapsed_s;
     if (this.#state === "waiting") return;
     // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
     if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;

@@ -15,6 +15,9 @@ interface World {
   rate_per_s: number;
   neighbours: string;
   preemption: boolean;
+  /** So many requests more end in a tick because the program paused in the middle of one; `came` says that they are none, or is not there. */
+  pauses?: number;
+  isSaid?: boolean;
   /** Latency over latency alone, and best-effort launches per second, under given settings. */
   effect: (action: Action) => { slowdown: number; launches_per_s: number };
 }
@@ -26,7 +29,7 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, war
   let action: Action = { settings: undefined, hold: false };
   const ticks: (Action & { slowdown: number; t_s: number })[] = [];
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
-    const { rate_per_s, effect, ...rest } = world(tick * TICK_S);
+    const { rate_per_s, effect, pauses = 0, isSaid = true, ...rest } = world(tick * TICK_S);
     const { slowdown: beside, launches_per_s } = action.hold ? { slowdown: 1, launches_per_s: 0 } : effect(action);
     const slowdown = beside * warm(tick * TICK_S);
     let count = 0;
@@ -35,7 +38,8 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, war
     const durations = Array.from({ length: count }, () => 3 * slowdown * (1 + 0.15 * next() + (next() < 0.05 ? 1 : 0)));
     const seen: Observation = {
       elapsed_s: TICK_S,
-      requests: histogramOf(durations),
+      requests: histogramOf([...durations, ...Array.from({ length: pauses }, () => 0.3)]),
+      ...(isSaid && { came: count }),
       launches: launches_per_s * TICK_S,
       measured: "7 reports",
       ...rest,
@@ -122,6 +126,29 @@ const strict: World["effect"] = ({ settings }) => ({
 
 /** A program that warms up for three seconds: tiny pieces of work, then requests that take long. */
 const warm = (t_s: number): number => (t_s < 1 ? 0.004 : t_s < 2 ? 60 : t_s < 3 ? 1.8 : 1);
+
+/** Kernels so short that none delays a request; and those of which many do. */
+const undisturbed: World["effect"] = ({ settings }) => ({
+  slowdown: 1,
+  launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
+});
+const disturbedByMany: World["effect"] = (action) => ({
+  ...undisturbed(action),
+  slowdown: (action.settings?.corun ?? 0) > 32 ? 1.4 : 1,
+});
+
+/** Settings by tick from 40 s on, in the first five of which the program pauses 15 times a tick. */
+const pausing = (isSaid: boolean): (Action["settings"] | undefined)[] =>
+  run({ p99_over_alone: 1.05 }, 50, (t_s) => ({
+    rate_per_s: 60,
+    neighbours: "1",
+    preemption: false,
+    effect: undisturbed,
+    pauses: t_s > 40 && t_s < 45 ? 15 : 0,
+    isSaid,
+  }))
+    .ticks.slice(400)
+    .map(({ settings }) => settings);
 
 const underMps: World["effect"] = ({ settings }) => ({
   slowdown: settings && settings.inflight > 8 ? 1.2 : 1.01,
@@ -239,18 +266,18 @@ describe("the controller", () => {
   });
 
   test("under MPS short kernels that delay nothing end with next to no limit, within half a minute", () => {
-    const limits = (effect: World["effect"]): ReturnType<typeof run> =>
-      run({ p99_over_alone: 1.05 }, 60, world(effect, { preemption: false }));
-    const free = limits(({ settings }) => ({ slowdown: 1, launches_per_s: 1000 + 5 * (settings?.inflight ?? 0) }));
+    const free = run({ p99_over_alone: 1.05 }, 60, world(undisturbed, { preemption: false }));
     expect(free.controller.summary().settings).toMatchObject({ inflight: 256, corun: 256 });
     expect(free.ticks.findIndex(({ settings }) => settings?.corun === 256) * TICK_S).toBeLessThan(30);
     // What delays them there is tried for a moment now and then.
-    const partly = limits(({ settings }) => ({
-      slowdown: (settings?.corun ?? 0) > 32 ? 1.4 : 1,
-      launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
-    }));
+    const partly = run({ p99_over_alone: 1.05 }, 60, world(disturbedByMany, { preemption: false }));
     expect(partly.controller.summary().settings).toMatchObject({ inflight: 32, corun: 32 });
     expect(partly.ticks.filter(({ slowdown }) => slowdown > 1.1).length * TICK_S).toBeLessThan(5);
+  });
+
+  test("a program that loses its processor in the middle of requests has no other load", () => {
+    expect(pausing(true).every((settings) => settings?.inflight === 256)).toBeTrue();
+    expect(pausing(false).every((settings) => settings?.inflight === 256)).toBeFalse();
   });
 
   test("under MPS it goes below where it began if requests miss the target there", () => {

@@ -204,10 +204,17 @@ static void the_agent_looks_often_after_those_that_never_wait(void)
     atomic_store(&slot.agent_idle, 119);
     CHECK(rg_agent_looks_often(&m, now + 999 * MS));
     CHECK(rg_agent_looks_often(&m, now += 1000 * MS));
-    atomic_store(&slot.requests, 180); /* it waits now */
+    atomic_store(&slot.requests, 129); /* eight, beside one of its own */
+    atomic_store(&slot.agent_idle, 127);
     CHECK(!rg_agent_looks_often(&m, now += 1000 * MS));
-    atomic_store(&slot.requests, 241); /* and pauses once */
-    atomic_store(&slot.agent_idle, 120);
+    atomic_store(&slot.requests, 139); /* nine */
+    atomic_store(&slot.agent_idle, 136);
+    CHECK(rg_agent_looks_often(&m, now += 1000 * MS));
+    atomic_store(&slot.requests, 299); /* it waits now, and pauses more often than that */
+    atomic_store(&slot.agent_idle, 236);
+    CHECK(!rg_agent_looks_often(&m, now += 1000 * MS));
+    atomic_store(&slot.requests, 360); /* and once */
+    atomic_store(&slot.agent_idle, 237);
     CHECK(!rg_agent_looks_often(&m, now += 100 * MS));
     CHECK(!rg_agent_looks_often(&m, now += 900 * MS));
     CHECK(!rg_agent_looks_often(&m, now += 5000ull * MS)); /* nothing has ended */
