@@ -207,7 +207,7 @@ static inline uint64_t rg_tick(void)
 
 /*
  * The kernel's clock by the processor's counter. What reads the kernel's is in no near cache, nor in any TLB, where a program
- * looks at it a few times a request: 0.75 us a look on an H200's host. The agent compares the two clocks every 100 ms.
+ * looks at it a few times a request: half a microsecond a look on an H200's host. The agent compares the two clocks every 100 ms.
  */
 typedef struct {
     _Alignas(64) _Atomic uint32_t version; /* odd: it is being written */

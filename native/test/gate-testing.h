@@ -53,7 +53,8 @@ static inline CUcontext current(void)
 static inline void become_high_without_agent(void)
 {
     become("high");
-    seg->settings.quiet_us = 4000000000u;
+    rg_agent_stop();
+    seg->settings.quiet_us = 4000000000u; /* should it not have ended yet */
 }
 
 #endif

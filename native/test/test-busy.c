@@ -739,7 +739,6 @@ static CUresult launch_through_a_beat(CUfunction f, unsigned gx, unsigned gy, un
 static void a_beat_tells_what_lasts_and_changes_nothing(void)
 {
     become_high_without_agent();
-    rg_agent_stop();
     CUstream s;
     CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     *(void **)&real_launch = rg_real.hooked[RG_HOOK_cuLaunchKernel];
