@@ -33,6 +33,20 @@ uint64_t rg_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+uint64_t rg_both_clocks(uint64_t *tick, uint64_t *ns)
+{
+    uint64_t apart = UINT64_MAX;
+    for (int i = 0; i < 5 && apart; i++) { /* the closest of some looks */
+        uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
+        if (took >= apart)
+            continue;
+        apart = took;
+        *ns = now;
+        *tick = before + took / 2;
+    }
+    return apart;
+}
+
 bool rg_processor_ticks(void)
 {
 #if defined(__aarch64__)
@@ -146,14 +160,10 @@ int rg_segment_create(const char *path)
         seg->header.size_bytes = sizeof *seg;
         seg->header.creator_pid = (uint32_t)getpid();
         seg->header.tick_source = rg_processor_ticks() ? RG_TICKS_PROCESSOR : RG_TICKS_NS;
-        for (uint64_t i = 0, apart = UINT64_MAX; i < 5 && apart; i++) { /* both clocks at one moment: the closest of some looks */
-            uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
-            if (took >= apart)
-                continue;
-            apart = took;
-            seg->header.created_ns = now;
-            seg->header.created_tick = seg->header.tick_source ? before + took / 2 : now;
-        }
+        uint64_t tick, now;
+        rg_both_clocks(&tick, &now);
+        seg->header.created_ns = now;
+        seg->header.created_tick = seg->header.tick_source ? tick : now;
         uint32_t ticks = 0;
         process_start((uint32_t)getpid(), &ticks);
         seg->header.creator = owner_word((uint32_t)getpid(), ticks);

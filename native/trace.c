@@ -80,22 +80,17 @@ void rg_clock_beat(void)
     if (!rg_rec.processor || differs)
         return;
     differs = beats++ % 64 == 63 && !rg_processor_ticks();
-    uint64_t tick = 0, ns = 0, apart = UINT64_MAX;
-    for (int i = 0; i < 3; i++) { /* both at one moment: the closest of some looks */
-        uint64_t before = rg_processor_tick(), now = rg_now_ns(), took = rg_processor_tick() - before;
-        if (took >= apart)
-            continue;
-        apart = took;
-        tick = before + took / 2;
-        ns = now;
-    }
+    uint64_t tick, ns, apart = rg_both_clocks(&tick, &ns);
     uint64_t found = last_ns && tick > last_tick ? (uint64_t)(((wide)(ns - last_ns) << 32) / (tick - last_tick)) : 0;
     uint64_t differ = found > rate ? found - rate : rate - found;
     if (!differs && (wide)apart * (rate ? rate : found) >> 32 > RG_CLOCK_BEHIND_NS)
         return; /* something came between: what is known serves until the next time */
-    /* The mean of some, as each is a few ppm off, unless the kernel's clock is being corrected; anew where one clock has stood still, as in
-     * a machine that slept. */
-    rate = !rate || differ >= rate >> 17 ? (differ < rate >> 10 || !rate ? found : 0) : rate - rate / 8 + found / 8;
+    if (rate && differ >= rate >> 10)
+        rate = 0; /* one clock has stood still, as in a machine that slept: from the next time on */
+    else if (rate && differ < rate >> 17)
+        rate += found / 8 - rate / 8; /* the mean of some, as each is a few ppm off */
+    else
+        rate = found; /* the first, or the kernel's clock is being corrected */
     last_tick = tick;
     last_ns = ns;
     uint32_t version = atomic_load_explicit(&rg_clock.version, memory_order_relaxed);

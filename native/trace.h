@@ -109,8 +109,7 @@ extern rg_recorder rg_rec;
  * rg_changed: something is not as it was that a thread of a high client takes for granted which goes on launching on its stream (rg_again
  * in client.h): that nobody has taken the stream's work for all there is (a token in its track), or the client for idle; class, records,
  * captures, clients, streams. Said after the change, and before the driver is called for its sake: what was launched without knowing of it
- * is in front of that call then. Said every 100 ms by the agent, too, for
- * what nobody says: a context that is set by no hook.
+ * is in front of that call then. Said every 100 ms by the agent, too, for what nobody says: a context that is set by no hook.
  */
 #define RG_EPOCH (1ull << 32)
 static inline void rg_changed(void)
@@ -184,8 +183,10 @@ uint32_t rg_thread_slot(void);
 /* rg_thread_enter: slow half of rg_op_begin: takes a row for this thread. */
 RG_COLD rg_thread *rg_thread_enter(void);
 
-/* rg_processor_ticks: whether the processor's counter serves as a clock here; asked by who makes a segment. */
+/* rg_processor_ticks: whether the processor's counter serves as a clock here. rg_both_clocks: what it and the kernel's say at one moment;
+ * returns for how many ticks that lasted. */
 bool rg_processor_ticks(void);
+uint64_t rg_both_clocks(uint64_t *tick, uint64_t *ns);
 
 static inline uint64_t rg_processor_tick(void)
 {

@@ -717,6 +717,13 @@ export class Segment {
     return this.#long(index * this.#layout.clients.stride, "reports") > 0;
   }
 
+  /** Busy periods so far that the program itself has ended, by a wait or a look; and those at whose end Rigel's agent found it idle. */
+  ended({ index }: Slot): { own: number; byAgent: number } {
+    const base = index * this.#layout.clients.stride;
+    const byAgent = this.#long(base, "agent_idle");
+    return { own: this.#long(base, "requests") - byAgent, byAgent };
+  }
+
   /** Durations of requests so far, cheaply, for the control loop: those that the program reports, else busy periods. */
   durations({ index }: Slot): Histogram {
     const base = index * this.#layout.clients.stride;

@@ -18,9 +18,8 @@ const HOLD_ms = HOLD_S * 1000;
 interface Before {
   pid: number;
   durations: Histogram | undefined;
-  /** Requests so far, and those of them that the program itself has waited for to the end. */
-  ended: number;
-  own: number;
+  /** Requests that the program has ended itself. */
+  own: number | undefined;
   waited: bigint | undefined;
   launches: number;
 }
@@ -40,12 +39,8 @@ export interface SloReport extends ReturnType<Controller["summary"]> {
 }
 
 const MARKS_KEPT = 200;
-/**
- * A program that has waited for fewer than one in so many of its requests does not wait for them; else what it has not waited for are pauses
- * in the middle of one (RG_AGENT_OFTEN in native/client.h). The last requests count, about so many.
- */
+/** A program of which Rigel's agent has ended more than so many requests for each of its own does not end them (RG_AGENT_OFTEN). */
 const PAUSES_MOST = 8;
-const PAUSES_OF = 1000;
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
 const SHOW_TICKS = 5;
@@ -212,19 +207,13 @@ export class SloLoop {
         const more = before.durations ? durations.combined(before.durations, -1) : durations;
         before.durations = durations;
         const { waited, latest } = this.#segment.waits(slot, before.waited);
-        const ended = more.isCount ? more.total : 0;
-        if (before.waited !== undefined) {
-          before.ended += ended;
-          before.own += latest.length;
-        }
-        if (before.ended > PAUSES_OF) {
-          before.ended /= 2;
-          before.own /= 2;
-        }
         before.waited = waited;
         for (const wait of latest) waits.push(wait);
-        const waitsItself = !this.#segment.reports(slot) && before.own * PAUSES_MOST >= before.ended;
-        came += waitsItself ? latest.length : ended;
+        // Of a program that ends its requests itself the others are pauses in the middle of one.
+        const { own, byAgent } = this.#segment.ended(slot);
+        const pauses = !this.#segment.reports(slot) && byAgent <= PAUSES_MOST * own;
+        came += pauses ? own - (before.own ?? own) : more.isCount ? more.total : 0;
+        before.own = own;
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
       } else if (!slot.finished) {
@@ -267,8 +256,7 @@ export class SloLoop {
       known = {
         pid: slot.pid,
         durations: known?.durations,
-        ended: 0,
-        own: 0,
+        own: known?.own,
         waited: known?.waited,
         launches: known?.launches ?? 0,
       };

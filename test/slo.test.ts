@@ -368,6 +368,10 @@ test("of a program's requests it is seen when they began and how long they laste
   const [slot] = segment.slots();
   const { latest } = slot ? segment.waits(slot, 0n) : { latest: [] };
   expect(latest.length).toBeGreaterThan(30);
+  // It waits for each of them; where it lost its processor meanwhile the agent has ended one, too.
+  const { own, byAgent } = slot ? segment.ended(slot) : { own: 0, byAgent: 0 };
+  expect(own).toBeWithin(latest.length, 60); // and for what the replay does first
+  expect(byAgent).toBeLessThan(8 * own);
   let free_ms = before_ms;
   for (const { began_ms = 0, worked_ms, waited_ms } of latest) {
     expect(began_ms).toBeGreaterThan(free_ms - 0.001);

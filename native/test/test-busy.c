@@ -690,16 +690,21 @@ static void a_launch_after_a_change_looks_again(void)
 }
 
 static CUresult (*real_launch)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
-static bool refuses;
+static enum { OVERTAKEN, REFUSED, OUTLASTS_A_BEAT } meanwhile;
 
-/* While the driver is in a launch somebody waits for its stream, and finds all done; or it refuses the launch. */
+/* While the driver is in a launch somebody waits for its stream, and finds all done; or it refuses the launch; or the agent looks at the
+ * clock. */
 static CUresult launch_meanwhile(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                                  unsigned shared, CUstream s, void **parameters, void **extra)
 {
-    if (refuses)
+    if (meanwhile == REFUSED)
         return CUDA_ERROR_INVALID_VALUE;
-    rg_wait_stream_end(s, rg_wait_stream_begin(s), true);
-    CHECK_EQUAL(busy_word(), 0);
+    if (meanwhile == OUTLASTS_A_BEAT) {
+        rg_trace_beat();
+    } else {
+        rg_wait_stream_end(s, rg_wait_stream_begin(s), true);
+        CHECK_EQUAL(busy_word(), 0);
+    }
     return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra);
 }
 
@@ -718,7 +723,7 @@ static void a_launch_that_is_overtaken_or_refused_is_seen(void)
     launch_until_again(s);
     while (!rg_this.left)
         launch(spin, s, 1000);
-    refuses = true;
+    meanwhile = REFUSED;
     rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_meanwhile;
     uint64_t number = rg_this.record;
     CHECK_EQUAL(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, s, NULL, NULL), CUDA_ERROR_INVALID_VALUE);
@@ -728,27 +733,20 @@ static void a_launch_that_is_overtaken_or_refused_is_seen(void)
     done();
 }
 
-/* While the driver is in a launch the agent looks at the clock. */
-static CUresult launch_through_a_beat(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                                      unsigned shared, CUstream s, void **parameters, void **extra)
-{
-    rg_trace_beat();
-    return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra);
-}
-
 static void a_beat_tells_what_lasts_and_changes_nothing(void)
 {
     become_high_without_agent();
     CUstream s;
     CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     *(void **)&real_launch = rg_real.hooked[RG_HOOK_cuLaunchKernel];
+    meanwhile = OUTLASTS_A_BEAT;
     do
         launch_until_again(s);
     while (rg_this.left < 8);
     for (int lasts = 0; lasts < 2; lasts++) {
         uint64_t number = rg_this.record;
         if (lasts)
-            rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_through_a_beat;
+            rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_meanwhile;
         else
             rg_trace_beat(); /* before it: it is over by then */
         CHECK(rg_is_again(rg_rec.epoch, s));
