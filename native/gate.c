@@ -410,11 +410,11 @@ static void piece_over(const rg_op *op, const rg_track *t, uint32_t *seen)
     *seen |= bit;
 }
 
-/* Best-effort work may go on for `defer_us` into the high clients' work (see preempt.c, still_there): within its limit in flight. */
-static void put_off(rg_policy_view *v, rg_device *dev, uint64_t now)
+/* Best-effort work may go on for a part of the high clients' work (see preempt.c, still_there): within its limit in flight. */
+static void put_off(rg_policy_view *v, uint32_t device, uint64_t now)
 {
-    uint64_t defer_ns = (uint64_t)atomic_load_explicit(&rg.segment->settings.defer_us, memory_order_relaxed) * 1000u;
-    if (defer_ns && v->policy <= RG_POLICY_SLO && busy_for(dev, now) < defer_ns)
+    uint64_t again_ns;
+    if (v->policy <= RG_POLICY_SLO && !rg_device_late(rg.segment, device, busy_for(&rg.segment->devices[device], now), &again_ns))
         v->high_busy = false;
 }
 
@@ -489,7 +489,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
         verdict = rg_policy_decide(&v);
     } else if (verdict == RG_WAIT_HIGH) {
         rg_policy_view v = rg_gate_view(t);
-        put_off(&v, dev, now);
+        put_off(&v, t->device, now);
         verdict = v.policy > RG_POLICY_SLO ? verdict : rg_policy_decide(&v);
     }
     uint32_t pieces = 0;
@@ -540,7 +540,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
                 since = now;
             slowest_before = slowest;
         }
-        put_off(&v, dev, now);
+        put_off(&v, t->device, now);
         if (v.policy > RG_POLICY_SLO)
             complete(t, d, &v);
         else

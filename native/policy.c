@@ -97,6 +97,22 @@ uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
     return (away_ns + high_slice_ns) / 1000 * ppm / (1000000 - ppm) * 1000;
 }
 
+void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made64)
+{
+    enum { MOST = UINT32_MAX / 8, KEPT = 8 };
+    uint32_t made = made64 < MOST ? (uint32_t)made64 : MOST;
+    uint32_t off = made > *usual ? made - *usual : *usual - made;
+    if (off <= *usual / 8) {
+        uint32_t most = *usual * KEPT;
+        *votes = *votes < most && most - *votes > made ? *votes + made : most;
+        *usual = made ? made : *usual;
+    } else if (*votes > made) {
+        *votes -= made;
+    } else {
+        *usual = *votes = made;
+    }
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

@@ -8,7 +8,7 @@
  *   none      measures only
  *   priority  best-effort launches wait while a high client has work, and are limited in flight otherwise. Where high clients
  *             never rest, `min_share` of the GPU's time goes to best-effort work all the same
- *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, unit_us, corun, suspend, slice_us, hold)
+ *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, corun, suspend, defer_us, defer_ppm, slice_us, hold)
  *   fair      all clients alike, by weights: start-time fair queueing of GPU time
  *   orion     the published rules of Orion, reimplemented
  */
@@ -158,6 +158,28 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
  * nobody; half at most.
  */
 uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t min_share_ppm);
+
+/*
+ * rg_policy_usual: learns how many launches a client's requests make; called at the end of each, with what it has `made`. `usual` is
+ * the number that requests with most of the launches have, give or take an eighth, and `votes` by how many launches they outnumber the
+ * others (a majority vote, Boyer and Moore 1981), no more than in eight of them, so that it follows a program that changes.
+ */
+void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made);
+
+/* rg_policy_regular: requests are so much alike, and of launches enough, that these tell how far one of them has come. */
+static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
+{
+    return usual >= 16 && votes / 2 >= usual;
+}
+
+/* Slices up to this are no more than a suspension takes: nobody is suspended to end one. */
+#define RG_POLICY_SHORT_SLICE_US 1000u
+
+/* rg_policy_late: a request has made this part of its launches, in millionths. */
+static inline bool rg_policy_late(uint64_t made, uint32_t usual, uint32_t ppm)
+{
+    return made * 1000000 >= (uint64_t)usual * ppm;
+}
 
 /*
  * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that

@@ -321,25 +321,25 @@ static void stand_aside(preemptor *p)
 }
 
 /*
- * Whether the high clients' work is still there to stand aside for after `defer_us`. Most requests launch for longer than the
+ * Whether the high clients' work is still there to stand aside for when it is far enough (rg_device_late). Most requests launch for longer than the
  * GPU needs for what they launch (ResNet-50, batch 4, on an H200: 2.6 ms and 1.2 ms), so the GPU may begin late and still be
  * done when the last launch is: what best-effort work gets of the GPU until then costs the request nothing. A request that waits
- * for what it has launched sooner gets the GPU within a slice, and keeps it.
+ * for what it has launched sooner gets the GPU within a slice, and keeps it; a long slice ends with a suspension for that.
  */
 static bool still_there(preemptor *p)
 {
+    rg_settings *s = &rg.segment->settings;
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t again_ns, until = rg_now_ns() + (uint64_t)atomic_load(&rg.segment->settings.defer_us) * 1000u;
+    uint64_t again_ns, left_ns, since = rg_now_ns();
     for (;;) {
         uint32_t seen = atomic_load(&dev->wake);
-        uint64_t now = rg_now_ns();
-        if (!to_stand_aside(dev, &again_ns))
-            return false;
-        if (now >= until || !may_stand_aside() || held_back())
+        if (!to_stand_aside(dev, &again_ns)) /* in a long slice what it waits for would wait, too: it is cut short */
+            return atomic_load(&dev->high_busy) && atomic_load(&s->slice_us) > RG_POLICY_SHORT_SLICE_US && may_stand_aside();
+        if (rg_device_late(rg.segment, p->device, rg_now_ns() - since, &left_ns) || !may_stand_aside() || held_back())
             return true;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(dev, &again_ns))
-            wait_on(&dev->wake, seen, until - now < again_ns ? until - now : again_ns);
+            wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
 }

@@ -223,6 +223,46 @@ uint64_t rg_launches(const rg_client *c)
     return n;
 }
 
+uint64_t rg_progress(const rg_client *c)
+{
+    return rg_launches(c) + atomic_load(&c->graph_launches);
+}
+
+bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t busy_ns, uint64_t *again_ns)
+{
+    enum { LEAST_NS = 20000, FIRST_NS = 50000, MOST_NS = 500000 };
+    rg_device *dev = &seg->devices[device];
+    uint64_t defer_ns = (uint64_t)atomic_load_explicit(&seg->settings.defer_us, memory_order_relaxed) * 1000u;
+    uint32_t ppm = atomic_load_explicit(&seg->settings.defer_ppm, memory_order_relaxed);
+    *again_ns = UINT64_MAX;
+    if (!defer_ns && !ppm)
+        return true;
+    uint64_t busy = atomic_load(&dev->high_busy), launching = atomic_load(&dev->high_launching);
+    for (; busy; busy &= busy - 1) {
+        int slot = __builtin_ctzll(busy);
+        const rg_share *share = rg_share_of(seg, device, slot);
+        uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+        bool regular = ppm && rg_policy_regular(usual, atomic_load_explicit(&share->usual_votes, memory_order_relaxed));
+        uint64_t left_ns;
+        if (regular) {
+            uint64_t progress = rg_progress(&seg->clients[slot]), began = atomic_load(&share->began_launches);
+            uint64_t made = progress > began ? progress - began : 0;
+            if (!(launching >> slot & 1) || rg_policy_late(made, usual, ppm))
+                return true; /* or it waits for what it has launched already */
+            /* Half of what is left at this pace. */
+            uint64_t left = ((uint64_t)usual * ppm / 1000000 + 1 - made) * 512 / (made ? made : 1);
+            left_ns = made ? left * (busy_ns < MOST_NS * 64 ? busy_ns : MOST_NS * 64) / 1024 : FIRST_NS;
+            left_ns = left_ns < LEAST_NS ? LEAST_NS : left_ns > MOST_NS ? MOST_NS : left_ns;
+        } else if (busy_ns >= defer_ns) {
+            return true;
+        } else {
+            left_ns = defer_ns - busy_ns;
+        }
+        *again_ns = left_ns < *again_ns ? left_ns : *again_ns;
+    }
+    return false;
+}
+
 static void clear_client(rg_client *c)
 {
     /* Everything but the owner word: were it zero for an instant, somebody else could take the slot. */
@@ -279,6 +319,9 @@ static void clear_shares(rg_segment *seg, int slot)
         atomic_store(&share->idle_ns, 0);
         atomic_store(&share->preemption, RG_PREEMPTION_UNKNOWN);
         atomic_store(&share->slice_us, 0);
+        atomic_store(&share->began_launches, 0);
+        atomic_store(&share->usual_launches, 0);
+        atomic_store(&share->usual_votes, 0);
     }
 }
 

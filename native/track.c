@@ -401,6 +401,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
         record_request(m, device, false);
+        atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->began_launches, rg_progress(m->slot));
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->period[device].draining, 0);
         atomic_store(&m->busy[device], 1);
@@ -451,6 +452,16 @@ static bool drain(rg_member *m)
     return drains;
 }
 
+/* How many launches the client's requests make, for who has to know how far one has come (rg_device_late). */
+static void note_launches(rg_share *share, uint64_t progress)
+{
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
+    rg_policy_usual(&usual, &votes, progress - atomic_load(&share->began_launches));
+    atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
+    atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
+}
+
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
@@ -467,6 +478,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
+    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot));
 }
 
 bool rg_drain(void)

@@ -72,6 +72,8 @@ export const policySchema = fields({
   suspend: z.boolean().optional(),
   /** ... but only once it has been launching for so long: its work may queue up on the GPU meanwhile. */
   defer_us: z.int().min(0).max(100_000).optional(),
+  /** ... in place of that, where the high client's requests are alike: once a request has made this part of its launches. */
+  defer_part: z.number().min(0).max(1).optional(),
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),

@@ -21,7 +21,14 @@ const READ_BY = {
 } as const satisfies Partial<Record<keyof Policy, Policy["name"][]>>;
 
 /** Fields of `policy` that slo moves by itself. */
-const MOVED_BY_SLO = ["inflight", "corun", "suspend", "defer_us", "slice_us"] as const satisfies (keyof Policy)[];
+const MOVED_BY_SLO = [
+  "inflight",
+  "corun",
+  "suspend",
+  "defer_us",
+  "defer_part",
+  "slice_us",
+] as const satisfies (keyof Policy)[];
 
 /** The policies that read a field of `policy`; undefined: all may. */
 export function readBy(field: string): readonly Policy["name"][] | undefined {
@@ -92,10 +99,11 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
 
 /** What a policy's fields are as settings of the segment. Left out: what the library has as default. */
 export function policySettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
-  const { name, target: _, min_share, sm_threshold: __, dur_threshold: ___, ...settings } = policy;
+  const { name, target: _, min_share, defer_part, sm_threshold: __, dur_threshold: ___, ...settings } = policy;
   return {
     ...settings,
     ...(min_share !== undefined && { min_share_ppm: Math.round(min_share * 1e6) }),
+    ...(defer_part !== undefined && { defer_ppm: Math.round(defer_part * 1e6) }),
     ...(name === "orion" && orionSettings(policy, clients, native)),
   };
 }

@@ -25,6 +25,7 @@ const OF_POLICY = [
   "slice_us",
   "high_slice_us",
   "defer_us",
+  "defer_part",
   "min_share",
   "quantum_us",
   "sm_threshold",

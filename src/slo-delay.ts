@@ -50,6 +50,8 @@ const FRESH_S = 30;
 /** Times the requests are drawn anew from themselves (the bootstrap: Efron 1979), and the part of them that has to agree. */
 const DRAWS = 40;
 const AGREE = 0.9;
+/** Once the last quantile is known, those between the median and it may be off by so many times what the target allows. */
+const BETWEEN = 1.3;
 
 /** The latest requests. */
 export class Waits {
@@ -366,11 +368,13 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
     .ratios()
     .map((ratios, n) => ratios.map((ratio, i) => ratio / (alone.ratios[n]?.[i] ?? 1)));
   const ratios = told.slice(0, QUANTILES.filter((q) => here.count * (1 - q) >= ABOVE).length);
-  const over = ratios.map((_, i) => draws.filter((draw) => (draw[i] ?? 0) > limit).length);
+  const between = ratios.length < QUANTILES.length ? limit : 1 + BETWEEN * (limit - 1);
+  const limits = QUANTILES.map((_, i) => (i === 0 || i === QUANTILES.length - 1 ? limit : between));
+  const over = ratios.map((_, i) => draws.filter((draw) => (draw[i] ?? 0) > (limits[i] ?? limit)).length);
   let verdict: Delay["verdict"] = "unknown";
   if (Math.min(here.count, alone.count) >= enough) {
     if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
-    else if (ratios.every((ratio) => ratio <= limit)) verdict = "within";
+    else if (ratios.every((ratio, i) => ratio <= (limits[i] ?? limit))) verdict = "within";
   }
   const most = Math.max(...ratios);
   const worst = { percentile: Math.round(100 * (QUANTILES[ratios.indexOf(most)] ?? 1)), ratio: most };

@@ -5,7 +5,8 @@
  * Pure: `Controller` sees one observation per tick and answers with settings; slo-loop.ts feeds it from the segment. What it
  * knows:
  *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, 1.2 s at a change of load, and
- *             1% of the time besides; where that is too little to compare with, 2%, and 6% until 2.4 s more are spent
+ *             1% of the time besides; 2% while few are known, and where that is too little to compare with, 6% until 2.4 s more
+ *             are spent
  *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
@@ -24,9 +25,14 @@ export type Target = { p99_over_alone: number } | { p99_ms: number };
 export const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
 
 /** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
-export type Settings = Readonly<Record<"suspend" | "defer_us" | "slice_us" | "inflight" | "corun", number>>;
+export type Settings = Readonly<
+  Record<"suspend" | "defer_us" | "defer_ppm" | "slice_us" | "inflight" | "corun", number>
+>;
 
-/** What a rung moves. `defer` is a part of what a request takes alone: suspension begins so late in it. */
+/**
+ * What a rung moves. `defer` is the part of a request after which suspension begins: of its launches, and of what requests take alone
+ * where they are not alike.
+ */
 interface Rung {
   suspend: boolean;
   defer: number;
@@ -56,19 +62,12 @@ const gated = (inflight: number, defer = 0): Rung => ({ ...suspended(defer, 50),
 const PREEMPT_RUNGS: readonly Rung[] = [
   suspended(0, 50),
   sliced(50),
-  suspended(0.27, 300),
-  suspended(0.41, 300),
-  suspended(0.32, 1000),
-  suspended(0.41, 1000),
-  suspended(0.2, 4000),
-  suspended(0.28, 4000),
-  suspended(0.38, 4000),
-  suspended(0.48, 4000),
-  suspended(0.58, 4000),
-  sliced(200),
-  sliced(500),
-  sliced(2000),
+  ...[0.15, 0.3, 0.4, 0.47, 0.55, 0.62, 0.7, 0.8].map((defer) => suspended(defer, 16_000)),
+  ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
 ];
+
+/** The one with the shortest slices alone. */
+const SHORTEST = 1;
 
 /**
  * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start; what
@@ -125,7 +124,7 @@ const BACK_OFF_S = 4;
 const BACK_OFF_TIMES = 8;
 const BACK_OFF_MAX_S = 120;
 /**
- * Rungs of the gate that a trial may leave out, and how long one at least takes there, where requests use less than this part of what
+ * Rungs that a trial may leave out, of those that hold launches and of those that begin suspension later, and how long one at least takes there, where requests use less than this part of what
  * the target allows them, as so many of them tell.
  */
 const SKIPS_MOST = 2;
@@ -141,6 +140,8 @@ const ENOUGH = 20;
 const KNOWN = 60;
 /** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
 const KNOWN_WAITS = 30;
+/** Until so many are known, what is said of others may be off by as much as the target allows: more is learned. */
+const WELL_KNOWN = 100;
 /** The part of the requests on a rung for which it has to be known, or more is learned. */
 const COMPARABLE = 0.7;
 const GROSS = 2;
@@ -489,6 +490,7 @@ export class Controller {
     this.#settings = {
       suspend: Number(to.suspend),
       defer_us: Math.round(to.defer * (request_ms ?? 0) * 100) * 10,
+      defer_ppm: Math.round(to.defer * 1e6),
       slice_us: to.slice_us,
       inflight: to.inflight,
       corun: to.corun,
@@ -586,9 +588,10 @@ export class Controller {
         // A change of load, or a start that was none, may cost more.
         const learning_s = this.t_s - this.#began_s;
         const enough = this.#isComparable(this.#rung);
+        const well = enough && this.#aloneWaits.count >= WELL_KNOWN;
         const allowed_s =
           FIRST_WINDOW_S +
-          (enough ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
+          (well ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
           (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
           RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
         const known =
@@ -635,11 +638,11 @@ export class Controller {
     const early = this.t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
     const pairs = this.#windowWaits.waits.flatMap((wait) => this.#saidBefore?.pair(wait) ?? []);
     const ratios = pairs.map(({ took_ms, alone_ms }) => took_ms / alone_ms).toSorted((a, b) => a - b);
-    // A host that is slower for a while is no sign of that: what was expected of requests with as much work is looked at, if known.
-    const ratio =
-      ratios.length >= DOUBT_REQUESTS
-        ? (ratios[ratios.length >> 1] ?? 1)
-        : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    // A host that is slower or faster for a while is no sign of that: what was expected of requests with as much work is looked at. Of
+    // those with other work nothing was expected, and what was known of others does no harm.
+    const isTakenApart = this.#windowWaits.count >= DOUBT_REQUESTS;
+    const told = isTakenApart ? 1 : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    const ratio = ratios.length >= DOUBT_REQUESTS ? (ratios[ratios.length >> 1] ?? 1) : told;
     if (early && (ratio > STEADY || ratio < 1 / STEADY)) this.#forgetAlone();
     this.#window_s = this.t_s;
     this.#enter("run");
@@ -706,20 +709,27 @@ export class Controller {
   #tryNext(): void {
     const above = this.#ladder
       .keys()
-      .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s)
+      .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s && !this.#isHopeless(rung))
       .toArray();
-    const rung = above[this.#isClear() ? this.#skips : 0] ?? above[0];
+    const further = above[this.#isClear() ? this.#skips : 0] ?? above[0];
+    // What is known of one way to preempt says nothing of the other.
+    const isOther = this.#ladder[further ?? 0]?.suspend !== this.#ladder[this.#rung]?.suspend;
+    const rung = isOther ? above[0] : further;
     if (rung === undefined) return;
     this.#go(rung);
     this.#enter("trial");
   }
 
-  /**
-   * The rung's requests are far from the target, and so many that a trial shows as much of another rung. Of suspension that says
-   * nothing: a rung further up begins it later, which delays some requests and not others.
-   */
+  /** Longer slices, where it is not known that the shortest do: they delay requests by more. */
+  #isHopeless(rung: number): boolean {
+    if (this.#ladder !== PREEMPT_RUNGS || this.#ladder[rung]?.suspend || !this.#ladder[this.#home]?.suspend)
+      return false;
+    return rung > SHORTEST && this.#judge(SHORTEST) !== "within";
+  }
+
+  /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
   #isClear(): boolean {
-    if (this.#ladder !== GATE_RUNGS) return false;
+    if (this.#ladder !== GATE_RUNGS && this.#ladder[this.#rung]?.defer === 0) return false;
     const delayed = this.#delay(this.#rung);
     const { pool, seconds } = this.#at(this.#rung);
     if (pool.count * TRIAL_S < ENOUGH * seconds) return false;
@@ -776,7 +786,7 @@ export class Controller {
 
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   #isLesserEvil(): boolean {
-    if (this.#rung !== 1 || this.#ladder !== PREEMPT_RUNGS) return false;
+    if (this.#rung !== SHORTEST || this.#ladder !== PREEMPT_RUNGS) return false;
     const [first, second] = [this.#delay(0), this.#delay(1)];
     if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
       return second.p50 < first.p50 && second.p90 < first.p90;

@@ -142,9 +142,9 @@ describe("delay", () => {
     const noise = random(31);
     const plain = arrivals(noise, 8000, 60);
     const work = plain.map(() => busy(1, noise, 0));
-    const alone = new Alone(served(plain, work).slice(0, 240));
-    const delayed = served(plain, work.map(tenth)).slice(0, 240);
-    const [one, two] = [latencies(plain, work), latencies(plain, work.map(tenth))].map((all) => all.slice(0, 240));
+    const alone = new Alone(served(plain, work).slice(0, 960));
+    const delayed = served(plain, work.map(tenth)).slice(0, 960);
+    const [one, two] = [latencies(plain, work), latencies(plain, work.map(tenth))].map((all) => all.slice(0, 960));
     const truth = quantile(two ?? [], 0.95) / quantile(one ?? [], 0.95);
     // Each takes a tenth longer; from when it came to its end, one in twenty takes longer by far more.
     expect(truth).toBeGreaterThan(1.13);
@@ -152,7 +152,7 @@ describe("delay", () => {
     expect(found.p95).toBeWithin(truth - 0.06, truth + 0.06);
     expect(found.verdict).toBe("over");
     // By themselves they are not.
-    const each = delay(apart(delayed), new Alone(apart(served(plain, work).slice(0, 240))), 1.12, 20);
+    const each = delay(apart(delayed), new Alone(apart(served(plain, work).slice(0, 960))), 1.12, 20);
     expect(each.p95).toBeWithin(1.08, 1.12);
     expect(each.verdict).toBe("within");
   });

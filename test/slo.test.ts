@@ -115,8 +115,7 @@ const loaded = (t_s: number): World => ({ ...world(gpuBound)(), rate_per_s: t_s 
 
 const lateIsFine: World["effect"] = ({ settings }) => {
   if (!settings || settings.suspend === 0) return { slowdown: 1.2, launches_per_s: 1000 };
-  const slowdown = settings.slice_us > 1000 ? 1.2 : settings.defer_us > 1500 ? 1.3 : 1.01;
-  return { slowdown, launches_per_s: 900 + settings.defer_us / 20 };
+  return { slowdown: settings.defer_us > 1500 ? 1.3 : 1.01, launches_per_s: 900 + settings.defer_us / 20 };
 };
 
 const strict: World["effect"] = ({ settings }) => ({
@@ -158,7 +157,14 @@ const underMps: World["effect"] = ({ settings }) => ({
 describe("the controller", () => {
   test("stays on the safest settings where anything else misses the target", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(hostBound));
-    expect(controller.summary().settings).toEqual({ suspend: 1, defer_us: 0, slice_us: 50, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 1,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 50,
+      inflight: 8,
+      corun: 0,
+    });
     // Trials cost little: a second at a time, and ever more seldom.
     expect(ticks.filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(0.12 * ticks.length);
     let streak = 0;
@@ -170,20 +176,41 @@ describe("the controller", () => {
 
   test("moves to what gives best-effort most within the target, in 40 s at 60 requests a second", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
-    expect(controller.summary().settings).toEqual({ suspend: 0, defer_us: 0, slice_us: 200, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 0,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 200,
+      inflight: 8,
+      corun: 0,
+    });
     const there = ticks.findIndex(({ settings }) => settings?.suspend === 0 && settings.slice_us === 200);
     expect(there * TICK_S).toBeLessThan(40);
   });
 
   test("a looser target takes the longer slices", () => {
     const { controller } = run({ p99_over_alone: 1.2 }, 90, world(gpuBound));
-    expect(controller.summary().settings).toEqual({ suspend: 0, defer_us: 0, slice_us: 500, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 0,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 500,
+      inflight: 8,
+      corun: 0,
+    });
   });
 
   test("a target in milliseconds needs no window in which best-effort is held", () => {
     const { ticks, controller } = run({ p99_ms: 8 }, 40, world(gpuBound));
     expect(ticks.some(({ hold }) => hold)).toBe(false);
-    expect(controller.summary().settings).toEqual({ suspend: 0, defer_us: 0, slice_us: 500, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 0,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 500,
+      inflight: 8,
+      corun: 0,
+    });
   });
 
   test("holds best-effort for at most 3 s and a fiftieth of the time", () => {
@@ -199,7 +226,14 @@ describe("the controller", () => {
     // At once, since another neighbour is known without any request.
     expect(at(30.3, 31).every(({ slowdown }) => slowdown <= 1)).toBe(true);
     expect(at(45, 60).filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(20);
-    expect(controller.summary().settings).toEqual({ suspend: 0, defer_us: 0, slice_us: 200, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 0,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 200,
+      inflight: 8,
+      corun: 0,
+    });
   });
 
   test("a change of load makes it learn again what requests take alone", () => {
@@ -221,6 +255,7 @@ describe("the controller", () => {
     expect(better.controller.summary().settings).toEqual({
       suspend: 0,
       defer_us: 0,
+      defer_ppm: 0,
       slice_us: 50,
       inflight: 8,
       corun: 0,
@@ -229,6 +264,7 @@ describe("the controller", () => {
     expect(bothOver.controller.summary().settings).toEqual({
       suspend: 0,
       defer_us: 0,
+      defer_ppm: 0,
       slice_us: 50,
       inflight: 8,
       corun: 0,
@@ -237,6 +273,7 @@ describe("the controller", () => {
     expect(worse.controller.summary().settings).toEqual({
       suspend: 1,
       defer_us: 0,
+      defer_ppm: 0,
       slice_us: 50,
       inflight: 8,
       corun: 0,
@@ -245,10 +282,10 @@ describe("the controller", () => {
 
   test("requests that leave the GPU idle get it later, as far as that costs them nothing", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 90, world(lateIsFine));
-    const { suspend, defer_us, slice_us } = controller.summary().settings ?? {};
-    expect({ suspend, slice_us }).toEqual({ suspend: 1, slice_us: 1000 });
-    // 0.41 of a request of 3.3 ms.
-    expect(Math.abs((defer_us ?? 0) - 1350)).toBeLessThan(60);
+    const { suspend, defer_us, defer_ppm, slice_us } = controller.summary().settings ?? {};
+    expect({ suspend, defer_ppm, slice_us }).toEqual({ suspend: 1, defer_ppm: 400_000, slice_us: 16_000 });
+    // 0.4 of a request of 3.3 ms.
+    expect(Math.abs((defer_us ?? 0) - 1320)).toBeLessThan(60);
     expect(ticks.findIndex(({ settings }) => (settings?.defer_us ?? 0) > 1200) * TICK_S).toBeLessThan(15);
   });
 
@@ -261,7 +298,14 @@ describe("the controller", () => {
 
   test("under MPS it moves the launches in flight, within fifteen seconds", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(underMps, { preemption: false }));
-    expect(controller.summary().settings).toEqual({ suspend: 1, defer_us: 0, slice_us: 50, inflight: 8, corun: 0 });
+    expect(controller.summary().settings).toEqual({
+      suspend: 1,
+      defer_us: 0,
+      defer_ppm: 0,
+      slice_us: 50,
+      inflight: 8,
+      corun: 0,
+    });
     expect(ticks.findIndex(({ settings }) => settings?.inflight === 8) * TICK_S).toBeLessThan(15);
   });
 

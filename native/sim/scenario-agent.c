@@ -2,7 +2,7 @@
  * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
- * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us) and lasts
+ * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm) and lasts
  * through the short gaps of programs that have many of them; where high clients make no break for the starvation bound best-effort work
  * gets its due.
  */
@@ -102,18 +102,27 @@ static uint64_t comes_back(scenario *s)
 static void look(scenario *s)
 {
     bool wanted = stands_aside(s);
+    /* Not suspended yet, and the high client waits already: a long slice is cut short. */
+    if (!wanted && s->agent.state == RUNNING && s->agent.wanted && rg_scenario_high_busy(s) &&
+        s->o->be_slice_us > RG_POLICY_SHORT_SLICE_US && (s->o->defer_us || s->o->defer_ppm)) {
+        wanted = true;
+        s->agent.late_ns = earlier(s->agent.late_ns, s->now);
+    }
     if (wanted != s->agent.wanted) {
         if (wanted && s->agent.lingers)
             s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
         s->agent.lingers = false;
         s->agent.wanted = wanted;
         s->agent.since = s->now;
+        s->agent.late_ns = NEVER;
     }
     if (s->hold && s->agent.state == SUSPENDED)
         s->agent.given_ns = s->now; /* a hold is short, and meant */
     if (s->agent.state == RUNNING) {
-        uint64_t delay_us = s->o->suspend_delay_us + (s->hold ? 0 : s->o->defer_us);
-        s->agent.at = earlier(wanted ? s->agent.since + delay_us * 1000 : NEVER, is_due(s));
+        if (s->agent.late_ns > s->now)
+            s->agent.late_ns = s->hold ? s->agent.since : rg_scenario_late_at(s, s->agent.since);
+        uint64_t late_ns = s->agent.late_ns, delay_ns = s->o->suspend_delay_us * 1000ull;
+        s->agent.at = earlier(wanted && late_ns != NEVER ? late_ns + delay_ns : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
         s->agent.at = earlier(wanted ? NEVER : comes_back(s), is_due(s));
     } else if (s->agent.state == GIVEN) {

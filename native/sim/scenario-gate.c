@@ -135,9 +135,26 @@ static uint64_t busy_ns(const scenario *s)
     return rg_scenario_high_busy(s) ? s->now - s->spell_ns : 0;
 }
 
+uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)
+{
+    uint64_t defer_ns = (uint64_t)s->o->defer_us * 1000, at = NEVER;
+    if (!defer_ns && !s->o->defer_ppm)
+        return since;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        if (!p->busy || p->of->best_effort)
+            continue;
+        uint64_t its = since + defer_ns;
+        if (s->o->defer_ppm && rg_policy_regular(p->usual, p->votes))
+            its = !p->launching || rg_policy_late(p->made, p->usual, s->o->defer_ppm) ? s->now : NEVER;
+        at = its < at ? its : at;
+    }
+    return at;
+}
+
 void rg_scenario_put_off(const scenario *s, rg_policy_view *v)
 {
-    if (s->o->defer_us && v->policy <= RG_POLICY_SLO && busy_ns(s) < (uint64_t)s->o->defer_us * 1000)
+    if (v->policy <= RG_POLICY_SLO && rg_scenario_late_at(s, s->spell_ns) > s->now)
         v->high_busy = false;
 }
 
@@ -226,6 +243,7 @@ void rg_scenario_become_busy(scenario *s, player *p)
     }
     p->busy = true;
     p->busy_ns = s->now;
+    p->made = 0;
 }
 
 void rg_scenario_wake_gate(scenario *s)
@@ -245,6 +263,8 @@ void rg_scenario_become_idle(scenario *s, player *p)
         return;
     p->busy = false;
     p->idle_ns = s->now;
+    if (!p->launching)
+        rg_policy_usual(&p->usual, &p->votes, p->made);
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)
         s->tick.requests[rg_hist_bucket(s->now - p->busy_ns)]++;
     if (s->tick.waits && !p->of->best_effort && !p->launching && s->tick.wait_count < RG_SCENARIO_WAITS)

@@ -47,6 +47,8 @@ typedef struct {
     bool launching;       /* high: from first launch to the wait for all of it */
     uint64_t busy_ns, idle_ns; /* when that began and was over */
     uint64_t wait_ns;          /* when it began to wait for all of it */
+    uint64_t made;             /* high: kernels launched since it became busy */
+    uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
 
@@ -84,6 +86,7 @@ typedef struct {
         uint64_t at;    /* acts then; NEVER: when the high clients change */
         bool wanted;    /* best-effort work is to be off the GPU, as it last looked, and since when that is so */
         uint64_t since;
+        uint64_t late_ns; /* high clients have come so far that it is to act; may be in the future */
         uint64_t given_ns;   /* best-effort work last had its due, or was held */
         uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
         bool lingers;
@@ -107,7 +110,9 @@ void rg_scenario_fail(scenario *s, const char *what);
 
 bool rg_scenario_high_busy(const scenario *s);
 rg_policy_view rg_scenario_view_of(const scenario *s, const player *p);
-/* Best-effort work may go on for `defer_us` into the high clients' work. */
+/* When high clients whose work began at `since` have come so far that best-effort work is to give way (rg_device_late); NEVER: not yet. */
+uint64_t rg_scenario_late_at(const scenario *s, uint64_t since);
+/* Until then it may go on. */
 void rg_scenario_put_off(const scenario *s, rg_policy_view *v);
 uint32_t rg_scenario_bound_of(const rg_profile_op *op);
 /* What the present operation costs the GPU, as far as the policies count it: copies and memsets use no SMs. */

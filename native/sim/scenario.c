@@ -182,6 +182,7 @@ static bool launch(scenario *s, player *p)
     uint64_t return_ns = s->now + s->o->launch_ns;
     p->last_ticket = p->stream_ticket[op->stream] = ticket;
     p->result->launches++;
+    p->made += op->kind == RG_PROFILE_KERNEL;
     if (p->of->best_effort)
         s->tick.launches++;
     if (gated(s, p, op)) {
@@ -343,6 +344,7 @@ static void tick(scenario *s)
     t->now_ns = s->now;
     t->suspend = o->suspend;
     t->defer_us = o->defer_us;
+    t->defer_ppm = o->defer_ppm;
     t->slice_us = o->be_slice_us;
     t->inflight = o->inflight;
     t->corun = o->corun;
@@ -354,6 +356,7 @@ static void tick(scenario *s)
     bool slices = t->slice_us != o->be_slice_us;
     o->suspend = t->suspend != 0;
     o->defer_us = t->defer_us;
+    o->defer_ppm = t->defer_ppm;
     o->be_slice_us = t->slice_us;
     o->inflight = t->inflight;
     o->corun = t->corun;
@@ -527,6 +530,7 @@ rg_scenario_options rg_scenario_defaults(void)
         .sms_limit = s.sms_limit,
         .outstanding_us = s.outstanding_us,
         .defer_us = s.defer_us,
+        .defer_ppm = s.defer_ppm,
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,

@@ -61,7 +61,7 @@ typedef struct {
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;
-    uint32_t suspend, defer_us, slice_us, inflight, corun; /* settings: as they are; to be changed */
+    uint32_t suspend, defer_us, defer_ppm, slice_us, inflight, corun; /* settings: as they are; to be changed */
     bool hold;                                   /* best-effort work is held back until the next tick */
 } rg_scenario_tick;
 
@@ -72,7 +72,7 @@ typedef struct {
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
     uint32_t min_share_ppm, quantum_us;    /* likewise */
     uint32_t sms_limit, outstanding_us;    /* likewise */
-    uint32_t defer_us;                     /* likewise: best-effort work goes on for so long into a high client's */
+    uint32_t defer_us, defer_ppm;          /* likewise: best-effort work goes on for so long, or so far, into a high client's */
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */

@@ -94,6 +94,28 @@ static void every_kind_of_wait_ends_a_request(void)
     done();
 }
 
+/* How many launches requests make is known once some were alike; one that ends in a look tells nothing. */
+static void what_requests_launch_is_learned(void)
+{
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    uint64_t launches = 0;
+    for (int request = 0; request < 4; request++) {
+        for (int i = 0; i < 20; i++)
+            launch(spin, NULL, 1000);
+        CHECK_EQUAL(share->began_launches, launches + 1);
+        CHECK_EQUAL(rg_policy_regular(share->usual_launches, share->usual_votes), request >= 2);
+        launches += 20;
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        CHECK_EQUAL(share->usual_launches, 19); /* of which it knows after the first */
+    }
+    for (int i = 0; i < 5; i++)
+        launch(spin, NULL, 1000);
+    WAIT_FOR(cuStreamQuery(NULL) == CUDA_SUCCESS);
+    CHECK_EQUAL(share->usual_votes, 76);
+    done();
+}
+
 static CUevent awaited;
 static uint64_t busy_after;
 static void *wait_for_event(void *context)
@@ -806,6 +828,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(every_kind_of_wait_ends_a_request);
+    RUN(what_requests_launch_is_learned);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);

@@ -97,6 +97,46 @@ static void least_share(void)
     CHECK_EQUAL(DECIDE(v_.allowance_ns = 1), RG_PASS);
 }
 
+/* What requests launch is learned from those that have most of the launches; a program that changes is followed. */
+static void requests_that_are_alike(void)
+{
+    uint32_t usual = 0, votes = 0;
+#define AFTER(made) (rg_policy_usual(&usual, &votes, made), rg_policy_regular(usual, votes))
+    CHECK(!AFTER(0));
+    CHECK(!AFTER(200));
+    CHECK(AFTER(200));
+    /* Nearly as many are as many; a few launches between requests are none of that kind, and too few to count. */
+    CHECK(AFTER(210));
+    CHECK_EQUAL(usual, 210);
+    for (int i = 0; i < 20; i++)
+        AFTER(3);
+    CHECK(AFTER(210));
+    CHECK_EQUAL(usual, 210);
+    for (int i = 0; i < 100; i++)
+        AFTER(210);
+    CHECK_EQUAL(votes, 8 * 210);
+    /* Others, from now on: not known for a while, then known. */
+    int n = 0;
+    for (; usual == 210 && n < 100; n++)
+        AFTER(500);
+    CHECK_EQUAL(n, 4); /* 1680 votes less 3 times 500 */
+    CHECK(!rg_policy_regular(usual, votes));
+    CHECK(AFTER(500));
+    /* Each of another length: nothing is known. Few launches, as of a program that replays graphs, tell nothing. */
+    usual = votes = 0;
+    for (uint64_t made = 100; made < 100000; made *= 2)
+        CHECK(!AFTER(made));
+    usual = votes = 0;
+    for (int i = 0; i < 20; i++)
+        CHECK(!AFTER(15));
+    /* More than any program launches between two waits overflows nothing. */
+    for (int i = 0; i < 20; i++)
+        AFTER(UINT64_MAX);
+    CHECK(rg_policy_regular(usual, votes) && votes / 8 == usual);
+    CHECK(!rg_policy_late(0, 200, 1) && !rg_policy_late(99, 200, 500000));
+    CHECK(rg_policy_late(100, 200, 500000) && rg_policy_late(201, 200, 1000000) && !rg_policy_late(199, 200, 1000000));
+}
+
 static void fair(void)
 {
 #define FAIR(...) DECIDE(v_.policy = RG_POLICY_FAIR, v_.quantum_ns = 500, __VA_ARGS__)
@@ -160,6 +200,7 @@ int main(void)
     slo_is_priority();
     held_and_preemptible();
     least_share();
+    requests_that_are_alike();
     fair();
     orion();
     CHECK_EQUAL(DECIDE(), RG_PASS);

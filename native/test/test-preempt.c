@@ -170,6 +170,69 @@ static void an_old_hold_takes_nobody_off(void)
     done();
 }
 
+/* The other client's requests make 100 launches each. */
+static void other_is_regular(void)
+{
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    atomic_store(&share->usual_launches, 100);
+    atomic_store(&share->usual_votes, 800);
+    seg->settings.defer_us = 60000000;
+    seg->settings.defer_ppm = 400000;
+    seg->settings.starvation_us = 600000000; /* not on a busy machine either */
+}
+
+/* How far a request has come is told by its launches, whatever the clock says. */
+static void suspended_when_so_much_of_a_request_is_launched(void)
+{
+    become_preemptible();
+    other_is_regular();
+    other_launches(true);
+    atomic_store(&seg->clients[OTHER].launches[0], 39);
+    usleep(20000);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    atomic_fetch_add(&seg->clients[OTHER].launches[1], 1);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    /* The next one begins where that one ended. */
+    other_launches(false);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    atomic_store(&rg_share_of(seg, 0, OTHER)->began_launches, 40);
+    other_launches(true);
+    usleep(20000);
+    CHECK_EQUAL(rg.slot->suspensions, 1);
+    /* Of others it is the clock that counts. */
+    atomic_store(&rg_share_of(seg, 0, OTHER)->usual_votes, 100);
+    seg->settings.defer_us = 1000;
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    done();
+}
+
+/* One that waits before that does not wait for the end of a long slice; a short one ends by itself. */
+static void a_long_slice_ends_when_a_request_waits(void)
+{
+    become_preemptible();
+    other_is_regular();
+    for (uint32_t slice_us = 100; slice_us <= 10000; slice_us *= 100) {
+        uint64_t before = atomic_load(&rg.slot->suspensions);
+        seg->settings.slice_us = slice_us;
+        WAIT_FOR(atomic_load(&rg.slot->slice_us) == slice_us);
+        other_launches(true);
+        usleep(5000);
+        CHECK_EQUAL(rg.slot->suspensions, before);
+        rg_device_launching(dev0(), OTHER, false);
+        rg_device_wake(dev0());
+        if (slice_us > RG_POLICY_SHORT_SLICE_US)
+            WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
+        else
+            usleep(20000);
+        CHECK_EQUAL(rg.slot->suspensions, before + (slice_us > RG_POLICY_SHORT_SLICE_US));
+        /* It is back at once, and what it has launched runs. */
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        other_launches(false);
+    }
+    done();
+}
+
 /* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
 static void preemption_can_be_changed_at_any_time(void)
 {
@@ -337,6 +400,8 @@ int main(int argc, char **argv)
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(requests_one_after_the_other_starve_nobody);
     RUN(an_old_hold_takes_nobody_off);
+    RUN(suspended_when_so_much_of_a_request_is_launched);
+    RUN(a_long_slice_ends_when_a_request_waits);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);

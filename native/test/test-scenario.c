@@ -474,6 +474,66 @@ static void test_preempt(void)
 }
 
 /*
+ * Requests of 20 launches, one every 10 us: the tenth is made 90 us after the first. From the third request on the part of its launches
+ * says when best-effort work is taken off the GPU; before that the time does.
+ */
+static void test_part_of_a_request(void)
+{
+    enum { REQUESTS = 6, LAUNCHES = 20 };
+    char rows[LAUNCHES * 64] = "";
+    for (int i = 0; i < LAUNCHES; i++)
+        strcat(rows, "h,kernel,0,1,1,1,32,1,1,16,0,0,1000,9000\n");
+    rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,0\n");
+    rg_scenario_client clients[2] = {one_request(&high, 3000 * US), {.profile = &low, .best_effort = true}};
+    clients[0].iterations = REQUESTS;
+    rg_scenario_options o = tiny(1, 20000 * US);
+    rg_scenario_result by_time[2], by_part[2];
+    o.gpu.shared = 0;
+    o.gpu.switch_ns = 1 * US;
+    o.gpu.preempt_ns = 1 * US;
+    o.suspend_delay_us = o.resume_delay_us = 0;
+    o.suspend_ns = 2 * US;
+    o.resume_ns = 2 * US;
+    o.be_slice_us = 500;
+    o.high_slice_us = 10000;
+    o.suspend = o.drain = true;
+    o.defer_us = 90;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_time);
+    EQUAL(by_time[0].requests, REQUESTS);
+    EQUAL(by_time[1].suspensions, REQUESTS);
+    o.defer_ppm = 500000;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_part);
+    EQUAL(by_part[0].p50_ns, by_time[0].p50_ns);
+    EQUAL(by_part[0].p99_ns, by_time[0].p99_ns);
+    EQUAL(by_part[1].finished, by_time[1].finished);
+    /* A time that never comes: the first two are not cut short. */
+    o.defer_us = 100000;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_part);
+    EQUAL(by_part[1].suspensions, REQUESTS - 2);
+    o.defer_ppm = 0;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_time);
+    EQUAL(by_time[1].suspensions, 0);
+    /* In slices that are long, a request that waits sooner than that cuts the slice short. */
+    o.be_slice_us = 5000;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_part);
+    EQUAL(by_part[1].suspensions, REQUESTS);
+    /* The gate, under MPS: best-effort work goes on until then, and waits at each request. */
+    o.gpu.shared = 1;
+    o.gpu.sms = 2;
+    o.defer_us = 90;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, by_time);
+    o.defer_ppm = 500000;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, by_part);
+    EQUAL(by_part[1].gate_waits, REQUESTS);
+    EQUAL(by_part[1].gate_wait_ns, by_time[1].gate_wait_ns);
+    o.defer_us = 100000;
+    run(&o, RG_SCENARIO_GOVERNED, clients, 2, by_part);
+    EQUAL(by_part[1].gate_waits, REQUESTS - 2);
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
+/*
  * Requests of 80 us one after the other, so that high work goes on for 400 us with an idle instant every 80: nothing leaks into
  * them once a break (1 ms of idle time) is behind; the same work without any break gets the share.
  */
@@ -840,6 +900,7 @@ int main(int argc, char **argv)
     test_priority();
     test_corun();
     test_preempt();
+    test_part_of_a_request();
     test_least_share();
     test_waits();
     test_least_share_leaves_requests_alone();

@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 11 segment");
+    refuse(path, "is not a version 12 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -102,6 +102,55 @@ static void refusals(void)
     CHECK_EQUAL(mkdir(path, 0700), 0);
     refuse(path, "cannot open");
     rmdir(path);
+}
+
+/* How far requests have come: by launches where they are alike, else by the clock; the one that is furthest counts. */
+static void how_far_requests_are(void)
+{
+    rg_segment *seg = fresh(scratch("late"));
+    uint64_t again_ns, ms = 1000000;
+#define LATE(busy_ns) rg_device_late(seg, 0, busy_ns, &again_ns)
+    seg->devices[0].high_busy = seg->devices[0].high_launching = 1 << 3;
+    CHECK(LATE(0));
+    seg->settings.defer_us = 2000;
+    CHECK(!LATE(ms));
+    CHECK_EQUAL(again_ns, ms);
+    CHECK(LATE(2 * ms));
+    /* It is not known yet what its requests launch. */
+    seg->settings.defer_ppm = 500000;
+    rg_share *share = rg_share_of(seg, 0, 3);
+    share->began_launches = 1000;
+    share->usual_launches = share->usual_votes = 200;
+    CHECK(LATE(2 * ms));
+    share->usual_votes = 400;
+    seg->clients[3].launches[0] = 600;
+    seg->clients[3].launches[2] = 400;
+    CHECK(!LATE(100 * ms));
+    seg->clients[3].launches[2] = 440;
+    seg->clients[3].graph_launches = 10;
+    CHECK(!LATE(ms)); /* 50 in 1 ms, 50 to go: half of that */
+    CHECK(again_ns > 400000 && again_ns <= 500000);
+    seg->clients[3].launches[0] = 650;
+    CHECK(LATE(ms));
+    /* One that waits for what it has launched will launch no more. */
+    seg->clients[3].launches[0] = 600;
+    seg->devices[0].high_launching = 0;
+    CHECK(LATE(ms));
+    /* Another client at the same time, whose requests are not alike. */
+    seg->devices[0].high_launching = seg->devices[0].high_busy = 1 << 3 | 1ull << 63;
+    CHECK(!LATE(ms));
+    CHECK(LATE(2 * ms));
+    /* Without a time they have given way from the beginning. */
+    seg->settings.defer_us = 0;
+    CHECK(LATE(0));
+    seg->devices[0].high_busy = 1 << 3;
+    CHECK(!LATE(0));
+    /* Nobody, or a slot whose counts were cleared meanwhile. */
+    seg->clients[3].launches[0] = seg->clients[3].launches[2] = 0;
+    CHECK(!LATE(ms));
+    seg->devices[0].high_busy = 0;
+    CHECK(!LATE(ms));
+    unlink(scratch("late"));
 }
 
 static void layout_says_what_c_says(void)
@@ -448,6 +497,7 @@ int main(void)
     RUN(what_a_launch_needs_is_together);
     RUN(refusals);
     RUN(layout_says_what_c_says);
+    RUN(how_far_requests_are);
     RUN(histogram_buckets);
     RUN(devices_by_uuid);
     RUN(full_then_reaped);
