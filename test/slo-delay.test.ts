@@ -296,6 +296,14 @@ describe("the controller on such a host", () => {
     expect(controller.summary().over_alone?.p50).toBeWithin(0.97, 1.06);
   });
 
+  test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
+    const slower = (t_s: number): number => (t_s < 8 ? 2 : 1);
+    const { alone } = settle(hostBound, false, 18, gate, { slower }).controller.summary();
+    // Those of before are still known, beside those that came later.
+    const steady = settle(hostBound, false, 18, gate).controller.summary().alone;
+    expect((alone.p99_ms ?? 0) / (steady.p99_ms ?? 0)).toBeGreaterThan(1.4);
+  });
+
   test("under MPS it lets work start in as much of a request as delays nothing", () => {
     const { settings } = settle(hostBound, false, 60, early);
     expect(

@@ -174,6 +174,17 @@ describe("the controller", () => {
     }
   });
 
+  test("tries no longer slices where the shortest delay requests", () => {
+    for (const [effect, some] of [
+      [hostBound, false],
+      [gpuBound, true],
+    ] as const) {
+      const { ticks } = run({ p99_over_alone: 1.05 }, 60, world(effect));
+      const longer = ticks.filter(({ settings }) => settings?.suspend === 0 && settings.slice_us > 50);
+      expect(longer.length > 0).toBe(some);
+    }
+  });
+
   test("moves to what gives best-effort most within the target, in 40 s at 60 requests a second", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
     expect(controller.summary().settings).toEqual({
