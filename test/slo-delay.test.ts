@@ -282,6 +282,7 @@ const beside = (settings: Settings) => ({
   delay_ms: (noise: () => number): number => gate(settings).delay_ms(noise) + settings.corun * 0.05 * (0.5 + noise()),
   launches_per_s: gate(settings).launches_per_s + 200 * settings.corun,
 });
+const atFirst = (t_s: number): number => (t_s < 8 ? 2 : 1);
 const aMinute = (t_s: number): number => (t_s < 60 ? 60 : 0);
 const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Settings) => boolean): number => {
   const after = list.slice(from_s / TICK_S);
@@ -297,8 +298,7 @@ describe("the controller on such a host", () => {
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
-    const slower = (t_s: number): number => (t_s < 8 ? 2 : 1);
-    const { alone } = settle(hostBound, false, 18, gate, { slower }).controller.summary();
+    const { alone } = settle(hostBound, false, 18, gate, { slower: atFirst }).controller.summary();
     // Those of before are still known, beside those that came later.
     const steady = settle(hostBound, false, 18, gate).controller.summary().alone;
     expect((alone.p99_ms ?? 0) / (steady.p99_ms ?? 0)).toBeGreaterThan(1.4);
