@@ -45,7 +45,8 @@ typedef struct {
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
     uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's */
-    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's */
+    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's, as the next */
+    uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
 } preemptor;
 
 static preemptor preemptors[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -324,8 +325,11 @@ static void stand_aside(preemptor *p)
  * Whether the high clients' work is still there to stand aside for when it is far enough (rg_device_late). Most requests launch for longer than the
  * GPU needs for what they launch (ResNet-50, batch 4, on an H200: 2.6 ms and 1.2 ms), so the GPU may begin late and still be
  * done when the last launch is: what best-effort work gets of the GPU until then costs the request nothing. A request that waits
- * for what it has launched sooner gets the GPU within a slice, and keeps it; a long slice ends with a suspension for that.
+ * for what it has launched sooner gets the GPU within a slice, and keeps it; a long slice ends with a suspension for that. A request that
+ * comes to nothing (its launches stop for the starvation bound) is stood aside for.
  */
+static bool cuts_short(preemptor *p);
+
 static bool still_there(preemptor *p)
 {
     rg_settings *s = &rg.segment->settings;
@@ -333,15 +337,32 @@ static bool still_there(preemptor *p)
     uint64_t again_ns, left_ns, since = rg_now_ns();
     for (;;) {
         uint32_t seen = atomic_load(&dev->wake);
-        if (!to_stand_aside(dev, &again_ns)) /* in a long slice what it waits for would wait, too: it is cut short */
-            return atomic_load(&dev->high_busy) && atomic_load(&s->slice_us) > RG_POLICY_SHORT_SLICE_US && may_stand_aside();
-        if (rg_device_late(rg.segment, p->device, rg_now_ns() - since, &left_ns) || !may_stand_aside() || held_back())
+        uint64_t spent = rg_now_ns() - since, most = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+        bool late = rg_device_late(rg.segment, p->device, spent, &left_ns);
+        if (!to_stand_aside(dev, &again_ns))
+            return cuts_short(p);
+        if (late || spent >= most || !may_stand_aside() || held_back())
             return true;
+        left_ns = left_ns < most - spent ? left_ns : most - spent;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(dev, &again_ns))
             wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
+}
+
+/* A request waits before best-effort work was suspended: its long slice is cut short, once for all that goes on without a break. */
+static bool cuts_short(preemptor *p)
+{
+    rg_settings *s = &rg.segment->settings;
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
+    bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
+    if (!waits || !atomic_load(&s->suspend) || atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US || !may_stand_aside() ||
+        p->cut_after == idle + 1)
+        return false;
+    p->cut_after = idle + 1;
+    return true;
 }
 
 static void *preempt_main(void *argument)

@@ -247,11 +247,12 @@ bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t busy_ns, uint64_t
         if (regular) {
             uint64_t progress = rg_progress(&seg->clients[slot]), began = atomic_load(&share->began_launches);
             uint64_t made = progress > began ? progress - began : 0;
-            if (!(launching >> slot & 1) || rg_policy_late(made, usual, ppm))
-                return true; /* or it waits for what it has launched already */
+            if (rg_policy_late(made, usual, ppm) || (made && !(launching >> slot & 1)))
+                return true; /* or it waits for what it has launched already; one that begins is about to say that it launches */
             /* Half of what is left at this pace. */
             uint64_t left = ((uint64_t)usual * ppm / 1000000 + 1 - made) * 512 / (made ? made : 1);
-            left_ns = made ? left * (busy_ns < MOST_NS * 64 ? busy_ns : MOST_NS * 64) / 1024 : FIRST_NS;
+            left_ns = made ? left * (busy_ns < MOST_NS * 64 ? busy_ns : MOST_NS * 64) / 1024 : busy_ns / 2;
+            left_ns = left_ns < FIRST_NS && !made ? FIRST_NS : left_ns;
             left_ns = left_ns < LEAST_NS ? LEAST_NS : left_ns > MOST_NS ? MOST_NS : left_ns;
         } else if (busy_ns >= defer_ns) {
             return true;

@@ -401,7 +401,6 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
         record_request(m, device, false);
-        atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->began_launches, rg_progress(m->slot));
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->period[device].draining, 0);
         atomic_store(&m->busy[device], 1);
@@ -452,12 +451,16 @@ static bool drain(rg_member *m)
     return drains;
 }
 
-/* How many launches the client's requests make, for who has to know how far one has come (rg_device_late). */
+/*
+ * How many launches the client's requests make, for who has to know how far one has come (rg_device_late). Counted from the end of the last
+ * one that the program waited for: what the agent takes for an end in the middle of one, because the program has lost its processor, is none.
+ */
 static void note_launches(rg_share *share, uint64_t progress)
 {
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
     rg_policy_usual(&usual, &votes, progress - atomic_load(&share->began_launches));
+    atomic_store(&share->began_launches, progress);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
 }

@@ -224,6 +224,9 @@ class Pool {
   clear(): void {
     this.#histogram = undefined;
   }
+  take(other: Pool): void {
+    this.#histogram = other.#histogram;
+  }
   /** Counts for no more than so many. */
   shrink(most: number): void {
     if (this.count > most) this.#histogram = this.#histogram?.scaled(most / this.count);
@@ -249,6 +252,8 @@ class Known {
   /** Not to be tried before; how long it is left alone next time. */
   notBefore_s = 0;
   backOff_s = BACK_OFF_S;
+  /** Its last trial showed that it misses the target. */
+  isOver = false;
 
   /** One tick on it, of which requests alone would have left so much. */
   add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
@@ -565,6 +570,7 @@ export class Controller {
         if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
         if (lesser || (verdict === "within" && more)) {
           this.#home = this.#rung;
+          this.#at(this.#rung).isOver = false;
           this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
           this.#stay_s = 0;
           this.#enter("run");
@@ -639,11 +645,15 @@ export class Controller {
     const pairs = this.#windowWaits.waits.flatMap((wait) => this.#saidBefore?.pair(wait) ?? []);
     const ratios = pairs.map(({ took_ms, alone_ms }) => took_ms / alone_ms).toSorted((a, b) => a - b);
     // A host that is slower or faster for a while is no sign of that: what was expected of requests with as much work is looked at. Of
-    // those with other work nothing was expected, and what was known of others does no harm.
-    const isTakenApart = this.#windowWaits.count >= DOUBT_REQUESTS;
-    const told = isTakenApart ? 1 : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
-    const ratio = ratios.length >= DOUBT_REQUESTS ? (ratios[ratios.length >> 1] ?? 1) : told;
-    if (early && (ratio > STEADY || ratio < 1 / STEADY)) this.#forgetAlone();
+    // those with other work nothing was expected: with them no others are compared, but their durations are.
+    const isTold = ratios.length >= DOUBT_REQUESTS;
+    const ratio = isTold
+      ? (ratios[ratios.length >> 1] ?? 1)
+      : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
+    if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
+      if (!isTold && this.#windowWaits.count >= DOUBT_REQUESTS) this.#forgetDurations();
+      else this.#forgetAlone();
+    }
     this.#window_s = this.t_s;
     this.#enter("run");
   }
@@ -655,6 +665,14 @@ export class Controller {
     this.#aloneSays = undefined;
     this.#relearned++;
     this.#reset();
+  }
+
+  /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
+  #forgetDurations(): void {
+    this.#alone.clear();
+    this.#alone.take(this.#window);
+    for (const known of this.#known) known?.pool.clear();
+    this.#go(this.#rung);
   }
 
   /** What the requests alone say of others. */
@@ -715,16 +733,23 @@ export class Controller {
     // What is known of one way to preempt says nothing of the other.
     const isOther = this.#ladder[further ?? 0]?.suspend !== this.#ladder[this.#rung]?.suspend;
     const rung = isOther ? above[0] : further;
-    if (rung === undefined) return;
-    this.#go(rung);
+    // With nothing else to be tried, whether the shortest slices delay requests still.
+    const again = this.#blocksSlices && this.t_s >= this.#at(SHORTEST).notBefore_s ? SHORTEST : undefined;
+    const next = rung ?? again;
+    if (next === undefined) return;
+    this.#go(next);
     this.#enter("trial");
   }
 
-  /** Longer slices, where it is not known that the shortest do: they delay requests by more. */
+  /** The shortest slices were seen to delay requests by too much, and those on the rung to go back to are suspended. */
+  get #blocksSlices(): boolean {
+    return this.#ladder === PREEMPT_RUNGS && this.#ladder[this.#home]?.suspend === true && this.#at(SHORTEST).isOver;
+  }
+
+  /** Longer slices, where the shortest delay requests already; and later suspension, where suspension at once is too late. */
   #isHopeless(rung: number): boolean {
-    if (this.#ladder !== PREEMPT_RUNGS || this.#ladder[rung]?.suspend || !this.#ladder[this.#home]?.suspend)
-      return false;
-    return rung > SHORTEST && this.#judge(SHORTEST) !== "within";
+    if (this.#ladder !== PREEMPT_RUNGS || rung <= SHORTEST) return false;
+    return this.#ladder[rung]?.suspend ? this.#home === 0 && this.#judge(0) === "over" : this.#blocksSlices;
   }
 
   /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
@@ -744,6 +769,7 @@ export class Controller {
   #retreat(again = false, less = false): void {
     const failed = this.#at(this.#rung);
     const over = this.#judge(this.#rung) === "over";
+    failed.isOver = over;
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
     const few = failed.pool.count < ENOUGH;
     if (this.#state === "trial") failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);

@@ -282,7 +282,10 @@ const beside = (settings: Settings) => ({
   delay_ms: (noise: () => number): number => gate(settings).delay_ms(noise) + settings.corun * 0.05 * (0.5 + noise()),
   launches_per_s: gate(settings).launches_per_s + 200 * settings.corun,
 });
-const atFirst = (t_s: number): number => (t_s < 8 ? 2 : 1);
+const atFirst =
+  (seconds: number, factor: number) =>
+  (t_s: number): number =>
+    t_s < seconds ? factor : 1;
 const aMinute = (t_s: number): number => (t_s < 60 ? 60 : 0);
 const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Settings) => boolean): number => {
   const after = list.slice(from_s / TICK_S);
@@ -298,10 +301,26 @@ describe("the controller on such a host", () => {
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
-    const { alone } = settle(hostBound, false, 18, gate, { slower: atFirst }).controller.summary();
-    // Those of before are still known, beside those that came later.
-    const steady = settle(hostBound, false, 18, gate).controller.summary().alone;
-    expect((alone.p99_ms ?? 0) / (steady.p99_ms ?? 0)).toBeGreaterThan(1.4);
+    const { settings } = settle(hostBound, false, 20, gate, { slower: atFirst(8, 2) });
+    const reached = Math.max(...settings.slice(0, 8 / TICK_S).map((is) => is?.inflight ?? 0));
+    expect(reached).toBeGreaterThanOrEqual(8);
+    expect(Math.min(...settings.slice(8 / TICK_S).map((is) => is?.inflight ?? 0))).toBeGreaterThanOrEqual(6);
+  });
+
+  test("what it learned from one that was still warming up does no harm", () => {
+    for (const preemption of [true, false]) {
+      const effect = preemption ? preempt : gate;
+      const steady = settle(hostBound, preemption, 40, effect).controller.summary().alone.p50_ms ?? 0;
+      for (const factor of [0.15, 0.3, 4]) {
+        const slower = atFirst(5, factor);
+        const { settings, controller } = settle(hostBound, preemption, 60, effect, { slower });
+        const { alone, unreachable } = controller.summary();
+        expect((alone.p50_ms ?? 0) / steady).toBeWithin(0.75, 1.35);
+        expect(unreachable).toBe(false);
+        const gets = share(settings, 25, (is) => (preemption ? is.defer_us > 600 : is.inflight >= 11));
+        expect(gets).toBeGreaterThan(0.7);
+      }
+    }
   });
 
   test("under MPS it lets work start in as much of a request as delays nothing", () => {

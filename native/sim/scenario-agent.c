@@ -102,9 +102,10 @@ static uint64_t comes_back(scenario *s)
 static void look(scenario *s)
 {
     bool wanted = stands_aside(s);
-    /* Not suspended yet, and the high client waits already: a long slice is cut short. */
-    if (!wanted && s->agent.state == RUNNING && s->agent.wanted && rg_scenario_high_busy(s) &&
-        s->o->be_slice_us > RG_POLICY_SHORT_SLICE_US && (s->o->defer_us || s->o->defer_ppm)) {
+    /* Not suspended yet, and the high client waits already: a long slice is cut short, once. */
+    bool cut = s->agent.cut_after == s->idle_ns + 1;
+    if (!wanted && s->agent.state == RUNNING && s->agent.wanted && rg_scenario_high_busy(s) && s->o->suspend && !cut &&
+        s->o->be_slice_us > RG_POLICY_SHORT_SLICE_US) {
         wanted = true;
         s->agent.late_ns = earlier(s->agent.late_ns, s->now);
     }
@@ -120,7 +121,8 @@ static void look(scenario *s)
         s->agent.given_ns = s->now; /* a hold is short, and meant */
     if (s->agent.state == RUNNING) {
         if (s->agent.late_ns > s->now)
-            s->agent.late_ns = s->hold ? s->agent.since : rg_scenario_late_at(s, s->agent.since);
+            s->agent.late_ns = s->hold ? s->agent.since
+                                       : earlier(rg_scenario_late_at(s, s->agent.since), s->agent.since + starvation_ns(s));
         uint64_t late_ns = s->agent.late_ns, delay_ns = s->o->suspend_delay_us * 1000ull;
         s->agent.at = earlier(wanted && late_ns != NEVER ? late_ns + delay_ns : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
@@ -144,6 +146,8 @@ bool rg_scenario_agent_act(scenario *s)
             s->agent.at = s->now;
             break;
         }
+        if (!stands_aside(s))
+            s->agent.cut_after = s->idle_ns + 1;
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
         s->agent.state = SUSPENDING;
         s->agent.at = s->now + s->o->suspend_ns;

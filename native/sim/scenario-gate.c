@@ -146,7 +146,7 @@ uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)
             continue;
         uint64_t its = since + defer_ns;
         if (s->o->defer_ppm && rg_policy_regular(p->usual, p->votes))
-            its = !p->launching || rg_policy_late(p->made, p->usual, s->o->defer_ppm) ? s->now : NEVER;
+            its = (p->made && !p->launching) || rg_policy_late(p->made, p->usual, s->o->defer_ppm) ? s->now : NEVER;
         at = its < at ? its : at;
     }
     return at;
@@ -243,7 +243,6 @@ void rg_scenario_become_busy(scenario *s, player *p)
     }
     p->busy = true;
     p->busy_ns = s->now;
-    p->made = 0;
 }
 
 void rg_scenario_wake_gate(scenario *s)
@@ -263,8 +262,10 @@ void rg_scenario_become_idle(scenario *s, player *p)
         return;
     p->busy = false;
     p->idle_ns = s->now;
-    if (!p->launching)
+    if (!p->launching) {
         rg_policy_usual(&p->usual, &p->votes, p->made);
+        p->made = 0;
+    }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)
         s->tick.requests[rg_hist_bucket(s->now - p->busy_ns)]++;
     if (s->tick.waits && !p->of->best_effort && !p->launching && s->tick.wait_count < RG_SCENARIO_WAITS)

@@ -47,7 +47,7 @@ typedef struct {
     bool launching;       /* high: from first launch to the wait for all of it */
     uint64_t busy_ns, idle_ns; /* when that began and was over */
     uint64_t wait_ns;          /* when it began to wait for all of it */
-    uint64_t made;             /* high: kernels launched since it became busy */
+    uint64_t made;             /* high: kernels launched since it last waited for all of them */
     uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
@@ -88,6 +88,7 @@ typedef struct {
         uint64_t since;
         uint64_t late_ns; /* high clients have come so far that it is to act; may be in the future */
         uint64_t given_ns;   /* best-effort work last had its due, or was held */
+        uint64_t cut_after;  /* 1 + when the high clients had been idle before a long slice was last cut short */
         uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
         bool lingers;
         uint64_t given_until_ns;

@@ -36,6 +36,36 @@ static void waits_while_high_is_busy(void)
     done();
 }
 
+/* Beside a request of which a part is launched it goes on, within its limit; later it waits. */
+static void goes_on_for_a_part_of_a_request(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    atomic_store(&share->usual_launches, 100);
+    atomic_store(&share->usual_votes, 800);
+    seg->settings.defer_ppm = 400000;
+    seg->settings.starvation_us = 600000000;
+    rg_device_busy(&seg->devices[0], OTHER, rg_now_ns());
+    rg_device_launching(&seg->devices[0], OTHER, true);
+    atomic_store(&seg->clients[OTHER].launches[0], 39);
+    for (int i = 0; i < 30; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK(rg.slot->inflight_waits > 0);
+    atomic_store(&seg->clients[OTHER].launches[0], 40);
+    usleep(1000); /* it looks again after 0.2 ms at most */
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    rg_device_idle(&seg->devices[0], OTHER, rg_now_ns());
+    rg_device_wake(&seg->devices[0]);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
 static void starvation_bound_lets_one_batch_out(void)
 {
     become("best-effort");
@@ -604,6 +634,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(waits_while_high_is_busy);
+    RUN(goes_on_for_a_part_of_a_request);
     RUN(starvation_bound_lets_one_batch_out);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);

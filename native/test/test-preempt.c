@@ -206,6 +206,18 @@ static void suspended_when_so_much_of_a_request_is_launched(void)
     done();
 }
 
+/* One that stops launching and never waits is stood aside for, too, and best-effort work gets its due. */
+static void a_request_that_stops_is_waited_for_so_long(void)
+{
+    become_preemptible();
+    other_is_regular();
+    seg->settings.starvation_us = 20000;
+    other_launches(true);
+    atomic_store(&seg->clients[OTHER].launches[0], 39);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) >= 1 && atomic_load(&rg.slot->starved) >= 2);
+    done();
+}
+
 /* One that waits before that does not wait for the end of a long slice; a short one ends by itself. */
 static void a_long_slice_ends_when_a_request_waits(void)
 {
@@ -228,6 +240,15 @@ static void a_long_slice_ends_when_a_request_waits(void)
         /* It is back at once, and what it has launched runs. */
         launch(spin, NULL, 1000);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        /* Once is enough: the GPU is with the other client for as long as that has work. */
+        for (int i = 0; i < 3; i++) {
+            rg_device_launching(dev0(), OTHER, true);
+            usleep(2000);
+            rg_device_launching(dev0(), OTHER, false);
+            rg_device_wake(dev0());
+            usleep(2000);
+        }
+        CHECK_EQUAL(rg.slot->suspensions, before + (slice_us > RG_POLICY_SHORT_SLICE_US));
         other_launches(false);
     }
     done();
@@ -401,6 +422,7 @@ int main(int argc, char **argv)
     RUN(requests_one_after_the_other_starve_nobody);
     RUN(an_old_hold_takes_nobody_off);
     RUN(suspended_when_so_much_of_a_request_is_launched);
+    RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(a_long_slice_ends_when_a_request_waits);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
