@@ -378,8 +378,8 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   }
   // Which is furthest off what it may be.
   const furthest = ratios.map((ratio, i) => ratio / (limits[i] ?? limit));
-  const at_ = furthest.indexOf(Math.max(...furthest));
-  const worst = { percentile: Math.round(100 * (QUANTILES[at_] ?? 1)), ratio: ratios[at_] ?? Number.NaN };
+  const place = furthest.indexOf(Math.max(...furthest));
+  const worst = { percentile: Math.round(100 * (QUANTILES[place] ?? 1)), ratio: ratios[place] ?? Number.NaN };
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
   return { requests: here.parts, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
 }
