@@ -106,8 +106,8 @@ void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made64)
         uint32_t most = *usual * KEPT;
         *votes = *votes < most && most - *votes > made ? *votes + made : most;
         *usual = made ? made : *usual;
-    } else if (*votes > made) {
-        *votes -= made;
+    } else if (*votes > (made > *usual / 16 ? made : *usual / 16)) {
+        *votes -= made > *usual / 16 ? made : *usual / 16;
     } else {
         *usual = *votes = made;
     }

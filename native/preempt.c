@@ -281,6 +281,7 @@ static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t since = rg_now_ns(), spent = 0, again_ns, left_ns, idle = atomic_load(&dev->idle_ns);
+    p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     p->again = false;
     if (!suspend(p))
@@ -387,6 +388,10 @@ static void *preempt_main(void *argument)
         resume(p); /* of which nothing is left to do, unless the driver refused it */
         if (!act) {
             wait_on(&dev->busy_wake, seen, WAIT_NS);
+            continue;
+        }
+        if (cuts_short(p)) { /* it had launched all before this thread was awake */
+            stand_aside(p);
             continue;
         }
         /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */

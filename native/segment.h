@@ -129,7 +129,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, outstanding_ns, 1) /* [client; any, once it is dead] orion: its part of the device's outstanding_ns */ \
     F(u32, preemption, 1) /* [client] enum rg_preemption: of its channels there */ \
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */ \
-    F(u64, began_launches, 1) /* [client] high: what it had launched when it last waited for all of it */ \
+    F(u64, began_launches, 1) /* [client] high: what it had launched when its last request ended */ \
     F(u32, usual_launches, 1) /* [client] high: what a request of it launches, as far as they are alike (rg_policy_usual) */ \
     F(u32, usual_votes, 1)    /* [client] how sure that is */
 

@@ -452,8 +452,8 @@ static bool drain(rg_member *m)
 }
 
 /*
- * How many launches the client's requests make, for who has to know how far one has come (rg_device_late). Counted from the end of the last
- * one that the program waited for: what the agent takes for an end in the middle of one, because the program has lost its processor, is none.
+ * How many launches the client's requests make, for who has to know how far one has come (rg_device_late). Only those count that the
+ * program waits for: an end that the agent finds may be in the middle of one whose program has lost its processor.
  */
 static void note_launches(rg_share *share, uint64_t progress)
 {
@@ -465,11 +465,22 @@ static void note_launches(rg_share *share, uint64_t progress)
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
 }
 
+/* An end that was not waited for: of a whole request, or of one that has not launched as much as usual yet and goes on. */
+static void skip_launches(rg_share *share, uint64_t progress)
+{
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    if (progress - atomic_load(&share->began_launches) >= usual - usual / 8)
+        atomic_store(&share->began_launches, progress);
+}
+
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
-    if (!atomic_load(&m->period[device].draining))
-        return; /* the agent found out, or the program asks instead of waiting */
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    if (!atomic_load(&m->period[device].draining)) { /* the agent found out, or the program asks instead of waiting */
+        skip_launches(share, rg_progress(m->slot));
+        return;
+    }
     uint64_t began = atomic_load(&m->period[device].busy_since), drain = atomic_load(&m->period[device].drain_since);
     uint64_t worked = rg_since(began, drain);
     uint64_t inside = atomic_load(&m->period[device].inside_ns);
@@ -481,7 +492,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
-    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot));
+    note_launches(share, rg_progress(m->slot));
 }
 
 bool rg_drain(void)

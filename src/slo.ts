@@ -563,9 +563,10 @@ export class Controller {
       case "trial": {
         const verdict = this.#judge(this.#rung);
         // Where neither is within the target, the better of the two is kept.
-        const lesser = verdict === "over" && this.#isLesserEvil();
+        const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
-        const more = !this.#getsLess(this.#at(this.#rung), this.#at(this.#home));
+        const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
+        const more = isBetter || !this.#getsLess(this.#at(this.#rung), this.#at(this.#home));
         const clear = this.#isClear();
         if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
         if (lesser || (verdict === "within" && more)) {
@@ -651,7 +652,8 @@ export class Controller {
       ? (ratios[ratios.length >> 1] ?? 1)
       : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
     if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
-      if (!isTold && this.#windowWaits.count >= DOUBT_REQUESTS) this.#forgetDurations();
+      const few = Math.min(this.#window.count, this.#windowWaits.count) < ENOUGH;
+      if (!isTold && !few) this.#forgetDurations();
       else this.#forgetAlone();
     }
     this.#window_s = this.t_s;
@@ -797,8 +799,9 @@ export class Controller {
   #gainsNothing(): boolean {
     const here = this.#at(this.#rung);
     if (here.seconds < STAY_S) return false;
-    const below = this.#at(this.#below());
-    return below.seconds >= STAY_S && this.#getsLess(here, below);
+    const rung = this.#below();
+    const below = this.#at(rung);
+    return below.seconds >= STAY_S && this.#judge(rung) !== "over" && this.#getsLess(here, below);
   }
 
   /** By the time that requests left, too: they come in bursts, and what they take of best-effort is not the same on all rungs. */

@@ -270,6 +270,12 @@ const preempt = ({ suspend, defer_us, slice_us }: Settings) => ({
   delay_ms: (noise: () => number): number => (suspend ? Math.max(0, defer_us - 2300) / 1e3 : slice_us / 300) * noise(),
   launches_per_s: 1000 + (suspend ? defer_us / 10 : 100),
 });
+/** Late suspension is free in the first half of a request; slices alone delay each, and give best-effort more than `priority` does. */
+const slicesGiveMore = ({ suspend, defer_ppm, slice_us }: Settings) => ({
+  delay_ms: (noise: () => number): number =>
+    suspend ? Math.max(0, defer_ppm - 500_000) / 1e5 : 0.5 * (0.5 + noise()) + slice_us / 1e3,
+  launches_per_s: 800 + (suspend ? defer_ppm / 2e3 : 100),
+});
 /** The gate, behind which work that starts in the first half of a request is caught up with, and what runs beside all of it is not. */
 const early = (settings: Settings) => ({
   delay_ms: (noise: () => number): number =>
@@ -320,6 +326,15 @@ describe("the controller on such a host", () => {
         const gets = share(settings, 25, (is) => (preemption ? is.defer_us > 600 : is.inflight >= 11));
         expect(gets).toBeGreaterThan(0.7);
       }
+    }
+  });
+
+  test("slices that delay requests are no way out of late suspension that does not, whatever the host was like before", () => {
+    const slower = atFirst(30, 1.6);
+    for (let seed = 1; seed <= 4; seed++) {
+      const { settings, controller } = settle(hostBound, true, 200, slicesGiveMore, { slower, seed });
+      expect(share(settings, 60, ({ suspend }) => suspend === 0)).toBeLessThan(0.1);
+      expect(controller.summary().over_alone?.p50).toBeLessThan(1.05);
     }
   });
 

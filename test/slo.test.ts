@@ -118,6 +118,11 @@ const lateIsFine: World["effect"] = ({ settings }) => {
   return { slowdown: settings.defer_us > 1500 ? 1.3 : 1.01, launches_per_s: 900 + settings.defer_us / 20 };
 };
 
+const meetsWithLess: World["effect"] = ({ settings }) =>
+  settings?.suspend === 0
+    ? { slowdown: settings.slice_us > 50 ? 1.5 : 1.01, launches_per_s: 800 }
+    : { slowdown: 1.3, launches_per_s: 1000 };
+
 const strict: World["effect"] = ({ settings }) => ({
   slowdown: settings && settings.inflight > 2 ? 1.3 : 1.01,
   launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
@@ -289,6 +294,12 @@ describe("the controller", () => {
       inflight: 8,
       corun: 0,
     });
+  });
+
+  test("a rung within the target is better than one that misses it, though best-effort gets less", () => {
+    const { controller } = run({ p99_over_alone: 1.05 }, 80, world(meetsWithLess));
+    expect(controller.summary().settings).toMatchObject({ suspend: 0, slice_us: 50 });
+    expect(controller.unreachable).toBe(false);
   });
 
   test("requests that leave the GPU idle get it later, as far as that costs them nothing", () => {

@@ -146,8 +146,7 @@ bool rg_scenario_agent_act(scenario *s)
             s->agent.at = s->now;
             break;
         }
-        if (!stands_aside(s))
-            s->agent.cut_after = s->idle_ns + 1;
+        s->agent.cut_after = s->idle_ns + 1;
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
         s->agent.state = SUSPENDING;
         s->agent.at = s->now + s->o->suspend_ns;

@@ -120,6 +120,12 @@ static void what_requests_launch_is_learned(void)
     CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
     CHECK_EQUAL(share->began_launches, launches + 20);
     CHECK_EQUAL(share->usual_votes, 100);
+    /* But a whole request that it does not wait for is one. */
+    for (int i = 0; i < 20; i++)
+        launch(spin, NULL, 1000);
+    WAIT_FOR(cuStreamQuery(NULL) == CUDA_SUCCESS);
+    CHECK_EQUAL(share->began_launches, launches + 40);
+    CHECK_EQUAL(share->usual_votes, 100);
     done();
 }
 

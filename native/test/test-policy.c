@@ -122,6 +122,13 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(n, 4); /* 1680 votes less 3 times 500 */
     CHECK(!rg_policy_regular(usual, votes));
     CHECK(AFTER(500));
+    /* Of long requests it is known for not much longer that they were so long than of short ones. */
+    for (int i = 0; i < 8; i++)
+        AFTER(100000);
+    for (n = 0; usual == 100000 && n < 1000; n++)
+        AFTER(200);
+    CHECK_EQUAL(n, 128);
+    CHECK(AFTER(200));
     /* Each of another length: nothing is known. Few launches, as of a program that replays graphs, tell nothing. */
     usual = votes = 0;
     for (uint64_t made = 100; made < 100000; made *= 2)

@@ -251,6 +251,24 @@ static void a_long_slice_ends_when_a_request_waits(void)
         CHECK_EQUAL(rg.slot->suspensions, before + (slice_us > RG_POLICY_SHORT_SLICE_US));
         other_launches(false);
     }
+    /* Also where it waits before anybody has seen it launch; not where it has been suspended for. */
+    for (int i = 0; i < 10; i++) {
+        uint64_t before = atomic_load(&rg.slot->suspensions);
+        other_launches(true);
+        if (i & 1)
+            atomic_store(&seg->clients[OTHER].launches[0], 40);
+        if (i & 1)
+            WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
+        rg_device_launching(dev0(), OTHER, false);
+        rg_device_wake(dev0());
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        usleep(2000);
+        CHECK_EQUAL(rg.slot->suspensions, before + 1);
+        other_launches(false);
+        atomic_store(&seg->clients[OTHER].launches[0], 0);
+    }
     done();
 }
 
