@@ -42,7 +42,7 @@ static void agent_sleep(uint64_t ns)
 static uint64_t issued(const rg_member *m)
 {
     const rg_client *c = m->slot;
-    return rg_launches(c) + atomic_load(&c->graph_launches) + atomic_load(&c->copies) + atomic_load(&c->memsets);
+    return rg_progress(c) + atomic_load(&c->copies) + atomic_load(&c->memsets);
 }
 
 /*

@@ -408,10 +408,10 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
         atomic_store(&any_high, true);
         rg_preempt_wake();
         rg_preempt_settle();
-        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
-            rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
-        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) { /* what it has launched so far was no request */
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
             rg_share *share = rg_share_of(rg.segment, d, m->slot_index);
+            rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
+            /* What it has launched so far was no request. */
             atomic_store(&share->usual_votes, 0);
             atomic_store(&share->usual_launches, 0);
             atomic_store(&share->began_launches, rg_progress(m->slot));

@@ -102,12 +102,13 @@ void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made64)
     enum { MOST = UINT32_MAX / 8, KEPT = 8 };
     uint32_t made = made64 < MOST ? (uint32_t)made64 : MOST;
     uint32_t off = made > *usual ? made - *usual : *usual - made;
+    uint32_t against = made > *usual / 16 ? made : *usual / 16;
     if (off <= *usual / 8) {
         uint32_t most = *usual * KEPT;
         *votes = *votes < most && most - *votes > made ? *votes + made : most;
         *usual = made ? made : *usual;
-    } else if (*votes > (made > *usual / 16 ? made : *usual / 16)) {
-        *votes -= made > *usual / 16 ? made : *usual / 16;
+    } else if (*votes > against) {
+        *votes -= against;
     } else {
         *usual = *votes = made;
     }

@@ -8,7 +8,8 @@
  *   none      measures only
  *   priority  best-effort launches wait while a high client has work, and are limited in flight otherwise. Where high clients
  *             never rest, `min_share` of the GPU's time goes to best-effort work all the same
- *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, corun, suspend, defer_us, defer_ppm, slice_us, hold)
+ *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, corun, suspend, defer_us, defer_ppm,
+ *             slice_us, hold)
  *   fair      all clients alike, by weights: start-time fair queueing of GPU time
  *   orion     the published rules of Orion, reimplemented
  */

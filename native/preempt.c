@@ -322,15 +322,27 @@ static void stand_aside(preemptor *p)
     atomic_fetch_add_explicit(&rg.slot->suspended_ns, spent, memory_order_relaxed);
 }
 
+/* A request waits before best-effort work was suspended: its long slice is cut short, once for all that goes on without a break. */
+static bool cuts_short(preemptor *p)
+{
+    rg_settings *s = &rg.segment->settings;
+    rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
+    bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
+    if (!waits || !atomic_load(&s->suspend) || atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US || !may_stand_aside() ||
+        p->cut_after == idle + 1)
+        return false;
+    p->cut_after = idle + 1;
+    return true;
+}
+
 /*
- * Whether the high clients' work is still there to stand aside for when it is far enough (rg_device_late). Most requests launch for longer than the
- * GPU needs for what they launch (ResNet-50, batch 4, on an H200: 2.6 ms and 1.2 ms), so the GPU may begin late and still be
+ * Whether the high clients' work is still there to stand aside for when it is far enough (rg_device_late). Most requests launch for longer
+ * than the GPU needs for what they launch (ResNet-50, batch 4, on an H200: 2.6 ms and 1.2 ms), so the GPU may begin late and still be
  * done when the last launch is: what best-effort work gets of the GPU until then costs the request nothing. A request that waits
  * for what it has launched sooner gets the GPU within a slice, and keeps it; a long slice ends with a suspension for that. A request that
  * comes to nothing (its launches stop for the starvation bound) is stood aside for.
  */
-static bool cuts_short(preemptor *p);
-
 static bool still_there(preemptor *p)
 {
     rg_settings *s = &rg.segment->settings;
@@ -350,20 +362,6 @@ static bool still_there(preemptor *p)
             wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
-}
-
-/* A request waits before best-effort work was suspended: its long slice is cut short, once for all that goes on without a break. */
-static bool cuts_short(preemptor *p)
-{
-    rg_settings *s = &rg.segment->settings;
-    rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
-    bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
-    if (!waits || !atomic_load(&s->suspend) || atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US || !may_stand_aside() ||
-        p->cut_after == idle + 1)
-        return false;
-    p->cut_after = idle + 1;
-    return true;
 }
 
 static void *preempt_main(void *argument)
@@ -415,7 +413,7 @@ static uint32_t peers(uint32_t device, uint32_t class)
         if (atomic_load(&c->owner) == atomic_load(&rg.slot->owner) || atomic_load(&c->state) != RG_LIVE ||
             atomic_load(&c->class) != class || !(atomic_load(&c->devices) >> device & 1))
             continue;
-        uint64_t launches = rg_launches(c) + atomic_load(&c->graph_launches);
+        uint64_t launches = rg_progress(c);
         n += launches != beat_launches[i];
     }
     return n;
@@ -428,7 +426,7 @@ static uint64_t launched(void)
     for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++) {
         const rg_member *m = &rg.members[k];
         if (!k || atomic_load(&m->mode)) /* else it has no slot */
-            n += rg_launches(m->slot) + atomic_load(&m->slot->graph_launches);
+            n += rg_progress(m->slot);
     }
     return n;
 }
@@ -494,7 +492,7 @@ void rg_preempt_beat(void)
             atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
-        beat_launches[i] = rg_launches(&rg.segment->clients[i]) + atomic_load(&rg.segment->clients[i].graph_launches);
+        beat_launches[i] = rg_progress(&rg.segment->clients[i]);
 }
 
 void rg_preempt_wake(void)

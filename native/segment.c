@@ -249,11 +249,11 @@ bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t busy_ns, uint64_t
             uint64_t made = progress > began ? progress - began : 0;
             if (rg_policy_late(made, usual, ppm) || (made && !(launching >> slot & 1)))
                 return true; /* or it waits for what it has launched already; one that begins is about to say that it launches */
-            /* Half of what is left at this pace. */
-            uint64_t left = ((uint64_t)usual * ppm / 1000000 + 1 - made) * 512 / (made ? made : 1);
-            left_ns = made ? left * (busy_ns < MOST_NS * 64 ? busy_ns : MOST_NS * 64) / 1024 : busy_ns / 2;
-            left_ns = left_ns < FIRST_NS && !made ? FIRST_NS : left_ns;
-            left_ns = left_ns < LEAST_NS ? LEAST_NS : left_ns > MOST_NS ? MOST_NS : left_ns;
+            /* Half of what is left at this pace; as long again where nothing tells the pace. */
+            uint64_t spent_ns = busy_ns < 64 * MOST_NS ? busy_ns : 64 * MOST_NS, least_ns = made ? LEAST_NS : FIRST_NS;
+            uint64_t left = (uint64_t)usual * ppm / 1000000 + 1 - made;
+            left_ns = made ? left * spent_ns / made / 2 : spent_ns;
+            left_ns = left_ns < least_ns ? least_ns : left_ns > MOST_NS ? MOST_NS : left_ns;
         } else if (busy_ns >= defer_ns) {
             return true;
         } else {

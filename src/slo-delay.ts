@@ -376,7 +376,7 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
     if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
     else if (ratios.every((ratio, i) => ratio <= (limits[i] ?? limit))) verdict = "within";
   }
-  // Which is furthest off what it may be.
+  // The one that is furthest off what it may be.
   const furthest = ratios.map((ratio, i) => ratio / (limits[i] ?? limit));
   const place = furthest.indexOf(Math.max(...furthest));
   const worst = { percentile: Math.round(100 * (QUANTILES[place] ?? 1)), ratio: ratios[place] ?? Number.NaN };

@@ -124,8 +124,8 @@ const BACK_OFF_S = 4;
 const BACK_OFF_TIMES = 8;
 const BACK_OFF_MAX_S = 120;
 /**
- * Rungs that a trial may leave out, of those that hold launches and of those that begin suspension later, and how long one at least takes there, where requests use less than this part of what
- * the target allows them, as so many of them tell.
+ * Rungs that a trial may leave out, of those that hold launches and of those that begin suspension later, and how long one at least takes
+ * there, where requests use less than this part of what the target allows them, as so many of them tell.
  */
 const SKIPS_MOST = 2;
 const CLEAR_TRIAL_S = 0.6;
@@ -671,7 +671,6 @@ export class Controller {
 
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
   #forgetDurations(): void {
-    this.#alone.clear();
     this.#alone.take(this.#window);
     for (const known of this.#known) known?.pool.clear();
     this.#go(this.#rung);

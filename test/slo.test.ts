@@ -5,7 +5,7 @@
 
 import { describe, expect, test } from "bun:test";
 import { Native } from "../src/native.ts";
-import { type Action, Controller, type Observation, TICK_S, type Target } from "../src/slo.ts";
+import { type Action, Controller, type Observation, TICK_S, type Target, type Settings } from "../src/slo.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
 import { TINY_PROFILE } from "./rigel.ts";
@@ -113,6 +113,9 @@ const visited = (t_s: number): World => ({
 /** Three times the requests between 30 and 60 s. */
 const loaded = (t_s: number): World => ({ ...world(gpuBound)(), rate_per_s: t_s >= 30 && t_s < 60 ? 180 : 60 });
 
+/** What the first rung is where clients can be suspended. */
+const SAFEST: Settings = { suspend: 1, defer_us: 0, defer_ppm: 0, slice_us: 50, inflight: 8, corun: 0 };
+
 const lateIsFine: World["effect"] = ({ settings }) => {
   if (!settings || settings.suspend === 0) return { slowdown: 1.2, launches_per_s: 1000 };
   return { slowdown: settings.defer_us > 1500 ? 1.3 : 1.01, launches_per_s: 900 + settings.defer_us / 20 };
@@ -162,14 +165,7 @@ const underMps: World["effect"] = ({ settings }) => ({
 describe("the controller", () => {
   test("stays on the safest settings where anything else misses the target", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(hostBound));
-    expect(controller.summary().settings).toEqual({
-      suspend: 1,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 50,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual(SAFEST);
     // Trials cost little: a second at a time, and ever more seldom.
     expect(ticks.filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(0.12 * ticks.length);
     let streak = 0;
@@ -192,41 +188,20 @@ describe("the controller", () => {
 
   test("moves to what gives best-effort most within the target, in 40 s at 60 requests a second", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(gpuBound));
-    expect(controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 200,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual({ ...SAFEST, suspend: 0, slice_us: 200 });
     const there = ticks.findIndex(({ settings }) => settings?.suspend === 0 && settings.slice_us === 200);
     expect(there * TICK_S).toBeLessThan(40);
   });
 
   test("a looser target takes the longer slices", () => {
     const { controller } = run({ p99_over_alone: 1.2 }, 90, world(gpuBound));
-    expect(controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 500,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual({ ...SAFEST, suspend: 0, slice_us: 500 });
   });
 
   test("a target in milliseconds needs no window in which best-effort is held", () => {
     const { ticks, controller } = run({ p99_ms: 8 }, 40, world(gpuBound));
     expect(ticks.some(({ hold }) => hold)).toBe(false);
-    expect(controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 500,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual({ ...SAFEST, suspend: 0, slice_us: 500 });
   });
 
   test("holds best-effort for at most 3 s and a fiftieth of the time", () => {
@@ -242,14 +217,7 @@ describe("the controller", () => {
     // At once, since another neighbour is known without any request.
     expect(at(30.3, 31).every(({ slowdown }) => slowdown <= 1)).toBe(true);
     expect(at(45, 60).filter(({ slowdown }) => slowdown > 1.05).length).toBeLessThan(20);
-    expect(controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 200,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual({ ...SAFEST, suspend: 0, slice_us: 200 });
   });
 
   test("a change of load makes it learn again what requests take alone", () => {
@@ -268,32 +236,11 @@ describe("the controller", () => {
 
   test("where suspension misses the target, short slices are tried, and kept if they are better", () => {
     const better = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
-    expect(better.controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 50,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(better.controller.summary().settings).toEqual({ ...SAFEST, suspend: 0 });
     const bothOver = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.15, 200: 1.3, 500: 1.4, 2000: 2 }, 1.3)));
-    expect(bothOver.controller.summary().settings).toEqual({
-      suspend: 0,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 50,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(bothOver.controller.summary().settings).toEqual({ ...SAFEST, suspend: 0 });
     const worse = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.5, 200: 1.6, 500: 1.7, 2000: 2 }, 1.3)));
-    expect(worse.controller.summary().settings).toEqual({
-      suspend: 1,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 50,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(worse.controller.summary().settings).toEqual(SAFEST);
   });
 
   test("a rung within the target is better than one that misses it, though best-effort gets less", () => {
@@ -320,14 +267,7 @@ describe("the controller", () => {
 
   test("under MPS it moves the launches in flight, within fifteen seconds", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(underMps, { preemption: false }));
-    expect(controller.summary().settings).toEqual({
-      suspend: 1,
-      defer_us: 0,
-      defer_ppm: 0,
-      slice_us: 50,
-      inflight: 8,
-      corun: 0,
-    });
+    expect(controller.summary().settings).toEqual(SAFEST);
     expect(ticks.findIndex(({ settings }) => settings?.inflight === 8) * TICK_S).toBeLessThan(15);
   });
 
