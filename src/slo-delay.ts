@@ -47,9 +47,15 @@ const PART = 8;
 /** Requests that are kept, the latest, and for how long beside other work. */
 const MOST = 240;
 const FRESH_S = 30;
-/** Times the requests are drawn anew from themselves (the bootstrap: Efron 1979), and the part of them that has to agree. */
+/**
+ * Times the requests are drawn anew from themselves (the bootstrap: Efron 1979), and the part of them that has to agree that a quantile
+ * is over; all of them, where requests are fewer than this. There are five quantiles and a verdict every tick, and hosts that are fast for a
+ * second: of requests of an H200 that were delayed by 2 to 6%, 9 of 10 draws found some over within 16 s in 63 of 100 cases, these in 23;
+ * of requests that were delayed by 8 to 21%, 0.88 to 0.93 and 0.72 to 0.87 of the cases were found within 4 s, 0.95 and more within 8.
+ */
 const DRAWS = 40;
-const AGREE = 0.9;
+const AGREE = 0.95;
+const UNANIMOUS = 120;
 /** Once the last quantile is known, those between the median and it may be off by so many times what the target allows. */
 const BETWEEN = 1.3;
 
@@ -373,7 +379,7 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   const over = ratios.map((_, i) => draws.filter((draw) => (draw[i] ?? 0) > (limits[i] ?? limit)).length);
   let verdict: Delay["verdict"] = "unknown";
   if (Math.min(here.count, alone.count) >= enough) {
-    if (over.some((count) => count >= AGREE * DRAWS)) verdict = "over";
+    if (over.some((count) => count >= (here.count < UNANIMOUS ? 1 : AGREE) * DRAWS)) verdict = "over";
     else if (ratios.every((ratio, i) => ratio <= (limits[i] ?? limit))) verdict = "within";
   }
   // The one that is furthest off what it may be.
