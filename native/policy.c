@@ -97,7 +97,7 @@ uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
     return (away_ns + high_slice_ns) / 1000 * ppm / (1000000 - ppm) * 1000;
 }
 
-void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made64)
+void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made64, uint64_t took_ns)
 {
     enum { MOST = UINT32_MAX / 8, KEPT = 8 };
     uint32_t made = made64 < MOST ? (uint32_t)made64 : MOST;
@@ -107,11 +107,20 @@ void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made64)
         uint32_t most = *usual * KEPT;
         *votes = *votes < most && most - *votes > made ? *votes + made : most;
         *usual = made ? made : *usual;
+        *usual_ns = *usual_ns ? *usual_ns - *usual_ns / 4 + took_ns / 4 : took_ns;
     } else if (*votes > against) {
         *votes -= against;
     } else {
         *usual = *votes = made;
+        *usual_ns = took_ns;
     }
+}
+
+uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns)
+{
+    uint64_t before = usual_ns && usual ? usual / 8 : 0;
+    uint64_t before_ns = before ? usual_ns / usual * before : 0;
+    return made + before ? (spent_ns + before_ns) / (made + before) : 0;
 }
 
 uint64_t rg_policy_inverse(uint32_t weight)

@@ -161,12 +161,13 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
 uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t min_share_ppm);
 
 /*
- * rg_policy_usual: learns how many launches a client's requests make; called at the end of each, with what it has `made`. `usual` is
+ * rg_policy_usual: learns how many launches a client's requests make; called at the end of each, with what it has `made` and for how long
+ * it has launched (`took_ns`). `usual` is
  * the number that requests with most of the launches have, give or take an eighth, and `votes` by how many launches they outnumber the
  * others (a majority vote, Boyer and Moore 1981), no more than in eight of them, and each of the others for a sixteenth of one at least,
- * so that it follows a program that changes.
+ * so that it follows a program that changes. `usual_ns` is the time that those requests launch for, a quarter of it the last one's.
  */
-void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t made);
+void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made, uint64_t took_ns);
 
 /* rg_policy_regular: requests are so much alike, and of launches enough, that these tell how far one of them has come. */
 static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
@@ -182,6 +183,13 @@ static inline bool rg_policy_late(uint64_t made, uint32_t usual, uint32_t ppm)
 {
     return made * 1000000 >= (uint64_t)usual * ppm;
 }
+
+/*
+ * rg_policy_pace: what each launch of a request takes its program, in nanoseconds; 0: not known yet. It is the request's own pace so far,
+ * `made` of `usual` launches in `spent_ns`, in which the `usual_ns` that requests like it took last (0: unknown) stand for an eighth of the
+ * launches, since the first few say little of the rest.
+ */
+uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns);
 
 /*
  * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that

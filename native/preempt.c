@@ -351,7 +351,7 @@ static bool still_there(preemptor *p)
     for (;;) {
         uint32_t seen = atomic_load(&dev->wake);
         uint64_t spent = rg_now_ns() - since, most = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
-        bool late = rg_device_late(rg.segment, p->device, spent, &left_ns);
+        bool late = rg_device_late(rg.segment, p->device, since + spent, spent, &left_ns);
         if (!to_stand_aside(dev, &again_ns))
             return cuts_short(p);
         if (late || spent >= most || !may_stand_aside() || held_back())

@@ -228,32 +228,58 @@ uint64_t rg_progress(const rg_client *c)
     return rg_launches(c) + atomic_load(&c->graph_launches);
 }
 
-bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t busy_ns, uint64_t *again_ns)
+/*
+ * Of one client whose requests are alike: 0 if its request has come far enough, else for how long that still takes at its pace, or
+ * UINT64_MAX if nothing tells.
+ */
+static uint64_t until_late(const rg_settings *settings, const rg_share *share, uint64_t made, uint32_t usual, uint64_t now_ns)
+{
+    enum { LONGEST_NS = 2000000000 };
+    uint64_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed), left_ns = UINT64_MAX;
+    uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
+    uint64_t spent_ns = rg_since(atomic_load(&share->began_ns), now_ns), usual_ns = atomic_load(&share->usual_ns);
+    uint64_t pace_ns = rg_policy_pace(made, usual, spent_ns < LONGEST_NS ? spent_ns : LONGEST_NS, usual_ns);
+    if ((ppm && rg_policy_late(made, usual, (uint32_t)ppm)) || (need_ns && made >= usual))
+        return 0;
+    if (!pace_ns)
+        return UINT64_MAX;
+    if (ppm)
+        left_ns = (usual * ppm / 1000000 + 1 - made) * pace_ns;
+    if (need_ns) {
+        uint64_t rest_ns = (usual - made) * pace_ns;
+        if (rest_ns <= need_ns)
+            return 0;
+        left_ns = rest_ns - need_ns < left_ns ? rest_ns - need_ns : left_ns;
+    }
+    return left_ns;
+}
+
+bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns)
 {
     enum { LEAST_NS = 20000, FIRST_NS = 50000, MOST_NS = 500000 };
     rg_device *dev = &seg->devices[device];
-    uint64_t defer_ns = (uint64_t)atomic_load_explicit(&seg->settings.defer_us, memory_order_relaxed) * 1000u;
-    uint32_t ppm = atomic_load_explicit(&seg->settings.defer_ppm, memory_order_relaxed);
+    const rg_settings *settings = &seg->settings;
+    uint64_t defer_ns = (uint64_t)atomic_load_explicit(&settings->defer_us, memory_order_relaxed) * 1000u;
+    bool by_launches = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed) ||
+                       atomic_load_explicit(&settings->need_us, memory_order_relaxed);
     *again_ns = UINT64_MAX;
-    if (!defer_ns && !ppm)
+    if (!defer_ns && !by_launches)
         return true;
     uint64_t busy = atomic_load(&dev->high_busy), launching = atomic_load(&dev->high_launching);
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
         const rg_share *share = rg_share_of(seg, device, slot);
         uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-        bool regular = ppm && rg_policy_regular(usual, atomic_load_explicit(&share->usual_votes, memory_order_relaxed));
         uint64_t left_ns;
-        if (regular) {
+        if (by_launches && rg_policy_regular(usual, atomic_load_explicit(&share->usual_votes, memory_order_relaxed))) {
             uint64_t progress = rg_progress(&seg->clients[slot]), began = atomic_load(&share->began_launches);
             uint64_t made = progress > began ? progress - began : 0;
-            if (rg_policy_late(made, usual, ppm) || (made && !(launching >> slot & 1)))
+            left_ns = until_late(settings, share, made, usual, now_ns);
+            if (!left_ns || (made && !(launching >> slot & 1)))
                 return true; /* or it waits for what it has launched already; one that begins is about to say that it launches */
-            /* Half of what is left at this pace; as long again where nothing tells the pace. */
-            uint64_t spent_ns = busy_ns < 64 * MOST_NS ? busy_ns : 64 * MOST_NS, least_ns = made ? LEAST_NS : FIRST_NS;
-            uint64_t left = (uint64_t)usual * ppm / 1000000 + 1 - made;
-            left_ns = made ? left * spent_ns / made / 2 : spent_ns;
-            left_ns = left_ns < least_ns ? least_ns : left_ns > MOST_NS ? MOST_NS : left_ns;
+            /* Half of what is left; where nothing tells that, soon. */
+            uint64_t least_ns = made ? LEAST_NS : FIRST_NS;
+            left_ns = left_ns == UINT64_MAX || left_ns / 2 < least_ns ? least_ns : left_ns / 2 > MOST_NS ? MOST_NS : left_ns / 2;
         } else if (busy_ns >= defer_ns) {
             return true;
         } else {
@@ -323,6 +349,8 @@ static void clear_shares(rg_segment *seg, int slot)
         atomic_store(&share->began_launches, 0);
         atomic_store(&share->usual_launches, 0);
         atomic_store(&share->usual_votes, 0);
+        atomic_store(&share->began_ns, 0);
+        atomic_store(&share->usual_ns, 0);
     }
 }
 

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 12,
+    RG_SEGMENT_VERSION = 13,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -96,7 +96,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, defer_us, 1)      /* [control] and only once it has been launching for so long: until then its work may queue up on the GPU */ \
     F(u32, defer_ppm, 1)     /* [control] in place of that, of clients whose requests are alike: once a request has made this part of \
-                                its launches, in millionths (rg_device_late); 0: `defer_us` is what counts */ \
+                                its launches, in millionths (rg_device_late); 0, and the next: `defer_us` is what counts */ \
+    F(u32, need_us, 1)       /* [control] likewise: once the rest of its launches takes no longer than this, at its pace so far */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
@@ -131,7 +132,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, slice_us, 1)   /* [client] their time slice as set by Rigel; 0: never set */ \
     F(u64, began_launches, 1) /* [client] high: what it had launched when its last request ended */ \
     F(u32, usual_launches, 1) /* [client] high: what a request of it launches, as far as they are alike (rg_policy_usual) */ \
-    F(u32, usual_votes, 1)    /* [client] how sure that is */
+    F(u32, usual_votes, 1)    /* [client] how sure that is */ \
+    F(u64, began_ns, 1)       /* [client] high: when the request under way began, or the last one */ \
+    F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual_ns) */
 
 /*
  * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever
@@ -336,10 +339,11 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
     F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
     F(u32, over_p99, 1)       /* [control] */ \
-    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next six are what they were before */ \
+    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next seven are what they were before */ \
     F(u32, kept_suspend, 1)   /* [control] */ \
     F(u32, kept_defer_us, 1)  /* [control] */ \
     F(u32, kept_defer_ppm, 1) /* [control] */ \
+    F(u32, kept_need_us, 1)   /* [control] */ \
     F(u32, kept_slice_us, 1)  /* [control] */ \
     F(u32, kept_inflight, 1)  /* [control] */ \
     F(u32, kept_corun, 1)     /* [control] */ \
@@ -436,7 +440,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 12. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 13. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -505,11 +509,13 @@ uint64_t rg_progress(const rg_client *client);
 
 /*
  * rg_device_late: whether a high client with work on the device has come so far into its request that best-effort work is to give way
- * (settings defer_us and defer_ppm); `busy_ns`: for how long they have had some. If not, when to look again, in `again_ns`. Where the
- * requests of a client are alike, how far one has come is told by its launches, not by the clock: on a host whose processors are
+ * (settings defer_us, defer_ppm and need_us); `busy_ns`: for how long they have had some. If not, when to look again, in `again_ns`. Where
+ * the requests of a client are alike, how far one has come is told by its launches, not by the clock: on a host whose processors are
  * shared the same request takes 4 ms now and 10 ms then, and it is near its end when most of it is launched, however long that took.
+ * What the GPU needs for it is the same then as now, so what counts best is how long the rest of its launches will take (need_us): a
+ * part of the launches that is right in a slow moment comes too late in a fast one.
  */
-bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t busy_ns, uint64_t *again_ns);
+bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns);
 
 /* rg_share_of: what a client has had of a device. */
 static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)

@@ -384,10 +384,19 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD_TO_WRITE(&d->high_busy);
     RG_AHEAD_TO_WRITE(&d->high_launching);
     RG_AHEAD_TO_WRITE(&c->requests);
+    RG_AHEAD_TO_WRITE(rg_share_of(rg.segment, device, m->slot_index)); /* a cache line */
     if (!ends)
         return;
-    RG_AHEAD_TO_WRITE(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns);
     RG_AHEAD_TO_WRITE(&c->waited);
+}
+
+/* A request begins, or goes on whose program the agent took for idle: its launches are counted on, so its time is too. */
+static void begin_launches(rg_share *share, uint64_t progress, uint64_t now)
+{
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    /* That by which it begins may be counted already, and a few between requests. */
+    if (progress - atomic_load(&share->began_launches) <= 1 + usual / 8)
+        atomic_store(&share->began_ns, now);
 }
 
 void rg_busy_begin(rg_member *m, uint32_t device)
@@ -400,6 +409,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
+        begin_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot), now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->period[device].draining, 0);
@@ -452,15 +462,17 @@ static bool drain(rg_member *m)
 }
 
 /*
- * How many launches the client's requests make, for who has to know how far one has come (rg_device_late). Only those count that the
+ * How many launches the client's requests make, and in what time, for who has to know how far one has come (rg_device_late). Only those count that the
  * program waits for: an end that the agent finds may be in the middle of one whose program has lost its processor.
  */
-static void note_launches(rg_share *share, uint64_t progress)
+static void note_launches(rg_share *share, uint64_t progress, uint64_t took_ns)
 {
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
-    rg_policy_usual(&usual, &votes, progress - atomic_load(&share->began_launches));
+    uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
+    rg_policy_usual(&usual, &votes, &usual_ns, progress - atomic_load(&share->began_launches), took_ns);
     atomic_store(&share->began_launches, progress);
+    atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
 }
@@ -492,7 +504,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
-    note_launches(share, rg_progress(m->slot));
+    note_launches(share, rg_progress(m->slot), rg_since(began, drain));
 }
 
 bool rg_drain(void)

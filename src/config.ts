@@ -74,6 +74,8 @@ export const policySchema = fields({
   defer_us: z.int().min(0).max(100_000).optional(),
   /** ... in place of that, where the high client's requests are alike: once a request has made this part of its launches. */
   defer_part: z.number().min(0).max(1).optional(),
+  /** ... or, at the pace at which it launches, the rest of them takes no longer than this: what the GPU needs for the request. */
+  need_us: z.int().min(0).max(1_000_000).optional(),
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),

@@ -27,6 +27,7 @@ const MOVED_BY_SLO = [
   "suspend",
   "defer_us",
   "defer_part",
+  "need_us",
   "slice_us",
 ] as const satisfies (keyof Policy)[];
 

@@ -26,7 +26,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(12),
+  version: z.literal(13),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -68,7 +68,7 @@ const PREEMPTION = ["unknown", "on", "off"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 12;
 /** Settings that policy slo moves and others have too. */
-const KEPT = ["suspend", "defer_us", "defer_ppm", "slice_us", "inflight", "corun"] as const;
+const KEPT = ["suspend", "defer_us", "defer_ppm", "need_us", "slice_us", "inflight", "corun"] as const;
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -197,6 +197,7 @@ interface Settings {
   suspend?: boolean | undefined;
   defer_us?: number | undefined;
   defer_ppm?: number | undefined;
+  need_us?: number | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
   min_share_ppm?: number | undefined;

@@ -2,7 +2,7 @@
 
 import { join } from "node:path";
 import { type Command } from "commander";
-import { above0, whole } from "./arguments.ts";
+import { above0, between, whole } from "./arguments.ts";
 import { readConfig } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
@@ -46,6 +46,7 @@ interface Flags {
   sweep?: string;
   seed?: number;
   duration?: number;
+  slow?: number;
   reference?: string | true;
   keep?: true;
   importBench?: string;
@@ -67,6 +68,11 @@ export function addSimulateCommand(program: Command): void {
     )
     .option("--seed <number>", "of the Poisson arrivals of all clients", whole(0, Number.MAX_SAFE_INTEGER))
     .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", above0)
+    .option(
+      "--slow <factor>",
+      "of a host whose processors are shared: by what programs take longer between launches in spells of 2 s, on average, every other one",
+      between(1, 10),
+    )
     .option("--reference [file]", "compare predictions with measurements (default: those that come with Rigel)")
     .option("--keep", "with --reference: write the median errors into the file, for every prediction to cite")
     .option(
@@ -113,6 +119,7 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
         sweep: flags.sweep === undefined ? undefined : sweepOf(flags.sweep),
         seed: flags.seed,
         duration_s: flags.duration,
+        slow: flags.slow,
       },
       native,
       watch,

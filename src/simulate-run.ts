@@ -191,8 +191,8 @@ function answer(
     preemption,
   });
   if (!settings) return `keep ${Number(hold)}\n`;
-  const { suspend, defer_us, defer_ppm, slice_us, inflight, corun } = settings;
-  return `${[suspend, defer_us, defer_ppm, slice_us, inflight, corun, Number(hold)].join(" ")}\n`;
+  const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun } = settings;
+  return `${[suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, Number(hold)].join(" ")}\n`;
 }
 
 /** What rigel-simulate reads. */

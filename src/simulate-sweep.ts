@@ -26,6 +26,7 @@ const OF_POLICY = [
   "high_slice_us",
   "defer_us",
   "defer_part",
+  "need_us",
   "min_share",
   "quantum_us",
   "sm_threshold",

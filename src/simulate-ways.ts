@@ -122,7 +122,7 @@ export function aloneOf(client: ScenarioClient, duration_s: number, gpu: Scenari
 
 /** As policySettings for the segment; the same names but for two. */
 function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: Native): Record<string, number> {
-  const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, defer_part, slice_us } = policy;
+  const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, defer_part, need_us, slice_us } = policy;
   const { high_slice_us, min_share, quantum_us, sm_threshold, dur_threshold } = policy;
   const high = clients.find((client) => client.class === "high");
   const latency_ns = name === "orion" && high ? native.profileLatency_ns(high.profile) : 0;
@@ -135,6 +135,7 @@ function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: 
     suspend: suspend === undefined ? undefined : Number(suspend),
     defer_us,
     defer_ppm: defer_part === undefined ? undefined : Math.round(defer_part * 1e6),
+    need_us,
     be_slice_us: slice_us,
     high_slice_us,
     min_share_ppm: min_share === undefined ? undefined : Math.round(min_share * 1e6),

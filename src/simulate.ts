@@ -11,7 +11,7 @@ import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import { inField } from "./plan.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
-import { type ClientNumbers, type Outcome, type ScenarioClient, Simulator } from "./simulate-run.ts";
+import { type ClientNumbers, type Outcome, type Scenario, type ScenarioClient, Simulator } from "./simulate-run.ts";
 import { type Sweep, sweptTo } from "./simulate-sweep.ts";
 import { type Way, aloneOf, scenarioOf, waysOf } from "./simulate-ways.ts";
 
@@ -21,6 +21,8 @@ export interface SimulateOptions {
   sweep: Sweep | undefined;
   seed: number | undefined;
   duration_s: number | undefined;
+  /** Of half the time: by what programs take longer between launches. */
+  slow?: number | undefined;
 }
 
 /** What one client is predicted to have. */
@@ -102,7 +104,7 @@ export async function predict(
   });
   const running = points.map(
     async ({ value, duration_s, clients, ways }) =>
-      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator, notes),
+      await predictPoint(value, duration_s, clients, ways, gpu, native, simulator, notes, options.slow),
   );
   watch(simulator);
   return {
@@ -125,12 +127,17 @@ async function predictPoint(
   native: Native,
   simulator: Simulator,
   notes: string[],
+  slow = 1,
 ): Promise<Point> {
-  const apart = Promise.all(clients.map((client) => simulator.run(aloneOf(client, duration_s, gpu))));
+  const onHost = (scenario: Scenario): Scenario => ({
+    ...scenario,
+    settings: { ...scenario.settings, ...(slow !== 1 && { slow_ppm: Math.round((slow - 1) * 1e6) }) },
+  });
+  const apart = Promise.all(clients.map((client) => simulator.run(onHost(aloneOf(client, duration_s, gpu)))));
   const together = Promise.all(
     ways.map(async (way) => ({
       way,
-      outcome: await simulator.run(scenarioOf(way, clients, duration_s, gpu, native)),
+      outcome: await simulator.run(onHost(scenarioOf(way, clients, duration_s, gpu, native))),
     })),
   );
   const late = new Set<string>();

@@ -25,7 +25,15 @@ function underSlo(): Segment {
 
 const change = (segment: Segment, policy: object) => changePolicy([segment], policyChange(policy, "test"), native);
 
-const MOVED: Settings = { suspend: 0, defer_us: 700, defer_ppm: 300_000, slice_us: 200, inflight: 2, corun: 3 };
+const MOVED: Settings = {
+  suspend: 0,
+  defer_us: 700,
+  defer_ppm: 300_000,
+  need_us: 1600,
+  slice_us: 200,
+  inflight: 2,
+  corun: 3,
+};
 
 test("a policy that takes over while slo is about to move settings gets them back", () => {
   for (const asked of [{ name: "priority" }, { name: "priority", inflight: 5 }])

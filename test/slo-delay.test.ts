@@ -271,10 +271,10 @@ const preempt = ({ suspend, defer_us, slice_us }: Settings) => ({
   launches_per_s: 1000 + (suspend ? defer_us / 10 : 100),
 });
 /** Late suspension is free in the first half of a request; slices alone delay each, and give best-effort more than `priority` does. */
-const slicesGiveMore = ({ suspend, defer_ppm, slice_us }: Settings) => ({
+const slicesGiveMore = ({ suspend, defer_us, slice_us }: Settings) => ({
   delay_ms: (noise: () => number): number =>
-    suspend ? Math.max(0, defer_ppm - 500_000) / 1e5 : 0.5 * (0.5 + noise()) + slice_us / 1e3,
-  launches_per_s: 800 + (suspend ? defer_ppm / 2e3 : 100),
+    suspend ? Math.max(0, defer_us - 2300) / 100 : 0.5 * (0.5 + noise()) + slice_us / 1e3,
+  launches_per_s: 800 + (suspend ? defer_us / 10 : 100),
 });
 /** The gate, behind which work that starts in the first half of a request is caught up with, and what runs beside all of it is not. */
 const early = (settings: Settings) => ({

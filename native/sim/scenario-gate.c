@@ -135,18 +135,33 @@ static uint64_t busy_ns(const scenario *s)
     return rg_scenario_high_busy(s) ? s->now - s->spell_ns : 0;
 }
 
+/* Of a request that is like the others: when it has come far enough, at its pace; NEVER: its launches tell. */
+static uint64_t late_at(const scenario *s, const player *p)
+{
+    uint64_t need_ns = (uint64_t)s->o->need_us * 1000;
+    if (s->o->defer_ppm && rg_policy_late(p->made, p->usual, s->o->defer_ppm))
+        return s->now;
+    if (!need_ns)
+        return NEVER;
+    if (p->made >= p->usual)
+        return s->now;
+    uint64_t pace_ns = rg_policy_pace(p->made, p->usual, s->now - p->busy_ns, p->usual_ns), rest_ns = (p->usual - p->made) * pace_ns;
+    return !pace_ns ? NEVER : rest_ns > need_ns ? s->now + (rest_ns - need_ns) : s->now;
+}
+
 uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)
 {
     uint64_t defer_ns = (uint64_t)s->o->defer_us * 1000, at = NEVER;
-    if (!defer_ns && !s->o->defer_ppm)
+    bool by_launches = s->o->defer_ppm || s->o->need_us;
+    if (!defer_ns && !by_launches)
         return since;
     for (uint32_t i = 0; i < s->count; i++) {
         const player *p = &s->players[i];
         if (!p->busy || p->of->best_effort)
             continue;
         uint64_t its = since + defer_ns;
-        if (s->o->defer_ppm && rg_policy_regular(p->usual, p->votes))
-            its = (p->made && !p->launching) || rg_policy_late(p->made, p->usual, s->o->defer_ppm) ? s->now : NEVER;
+        if (by_launches && rg_policy_regular(p->usual, p->votes))
+            its = p->made && !p->launching ? s->now : late_at(s, p);
         at = its < at ? its : at;
     }
     return at;
@@ -263,7 +278,7 @@ void rg_scenario_become_idle(scenario *s, player *p)
     p->busy = false;
     p->idle_ns = s->now;
     if (!p->launching) {
-        rg_policy_usual(&p->usual, &p->votes, p->made);
+        rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, p->wait_ns - p->busy_ns);
         p->made = 0;
     }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)

@@ -49,6 +49,10 @@ typedef struct {
     uint64_t wait_ns;          /* when it began to wait for all of it */
     uint64_t made;             /* high: kernels launched since it last waited for all of them */
     uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
+    uint64_t usual_ns;         /* and for how long it launches them */
+    rg_arrivals spells;        /* of its processor's pace */
+    uint64_t spell_until;
+    bool slow;
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
 

@@ -56,12 +56,24 @@ static bool waits(const player *p)
     return p->of->open_loop || p->of->profile->waits;
 }
 
+/* What a gap takes the program at this moment. The spells are the same however the GPU is shared. */
+static uint64_t gap_of(const scenario *s, player *p, uint64_t gap_ns)
+{
+    if (!s->o->slow_ppm)
+        return gap_ns;
+    while (p->spell_until <= s->now) {
+        p->slow = !p->slow;
+        p->spell_until += rg_arrivals_next_gap_ns(&p->spells);
+    }
+    return p->slow ? gap_ns + gap_ns * s->o->slow_ppm / 1000000 : gap_ns;
+}
+
 static void go_to_op(scenario *s, player *p, uint32_t op, uint64_t return_ns)
 {
     p->op = op;
     if (op < p->of->profile->op_count) {
         p->state = OP;
-        p->at = return_ns + p->of->profile->ops[op].gap_ns;
+        p->at = return_ns + gap_of(s, p, p->of->profile->ops[op].gap_ns);
         return;
     }
     if (waits(p)) { /* a last row that is no sync: the request is waited for all the same */
@@ -345,6 +357,7 @@ static void tick(scenario *s)
     t->suspend = o->suspend;
     t->defer_us = o->defer_us;
     t->defer_ppm = o->defer_ppm;
+    t->need_us = o->need_us;
     t->slice_us = o->be_slice_us;
     t->inflight = o->inflight;
     t->corun = o->corun;
@@ -357,6 +370,7 @@ static void tick(scenario *s)
     o->suspend = t->suspend != 0;
     o->defer_us = t->defer_us;
     o->defer_ppm = t->defer_ppm;
+    o->need_us = t->need_us;
     o->be_slice_us = t->slice_us;
     o->inflight = t->inflight;
     o->corun = t->corun;
@@ -454,6 +468,7 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         p->arrivals = *of->list;
     else if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);
+    rg_arrivals_init(&p->spells, RG_ARRIVALS_POISSON, RG_SCENARIO_SPELL_NS, ~of->seed);
     p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
     if (!p->shapes)
         return false;
@@ -531,6 +546,7 @@ rg_scenario_options rg_scenario_defaults(void)
         .outstanding_us = s.outstanding_us,
         .defer_us = s.defer_us,
         .defer_ppm = s.defer_ppm,
+        .need_us = s.need_us,
         .launch_ns = 2600,
         .record_ns = 170,
         .wake_ns = 50000,

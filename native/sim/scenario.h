@@ -25,6 +25,9 @@
 #include "model.h"
 
 enum { RG_SCENARIO_MAX_CLIENTS = 32 };
+/* A spell in which a program's processor is its own, or is shared with somebody else's, on average: an H200's host goes from one to the
+ * other within seconds (docs/measurements.md). */
+#define RG_SCENARIO_SPELL_NS 2000000000u
 
 typedef struct {
     const rg_profile *profile;
@@ -61,8 +64,8 @@ typedef struct {
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;
-    uint32_t suspend, defer_us, defer_ppm, slice_us, inflight, corun; /* settings: as they are; to be changed */
-    bool hold;                                   /* best-effort work is held back until the next tick */
+    uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun; /* settings: as they are; to be changed */
+    bool hold; /* best-effort work is held back until the next tick */
 } rg_scenario_tick;
 
 typedef struct {
@@ -72,7 +75,8 @@ typedef struct {
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
     uint32_t min_share_ppm, quantum_us;    /* likewise */
     uint32_t sms_limit, outstanding_us;    /* likewise */
-    uint32_t defer_us, defer_ppm;          /* likewise: best-effort work goes on for so long, or so far, into a high client's */
+    uint32_t defer_us, defer_ppm, need_us; /* likewise: best-effort work goes on for so long, or so far, into a high client's */
+    uint32_t slow_ppm;  /* by how much longer programs take between launches, every other time on average (RG_SCENARIO_SPELL_NS) */
     uint64_t launch_ns; /* what a launch call takes the program */
     uint64_t record_ns; /* what recording the gate's event takes */
     uint64_t wake_ns;   /* from waking a sleeping thread to its running */

@@ -65,7 +65,8 @@ static const number_field option_fields[] = {
     OPTION(starvation_us), OPTION(spin_us),     OPTION(bulk_bytes),     OPTION(min_share_ppm), OPTION(quantum_us),
     OPTION(sms_limit),  OPTION(outstanding_us), OPTION(launch_ns),      OPTION(record_ns),   OPTION(wake_ns),
     OPTION(tick_ns),    OPTION(be_slice_us),    OPTION(high_slice_us),  OPTION(gate),        OPTION(suspend),
-    OPTION(drain),      OPTION(defer_us),       OPTION(defer_ppm),      OPTION(suspend_delay_us), OPTION(resume_delay_us), OPTION(suspend_ns),
+    OPTION(drain),      OPTION(defer_us),       OPTION(defer_ppm),      OPTION(need_us),        OPTION(slow_ppm),
+    OPTION(suspend_delay_us), OPTION(resume_delay_us), OPTION(suspend_ns),
     OPTION(resume_ns),
 };
 #define CLIENT(name) FIELD(rg_scenario_client, name)
@@ -224,13 +225,14 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns], ...]}, in
- * comes a line "suspend defer_us defer_ppm slice_us inflight corun hold" of seven numbers, or "keep hold", which leaves the settings as they are.
+ * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun hold" of eight numbers, or "keep hold", which leaves the settings as
+ * they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
     static char line[VALUE_BYTES];
     char *rest;
-    unsigned v[7];
+    unsigned v[8];
     (void)user;
     printf("{\"launches\":%" PRIu64 ",\"requests\":[", t->launches);
     const char *comma = "";
@@ -253,15 +255,16 @@ static int on_tick(void *user, rg_scenario_tick *t)
         t->hold = v[0] != 0;
         return 0;
     }
-    if (sscanf(line, "%u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6]) != 7)
-        give_up(2, "expected seven numbers in answer to a tick, got \"%s\"", line);
+    if (sscanf(line, "%u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7]) != 8)
+        give_up(2, "expected eight numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
     t->defer_us = v[1];
     t->defer_ppm = v[2];
-    t->slice_us = v[3];
-    t->inflight = v[4];
-    t->corun = v[5];
-    t->hold = v[6] != 0;
+    t->need_us = v[3];
+    t->slice_us = v[4];
+    t->inflight = v[5];
+    t->corun = v[6];
+    t->hold = v[7] != 0;
     return 0;
 }
 

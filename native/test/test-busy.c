@@ -97,10 +97,13 @@ static void every_kind_of_wait_ends_a_request(void)
 /* How many launches requests make is known once some were alike; one that ends in a look tells nothing. */
 static void what_requests_launch_is_learned(void)
 {
+    enum { CLOCKS_NS = 1000000 }; /* by which rg_clock_ns and rg_now_ns may differ (trace.h) */
     become_high_without_agent();
     const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
     uint64_t launches = 0;
+    uint64_t first = rg_now_ns(), begun = 0;
     for (int request = 0; request < 4; request++) {
+        begun = rg_now_ns();
         for (int i = 0; i < 20; i++)
             launch(spin, NULL, 1000);
         CHECK_EQUAL(share->began_launches, launches);
@@ -108,18 +111,24 @@ static void what_requests_launch_is_learned(void)
         launches += 20;
         CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
         CHECK_EQUAL(share->usual_launches, 20);
+        CHECK(share->began_ns + CLOCKS_NS >= begun && share->began_ns <= rg_now_ns() + CLOCKS_NS);
+        CHECK(share->usual_ns > 0 && share->usual_ns <= rg_now_ns() - first + CLOCKS_NS);
     }
+    begun = share->began_ns;
     /* An end that the program does not wait for may be one in the middle of a request: what follows goes on with it. */
     for (int i = 0; i < 5; i++)
         launch(spin, NULL, 1000);
     WAIT_FOR(cuStreamQuery(NULL) == CUDA_SUCCESS);
     CHECK_EQUAL(busy_word(), 0);
     CHECK_EQUAL(share->began_launches, launches);
+    CHECK(share->began_ns > begun);
+    begun = share->began_ns;
     for (int i = 0; i < 15; i++)
         launch(spin, NULL, 1000);
     CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
     CHECK_EQUAL(share->began_launches, launches + 20);
     CHECK_EQUAL(share->usual_votes, 100);
+    CHECK_EQUAL(share->began_ns, begun);
     /* But a whole request that it does not wait for is one. */
     for (int i = 0; i < 20; i++)
         launch(spin, NULL, 1000);

@@ -97,19 +97,36 @@ static void least_share(void)
     CHECK_EQUAL(DECIDE(v_.allowance_ns = 1), RG_PASS);
 }
 
+/* How fast a request launches: its own pace, and at first that of the ones before. */
+static void pace_of_a_request(void)
+{
+    CHECK_EQUAL(rg_policy_pace(0, 200, 5000, 0), 0);
+    CHECK_EQUAL(rg_policy_pace(50, 200, 5000, 0), 100);
+    /* 25 launches of 40 each, of those before. */
+    CHECK_EQUAL(rg_policy_pace(0, 200, 0, 8000), 40);
+    CHECK_EQUAL(rg_policy_pace(25, 200, 3000, 8000), 80);
+    CHECK_EQUAL(rg_policy_pace(175, 200, 7000, 8000), 40);
+    CHECK_EQUAL(rg_policy_pace(0, 0, 5000, 8000), 0);
+    CHECK_EQUAL(rg_policy_pace(1, 16, UINT64_MAX / 2, UINT64_MAX / 16), (UINT64_MAX / 2 + UINT64_MAX / 16 / 16 * 2) / 3);
+}
+
 /* What requests launch is learned from those that have most of the launches; a program that changes is followed. */
 static void requests_that_are_alike(void)
 {
     uint32_t usual = 0, votes = 0;
-#define AFTER(made) (rg_policy_usual(&usual, &votes, made), rg_policy_regular(usual, votes))
+    uint64_t usual_ns = 0;
+#define AFTER(made) (rg_policy_usual(&usual, &votes, &usual_ns, made, (uint64_t)(made) < 1000 ? (made) * 10ull : 0), rg_policy_regular(usual, votes))
     CHECK(!AFTER(0));
     CHECK(!AFTER(200));
     CHECK(AFTER(200));
     /* Nearly as many are as many; a few launches between requests are none of that kind, and too few to count. */
+    CHECK_EQUAL(usual_ns, 2000);
     CHECK(AFTER(210));
     CHECK_EQUAL(usual, 210);
+    CHECK_EQUAL(usual_ns, 2025);
     for (int i = 0; i < 20; i++)
         AFTER(3);
+    CHECK_EQUAL(usual_ns, 2025);
     CHECK(AFTER(210));
     CHECK_EQUAL(usual, 210);
     for (int i = 0; i < 100; i++)
@@ -207,6 +224,7 @@ int main(void)
     slo_is_priority();
     held_and_preemptible();
     least_share();
+    pace_of_a_request();
     requests_that_are_alike();
     fair();
     orion();

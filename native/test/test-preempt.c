@@ -206,6 +206,24 @@ static void suspended_when_so_much_of_a_request_is_launched(void)
     done();
 }
 
+/* Or by how long the rest of its launches takes; one that launches nothing at the moment takes longer and longer. */
+static void suspended_when_little_time_is_left_of_a_request(void)
+{
+    become_preemptible();
+    other_is_regular();
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    seg->settings.defer_ppm = 0;
+    seg->settings.need_us = 50000;
+    atomic_store(&share->usual_ns, 100000000);
+    atomic_store(&share->began_ns, rg_now_ns());
+    other_launches(true);
+    usleep(20000);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    atomic_store(&seg->clients[OTHER].launches[0], 99);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    done();
+}
+
 /* One that stops launching and never waits is stood aside for, too, and best-effort work gets its due. */
 static void a_request_that_stops_is_waited_for_so_long(void)
 {
@@ -440,6 +458,7 @@ int main(int argc, char **argv)
     RUN(requests_one_after_the_other_starve_nobody);
     RUN(an_old_hold_takes_nobody_off);
     RUN(suspended_when_so_much_of_a_request_is_launched);
+    RUN(suspended_when_little_time_is_left_of_a_request);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(a_long_slice_ends_when_a_request_waits);
     RUN(preemption_can_be_changed_at_any_time);

@@ -513,6 +513,15 @@ static void test_part_of_a_request(void)
     o.defer_ppm = 0;
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_time);
     EQUAL(by_time[1].suspensions, 0);
+    /* What is left of a request takes 95 us 5 us after its ninth launch: (80 + 2 of 10) / 11 each. In one that is slower it is as much. */
+    o.need_us = 95;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_part);
+    EQUAL(by_part[1].suspensions, REQUESTS - 2);
+    o.need_us = 0;
+    o.defer_us = 85;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_time);
+    EQUAL(by_part[0].p50_ns, by_time[0].p50_ns);
+    o.defer_us = 100000;
     /* In slices that are long, a request that waits sooner than that cuts the slice short. */
     o.be_slice_us = 5000;
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_part);

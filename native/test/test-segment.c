@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 12 segment");
+    refuse(path, "is not a version 13 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -109,7 +109,7 @@ static void how_far_requests_are(void)
 {
     rg_segment *seg = fresh(scratch("late"));
     uint64_t again_ns, ms = 1000000;
-#define LATE(busy_ns) rg_device_late(seg, 0, busy_ns, &again_ns)
+#define LATE(busy_ns) rg_device_late(seg, 0, 1000 * ms + (busy_ns), busy_ns, &again_ns)
     seg->devices[0].high_busy = seg->devices[0].high_launching = 1 << 3;
     CHECK(LATE(0));
     seg->settings.defer_us = 2000;
@@ -120,6 +120,7 @@ static void how_far_requests_are(void)
     seg->settings.defer_ppm = 500000;
     rg_share *share = rg_share_of(seg, 0, 3);
     share->began_launches = 1000;
+    share->began_ns = 1000 * ms;
     share->usual_launches = share->usual_votes = 200;
     CHECK(LATE(2 * ms));
     share->usual_votes = 400;
@@ -145,6 +146,39 @@ static void how_far_requests_are(void)
     CHECK(LATE(0));
     seg->devices[0].high_busy = 1 << 3;
     CHECK(!LATE(0));
+    /* For how long the rest of its launches takes, at its own pace: in one of twice the pace that comes later. */
+    seg->settings.defer_ppm = 0;
+    seg->settings.need_us = 3000;
+    CHECK(!LATE(0)); /* nothing tells the pace yet */
+    CHECK(again_ns > 0 && again_ns <= 100000);
+    seg->clients[3].launches[0] = 599;
+    CHECK(!LATE(ms)); /* 49 in 1 ms: 151 take 3.1 ms */
+    CHECK(again_ns <= 100000);
+    seg->clients[3].launches[0] = 600;
+    CHECK(LATE(ms));
+    CHECK(!LATE(2 * ms));
+    CHECK(again_ns > 400000 && again_ns <= 500000);
+    /* What requests took before counts for 25 launches. */
+    share->usual_ns = 8 * ms;
+    CHECK(LATE(ms / 2));
+    seg->clients[3].launches[0] = 550;
+    CHECK(!LATE(0));
+    share->usual_ns = 2 * ms;
+    CHECK(LATE(0));
+    /* Whichever comes first, and at the end of its launches in any case. */
+    seg->settings.defer_ppm = 900000;
+    CHECK(LATE(0));
+    share->usual_ns = 80 * ms;
+    CHECK(!LATE(0));
+    seg->clients[3].launches[0] = 550 + 180;
+    CHECK(LATE(20 * ms));
+    seg->settings.defer_ppm = 0;
+    CHECK(!LATE(40 * ms));
+    seg->clients[3].launches[0] = 550 + 200;
+    CHECK(LATE(5000 * ms));
+    share->usual_ns = 0;
+    seg->settings.need_us = 0;
+    seg->settings.defer_ppm = 500000;
     /* Nobody, or a slot whose counts were cleared meanwhile. */
     seg->clients[3].launches[0] = seg->clients[3].launches[2] = 0;
     CHECK(!LATE(ms));
