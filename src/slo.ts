@@ -697,11 +697,11 @@ export class Controller {
     this.#known = [];
     this.#request_ms = now_ms;
     const here = this.#ladder[this.#rung];
-    const off = ({ need }: Rung): number => Math.abs(Math.log((need * ratio) / (here?.need ?? 0)));
+    const apart = ({ need }: Rung): number => Math.abs(Math.log((need * ratio) / (here?.need ?? 0)));
     const alike = this.#ladder.filter(
       ({ suspend, corun, need }) => suspend && need > 0 && here && here.need > 0 && corun === here.corun,
     );
-    const [closest] = alike.toSorted((a, b) => off(a) - off(b));
+    const [closest] = alike.toSorted((a, b) => apart(a) - apart(b));
     this.#go(closest ? this.#ladder.indexOf(closest) : this.#rung);
     this.#home = this.#rung;
   }
