@@ -185,6 +185,7 @@ typedef struct {
     _Atomic uint64_t busy_since;
     _Atomic uint64_t busy_tick;   /* the same for records */
     _Atomic uint64_t drain_since; /* while draining: since when */
+    _Atomic uint64_t paused_since; /* its end was found by the agent: when */
     _Atomic uint64_t inside_ns;   /* in copies that may have waited for the GPU, and in waits for a part of the work */
 } rg_period;
 

@@ -415,6 +415,7 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
             atomic_store(&share->usual_votes, 0);
             atomic_store(&share->usual_launches, 0);
             atomic_store(&share->usual_ns, 0);
+            atomic_store(&share->began_ns, 0);
             atomic_store(&share->began_launches, rg_progress(m->slot));
         }
     }

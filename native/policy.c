@@ -120,7 +120,8 @@ uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64
 {
     uint64_t before = usual_ns && usual ? usual / 8 : 0;
     uint64_t before_ns = before ? usual_ns / usual * before : 0;
-    return made + before ? (spent_ns + before_ns) / (made + before) : 0;
+    uint64_t pace_ns = made + before ? (spent_ns + before_ns) / (made + before) : 0, most_ns = before ? usual_ns / usual * 4 : 0;
+    return most_ns && pace_ns > most_ns ? most_ns : pace_ns;
 }
 
 uint64_t rg_policy_inverse(uint32_t weight)

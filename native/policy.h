@@ -187,7 +187,8 @@ static inline bool rg_policy_late(uint64_t made, uint32_t usual, uint32_t ppm)
 /*
  * rg_policy_pace: what each launch of a request takes its program, in nanoseconds; 0: not known yet. It is the request's own pace so far,
  * `made` of `usual` launches in `spent_ns`, in which the `usual_ns` that requests like it took last (0: unknown) stand for an eighth of the
- * launches, since the first few say little of the rest.
+ * launches, since the first few say little of the rest. No more than four times that of those: a program that has stood still for long, for
+ * its processor or for the GPU, goes on as fast as ever.
  */
 uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns);
 

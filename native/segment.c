@@ -234,7 +234,7 @@ uint64_t rg_progress(const rg_client *c)
  */
 static uint64_t until_late(const rg_settings *settings, const rg_share *share, uint64_t made, uint32_t usual, uint64_t now_ns)
 {
-    enum { LONGEST_NS = 2000000000 };
+    const uint64_t LONGEST_NS = 1ull << 34;
     uint64_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed), left_ns = UINT64_MAX;
     uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
     uint64_t spent_ns = rg_since(atomic_load(&share->began_ns), now_ns), usual_ns = atomic_load(&share->usual_ns);

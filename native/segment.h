@@ -133,8 +133,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, began_launches, 1) /* [client] high: what it had launched when its last request ended */ \
     F(u32, usual_launches, 1) /* [client] high: what a request of it launches, as far as they are alike (rg_policy_usual) */ \
     F(u32, usual_votes, 1)    /* [client] how sure that is */ \
-    F(u64, began_ns, 1)       /* [client] high: when the request under way began, or the last one */ \
-    F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual_ns) */
+    F(u64, began_ns, 1)       /* [client] high: when the request under way began, later by what it paused; 0: none is */ \
+    F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual) */
 
 /*
  * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever

@@ -390,13 +390,15 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD_TO_WRITE(&c->waited);
 }
 
-/* A request begins, or goes on whose program the agent took for idle: its launches are counted on, so its time is too. */
-static void begin_launches(rg_share *share, uint64_t progress, uint64_t now)
+/* A request begins, or goes on whose program the agent took for idle: its launches are counted on, so its time is too, but for the pause. */
+static void begin_launches(rg_member *m, uint32_t device, uint64_t now)
 {
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    uint64_t made = rg_progress(m->slot) - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns);
     /* That by which it begins may be counted already, and a few between requests. */
-    if (progress - atomic_load(&share->began_launches) <= 1 + usual / 8)
-        atomic_store(&share->began_ns, now);
+    bool goes_on = began && made > 1 + usual / 8;
+    atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
 
 void rg_busy_begin(rg_member *m, uint32_t device)
@@ -409,7 +411,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
-        begin_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot), now);
+        begin_launches(m, device, now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         atomic_store(&m->period[device].draining, 0);
@@ -465,32 +467,38 @@ static bool drain(rg_member *m)
  * How many launches the client's requests make, and in what time, for who has to know how far one has come (rg_device_late). Only those count that the
  * program waits for: an end that the agent finds may be in the middle of one whose program has lost its processor.
  */
-static void note_launches(rg_share *share, uint64_t progress, uint64_t took_ns)
+static void note_launches(rg_share *share, uint64_t progress, uint64_t now)
 {
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
     uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
-    rg_policy_usual(&usual, &votes, &usual_ns, progress - atomic_load(&share->began_launches), took_ns);
+    uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns);
+    rg_policy_usual(&usual, &votes, &usual_ns, made, began ? rg_since(began, now) : 0);
     atomic_store(&share->began_launches, progress);
+    atomic_store(&share->began_ns, 0);
     atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
 }
 
 /* An end that was not waited for: of a whole request, or of one that has not launched as much as usual yet and goes on. */
-static void skip_launches(rg_share *share, uint64_t progress)
+static void skip_launches(rg_member *m, uint32_t device, uint64_t now)
 {
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-    if (progress - atomic_load(&share->began_launches) >= usual - usual / 8)
-        atomic_store(&share->began_launches, progress);
+    uint64_t progress = rg_progress(m->slot);
+    atomic_store(&m->period[device].paused_since, now);
+    if (progress - atomic_load(&share->began_launches) < usual - usual / 8)
+        return;
+    atomic_store(&share->began_launches, progress);
+    atomic_store(&share->began_ns, 0);
 }
 
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
-    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     if (!atomic_load(&m->period[device].draining)) { /* the agent found out, or the program asks instead of waiting */
-        skip_launches(share, rg_progress(m->slot));
+        skip_launches(m, device, now);
         return;
     }
     uint64_t began = atomic_load(&m->period[device].busy_since), drain = atomic_load(&m->period[device].drain_since);
@@ -504,7 +512,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
-    note_launches(share, rg_progress(m->slot), rg_since(began, drain));
+    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot), drain);
 }
 
 bool rg_drain(void)

@@ -97,6 +97,8 @@ function alone(option: string, other: string): RigelError {
 async function runSimulate(file: string | undefined, flags: Flags): Promise<void> {
   if (flags.output !== undefined && flags.importBench === undefined) throw alone("-o", "--import-bench");
   if (flags.keep && flags.reference === undefined) throw alone("--keep", "--reference");
+  if (flags.slow !== undefined && (flags.reference !== undefined || flags.importBench !== undefined))
+    throw alone("--slow", "a configuration or the demo");
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);

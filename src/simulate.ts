@@ -75,6 +75,8 @@ export interface Prediction {
   /** The file of what was measured of such a GPU; null: the values of the preset. */
   calibration: string | null;
   sweep: string | null;
+  /** By what programs take longer between launches, every other spell; 1: never. */
+  slow: number;
   points: Point[];
   notes: string[];
 }
@@ -113,6 +115,7 @@ export async function predict(
     preset,
     calibration: gpu.calibration,
     sweep: options.sweep?.key ?? null,
+    slow: options.slow ?? 1,
     points: await Promise.all(running),
     notes,
   };

@@ -310,7 +310,7 @@ export class Controller {
   #skips = 0;
   #known: Known[] = [];
   readonly #alone = new Pool();
-  /** What requests took alone when that was first known: what `need` is a part of. That a host becomes slower does not move the rungs. */
+  /** What `need` is a part of (#length_ms, when a rung first needed it): that a host becomes slower does not move the rungs. */
   #request_ms: number | undefined;
   /** Requests of the window that is under way, or was last. */
   readonly #window = new Pool();
@@ -496,9 +496,8 @@ export class Controller {
     this.#settled = this.#ticks;
     const to = this.#ladder[rung];
     if (!to) return;
-    this.#request_ms ??= [this.#alone, this.#at(this.#home).pool]
-      .map((pool) => pool.quantile_ms(0.5))
-      .find(Number.isFinite);
+    if (to.need > 0 && (this.#request_ms === undefined || "p99_ms" in this.#target))
+      this.#request_ms = this.#length_ms();
     const request_us = (this.#request_ms ?? 0) * 1000;
     this.#settings = {
       suspend: Number(to.suspend),
@@ -510,6 +509,17 @@ export class Controller {
       inflight: to.inflight,
       corun: to.corun,
     };
+  }
+
+  /**
+   * What requests take alone, or where none of those are known, on the rung to go back to. Half of their time is in longer ones: what a
+   * program waits for between its requests, a copy or a number, is no request. Undefined: nothing is known.
+   */
+  #length_ms(): number | undefined {
+    const waits = this.#aloneWaits.count >= ENOUGH ? this.#aloneWaits.waits : [];
+    return [longMedian(waits), this.#alone.quantile_ms(0.5), this.#at(this.#home).pool.quantile_ms(0.5)].find(
+      Number.isFinite,
+    );
   }
 
   #enter(state: State): void {
@@ -667,7 +677,7 @@ export class Controller {
       else this.#forgetAlone();
     }
     this.#window_s = this.t_s;
-    this.#anchor();
+    this.#anchor(OTHER_REQUESTS);
     this.#enter("run");
   }
 
@@ -684,16 +694,16 @@ export class Controller {
   #forgetDurations(): void {
     this.#alone.take(this.#window);
     for (const known of this.#known) known?.pool.clear();
+    this.#anchor(STEADY, longMedian(this.#windowWaits.waits));
   }
 
   /**
-   * Where requests alone have become so much longer or shorter that the host does not explain it, the rungs stand for parts of what they
-   * take now. It stays on the one whose settings are closest, and nothing is known of any.
+   * Where requests alone have become longer or shorter by this factor, the rungs stand for parts of what they take now. It stays on the
+   * one whose settings are closest, and nothing is known of any.
    */
-  #anchor(): void {
-    const now_ms = this.#alone.quantile_ms(0.5);
+  #anchor(factor: number, now_ms = this.#length_ms() ?? Number.NaN): void {
     const ratio = now_ms / (this.#request_ms ?? Number.NaN);
-    if (!(ratio > OTHER_REQUESTS || ratio < 1 / OTHER_REQUESTS)) return;
+    if (!(ratio > factor || ratio < 1 / factor)) return;
     this.#known = [];
     this.#request_ms = now_ms;
     const here = this.#ladder[this.#rung];
@@ -912,6 +922,13 @@ export class Controller {
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
   }
+}
+
+/** The duration of the one in which half of the time of all is over, from the shortest on; NaN: there are none. */
+function longMedian(waits: readonly Wait[]): number {
+  const lengths = waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms).toSorted((a, b) => a - b);
+  let left = lengths.reduce((sum, ms) => sum + ms, 0) / 2;
+  return lengths.find((ms) => (left -= ms) <= 0) ?? Number.NaN;
 }
 
 /** So many requests say something of a quantile. */

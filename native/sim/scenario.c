@@ -468,7 +468,10 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         p->arrivals = *of->list;
     else if (of->open_loop)
         rg_arrivals_init(&p->arrivals, of->arrivals, of->mean_gap_ns, of->seed);
-    rg_arrivals_init(&p->spells, RG_ARRIVALS_POISSON, RG_SCENARIO_SPELL_NS, ~of->seed);
+    uint64_t seed = ~of->seed;
+    rg_arrivals_init(&p->spells, RG_ARRIVALS_POISSON, RG_SCENARIO_SPELL_NS, seed);
+    p->slow = rg_random(&seed) & 1;
+    p->spell_until = rg_arrivals_next_gap_ns(&p->spells);
     p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
     if (!p->shapes)
         return false;

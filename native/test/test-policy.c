@@ -107,7 +107,10 @@ static void pace_of_a_request(void)
     CHECK_EQUAL(rg_policy_pace(25, 200, 3000, 8000), 80);
     CHECK_EQUAL(rg_policy_pace(175, 200, 7000, 8000), 40);
     CHECK_EQUAL(rg_policy_pace(0, 0, 5000, 8000), 0);
-    CHECK_EQUAL(rg_policy_pace(1, 16, UINT64_MAX / 2, UINT64_MAX / 16), (UINT64_MAX / 2 + UINT64_MAX / 16 / 16 * 2) / 3);
+    /* One that has stood still: no more than 4 times 40. */
+    CHECK_EQUAL(rg_policy_pace(100, 200, 1000000, 8000), 160);
+    CHECK_EQUAL(rg_policy_pace(100, 200, 1000000, 0), 10000);
+    CHECK_EQUAL(rg_policy_pace(1, 16, UINT64_MAX / 2, 0), UINT64_MAX / 2);
 }
 
 /* What requests launch is learned from those that have most of the launches; a program that changes is followed. */
