@@ -162,10 +162,10 @@ uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t min_sh
 
 /*
  * rg_policy_usual: learns how many launches a client's requests make; called at the end of each, with what it has `made` and for how long
- * it has launched (`took_ns`). `usual` is
- * the number that requests with most of the launches have, give or take an eighth, and `votes` by how many launches they outnumber the
- * others (a majority vote, Boyer and Moore 1981), no more than in eight of them, and each of the others for a sixteenth of one at least,
- * so that it follows a program that changes. `usual_ns` is the time that those requests launch for, a quarter of it the last one's.
+ * it has launched (`took_ns`). `usual` is the number that requests with most of the launches have, give or take an eighth, and `votes` by
+ * how many launches they outnumber the others (a majority vote, Boyer and Moore 1981), no more than in eight of them, and each of the
+ * others for a sixteenth of one at least, so that it follows a program that changes. `usual_ns` is for how long those requests launch, a
+ * quarter of it the last one's.
  */
 void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made, uint64_t took_ns);
 

@@ -237,7 +237,8 @@ static uint64_t until_late(const rg_settings *settings, const rg_share *share, u
     const uint64_t LONGEST_NS = 1ull << 34;
     uint64_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed), left_ns = UINT64_MAX;
     uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
-    uint64_t spent_ns = rg_since(atomic_load(&share->began_ns), now_ns), usual_ns = atomic_load(&share->usual_ns);
+    uint64_t began_ns = atomic_load(&share->began_ns), usual_ns = atomic_load(&share->usual_ns);
+    uint64_t spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
     uint64_t pace_ns = rg_policy_pace(made, usual, spent_ns < LONGEST_NS ? spent_ns : LONGEST_NS, usual_ns);
     if ((ppm && rg_policy_late(made, usual, (uint32_t)ppm)) || (need_ns && made >= usual))
         return 0;

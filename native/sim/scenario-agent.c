@@ -2,9 +2,9 @@
  * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
- * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm, need_us) and
- * lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound best-effort
- * work gets its due.
+ * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
+ * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
+ * best-effort work gets its due.
  */
 #include "scenario-inside.h"
 
