@@ -225,8 +225,8 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns], ...]}, in
- * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun hold" of eight numbers, or "keep hold", which leaves the settings as
- * they are.
+ * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun hold" of eight numbers, or "keep hold", which leaves the
+ * settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {

@@ -118,7 +118,8 @@ static void requests_that_are_alike(void)
 {
     uint32_t usual = 0, votes = 0;
     uint64_t usual_ns = 0;
-#define AFTER(made) (rg_policy_usual(&usual, &votes, &usual_ns, made, (uint64_t)(made) < 1000 ? (made) * 10ull : 0), rg_policy_regular(usual, votes))
+#define AFTER(made) \
+    (rg_policy_usual(&usual, &votes, &usual_ns, made, (uint64_t)(made) < 1000 ? (made) * 10ull : 0), rg_policy_regular(usual, votes))
     CHECK(!AFTER(0));
     CHECK(!AFTER(200));
     CHECK(AFTER(200));
