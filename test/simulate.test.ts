@@ -104,6 +104,21 @@ describe.concurrent("rigel simulate", () => {
     expect(gated?.clients[0]?.p99_ms).toBeGreaterThan(preempted?.clients[0]?.p99_ms ?? 0);
   });
 
+  test("on a slow host programs take longer between launches, for some of the time, and the GPU as long as ever", async () => {
+    using scratch = new Scratch();
+    const latencies = async (...args: string[]) => {
+      const { points } = await predicted(jobs(scratch), "--policy", "mps", "--duration", "40", ...args);
+      return points.map(({ alone: [serve] }) => [serve?.p50_ms, serve?.p99_ms, serve?.requests]);
+    };
+    // 1 us of the host is 10 of a slow one, for half of 40 s more or less.
+    const [one, ...others] = await latencies("--slow", "10", "--sweep", "seed=1:8:1");
+    expect(one?.[2]).toBe(3999);
+    const p50 = new Set([one, ...others].map((point) => point?.[0]));
+    expect(p50).toEqual(new Set([0.203, 0.212]));
+    expect(new Set(others.map((point) => point[1]))).toEqual(new Set([0.212]));
+    expect(await latencies("--slow", "1")).toEqual([[0.203, 0.203, 3999]]);
+  });
+
   test("the same seed gives the same bytes, another seed other numbers", async () => {
     using scratch = new Scratch();
     const clients = [
@@ -227,6 +242,8 @@ describe.concurrent("rigel simulate", () => {
   test.each([
     [["-o", "/dev/null"], "-o: expected --import-bench with it"],
     [["--keep"], "--keep: expected --reference with it"],
+    [["--slow", "0.5"], "Expected a number from 1 to 10."],
+    [["--slow", "2", "--reference"], "--slow: expected a configuration or the demo with it"],
     [["--html", "/nowhere/page.html"], "--html: expected a file that can be written"],
     [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
     [["--policy", "fair-gate"], "--policy: expected"],
