@@ -114,7 +114,7 @@ const STEADY_REQUESTS = 8;
 const STEADY = 1.35;
 const WARM_UP_MOST_S = 15;
 /** By this factor requests alone differ from those that the rungs are parts of: more than a host whose processors are shared explains. */
-const OTHER_REQUESTS = 2.2;
+const OTHER_REQUESTS = 2.5;
 /** A window of so many requests whose median is off by the same factor, so soon after, shows that it was not: all is learned anew. */
 const DOUBT_S = 20;
 const DOUBT_REQUESTS = 12;
@@ -694,14 +694,19 @@ export class Controller {
   #forgetDurations(): void {
     this.#alone.take(this.#window);
     for (const known of this.#known) known?.pool.clear();
-    this.#anchor(STEADY, longMedian(this.#windowWaits.waits));
+    this.#anchor(STEADY);
   }
 
   /**
-   * Where requests alone have become longer or shorter by this factor, the rungs stand for parts of what they take now. It stays on the
-   * one whose settings are closest, and nothing is known of any.
+   * Where the window's requests are longer or shorter by this factor, the rungs stand for parts of what they take now. It stays on the one
+   * whose settings are closest, and nothing is known of any.
    */
-  #anchor(factor: number, now_ms = this.#length_ms() ?? Number.NaN): void {
+  #anchor(factor: number): void {
+    const [few, now_ms] =
+      this.#aloneWaits.count >= ENOUGH
+        ? [this.#windowWaits.count, longMedian(this.#windowWaits.waits)]
+        : [this.#window.count, this.#window.quantile_ms(0.5)];
+    if (few < DOUBT_REQUESTS) return;
     const ratio = now_ms / (this.#request_ms ?? Number.NaN);
     if (!(ratio > factor || ratio < 1 / factor)) return;
     this.#known = [];

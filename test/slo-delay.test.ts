@@ -298,6 +298,9 @@ const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Se
   return after.filter((settings) => settings && ok(settings)).length / after.length;
 };
 
+const needs = (least: number, most: number) => (settings: Settings) =>
+  settings.need_us > least && settings.need_us < most;
+
 describe("the controller on such a host", () => {
   test("under MPS it finds the launches in flight that delay nothing within 15 s, and stays there", () => {
     const { settings, held_s, controller } = settle(hostBound, false, 60, gate);
@@ -354,6 +357,26 @@ describe("the controller on such a host", () => {
     expect(
       share(settings, 15, ({ suspend, defer_us }) => suspend === 1 && defer_us > 1300 && defer_us < 2900),
     ).toBeGreaterThan(0.8); // the rest are trials of slices
+  });
+
+  test("what requests need of the GPU is found, and found again where they become three times as long", () => {
+    let factor = 1;
+    const slower = (t_s: number): number => (factor = t_s < 60 ? 1 : 3);
+    // They need the GPU for 2 ms of some 5, and launches beside that delay them.
+    const { settings, controller } = settle(
+      hostBound,
+      true,
+      240,
+      ({ suspend, need_us, slice_us }) => ({
+        delay_ms: (noise) =>
+          (suspend ? (need_us > 0 ? Math.max(0, 2 * factor - need_us / 1e3) : 0) : slice_us / 25) * (0.5 + noise()),
+        launches_per_s: 1000 + (suspend && need_us > 0 ? 1e6 / need_us : 0),
+      }),
+      { slower, rate_per_s: () => 25 },
+    );
+    expect(share(settings.slice(0, 600), 20, needs(1700, 2900))).toBeGreaterThan(0.7);
+    expect(share(settings, 110, needs(5100, 8700))).toBeGreaterThan(0.7);
+    expect(controller.summary().over_alone?.p50).toBeLessThan(1.06);
   });
 
   test("where the host leaves the GPU idle for most of a request, best-effort work runs beside it", () => {
