@@ -409,6 +409,56 @@ describe("pairs, policies and ways", () => {
 const python = Bun.which("python3");
 if (python === null) console.warn("bench.test.ts: without python3 the arguments of workload.py are not checked");
 
+async function verdict(path: string, ...args: string[]) {
+  await using child = Bun.spawn([process.execPath, "run", "bench:verdict", path, ...args], {
+    cwd: root,
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+  return { stdout, stderr, status: await child.exited };
+}
+
+test("bun run bench:verdict tells how soon requests are found to miss a target", async () => {
+  using scratch = new Scratch();
+  const random = generator(3);
+  const windows = (way: string, more_ms: number): object[] =>
+    Array.from({ length: 12 }, (_, n) => ({
+      pair: "a+b",
+      method: "live",
+      way,
+      waits: Array.from({ length: 100 }, (__, i) => ({
+        client: 0,
+        began_ms: n * 2000 + i * 20,
+        worked_ms: 4 + 2 * random(),
+        waited_ms: 0.05 + more_ms,
+      })),
+    }));
+  const measurements = [...windows("alone", 0), ...windows("same", 0), ...windows("more", 0.6)];
+  const file = scratch.file("bench.json", { measurements });
+  const told = z
+    .array(z.object({ way: z.string(), over: z.array(z.object({ part: z.number() })) }))
+    .parse(JSON.parse((await verdict(file, "--draws", "10", "--json")).stdout));
+  expect(told.map(({ way, over }) => [way, over.at(-1)?.part])).toEqual([
+    ["alone", 0],
+    ["same", 0],
+    ["more", 1],
+  ]);
+  expect((await verdict(file, "--draws", "10")).stdout).toMatch(/\na\+b, more: .* 1\.00; delayed 1\.1\d, /);
+  for (const [path, expected] of [
+    [join(scratch.path, "none.json"), "no such file"],
+    [scratch.file("bad.json", "{"), "bad.json: expected what rigel bench --json writes"],
+    [
+      scratch.file("few.json", { measurements: [] }),
+      "expected requests alone and beside others in windows of one start",
+    ],
+  ] as const) {
+    const { stderr, status } = await verdict(path);
+    expect(stderr).toContain(expected);
+    expect(status).not.toBe(0);
+  }
+});
+
 test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
