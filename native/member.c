@@ -409,14 +409,9 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
         rg_preempt_wake();
         rg_preempt_settle();
         for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
-            rg_share *share = rg_share_of(rg.segment, d, m->slot_index);
             rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
             /* What it has launched so far was no request. */
-            atomic_store(&share->usual_votes, 0);
-            atomic_store(&share->usual_launches, 0);
-            atomic_store(&share->usual_ns, 0);
-            atomic_store(&share->began_ns, 0);
-            atomic_store(&share->began_launches, rg_progress(m->slot));
+            rg_share_forget_requests(rg_share_of(rg.segment, d, m->slot_index), rg_progress(m->slot));
         }
     }
     /* Whoever leaves Rigel meanwhile has stored its own. */

@@ -124,6 +124,25 @@ uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64
     return most_ns && pace_ns > most_ns ? most_ns : pace_ns;
 }
 
+uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns, uint32_t ppm, uint64_t need_ns)
+{
+    const uint64_t LONGEST_NS = 1ull << 34; /* times a number of launches it is no more than 64 bits */
+    uint64_t pace_ns = rg_policy_pace(made, usual, spent_ns < LONGEST_NS ? spent_ns : LONGEST_NS, usual_ns), left_ns = UINT64_MAX;
+    if ((ppm && made * 1000000 >= (uint64_t)usual * ppm) || (need_ns && made >= usual))
+        return 0;
+    if (!pace_ns)
+        return UINT64_MAX;
+    if (ppm)
+        left_ns = ((uint64_t)usual * ppm / 1000000 + 1 - made) * pace_ns;
+    if (need_ns) {
+        uint64_t rest_ns = (usual - made) * pace_ns;
+        if (rest_ns <= need_ns)
+            return 0;
+        left_ns = rest_ns - need_ns < left_ns ? rest_ns - need_ns : left_ns;
+    }
+    return left_ns;
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

@@ -9,7 +9,7 @@
  *   priority  best-effort launches wait while a high client has work, and are limited in flight otherwise. Where high clients
  *             never rest, `min_share` of the GPU's time goes to best-effort work all the same
  *   slo       decides as priority does; a control loop elsewhere moves its settings (inflight, corun, suspend, defer_us, defer_ppm,
- *             slice_us, hold)
+ *             need_us, slice_us, hold)
  *   fair      all clients alike, by weights: start-time fair queueing of GPU time
  *   orion     the published rules of Orion, reimplemented
  */
@@ -178,12 +178,6 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
 /* Slices up to this are no more than a suspension takes: nobody is suspended to end one. */
 #define RG_POLICY_SHORT_SLICE_US 1000u
 
-/* rg_policy_late: a request has made this part of its launches, in millionths. */
-static inline bool rg_policy_late(uint64_t made, uint32_t usual, uint32_t ppm)
-{
-    return made * 1000000 >= (uint64_t)usual * ppm;
-}
-
 /*
  * rg_policy_pace: what each launch of a request takes its program, in nanoseconds; 0: not known yet. It is the request's own pace so far,
  * `made` of `usual` launches in `spent_ns`, in which the `usual_ns` that requests like it took last (0: unknown) stand for an eighth of the
@@ -191,6 +185,13 @@ static inline bool rg_policy_late(uint64_t made, uint32_t usual, uint32_t ppm)
  * its processor or for the GPU, goes on as fast as ever.
  */
 uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns);
+
+/*
+ * rg_policy_until_late: for how long a request still launches, at its pace, until it has come far enough for best-effort work to give way: it
+ * has made this part of its launches (`ppm`, in millionths; 0: none), or the rest of them takes no longer than `need_ns` (0: none).
+ * 0: it has; UINT64_MAX: nothing tells the pace. The rest as rg_policy_pace has it; `spent_ns` counts up to 17 s.
+ */
+uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns, uint32_t ppm, uint64_t need_ns);
 
 /*
  * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that

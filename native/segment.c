@@ -228,31 +228,13 @@ uint64_t rg_progress(const rg_client *c)
     return rg_launches(c) + atomic_load(&c->graph_launches);
 }
 
-/*
- * Of one client whose requests are alike: 0 if its request has come far enough, else for how long that still takes at its pace, or
- * UINT64_MAX if nothing tells.
- */
+/* Of a client whose requests are alike, see rg_policy_until_late. */
 static uint64_t until_late(const rg_settings *settings, const rg_share *share, uint64_t made, uint32_t usual, uint64_t now_ns)
 {
-    const uint64_t LONGEST_NS = 1ull << 34;
-    uint64_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed), left_ns = UINT64_MAX;
+    uint32_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed);
     uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
-    uint64_t began_ns = atomic_load(&share->began_ns), usual_ns = atomic_load(&share->usual_ns);
-    uint64_t spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
-    uint64_t pace_ns = rg_policy_pace(made, usual, spent_ns < LONGEST_NS ? spent_ns : LONGEST_NS, usual_ns);
-    if ((ppm && rg_policy_late(made, usual, (uint32_t)ppm)) || (need_ns && made >= usual))
-        return 0;
-    if (!pace_ns)
-        return UINT64_MAX;
-    if (ppm)
-        left_ns = (usual * ppm / 1000000 + 1 - made) * pace_ns;
-    if (need_ns) {
-        uint64_t rest_ns = (usual - made) * pace_ns;
-        if (rest_ns <= need_ns)
-            return 0;
-        left_ns = rest_ns - need_ns < left_ns ? rest_ns - need_ns : left_ns;
-    }
-    return left_ns;
+    uint64_t began_ns = atomic_load(&share->began_ns), spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
+    return rg_policy_until_late(made, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
 }
 
 bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns)
@@ -338,6 +320,15 @@ static void clear_trace(rg_segment *seg, int slot)
     }
 }
 
+void rg_share_forget_requests(rg_share *share, uint64_t launches)
+{
+    atomic_store(&share->usual_votes, 0);
+    atomic_store(&share->usual_launches, 0);
+    atomic_store(&share->usual_ns, 0);
+    atomic_store(&share->began_ns, 0);
+    atomic_store(&share->began_launches, launches);
+}
+
 /* What another client had of each device. */
 static void clear_shares(rg_segment *seg, int slot)
 {
@@ -347,11 +338,7 @@ static void clear_shares(rg_segment *seg, int slot)
         atomic_store(&share->idle_ns, 0);
         atomic_store(&share->preemption, RG_PREEMPTION_UNKNOWN);
         atomic_store(&share->slice_us, 0);
-        atomic_store(&share->began_launches, 0);
-        atomic_store(&share->usual_launches, 0);
-        atomic_store(&share->usual_votes, 0);
-        atomic_store(&share->began_ns, 0);
-        atomic_store(&share->usual_ns, 0);
+        rg_share_forget_requests(share, 0);
     }
 }
 

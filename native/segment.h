@@ -517,6 +517,9 @@ uint64_t rg_progress(const rg_client *client);
  */
 bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns);
 
+/* rg_share_forget_requests: nothing is known of what the client's requests launch; the next one is what follows on so many `launches`. */
+void rg_share_forget_requests(rg_share *share, uint64_t launches);
+
 /* rg_share_of: what a client has had of a device. */
 static inline rg_share *rg_share_of(rg_segment *seg, uint32_t device, int slot)
 {

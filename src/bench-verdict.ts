@@ -11,7 +11,8 @@ import { Command } from "commander";
 import { z } from "zod";
 import { between, whole } from "./arguments.ts";
 import { generator } from "./random.ts";
-import { Alone, type Wait, delay } from "./slo-delay.ts";
+import { ENOUGH } from "./slo.ts";
+import { Alone, type Wait, Waits, delay } from "./slo-delay.ts";
 
 const fileSchema = z.object({
   measurements: z.array(
@@ -26,13 +27,11 @@ const fileSchema = z.object({
   ),
 });
 
-/** Requests of a rung that count at once, and that are needed, as slo.ts has it; and of a window alone. */
-const MOST = 240;
-const ENOUGH = 20;
+/** Requests of a window alone, and from one look to the next. */
 const WINDOW = 36;
 const STEP = 12;
 
-export interface Verdicts {
+interface Verdicts {
   pair: string;
   way: string;
   /** Of all requests together, what they took over what they would have taken alone. */
@@ -78,8 +77,11 @@ function verdictsOf(pair: string, way: string, alone: readonly Wait[][], there: 
     const says = new Alone(some);
     const at = Math.floor(random() * there.length);
     const list = [...there.slice(at), ...there.slice(0, at)].flat();
-    for (let count = STEP; count <= list.length; count += STEP)
-      if (delay(list.slice(Math.max(0, count - MOST), count), says, target, ENOUGH).verdict === "over") return count;
+    const waits = new Waits();
+    for (let count = STEP; count <= list.length; count += STEP) {
+      waits.add(list.slice(count - STEP, count), 0);
+      if (delay(waits.waits, says, target, ENOUGH).verdict === "over") return count;
+    }
     return Number.POSITIVE_INFINITY;
   });
   const { requests, p50, p95, p99 } = delay(there.flat(), new Alone(alone.flat()), target, ENOUGH);

@@ -140,7 +140,7 @@ const LEAST_LEFT = 0.1;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
 const LESS = 0.4;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
-const ENOUGH = 20;
+export const ENOUGH = 20;
 const KNOWN = 60;
 /** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
 const KNOWN_WAITS = 30;
@@ -310,7 +310,10 @@ export class Controller {
   #skips = 0;
   #known: Known[] = [];
   readonly #alone = new Pool();
-  /** What `need` is a part of (#length_ms, when a rung first needed it): that a host becomes slower does not move the rungs. */
+  /**
+   * What `need` is a part of (#length_ms, when a rung first needed it): that a host becomes slower does not move the rungs. For a target
+   * in milliseconds, which has no windows that tell when requests have become others, it follows them.
+   */
   #request_ms: number | undefined;
   /** Requests of the window that is under way, or was last. */
   readonly #window = new Pool();

@@ -138,15 +138,10 @@ static uint64_t busy_ns(const scenario *s)
 /* Of a request that is like the others: when it has come far enough, at its pace; NEVER: its launches tell. */
 static uint64_t late_at(const scenario *s, const player *p)
 {
-    uint64_t need_ns = (uint64_t)s->o->need_us * 1000;
-    if (s->o->defer_ppm && rg_policy_late(p->made, p->usual, s->o->defer_ppm))
-        return s->now;
-    if (!need_ns)
-        return NEVER;
-    if (p->made >= p->usual)
-        return s->now;
-    uint64_t pace_ns = rg_policy_pace(p->made, p->usual, s->now - p->busy_ns, p->usual_ns), rest_ns = (p->usual - p->made) * pace_ns;
-    return !pace_ns ? NEVER : rest_ns > need_ns ? s->now + (rest_ns - need_ns) : s->now;
+    const rg_scenario_options *o = s->o;
+    uint64_t left_ns =
+        rg_policy_until_late(p->made, p->usual, s->now - p->busy_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
+    return left_ns && (!o->need_us || left_ns == UINT64_MAX) ? NEVER : s->now + left_ns;
 }
 
 uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)

@@ -161,8 +161,22 @@ static void requests_that_are_alike(void)
     for (int i = 0; i < 20; i++)
         AFTER(UINT64_MAX);
     CHECK(rg_policy_regular(usual, votes) && votes / 8 == usual);
-    CHECK(!rg_policy_late(0, 200, 1) && !rg_policy_late(99, 200, 500000));
-    CHECK(rg_policy_late(100, 200, 500000) && rg_policy_late(201, 200, 1000000) && !rg_policy_late(199, 200, 1000000));
+    /* A part of the launches: of 200 half, for how long that takes at 10 each, and where nothing tells. */
+#define PART(made, ppm) rg_policy_until_late(made, 200, (made) * 10, 0, ppm, 0)
+    CHECK_EQUAL(PART(0, 1), UINT64_MAX);
+    CHECK_EQUAL(PART(60, 500000), 410);
+    CHECK_EQUAL(PART(99, 500000), 20);
+    CHECK_EQUAL(PART(100, 500000), 0);
+    CHECK_EQUAL(PART(199, 1000000), 20);
+    CHECK_EQUAL(PART(201, 1000000), 0);
+    /* The rest of them takes no longer than 500; with a part, whichever comes first. */
+#define REST(made, ppm) rg_policy_until_late(made, 200, (made) * 10, 0, ppm, 500)
+    CHECK_EQUAL(REST(100, 0), 500);
+    CHECK_EQUAL(REST(149, 0), 10);
+    CHECK_EQUAL(REST(150, 0), 0);
+    CHECK_EQUAL(REST(200, 0), 0);
+    CHECK_EQUAL(REST(100, 550000), 110);
+    CHECK_EQUAL(REST(110, 550000), 0);
 }
 
 static void fair(void)
