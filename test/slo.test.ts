@@ -269,6 +269,15 @@ describe("the controller", () => {
     expect(settings.slice(first).filter((is) => is?.suspend === 1 && is.defer_us === 0)).toEqual([]);
   });
 
+  test("slices alone, which give less than late suspension, are tried twice in a minute at most", () => {
+    const settings = waitedFor(90, 55);
+    const late = settings.findIndex((is) => (is?.defer_us ?? 0) > 0);
+    const slices = settings.slice(late).map((is) => is?.suspend === 0);
+    const trials = slices.filter((is, at) => is && !slices[at - 1]);
+    expect(trials.length).toBeWithin(1, 4);
+    expect(slices.filter(Boolean).length * TICK_S).toBeLessThan(4);
+  });
+
   test("under MPS it moves the launches in flight, within fifteen seconds", () => {
     const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(underMps, { preemption: false }));
     expect(controller.summary().settings).toEqual(SAFEST);
