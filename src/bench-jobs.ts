@@ -223,7 +223,9 @@ function said({ requests, requests_s, best }: Measurement): string {
 
 /* ---- Programs switched while they run */
 
-const BEST_ALONE = "best-effort alone";
+/** The name of the windows in which one best-effort program has the GPU, and how long the others are paused for at most. */
+const soleWay = (program: Program): string => `${program.name} alone`;
+const SOLE_MOST_s = 10;
 /** The round of windows that are not counted. */
 const LEARNING = -1;
 
@@ -239,7 +241,8 @@ export function liveJob(bed: Bed, pair: Pair, ways: readonly Way[], mps: boolean
         return { way, round: LEARNING, from_s: to_s - LEARN_s, counted_s: to_s, to_s };
       });
     const begin_s = learning.length * LEARN_s;
-    const rest = schedule([ALONE, BEST_ALONE, ...switched.map(({ name }) => name).filter((name) => name !== ALONE)], {
+    const governed = switched.map(({ name }) => name).filter((name) => name !== ALONE);
+    const rest = schedule([ALONE, ...pair.best.map(soleWay), ...governed], {
       rounds,
       cycles: Math.max(1, Math.round(duration_s / window_s)),
       window_s: Math.min(window_s, duration_s),
@@ -274,8 +277,9 @@ async function runLive(
   const learning = windows.filter(({ round }) => round === LEARNING).length;
   const ways_per_turn = new Set(windows.map(({ way }) => way)).size;
   const end_s = windows.at(-1)?.to_s ?? 0;
+  const sole = (way: string): Program | undefined => pair.best.find((program) => soleWay(program) === way);
   const due_s = windows.flatMap(({ way, from_s, to_s }, index) => {
-    if (way === BEST_ALONE) return [];
+    if (sole(way)) return [];
     // The same requests in every window of a turn.
     const turn = Math.floor((index - learning) / ways_per_turn);
     return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - from_s).map((due) => from_s + due);
@@ -293,7 +297,7 @@ async function runLive(
       mps,
       started: (segment, start_ms, over) => {
         const programs = new Map(runs.map(({ name, program }) => [name, program.class]));
-        driver = drive(segment, { ways, windows, start_ms, programs, switches, loops, native: bed.native }, over);
+        driver = drive(segment, { ways, windows, start_ms, programs, sole, switches, loops, native: bed.native }, over);
         // Waited for below, once the programs have ended.
         driver.catch(() => {});
       },
@@ -310,11 +314,12 @@ async function runLive(
     // Switched late, it is not the way that it is called.
     if (switched_s > from_s + SETTLE_s / 4) return [];
     const base = { pair: pair.name, method, round, window: { from_s, counted_s, to_s, switched_s } };
-    const best = pair.best.flatMap(({ name }) => {
+    const only = sole(way);
+    const best = (only ? [only] : pair.best).map(({ name }) => {
       const ends_s = ran.logs.get(name)?.ends_s ?? [];
-      return [{ program: name, ...counted(ends_s, counted_s, to_s) }];
+      return { program: name, ...counted(ends_s, counted_s, to_s) };
     });
-    if (way === BEST_ALONE) return [{ ...base, way: ALONE, requests: [], requests_s: 0, best }];
+    if (only) return [{ ...base, way: ALONE, requests: [], requests_s: 0, best }];
     const requests = within(high, window, GUARD_s);
     const requests_s = to_s - GUARD_s - counted_s;
     const { waits = [] } = switches[index] ?? {};
@@ -375,6 +380,7 @@ async function drive(
     windows,
     start_ms,
     programs,
+    sole,
     switches,
     loops,
     native,
@@ -383,6 +389,8 @@ async function drive(
     windows: readonly Window[];
     start_ms: number;
     programs: ReadonlyMap<string, Program["class"]>;
+    /** Which best-effort program has the GPU in the windows of a way, if one does. */
+    sole: (way: string) => Program | undefined;
     switches: Switch[];
     /** The control loops of ways with policy slo; each runs in the windows of its way alone. */
     loops: Map<string, SloLoop>;
@@ -411,6 +419,11 @@ async function drive(
     for (const [index, { way, round, from_s, counted_s, to_s }] of windows.entries()) {
       if (!(await until(from_s))) return;
       for (const loop of loops.values()) loop.pause();
+      const only = sole(way)?.name;
+      for (const [name, kind] of programs) {
+        const paused = only !== undefined && kind !== "high" && name !== only;
+        if (kind !== "high") segment.want(name, { paused_until_ns: paused ? segment.now_ns + SOLE_MOST_s * 1e9 : 0 });
+      }
       const policy = ways.find((one) => one.name === way)?.policy;
       if (way === ALONE) {
         set(PRIORITY);

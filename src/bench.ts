@@ -258,14 +258,12 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     if (solo) return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
     const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
     const live = pairs.flatMap((pair) =>
-      flags.live && pair.best.length === 1
-        ? [false, true].flatMap((withMps) => liveJob(bed, pair, ways, withMps) ?? [])
-        : [],
+      flags.live ? [false, true].flatMap((withMps) => liveJob(bed, pair, ways, withMps) ?? []) : [],
     );
     const anew: Job[] = [];
     for (let round = 0; round < timing.rounds; round++)
       for (const pair of pairs)
-        for (const way of anewWays(ways, flags.live === true && pair.best.length === 1))
+        for (const way of anewWays(ways, flags.live === true))
           anew.push(...anewJobs(bed, pair, way, round));
     return [...gpuTimes, ...live, ...anew];
   };

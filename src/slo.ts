@@ -602,8 +602,9 @@ export class Controller {
           this.#stay_s = 0;
           this.#enter("run");
         } else {
-          const again = verdict === "unknown" && this.#isComparable(this.#rung);
-          this.#retreat(again, verdict === "within" && !more);
+          // Whether slices alone that give less delay requests need not be known.
+          const less = !more && (verdict === "within" || this.#crossesOver);
+          this.#retreat(verdict === "unknown" && !less && this.#isComparable(this.#rung), less);
         }
         return;
       }
