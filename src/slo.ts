@@ -756,7 +756,8 @@ export class Controller {
     if (!("p99_over_alone" in this.#target)) return undefined;
     const known = this.#at(rung);
     if (known.delay?.tick !== this.#ticks) {
-      known.waits.forget(this.t_s);
+      // What requests waited for is old, and so are their durations: the host may have been slower or faster then.
+      if (known.waits.forget(this.t_s)) known.pool.clear();
       const enough = Math.min(known.waits.count, this.#aloneWaits.count) >= ENOUGH;
       known.delay = {
         tick: this.#ticks,
@@ -766,14 +767,30 @@ export class Controller {
     return known.delay.is;
   }
 
-  /** The highest rung below this one that is known to be within the target; else that is not known to miss it; else the first. */
+  /**
+   * The highest rung below this one that is known to be within the target; else, of those that hold launches, the highest that is not known
+   * to miss it; else the first. From a late suspension to another one, if only to one that is half way down and not known to miss it: on the
+   * first rung best-effort work gets a tenth less.
+   */
   #below(): number {
+    const isLate = (rung: number): boolean => this.#ladder === PREEMPT_RUNGS && (this.#ladder[rung]?.need ?? 0) > 0;
     const below = Array.from({ length: Math.max(0, this.#rung - 1) }, (_, n) => this.#rung - 1 - n).filter(
       (rung) => this.t_s >= this.#at(rung).notBefore_s,
     );
-    const within = below.find((rung) => this.#judge(rung) === "within");
-    const unknown = this.#ladder === GATE_RUNGS ? below.find((rung) => this.#judge(rung) === "unknown") : undefined;
-    return within ?? unknown ?? 0;
+    const late = isLate(this.#rung) ? below.filter(isLate) : [];
+    const half = (this.#rung + this.#ladder.findIndex(({ need }) => need > 0)) >> 1;
+    const known = (rungs: readonly number[], verdict: "within" | "unknown"): number | undefined =>
+      rungs.find((rung) => this.#judge(rung) === verdict);
+    return (
+      known(late, "within") ??
+      known(
+        late.filter((rung) => rung <= half),
+        "unknown",
+      ) ??
+      known(below, "within") ??
+      known(this.#ladder === GATE_RUNGS ? below : [], "unknown") ??
+      0
+    );
   }
 
   /** Tries the next rung up that is not being left alone; where next to nothing is delayed so far, one further up. */
@@ -901,6 +918,7 @@ export class Controller {
    */
   #judge(rung: number): "within" | "over" | "unknown" {
     const { pool } = this.#at(rung);
+    const delayed = this.#delay(rung);
     if ("p99_ms" in this.#target) {
       if (pool.count < ENOUGH) return "unknown";
       const { p99_ms } = this.#target;
@@ -909,7 +927,6 @@ export class Controller {
     }
     const few = Math.min(pool.count, this.#alone.count);
     if (few < ENOUGH) return "unknown";
-    const delayed = this.#delay(rung);
     // Of what delays the work of a program rather than its waits nothing is known from those.
     const limit = this.#target.p99_over_alone * (delayed ? GROSS : 1);
     const over = QUANTILES.some(

@@ -359,6 +359,29 @@ describe("the controller on such a host", () => {
     ).toBeGreaterThan(0.8); // the rest are trials of slices
   });
 
+  test("where that comes to cost something, it goes to an earlier suspension, not to one at once", () => {
+    let free_us = 2300;
+    const slower = (t_s: number): number => {
+      free_us = t_s < 70 ? 2300 : 1000;
+      return t_s < 30 ? 1.5 : 1;
+    };
+    const { settings } = settle(
+      hostBound,
+      true,
+      100,
+      ({ suspend, defer_us, slice_us }) => ({
+        delay_ms: (noise) => (suspend ? Math.max(0, defer_us - free_us) / 1e3 : slice_us / 300) * noise(),
+        launches_per_s: 1000 + (suspend ? defer_us / 10 : 100),
+      }),
+      { slower },
+    );
+    const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
+    expect(share(settings.slice(0, 700), 60, ({ defer_us }) => defer_us > 2300)).toBe(1);
+    expect(share(settings, 75, (is) => isLate(is) && is.defer_us < 1700)).toBeGreaterThan(0.9);
+    // Durations from when the host was slower speak against no rung.
+    expect(share(settings, 70, isLate)).toBeGreaterThan(0.9);
+  });
+
   test("what requests need of the GPU is found, and found again where they become three times as long", () => {
     let factor = 1;
     const slower = (t_s: number): number => (factor = t_s < 60 ? 1 : 3);
