@@ -275,6 +275,10 @@ class Known {
     this.#seconds *= 0.5 ** (seconds / HALF_LIFE_S);
     this.#left_s *= 0.5 ** (seconds / HALF_LIFE_S);
   }
+  /** Where all that is known of requests' waits is old, so are their durations: the host may have been slower or faster then. */
+  forget(t_s: number): void {
+    if (this.waits.forget(t_s)) this.pool.clear();
+  }
   clear(): void {
     this.pool.clear();
     this.waits.clear();
@@ -497,6 +501,7 @@ export class Controller {
 
   #go(rung: number): void {
     if (rung !== this.#rung && this.#state !== "waiting") this.#changes++;
+    if (rung !== this.#rung) this.#at(rung).forget(this.t_s);
     this.#rung = rung;
     this.#settled = this.#ticks;
     const to = this.#ladder[rung];
@@ -756,8 +761,9 @@ export class Controller {
     if (!("p99_over_alone" in this.#target)) return undefined;
     const known = this.#at(rung);
     if (known.delay?.tick !== this.#ticks) {
-      // What requests waited for is old, and so are their durations: the host may have been slower or faster then.
-      if (known.waits.forget(this.t_s)) known.pool.clear();
+      // Of this rung they fade.
+      if (rung === this.#rung) known.waits.forget(this.t_s);
+      else known.forget(this.t_s);
       const enough = Math.min(known.waits.count, this.#aloneWaits.count) >= ENOUGH;
       known.delay = {
         tick: this.#ticks,
