@@ -223,8 +223,9 @@ function said({ requests, requests_s, best }: Measurement): string {
 
 /* ---- Programs switched while they run */
 
-/** The name of the windows in which one best-effort program has the GPU, and how long the others are paused for at most. */
+/** The name of the windows in which one best-effort program has the GPU. */
 const soleWay = (program: Program): string => `${program.name} alone`;
+/** For how long the others are paused at most: longer than any window. */
 const SOLE_MOST_s = 10;
 /** The round of windows that are not counted. */
 const LEARNING = -1;

@@ -263,8 +263,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     const anew: Job[] = [];
     for (let round = 0; round < timing.rounds; round++)
       for (const pair of pairs)
-        for (const way of anewWays(ways, flags.live === true))
-          anew.push(...anewJobs(bed, pair, way, round));
+        for (const way of anewWays(ways, flags.live === true)) anew.push(...anewJobs(bed, pair, way, round));
     return [...gpuTimes, ...live, ...anew];
   };
   try {

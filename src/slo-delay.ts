@@ -67,11 +67,9 @@ export class Waits {
     for (const wait of waits) this.#list.push({ wait, t_s });
     this.keep(MOST);
   }
-  /** Forgets what is older than that. True if there were some, and none is left. */
-  forget(t_s: number): boolean {
-    const { count } = this;
+  /** Forgets what is older than that, and what came before a number of requests. */
+  forget(t_s: number): void {
     this.#list = this.#list.filter((entry) => t_s - entry.t_s <= FRESH_S);
-    return count > 0 && this.count === 0;
   }
   keep(most: number): void {
     if (this.#list.length > most) this.#list = this.#list.slice(-most);

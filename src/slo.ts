@@ -12,7 +12,8 @@
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
  * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
- * stricter, so that a trial is all that can make things worse than `priority`.
+ * stricter, so that a trial is all that can make things worse than `priority`, and a second or two on the way down from a rung that
+ * no longer holds the target.
  */
 
 import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
@@ -162,8 +163,9 @@ const QUANTILES = [
   [0.95, 1.5],
   [0.99, 2],
 ] as const;
-/** Old requests count half after this. */
+/** Old requests count half after this; those of a rung that was not in force for so long say little. */
 const HALF_LIFE_S = 20;
+const OLD_S = 30;
 /** Requests alone fade so many times more slowly: a window says when they have changed. More than so many need not be known. */
 const ALONE_KEEPS = 15;
 const ENOUGH_ALONE = 240;
@@ -260,9 +262,12 @@ class Known {
   backOff_s = BACK_OFF_S;
   /** Its last trial showed that it misses the target. */
   isOver = false;
+  /** When it was last in force. */
+  #seen_s = Number.NEGATIVE_INFINITY;
 
   /** One tick on it, of which requests alone would have left so much. */
   add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
+    this.#seen_s = t_s;
     this.pool.add(requests);
     this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
@@ -275,15 +280,15 @@ class Known {
     this.#seconds *= 0.5 ** (seconds / HALF_LIFE_S);
     this.#left_s *= 0.5 ** (seconds / HALF_LIFE_S);
   }
-  /** Where all that is known of requests' waits is old, so are their durations: the host may have been slower or faster then. */
-  forget(t_s: number): void {
-    if (this.waits.forget(t_s)) this.pool.clear();
-  }
   clear(): void {
     this.pool.clear();
     this.waits.clear();
     this.delay = undefined;
     this.#launches = this.#seconds = this.#left_s = 0;
+  }
+  /** What it was like then is no longer known: the host may have been slower or faster. */
+  isOld(t_s: number): boolean {
+    return t_s - this.#seen_s > OLD_S;
   }
   get seconds(): number {
     return this.#seconds;
@@ -501,13 +506,14 @@ export class Controller {
 
   #go(rung: number): void {
     if (rung !== this.#rung && this.#state !== "waiting") this.#changes++;
-    if (rung !== this.#rung) this.#at(rung).forget(this.t_s);
+    // Durations alone, without what requests waited for, would speak against it where the host was slower then.
+    if (this.#aloneWaits.count >= KNOWN_WAITS && this.#at(rung).isOld(this.t_s)) this.#at(rung).pool.clear();
     this.#rung = rung;
     this.#settled = this.#ticks;
     const to = this.#ladder[rung];
     if (!to) return;
     if (to.need > 0 && (this.#request_ms === undefined || "p99_ms" in this.#target))
-      this.#request_ms = this.#length_ms();
+      this.#request_ms = this.#length_ms() ?? this.#request_ms;
     const request_us = (this.#request_ms ?? 0) * 1000;
     this.#settings = {
       suspend: Number(to.suspend),
@@ -596,7 +602,8 @@ export class Controller {
         const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
         const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
-        const margin = this.#crossesOver ? 0 : LESS;
+        // Whether slices alone that give less delay requests need not be known.
+        const margin = this.#crossesOver && verdict === "unknown" ? 0 : LESS;
         const more = isBetter || !this.#getsLess(this.#at(this.#rung), this.#at(this.#home), margin);
         const clear = this.#isClear();
         if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
@@ -607,7 +614,6 @@ export class Controller {
           this.#stay_s = 0;
           this.#enter("run");
         } else {
-          // Whether slices alone that give less delay requests need not be known.
           const less = !more && (verdict === "within" || this.#crossesOver);
           this.#retreat(verdict === "unknown" && !less && this.#isComparable(this.#rung), less);
         }
@@ -761,9 +767,7 @@ export class Controller {
     if (!("p99_over_alone" in this.#target)) return undefined;
     const known = this.#at(rung);
     if (known.delay?.tick !== this.#ticks) {
-      // Of this rung they fade.
-      if (rung === this.#rung) known.waits.forget(this.t_s);
-      else known.forget(this.t_s);
+      known.waits.forget(this.t_s);
       const enough = Math.min(known.waits.count, this.#aloneWaits.count) >= ENOUGH;
       known.delay = {
         tick: this.#ticks,
@@ -775,26 +779,28 @@ export class Controller {
 
   /**
    * The highest rung below this one that is known to be within the target; else, of those that hold launches, the highest that is not known
-   * to miss it; else the first. From a late suspension to another one, if only to one that is half way down and not known to miss it: on the
-   * first rung best-effort work gets a tenth less.
+   * to miss it; else the first. There best-effort work gets a tenth less than with a late suspension or longer slices: so from these to
+   * a rung of the same kind before any other, if only to one that is not known to miss the target, half way down or with the next slices.
    */
   #below(): number {
-    const isLate = (rung: number): boolean => this.#ladder === PREEMPT_RUNGS && (this.#ladder[rung]?.need ?? 0) > 0;
     const below = Array.from({ length: Math.max(0, this.#rung - 1) }, (_, n) => this.#rung - 1 - n).filter(
       (rung) => this.t_s >= this.#at(rung).notBefore_s,
     );
-    const late = isLate(this.#rung) ? below.filter(isLate) : [];
-    const half = (this.#rung + this.#ladder.findIndex(({ need }) => need > 0)) >> 1;
-    const known = (rungs: readonly number[], verdict: "within" | "unknown"): number | undefined =>
-      rungs.find((rung) => this.#judge(rung) === verdict);
+    const within = below.find((rung) => this.#judge(rung) === "within");
+    const isUnknown = (rung: number): boolean => this.#judge(rung) === "unknown";
+    if (this.#ladder === GATE_RUNGS) return within ?? below.find(isUnknown) ?? 0;
+    const kindOf = (rung: number): "late" | "slices" | undefined => {
+      const { need = 0, suspend = true } = this.#ladder[rung] ?? {};
+      return need > 0 ? "late" : suspend || rung <= SHORTEST ? undefined : "slices";
+    };
+    const kind = kindOf(this.#rung);
+    const alike = kind ? below.filter((rung) => kindOf(rung) === kind) : [];
+    const isOld = (rung: number): boolean => this.#at(rung).isOld(this.t_s);
+    const half = kind === "late" ? (this.#rung + this.#ladder.findIndex(({ need }) => need > 0)) >> 1 : this.#rung;
     return (
-      known(late, "within") ??
-      known(
-        late.filter((rung) => rung <= half),
-        "unknown",
-      ) ??
-      known(below, "within") ??
-      known(this.#ladder === GATE_RUNGS ? below : [], "unknown") ??
+      alike.find((rung) => !isOld(rung) && this.#judge(rung) === "within") ??
+      alike.find((rung) => rung <= half && (isOld(rung) || isUnknown(rung))) ??
+      within ??
       0
     );
   }
@@ -848,7 +854,7 @@ export class Controller {
   }
 
   /**
-   * Back to where the target held. A rung that failed is left alone for a while, and longer the next time; one of which a trial
+   * Back to where the target held, or may hold. A rung that failed is left alone for a while, and longer the next time; one of which a trial
    * showed too little (few requests came) is tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
    */
   #retreat(again = false, less = false): void {
@@ -924,7 +930,6 @@ export class Controller {
    */
   #judge(rung: number): "within" | "over" | "unknown" {
     const { pool } = this.#at(rung);
-    const delayed = this.#delay(rung);
     if ("p99_ms" in this.#target) {
       if (pool.count < ENOUGH) return "unknown";
       const { p99_ms } = this.#target;
@@ -933,6 +938,7 @@ export class Controller {
     }
     const few = Math.min(pool.count, this.#alone.count);
     if (few < ENOUGH) return "unknown";
+    const delayed = this.#delay(rung);
     // Of what delays the work of a program rather than its waits nothing is known from those.
     const limit = this.#target.p99_over_alone * (delayed ? GROSS : 1);
     const over = QUANTILES.some(

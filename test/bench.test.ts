@@ -504,6 +504,7 @@ const documentSchema = z.object({
   measurements: z.array(
     z.object({
       way: z.string(),
+      best: z.array(z.object({ program: z.string(), steps: z.number(), seconds: z.number() })),
       requests: samplesSchema,
       rigel: z.array(z.object({ attached: z.boolean(), gate: z.object({ waits: z.number() }) })).optional(),
     }),
@@ -660,6 +661,37 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       const seconds = loops[0]?.seconds.map(({ t_s }) => t_s) ?? [];
       expect(seconds.length).toBeGreaterThan(0);
       expect(seconds).toEqual(seconds.toSorted((a, b) => a - b));
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "several best-effort programs at once, of which each has windows for itself",
+    async () => {
+      const pair = "resnet50+resnet50-train+gpt2-train";
+      const window = ["--rounds", "2", "--duration", "1", "--window", "1", "--lead", "3"];
+      const ways = ["--live", "--ways", "alone;time slicing", "--json", "-"];
+      const result = await rigel("bench", "--device", "simulated", "--pairs", pair, ...window, ...ways);
+      expect(result.status, result.stderr).toBe(0);
+      const { measurements, rows, failures } = documentSchema.parse(JSON.parse(result.stdout));
+      expect(failures).toEqual([]);
+      expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual(["alone live", "time slicing live"]);
+      const steps = (way: string) =>
+        measurements
+          .filter((one) => one.way === way && one.best.length > 0)
+          .map(({ best }) => best.map(({ program, steps: made }) => `${program}${made > 1 ? "" : " hardly ran"}`));
+      // A window that is switched late on a busy machine is left out.
+      expect(steps("alone").length).toBeGreaterThan(0);
+      for (const ran of steps("alone")) expect([["resnet50-train"], ["gpt2-train"]]).toContainEqual(ran);
+      for (const ran of steps("time slicing")) expect(ran).toEqual(["resnet50-train", "gpt2-train"]);
+      // Nobody shares the GPU in those windows: alone both are faster than together.
+      const rate = (way: string, name: string): number => {
+        const of = measurements.filter((one) => one.way === way).flatMap(({ best }) => best);
+        const mine = of.filter(({ program }) => program === name);
+        return mine.reduce((sum, one) => sum + one.steps, 0) / mine.reduce((sum, one) => sum + one.seconds, 0);
+      };
+      for (const name of ["resnet50-train", "gpt2-train"])
+        if (rate("alone", name) > 0) expect(rate("alone", name)).toBeGreaterThan(1.2 * rate("time slicing", name));
     },
     LIMIT_ms,
   );

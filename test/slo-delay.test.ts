@@ -382,6 +382,45 @@ describe("the controller on such a host", () => {
     expect(share(settings, 70, isLate)).toBeGreaterThan(0.9);
   });
 
+  test("from slices that come to be too long it goes to shorter ones", () => {
+    let longest_us = 2000;
+    const slower = (t_s: number): number => {
+      longest_us = t_s < 110 ? 2000 : 500;
+      return 1;
+    };
+    const { settings } = settle(
+      hostBound,
+      true,
+      125,
+      ({ suspend, slice_us }) => ({
+        delay_ms: (noise) => (suspend || slice_us <= longest_us ? 0 : 1.5) * (0.5 + noise()),
+        launches_per_s: suspend ? 1000 : 1100 + slice_us / 10,
+      }),
+      { slower },
+    );
+    const slices = (us: number) => (is: Settings) => is.suspend === 0 && is.slice_us === us;
+    expect(share(settings.slice(0, 1100), 70, slices(2000))).toBeGreaterThan(0.95);
+    expect(share(settings, 113, slices(500))).toBeGreaterThan(0.85); // a trial of longer ones
+  });
+
+  test("slices that give a little less than late suspension are a way to longer ones that give more", () => {
+    const { settings } = settle(hostBound, true, 90, ({ suspend, defer_us, slice_us }) => ({
+      delay_ms: () => 0,
+      launches_per_s: suspend
+        ? 1000 + Math.min(83, defer_us / 10)
+        : ({ 50: 990, 200: 1050, 500: 1150 }[slice_us] ?? 1300),
+    }));
+    expect(share(settings, 60, ({ suspend, slice_us }) => suspend === 0 && slice_us === 2000)).toBeGreaterThan(0.9);
+  });
+
+  test("of two that miss the target it stays on the better one", () => {
+    const { settings } = settle(hostBound, true, 150, ({ suspend, slice_us }) => ({
+      delay_ms: (noise) => (suspend ? 1.8 : 0.7 + slice_us / 300) * (0.5 + noise()),
+      launches_per_s: 1000,
+    }));
+    expect(share(settings, 40, ({ suspend, slice_us }) => suspend === 0 && slice_us === 50)).toBeGreaterThan(0.95);
+  });
+
   test("what requests need of the GPU is found, and found again where they become three times as long", () => {
     let factor = 1;
     const slower = (t_s: number): number => (factor = t_s < 60 ? 1 : 3);

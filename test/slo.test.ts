@@ -269,6 +269,21 @@ describe("the controller", () => {
     expect(settings.slice(first).filter((is) => is?.suspend === 1 && is.defer_us === 0)).toEqual([]);
   });
 
+  test("for a target in milliseconds, too, a late suspension knows how late", () => {
+    let slow = 1;
+    const effect: World["effect"] = ({ settings }) => {
+      const { suspend = 1, defer_us = 0 } = settings ?? {};
+      if (suspend === 0) return { slowdown: 2, launches_per_s: 800 };
+      return { slowdown: defer_us > 1500 ? 1.6 : defer_us > 0 ? slow : 1, launches_per_s: 900 + defer_us / 20 };
+    };
+    const { ticks } = run({ p99_ms: 8 }, 150, (t_s) => {
+      slow = t_s < 70 ? 1 : 3;
+      return world(effect)();
+    });
+    expect(ticks.slice(0, 700).at(-1)?.settings?.defer_us).toBeWithin(1000, 1500);
+    expect(ticks.filter(({ settings }) => settings?.slice_us === 16_000 && settings.need_us === 0)).toEqual([]);
+  });
+
   test("slices alone, which give less than late suspension, are tried twice in a minute at most", () => {
     const settings = waitedFor(90, 55);
     const late = settings.findIndex((is) => (is?.defer_us ?? 0) > 0);
