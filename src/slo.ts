@@ -142,6 +142,8 @@ const CLEAR_REQUESTS = 45;
 const LEAST_LEFT = 0.1;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
 const LESS = 0.4;
+/** And by so many times the standard deviation of a tick's launches: they come step by step, and at the ends a step counts or does not. */
+const BURSTS = 2;
 /** Requests that a decision needs, and requests alone that must be known before anything is tried. */
 export const ENOUGH = 20;
 const KNOWN = 60;
@@ -257,6 +259,9 @@ class Known {
   #launches = 0;
   #seconds = 0;
   #left_s = 0;
+  /** Ticks, and the squares of the launches in each. */
+  #ticks = 0;
+  #squares = 0;
   /** Not to be tried before; how long it is left alone next time. */
   notBefore_s = 0;
   backOff_s = BACK_OFF_S;
@@ -273,18 +278,23 @@ class Known {
     this.#launches += launches;
     this.#seconds += elapsed_s;
     this.#left_s += left_s;
+    this.#ticks++;
+    this.#squares += launches ** 2;
   }
   fade(seconds: number): void {
     this.pool.fade(seconds);
-    this.#launches *= 0.5 ** (seconds / HALF_LIFE_S);
-    this.#seconds *= 0.5 ** (seconds / HALF_LIFE_S);
-    this.#left_s *= 0.5 ** (seconds / HALF_LIFE_S);
+    const kept = 0.5 ** (seconds / HALF_LIFE_S);
+    this.#launches *= kept;
+    this.#seconds *= kept;
+    this.#left_s *= kept;
+    this.#ticks *= kept;
+    this.#squares *= kept;
   }
   clear(): void {
     this.pool.clear();
     this.waits.clear();
     this.delay = undefined;
-    this.#launches = this.#seconds = this.#left_s = 0;
+    this.#launches = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
   }
   /** What it was like then is no longer known: the host may have been slower or faster. */
   isOld(t_s: number): boolean {
@@ -295,6 +305,11 @@ class Known {
   }
   get launches_per_s(): number {
     return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
+  }
+  /** The standard deviation of a tick's launches, as a part of all. */
+  get burst(): number {
+    const variance = this.#squares / this.#ticks - (this.#launches / this.#ticks) ** 2;
+    return this.#launches > 0 ? Math.sqrt(Math.max(0, variance)) / this.#launches : 0;
   }
   /** What best-effort gets of the time that it could have: a second with more requests is no worse a rung. */
   get launches_per_left_s(): number {
@@ -602,9 +617,9 @@ export class Controller {
         const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
         if (verdict === "over" && !lesser) return this.#retreat();
         const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
-        // Whether slices alone that give less delay requests need not be known.
-        const margin = this.#crossesOver && verdict === "unknown" ? 0 : LESS;
-        const more = isBetter || !this.#getsLess(this.#at(this.#rung), this.#at(this.#home), margin);
+        const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
+        // Slices alone have to be seen to give more than a late suspension; whether they delay requests need not be known else.
+        const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
         const clear = this.#isClear();
         if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
         if (lesser || (verdict === "within" && more)) {
@@ -895,9 +910,9 @@ export class Controller {
   }
 
   /** By the time that requests left, too: they come in bursts, and what they take of best-effort is not the same on all rungs. */
-  #getsLess(here: Known, there: Known, margin = LESS): boolean {
+  #getsLess(here: Known, there: Known): boolean {
     const few = Math.max(1, Math.min(here.pool.count, there.pool.count));
-    const least = 1 - margin / Math.sqrt(few);
+    const least = 1 - LESS / Math.sqrt(few) - BURSTS * Math.max(here.burst, there.burst);
     return (
       here.launches_per_s < there.launches_per_s * least && here.launches_per_left_s < there.launches_per_left_s * least
     );

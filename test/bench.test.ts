@@ -678,7 +678,7 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       expect(rows.map(({ way, method }) => `${way} ${method}`)).toEqual(["alone live", "time slicing live"]);
       const steps = (way: string) =>
         measurements
-          .filter((one) => one.way === way && one.best.length > 0)
+          .filter((measured) => measured.way === way && measured.best.length > 0)
           .map(({ best }) => best.map(({ program, steps: made }) => `${program}${made > 1 ? "" : " hardly ran"}`));
       // A window that is switched late on a busy machine is left out.
       expect(steps("alone").length).toBeGreaterThan(0);
@@ -686,9 +686,12 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       for (const ran of steps("time slicing")) expect(ran).toEqual(["resnet50-train", "gpt2-train"]);
       // Nobody shares the GPU in those windows: alone both are faster than together.
       const rate = (way: string, name: string): number => {
-        const of = measurements.filter((one) => one.way === way).flatMap(({ best }) => best);
-        const mine = of.filter(({ program }) => program === name);
-        return mine.reduce((sum, one) => sum + one.steps, 0) / mine.reduce((sum, one) => sum + one.seconds, 0);
+        const best = measurements.flatMap((measured) => (measured.way === way ? measured.best : []));
+        const mine = best.filter(({ program }) => program === name);
+        const [steps_made, s] = [mine.map(({ steps: made }) => made), mine.map(({ seconds }) => seconds)].map((list) =>
+          list.reduce((sum, value) => sum + value, 0),
+        );
+        return (steps_made ?? 0) / (s ?? 0);
       };
       for (const name of ["resnet50-train", "gpt2-train"])
         if (rate("alone", name) > 0) expect(rate("alone", name)).toBeGreaterThan(1.2 * rate("time slicing", name));
