@@ -7,7 +7,8 @@
 
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
-import { type Action, Controller, HOLD_S, TICK_S, type Observation, type Second, type Target } from "./slo.ts";
+import type { Observation } from "./slo-known.ts";
+import { type Action, Controller, HOLD_S, TICK_S, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
 import { type Histogram, nothing } from "./usage.ts";

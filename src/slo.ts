@@ -7,7 +7,7 @@
  *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, 1.2 s at a change of load, and
  *             1% of the time besides; 2% while few are known, and where that is too little to compare with, 6% until 2.4 s more
  *             are spent
- *   rungs     a ladder of settings, from the one that is safest for the high clients to the one that gives best-effort most
+ *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
@@ -17,6 +17,8 @@
  */
 
 import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
+import { Known, type Observation, Pool } from "./slo-known.ts";
+import { FIRST_GATE_RUNG, GATE_RUNGS, PREEMPT_RUNGS, type Rung, type Settings, SHORTEST } from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
 
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
@@ -24,68 +26,6 @@ export type Target = { p99_over_alone: number } | { p99_ms: number };
 
 /** Without any: the high client's p99 at most 5% over alone. */
 export const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
-
-/** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
-export type Settings = Readonly<
-  Record<"suspend" | "defer_us" | "defer_ppm" | "need_us" | "slice_us" | "inflight" | "corun", number>
->;
-
-/**
- * What a rung moves. `need` is for how long a request is taken to need the GPU, in parts of what requests take alone: best-effort work
- * gives way when the rest of its launches takes no longer; 0: at once. The GPU needs as long in a slow moment of the host as in a fast one,
- * in which it is a larger part of the request: of 3,500 requests of BERT alone on an H200's hosts (p10 4.4 ms, p50 6.7, p90 8.9; GPU 3.2)
- * half of the launches leave the GPU too little time in each that takes less than 7.4.
- */
-interface Rung {
-  suspend: boolean;
-  need: number;
-  slice_us: number;
-  inflight: number;
-  corun: number;
-}
-
-const suspended = (need: number, slice_us: number): Rung => ({
-  suspend: true,
-  need,
-  slice_us,
-  inflight: 8,
-  corun: 0,
-});
-const sliced = (slice_us: number): Rung => ({ suspend: false, need: 0, slice_us, inflight: 8, corun: 0 });
-const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, 50), inflight });
-
-/**
- * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
- * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
- * suspension, those that keep it busy with slices (measured: docs/measurements.md). Until it is suspended, a long slice lets
- * best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
- * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
- * 500 and `slice_us` 4000, 0.860 with 1000 and 1000).
- */
-const PREEMPT_RUNGS: readonly Rung[] = [
-  suspended(0, 50),
-  sliced(50),
-  ...[1.1, 0.92, 0.77, 0.64, 0.54, 0.45, 0.38, 0.31, 0.26, 0.21, 0.17].map((need) => suspended(need, 16_000)),
-  ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
-];
-
-/** The one with the shortest slices alone. */
-const SHORTEST = 1;
-
-/**
- * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start; what
- * may still be launched while it begins delays it for longer, and all that runs beside it all of it. Requests that leave the GPU idle
- * for part of their time catch up with the first two. The last ones are next to no limit: beside kernels as short as MobileNetV2's
- * ResNet-50's requests were delayed by 1% at most without any gate, with a share of 0.97; a limit of 32 gave 0.80 (an H200's slow host).
- */
-const GATE_RUNGS: readonly Rung[] = [
-  ...[2, 4, 6, 8, 11, 16].map((inflight) => gated(inflight)),
-  ...[0.9, 0.7, 0.53, 0.4, 0.22].map((need) => gated(16, need)),
-  ...[1, 4, 16].map((corun): Rung => ({ ...gated(16, 0.22), corun })),
-  ...[32, 64, 256].map((inflight): Rung => ({ ...gated(inflight, 0.22), corun: inflight })),
-];
-/** The rung to begin on: what is stricter is for requests that miss the target there. */
-const FIRST_GATE_RUNG = 1;
 
 export const TICK_S = 0.1;
 /** A hold lasts so long unless it is renewed. */
@@ -125,7 +65,6 @@ const DOUBT_REQUESTS = 12;
  */
 const TRIAL_S = 1;
 const STAY_S = 2;
-const BACK_OFF_S = 4;
 const BACK_OFF_TIMES = 8;
 /** The same for slices alone that were tried from a late suspension. */
 const BACK_OFF_OVER_S = 30;
@@ -165,9 +104,6 @@ const QUANTILES = [
   [0.95, 1.5],
   [0.99, 2],
 ] as const;
-/** Old requests count half after this; those of a rung that was not in force for so long say little. */
-const HALF_LIFE_S = 20;
-const OLD_S = 30;
 /** Requests alone fade so many times more slowly: a window says when they have changed. More than so many need not be known. */
 const ALONE_KEEPS = 15;
 const ENOUGH_ALONE = 240;
@@ -177,29 +113,6 @@ const HEARD_S = 10;
 const LOAD_CHANGE = 1.4;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
 const SILENCE = 5;
-
-/** What happened since the last tick. */
-export interface Observation {
-  /** For how long that is. */
-  elapsed_s: number;
-  /** Durations of the requests that ended, of all high clients. */
-  requests: Histogram;
-  /** The same taken apart, of those clients that wait for their work. */
-  waits?: readonly Wait[];
-  /**
-   * How many of them came, if not as many as ended: a program that loses its processor in the middle of a request is idle for a while, and
-   * Rigel's agent takes that for the request's end.
-   */
-  came?: number;
-  /** Launches of best-effort clients. */
-  launches: number;
-  /** Which best-effort clients are there; another set is another neighbourhood. */
-  neighbours: string;
-  /** Which high clients are there, and by what they are measured: others have other durations alone. */
-  measured: string;
-  /** All of them can be taken off the GPU. */
-  preemption: boolean;
-}
 
 export interface Action {
   /** Undefined: leave the settings as they are. */
@@ -219,102 +132,6 @@ export interface Second {
   p50_ms: number | null;
   p99_ms: number | null;
   best_effort_launches_per_s: number;
-}
-
-/** Durations that fade. */
-class Pool {
-  #histogram: Histogram | undefined;
-
-  add(more: Histogram): void {
-    this.#histogram = this.#histogram ? this.#histogram.combined(more, 1) : more;
-  }
-  fade(seconds: number): void {
-    this.#histogram = this.#histogram?.scaled(0.5 ** (seconds / HALF_LIFE_S));
-  }
-  clear(): void {
-    this.#histogram = undefined;
-  }
-  take(other: Pool): void {
-    this.#histogram = other.#histogram;
-  }
-  /** Counts for no more than so many. */
-  shrink(most: number): void {
-    if (this.count > most) this.#histogram = this.#histogram?.scaled(most / this.count);
-  }
-  get count(): number {
-    return this.#histogram?.total ?? 0;
-  }
-  quantile_ms(q: number): number {
-    return this.#histogram?.quantile_ms(q) ?? Number.NaN;
-  }
-}
-
-/** What is known of one rung. */
-class Known {
-  readonly pool = new Pool();
-  readonly waits = new Waits();
-  /** By how much its requests are delayed, as of a tick. */
-  delay: { tick: number; is: Delay | undefined } | undefined;
-  /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
-  #launches = 0;
-  #seconds = 0;
-  #left_s = 0;
-  /** Ticks, and the squares of the launches in each. */
-  #ticks = 0;
-  #squares = 0;
-  /** Not to be tried before; how long it is left alone next time. */
-  notBefore_s = 0;
-  backOff_s = BACK_OFF_S;
-  /** Its last trial showed that it misses the target. */
-  isOver = false;
-  /** When it was last in force. */
-  #seen_s = Number.NEGATIVE_INFINITY;
-
-  /** One tick on it, of which requests alone would have left so much. */
-  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
-    this.#seen_s = t_s;
-    this.pool.add(requests);
-    this.waits.add(waits ?? [], t_s);
-    this.#launches += launches;
-    this.#seconds += elapsed_s;
-    this.#left_s += left_s;
-    this.#ticks++;
-    this.#squares += launches ** 2;
-  }
-  fade(seconds: number): void {
-    this.pool.fade(seconds);
-    const kept = 0.5 ** (seconds / HALF_LIFE_S);
-    this.#launches *= kept;
-    this.#seconds *= kept;
-    this.#left_s *= kept;
-    this.#ticks *= kept;
-    this.#squares *= kept;
-  }
-  clear(): void {
-    this.pool.clear();
-    this.waits.clear();
-    this.delay = undefined;
-    this.#launches = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
-  }
-  /** What it was like then is no longer known: the host may have been slower or faster. */
-  isOld(t_s: number): boolean {
-    return t_s - this.#seen_s > OLD_S;
-  }
-  get seconds(): number {
-    return this.#seconds;
-  }
-  get launches_per_s(): number {
-    return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
-  }
-  /** The standard deviation of a tick's launches, as a part of all. */
-  get burst(): number {
-    const variance = this.#squares / this.#ticks - (this.#launches / this.#ticks) ** 2;
-    return this.#launches > 0 ? Math.sqrt(Math.max(0, variance)) / this.#launches : 0;
-  }
-  /** What best-effort gets of the time that it could have: a second with more requests is no worse a rung. */
-  get launches_per_left_s(): number {
-    return this.#left_s > 0 ? this.#launches / this.#left_s : 0;
-  }
 }
 
 type State = "waiting" | "first window" | "window" | "run" | "trial";
@@ -611,71 +428,85 @@ export class Controller {
       case "window":
         if (spent_s >= WINDOW_S) this.#endWindow();
         return;
-      case "trial": {
-        const verdict = this.#judge(this.#rung);
-        // Where neither is within the target, the better of the two is kept.
-        const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
-        if (verdict === "over" && !lesser) return this.#retreat();
-        const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
-        const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
-        // Slices alone have to be seen to give more than a late suspension; whether they delay requests need not be known else.
-        const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
-        const clear = this.#isClear();
-        if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
-        if (lesser || (verdict === "within" && more)) {
-          this.#home = this.#rung;
-          this.#at(this.#rung).isOver = false;
-          this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
-          this.#stay_s = 0;
-          this.#enter("run");
-        } else {
-          const less = !more && (verdict === "within" || this.#crossesOver);
-          this.#retreat(verdict === "unknown" && !less && this.#isComparable(this.#rung), less);
-        }
-        return;
-      }
-      case "run": {
-        this.#at(this.#rung).fade(TICK_S);
-        // Whoever comes back is not to find a trial.
-        if (this.#isSilent) return;
-        const over = this.#judge(this.#rung) === "over";
-        const stays = over && this.#isLesserEvil();
-        if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
-          this.#home = this.#below();
-          return this.#retreat();
-        }
-        this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
-        // A change of load, or a start that was none, may cost more.
-        const learning_s = this.t_s - this.#began_s;
-        const enough = this.#isComparable(this.#rung);
-        const well = enough && this.#aloneWaits.count >= WELL_KNOWN;
-        const allowed_s =
-          FIRST_WINDOW_S +
-          (well ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
-          (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
-          RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
-        const known =
-          !relative ||
-          this.#aloneWaits.count >= KNOWN_WAITS ||
-          this.#alone.count >= (learning_s < PATIENCE_S ? KNOWN : ENOUGH);
-        const between_s = known ? BETWEEN_WINDOWS_S : 0;
-        const due = this.t_s - this.#window_s >= between_s && round(this.#held_s + WINDOW_S) <= allowed_s;
-        // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
-        const lacks = this.#aloneWaits.count >= KNOWN_WAITS && !enough;
-        const somebody = this.#measured !== "" && this.t_s - this.#heard_s <= HEARD_S;
-        if (relative && due && somebody && (lacks || this.#alone.count < ENOUGH_ALONE)) {
-          this.#window.clear();
-          this.#windowWaits.clear();
-          this.#saidBefore = this.#says();
-          this.#stay_s = Math.max(0, this.#stay_s - spent_s);
-          return this.#enter("window");
-        }
-        // Where suspension misses the target, slices may not.
-        const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
-        const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
-        if ((!over || other) && known && !lacks && spent_s >= this.#stay_s && works) this.#tryNext();
-      }
+      case "trial":
+        return this.#tryOut(spent_s);
+      case "run":
+        return this.#stand(spent_s);
     }
+  }
+
+  /** A tick of a trial: whether the rung is kept, or left for the one before. */
+  #tryOut(spent_s: number): void {
+    const verdict = this.#judge(this.#rung);
+    // Where neither is within the target, the better of the two is kept.
+    const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
+    if (verdict === "over" && !lesser) return this.#retreat();
+    const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
+    const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
+    // Slices alone have to be seen to give more than a late suspension; whether they delay requests need not be known else.
+    const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
+    const clear = this.#isClear();
+    if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
+    if (lesser || (verdict === "within" && more)) {
+      this.#home = this.#rung;
+      this.#at(this.#rung).isOver = false;
+      this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
+      this.#stay_s = 0;
+      this.#enter("run");
+    } else {
+      const less = !more && (verdict === "within" || this.#crossesOver);
+      this.#retreat(verdict === "unknown" && !less && this.#isComparable(this.#rung), less);
+    }
+  }
+
+  /** A tick on a rung that was chosen: whether it still holds, whether more has to be learned, and whether another is to be tried. */
+  #stand(spent_s: number): void {
+    this.#at(this.#rung).fade(TICK_S);
+    // Whoever comes back is not to find a trial.
+    if (this.#isSilent) return;
+    const over = this.#judge(this.#rung) === "over";
+    const stays = over && this.#isLesserEvil();
+    if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
+      this.#home = this.#below();
+      return this.#retreat();
+    }
+    this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
+    // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
+    const lacks = this.#aloneWaits.count >= KNOWN_WAITS && !this.#isComparable(this.#rung);
+    const known = this.#knowsAlone;
+    if ((lacks || this.#alone.count < ENOUGH_ALONE) && this.#mayHold(known)) {
+      this.#window.clear();
+      this.#windowWaits.clear();
+      this.#saidBefore = this.#says();
+      this.#stay_s = Math.max(0, this.#stay_s - spent_s);
+      return this.#enter("window");
+    }
+    // Where suspension misses the target, slices may not.
+    const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
+    const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
+    if ((!over || other) && known && !lacks && spent_s >= this.#stay_s && works) this.#tryNext();
+  }
+
+  /** So much is known of requests alone that something may be tried. */
+  get #knowsAlone(): boolean {
+    if ("p99_ms" in this.#target || this.#aloneWaits.count >= KNOWN_WAITS) return true;
+    return this.#alone.count >= (this.t_s - this.#began_s < PATIENCE_S ? KNOWN : ENOUGH);
+  }
+
+  /** Best-effort may be held for a window now, and somebody is there to learn from. */
+  #mayHold(known: boolean): boolean {
+    if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
+    const learning_s = this.t_s - this.#began_s;
+    const enough = this.#isComparable(this.#rung);
+    const well = enough && this.#aloneWaits.count >= WELL_KNOWN;
+    // A change of load, or a start that was none, may cost more.
+    const allowed_s =
+      FIRST_WINDOW_S +
+      (well ? COMPARABLE_SHARE : HELD_SHARE) * learning_s +
+      (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
+      RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
+    const since_s = this.t_s - this.#window_s;
+    return since_s >= (known ? BETWEEN_WINDOWS_S : 0) && round(this.#held_s + WINDOW_S) <= allowed_s;
   }
 
   /** Whether the high clients are through with warming up, so that their requests can be compared. */

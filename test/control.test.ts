@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { changePolicy, policyChange } from "../src/control.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
-import type { Settings } from "../src/slo.ts";
+import type { Settings } from "../src/slo-rungs.ts";
 import { Scratch } from "./rigel.ts";
 
 let native: Native;

@@ -4,7 +4,8 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { type Action, Controller, type Settings, TICK_S } from "../src/slo.ts";
+import type { Settings } from "../src/slo-rungs.ts";
+import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
 

@@ -5,7 +5,9 @@
 
 import { describe, expect, test } from "bun:test";
 import { Native } from "../src/native.ts";
-import { type Action, Controller, type Observation, TICK_S, type Target, type Settings } from "../src/slo.ts";
+import type { Observation } from "../src/slo-known.ts";
+import type { Settings } from "../src/slo-rungs.ts";
+import { type Action, Controller, TICK_S, type Target } from "../src/slo.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
 import { TINY_PROFILE } from "./rigel.ts";

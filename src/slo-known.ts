@@ -1,0 +1,134 @@
+/**
+ * slo-known.ts: what policy `slo` keeps of what it has seen: durations that fade, and of each rung its requests, their delay, and what
+ * best-effort work got on it.
+ *
+ * Pure.
+ */
+
+import { type Delay, type Wait, Waits } from "./slo-delay.ts";
+import type { Histogram } from "./usage.ts";
+
+/** Old requests count half after this; those of a rung that was not in force for so long say little. */
+const HALF_LIFE_S = 20;
+const OLD_S = 30;
+/** For how long a rung that failed is left alone the first time. */
+export const BACK_OFF_S = 4;
+
+/** What happened since the last tick. */
+export interface Observation {
+  /** For how long that is. */
+  elapsed_s: number;
+  /** Durations of the requests that ended, of all high clients. */
+  requests: Histogram;
+  /** The same taken apart, of those clients that wait for their work. */
+  waits?: readonly Wait[];
+  /**
+   * How many of them came, if not as many as ended: a program that loses its processor in the middle of a request is idle for a while, and
+   * Rigel's agent takes that for the request's end.
+   */
+  came?: number;
+  /** Launches of best-effort clients. */
+  launches: number;
+  /** Which best-effort clients are there; another set is another neighbourhood. */
+  neighbours: string;
+  /** Which high clients are there, and by what they are measured: others have other durations alone. */
+  measured: string;
+  /** All of them can be taken off the GPU. */
+  preemption: boolean;
+}
+
+/** Durations that fade. */
+export class Pool {
+  #histogram: Histogram | undefined;
+
+  add(more: Histogram): void {
+    this.#histogram = this.#histogram ? this.#histogram.combined(more, 1) : more;
+  }
+  fade(seconds: number): void {
+    this.#histogram = this.#histogram?.scaled(0.5 ** (seconds / HALF_LIFE_S));
+  }
+  clear(): void {
+    this.#histogram = undefined;
+  }
+  take(other: Pool): void {
+    this.#histogram = other.#histogram;
+  }
+  /** Counts for no more than so many. */
+  shrink(most: number): void {
+    if (this.count > most) this.#histogram = this.#histogram?.scaled(most / this.count);
+  }
+  get count(): number {
+    return this.#histogram?.total ?? 0;
+  }
+  quantile_ms(q: number): number {
+    return this.#histogram?.quantile_ms(q) ?? Number.NaN;
+  }
+}
+
+/** What is known of one rung. */
+export class Known {
+  readonly pool = new Pool();
+  readonly waits = new Waits();
+  /** By how much its requests are delayed, as of a tick. */
+  delay: { tick: number; is: Delay | undefined } | undefined;
+  /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
+  #launches = 0;
+  #seconds = 0;
+  #left_s = 0;
+  /** Ticks, and the squares of the launches in each. */
+  #ticks = 0;
+  #squares = 0;
+  /** Not to be tried before; how long it is left alone next time. */
+  notBefore_s = 0;
+  backOff_s = BACK_OFF_S;
+  /** Its last trial showed that it misses the target. */
+  isOver = false;
+  /** When it was last in force. */
+  #seen_s = Number.NEGATIVE_INFINITY;
+
+  /** One tick on it, of which requests alone would have left so much. */
+  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
+    this.#seen_s = t_s;
+    this.pool.add(requests);
+    this.waits.add(waits ?? [], t_s);
+    this.#launches += launches;
+    this.#seconds += elapsed_s;
+    this.#left_s += left_s;
+    this.#ticks++;
+    this.#squares += launches ** 2;
+  }
+  fade(seconds: number): void {
+    this.pool.fade(seconds);
+    const kept = 0.5 ** (seconds / HALF_LIFE_S);
+    this.#launches *= kept;
+    this.#seconds *= kept;
+    this.#left_s *= kept;
+    this.#ticks *= kept;
+    this.#squares *= kept;
+  }
+  clear(): void {
+    this.pool.clear();
+    this.waits.clear();
+    this.delay = undefined;
+    this.#launches = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
+  }
+  /** What it was like then is no longer known: the host may have been slower or faster. */
+  isOld(t_s: number): boolean {
+    return t_s - this.#seen_s > OLD_S;
+  }
+  get seconds(): number {
+    return this.#seconds;
+  }
+  get launches_per_s(): number {
+    return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
+  }
+  /** The standard deviation of a tick's launches, as a part of all. */
+  get burst(): number {
+    const variance = this.#squares / this.#ticks - (this.#launches / this.#ticks) ** 2;
+    return this.#launches > 0 ? Math.sqrt(Math.max(0, variance)) / this.#launches : 0;
+  }
+  /** What best-effort gets of the time that it could have: a second with more requests is no worse a rung. */
+  get launches_per_left_s(): number {
+    return this.#left_s > 0 ? this.#launches / this.#left_s : 0;
+  }
+}

@@ -1,0 +1,66 @@
+/**
+ * slo-rungs.ts: the settings that policy `slo` chooses from: a ladder of rungs where best-effort work can be taken off the GPU, and one
+ * where it is held at the gate, each from the rung that is safest for the high clients to the one that gives best-effort most.
+ */
+
+/** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
+export type Settings = Readonly<
+  Record<"suspend" | "defer_us" | "defer_ppm" | "need_us" | "slice_us" | "inflight" | "corun", number>
+>;
+
+/**
+ * What a rung moves. `need` is for how long a request is taken to need the GPU, in parts of what requests take alone: best-effort work
+ * gives way when the rest of its launches takes no longer; 0: at once. The GPU needs as long in a slow moment of the host as in a fast one,
+ * in which it is a larger part of the request: of 3,500 requests of BERT alone on an H200's hosts (p10 4.4 ms, p50 6.7, p90 8.9; GPU 3.2)
+ * half of the launches leave the GPU too little time in each that takes less than 7.4.
+ */
+export interface Rung {
+  suspend: boolean;
+  need: number;
+  slice_us: number;
+  inflight: number;
+  corun: number;
+}
+
+const suspended = (need: number, slice_us: number): Rung => ({
+  suspend: true,
+  need,
+  slice_us,
+  inflight: 8,
+  corun: 0,
+});
+const sliced = (slice_us: number): Rung => ({ suspend: false, need: 0, slice_us, inflight: 8, corun: 0 });
+const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, 50), inflight });
+
+/**
+ * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
+ * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
+ * suspension, those that keep it busy with slices (measured: docs/measurements.md). Until it is suspended, a long slice lets
+ * best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
+ * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
+ * 500 and `slice_us` 4000, 0.860 with 1000 and 1000).
+ */
+export const PREEMPT_RUNGS: readonly Rung[] = [
+  suspended(0, 50),
+  sliced(50),
+  ...[1.1, 0.92, 0.77, 0.64, 0.54, 0.45, 0.38, 0.31, 0.26, 0.21, 0.17].map((need) => suspended(need, 16_000)),
+  ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
+];
+
+/** The one with the shortest slices alone. */
+export const SHORTEST = 1;
+
+/**
+ * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start; what
+ * may still be launched while it begins delays it for longer, and all that runs beside it all of it. Requests that leave the GPU idle
+ * for part of their time catch up with the first two. The last ones are next to no limit: beside kernels as short as MobileNetV2's
+ * ResNet-50's requests were delayed by 1% at most without any gate, with a share of 0.97; a limit of 32 gave 0.80 (an H200's slow host).
+ */
+export const GATE_RUNGS: readonly Rung[] = [
+  ...[2, 4, 6, 8, 11, 16].map((inflight) => gated(inflight)),
+  ...[0.9, 0.7, 0.53, 0.4, 0.22].map((need) => gated(16, need)),
+  ...[1, 4, 16].map((corun): Rung => ({ ...gated(16, 0.22), corun })),
+  ...[32, 64, 256].map((inflight): Rung => ({ ...gated(inflight, 0.22), corun: inflight })),
+];
+/** The rung to begin on: what is stricter is for requests that miss the target there. */
+export const FIRST_GATE_RUNG = 1;
