@@ -70,7 +70,7 @@ const BACK_OFF_TIMES = 8;
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
- * Rungs that a trial may leave out, of those that hold launches and of those that begin suspension later, and how long one at least takes
+ * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least takes
  * there, where requests use less than this part of what the target allows them, as so many of them tell.
  */
 const SKIPS_MOST = 2;
@@ -657,7 +657,9 @@ export class Controller {
       .keys()
       .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s && !this.#isHopeless(rung))
       .toArray();
-    const further = above[this.#isClear() ? this.#skips : 0] ?? above[0];
+    // Rungs of late suspension are half as far apart.
+    const skips = this.#ladder === GATE_RUNGS ? this.#skips : 2 * this.#skips;
+    const further = above[this.#isClear() ? skips : 0] ?? above[0];
     // What is known of one way to preempt says nothing of the other.
     const isOther = this.#ladder[further ?? 0]?.suspend !== this.#ladder[this.#rung]?.suspend;
     const rung = isOther ? above[0] : further;
