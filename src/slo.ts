@@ -94,6 +94,8 @@ const WELL_KNOWN = 100;
 const COMPARABLE = 0.7;
 const GROSS = 2;
 const GROSS_QUANTILE = 0.9;
+/** So long ago requests alone were as the host is now. */
+const NEW_S = 10;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
@@ -164,6 +166,8 @@ export class Controller {
   readonly #aloneWaits = new Waits();
   readonly #windowWaits = new Waits();
   #aloneSays: Alone | undefined;
+  /** Their durations may be of another moment of the host. */
+  #isDoubted = false;
   /** What they said before the window. */
   #saidBefore: Alone | undefined;
   #window_s = Number.NEGATIVE_INFINITY;
@@ -414,6 +418,7 @@ export class Controller {
   }
 
   #decide(seen: Observation): void {
+    this.#doubt();
     const spent_s = round(this.t_s - this.#since_s);
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
@@ -433,6 +438,16 @@ export class Controller {
       case "run":
         return this.#stand(spent_s);
     }
+  }
+
+  /**
+   * Requests that wait no longer than alone and yet take twice as long: the host is slower now than it was in the last window, or
+   * best-effort work slows what programs do before they wait. A window tells which; until then durations say nothing.
+   */
+  #doubt(): void {
+    const delayed = this.#delay(this.#rung);
+    if (!delayed || delayed.verdict === "over" || this.t_s - this.#window_s <= NEW_S) return;
+    this.#isDoubted ||= this.#isLonger(this.#rung, GROSS);
   }
 
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
@@ -474,7 +489,8 @@ export class Controller {
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
     const lacks = this.#aloneWaits.count >= KNOWN_WAITS && !this.#isComparable(this.#rung);
     const known = this.#knowsAlone;
-    if ((lacks || this.#alone.count < ENOUGH_ALONE) && this.#mayHold(known)) {
+    const few = lacks || this.#isDoubted || this.#alone.count < ENOUGH_ALONE;
+    if (few && this.#mayHold(known)) {
       this.#window.clear();
       this.#windowWaits.clear();
       this.#saidBefore = this.#says();
@@ -537,8 +553,12 @@ export class Controller {
       : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
     if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
       const few = Math.min(this.#window.count, this.#windowWaits.count) < ENOUGH;
-      if (!isTold && !few) this.#forgetDurations();
-      else this.#forgetAlone();
+      if (!isTold && !few) {
+        this.#forgetDurations();
+        this.#anchor(STEADY);
+      } else this.#forgetAlone();
+    } else if (this.#isDoubted && this.#window.count >= DOUBT_REQUESTS) {
+      this.#forgetDurations();
     }
     this.#window_s = this.t_s;
     this.#anchor(OTHER_REQUESTS);
@@ -556,9 +576,9 @@ export class Controller {
 
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
   #forgetDurations(): void {
+    this.#isDoubted = false;
     this.#alone.take(this.#window);
     for (const known of this.#known) known?.pool.clear();
-    this.#anchor(STEADY);
   }
 
   /**
@@ -784,18 +804,24 @@ export class Controller {
       const q = pool.count >= 200 ? 0.99 : 1 - 2 / pool.count;
       return pool.quantile_ms(q) > p99_ms ? "over" : "within";
     }
-    const few = Math.min(pool.count, this.#alone.count);
-    if (few < ENOUGH) return "unknown";
     const delayed = this.#delay(rung);
-    // Of what delays the work of a program rather than its waits nothing is known from those.
-    const limit = this.#target.p99_over_alone * (delayed ? GROSS : 1);
-    const over = QUANTILES.some(
+    if (delayed) return !this.#isDoubted && this.#isLonger(rung, GROSS) ? "over" : delayed.verdict;
+    if (Math.min(pool.count, this.#alone.count) < ENOUGH) return "unknown";
+    return this.#isLonger(rung, 1) ? "over" : "within";
+  }
+
+  /** Its requests take longer than alone, by so many times what the target allows; rare ones count where nothing else is known of them. */
+  #isLonger(rung: number, times: number): boolean {
+    const { pool } = this.#at(rung);
+    const limit = "p99_ms" in this.#target ? Number.NaN : this.#target.p99_over_alone * times;
+    const few = Math.min(pool.count, this.#alone.count);
+    return QUANTILES.some(
       ([q, z]) =>
+        few >= ENOUGH &&
         isEnough(few, q) &&
-        (!delayed || q <= GROSS_QUANTILE) &&
+        (times === 1 || q <= GROSS_QUANTILE) &&
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
     );
-    return over ? "over" : (delayed?.verdict ?? "within");
   }
 
   /** Of the `ticks` that have just gone. */
