@@ -1,7 +1,8 @@
 /*
- * agent.c: one thread per client that does what must not be done on the launch path.
+ * agent.c: one thread per process that does, for all its clients, what must not be done on the launch path.
  *
- * For everybody: the heartbeat, and clearing away what clients left whose heartbeat has stopped. For a high client also:
+ * For everybody: the heartbeat, what the control plane asks (steer.c), time slices (preempt.c), and clearing away what clients left
+ * whose heartbeat has stopped. For a high client also:
  * noticing that it is idle when the program does not wait for the GPU itself (it polls, uses host callbacks, or simply
  * stops). After a spell without launches the agent records one untimed event on each stream with unfinished work and asks
  * for it until it is done.

@@ -2,7 +2,8 @@
  * hooks.c: the functions that stand in front of the driver's, made from hooks.def.
  *
  * Each calls the driver's own function exactly once, in the caller's thread, with the caller's arguments, and returns its
- * result unchanged (cuGetProcAddress: with hooked pointers replaced). In a process that is no client (any more) that is all.
+ * result unchanged (cuGetProcAddress: with hooked pointers replaced), but for a graph that goes out in pieces (graph.c) and under a memory
+ * limit (memory.c). In a process that is no client (any more) that is all.
  */
 #include "guard.h"
 #include "record-client.h"

@@ -14,7 +14,7 @@
  * The names of cuBLAS (cublas.def) and NCCL (nccl.def) are treated alike, except that library.c finds the real ones and answers for
  * them.
  *
- * Must never: call the driver, or do anything at all in a process that is no client (RIGEL_SEGMENT unset or RIGEL_DISABLE=1).
+ * Must never: call the driver, or do anything but look up names in a process that is no client (RIGEL_SEGMENT unset or RIGEL_DISABLE=1).
  */
 #include "collective.h"
 #include "guard.h"

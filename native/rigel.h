@@ -94,7 +94,7 @@ const char *rigel_version(void);
 
 /*
  * rigel_layout: the segment's layout as JSON:
- *   {"version":7,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
+ *   {"version":n,"size":bytes,"histogram":{"buckets":n,"sub_bits":6,"min_shift":8},
  *    "header":{"offset":0,"stride":..,"count":1,"fields":{"magic":{"offset":0,"type":"u64","count":1},...}},
  *    "settings":{...},"devices":{...},"clients":{...},"estimates":{...},"accounts":{...},"threads":{...},"names":{...},
  *    "traces":{...},"control":{...},"operations":["none","cuLaunchKernel",...],"kinds":["none","launch",...]}

@@ -79,7 +79,8 @@ Pairs are a high and one or more best-effort programs:
   high         resnet50, bert, gpt2-decode
   best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph
   --pairs all runs each high program with each best-effort one, and resnet50+resnet50-train+gpt2-train.
-On a machine without a GPU those run that a profile was recorded of: resnet50, bert, resnet50-train, gpt2-train.
+On a machine without a GPU those run that a profile was recorded of: resnet50, bert, and all best-effort ones but
+gpt2-train-graph.
 
 Ways: alone; time slicing; MPS; MPS, client priority; alone, Rigel; and for each policy "rigel NAME" and
 "rigel NAME, MPS". All but the first are compared with "alone" in the same round.

@@ -1,5 +1,5 @@
 /**
- * device.ts: which GPU a client gets, real or simulated, and the environment that makes it see that one alone.
+ * device.ts: which GPU a client gets, real or simulated, and the environment that makes it see no other.
  *
  * Devices are found by running `rigel-replay --probe` in a process of its own: initialising CUDA here would leave a
  * context in the launcher. Never changes a device's settings.

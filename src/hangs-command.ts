@@ -31,7 +31,8 @@ Examples:
   rigel hangs --bundle .              and keep what shows it in a folder here
   rigel hangs --watch                 tell of every new hang and keep what shows it, until Ctrl-C, also of launches to come
 
-A client that Rigel holds back, at the gate or off the GPU, does not hang. The exit status is 1 if something hangs.`;
+A client that Rigel holds back, at the gate or off the GPU, does not hang. Without --watch the exit
+status is 1 if something hangs.`;
 
 /** Between the two looks that are compared. */
 const APART_ms = 1000;

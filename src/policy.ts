@@ -75,7 +75,10 @@ export function checkPolicy(config: Config, notes: string[]): RigelError[] {
     for (const { name } of clients.filter(({ weight }) => weight !== undefined)) notes.push(`${name}: ${unweighed}`);
   if (policy.name === "slo") {
     const moved = MOVED_BY_SLO.filter((field) => policy[field] !== undefined);
-    for (const field of moved) notes.push(`policy.${field}: only where policy slo starts from, which then moves it`);
+    for (const field of moved)
+      notes.push(
+        `policy.${field}: in force only until policy slo has seen steady requests, which then uses settings of its own`,
+      );
   }
   if (policy.name === "fair" && policy.inflight === 0)
     problems.push(

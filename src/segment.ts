@@ -2,8 +2,9 @@
  * segment.ts: the shared-memory segment as seen from TypeScript: settings to write, clients and histograms to read.
  *
  * Offsets come from the library (rigel_layout), never from a copy here. All reads are Atomics.load: the JIT hoists plain
- * reads out of loops. The mapping is kept as long as the object: reading after munmap is a crash. Read-only towards
- * everything but the settings, which have the control plane as their only writer.
+ * reads out of loops. The mapping is kept as long as the object: reading after munmap is a crash. Writes the
+ * settings and the control record, which have the control plane as their only writer, what is asked of accounts, and estimates; all else is
+ * only read.
  */
 
 import { existsSync, rmSync } from "node:fs";

@@ -116,7 +116,7 @@ export function runtimePath(environment: Record<string, string | undefined>): st
 }
 
 /**
- * The folder for sockets and secrets of this user: `rigel` in XDG_RUNTIME_DIR where that is a folder of this user's alone, else
+ * The folder for sockets and secrets of this user: `rigel` in XDG_RUNTIME_DIR where that is an absolute path, else
  * /tmp/rigel-run-<uid>. Throws where somebody else could look into it or has put it there.
  */
 export function runtimeFolder(environment: Record<string, string | undefined> = process.env): string {

@@ -47,7 +47,8 @@ Examples:
 
 Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
   serve.sock   the socket: whoever may open it may do everything
-  token        what starts or changes something over TCP needs \`Authorization: Bearer TOKEN\` with what is in it`;
+  token        what is in it: over TCP, what starts or changes something, or tells of launches asked for here, needs
+               \`Authorization: Bearer TOKEN\``;
 
 /** What fails here is answered without the page that shows Bun's users their source. */
 const PLAIN = { development: false } as const;

@@ -29,7 +29,7 @@ Ways (--policy): time-slicing and mps are the GPU without Rigel; none, priority,
 -gate without preemption (priority-gate, slo-gate), with +mps or +slices under MPS or in time slices, whatever the
 configuration says (priority+mps).
 
-A command is replayed by its profile (clients[].profile, made by rigel import), at clients[].rate_per_s requests a second, or
+A command is replayed by its profile (clients[].profile, made by rigel profile or rigel import), at clients[].rate_per_s requests a second, or
 one iteration after the other.
 
 Examples:

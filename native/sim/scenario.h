@@ -10,8 +10,8 @@
  * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out. Under fair every client is
  * busy in that way, charged and held back, whatever its class; under orion a profile's rows say what a kernel needs.
  *
- * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and each
- * best-effort process has a thread that watches the high clients, and calls on the driver one after the other, to the
+ * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and an agent that
+ * stands for a thread in each best-effort process watches the high clients, and calls on the driver one after the other, to the
  * end. Where there are two of a class, they keep the driver's slices. Policy slo's control loop is the caller's: see
  * rg_scenario_tick.
  */
