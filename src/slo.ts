@@ -95,7 +95,7 @@ const COMPARABLE = 0.7;
 const GROSS = 2;
 const GROSS_QUANTILE = 0.9;
 /** So long ago requests alone were as the host is now. */
-const NEW_S = 10;
+const NEW_S = 1;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */

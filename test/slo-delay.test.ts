@@ -366,6 +366,16 @@ describe("the controller on such a host", () => {
     ).toBeGreaterThan(0.8); // the rest are trials of slices
   });
 
+  test("a host that becomes more than twice as slow is not taken for requests that best-effort work delays", () => {
+    const spells = (t_s: number): number => (t_s < 16 || Math.floor(t_s / 4) % 3 === 0 ? 1 : 2.6);
+    for (const seed of [23, 24, 25]) {
+      const { settings, held_s, controller } = settle(hostBound, true, 100, preempt, { slower: spells, seed });
+      expect(share(settings, 20, isLate)).toBeGreaterThan(0.8);
+      expect(held_s).toBeLessThan(5.3); // 0.8, 2.4, 2% of the time
+      expect(controller.unreachable).toBe(false);
+    }
+  });
+
   test("where that comes to cost something, it goes to an earlier suspension, not to one at once", () => {
     let free_us = 2300;
     const slower = (t_s: number): number => {
