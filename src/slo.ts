@@ -18,7 +18,15 @@
 
 import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
 import { Known, type Observation, Pool } from "./slo-known.ts";
-import { FIRST_GATE_RUNG, GATE_RUNGS, PREEMPT_RUNGS, type Rung, type Settings, SHORTEST } from "./slo-rungs.ts";
+import {
+  FIRST_GATE_RUNG,
+  GATE_RUNGS,
+  PREEMPT_RUNGS,
+  type Rung,
+  type Settings,
+  SHORT_SLICE_US,
+  SHORTEST,
+} from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
 
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
@@ -111,6 +119,8 @@ const ALONE_KEEPS = 15;
 const ENOUGH_ALONE = 240;
 /** Nothing is to be learned from high clients that have had no request for so long. */
 const HEARD_S = 10;
+/** Requests that tell how fast the host is at the moment. */
+const LATELY = 20;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
@@ -166,6 +176,8 @@ export class Controller {
   readonly #aloneWaits = new Waits();
   readonly #windowWaits = new Waits();
   #aloneSays: Alone | undefined;
+  /** The last ones of all. */
+  readonly #lately = new Waits();
   /** Their durations may be of another moment of the host. */
   #isDoubted = false;
   /** What they said before the window. */
@@ -216,6 +228,8 @@ export class Controller {
     if (held) this.#held_s += TICK_S;
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
+    this.#lately.add(seen.waits ?? [], this.t_s);
+    this.#lately.keep(LATELY);
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -232,9 +246,21 @@ export class Controller {
     return this.#action();
   }
 
-  /** What the user configured stays until there is something to decide on. */
   #action(): Action {
-    return { settings: this.#state === "waiting" ? undefined : this.#settings, hold: this.#holds };
+    return { settings: this.#inForce, hold: this.#holds };
+  }
+
+  /**
+   * What the user configured stays until there is something to decide on. A long slice is for requests that best-effort work may run into:
+   * where the host is so fast at the moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU
+   * switch to them while that takes its time.
+   */
+  get #inForce(): Settings | undefined {
+    if (this.#state === "waiting" || !this.#settings) return undefined;
+    const { suspend, need_us, slice_us } = this.#settings;
+    const short_us = Math.min(slice_us, SHORT_SLICE_US);
+    const length_us = 1000 * longMedian(this.#lately.waits);
+    return suspend && need_us > 0 && length_us < need_us ? { ...this.#settings, slice_us: short_us } : this.#settings;
   }
 
   /**
@@ -294,7 +320,7 @@ export class Controller {
           ? { requests: delayed.requests, p50: round(delayed.p50), p99: round(delayed.p99) }
           : null,
       rung: this.#rung,
-      settings: this.#state === "waiting" ? undefined : this.#settings,
+      settings: this.#inForce,
       changes: this.#changes,
       held_s: round(this.#held_s),
       unreachable: this.unreachable,
@@ -705,10 +731,15 @@ export class Controller {
     return this.#ladder === PREEMPT_RUNGS && home?.suspend === true && home.need > 0 && here?.suspend === false;
   }
 
-  /** Longer slices, where the shortest delay requests already; and later suspension, where suspension at once is too late. */
+  /**
+   * Longer slices, where the shortest delay requests already; later suspension, where suspension at once is too late; and one that comes at
+   * once to nearly all requests, if that is so with the next one too.
+   */
   #isHopeless(rung: number): boolean {
     if (this.#ladder !== PREEMPT_RUNGS || rung <= SHORTEST) return false;
-    return this.#ladder[rung]?.suspend ? this.#home === 0 && this.#judge(0) === "over" : this.#blocksSlices;
+    if (!this.#ladder[rung]?.suspend) return this.#blocksSlices;
+    const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
+    return (this.#home === 0 && this.#judge(0) === "over") || next_ms > this.#alone.quantile_ms(0.9);
   }
 
   /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */

@@ -293,6 +293,8 @@ const atFirst =
   (seconds: number, factor: number) =>
   (t_s: number): number =>
     t_s < seconds ? factor : 1;
+/** From 16 s on, 2.6 times as slow for 8 of 12 s. */
+const spells = (t_s: number): number => (t_s < 16 || Math.floor(t_s / 4) % 3 === 0 ? 1 : 2.6);
 const aMinute = (t_s: number): number => (t_s < 60 ? 60 : 0);
 const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Settings) => boolean): number => {
   const after = list.slice(from_s / TICK_S);
@@ -366,8 +368,22 @@ describe("the controller on such a host", () => {
     ).toBeGreaterThan(0.8); // the rest are trials of slices
   });
 
+  test("slices are long only while requests are longer than they need the GPU", () => {
+    const { settings } = settle(hostBound, true, 90, preempt, { slower: (t_s) => (t_s >= 40 && t_s < 60 ? 0.42 : 1) });
+    const late = (from_s: number, to_s: number): number[] =>
+      settings.slice(from_s / TICK_S, to_s / TICK_S).flatMap((is) => (is && isLate(is) ? is.slice_us : []));
+    for (const [from_s, to_s, least, most] of [
+      [25, 40, 0, 0.05],
+      [42, 60, 0.4, 1],
+      [62, 90, 0, 0.05],
+    ] as const) {
+      const list = late(from_s, to_s);
+      expect(list.length).toBeGreaterThan((0.6 * (to_s - from_s)) / TICK_S);
+      expect(list.filter((slice_us) => slice_us === 50).length / list.length).toBeWithin(least, most + 1e-9);
+    }
+  });
+
   test("a host that becomes more than twice as slow is not taken for requests that best-effort work delays", () => {
-    const spells = (t_s: number): number => (t_s < 16 || Math.floor(t_s / 4) % 3 === 0 ? 1 : 2.6);
     for (const seed of [23, 24, 25]) {
       const { settings, held_s, controller } = settle(hostBound, true, 100, preempt, { slower: spells, seed });
       expect(share(settings, 20, isLate)).toBeGreaterThan(0.8);
