@@ -4,11 +4,16 @@ import { InvalidArgumentError } from "commander";
 import type { DeviceSelector } from "./config.ts";
 
 /** A number above 0. */
-export function above0(text: string): number {
-  const value = Number(text);
-  if (text.trim() === "" || !Number.isFinite(value) || value <= 0)
-    throw new InvalidArgumentError("Expected a number above 0.");
-  return value;
+export const above0 = upTo(Number.MAX_VALUE);
+
+/** One that is no more than so many. */
+export function upTo(most: number): (text: string) => number {
+  return (text) => {
+    const value = Number(text);
+    if (text.trim() === "" || !(value > 0 && value <= most))
+      throw new InvalidArgumentError(`Expected a number above 0${most < Number.MAX_VALUE ? `, up to ${most}` : ""}.`);
+    return value;
+  };
 }
 
 /** A number of a range. */

@@ -22,7 +22,7 @@ import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
-import { checkOutput } from "./output.ts";
+import { checkFolder, checkOutput, writeOutput } from "./output.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
@@ -152,16 +152,18 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const planned = await plan(config, native, simulationState);
   if (flags.mps !== undefined && !planned.device.simulated)
     planned.notes.push("--mps has no effect on a real GPU; use --sharing");
-  if (flags.dryRun) {
-    print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
-    return;
-  }
   if (flags.trace !== undefined && !config.recorder)
     throw new RigelError("config", `--trace: expected a configuration whose recorder is on, got ${config.file}`);
   const undo = [
     flags.html === undefined ? undefined : checkOutput("--html", flags.html),
     flags.trace === undefined ? undefined : checkOutput("--trace", flags.trace, 0o600),
   ];
+  if (flags.dryRun) {
+    for (const one of undo) one?.();
+    checkFolder("--segment", segmentFolder);
+    print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
+    return;
+  }
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   for (const note of planned.notes) progress(`note: ${note}`);
   try {
@@ -172,7 +174,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     });
     process.exitCode = exitStatus;
     print(flags.json ? JSON.stringify(report, null, 2) : table(report));
-    if (flags.html !== undefined) writeFileSync(flags.html, await launchPage(report));
+    if (flags.html !== undefined) writeOutput("--html", flags.html, await launchPage(report));
   } finally {
     for (const one of undo) one?.();
   }

@@ -14,6 +14,9 @@ import { memorySchema } from "./memory.ts";
 import { isOrion, readOrion } from "./orion.ts";
 import { MOST_CLIENTS, fields, parse, rate, text } from "./schema.ts";
 
+/** A month. */
+export const LONGEST_DURATION_s = 30 * 86_400;
+
 const positive = z.number().positive();
 
 const DEVICE = 'expected "auto", "simulated", a device index, or a UUID such as "GPU-…"';
@@ -176,7 +179,7 @@ const clientSchema = fields({
 
 export const configSchema = fields({
   policy: policySchema.default({ name: "slo", preempt: true }),
-  duration_s: positive.max(30 * 86_400).optional(),
+  duration_s: positive.max(LONGEST_DURATION_s).optional(),
   /** Seconds after every client has begun that are not counted. */
   warmup_s: z.number().nonnegative().max(86_400).default(0),
   /**

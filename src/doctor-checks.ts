@@ -554,7 +554,7 @@ export function checkLeftovers(
   alive: (name: string, pid: number | undefined) => boolean,
 ): Finding {
   const left = names.filter((name) => {
-    const [, owner, maker] = /^rigel-(?:sim-)?(\d+)-([a-z0-9]+)(?:-\d+)*$/.exec(name) ?? [];
+    const [, owner, maker] = /^rigel-(?:sim-|record-)?(\d+)-([a-z0-9]+)(?:-\d+)*(?:-counts-\d+)?$/.exec(name) ?? [];
     return (
       Number(owner) === uid && maker !== undefined && !alive(name, /^\d+$/.test(maker) ? Number(maker) : undefined)
     );

@@ -54,6 +54,8 @@ interface LaunchOptions {
   started?: (segment: Segment) => void;
   /** Whoever is called back by `started` runs the control loop of policy slo, if any. */
   ownLoop?: boolean;
+  /** To be removed, too, when the launcher is killed. */
+  files?: readonly string[];
   /** Asked again and again: whether the launch is to end, as if its duration were over. */
   over?: () => boolean;
 }
@@ -202,8 +204,10 @@ async function runPhase(
   // No other process has this in its environment.
   const mark = `RIGEL_LAUNCH=${basename(segment.path)}`;
   const leave = segment.lock("member");
-  const recordings = recordingsOf(phase.clients, native, segment.path);
-  using guard = new Guard(mark, [segment.path, plan.simulation.state, ...recordings.values().map(({ path }) => path)]);
+  const counts = countsOf(phase.clients, segment.path);
+  const recordings = new Map<string, Recording>();
+  const files = [segment.path, plan.simulation.state, ...counts.values(), ...(options.files ?? [])];
+  using guard = new Guard(mark, files);
   const running: Running[] = [];
   const cleanUp = (): void => {
     try {
@@ -219,6 +223,7 @@ async function runPhase(
   };
   process.on("exit", cleanUp);
   try {
+    for (const [name, path] of counts) recordings.set(name, Recording.create(native, path, false));
     const { policy } = plan.config;
     const settings = policySettings(policy, phase.clients, native);
     segment.configure({ ...settings, policy: phase.policy, trace: plan.config.recorder });
@@ -498,7 +503,7 @@ async function count(
         for (const one of late)
           progress(
             `${one.client.name}: no work in ${options.start_timeout_s} s (${problemOf(attaching(one), segment) ?? "attached, but idle"}); ` +
-              "counting begins without it",
+              "it is not waited for any longer",
           );
       }
     }
@@ -576,13 +581,13 @@ function isOver(running: readonly Running[]): boolean {
   return hadHigh && going.every(({ client }) => client.class === "best-effort" && !client.isBounded);
 }
 
-/** Clients with a profile count what they launch, to be compared with it. */
-function recordingsOf(clients: readonly PlannedClient[], native: Native, segment: string): Map<string, Recording> {
-  const recordings = new Map<string, Recording>();
-  for (const [index, { name, profile, env }] of clients.entries())
-    if (profile !== undefined && env["RIGEL_RECORD"] === undefined)
-      recordings.set(name, Recording.create(native, `${segment}-counts-${index}`, false));
-  return recordings;
+/** Clients with a profile count what they launch, to be compared with it: in which files. */
+function countsOf(clients: readonly PlannedClient[], segment: string): Map<string, string> {
+  return new Map(
+    clients.flatMap(({ name, profile, env }, index) =>
+      profile !== undefined && env["RIGEL_RECORD"] === undefined ? [[name, `${segment}-counts-${index}`] as const] : [],
+    ),
+  );
 }
 
 async function matchesOf(

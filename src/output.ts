@@ -1,6 +1,6 @@
 /** output.ts: files that results are written to. */
 
-import { closeSync, existsSync, openSync, rmSync, statSync } from "node:fs";
+import { accessSync, closeSync, constants, existsSync, openSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { RigelError, reason } from "./errors.ts";
 
 /**
@@ -19,4 +19,28 @@ export function checkOutput(option: string, file: string, mode = 0o666): () => v
   return () => {
     if (fresh && statSync(file, { throwIfNoEntry: false })?.size === 0) rmSync(file, { force: true });
   };
+}
+
+/** Whether files can be made in it. */
+export function checkFolder(option: string, folder: string): void {
+  try {
+    accessSync(`${folder}/`, constants.W_OK | constants.X_OK);
+  } catch (thrown) {
+    throw new RigelError(
+      "machine",
+      `${option}: expected a folder that can be written to, got ${folder} (${reason(thrown)})`,
+      {
+        cause: thrown,
+      },
+    );
+  }
+}
+
+/** Writes it, or says which option's file could not be written, and why. */
+export function writeOutput(option: string, file: string, text: string): void {
+  try {
+    writeFileSync(file, text);
+  } catch (thrown) {
+    throw new RigelError("machine", `${option}: ${file} cannot be written (${reason(thrown)})`, { cause: thrown });
+  }
 }

@@ -193,8 +193,10 @@ async function eachLine(reader: Reader, show: (line: string) => void): Promise<v
       show(visible(rest));
       rest = "";
     }
-    // Where nobody takes it the program waits, as it would without Rigel.
+    // Where nobody takes it the program waits, as it would without Rigel; and timers, signals and other clients have their turn
+    // whatever it prints: a read whose data is there already, and `heard`, give them none.
     await heard();
+    await new Promise(setImmediate);
   }
   rest += decoder.decode();
   if (rest !== "") show(visible(rest));

@@ -230,5 +230,6 @@ async function runDiff(a: string, b: string, flags: DiffFlags): Promise<void> {
 }
 
 async function write(chunk: string | Uint8Array): Promise<void> {
-  if (!process.stdout.write(chunk)) await once(process.stdout, "drain");
+  // What goes wrong with it is told by whoever listens to its errors (cli.ts).
+  if (!process.stdout.write(chunk)) await once(process.stdout, "drain").catch(() => {});
 }

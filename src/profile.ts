@@ -183,6 +183,8 @@ const BLOCK_Z = 8;
 const BOUND_REASON = 16;
 const SMS = 17;
 const MOST_THREADS = 1024;
+/** Characters of what csv-parse says: it quotes what it read, however long that is. */
+const LONGEST_REASON = 200;
 
 /** Reads a profile to its end. Throws a coded error at the first row that does not fit. */
 export async function readProfile(path: string): Promise<ProfileSummary> {
@@ -471,7 +473,9 @@ function checkRow(fields: string[], columns: [string, FieldCheck][], where: stri
     );
 }
 
-/** csv-parse words its errors with line numbers of its own, counted from where the table starts. */
+/** csv-parse words its errors with line numbers of its own, counted from where the table starts, and with what it read. */
 function csvReason(thrown: unknown, skip_lines: number): string {
-  return reason(thrown).replace(/\bline (\d+)/, (_, line: string) => `line ${Number(line) + skip_lines}`);
+  const text = reason(thrown).replace(/\bline (\d+)/, (_, line: string) => `line ${Number(line) + skip_lines}`);
+  const printable = JSON.stringify(text.slice(0, LONGEST_REASON)).slice(1, -1).replaceAll('\\"', '"');
+  return `${printable}${text.length > LONGEST_REASON ? "..." : ""}; expected a profile in CSV`;
 }

@@ -441,6 +441,7 @@ export async function record(
           start_timeout_s: options.start_timeout_s,
           interrupt,
           started: (made) => (segment = made),
+          files: [path],
           over: () => recorder.stage === "done" && !options.letRun,
         }),
     );

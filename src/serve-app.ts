@@ -28,6 +28,7 @@ import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
 import type { Native } from "./native.ts";
 import { fields } from "./schema.ts";
+import type { Segment } from "./segment.ts";
 import { RequestError, errorBody } from "./serve-error.ts";
 import { launchRoutes } from "./serve-launch.ts";
 import { type ClientStats, type Stats, statsSchema } from "./stats.ts";
@@ -41,6 +42,10 @@ const clientSchema = statsSchema.shape.clients.element.extend({
 });
 type Client = z.infer<typeof clientSchema>;
 
+/** What is changed of a client is in force within a tenth of a second; how often that is looked for, and for how long. */
+const LOOK_ms = 20;
+const TAKEN_UP_ms = 2000;
+
 /** What can be changed of a segment. */
 const configSchema = z.object({
   segment: z.string(),
@@ -49,8 +54,9 @@ const configSchema = z.object({
   settings: statsSchema.shape.settings,
 });
 
-function configOf({ segment, policy, slo, settings }: Stats): z.infer<typeof configSchema> {
-  return { segment: segment.id, policy, target: slo?.target ?? null, settings };
+function configOf({ segment, policy, settings }: Stats, live: readonly Segment[]): z.infer<typeof configSchema> {
+  const target = policy === "slo" ? live.find(({ id }) => id === segment.id)?.target : undefined;
+  return { segment: segment.id, policy, target: target ?? null, settings };
 }
 
 /** Of errors that are not about what was sent. */
@@ -163,7 +169,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     })
     .patch(
       "/v1/clients/:id",
-      ({ params, body: { paused, pause_s, ...change } }) => {
+      async ({ params, body: { paused, pause_s, ...change } }) => {
         const target = findClient(params.id, watcher.live());
         const isPause = paused !== undefined || pause_s !== undefined;
         if (!isPause && Object.keys(change).length === 0)
@@ -172,10 +178,21 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           throw new RequestError(422, "invalid", "body: expected no pause_s where paused is false");
         const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
         const { notes } = changeClient(target, change, isPause ? seconds : undefined);
-        watcher.changed();
-        const { class: kind, weight, ...rest } = clientOf(`${target.segment.id}:${target.name}`, watcher.now());
-        // Its processes take those two up a moment later; the rest is as asked already.
-        return { ...rest, class: change.class ?? kind, weight: change.weight ?? weight, notes };
+        const asked = (client: Client): Client => ({
+          ...client,
+          class: change.class ?? client.class,
+          weight: change.weight ?? client.weight,
+        });
+        // Its processes take those two up a moment later, unless they are stopped: who asks next is to see it.
+        const until_ms = performance.now() + TAKEN_UP_ms;
+        for (;;) {
+          watcher.changed();
+          const client: Client = clientOf(`${target.segment.id}:${target.name}`, watcher.now());
+          const { class: kind, weight } = asked(client);
+          const isSo = client.class === kind && client.weight === weight;
+          if (isSo || performance.now() >= until_ms) return { ...asked(client), notes };
+          await Bun.sleep(LOOK_ms);
+        }
       },
       {
         params: z.object({ id: z.string() }),
@@ -192,7 +209,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         detail: { summary: "Change a client's class, memory or weight, pause it or let it go on" },
       },
     )
-    .get("/v1/config", () => ({ segments: watcher.now().map(configOf) }), {
+    .get("/v1/config", () => ({ segments: watcher.now().map((stats) => configOf(stats, watcher.live())) }), {
       response: z.object({ segments: z.array(configSchema) }),
       detail: { summary: "Policy, target and settings of every segment" },
     })
@@ -209,7 +226,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           segments: watcher
             .now()
             .filter(({ segment: { id } }) => all.some((one) => one.id === id))
-            .map(configOf),
+            .map((stats) => configOf(stats, all)),
         };
       },
       {

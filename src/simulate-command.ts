@@ -2,12 +2,12 @@
 
 import { join } from "node:path";
 import { type Command } from "commander";
-import { above0, between, whole } from "./arguments.ts";
-import { readConfig } from "./config.ts";
+import { between, upTo, whole } from "./arguments.ts";
+import { LONGEST_DURATION_s, readConfig } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { checkOutput } from "./output.ts";
+import { checkOutput, writeOutput } from "./output.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { predictionPage } from "./simulate-page.ts";
 import type { Simulator } from "./simulate-run.ts";
@@ -67,7 +67,7 @@ export function addSimulateCommand(program: Command): void {
       "KEY=FROM:TO:STEP or KEY=A,B,C: rate, NAME.rate, duration, seed, inflight, slice_us, ...",
     )
     .option("--seed <number>", "of the Poisson arrivals of all clients", whole(0, Number.MAX_SAFE_INTEGER))
-    .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", above0)
+    .option("--duration <seconds>", "of virtual time (default: the configuration's, or 60)", upTo(LONGEST_DURATION_s))
     .option(
       "--slow <factor>",
       "of a host whose processors are shared: by what programs take longer between launches in spells of 2 s, on average, every other one",
@@ -97,8 +97,9 @@ function alone(option: string, other: string): RigelError {
 async function runSimulate(file: string | undefined, flags: Flags): Promise<void> {
   if (flags.output !== undefined && flags.importBench === undefined) throw alone("-o", "--import-bench");
   if (flags.keep && flags.reference === undefined) throw alone("--keep", "--reference");
-  if (flags.slow !== undefined && (flags.reference !== undefined || flags.importBench !== undefined))
-    throw alone("--slow", "a configuration or the demo");
+  if (flags.reference !== undefined || flags.importBench !== undefined)
+    for (const option of ["slow", "policy", "sweep", "seed", "duration", "html"] as const)
+      if (flags[option] !== undefined) throw alone(`--${option}`, "a configuration or the demo");
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);
@@ -133,7 +134,7 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
   const reference = (await readReference(path)).median_error;
   const said = reference ? [errorsText(reference)] : [];
   if (flags.html !== undefined) {
-    await Bun.write(flags.html, predictionPage(prediction, config.file, said));
+    writeOutput("--html", flags.html, predictionPage(prediction, config.file, said));
     progress(`${flags.html} written`);
   }
   const document = { ...prediction, median_error: reference ?? null };
@@ -148,7 +149,7 @@ async function runReference(flags: Flags, native: Native): Promise<void> {
   const { prediction: comparisons } = await shown(async (watch) => await compareAll(reference, path, native, watch));
   const median_error = medianErrors(comparisons);
   if (flags.keep) {
-    await Bun.write(path, `${JSON.stringify({ ...reference, median_error }, null, 2)}\n`);
+    writeOutput("--keep", path, `${JSON.stringify({ ...reference, median_error }, null, 2)}\n`);
     progress(`${path}: median errors written`);
   }
   const document = { schema: 1, device: reference.device, median_error, rows: comparisons };
@@ -170,7 +171,7 @@ async function writeReference(file: string, output: string | undefined): Promise
   for (const note of notes) progress(`note: ${note}`);
   if (output === undefined) process.stdout.write(text);
   else {
-    await Bun.write(output, text);
+    writeOutput("--output", output, text);
     progress(`${output} written; rigel simulate --reference ${output} --keep compares`);
   }
 }

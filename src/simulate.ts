@@ -82,6 +82,8 @@ export interface Prediction {
 }
 
 const DURATION_s = 60;
+/** RG_SCENARIO_MAX_CLIENTS of native/sim/scenario.h. */
+const MOST_CLIENTS = 32;
 
 /** Runs everything; `watch` is told of the simulator before that. */
 export async function predict(
@@ -90,6 +92,11 @@ export async function predict(
   native: Native,
   watch: (simulator: Simulator) => void,
 ): Promise<Prediction> {
+  if (config.clients.length > MOST_CLIENTS)
+    throw new RigelError(
+      "config",
+      `${config.file}: clients: expected at most ${MOST_CLIENTS} to simulate, got ${config.clients.length}`,
+    );
   const notes = [...config.notes];
   await checkProfiles(config, notes);
   const values = options.sweep?.values ?? [null];

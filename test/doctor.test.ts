@@ -455,10 +455,12 @@ test("the server's folder and socket", () => {
 test("leftovers are found in a real folder", async () => {
   using scratch = new Scratch();
   // Above the largest number that Linux gives a process.
-  const file = join(scratch.path, `rigel-${process.getuid?.() ?? 0}-4194305-0`);
-  writeFileSync(file, "");
+  const maker = `${process.getuid?.() ?? 0}-4194305`;
+  const names = [`rigel-${maker}-0`, `rigel-${maker}-0-counts-1`, `rigel-record-${maker}`];
+  const files = names.map((name) => join(scratch.path, name));
+  for (const file of files) writeFileSync(file, "");
   const result = await rigel("doctor", "--no-launch", "--segment", scratch.path);
-  expect(result.stdout).toContain(`remedy: rm ${file}`);
+  for (const file of files) expect(result.stdout).toMatch(new RegExp(`remedy: rm.* ${file}( |$)`, "m"));
   expect(result.status).toBe(0);
 });
 

@@ -72,6 +72,41 @@ function leftovers(pid: number): string[] {
   return readdirSync("/dev/shm").filter((name) => own.test(name));
 }
 
+test("a client that prints without end keeps neither the launch from its end nor Ctrl-C from being heard", async () => {
+  const clients = [{ name: "a", class: "high", command: ["sh", "-c", "yes hello"] }];
+  for (const duration_s of [0.3, 1000]) {
+    const config = scratch.file("loud.json", { policy: { name: "none" }, duration_s, clients });
+    await using launch = start(["launch", config, "--segment", scratch.path, "--start-timeout", "0.1"]);
+    const [said, heard] = launch.stderr.tee();
+    const rest = heard.pipeTo(new WritableStream());
+    let last = "";
+    for await (const text of said.pipeThrough(new TextDecoderStream())) {
+      if (duration_s > 1 && `${last}${text}`.includes("counting for")) launch.kill("SIGINT");
+      last = text.slice(-20);
+    }
+    await rest;
+    expect(await launch.exited).toBe(duration_s > 1 ? 130 : 0);
+  }
+});
+
+test("a launch that cannot make one of its files leaves none of the others", async () => {
+  using folder = new Scratch();
+  const profiled = { command: ["true"], profile: "tiny.csv" };
+  const clients = ["a", "b"].map((name) => ({ name, class: "high", ...profiled }));
+  const config = scratch.file("profiled.json", { policy: { name: "none" }, duration_s: 1, clients });
+  const taken = `rigel-${process.getuid?.() ?? 0}-$$-0-counts-1`;
+  const launch = [...commandLine(), "launch", config, "--segment", folder.path];
+  await using child = Bun.spawn(["sh", "-c", `mkdir ${folder.path}/${taken} && exec "$@"`, "sh", ...launch], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdout: "ignore",
+    stderr: "pipe",
+  });
+  expect(await child.stderr.text()).toContain("-counts-1 cannot be created");
+  expect(await child.exited).toBe(1);
+  expect(readdirSync(folder.path)).toEqual([`rigel-${process.getuid?.() ?? 0}-${child.pid}-0-counts-1`]);
+});
+
 describe("a launch on the simulated GPU", () => {
   test("runs two replays to their end and reports both", async () => {
     const result = await rigel("launch", config([serve, train]), "--json");

@@ -140,6 +140,7 @@ describe("the server", () => {
       status: 200,
       body: { name: "train", paused: true, weight: 2, notes: [expect.stringContaining("weight has no effect")] },
     });
+    expect(await server.ask("/v1/clients/train")).toMatchObject({ body: { paused: true, weight: 2 } });
     const resumed = await server.ask("/v1/clients/train", { method: "PATCH", body: { paused: false } });
     expect(resumed).toMatchObject({ status: 200, body: { paused: false } });
     expect(await server.ask("/v1/config")).toMatchObject({ body: { segments: [{ settings: { inflight: 3 } }] } });
@@ -173,6 +174,8 @@ describe("the server", () => {
     expect(unlimited.status).toBe(200);
     const fair = await server.ask("/v1/config", { method: "PUT", body: { policy: { name: "fair" } } });
     expect(fair).toMatchObject({ status: 422, body: { error: { message: expect.stringContaining("at least 1") } } });
+    const slo = await server.ask("/v1/config", { method: "PUT", body: { policy: { name: "slo" } } });
+    expect(slo).toMatchObject({ body: { segments: [{ policy: "slo", target: { p99_over_alone: 1.05 } }] } });
     launch.kill("SIGINT");
     await launch.exited;
   });
