@@ -14,13 +14,37 @@
 #include "rigel.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+/*
+ * To standard error, if that takes it at once: a pipe that nobody empties must not keep the program waiting, and one that nobody reads must
+ * not end it. What a pipe has room for is a page at least, so a line is written whole.
+ */
+static void write_line(const char *line, size_t bytes)
+{
+    int error = errno;
+    struct pollfd out = {.fd = STDERR_FILENO, .events = POLLOUT};
+    if (poll(&out, 1, 0) == 1 && out.revents == POLLOUT) {
+        sigset_t pipe, before, pending;
+        sigemptyset(&pipe);
+        sigaddset(&pipe, SIGPIPE);
+        bool blocked = pthread_sigmask(SIG_BLOCK, &pipe, &before) == 0;
+        bool waited = blocked && sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE);
+        if (blocked && write(STDERR_FILENO, line, bytes) < 0 && errno == EPIPE && !waited)
+            sigtimedwait(&pipe, NULL, &(struct timespec){0});
+        if (blocked)
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    errno = error;
+}
 
 void rg_say(const char *format, ...)
 {
@@ -34,8 +58,7 @@ void rg_say(const char *format, ...)
     if (n > (int)sizeof line - 2)
         n = sizeof line - 2;
     line[n++] = '\n';
-    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
-    (void)ignored;
+    write_line(line, (size_t)n);
 }
 
 static void after_fork_in_child(void)

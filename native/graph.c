@@ -246,8 +246,8 @@ typedef struct {
     bool guessed;           /* guess_ns is made */
     uint32_t guess_ns;      /* what its kernels' durations add up to, where all are known; else 0 */
     unsigned long long flags;
-    CUcontext context; /* current when it was instantiated */
-    CUdevice device;
+    _Atomic(CUcontext) context; /* current when it was instantiated */
+    _Atomic CUdevice device;
     CUgraph clone;
     uint32_t nodes; /* of the clone */
     rg_pieces pieces;
@@ -330,8 +330,8 @@ static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint
         k->counted = k->guessed = k->in_pieces = false;
         k->guess_ns = k->last = k->moves = 0;
         k->flags = flags;
-        k->context = context;
-        k->device = device;
+        atomic_store(&k->context, context);
+        atomic_store(&k->device, device);
         k->clone = clone;
         k->nodes = nodes;
         atomic_store(&k->exec, (uintptr_t)exec);
@@ -480,6 +480,9 @@ bool rg_graph_launch(rg_member *m, uint32_t mode, CUgraphExec exec, CUstream str
             count_whole(m, why);
         return false;
     }
+    /* A thread that is cancelled at the gate must not take the lock with it. */
+    int cancel;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel);
     /* Known from an earlier run, or from another client of this program, it is cut at once. */
     if (d && !atomic_load_explicit(&d->seen, memory_order_relaxed))
         rg_duration_first(d, t, RG_GRAPH, (uintptr_t)exec, RG_DIMS_UNIT);
@@ -500,6 +503,7 @@ bool rg_graph_launch(rg_member *m, uint32_t mode, CUgraphExec exec, CUstream str
     }
     k->in_pieces = pieces;
     pthread_mutex_unlock(&k->lock);
+    pthread_setcancelstate(cancel, NULL);
     exchange(capture);
     return pieces;
 }
@@ -544,11 +548,19 @@ void rg_graph_forget(CUgraphExec exec)
     pthread_mutex_unlock(&k->lock);
 }
 
+static bool is_of(kept_graph *k, CUcontext context, CUdevice d)
+{
+    return atomic_load(&k->exec) && (context ? atomic_load(&k->context) == context : atomic_load(&k->device) == d);
+}
+
 void rg_graph_forget_context(CUcontext context, CUdevice d)
 {
     for (uint32_t i = 0; i < atomic_load(&kept_high); i++) {
+        /* One of another context may be on its way out, and wait at the gate for each of its pieces. */
+        if (!is_of(&kept[i], context, d))
+            continue;
         pthread_mutex_lock(&kept[i].lock);
-        if (atomic_load(&kept[i].exec) && (context ? kept[i].context == context : kept[i].device == d))
+        if (is_of(&kept[i], context, d))
             forget(&kept[i], true);
         pthread_mutex_unlock(&kept[i].lock);
     }

@@ -605,12 +605,18 @@ CUresult cuEventCreate(CUevent *e, unsigned flags)
     return r;
 }
 
+/* What is known of its last record is true no more; also while something is captured, or work goes past Rigel. */
+static inline void unrecorded(CUevent e)
+{
+    if (rg_is_client() && rg_member_class() == RG_CLASS_HIGH)
+        rg_event_forget(e);
+}
+
 static void forget_event(CUevent e)
 {
     if (rg_is_client())
         rg_context_unmade(e);
-    if (is_high())
-        rg_event_forget(e);
+    unrecorded(e);
 }
 
 CUresult cuEventDestroy(CUevent e)
@@ -701,8 +707,8 @@ RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, RG_RECAPTURE, (s, mode, g, 
     { \
         CUresult r = RG_CALL(symbol, (s, g)); \
         /* Only the stream whose capture was begun ends one, whether it was still valid or not; from the wrong thread it goes \
-         * on. */ \
-        if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && atomic_load(&rg.captures)) \
+         * on, and where there is none nothing ends. */ \
+        if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_ILLEGAL_STATE && atomic_load(&rg.captures)) \
             rg_capture_ended(stream); \
         return r; \
     }
@@ -780,6 +786,8 @@ RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 #define RG_RECORD(symbol, params, args, stream) \
     CUresult symbol params \
     { \
+        if (!is_high()) \
+            unrecorded(e); \
         if (!is_client()) \
             return RG_CALL(symbol, args); \
         if (!is_high()) \

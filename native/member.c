@@ -56,6 +56,7 @@ static _Thread_local __attribute__((tls_model("initial-exec"))) struct {
 } mine;
 
 static pthread_key_t exit_key;
+static bool exit_key_made;
 
 /* ---- streams ---- */
 
@@ -468,7 +469,7 @@ static void thread_ends(void *unused)
 
 static void make_key(void)
 {
-    pthread_key_create(&exit_key, thread_ends);
+    exit_key_made = pthread_key_create(&exit_key, thread_ends) == 0;
 }
 
 static int class_of(const char *text)
@@ -541,6 +542,8 @@ int rigel_client_enter(const char *name, const char *class)
     if (mine.depth == NESTED)
         return -EOVERFLOW;
     pthread_once(&once, make_key);
+    if (!exit_key_made)
+        return -EAGAIN; /* nobody would notice that the thread ends */
     pthread_mutex_lock(&members_lock);
     find_python();
     rg_member *m = ended ? NULL : find_or_make(name, (uint32_t)number, &error);

@@ -99,6 +99,24 @@ static void uncount_capture(void)
         continue;
 }
 
+/*
+ * Captures of streams without a track: what begins while another capture goes on is not entered. Under the lock; how many there are that
+ * had no place here.
+ */
+enum { CAPTURED = 64 };
+static uintptr_t captured[CAPTURED];
+static uint32_t captured_count, captured_more;
+
+static bool captured_ends(uintptr_t key)
+{
+    for (uint32_t i = 0; i < captured_count; i++)
+        if (captured[i] == key) {
+            captured[i] = captured[--captured_count];
+            return true;
+        }
+    return false;
+}
+
 /* Takes a track out of the table. Work still queued on it can no longer be asked for, and counts as done. */
 static void drop(rg_track *t)
 {
@@ -233,7 +251,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
         note_use(member, (uint32_t)device);
         rg_context_seen(rg.slot, context, (uint32_t)device);
         rg_context_seen(member->slot, context, (uint32_t)device);
-    } else if (!t) {
+    } else if (!t && device >= 0) {
         atomic_store(&rg.full, 1);
     }
     pthread_mutex_unlock(&table_lock);
@@ -281,6 +299,8 @@ void rg_track_forget(CUstream stream)
         member = rg_track_member(t);
         drop(t);
     }
+    if (captured_ends((uintptr_t)stream))
+        uncount_capture();
     pthread_mutex_unlock(&table_lock);
     rg_member_unmade(stream);
     rg_context_unmade(stream);
@@ -329,17 +349,27 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
 
 void rg_capture_began(CUstream stream)
 {
-    rg_track *t = rg_track_find(rg_track_key(stream));
+    pthread_mutex_lock(&table_lock);
+    uintptr_t key = rg_track_key(stream);
+    rg_track *t = rg_track_find(key);
     if (t)
         atomic_store(&t->capturing, true);
+    else if (captured_count < CAPTURED)
+        captured[captured_count++] = key;
+    else
+        captured_more++;
+    pthread_mutex_unlock(&table_lock);
 }
 
 void rg_capture_ended(CUstream stream)
 {
-    rg_track *t = rg_track_find(rg_track_key(stream));
-    if (t && !atomic_exchange(&t->capturing, false))
-        return; /* it was not capturing: an error of the program, and no capture of ours ends by it */
-    uncount_capture();
+    pthread_mutex_lock(&table_lock);
+    uintptr_t key = rg_track_key(stream);
+    rg_track *t = rg_track_find(key);
+    /* Else it was not capturing: an error of the program, and no capture of ours ends by it. */
+    if ((t && atomic_exchange(&t->capturing, false)) || captured_ends(key) || (captured_more && captured_more--))
+        uncount_capture();
+    pthread_mutex_unlock(&table_lock);
 }
 
 /* ---- priorities ---- */

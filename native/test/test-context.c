@@ -3,6 +3,8 @@
  */
 #include "gate-testing.h"
 
+#include <fcntl.h>
+
 /* ---- captures, streams and contexts that come and go ---- */
 
 static CUgraphExec capture(CUstream s, CUfunction f, int kernels)
@@ -71,11 +73,47 @@ static void captures_are_counted_right(void)
     CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
     CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(rg.captures, 0);
+    /* Of streams that were never launched on, where another is captured already. */
+    CUstream c, d;
+    CHECK_EQUAL(cuStreamCreate(&c, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&d, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(c, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 2);
+    CHECK(cuStreamEndCapture(d, &graph) != CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 2);
+    CHECK_EQUAL(cuStreamEndCapture(c, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(c, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamDestroy_v2(c), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
     CHECK_EQUAL(cu.cuGraphCreate(&graph, 0), CUDA_SUCCESS);
     CHECK_EQUAL(cuStreamBeginRecaptureToGraph(b, CU_STREAM_CAPTURE_MODE_RELAXED, graph, NULL, NULL), CUDA_SUCCESS);
     CHECK_EQUAL(rg.captures, 1);
     CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+static void an_event_that_is_recorded_during_a_capture_stands_for_nothing_older(void)
+{
+    become_high_without_agent();
+    CUstream work, other, captured;
+    CUgraph graph;
+    CUevent event;
+    rg_track *track;
+    CHECK_EQUAL(cuStreamCreate(&work, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    launch(spin, work, 1000);
+    CHECK_EQUAL(cuEventRecord(event, work), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventRecord(event, other), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(captured, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_event_wait_begin(event, &track), 0);
     done();
 }
 
@@ -412,6 +450,28 @@ static void refused_segment_leaves_the_program_bare(void)
     unlink(getenv("RIGEL_SIM_STATE"));
 }
 
+/* Nobody reads what Rigel says, or nobody any more: neither keeps the program waiting, nor ends it. */
+static void a_line_never_waits_and_never_kills(void)
+{
+    int ends[2], kept = dup(STDERR_FILENO);
+    char full[65536] = {0};
+    CHECK_EQUAL(pipe(ends), 0);
+    CHECK_EQUAL(dup2(ends[1], STDERR_FILENO), STDERR_FILENO);
+    CHECK_EQUAL(fcntl(ends[1], F_SETFL, O_NONBLOCK), 0);
+    while (write(ends[1], full, sizeof full) > 0)
+        continue;
+    CHECK_EQUAL(fcntl(ends[1], F_SETFL, 0), 0);
+    errno = 7;
+    rg_say("nobody empties this pipe");
+    CHECK_EQUAL(errno, 7);
+    CHECK_EQUAL(close(ends[0]), 0);
+    rg_say("nobody reads from this pipe");
+    CHECK_EQUAL(errno, 7);
+    sigset_t pending;
+    CHECK(sigpending(&pending) == 0 && !sigismember(&pending, SIGPIPE));
+    CHECK_EQUAL(dup2(kept, STDERR_FILENO), STDERR_FILENO);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -419,6 +479,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(capture_passes_and_a_graph_is_one_unit);
     RUN(captures_are_counted_right);
+    RUN(an_event_that_is_recorded_during_a_capture_stands_for_nothing_older);
     RUN(a_capture_goes_with_its_thread);
     RUN(default_streams_of_two_contexts_are_told_apart);
     RUN(a_reset_context_starts_afresh);
@@ -432,5 +493,6 @@ int main(int argc, char **argv)
     RUN(a_forked_child_is_no_client);
     RUN(exit_leaves_the_slot_finished);
     RUN(refused_segment_leaves_the_program_bare);
+    RUN(a_line_never_waits_and_never_kills);
     return failures ? 1 : 0;
 }

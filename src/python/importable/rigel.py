@@ -238,6 +238,7 @@ def _reason(result: int) -> str:
         -errno.EEXIST: "there is a client of this name and the other class",
         -errno.ENOSPC: "all client slots are taken",
         -errno.EOVERFLOW: "this thread has entered 16 clients",
+        -errno.EAGAIN: "the program has no key for thread data left (pthread_key_create)",
     }.get(result, os.strerror(-result))
 
 
