@@ -75,8 +75,8 @@ function leftovers(pid: number): string[] {
 test("a client that prints without end keeps neither the launch from its end nor Ctrl-C from being heard", async () => {
   const clients = [{ name: "a", class: "high", command: ["sh", "-c", "yes hello"] }];
   for (const duration_s of [0.3, 1000]) {
-    const config = scratch.file("loud.json", { policy: { name: "none" }, duration_s, clients });
-    await using launch = start(["launch", config, "--segment", scratch.path, "--start-timeout", "0.1"]);
+    const file = config(clients, { policy: { name: "none" }, duration_s });
+    await using launch = start(["launch", file, "--segment", scratch.path, "--start-timeout", "0.1"]);
     const [said, heard] = launch.stderr.tee();
     const rest = heard.pipeTo(new WritableStream());
     let last = "";
@@ -93,9 +93,9 @@ test("a launch that cannot make one of its files leaves none of the others", asy
   using folder = new Scratch();
   const profiled = { command: ["true"], profile: "tiny.csv" };
   const clients = ["a", "b"].map((name) => ({ name, class: "high", ...profiled }));
-  const config = scratch.file("profiled.json", { policy: { name: "none" }, duration_s: 1, clients });
+  const file = config(clients, { policy: { name: "none" }, duration_s: 1 });
   const taken = `rigel-${process.getuid?.() ?? 0}-$$-0-counts-1`;
-  const launch = [...commandLine(), "launch", config, "--segment", folder.path];
+  const launch = [...commandLine(), "launch", file, "--segment", folder.path];
   await using child = Bun.spawn(["sh", "-c", `mkdir ${folder.path}/${taken} && exec "$@"`, "sh", ...launch], {
     cwd: root,
     env: plainEnvironment(),
