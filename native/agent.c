@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 pthread_mutex_t rg_agent_lock = PTHREAD_MUTEX_INITIALIZER;
+_Atomic uint32_t rg_taking_away;
 _Atomic uint32_t rg_own_threads;
 
 static pthread_t thread;
@@ -76,7 +77,7 @@ static void watch_tracks(rg_member *m)
         bool done = false;
         if (rg_track_member(t) != m)
             continue;
-        if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+        if (!rg_agent_enter())
             break; /* whoever ends a context may take long; the heartbeat must go on */
         uint64_t state = atomic_load(&t->state);
         if (atomic_load(&t->key) && !atomic_load(&rg.captures) && state != RG_CLEAN && (state & 3) != RG_TOKEN_WAIT) {

@@ -629,9 +629,23 @@ extern _Atomic uint32_t rg_own_threads;
 /* rg_join: joins a thread of Rigel's within 200 ms. False if it did not end, since the driver did not return to it, say. */
 bool rg_join(pthread_t thread);
 
-/* rg_agent_lock: held by whoever uses a stream that is not its own thread's to use (the agent, the gate's flush), and by
- * whoever destroys a stream or context or begins a capture. */
+/*
+ * rg_agent_lock: held by whoever uses a stream that is not its own thread's to use (the agent, the gate's flush), for a moment, and by
+ * whoever begins a capture. rg_taking_away: how many calls that destroy a stream or a context are under way, which may wait for other
+ * threads' work; nobody uses such a stream meanwhile. rg_agent_enter: whether it may be now, and then the lock is held.
+ */
 extern pthread_mutex_t rg_agent_lock;
+extern _Atomic uint32_t rg_taking_away;
+
+static inline bool rg_agent_enter(void)
+{
+    if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+        return false;
+    if (!atomic_load(&rg_taking_away))
+        return true;
+    pthread_mutex_unlock(&rg_agent_lock);
+    return false;
+}
 
 /* ---- memory.c: what is charged to this client, and given back ---- */
 

@@ -114,10 +114,10 @@ static bool batches_poll(void)
 }
 
 /* Covers launches that no event follows yet, on every stream that this thread can name. Another thread may be about to destroy
- * one of them, or to capture on it: it holds the lock while it does, and this thread tries again later. */
+ * one of them, or to capture on it: this thread tries again later then. */
 static void batches_flush(void)
 {
-    if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+    if (!rg_agent_enter())
         return;
     uint32_t n = atomic_load(&rg.captures) ? 0 : atomic_load(&rg.track_count);
     for (uint32_t i = 0; i < n; i++) {

@@ -412,8 +412,8 @@ CUresult cuInit(unsigned flags)
 }
 
 /*
- * Taking contexts, streams and events away. The agent may be using them: it holds rg_agent_lock while it does, and so does
- * the call that removes them.
+ * Taking contexts, streams and events away. The agent may be using them: it holds rg_agent_lock while it does, and does not begin to
+ * while a call removes some. The lock is not held for that call, which may wait for what another thread does next.
  */
 #define RG_TAKE_AWAY(symbol, params, args, BEFORE, AFTER) \
     CUresult symbol params \
@@ -421,12 +421,14 @@ CUresult cuInit(unsigned flags)
         if (!rg_is_client()) \
             return RG_CALL(symbol, args); \
         pthread_mutex_lock(&rg_agent_lock); \
+        atomic_fetch_add(&rg_taking_away, 1); \
+        pthread_mutex_unlock(&rg_agent_lock); \
         BEFORE; \
         rg_op op_ = rg_op_begin(RG_OP_##symbol, true); \
         CUresult result_ = RG_CALL(symbol, args); \
         rg_op_end(&op_, RG_TRACE_call, result_ ? RG_RECORD_FAILED : 0, 0); \
         AFTER; \
-        pthread_mutex_unlock(&rg_agent_lock); \
+        atomic_fetch_sub(&rg_taking_away, 1); \
         return result_; \
     }
 

@@ -352,7 +352,7 @@ static bool timing_end(int i, CUstream stream, bool ok)
 static bool timings_poll(void)
 {
     bool more = false;
-    if (pthread_mutex_trylock(&rg_agent_lock) != 0)
+    if (!rg_agent_enter())
         return false;
     for (int n = 0; n < POLL_AT_ONCE && !atomic_load(&rg.captures); n++) {
         uint64_t at = atomic_load(&timings_done);

@@ -323,7 +323,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
         rg_track *t = &rg.tracks[i];
         bool its = t->context && (context ? t->context == context : t->cu_device == d);
-        /* Nothing tells the device of a context that the place is no longer used for. The caller holds rg_agent_lock. */
+        /* Nothing tells the device of a context that the place is no longer used for. The caller keeps the agent off. */
         if (context ? t->agent_context == context : its || t->agent_context != t->context)
             t->agent_event = NULL;
         if (!its)
@@ -647,7 +647,7 @@ bool rg_streams_restamp(rg_member *m)
     for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
         rg_track *t = &rg.tracks[i];
         CUcontext popped;
-        if (pthread_mutex_trylock(&rg_agent_lock) != 0) /* keeps the stream alive, and captures from beginning */
+        if (!rg_agent_enter()) /* keeps the stream alive, and captures from beginning */
             return false;
         bool capturing = atomic_load(&rg.captures) != 0;
         all &= !capturing;

@@ -4,6 +4,7 @@
 #include "gate-testing.h"
 
 #include <fcntl.h>
+#include <semaphore.h>
 
 /* ---- captures, streams and contexts that come and go ---- */
 
@@ -450,6 +451,54 @@ static void refused_segment_leaves_the_program_bare(void)
     unlink(getenv("RIGEL_SIM_STATE"));
 }
 
+static sem_t inside, go_on;
+static CUresult (*destroy_context)(CUcontext);
+
+static CUresult slow_destroy(CUcontext c)
+{
+    sem_post(&inside);
+    while (sem_wait(&go_on) != 0)
+        continue;
+    return destroy_context(c);
+}
+
+static void *end_context(void *context)
+{
+    CHECK_EQUAL(cuCtxDestroy_v2((CUcontext)context), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* The driver may wait, in a context that ends, for what another thread has yet to begin elsewhere. */
+static void a_context_that_takes_long_to_end_keeps_nobody_waiting(void)
+{
+    become_high_without_agent();
+    CUcontext first = current(), second;
+    CUstream stream, other;
+    CUgraph graph;
+    pthread_t thread;
+    CHECK(sem_init(&inside, 0, 0) == 0 && sem_init(&go_on, 0, 0) == 0);
+    CHECK_EQUAL(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, stream, 1000);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+    destroy_context = RG_REAL(cuCtxDestroy_v2);
+    CUresult (*slow)(CUcontext) = slow_destroy;
+    memcpy(&rg_real.hooked[RG_HOOK_cuCtxDestroy_v2], &slow, sizeof slow);
+    CHECK_EQUAL(pthread_create(&thread, NULL, end_context, second), 0);
+    while (sem_wait(&inside) != 0)
+        continue;
+    CHECK(!rg_agent_enter()); /* nobody uses a stream that is not his own */
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamDestroy_v2(other), CUDA_SUCCESS);
+    CHECK_EQUAL(sem_post(&go_on), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(rg_agent_enter());
+    pthread_mutex_unlock(&rg_agent_lock);
+    done();
+}
+
 /* Nobody reads what Rigel says, or nobody any more: neither keeps the program waiting, nor ends it. */
 static void a_line_never_waits_and_never_kills(void)
 {
@@ -489,6 +538,7 @@ int main(int argc, char **argv)
     RUN(the_context_in_use_is_always_known);
     RUN(a_green_context_goes_like_any_other);
     RUN(per_thread_streams_of_many_threads_do_not_lock_up);
+    RUN(a_context_that_takes_long_to_end_keeps_nobody_waiting);
     RUN(leaving_is_final_and_may_be_said_twice);
     RUN(a_forked_child_is_no_client);
     RUN(exit_leaves_the_slot_finished);
