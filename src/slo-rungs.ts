@@ -37,8 +37,8 @@ export const SHORT_SLICE_US = 50;
 
 /**
  * More than 1 is for hosts that were fast when the length of requests was measured. A tenth apart: in steps of a fifth the demo's harvest
- * is 0.91 instead of 0.92, with requests as long as alone both times (`rigel simulate --policy slo+slices --duration 100 --seed 1`, and 2
- * and 3).
+ * is 0.91 instead of 0.92, with a p50 as alone and a p99 of 1.00 to 1.03 of it (`rigel simulate --policy slo+slices --duration 100 --seed
+ * 1`, and 2 and 3).
  */
 const NEEDS = [
   1.6, 1.3, 1.1, 1, 0.92, 0.84, 0.77, 0.7, 0.64, 0.58, 0.53, 0.48, 0.43, 0.38, 0.34, 0.3, 0.26, 0.23, 0.2, 0.17,

@@ -121,6 +121,8 @@ const ENOUGH_ALONE = 240;
 const HEARD_S = 10;
 /** Requests that tell how fast the host is at the moment. */
 const LATELY = 20;
+/** By so much they have to be longer than they need the GPU to be no more those for whom that is at once. */
+const LONGER = 1.15;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
@@ -176,8 +178,9 @@ export class Controller {
   readonly #aloneWaits = new Waits();
   readonly #windowWaits = new Waits();
   #aloneSays: Alone | undefined;
-  /** The last ones of all. */
+  /** The last ones of all, and whether best-effort work is suspended as such requests begin. */
   readonly #lately = new Waits();
+  #isAtOnce = false;
   /** Their durations may be of another moment of the host. */
   #isDoubted = false;
   /** What they said before the window. */
@@ -230,6 +233,7 @@ export class Controller {
     this.#record(seen, held ? TICK_S : 0);
     this.#lately.add(seen.waits ?? [], this.t_s);
     this.#lately.keep(LATELY);
+    this.#looks();
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -258,9 +262,15 @@ export class Controller {
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     const { suspend, need_us, slice_us } = this.#settings;
-    const short_us = Math.min(slice_us, SHORT_SLICE_US);
-    const length_us = 1000 * longMedian(this.#lately.waits);
-    return suspend && need_us > 0 && length_us < need_us ? { ...this.#settings, slice_us: short_us } : this.#settings;
+    return suspend && need_us > 0 && this.#isAtOnce
+      ? { ...this.#settings, slice_us: Math.min(slice_us, SHORT_SLICE_US) }
+      : this.#settings;
+  }
+
+  /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */
+  #looks(): void {
+    const ratio = (1000 * longMedian(this.#lately.waits)) / (this.#settings?.need_us ?? 0);
+    this.#isAtOnce = ratio < (this.#isAtOnce ? LONGER : 1);
   }
 
   /**
