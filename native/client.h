@@ -287,7 +287,6 @@ struct rg_track {
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
     _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
-    _Atomic bool capturing;     /* this stream's capture is counted in rg.captures */
     _Atomic(const char *) owner; /* the thread of a per-thread default stream, with which it goes, else NULL */
     _Atomic(rg_member *) member; /* whose work it has */
     _Atomic(CUstream) stream;

@@ -476,6 +476,21 @@ static void released(CUdevice d)
         continue;
 }
 
+/* A device's primary context goes with the last of its releases: which that is they find out one after the other. */
+static pthread_mutex_t primary_locks[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = PTHREAD_MUTEX_INITIALIZER};
+
+static void primary_enter(CUdevice d)
+{
+    if ((uint32_t)d < RG_MAX_DEVICES)
+        pthread_mutex_lock(&primary_locks[d]);
+}
+
+static void primary_leave(CUdevice d)
+{
+    if ((uint32_t)d < RG_MAX_DEVICES)
+        pthread_mutex_unlock(&primary_locks[d]);
+}
+
 #define RG_IF_GONE(action) \
     if (result_ == CUDA_SUCCESS && primary_gone(d)) \
     action
@@ -509,14 +524,18 @@ RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), rg_batch_forget(c, -1); rg_samples
 /* Memory is its device's primary context's. */
 RG_TAKE_AWAY(cuGreenCtxDestroy, (CUgreenCtx green), (green), CUcontext c = context_of_green(green);
              if (c) rg_track_forget_context(c, -1), )
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
-RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)),
-             RG_IF_DONE(released(d)); RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), rg_track_forget_context(NULL, d);
-             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
-RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), rg_track_forget_context(NULL, d);
-             RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), primary_enter(d);
+             RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }) primary_leave(d))
+RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), primary_enter(d);
+             RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
+             RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }) primary_leave(d))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), primary_enter(d);
+             rg_track_forget_context(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY);
+             primary_leave(d))
+RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), primary_enter(d);
+             rg_track_forget_context(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY);
+             primary_leave(d))
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
 
@@ -788,12 +807,11 @@ RG_WAIT_CONTEXT(cuCtxSynchronize_v2, (CUcontext c), (c), c)
 #define RG_RECORD(symbol, params, args, stream) \
     CUresult symbol params \
     { \
-        if (!is_high()) \
+        if (!is_high()) { \
             unrecorded(e); \
-        if (!is_client()) \
-            return RG_CALL(symbol, args); \
-        if (!is_high()) \
-            return looked(RG_OP_##symbol, RG_CALL(symbol, args), e, stream); \
+            CUresult r_ = RG_CALL(symbol, args); \
+            return is_client() ? looked(RG_OP_##symbol, r_, e, stream) : r_; \
+        } \
         uint64_t token = rg_event_record_begin(stream); \
         CUresult r = looked(RG_OP_##symbol, RG_CALL(symbol, args), e, stream); \
         rg_event_record_end(e, stream, token, r == CUDA_SUCCESS); \

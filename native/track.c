@@ -100,18 +100,20 @@ static void uncount_capture(void)
 }
 
 /*
- * Captures of streams without a track: what begins while another capture goes on is not entered. Under the lock; how many there are that
- * had no place here.
+ * The streams whose captures rg.captures counts, by rg_track_key: a stream whose capture begins while another goes on has no track. And
+ * how many had no place here. Under the lock.
  */
 enum { CAPTURED = 64 };
 static uintptr_t captured[CAPTURED];
 static uint32_t captured_count, captured_more;
 
-static bool captured_ends(uintptr_t key)
+/* Its capture has ended, if there was one: nobody can end it any more, or somebody has. */
+static bool capture_ends(uintptr_t key)
 {
     for (uint32_t i = 0; i < captured_count; i++)
         if (captured[i] == key) {
             captured[i] = captured[--captured_count];
+            uncount_capture();
             return true;
         }
     return false;
@@ -121,8 +123,7 @@ static bool captured_ends(uintptr_t key)
 static void drop(rg_track *t)
 {
     index_remove(atomic_load(&t->key));
-    if (atomic_exchange(&t->capturing, false))
-        uncount_capture();
+    capture_ends(atomic_load(&t->key));
     rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
@@ -155,8 +156,7 @@ static void thread_ends(void *mark)
             drop(t);
         } else {
             index_remove(atomic_load(&t->key));
-            if (atomic_exchange(&t->capturing, false))
-                uncount_capture(); /* nobody can end it any more */
+            capture_ends(atomic_load(&t->key));
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
             rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
@@ -299,8 +299,7 @@ void rg_track_forget(CUstream stream)
         member = rg_track_member(t);
         drop(t);
     }
-    if (captured_ends((uintptr_t)stream))
-        uncount_capture();
+    capture_ends((uintptr_t)stream);
     pthread_mutex_unlock(&table_lock);
     rg_member_unmade(stream);
     rg_context_unmade(stream);
@@ -350,12 +349,8 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
 void rg_capture_began(CUstream stream)
 {
     pthread_mutex_lock(&table_lock);
-    uintptr_t key = rg_track_key(stream);
-    rg_track *t = rg_track_find(key);
-    if (t)
-        atomic_store(&t->capturing, true);
-    else if (captured_count < CAPTURED)
-        captured[captured_count++] = key;
+    if (captured_count < CAPTURED)
+        captured[captured_count++] = rg_track_key(stream);
     else
         captured_more++;
     pthread_mutex_unlock(&table_lock);
@@ -364,11 +359,11 @@ void rg_capture_began(CUstream stream)
 void rg_capture_ended(CUstream stream)
 {
     pthread_mutex_lock(&table_lock);
-    uintptr_t key = rg_track_key(stream);
-    rg_track *t = rg_track_find(key);
-    /* Else it was not capturing: an error of the program, and no capture of ours ends by it. */
-    if ((t && atomic_exchange(&t->capturing, false)) || captured_ends(key) || (captured_more && captured_more--))
+    /* Else it was not captured: an error of the program, and no capture of ours ends by it. */
+    if (!capture_ends(rg_track_key(stream)) && captured_more) {
+        captured_more--;
         uncount_capture();
+    }
     pthread_mutex_unlock(&table_lock);
 }
 

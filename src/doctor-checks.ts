@@ -216,8 +216,8 @@ export function checkMps(daemon: Awaited<ReturnType<typeof findDaemon>>): Findin
     case "running":
       return warning(
         "sharing",
-        `an MPS daemon runs at ${daemon.folder}: "sharing": "auto" uses it (unless nobody does and kernels are known to be long), and under MPS best-effort clients can only be held ` +
-          "at the gate, not taken off the GPU",
+        `an MPS daemon runs at ${daemon.folder}: "sharing": "auto" uses it (unless nobody does and kernels are known to be ` +
+          "long), and under MPS best-effort clients can only be held at the gate, not taken off the GPU",
         '"sharing": "time-slice" keeps clients out of it',
       );
     case "unusable":

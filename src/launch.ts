@@ -3,8 +3,9 @@
  *
  * A launch ends when `duration_s` is over, or when every high client has ended and so has every best-effort replay with
  * a number of iterations; without high clients when all have ended. Whatever happens, no client outlives a launch and no
- * file of it stays behind, unless `rigel run` has joined its segment (guard.ts sees to that when the launcher itself is killed). Only a process that has left both
- * its client's group and its environment cannot be told from others, and one of another user cannot be ended.
+ * file of it stays behind, unless `rigel run` has joined its segment (guard.ts sees to that when the launcher itself is killed).
+ * Only a process that has left both its client's group and its environment cannot be told from others, and one of another user
+ * cannot be ended.
  */
 
 import { rmSync } from "node:fs";

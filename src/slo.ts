@@ -7,7 +7,8 @@
  *   alone     durations of requests in windows in which best-effort work is held: 0.8 s at first, 1.2 s at a change of load, and
  *             1% of the time besides; 2% while few are known, and where that is too little to compare with, 6% until 2.4 s more
  *             are spent
- *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort most
+ *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort
+ *             most
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
@@ -78,8 +79,8 @@ const BACK_OFF_TIMES = 8;
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
- * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least takes
- * there, where requests use less than this part of what the target allows them, as so many of them tell.
+ * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least
+ * takes there, where requests use less than this part of what the target allows them, as so many of them tell.
  */
 const SKIPS_MOST = 2;
 const CLEAR_TRIAL_S = 0.6;
@@ -102,8 +103,8 @@ const WELL_KNOWN = 100;
 const COMPARABLE = 0.7;
 const GROSS = 2;
 const GROSS_QUANTILE = 0.9;
-/** So long ago requests alone were as the host is now. */
-const NEW_S = 1;
+/** So many requests ago the host was as it is now. */
+const SAME_HOST = 60;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
 /** What is compared with alone, and by how many standard deviations each side may be off: more where durations are far apart. */
@@ -178,13 +179,13 @@ export class Controller {
   readonly #aloneWaits = new Waits();
   readonly #windowWaits = new Waits();
   #aloneSays: Alone | undefined;
-  /** The last ones of all, and whether best-effort work is suspended as such requests begin. */
-  readonly #lately = new Waits();
-  #isAtOnce = false;
-  /** Their durations may be of another moment of the host. */
-  #isDoubted = false;
   /** What they said before the window. */
   #saidBefore: Alone | undefined;
+  /** Durations of requests alone may be of another moment of the host. */
+  #isDoubted = false;
+  /** The last requests of all, and whether best-effort work is suspended as such requests begin. */
+  readonly #lately = new Waits();
+  #isAtOnce = false;
   #window_s = Number.NEGATIVE_INFINITY;
   #neighbours = "";
   #measured = "";
@@ -231,9 +232,7 @@ export class Controller {
     if (held) this.#held_s += TICK_S;
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
-    this.#lately.add(seen.waits ?? [], this.t_s);
-    this.#lately.keep(LATELY);
-    this.#looks();
+    this.#pace(seen);
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -268,7 +267,9 @@ export class Controller {
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */
-  #looks(): void {
+  #pace({ waits = [] }: Observation): void {
+    this.#lately.add(waits, this.t_s);
+    this.#lately.keep(LATELY);
     const ratio = (1000 * longMedian(this.#lately.waits)) / (this.#settings?.need_us ?? 0);
     this.#isAtOnce = ratio < (this.#isAtOnce ? LONGER : 1);
   }
@@ -482,7 +483,8 @@ export class Controller {
    */
   #doubt(): void {
     const delayed = this.#delay(this.#rung);
-    if (!delayed || delayed.verdict === "over" || this.t_s - this.#window_s <= NEW_S) return;
+    const since = (this.t_s - this.#window_s) * this.#slow_per_s;
+    if (!delayed || delayed.verdict === "over" || since <= SAME_HOST) return;
     this.#isDoubted ||= this.#isLonger(this.#rung, GROSS);
   }
 
@@ -854,11 +856,11 @@ export class Controller {
   /** Its requests take longer than alone, by so many times what the target allows; rare ones count where nothing else is known of them. */
   #isLonger(rung: number, times: number): boolean {
     const { pool } = this.#at(rung);
-    const limit = "p99_ms" in this.#target ? Number.NaN : this.#target.p99_over_alone * times;
     const few = Math.min(pool.count, this.#alone.count);
+    if ("p99_ms" in this.#target || few < ENOUGH) return false;
+    const limit = this.#target.p99_over_alone * times;
     return QUANTILES.some(
       ([q, z]) =>
-        few >= ENOUGH &&
         isEnough(few, q) &&
         (times === 1 || q <= GROSS_QUANTILE) &&
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.#alone.quantile_ms(off(q, z, this.#alone.count)),
