@@ -321,6 +321,10 @@ void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked);
 /* Waits. begin returns a token for what is unfinished now; end(ok) says that it is finished. 0 tokens are harmless. */
 uint64_t rg_wait_stream_begin(CUstream stream);
 void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok);
+
+/* rg_wait_stream_leave: the thread waits no more, and what it waited for may be done: who looks, or waits again, finds out. Until more is
+ * launched it counts as waited for (rg_drain). */
+void rg_wait_stream_leave(uint64_t token);
 /* The same for who only looks. Where somebody else knows already when it will be done it is his token, not the caller's `own`: that is left
  * to him unless all is done. */
 uint64_t rg_look_stream_begin(CUstream stream, bool *own);

@@ -271,7 +271,9 @@ typedef struct {
     enum rg_kind kind;
     uint32_t mode;      /* of the call; without RG_MODE_RECORDED */
     bool several, recorded;
+    bool ends;          /* it returns when it is done */
     bool may_wait;      /* a high client's copy: with pageable memory it may wait for the GPU */
+    const void *to;     /* COPYBACK: where to */
     CUstream stream;
     rg_member *member;
     rg_track *track;
@@ -280,6 +282,18 @@ typedef struct {
     uint64_t bytes, marks, noted, token, since;
     rg_record_what what;
 } bulk;
+
+/*
+ * Whether a copy to host memory, whatever it is called, waits for what is before it in its stream, and for itself: where the driver
+ * does not know the memory (CUDA Driver API, "API synchronization behavior"; seen on an H200). So it is that most PyTorch programs wait
+ * for their results (Tensor.cpu, Tensor.item): the call to synchronise that follows finds all done.
+ */
+static bool waits_for(const void *host)
+{
+    int type;
+    return host && rg_real.cuPointerGetAttribute &&
+           rg_real.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)host) == CUDA_ERROR_INVALID_VALUE;
+}
 
 /* `gated`: the bytes that decide whether the gate stands in front of it. False: it goes past Rigel. */
 static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, uintptr_t gated)
@@ -294,7 +308,11 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
     b->track = b->several ? rg_track_for(b->stream, b->member) : rg_track_of(b->stream);
     b->work = b->several ? rg_work_several_begin(b->member, b->kind, b->track, gated, RG_DIMS_NONE)
                          : rg_work_begin(RG_PROCESS, b->mode, b->kind, b->track, gated, RG_DIMS_NONE);
-    bool high = b->mode & RG_MODE_HIGH, waits = b->kind == RG_COPYWAIT;
+    bool high = b->mode & RG_MODE_HIGH;
+    b->ends = b->kind == RG_COPYWAIT;
+    if (high && waits_for(b->to))
+        b->kind = RG_COPYWAIT; /* "might be synchronous" is what is promised: what it waited for is believed done once that was seen */
+    bool waits = b->kind == RG_COPYWAIT;
     b->token = waits && high ? rg_wait_stream_begin(b->stream) : 0;
     b->may_wait = high && b->kind != RG_MEMSET && !(b->token && rg_drain());
     b->op = rg_op_begin(operation, waits);
@@ -317,7 +335,9 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
         rg_record_end(&b->what, ok);
     if (b->kind == RG_COPYWAIT) {
         rg_op_end(&b->op, RG_TRACE_copy, b->marks | (ok ? 0 : RG_RECORD_FAILED), b->bytes);
-        if (b->mode & RG_MODE_HIGH)
+        if (b->mode & RG_MODE_HIGH && !b->ends && ok)
+            rg_wait_stream_leave(b->token);
+        else if (b->mode & RG_MODE_HIGH)
             rg_wait_stream_end(b->stream, b->token, ok);
     } else {
         rg_op_done(&b->op, b->noted, !ok);
@@ -348,6 +368,12 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
     return rg_record_next(operation, RG_TRACE_memset, rg_this.who, bytes, atomic_load_explicit(&row->since_tick, memory_order_relaxed), 0);
 }
 
+#define RG_COPYBACK RG_COPY
+#define RG_TO_COPY NULL
+#define RG_TO_COPYWAIT NULL
+#define RG_TO_MEMSET NULL
+#define RG_TO_COPYBACK h
+
 #define RG_BULK(symbol, KIND, params, args, STREAM, UNITS, SHAPE, ...) \
     static RG_INLINE CUresult symbol##_hook params \
     { \
@@ -365,6 +391,7 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
         b_.kind = RG_##KIND; \
         b_.stream = STREAM; \
         b_.bytes = (uintptr_t)(UNITS); \
+        b_.to = RG_TO_##KIND; \
         bool high_ = (b_.mode & ~(uint32_t)RG_MODE_RECORDED) == RG_MODE_HIGH; \
         bool past_ = RG_##KIND == RG_COPY && !high_ && RG_SHARED(__VA_ARGS__); /* to another device */ \
         if (RG_UNLIKELY(!bulk_begin(&b_, RG_OP_##symbol, past_ ? 0 : b_.bytes))) \
@@ -379,6 +406,7 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
 #define RG_WORK_GRAPH RG_LAUNCHES
 #define RG_WORK_COPY RG_BULK
 #define RG_WORK_COPYWAIT RG_BULK
+#define RG_WORK_COPYBACK RG_BULK
 #define RG_WORK_MEMSET RG_BULK
 #define RG_WORK(symbol, KIND, ...) RG_WORK_##KIND(symbol, KIND, __VA_ARGS__)
 #define RG_SPECIAL(symbol, params, args)

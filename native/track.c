@@ -749,6 +749,17 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
         uncover(t, token);
 }
 
+void rg_wait_stream_leave(uint64_t token)
+{
+    uint64_t left = rg_token(RG_TOKEN_EVENT);
+    uint32_t n = token ? atomic_load(&rg.track_count) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t mine = token;
+        atomic_compare_exchange_strong(&rg.tracks[i].state, &mine, left);
+    }
+    rg_changed();
+}
+
 uint64_t rg_look_stream_begin(CUstream stream, bool *own)
 {
     *own = true;

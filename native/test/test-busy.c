@@ -19,8 +19,10 @@ static uint64_t waited_ns(int entry)
 }
 
 static CUresult (*real_copy)(void *, CUdeviceptr, size_t, CUstream);
+static uint64_t launching_in_copy;
 static CUresult copy_slowly(void *host, CUdeviceptr p, size_t n, CUstream s)
 {
+    launching_in_copy = seg->devices[0].high_launching;
     usleep(20000);
     return real_copy(host, p, n, s);
 }
@@ -91,6 +93,60 @@ static void every_kind_of_wait_ends_a_request(void)
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->waited, 5);
     CHECK(waited_ns(4) >= 19000000);
+    done();
+}
+
+/* Nor is more to come while it does: best-effort work that was kept off may return. What is launched after it is more. */
+static void copies_to_pageable_memory_drain(void)
+{
+    become_high_without_agent();
+    CUstream s;
+    CUdeviceptr p;
+    char host[64];
+    void *pinned;
+    uint64_t me = 1ull << rg.slot_index;
+    _Atomic uint64_t *launching = &seg->devices[0].high_launching;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc(&pinned, 64, 0), CUDA_SUCCESS);
+    *(void **)&real_copy = rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2];
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = (void *)copy_slowly;
+    launch(spin, s, 1000);
+    CHECK_EQUAL(*launching, me);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(pinned, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(launching_in_copy, me);
+    CHECK_EQUAL(*launching, me);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(launching_in_copy, 0);
+    CHECK_EQUAL(*launching, 0);
+    CHECK_EQUAL(busy_word(), me); /* until somebody has seen that it is done */
+    launch(spin, s, 1000);
+    CHECK_EQUAL(*launching, me);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(*launching, 0);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    /* One by itself, and one that fails. */
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(*launching, 0);
+    CHECK_EQUAL(busy_word(), me);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, 1, 64, s), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQUAL(*launching, me);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+/* The agent finds the end of one that nobody waits for. */
+static void the_agent_ends_what_a_copy_waited_for(void)
+{
+    become("high");
+    CUdeviceptr p;
+    char host[64];
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, NULL), CUDA_SUCCESS);
+    WAIT_FOR(busy_word() == 0);
     done();
 }
 
@@ -851,6 +907,8 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(every_kind_of_wait_ends_a_request);
+    RUN(copies_to_pageable_memory_drain);
+    RUN(the_agent_ends_what_a_copy_waited_for);
     RUN(what_requests_launch_is_learned);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
