@@ -100,7 +100,8 @@ enum rg_hook {
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
     X(cuDeviceGetCount, (int *)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \
-    X(cuPointerGetAttribute, (void *, int, CUdeviceptr))
+    X(cuPointerGetAttribute, (void *, int, CUdeviceptr)) \
+    X(cuPointerGetAttributes, (unsigned, int *, void **, CUdeviceptr))
 
 /* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
 #define RG_SIMULATOR_FUNCTIONS(X) \
@@ -179,14 +180,19 @@ void rg_client_attach(void);
 
 /* ---- member.c: the clients of this process ---- */
 
+/* RG_DRAINING: all that a high client has launched on a device is waited for; RG_DRAINED: it was, in a copy that may have waited
+ * (rg_wait_stream_leave), and nothing was launched since. */
+enum rg_draining { RG_LAUNCHING = 0, RG_DRAINING = 1, RG_DRAINED = 2 };
+
 /* A high client's busy period on a device: what its end needs to know, one cache line. */
 typedef struct {
-    _Alignas(64) _Atomic uint32_t draining; /* all that it has launched there is waited for */
+    _Alignas(64) _Atomic uint32_t draining; /* enum rg_draining */
     _Atomic uint64_t busy_since;
     _Atomic uint64_t busy_tick;   /* the same for records */
     _Atomic uint64_t drain_since; /* while draining: since when */
+    _Atomic uint64_t launched_at; /* not while launching: when that ended */
     _Atomic uint64_t paused_since; /* its end was found by the agent: when */
-    _Atomic uint64_t inside_ns;   /* in copies that may have waited for the GPU, and in waits for a part of the work */
+    _Atomic uint64_t inside_ns;   /* in copies that may have waited for the GPU, and in waits that were not the last */
 } rg_period;
 
 typedef struct {
@@ -321,15 +327,18 @@ void rg_stream_prioritise(CUstream stream, uint32_t mode, int asked);
 /* Waits. begin returns a token for what is unfinished now; end(ok) says that it is finished. 0 tokens are harmless. */
 uint64_t rg_wait_stream_begin(CUstream stream);
 void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok);
-
-/* rg_wait_stream_leave: the thread waits no more, and what it waited for may be done: who looks, or waits again, finds out. Until more is
- * launched it counts as waited for (rg_drain). */
-void rg_wait_stream_leave(uint64_t token);
 /* The same for who only looks. Where somebody else knows already when it will be done it is his token, not the caller's `own`: that is left
  * to him unless all is done. */
 uint64_t rg_look_stream_begin(CUstream stream, bool *own);
 uint64_t rg_wait_context_begin(CUcontext context);
 void rg_wait_context_end(CUcontext context, uint64_t token, bool ok);
+
+/*
+ * rg_wait_stream_leave: in place of rg_wait_stream_end for a call that may have waited or not: who looks, or waits again, finds out if all is
+ * done. Until then best-effort work need not be kept off the GPU, unless more is launched, but what the thread does is work of its own.
+ * False: somebody knows better already, or something was launched meanwhile.
+ */
+bool rg_wait_stream_leave(uint64_t token);
 
 /*
  * Events: what was recorded where, so that a finished event tells that a stream is. Tokens are taken before the driver is

@@ -271,7 +271,7 @@ typedef struct {
     enum rg_kind kind;
     uint32_t mode;      /* of the call; without RG_MODE_RECORDED */
     bool several, recorded;
-    bool ends;          /* it returns when it is done */
+    bool ends;          /* it returns when it is done; else, as COPYWAIT, maybe */
     bool may_wait;      /* a high client's copy: with pageable memory it may wait for the GPU */
     const void *to;     /* COPYBACK: where to */
     CUstream stream;
@@ -285,14 +285,16 @@ typedef struct {
 
 /*
  * Whether a copy to host memory, whatever it is called, waits for what is before it in its stream, and for itself: where the driver
- * does not know the memory (CUDA Driver API, "API synchronization behavior"; seen on an H200). So it is that most PyTorch programs wait
- * for their results (Tensor.cpu, Tensor.item): the call to synchronise that follows finds all done.
+ * does not know the memory it "might be synchronous" (CUDA Driver API, "API synchronization behavior"), and on an H200 is. That is how
+ * PyTorch programs wait for results that they want on the host (Tensor.cpu): the call to synchronise that follows finds all done.
+ * Of memory that it does not know cuPointerGetAttributes says so, and cuPointerGetAttribute that the call was wrong.
  */
 static bool waits_for(const void *host)
 {
-    int type;
-    return host && rg_real.cuPointerGetAttribute &&
-           rg_real.cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, (CUdeviceptr)(uintptr_t)host) == CUDA_ERROR_INVALID_VALUE;
+    int asked = CU_POINTER_ATTRIBUTE_MEMORY_TYPE, type = CU_MEMORYTYPE_HOST;
+    void *answer = &type;
+    return host && rg_real.cuPointerGetAttributes &&
+           rg_real.cuPointerGetAttributes(1, &asked, &answer, (CUdeviceptr)(uintptr_t)host) == CUDA_SUCCESS && type == 0;
 }
 
 /* `gated`: the bytes that decide whether the gate stands in front of it. False: it goes past Rigel. */
@@ -302,6 +304,7 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
     b->several = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed));
     b->recorded = b->mode & RG_MODE_RECORDED;
     b->mode &= ~(uint32_t)RG_MODE_RECORDED;
+    bool waits = b->mode & RG_MODE_HIGH && waits_for(b->to);
     b->member = b->several ? rg_work_member(b->stream) : RG_PROCESS;
     if (!b->member)
         return false;
@@ -310,9 +313,9 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
                          : rg_work_begin(RG_PROCESS, b->mode, b->kind, b->track, gated, RG_DIMS_NONE);
     bool high = b->mode & RG_MODE_HIGH;
     b->ends = b->kind == RG_COPYWAIT;
-    if (high && waits_for(b->to))
-        b->kind = RG_COPYWAIT; /* "might be synchronous" is what is promised: what it waited for is believed done once that was seen */
-    bool waits = b->kind == RG_COPYWAIT;
+    if (waits && (!b->several || b->work.mode & RG_MODE_HIGH))
+        b->kind = RG_COPYWAIT;
+    waits = b->kind == RG_COPYWAIT;
     b->token = waits && high ? rg_wait_stream_begin(b->stream) : 0;
     b->may_wait = high && b->kind != RG_MEMSET && !(b->token && rg_drain());
     b->op = rg_op_begin(operation, waits);
@@ -335,10 +338,12 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
         rg_record_end(&b->what, ok);
     if (b->kind == RG_COPYWAIT) {
         rg_op_end(&b->op, RG_TRACE_copy, b->marks | (ok ? 0 : RG_RECORD_FAILED), b->bytes);
-        if (b->mode & RG_MODE_HIGH && !b->ends && ok)
-            rg_wait_stream_leave(b->token);
-        else if (b->mode & RG_MODE_HIGH)
+        if (!b->ends && ok) {
+            if (!rg_wait_stream_leave(b->token))
+                b->kind = RG_COPY; /* nobody looks after it now: to be marked anew */
+        } else if (b->mode & RG_MODE_HIGH) {
             rg_wait_stream_end(b->stream, b->token, ok);
+        }
     } else {
         rg_op_done(&b->op, b->noted, !ok);
     }

@@ -439,7 +439,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         begin_launches(m, device, now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
-        atomic_store(&m->period[device].draining, 0);
+        atomic_store(&m->period[device].draining, RG_LAUNCHING);
         atomic_store(&m->busy[device], 1);
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
@@ -465,22 +465,29 @@ static bool drain(rg_member *m)
     for (uint32_t device = 0; device < RG_MAX_DEVICES; device++) {
         if (!atomic_load(&m->busy[device]))
             continue;
-        if (atomic_load(&m->period[device].draining)) {
+        if (atomic_load(&m->period[device].draining) == RG_DRAINING) {
             drains = true;
             continue;
         }
         pthread_mutex_lock(&busy_lock);
-        if (atomic_load(&m->busy[device])) {
-            /* Pairs with rg_mark: `draining` first, then the tracks. */
-            atomic_store(&m->period[device].draining, 1);
-            if (all_clean(m, device, true)) {
+        if (atomic_load(&m->busy[device]) && atomic_load(&m->period[device].draining)) { /* another thread was here before this one */
+            if (atomic_load(&m->period[device].draining) == RG_DRAINED)
                 atomic_store(&m->period[device].drain_since, rg_clock_ns());
+            atomic_store(&m->period[device].draining, RG_DRAINING);
+            drains = true;
+        } else if (atomic_load(&m->busy[device])) {
+            /* Pairs with rg_mark: `draining` first, then the tracks. */
+            atomic_store(&m->period[device].draining, RG_DRAINING);
+            if (all_clean(m, device, true)) {
+                uint64_t now = rg_clock_ns();
+                atomic_store(&m->period[device].drain_since, now);
+                atomic_store(&m->period[device].launched_at, now);
                 rg_device_launching(&rg.segment->devices[device], m->slot_index, false);
                 rg_device_wake(&rg.segment->devices[device]);
                 drains = true;
                 rg_changed(); /* the token may be another thread's, which has yet to say so */
             } else {
-                atomic_store(&m->period[device].draining, 0);
+                atomic_store(&m->period[device].draining, RG_LAUNCHING);
             }
         }
         pthread_mutex_unlock(&busy_lock);
@@ -522,7 +529,7 @@ static void skip_launches(rg_member *m, uint32_t device, uint64_t now)
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
-    if (!atomic_load(&m->period[device].draining)) { /* the agent found out, or the program asks instead of waiting */
+    if (atomic_load(&m->period[device].draining) != RG_DRAINING) { /* the agent found out, or the program asks instead of waiting */
         skip_launches(m, device, now);
         return;
     }
@@ -537,7 +544,8 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
-    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot), drain);
+    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot),
+                  atomic_load(&m->period[device].launched_at));
 }
 
 bool rg_drain(void)
@@ -559,8 +567,9 @@ void rg_drain_end(rg_member *m, uint32_t device)
 {
     pthread_mutex_lock(&busy_lock);
     if (atomic_load(&m->period[device].draining) && atomic_load(&m->mode) & RG_MODE_HIGH) {
-        atomic_store(&m->period[device].draining, 0);
+        /* In this order: who launches beside this thread and finds that it does not drain goes on at once. */
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
+        atomic_store(&m->period[device].draining, RG_LAUNCHING);
     }
     pthread_mutex_unlock(&busy_lock);
 }
@@ -583,7 +592,7 @@ bool rg_idle_check(rg_member *m, uint32_t device)
             if (rg_recorded)
                 rg_record_request(RG_REC_WAITED, now, took);
             atomic_fetch_add(&m->slot->requests, 1);
-            atomic_store(&m->period[device].draining, 0);
+            atomic_store(&m->period[device].draining, RG_LAUNCHING);
             atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, now);
             rg_device_idle(&rg.segment->devices[device], m->slot_index, now);
             rg_device_wake(&rg.segment->devices[device]);
@@ -613,7 +622,7 @@ void rg_busy_end(rg_member *m)
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
         if (atomic_exchange(&m->busy[i], 0))
             record_request(m, i, true);
-        atomic_store(&m->period[i].draining, 0);
+        atomic_store(&m->period[i].draining, RG_LAUNCHING);
     }
     rg_changed();
     rg_segment_clear_busy(rg.segment, m->slot_index);
@@ -749,15 +758,38 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
         uncover(t, token);
 }
 
-void rg_wait_stream_leave(uint64_t token)
+/* Whether another thread waits for work of the client there. */
+static bool waited_for(const rg_member *m, uint32_t device)
+{
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if ((atomic_load(&rg.tracks[i].state) & 3) == RG_TOKEN_WAIT && atomic_load(&rg.tracks[i].device) == device &&
+            rg_track_member(&rg.tracks[i]) == m)
+            return true;
+    return false;
+}
+
+bool rg_wait_stream_leave(uint64_t token)
 {
     uint64_t left = rg_token(RG_TOKEN_EVENT);
     uint32_t n = token ? atomic_load(&rg.track_count) : 0;
+    bool was = false;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t mine = token;
-        atomic_compare_exchange_strong(&rg.tracks[i].state, &mine, left);
+        if (!atomic_compare_exchange_strong(&rg.tracks[i].state, &mine, left))
+            continue;
+        was = true;
+        uint32_t device = rg_track_device(&rg.tracks[i]);
+        rg_member *m = rg_track_member(&rg.tracks[i]);
+        rg_period *period = &m->period[device];
+        pthread_mutex_lock(&busy_lock);
+        if (atomic_load(&period->draining) == RG_DRAINING && !waited_for(m, device)) {
+            atomic_fetch_add(&period->inside_ns, rg_since(atomic_load(&period->drain_since), rg_clock_ns()));
+            atomic_store(&period->draining, RG_DRAINED);
+        }
+        pthread_mutex_unlock(&busy_lock);
     }
-    rg_changed();
+    return was;
 }
 
 uint64_t rg_look_stream_begin(CUstream stream, bool *own)

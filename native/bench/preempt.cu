@@ -1,12 +1,14 @@
 /*
  * preempt.cu: what a process can do about its own channels on the GPU, and what it costs: the numbers in native/channel.c.
  *
- *   nvcc -O2 -std=c++17 -arch=native -o preempt native/bench/preempt.cu && ./preempt [slice in us of the best-effort process]
+ *   nvcc -O2 -std=c++17 -arch=native -o preempt native/bench/preempt.cu && ./preempt [slice in us of the best-effort process
+ *       [compute preemption mode of both: 0 between kernels, 1 between blocks, 2 anywhere (libcuda's) [blocks in a row in a long kernel]]]
  *
  * Two processes, without Rigel and without MPS. One fills the GPU with kernels of some 2.4 ms (on an H200) back to back; the other
- * has a request of 20 short kernels every 10 to 15 ms, at once or with 50 us of host time between them. Shown for the slices alone, and
- * for suspension while a request goes on, in the form that waits until the channels are off. Last, a stress: random suspensions
- * of a process that launches on four streams and waits for them.
+ * has a request of 20 kernels every 10 to 15 ms, of 5 or 50 us, at once or with 50 us of host time between them. Shown for the slices
+ * alone; for suspension while a request goes on, in the form that waits until the channels are off; for suspension until all of the
+ * request is launched; and for being preempted once, and not kept off. Last, a stress: random suspensions of a process that
+ * launches on four streams and waits for them.
  *
  * The interface is that of native/channel.c, which says where it comes from. Uses no CUDA that Rigel hooks.
  */
@@ -117,6 +119,25 @@ static int suspend(bool on)
     return control(subdevice, 0x2080110b, &d, sizeof d);
 }
 
+/* Off the GPU for once: it is next when nobody else has work, or others' slices are over. */
+static int preempt()
+{
+    struct {
+        uint8_t wait, manual_timeout;
+        uint32_t timeout_us;
+    } p = {0, 0, 0};
+    return control(group, 0xa06c0105, &p, sizeof p);
+}
+
+static int set_mode(uint32_t mode)
+{
+    struct {
+        uint32_t flags, channel, graphics, compute;
+        uint64_t route[2];
+    } p = {1, group.handle, 0, mode, {0, 0}};
+    return control(subdevice, 0x20801210, &p, sizeof p);
+}
+
 /* ---- the two processes ---- */
 
 __global__ void work(long long iterations, unsigned *out)
@@ -128,26 +149,30 @@ __global__ void work(long long iterations, unsigned *out)
         *out = x;
 }
 
+enum { SLICES, SUSPENDED, UNTIL_LAUNCHED, PREEMPTED, WAYS };
+static const char *const ways[] = {"slices", "suspended", "until launched", "preempted once"};
+
 static struct Shared {
-    volatile int busy, ready, stop, suspending;
-    volatile long kernels, calls[2];
-    volatile double spent_us[2];
+    volatile int busy, ready, stop, way;
+    volatile long kernels, calls[WAYS];
+    volatile double spent_us[WAYS];
 } *shared;
 
-enum { SMS = 132, LONG = 400000, SHORT = LONG / 400 };
+enum { SMS = 132, LONG = 400000, SHORT = LONG / 400, MIDDLE = LONG / 40 };
 
 static void *stand_aside(void *)
 {
     int off = 0;
     while (!shared->stop) {
-        int wanted = shared->suspending && shared->busy;
+        int wanted = shared->busy ? (int)shared->way : (int)SLICES;
         if (wanted == off)
             continue;
         double before = now_us();
-        if (suspend(wanted) != 0)
+        bool calls = wanted || off != PREEMPTED;
+        if (calls && (wanted == PREEMPTED ? preempt() : suspend(wanted)) != 0)
             shared->stop = 1;
-        shared->spent_us[wanted] += now_us() - before;
-        shared->calls[wanted]++;
+        shared->spent_us[wanted] += calls ? now_us() - before : 0;
+        shared->calls[wanted] += calls;
         off = wanted;
     }
     if (off)
@@ -194,13 +219,13 @@ static void stress(unsigned *out)
            took[took.size() / 2], took[took.size() * 99 / 100], took.back());
 }
 
-static int best_effort(uint64_t slice_us)
+static int best_effort(uint64_t slice_us, int mode, int row)
 {
     unsigned *out;
     cudaMalloc(&out, 64);
     work<<<SMS * 8, 256>>>(SHORT, out);
     cudaDeviceSynchronize();
-    if (!find_channels() || set_slice(slice_us) != 0) {
+    if (!find_channels() || set_slice(slice_us) != 0 || (mode >= 0 && set_mode((uint32_t)mode) != 0)) {
         fprintf(stderr, "preempt: this process cannot control its channels here\n");
         shared->stop = shared->ready = 1;
         return 1;
@@ -214,7 +239,7 @@ static int best_effort(uint64_t slice_us)
     for (long k = 0; !shared->stop; shared->kernels = ++k) {
         if (k >= 8)
             cudaEventSynchronize(events[k % 8]);
-        work<<<SMS * 8, 256>>>(LONG, out);
+        work<<<SMS * 8 * row, 256>>>(LONG / row, out);
         cudaEventRecord(events[k % 8]);
     }
     pthread_join(thread, nullptr);
@@ -223,7 +248,7 @@ static int best_effort(uint64_t slice_us)
     return 0;
 }
 
-static void requests(const char *name, bool host_time, unsigned *out, cudaStream_t stream)
+static void requests(const char *name, bool host_time, int length, unsigned *out, cudaStream_t stream)
 {
     std::vector<double> took;
     long before = shared->kernels;
@@ -233,17 +258,27 @@ static void requests(const char *name, bool host_time, unsigned *out, cudaStream
         double t = now_us();
         shared->busy = 1;
         for (int i = 0; i < 20; i++) {
-            work<<<SMS, 256, 0, stream>>>(SHORT, out);
+            work<<<SMS, 256, 0, stream>>>(length, out);
             for (double g = now_us(); host_time && now_us() - g < 50;)
                 continue;
         }
+        if (shared->way == UNTIL_LAUNCHED)
+            shared->busy = 0;
         cudaStreamSynchronize(stream);
         took.push_back(now_us() - t);
         shared->busy = 0;
     }
     std::sort(took.begin(), took.end());
-    printf("%-11s %s: p50 %.0f p99 %.0f max %.0f us; beside it %.0f kernels/s\n", name, host_time ? "50 us between" : "at once      ",
-           took[75], took[148], took.back(), (shared->kernels - before) * 1e6 / (now_us() - begin));
+    printf("%-14s %s of %2d us: p50 %.0f p99 %.0f max %.0f us; beside it %.0f kernels/s\n", name,
+           host_time ? "50 us between" : "at once      ", length == SHORT ? 5 : 50, took[75], took[148], took.back(),
+           (shared->kernels - before) * 1e6 / (now_us() - begin));
+}
+
+static void all_requests(const char *name, unsigned *out, cudaStream_t stream)
+{
+    requests(name, false, SHORT, out, stream);
+    requests(name, false, MIDDLE, out, stream);
+    requests(name, true, SHORT, out, stream);
 }
 
 int main(int argc, char **argv)
@@ -251,9 +286,14 @@ int main(int argc, char **argv)
     setvbuf(stdout, nullptr, _IOLBF, 0);
     shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t slice_us = argc > 1 ? strtoull(argv[1], nullptr, 10) : 50;
+    int mode = argc > 2 ? atoi(argv[2]) : -1, row = argc > 3 ? atoi(argv[3]) : 1;
+    if (row < 1 || row > LONG || mode > 2) {
+        fprintf(stderr, "preempt: expected a mode from 0 to 2 and a number of blocks from 1 to %d\n", LONG);
+        return 2;
+    }
     pid_t child = fork();
     if (child == 0)
-        _exit(best_effort(slice_us));
+        _exit(best_effort(slice_us, mode, row));
     while (!shared->ready)
         usleep(1000);
     unsigned *out;
@@ -263,19 +303,23 @@ int main(int argc, char **argv)
     for (int i = 0; i < 20; i++)
         work<<<SMS, 256, 0, stream>>>(SHORT, out);
     cudaStreamSynchronize(stream);
-    if (!shared->stop && find_channels())
+    if (!shared->stop && find_channels()) {
         set_slice(10000);
-    for (int suspending = 0; suspending < 2 && !shared->stop; suspending++) {
-        shared->suspending = suspending;
-        requests(suspending ? "suspended" : "slices", false, out, stream);
-        requests(suspending ? "suspended" : "slices", true, out, stream);
+        if (mode >= 0)
+            set_mode((uint32_t)mode);
     }
-    if (shared->calls[0] && shared->calls[1])
-        printf("suspend %.0f us, resume %.0f us\n", shared->spent_us[1] / shared->calls[1], shared->spent_us[0] / shared->calls[0]);
+    for (int way = 0; way < WAYS && !shared->stop; way++) {
+        shared->way = way;
+        all_requests(ways[way], out, stream);
+    }
+    for (int way = SUSPENDED; way < WAYS; way++)
+        if (shared->calls[way])
+            printf("%s: %.0f us\n", ways[way], shared->spent_us[way] / shared->calls[way]);
+    if (shared->calls[0])
+        printf("back again: %.0f us\n", shared->spent_us[0] / shared->calls[0]);
     shared->stop = 1;
     int status = 0;
     waitpid(child, &status, 0);
-    requests("alone", false, out, stream);
-    requests("alone", true, out, stream);
+    all_requests("alone", out, stream);
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }

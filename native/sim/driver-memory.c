@@ -528,6 +528,22 @@ API CUresult cuPointerGetAttribute(void *data, int attribute, CUdeviceptr pointe
     return r;
 }
 
+/* Each answer is a word or two, zeros where the driver has none: a pointer that it does not know is no error here. */
+API CUresult cuPointerGetAttributes(unsigned n, int *attributes, void **data, CUdeviceptr pointer)
+{
+    CUresult r = sim_enter();
+    if (r) return r;
+    if (!n || !attributes || !data) return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < n; i++) {
+        bool wide = attributes[i] == CU_POINTER_ATTRIBUTE_CONTEXT;
+        if (!data[i]) return CUDA_ERROR_INVALID_VALUE;
+        memset(data[i], 0, wide ? sizeof(void *) : sizeof(int));
+        r = cuPointerGetAttribute(data[i], attributes[i], pointer);
+        if (r && r != CUDA_ERROR_INVALID_VALUE) return r;
+    }
+    return CUDA_SUCCESS;
+}
+
 /* ---- Copies and memsets */
 
 /* `bytes` at the address lie in one allocation (1), in none (0: a host pointer, maybe), or leave one (-1). */

@@ -96,6 +96,14 @@ static void every_kind_of_wait_ends_a_request(void)
     done();
 }
 
+/* Of a request that ended in a wait. */
+static uint64_t worked_ns(int i)
+{
+    return (rg.slot->waited_ring[i] >> 32) * RG_WAITED_NS;
+}
+
+enum { SLOW_NS = 19000000 }; /* what copy_slowly takes at least */
+
 /* Nor is more to come while it does: best-effort work that was kept off may return. What is launched after it is more. */
 static void copies_to_pageable_memory_drain(void)
 {
@@ -126,6 +134,7 @@ static void copies_to_pageable_memory_drain(void)
     CHECK_EQUAL(*launching, 0);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CHECK_EQUAL(busy_word(), 0);
+    CHECK(waited_ns(0) >= 3 * SLOW_NS); /* in all three of them, though more was launched after two */
     /* One by itself, and one that fails. */
     CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
     CHECK_EQUAL(*launching, 0);
@@ -134,19 +143,163 @@ static void copies_to_pageable_memory_drain(void)
     CHECK_EQUAL(*launching, me);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CHECK_EQUAL(busy_word(), 0);
+    /* What the program does with what was copied is work of its own. */
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = *(void **)&real_copy;
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    usleep(20000);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 3);
+    CHECK(worked_ns(2) >= SLOW_NS);
+    /* A look ends one, too, and tells no more than it does elsewhere. */
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamQuery(s), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg.slot->waited, 3);
     done();
 }
 
-/* The agent finds the end of one that nobody waits for. */
+/* The agent finds the end of one that nobody waits for: it may be in the middle of a request. */
 static void the_agent_ends_what_a_copy_waited_for(void)
 {
     become("high");
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
     CUdeviceptr p;
     char host[64];
     CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
-    launch(spin, NULL, 1000);
+    for (int request = 0; request < 4; request++) {
+        for (int i = 0; i < 20; i++)
+            launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    }
+    uint64_t waited = rg.slot->waited, launched = share->began_launches;
+    uint32_t votes = share->usual_votes;
+    for (int i = 0; i < 5; i++)
+        launch(spin, NULL, 1000);
     CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, NULL), CUDA_SUCCESS);
     WAIT_FOR(busy_word() == 0);
+    CHECK_EQUAL(rg.slot->waited, waited);
+    CHECK_EQUAL(share->began_launches, launched);
+    CHECK_EQUAL(share->usual_votes, votes);
+    done();
+}
+
+static void *waits_for_all(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* A driver that queues such a copy and returns, while another thread finds that all before it is done. */
+static CUresult copy_later(void *host, CUdeviceptr p, size_t n, CUstream s)
+{
+    (void)host, (void)p, (void)n;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, waits_for_all, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    uint64_t one = 1, ns = 200000000;
+    void *arguments[] = {&one, &ns};
+    return RG_REAL(cuLaunchKernel)(spin, 1, 1, 1, 32, 1, 1, 0, s, arguments, NULL);
+}
+
+static void a_copy_that_does_not_wait_is_work(void)
+{
+    become_high_without_agent();
+    CUdeviceptr p;
+    char host[64];
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 64), CUDA_SUCCESS);
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = (void *)copy_later;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 1ull << rg.slot_index);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+static _Atomic int copy_stage;
+static CUresult copy_in_stages(void *host, CUdeviceptr p, size_t n, CUstream s)
+{
+    (void)host, (void)p, (void)n, (void)s;
+    atomic_store(&copy_stage, 1);
+    WAIT_FOR(atomic_load(&copy_stage) == 2);
+    return CUDA_SUCCESS;
+}
+
+static void *copies_as_another_client(void *context)
+{
+    char host[64];
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(rigel_client_enter("slow", "best-effort"), 0);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, 1, 64, NULL), CUDA_SUCCESS);
+    rigel_client_leave();
+    return NULL;
+}
+
+/* What a best-effort client of the same process copies on the stream that they share is no wait of the high one. */
+static void another_clients_copy_drains_nobody(void)
+{
+    become_high_without_agent();
+    pthread_t thread;
+    CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = (void *)copy_in_stages;
+    launch(spin, NULL, 1000);
+    uint64_t launching = seg->devices[0].high_launching;
+    CHECK(launching != 0);
+    CHECK_EQUAL(pthread_create(&thread, NULL, copies_as_another_client, current()), 0);
+    WAIT_FOR(atomic_load(&copy_stage) == 1);
+    CHECK_EQUAL(seg->devices[0].high_launching, launching);
+    atomic_store(&copy_stage, 2);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(seg->devices[0].high_launching, launching);
+    done();
+}
+
+static CUcontext busy_context;
+static _Atomic bool busy_stop;
+static CUresult launch_nothing(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                               CUstream s, void **parameters, void **extra)
+{
+    (void)f, (void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)s, (void)parameters, (void)extra;
+    return CUDA_SUCCESS;
+}
+
+static void *launches_and_waits(void *stream)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent(busy_context), CUDA_SUCCESS);
+    while (!atomic_load(&busy_stop)) {
+        launch(spin, stream, 1000);
+        CHECK_EQUAL(cuStreamSynchronize(stream), CUDA_SUCCESS);
+    }
+    return NULL;
+}
+
+/* Of threads that wait and launch side by side, none that launches leaves the client as one that does not. */
+static void who_launches_beside_waits_is_seen(void)
+{
+    enum { THREADS = 3, ROUNDS = 100000 };
+    become_high_without_agent();
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_nothing;
+    CUstream streams[THREADS + 1];
+    pthread_t threads[THREADS];
+    uint64_t unseen = 0, me = 1ull << rg.slot_index;
+    busy_context = current();
+    for (int i = 0; i <= THREADS; i++)
+        CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, launches_and_waits, streams[i]), 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        launch(spin, streams[THREADS], 1000);
+        unseen += !(seg->devices[0].high_launching & me);
+        CHECK_EQUAL(cuStreamSynchronize(streams[THREADS]), CUDA_SUCCESS);
+    }
+    atomic_store(&busy_stop, true);
+    for (int i = 0; i < THREADS; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(unseen, 0);
+    CHECK_EQUAL(busy_word(), 0);
     done();
 }
 
@@ -909,6 +1062,9 @@ int main(int argc, char **argv)
     RUN(every_kind_of_wait_ends_a_request);
     RUN(copies_to_pageable_memory_drain);
     RUN(the_agent_ends_what_a_copy_waited_for);
+    RUN(a_copy_that_does_not_wait_is_work);
+    RUN(another_clients_copy_drains_nobody);
+    RUN(who_launches_beside_waits_is_seen);
     RUN(what_requests_launch_is_learned);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
