@@ -369,7 +369,7 @@ describe("the controller on such a host", () => {
   });
 
   test("slices are long only while requests are longer than they need the GPU", () => {
-    const { settings } = settle(hostBound, true, 90, preempt, { slower: (t_s) => (t_s >= 40 && t_s < 60 ? 0.42 : 1) });
+    const { settings } = settle(hostBound, true, 90, preempt, { slower: (t_s) => (t_s >= 40 && t_s < 60 ? 0.45 : 1) });
     const late = (from_s: number, to_s: number): number[] =>
       settings.slice(from_s / TICK_S, to_s / TICK_S).flatMap((is) => (is && isLate(is) ? is.slice_us : []));
     for (const [from_s, to_s, least, most] of [

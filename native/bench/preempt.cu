@@ -2,7 +2,7 @@
  * preempt.cu: what a process can do about its own channels on the GPU, and what it costs: the numbers in native/channel.c.
  *
  *   nvcc -O2 -std=c++17 -arch=native -o preempt native/bench/preempt.cu && ./preempt [slice in us of the best-effort process
- *       [compute preemption mode of both: 0 between kernels, 1 between blocks, 2 anywhere (libcuda's) [blocks in a row in a long kernel]]]
+ *       [its compute preemption mode: 0 between kernels, 1 between blocks, 2 anywhere (libcuda's) [blocks in a row in a long kernel]]]
  *
  * Two processes, without Rigel and without MPS. One fills the GPU with kernels of some 2.4 ms (on an H200) back to back; the other
  * has a request of 20 kernels every 10 to 15 ms, of 5 or 50 us, at once or with 50 us of host time between them. Shown for the slices
@@ -10,7 +10,8 @@
  * request is launched; and for being preempted once, and not kept off. Last, a stress: random suspensions of a process that
  * launches on four streams and waits for them.
  *
- * The interface is that of native/channel.c, which says where it comes from. Uses no CUDA that Rigel hooks.
+ * The interface is that of native/channel.c, which says where it comes from; of the same sources are two that Rigel does not use:
+ * ctrla06c.h (NVA06C_CTRL_CMD_PREEMPT) and ctrl2080gr.h (NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE). Uses no CUDA that Rigel hooks.
  */
 #include <algorithm>
 #include <cstdarg>
@@ -303,11 +304,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < 20; i++)
         work<<<SMS, 256, 0, stream>>>(SHORT, out);
     cudaStreamSynchronize(stream);
-    if (!shared->stop && find_channels()) {
+    if (!shared->stop && find_channels())
         set_slice(10000);
-        if (mode >= 0)
-            set_mode((uint32_t)mode);
-    }
     for (int way = 0; way < WAYS && !shared->stop; way++) {
         shared->way = way;
         all_requests(ways[way], out, stream);
