@@ -143,6 +143,11 @@ uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, 
     return left_ns;
 }
 
+bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns)
+{
+    return wait_ns && slice_ns && kept_ns % slice_ns + wait_ns > slice_ns - slice_ns / 8;
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

@@ -154,6 +154,13 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
                        uint64_t cost_ns);
 
 /*
+ * rg_policy_outlasts: whether a high client that has had the GPU to itself for `kept_ns`, slice by slice, and waits for what it has launched,
+ * for `wait_ns` as it usually does (0: not known), may have work there when the slice ends. Best-effort work that is back by then has one
+ * of its own.
+ */
+bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns);
+
+/*
  * rg_policy_due: the same where best-effort work was off the GPU for `away_ns` (preempt.c): for how long it then has the GPU, while
  * high clients are let on for `high_slice_ns` only, so that it has its share of all three. A hundredth at least: off for ever is
  * nobody; half at most.

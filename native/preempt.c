@@ -6,8 +6,8 @@
  *   - time slices: long for a high client, short for a best-effort one, so that the GPU itself switches to a high client within
  *     a slice (and not back while it has work queued) from its first kernel on;
  *   - suspension: one thread per process with best-effort clients, and device, sleeps until a high client becomes busy, disables the
- *     channels, and enables them when the high client is idle or waits for all it has launched. That takes some 500 us and 250 us; until
- *     it holds the slices do. It keeps best-effort work out of the gaps between the launches of a request, each of which would
+ *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
+ *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a request, each of which would
  *     cost the request a switch and back.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice.
@@ -276,6 +276,29 @@ static bool linger(preemptor *p, uint64_t deadline)
     }
 }
 
+/* Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; suspended `since`. */
+static bool outlasts(const preemptor *p, uint64_t since)
+{
+    enum { LATELY = 4 };
+    rg_device *dev = &rg.segment->devices[p->device];
+    rg_settings *s = &rg.segment->settings;
+    uint64_t kept_ns = rg_now_ns() - since, busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
+    for (; busy; busy &= busy - 1) {
+        int slot = __builtin_ctzll(busy);
+        rg_client *c = &rg.segment->clients[slot];
+        uint64_t n = atomic_load(&c->waited), wait_ns = 0;
+        uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, slot)->slice_us);
+        for (uint64_t i = n > LATELY ? n - LATELY : 0; i < n; i++) {
+            uint64_t entry = atomic_load_explicit(&c->waited_ring[i % RG_WAITED], memory_order_relaxed);
+            uint64_t ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+            wait_ns = (entry & 15) == p->device && ns > wait_ns ? ns : wait_ns;
+        }
+        if (rg_policy_outlasts(kept_ns, wait_ns, (slice_us ? slice_us : atomic_load(&s->high_slice_us)) * 1000ull))
+            return true;
+    }
+    return false;
+}
+
 /* Off the GPU until no high client is busy. */
 static void stand_aside(preemptor *p)
 {
@@ -303,6 +326,13 @@ static void stand_aside(preemptor *p)
             continue;
         }
         if (!to_stand_aside(dev, &again_ns)) {
+            if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
+                atomic_fetch_add(&dev->waiters, 1);
+                if (atomic_load(&dev->high_busy))
+                    wait_on(&dev->wake, seen, left_ns);
+                atomic_fetch_sub(&dev->waiters, 1);
+                continue;
+            }
             if (!bursts(p))
                 break;
             bool more = linger(p, rg_now_ns() + left_ns);

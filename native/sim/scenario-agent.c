@@ -89,11 +89,28 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* As in preempt.c: what high clients wait for, since then, may last longer than their slice. */
+static bool outlasts(const scenario *s)
+{
+    uint64_t wait_ns = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        for (uint32_t k = 0; !p->of->best_effort && p->busy && k < sizeof p->waited_ns / sizeof *p->waited_ns; k++)
+            wait_ns = p->waited_ns[k] > wait_ns ? p->waited_ns[k] : wait_ns;
+    }
+    uint64_t kept_ns = s->agent.since > s->agent.off_ns ? s->agent.since - s->agent.off_ns : 0;
+    return s->o->suspend && rg_scenario_high_busy(s) && rg_policy_outlasts(kept_ns, wait_ns, s->o->high_slice_us * 1000ull);
+}
+
 /* Off the GPU, with nothing to stand aside for: when it comes back. */
 static uint64_t comes_back(scenario *s)
 {
+    if (outlasts(s)) {
+        s->agent.stays = true;
+        return NEVER;
+    }
     if (!bursts(s))
-        return s->agent.since + (uint64_t)s->o->resume_delay_us * 1000;
+        return (s->agent.stays ? s->idle_ns : s->agent.since) + (uint64_t)s->o->resume_delay_us * 1000;
     s->agent.lingers = true;
     return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
 }
@@ -112,7 +129,7 @@ static void look(scenario *s)
     if (wanted != s->agent.wanted) {
         if (wanted && s->agent.lingers)
             s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
-        s->agent.lingers = false;
+        s->agent.lingers = s->agent.stays = false;
         s->agent.wanted = wanted;
         s->agent.since = s->now;
         s->agent.late_ns = NEVER;
@@ -150,6 +167,7 @@ bool rg_scenario_agent_act(scenario *s)
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
         s->agent.state = SUSPENDING;
         s->agent.at = s->now + s->o->suspend_ns;
+        s->agent.off_ns = s->now;
         break;
     case SUSPENDING:
         suspend_best_effort(s, true);
@@ -187,6 +205,7 @@ bool rg_scenario_agent_act(scenario *s)
         if (s->agent.wanted) {
             s->agent.state = SUSPENDING;
             s->agent.at = s->now + s->o->suspend_ns;
+            s->agent.off_ns = s->now;
         }
         break;
     }

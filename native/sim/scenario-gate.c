@@ -275,6 +275,7 @@ void rg_scenario_become_idle(scenario *s, player *p)
     if (!p->launching) {
         rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, p->wait_ns - p->busy_ns);
         p->made = 0;
+        p->waited_ns[p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns)] = s->now - p->wait_ns;
     }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)
         s->tick.requests[rg_hist_bucket(s->now - p->busy_ns)]++;

@@ -47,6 +47,8 @@ typedef struct {
     bool launching;       /* high: from first launch to the wait for all of it */
     uint64_t busy_ns, idle_ns; /* when that began and was over */
     uint64_t wait_ns;          /* when it began to wait for all of it */
+    uint64_t waited_ns[4];     /* for how long it waited, the last times */
+    uint32_t waits;
     uint64_t made;             /* high: kernels launched since it last waited for all of them */
     uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
     uint64_t usual_ns;         /* and for how long it launches them */
@@ -96,6 +98,8 @@ typedef struct {
         uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
         bool lingers;
         uint64_t given_until_ns;
+        uint64_t off_ns; /* when it last began to suspend */
+        bool stays;      /* until the high clients are idle, though they only wait */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
     uint64_t next_tick_ns;

@@ -97,6 +97,19 @@ static void least_share(void)
     CHECK_EQUAL(DECIDE(v_.allowance_ns = 1), RG_PASS);
 }
 
+/* Whether best-effort work that comes back now would have a slice in the middle of what a high client waits for. */
+static void who_waits_for_longer_than_a_slice(void)
+{
+    enum { MS = 1000000 };
+    CHECK_EQUAL(rg_policy_outlasts(3ull * MS, 4ull * MS, 10ull * MS), false);
+    CHECK_EQUAL(rg_policy_outlasts(3ull * MS, 6ull * MS, 10ull * MS), true); /* an eighth is left for what is not known that well */
+    CHECK_EQUAL(rg_policy_outlasts(13ull * MS, 4ull * MS, 10ull * MS), false);
+    CHECK_EQUAL(rg_policy_outlasts(19ull * MS, 4ull * MS, 10ull * MS), true);
+    CHECK_EQUAL(rg_policy_outlasts(0, 20ull * MS, 10ull * MS), true);
+    CHECK_EQUAL(rg_policy_outlasts(9ull * MS, 0, 10ull * MS), false); /* not known */
+    CHECK_EQUAL(rg_policy_outlasts(3ull * MS, 6ull * MS, 0), false);
+}
+
 /* How fast a request launches: its own pace, and at first that of the ones before. */
 static void pace_of_a_request(void)
 {
@@ -242,6 +255,7 @@ int main(void)
     slo_is_priority();
     held_and_preemptible();
     least_share();
+    who_waits_for_longer_than_a_slice();
     pace_of_a_request();
     requests_that_are_alike();
     fair();

@@ -127,6 +127,46 @@ static void suspended_while_high_launches(void)
     done();
 }
 
+/* But not where the high client has waited for longer than its slice lately: it may be in the middle of a request when that ends. */
+static void stays_away_from_requests_that_outlast_their_slice(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 60000000;
+    for (int i = 0; i < 3; i++) {
+        bool longer = i == 1;
+        uint64_t waited_ns = longer ? 30000000 : 1000000, n = atomic_load(&seg->clients[OTHER].waited);
+        for (int k = 0; k < 4; k++)
+            atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], waited_ns / RG_WAITED_NS << 4);
+        atomic_store(&seg->clients[OTHER].waited, n + 4);
+        seg->settings.high_slice_us = 1000000000; /* within which even a busy machine gets here from the suspension */
+        if (longer)
+            seg->settings.high_slice_us = 10000;
+        uint64_t suspensions = atomic_load(&rg.slot->suspensions), off_ns = atomic_load(&rg.slot->suspended_ns);
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == suspensions + 1);
+        rg_device_launching(dev0(), OTHER, false);
+        rg_device_wake(dev0());
+        if (longer)
+            usleep(50000);
+        else
+            WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+        CHECK_EQUAL(atomic_load(&rg.slot->suspended_ns) > off_ns, !longer);
+        other_launches(false);
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    }
+    /* Nor does it wait for that once there is no more suspension. */
+    seg->settings.high_slice_us = 1;
+    uint64_t off_ns = atomic_load(&rg.slot->suspended_ns), suspensions = atomic_load(&rg.slot->suspensions);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == suspensions + 1);
+    rg_device_launching(dev0(), OTHER, false);
+    rg_device_wake(dev0());
+    seg->settings.suspend = 0;
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    other_launches(false);
+    done();
+}
+
 /* Nobody waits for ever: after the starvation bound it gets its due, though the high client goes on. */
 static void suspension_ends_by_the_starvation_bound(void)
 {
@@ -454,6 +494,7 @@ int main(int argc, char **argv)
     RUN(preemptible_and_timed_while_new);
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
+    RUN(stays_away_from_requests_that_outlast_their_slice);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(requests_one_after_the_other_starve_nobody);
     RUN(an_old_hold_takes_nobody_off);
