@@ -367,8 +367,8 @@ void rg_busy_begin(rg_member *member, uint32_t device);
 
 /*
  * rg_drain: a thread is about to block until work is done. If all the work of this high client on a device is waited for, nothing
- * more may come for a while, and best-effort clients that are kept off the GPU may return: behind what is queued, since a
- * high client keeps the GPU for its long slice. True if that is so somewhere; else what the thread waits for is told by rg_waited: the
+ * more may come for a while, and best-effort clients that are kept off the GPU may return: behind what is queued, as far
+ * as a high client's long slice covers that (preempt.c). True if that is so somewhere; else what the thread waits for is told by rg_waited: the
  * stream, and since when. rg_drain_end: something came after all.
  */
 bool rg_drain(void);

@@ -276,22 +276,33 @@ static bool linger(preemptor *p, uint64_t deadline)
     }
 }
 
-/* Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; suspended `since`. */
+/*
+ * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
+ * off it `since`. Of a request that waits several times it is known only for how long in all.
+ */
 static bool outlasts(const preemptor *p, uint64_t since)
 {
     enum { LATELY = 4 };
+    const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up wait for longer than they do later */
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
-    uint64_t kept_ns = rg_now_ns() - since, busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
+    uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
         rg_client *c = &rg.segment->clients[slot];
-        uint64_t n = atomic_load(&c->waited), wait_ns = 0;
-        uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, slot)->slice_us);
-        for (uint64_t i = n > LATELY ? n - LATELY : 0; i < n; i++) {
-            uint64_t entry = atomic_load_explicit(&c->waited_ring[i % RG_WAITED], memory_order_relaxed);
+        const rg_share *share = rg_share_of(rg.segment, p->device, slot);
+        uint64_t n = atomic_load(&c->waited), wait_ns = 0, began = atomic_load(&share->began_ns);
+        uint64_t kept_ns = rg_since(began > since ? began : since, now);
+        uint32_t slice_us = atomic_load(&share->slice_us), seen = 0;
+        for (uint64_t i = n; i > 0 && n - i < RG_WAITED / 2 && seen < LATELY; i--) {
+            uint64_t at = (i - 1) % RG_WAITED, entry = atomic_load_explicit(&c->waited_ring[at], memory_order_relaxed);
+            if (rg_since(atomic_load_explicit(&c->began_ring[at], memory_order_relaxed), now) > FRESH_NS)
+                break;
+            if ((entry & 15) != p->device)
+                continue;
             uint64_t ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
-            wait_ns = (entry & 15) == p->device && ns > wait_ns ? ns : wait_ns;
+            wait_ns = ns > wait_ns ? ns : wait_ns;
+            seen++;
         }
         if (rg_policy_outlasts(kept_ns, wait_ns, (slice_us ? slice_us : atomic_load(&s->high_slice_us)) * 1000ull))
             return true;
@@ -318,7 +329,7 @@ static void stand_aside(preemptor *p)
             spent += rg_now_ns() - since;
             give_back(p);
             since = rg_now_ns();
-            if (!to_stand_aside(dev, &again_ns) || !may_stand_aside())
+            if ((!to_stand_aside(dev, &again_ns) && !outlasts(p, since)) || !may_stand_aside())
                 break;
             p->again = true;
             if (!suspend(p))
@@ -352,15 +363,18 @@ static void stand_aside(preemptor *p)
     atomic_fetch_add_explicit(&rg.slot->suspended_ns, spent, memory_order_relaxed);
 }
 
-/* A request waits before best-effort work was suspended: its long slice is cut short, once for all that goes on without a break. */
+/*
+ * A request waits before best-effort work was suspended: a long slice is cut short, once for all that goes on without a break, and none is
+ * let into requests that outlast the high client's.
+ */
 static bool cuts_short(preemptor *p)
 {
     rg_settings *s = &rg.segment->settings;
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
     bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
-    if (!waits || !atomic_load(&s->suspend) || atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US || !may_stand_aside() ||
-        p->cut_after == idle + 1)
+    if (!waits || !atomic_load(&s->suspend) || p->cut_after == idle + 1 || !may_stand_aside() ||
+        (atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US && !outlasts(p, rg_now_ns())))
         return false;
     p->cut_after = idle + 1;
     return true;

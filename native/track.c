@@ -459,6 +459,17 @@ static bool all_clean(const rg_member *m, uint32_t device, bool or_covered)
     return true;
 }
 
+/* Whether a thread waits for work of the client there. */
+static bool waited_for(const rg_member *m, uint32_t device)
+{
+    uint32_t n = atomic_load(&rg.track_count);
+    for (uint32_t i = 0; i < n; i++)
+        if ((atomic_load(&rg.tracks[i].state) & 3) == RG_TOKEN_WAIT && atomic_load(&rg.tracks[i].device) == device &&
+            rg_track_member(&rg.tracks[i]) == m)
+            return true;
+    return false;
+}
+
 static bool drain(rg_member *m)
 {
     bool drains = false;
@@ -470,11 +481,15 @@ static bool drain(rg_member *m)
             continue;
         }
         pthread_mutex_lock(&busy_lock);
-        if (atomic_load(&m->busy[device]) && atomic_load(&m->period[device].draining)) { /* another thread was here before this one */
-            if (atomic_load(&m->period[device].draining) == RG_DRAINED)
+        uint32_t draining = atomic_load(&m->period[device].draining);
+        if (atomic_load(&m->busy[device]) && draining) {
+            /* Another thread was here before this one, or a copy; it may be something else that this one waits for. */
+            drains |= draining == RG_DRAINING;
+            if (draining == RG_DRAINED && waited_for(m, device)) {
                 atomic_store(&m->period[device].drain_since, rg_clock_ns());
-            atomic_store(&m->period[device].draining, RG_DRAINING);
-            drains = true;
+                atomic_store(&m->period[device].draining, RG_DRAINING);
+                drains = true;
+            }
         } else if (atomic_load(&m->busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
             atomic_store(&m->period[device].draining, RG_DRAINING);
@@ -756,17 +771,6 @@ void rg_wait_stream_end(CUstream stream, uint64_t token, bool ok)
         rg_track_finished(t, token);
     else
         uncover(t, token);
-}
-
-/* Whether another thread waits for work of the client there. */
-static bool waited_for(const rg_member *m, uint32_t device)
-{
-    uint32_t n = atomic_load(&rg.track_count);
-    for (uint32_t i = 0; i < n; i++)
-        if ((atomic_load(&rg.tracks[i].state) & 3) == RG_TOKEN_WAIT && atomic_load(&rg.tracks[i].device) == device &&
-            rg_track_member(&rg.tracks[i]) == m)
-            return true;
-    return false;
 }
 
 bool rg_wait_stream_leave(uint64_t token)

@@ -31,10 +31,14 @@ static bool alone_in_class(const scenario *s, const player *p)
     return n == 1;
 }
 
+static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
+{
+    return slice_us && alone_in_class(s, p) ? slice_us * 1000 : s->o->gpu.slice_ns;
+}
+
 static void set_slice(scenario *s, const player *p, uint64_t slice_us)
 {
-    uint64_t ns = slice_us && alone_in_class(s, p) ? slice_us * 1000 : s->o->gpu.slice_ns;
-    if (rg_model_set_slice(s->model, p->context, ns) < 0)
+    if (rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
         rg_scenario_fail(s, "the model refused a time slice");
 }
 
@@ -89,23 +93,26 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* As in preempt.c: what high clients wait for, since then, may last longer than their slice. */
-static bool outlasts(const scenario *s)
+/* As in preempt.c: what high clients wait for may last longer than their slice; best-effort work has been off the GPU since then. */
+static bool outlasts(const scenario *s, uint64_t off_ns)
 {
-    uint64_t wait_ns = 0;
-    for (uint32_t i = 0; i < s->count; i++) {
+    for (uint32_t i = 0; s->o->suspend && i < s->count; i++) {
         const player *p = &s->players[i];
-        for (uint32_t k = 0; !p->of->best_effort && p->busy && k < sizeof p->waited_ns / sizeof *p->waited_ns; k++)
+        if (p->of->best_effort || !p->busy)
+            continue;
+        uint64_t wait_ns = 0, from = off_ns > p->busy_ns ? off_ns : p->busy_ns;
+        for (uint32_t k = 0; k < sizeof p->waited_ns / sizeof *p->waited_ns; k++)
             wait_ns = p->waited_ns[k] > wait_ns ? p->waited_ns[k] : wait_ns;
+        if (rg_policy_outlasts(s->agent.since > from ? s->agent.since - from : 0, wait_ns, slice_ns(s, p, s->o->high_slice_us)))
+            return true;
     }
-    uint64_t kept_ns = s->agent.since > s->agent.off_ns ? s->agent.since - s->agent.off_ns : 0;
-    return s->o->suspend && rg_scenario_high_busy(s) && rg_policy_outlasts(kept_ns, wait_ns, s->o->high_slice_us * 1000ull);
+    return false;
 }
 
 /* Off the GPU, with nothing to stand aside for: when it comes back. */
 static uint64_t comes_back(scenario *s)
 {
-    if (outlasts(s)) {
+    if (outlasts(s, s->agent.off_ns)) {
         s->agent.stays = true;
         return NEVER;
     }
@@ -122,7 +129,7 @@ static void look(scenario *s)
     /* Not suspended yet, and the high client waits already: a long slice is cut short, once. */
     bool cut = s->agent.cut_after == s->idle_ns + 1;
     if (!wanted && s->agent.state == RUNNING && s->agent.wanted && rg_scenario_high_busy(s) && s->o->suspend && !cut &&
-        s->o->be_slice_us > RG_POLICY_SHORT_SLICE_US) {
+        (s->o->be_slice_us > RG_POLICY_SHORT_SLICE_US || outlasts(s, s->now))) {
         wanted = true;
         s->agent.late_ns = earlier(s->agent.late_ns, s->now);
     }
@@ -202,7 +209,7 @@ bool rg_scenario_agent_act(scenario *s)
         rg_scenario_set_slices(s);
         s->agent.given_ns = s->now;
         s->agent.state = RUNNING;
-        if (s->agent.wanted) {
+        if (s->agent.wanted || outlasts(s, s->agent.off_ns)) {
             s->agent.state = SUSPENDING;
             s->agent.at = s->now + s->o->suspend_ns;
             s->agent.off_ns = s->now;

@@ -151,6 +151,15 @@ static void copies_to_pageable_memory_drain(void)
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->waited, 3);
     CHECK(worked_ns(2) >= SLOW_NS);
+    /* Who waits for something else does not wait for it. */
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(other), CUDA_SUCCESS);
+    CHECK_EQUAL(RG_PROCESS->period[0].draining, RG_DRAINED);
+    CHECK_EQUAL(cuStreamQuery(s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->waited, 3);
     /* A look ends one, too, and tells no more than it does elsewhere. */
     launch(spin, s, 1000);
     CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, p, 64, s), CUDA_SUCCESS);

@@ -127,6 +127,17 @@ static void suspended_while_high_launches(void)
     done();
 }
 
+/* Its last requests waited for so long. */
+static void other_waited(uint64_t ns)
+{
+    uint64_t n = atomic_load(&seg->clients[OTHER].waited);
+    for (int k = 0; k < 4; k++) {
+        atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], ns / RG_WAITED_NS << 4);
+        atomic_store(&seg->clients[OTHER].began_ring[(n + k) % RG_WAITED], rg_now_ns());
+    }
+    atomic_store(&seg->clients[OTHER].waited, n + 4);
+}
+
 /* But not where the high client has waited for longer than its slice lately: it may be in the middle of a request when that ends. */
 static void stays_away_from_requests_that_outlast_their_slice(void)
 {
@@ -134,10 +145,7 @@ static void stays_away_from_requests_that_outlast_their_slice(void)
     seg->settings.starvation_us = 60000000;
     for (int i = 0; i < 3; i++) {
         bool longer = i == 1;
-        uint64_t waited_ns = longer ? 30000000 : 1000000, n = atomic_load(&seg->clients[OTHER].waited);
-        for (int k = 0; k < 4; k++)
-            atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], waited_ns / RG_WAITED_NS << 4);
-        atomic_store(&seg->clients[OTHER].waited, n + 4);
+        other_waited(longer ? 30000000 : 1000000);
         seg->settings.high_slice_us = 1000000000; /* within which even a busy machine gets here from the suspension */
         if (longer)
             seg->settings.high_slice_us = 10000;
@@ -154,9 +162,30 @@ static void stays_away_from_requests_that_outlast_their_slice(void)
         other_launches(false);
         WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
     }
+    /* Also where it has yet to be suspended when they wait, though its own slices are short. */
+    uint64_t off_ns = atomic_load(&rg.slot->suspended_ns), suspensions = atomic_load(&rg.slot->suspensions);
+    seg->settings.defer_us = 1000000000;
+    CHECK(seg->settings.slice_us <= RG_POLICY_SHORT_SLICE_US);
+    for (int i = 0; i < 2; i++) {
+        seg->settings.high_slice_us = i ? 10000 : 1000000000;
+        other_waited(30000000);
+        other_launches(true);
+        usleep(5000);
+        rg_device_launching(dev0(), OTHER, false);
+        rg_device_wake(dev0());
+        if (i)
+            WAIT_FOR(atomic_load(&rg.slot->suspensions) == suspensions + 1);
+        usleep(20000);
+        CHECK_EQUAL(atomic_load(&rg.slot->suspensions), suspensions + i);
+        CHECK_EQUAL(atomic_load(&rg.slot->suspended_ns), off_ns);
+        other_launches(false);
+    }
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    seg->settings.defer_us = 0;
     /* Nor does it wait for that once there is no more suspension. */
     seg->settings.high_slice_us = 1;
-    uint64_t off_ns = atomic_load(&rg.slot->suspended_ns), suspensions = atomic_load(&rg.slot->suspensions);
+    off_ns = atomic_load(&rg.slot->suspended_ns);
+    suspensions = atomic_load(&rg.slot->suspensions);
     other_launches(true);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == suspensions + 1);
     rg_device_launching(dev0(), OTHER, false);
