@@ -271,9 +271,8 @@ typedef struct {
     enum rg_kind kind;
     uint32_t mode;      /* of the call; without RG_MODE_RECORDED */
     bool several, recorded;
-    bool ends;          /* it returns when it is done; else, as COPYWAIT, maybe */
     bool may_wait;      /* a high client's copy: with pageable memory it may wait for the GPU */
-    const void *to;     /* COPYBACK: where to */
+    const void *to;     /* COPYBACK: where to; one that waits (COPYWAIT by then) may not have waited until it is done */
     CUstream stream;
     rg_member *member;
     rg_track *track;
@@ -304,18 +303,16 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
     b->several = RG_UNLIKELY(atomic_load_explicit(&rg.several, memory_order_relaxed));
     b->recorded = b->mode & RG_MODE_RECORDED;
     b->mode &= ~(uint32_t)RG_MODE_RECORDED;
-    bool waits = b->mode & RG_MODE_HIGH && waits_for(b->to);
+    bool back = b->mode & RG_MODE_HIGH && waits_for(b->to);
     b->member = b->several ? rg_work_member(b->stream) : RG_PROCESS;
     if (!b->member)
         return false;
     b->track = b->several ? rg_track_for(b->stream, b->member) : rg_track_of(b->stream);
     b->work = b->several ? rg_work_several_begin(b->member, b->kind, b->track, gated, RG_DIMS_NONE)
                          : rg_work_begin(RG_PROCESS, b->mode, b->kind, b->track, gated, RG_DIMS_NONE);
-    bool high = b->mode & RG_MODE_HIGH;
-    b->ends = b->kind == RG_COPYWAIT;
-    if (waits && (!b->several || b->work.mode & RG_MODE_HIGH))
+    if (back && (!b->several || b->work.mode & RG_MODE_HIGH))
         b->kind = RG_COPYWAIT;
-    waits = b->kind == RG_COPYWAIT;
+    bool high = b->mode & RG_MODE_HIGH, waits = b->kind == RG_COPYWAIT;
     b->token = waits && high ? rg_wait_stream_begin(b->stream) : 0;
     b->may_wait = high && b->kind != RG_MEMSET && !(b->token && rg_drain());
     b->op = rg_op_begin(operation, waits);
@@ -338,7 +335,7 @@ static __attribute__((noinline)) void bulk_end(bulk *b, CUresult result)
         rg_record_end(&b->what, ok);
     if (b->kind == RG_COPYWAIT) {
         rg_op_end(&b->op, RG_TRACE_copy, b->marks | (ok ? 0 : RG_RECORD_FAILED), b->bytes);
-        if (!b->ends && ok) {
+        if (b->to && ok) {
             if (!rg_wait_stream_leave(b->token))
                 b->kind = RG_COPY; /* nobody looks after it now: to be marked anew */
         } else if (b->mode & RG_MODE_HIGH) {

@@ -7,8 +7,8 @@
  *     a slice (and not back while it has work queued) from its first kernel on;
  *   - suspension: one thread per process with best-effort clients, and device, sleeps until a high client becomes busy, disables the
  *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
- *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a request, each of which would
- *     cost the request a switch and back.
+ *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
+ *     request, each of which would cost the request a switch and back.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice.
  *

@@ -484,12 +484,11 @@ static bool drain(rg_member *m)
         uint32_t draining = atomic_load(&m->period[device].draining);
         if (atomic_load(&m->busy[device]) && draining) {
             /* Another thread was here before this one, or a copy; it may be something else that this one waits for. */
-            drains |= draining == RG_DRAINING;
             if (draining == RG_DRAINED && waited_for(m, device)) {
                 atomic_store(&m->period[device].drain_since, rg_clock_ns());
-                atomic_store(&m->period[device].draining, RG_DRAINING);
-                drains = true;
+                atomic_store(&m->period[device].draining, draining = RG_DRAINING);
             }
+            drains |= draining == RG_DRAINING;
         } else if (atomic_load(&m->busy[device])) {
             /* Pairs with rg_mark: `draining` first, then the tracks. */
             atomic_store(&m->period[device].draining, RG_DRAINING);

@@ -156,6 +156,13 @@ static void look(scenario *s)
     }
 }
 
+static void begin_suspension(scenario *s)
+{
+    s->agent.state = SUSPENDING;
+    s->agent.at = s->now + s->o->suspend_ns;
+    s->agent.off_ns = s->now;
+}
+
 bool rg_scenario_agent_act(scenario *s)
 {
     if (s->mode != RG_SCENARIO_PREEMPT)
@@ -172,9 +179,7 @@ bool rg_scenario_agent_act(scenario *s)
         }
         s->agent.cut_after = s->idle_ns + 1;
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
-        s->agent.state = SUSPENDING;
-        s->agent.at = s->now + s->o->suspend_ns;
-        s->agent.off_ns = s->now;
+        begin_suspension(s);
         break;
     case SUSPENDING:
         suspend_best_effort(s, true);
@@ -209,11 +214,8 @@ bool rg_scenario_agent_act(scenario *s)
         rg_scenario_set_slices(s);
         s->agent.given_ns = s->now;
         s->agent.state = RUNNING;
-        if (s->agent.wanted || outlasts(s, s->agent.off_ns)) {
-            s->agent.state = SUSPENDING;
-            s->agent.at = s->now + s->o->suspend_ns;
-            s->agent.off_ns = s->now;
-        }
+        if (s->agent.wanted || outlasts(s, s->agent.off_ns))
+            begin_suspension(s);
         break;
     }
     return true;
