@@ -9,6 +9,7 @@
  *   track         what is known of one stream of one context: has it unfinished work, how much of it is uncounted
  *   busy          (high class) some track of a device has unfinished work
  *   batch         (best-effort class) launches covered by one recorded event
+ *   stop          a place in a best-effort stream where it stops while high clients have work (stop.c)
  *   weight        what a launch counts for in flight: 1024ths of a launch, by its learned duration (policy.h)
  *
  * Data flow: hooks.c calls rg_work_begin/rg_work_end round the real function (rg_again, where a high client's thread goes on as it did);
@@ -99,6 +100,9 @@ enum rg_hook {
     X(cuGraphUpload, (CUgraphExec, CUstream)) \
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
     X(cuDeviceGetCount, (int *)) \
+    X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+    X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
+    X(cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \
     X(cuPointerGetAttribute, (void *, int, CUdeviceptr)) \
     X(cuPointerGetAttributes, (unsigned, int *, void **, CUdeviceptr))
@@ -106,7 +110,8 @@ enum rg_hook {
 /* What the simulated GPU offers in place of the driver's channel controls (channel.c); 0 or -errno. */
 #define RG_SIMULATOR_FUNCTIONS(X) \
     X(rigelSimSetTimeslice, (unsigned ordinal, uint64_t us)) \
-    X(rigelSimSuspend, (unsigned ordinal, int suspend))
+    X(rigelSimSuspend, (unsigned ordinal, int suspend)) \
+    X(rigelSimStop, (unsigned ordinal, int stopped))
 
 typedef struct {
     void *hooked[RG_HOOK_COUNT]; /* NULL where the driver has no such function */
@@ -293,6 +298,7 @@ struct rg_track {
     _Atomic uint32_t unbatched; /* best-effort: weight launched since the last batch event */
     _Atomic uint32_t device;    /* index in the segment */
     _Atomic uint32_t serial;    /* of this stream in this place: 1 + position in the low byte, how often it was taken above */
+    _Atomic uint32_t since_stop_ns; /* work launched since its last stop (stop.c) */
     _Atomic(const char *) owner; /* the thread of a per-thread default stream, with which it goes, else NULL */
     _Atomic(rg_member *) member; /* whose work it has */
     _Atomic(CUstream) stream;
@@ -617,6 +623,27 @@ void rg_preempt_end(void);
 void rg_preempt_wake(void);
 void rg_preempt_settle(void);
 
+/* ---- stop.c: stops in this process's streams ---- */
+
+/*
+ * rg_stops_ready: whether this process's streams on a device can have stops; the agent asks, before any launch puts one in. Later: not yet, or
+ * not at the moment.
+ */
+enum rg_stops { RG_STOPS_NONE, RG_STOPS_LATER, RG_STOPS_READY };
+enum rg_stops rg_stops_ready(uint32_t device);
+
+/* rg_stops_set: whether the streams stop. False: there never were any stops. `tell`: the simulated GPU too, which takes its lock. */
+bool rg_stops_set(uint32_t device, bool stopped, bool tell);
+
+/*
+ * rg_stop_before: of a launch (kernel or graph) in a client whose streams stop: puts a stop in front of it if it is time for one. Returns the
+ * sample to be ended after the launch, as rg_sample_ungated, or -1: how long kernels take has to be known here.
+ */
+int rg_stop_before(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_stops_forget_context: the context (or every context of device `d`) goes. */
+void rg_stops_forget_context(CUcontext context, CUdevice d);
+
 /* ---- agent.c ---- */
 
 bool rg_agent_start(void);
@@ -684,8 +711,9 @@ void rg_memory_beat(void);
 
 /* ---- the state of the client ---- */
 
-/* A best-effort client from which the GPU is taken away (preempt.c): its launches need not wait. While it is new, some are timed. */
-enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW };
+/* A best-effort client from which the GPU is taken away (preempt.c): its launches need not wait. While it is new, some are timed. Stoppable:
+ * by stops in its streams (stop.c), not by its channels. */
+enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW, RG_STOPPABLE };
 
 typedef struct {
     /* What a launch reads, one cache line. */
@@ -847,8 +875,9 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
     }
     uint32_t preemptible = atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed);
     if (preemptible) {
-        if (RG_UNLIKELY(preemptible == RG_PREEMPTIBLE_NEW) && kind <= RG_GRAPH &&
-            (work.sample = rg_sample_ungated(t, kind, units, dims)) >= 0) {
+        if (RG_UNLIKELY(preemptible >= RG_PREEMPTIBLE_NEW) && kind <= RG_GRAPH &&
+            (work.sample = preemptible == RG_STOPPABLE ? rg_stop_before(t, kind, units, dims)
+                                                       : rg_sample_ungated(t, kind, units, dims)) >= 0) {
             work.track = t;
             work.weight = 0;
         }

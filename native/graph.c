@@ -352,13 +352,14 @@ static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint
 /* ---- launching ---- */
 
 /* How long a piece should be: half of what may be in flight, as one half keeps the GPU fed while the other is waited for. 0: this
- * client's graphs go out whole. */
+ * client's graphs go out whole. Where streams stop they do so between pieces: the same length does. */
 static uint64_t piece_wanted_ns(uint32_t mode, const rg_track *t)
 {
     if (!t || !(mode & RG_MODE_BEST_EFFORT))
         return 0;
     rg_policy_view v = rg_gate_view(t);
-    if (v.policy == RG_POLICY_NONE || v.preemptible || !v.inflight_limit)
+    bool stops = atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed) == RG_STOPPABLE;
+    if (v.policy == RG_POLICY_NONE || (v.preemptible && !stops) || !v.inflight_limit)
         return 0;
     uint64_t unit_us = atomic_load_explicit(&rg.segment->settings.unit_us, memory_order_relaxed);
     uint64_t half_ns = (uint64_t)v.inflight_limit / RG_POLICY_LAUNCH * (unit_us ? unit_us : 100) * 1000 / 2;

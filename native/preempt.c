@@ -9,6 +9,8 @@
  *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
  *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
  *     request, each of which would cost the request a switch and back.
+ * Where the driver lets it control none of its channels (MPS) there are no slices, and in place of suspension its streams stop between two
+ * kernels (stop.c): at once, and until the high clients are idle, as nothing else keeps best-effort work behind what they have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice.
  *
@@ -32,6 +34,8 @@ enum { LINGER_NS = 1000000 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
+    _Atomic bool stops; /* by stops, not by channels */
+    bool stopped;       /* suspended that way */
     pthread_t thread;
     uint32_t device;
     CUdevice ordinal;
@@ -108,9 +112,13 @@ static void say(uint32_t device, uint32_t preemption)
             continue; /* it has no slot */
         atomic_store(&rg_share_of(rg.segment, device, m->slot_index)->preemption, preemption);
         uint32_t all = RG_PREEMPTION_ON, devices = atomic_load(&m->slot->devices);
-        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
-            if ((devices >> d & 1) && atomic_load(&rg_share_of(rg.segment, d, m->slot_index)->preemption) != RG_PREEMPTION_ON)
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+            uint32_t there = devices >> d & 1 ? atomic_load(&rg_share_of(rg.segment, d, m->slot_index)->preemption) : RG_PREEMPTION_ON;
+            if (there == RG_PREEMPTION_STOPS && all != RG_PREEMPTION_OFF)
+                all = RG_PREEMPTION_STOPS;
+            else if (there != RG_PREEMPTION_ON)
                 all = RG_PREEMPTION_OFF;
+        }
         atomic_store(&m->slot->preemption, devices ? all : RG_PREEMPTION_UNKNOWN);
     }
 }
@@ -142,7 +150,10 @@ static bool suspend(preemptor *p)
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_FOREIGN : refresh(p);
     bool ok = false, off = false;
-    if (found == RG_CHANNELS_FOUND) {
+    p->stopped = found == RG_CHANNELS_FOREIGN && atomic_load(&p->stops) && !atomic_load(&stopping) && rg_stops_set(p->device, true, true);
+    if (p->stopped) {
+        ok = off = true;
+    } else if (found == RG_CHANNELS_FOUND) {
         p->held = p->channels;
         ok = off = rg_channels_suspend(&p->held) == 0;
         if (!ok) {
@@ -169,7 +180,7 @@ static void resume(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
     if (atomic_load(&p->suspended)) {
-        int refused = rg_channels_resume(&p->held);
+        int refused = p->stopped ? !rg_stops_set(p->device, false, true) : rg_channels_resume(&p->held);
         if (refused && refresh(p) == RG_CHANNELS_FOUND)
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
@@ -278,7 +289,7 @@ static bool linger(preemptor *p, uint64_t deadline)
 
 /*
  * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
- * off it `since`. Of a request that waits several times it is known only for how long in all.
+ * off it `since`. Of a request that waits several times it is known only for how long in all. Where streams stop there is no slice.
  */
 static bool outlasts(const preemptor *p, uint64_t since)
 {
@@ -287,6 +298,8 @@ static bool outlasts(const preemptor *p, uint64_t since)
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
+    if (atomic_load(&p->stops))
+        return busy;
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
         rg_client *c = &rg.segment->clients[slot];
@@ -517,10 +530,13 @@ void rg_preempt_beat(void)
             ok = true;
         else if (on || p->slice_us)
             ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
+        enum rg_stops stops = on && p->found == RG_CHANNELS_FOREIGN && class == RG_CLASS_BEST_EFFORT ? rg_stops_ready(d) : RG_STOPS_NONE;
+        atomic_store(&p->stops, stops == RG_STOPS_READY);
+        ok |= stops == RG_STOPS_READY;
         /* Enabling what is enabled: shows that this driver would let it be disabled. */
-        if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
+        if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started) && stops == RG_STOPS_NONE)
             ok = rg_channels_resume(&p->channels) == 0;
-        bool none = p->found == RG_CHANNELS_NONE;
+        bool none = p->found != RG_CHANNELS_FOUND; /* nobody has refused anything */
         pthread_mutex_unlock(&p->lock);
         ok = ok && on;
         if (ok && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
@@ -529,8 +545,9 @@ void rg_preempt_beat(void)
         if (p->refusals > REFUSALS)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
-        say(d, ok ? RG_PREEMPTION_ON : RG_PREEMPTION_OFF);
+        say(d, !ok ? RG_PREEMPTION_OFF : stops == RG_STOPS_READY ? RG_PREEMPTION_STOPS : RG_PREEMPTION_ON);
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
+        preemptible = stops == RG_STOPS_READY ? RG_STOPPABLE : preemptible;
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE);
         if (rg_member_class() == RG_CLASS_HIGH)
             atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
@@ -576,7 +593,11 @@ void rg_preempt_stop(void)
         syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. Not so on the
          * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
-        if (!rg_join(p->thread) && atomic_load(&p->suspended) && !p->held.simulated)
+        if (rg_join(p->thread) || !atomic_load(&p->suspended))
+            continue;
+        if (p->stopped)
+            rg_stops_set(d, false, false);
+        else if (!p->held.simulated)
             rg_channels_resume(&p->held);
     }
 }

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 13,
+    RG_SEGMENT_VERSION = 14,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -57,7 +57,7 @@ enum rg_whole {
     RG_WHOLE_ROOM = 6,    /* enough graphs and pieces are kept already */
     RG_WHOLE_DRIVER = 7,  /* the driver refused, or lacks what it takes */
 };
-enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2 };
+enum rg_preemption { RG_PREEMPTION_UNKNOWN = 0, RG_PREEMPTION_ON = 1, RG_PREEMPTION_OFF = 2, RG_PREEMPTION_STOPS = 3 };
 enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3, RG_DEAD = 4 };
 
 /* F(kind, name, count): kind is u32, u64 (atomic words), words (several of u64), char (bytes) or hist (histogram). */
@@ -100,6 +100,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, need_us, 1)       /* [control] likewise: once the rest of its launches takes no longer than this, at its pace so far */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
+    F(u32, stop_us, 1)       /* [control] where its channels are not its own (MPS): after so much work a best-effort stream stops if \
+                                high clients have some (stop.c); 0: its launches are held at the gate */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
@@ -377,6 +379,7 @@ typedef struct {
         .suspend = 1, \
         .slice_us = 50, \
         .high_slice_us = 10000, \
+        .stop_us = 250, \
         .min_share_ppm = 50000, \
         .quantum_us = 2000, /* a time slice */ \
         .trace = 1, \
@@ -440,7 +443,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 13. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 14. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -235,6 +235,7 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     if (added) {
         atomic_store(&t->state, RG_CLEAN);
         atomic_store(&t->unbatched, 0);
+        atomic_store(&t->since_stop_ns, 0);
         atomic_store(&t->device, (uint32_t)device);
         atomic_store(&t->serial, ((atomic_load(&t->serial) >> 8) + 1) << 8 | (uint32_t)(t - rg.tracks + 1));
         t->owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
@@ -337,6 +338,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
     rg_graph_forget_context(context, d);
+    rg_stops_forget_context(context, d);
     rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     rg_member_unmade(NULL);

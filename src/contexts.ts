@@ -19,7 +19,7 @@ import { threadsLost, threadsOf } from "./threads.ts";
 const ENDED = 0x8000_0000n;
 const GONE = 1n;
 const MISUSE_WORDS = 8;
-const PREEMPTION = ["unknown", "on", "off"] as const;
+const PREEMPTION = ["unknown", "on", "off", "stops"] as const;
 
 const count = z.int();
 /** Handles are the process's own, in hexadecimal. */

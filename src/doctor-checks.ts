@@ -250,7 +250,8 @@ export function checkShares(nvml: string | readonly { name: string; answers: boo
 /** Whether best-effort clients can be taken off the GPU: only what a launch has seen says so. */
 export function checkPreemption(
   nodes: readonly Node[],
-  seen: { state: "unknown" | "on" | "off"; suspensions: number; simulated: boolean; mps: boolean } | undefined,
+  seen:
+    { state: "unknown" | "on" | "off" | "stops"; suspensions: number; simulated: boolean; mps: boolean } | undefined,
 ): Finding {
   const control = nodes.find(({ path }) => path === "/dev/nvidiactl");
   const where = seen?.simulated ? "on the simulated GPU" : "on this GPU";
@@ -258,6 +259,11 @@ export function checkPreemption(
     return fine(
       "preemption",
       `works ${where}: in the launch just made the best-effort client was taken off it ${seen.suspensions} times`,
+    );
+  if (seen?.state === "stops")
+    return fine(
+      "preemption",
+      `by stops ${where}${seen.mps ? ", under MPS" : ""}: in the launch just made the best-effort client's streams stopped ${seen.suspensions} times`,
     );
   if (seen?.state === "off")
     return warning(
@@ -609,7 +615,7 @@ export const trialReportSchema = z.object({
       attach_problem: z.string().nullable(),
       launches: z.int(),
       requests: z.object({ count: z.int(), p50_ms: z.number().nullable() }),
-      preemption: z.object({ state: z.enum(["unknown", "on", "off"]), suspensions: z.int() }),
+      preemption: z.object({ state: z.enum(["unknown", "on", "off", "stops"]), suspensions: z.int() }),
     }),
   ),
 });

@@ -27,7 +27,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(13),
+  version: z.literal(14),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -65,7 +65,7 @@ const LOCK_MEMBER = 1;
 const FOREVER = 0xffff_ffff_ffff_ffffn;
 /** `state` of a device whose UUID and name are there. */
 const DEVICE_KNOWN = 2;
-const PREEMPTION = ["unknown", "on", "off"] as const;
+const PREEMPTION = ["unknown", "on", "off", "stops"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 12;
 /** Settings that policy slo moves and others have too. */
@@ -201,6 +201,7 @@ interface Settings {
   need_us?: number | undefined;
   slice_us?: number | undefined;
   high_slice_us?: number | undefined;
+  stop_us?: number | undefined;
   min_share_ppm?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
@@ -761,7 +762,7 @@ export class Segment {
   }
 
   /** What was launched in a slot so far, and whether its process can be taken off the GPU. */
-  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" } {
+  work({ index }: Slot): { launches: number; preemption: "unknown" | "on" | "off" | "stops" } {
     const base = index * this.#layout.clients.stride;
     return {
       launches: this.#kernels(base) + this.#long(base, "graph_launches"),

@@ -2,7 +2,7 @@
  * short-kernels.ts: whether best-effort programs are known to launch short kernels only, so that `"sharing": "auto"` may start an MPS
  * daemon for them, or long ones, so that it may leave a daemon that runs alone.
  *
- * Under MPS programs run side by side and best-effort work is held at the gate, but a kernel that runs cannot be interrupted: a
+ * Under MPS programs run side by side and best-effort work stops between kernels, but one that runs cannot be interrupted: a
  * request that comes shares the GPU with it until it ends. In time slices best-effort work is taken off the GPU in the middle of
  * kernels, but nothing runs in the gaps that a request leaves. So short kernels are better off under MPS and long ones in time
  * slices. Where the line is was found in simulation (`rigel simulate --policy slo+mps slo+slices`, ResNet-50 and BERT inference

@@ -130,7 +130,7 @@ export class Simulator implements Disposable {
     }
   }
 
-  async #play({ mode, target }: Scenario, text: string): Promise<Outcome> {
+  async #play({ mode, target, settings }: Scenario, text: string): Promise<Outcome> {
     await using child = Bun.spawn([this.#program], {
       env: { ...process.env },
       stdin: "pipe",
@@ -151,7 +151,9 @@ export class Simulator implements Disposable {
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);
         else if (tick.success) {
-          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt"));
+          void child.stdin.write(
+            answer(controller, tick.data, shape, mode === "preempt", settings["gpu.shared"] === 1),
+          );
           void child.stdin.flush();
         }
       }
@@ -173,6 +175,7 @@ function answer(
   { launches, requests, waits }: z.infer<typeof tickSchema>,
   shape: HistogramShape,
   preemption: boolean,
+  shared: boolean,
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
@@ -189,6 +192,7 @@ function answer(
     neighbours: "best-effort",
     measured: "high",
     preemption,
+    stops: preemption && shared,
   });
   if (!settings) return `keep ${Number(hold)}\n`;
   const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun } = settings;

@@ -24,6 +24,7 @@ const OF_POLICY = [
   "starvation_us",
   "slice_us",
   "high_slice_us",
+  "stop_us",
   "defer_us",
   "defer_part",
   "need_us",

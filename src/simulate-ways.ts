@@ -81,7 +81,8 @@ export function wayFor(
         `${file}: clients: expected one client of class high under policy orion, whose rules are for one, got ${high}`,
       );
   }
-  const preempts = !mps && policy?.preempt === true && (name === "priority" || name === "slo");
+  const stops = policy?.stop_us !== 0;
+  const preempts = (!mps || stops) && policy?.preempt === true && (name === "priority" || name === "slo");
   const bare = mps ? "MPS" : "time slicing";
   const governed = `rigel ${key.replace(/\+(mps|slices)$/, "").replace(GATE, ", gate only")}${mps ? ", MPS" : ""}`;
   return {
@@ -122,7 +123,8 @@ export function aloneOf(client: ScenarioClient, duration_s: number, gpu: Scenari
 
 /** As policySettings for the segment; the same names but for two. */
 function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: Native): Record<string, number> {
-  const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, defer_part, need_us, slice_us } = policy;
+  const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, defer_part, need_us, slice_us, stop_us } =
+    policy;
   const { high_slice_us, min_share, quantum_us, sm_threshold, dur_threshold } = policy;
   const high = clients.find((client) => client.class === "high");
   const latency_ns = name === "orion" && high ? native.profileLatency_ns(high.profile) : 0;
@@ -138,6 +140,7 @@ function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: 
     need_us,
     be_slice_us: slice_us,
     high_slice_us,
+    stop_us,
     min_share_ppm: min_share === undefined ? undefined : Math.round(min_share * 1e6),
     quantum_us,
     sms_limit: sm_threshold,

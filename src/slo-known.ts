@@ -35,6 +35,8 @@ export interface Observation {
   measured: string;
   /** All of them can be taken off the GPU. */
   preemption: boolean;
+  /** By stops in their streams, some of them, and not by their channels: there are no time slices then. */
+  stops?: boolean;
 }
 
 /** Durations that fade. */

@@ -193,6 +193,7 @@ export class SloLoop {
     let came = 0;
     let launches = 0;
     let preemption = true;
+    let stops = false;
     const neighbours: number[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
@@ -223,7 +224,8 @@ export class SloLoop {
         before.launches = work.launches;
         if (slot.launched) {
           neighbours.push(slot.pid);
-          preemption &&= work.preemption === "on";
+          preemption &&= work.preemption === "on" || work.preemption === "stops";
+          stops ||= work.preemption === "stops";
         }
       }
     }
@@ -237,6 +239,7 @@ export class SloLoop {
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,
+      stops,
     };
   }
 

@@ -27,6 +27,7 @@ import {
   type Settings,
   SHORT_SLICE_US,
   SHORTEST,
+  STOP_RUNGS,
 } from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
 
@@ -75,7 +76,7 @@ const DOUBT_REQUESTS = 12;
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_TIMES = 8;
-/** The same for slices alone that were tried from a late suspension. */
+/** The same for slices alone that were tried from a late suspension, and for letting all run where streams stop. */
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
@@ -423,7 +424,7 @@ export class Controller {
 
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
-    const ladder = seen.preemption ? PREEMPT_RUNGS : GATE_RUNGS;
+    const ladder = !seen.preemption ? GATE_RUNGS : seen.stops ? STOP_RUNGS : PREEMPT_RUNGS;
     if (ladder !== this.#ladder || seen.neighbours !== this.#neighbours) {
       this.#ladder = ladder;
       this.#neighbours = seen.neighbours;
@@ -747,13 +748,23 @@ export class Controller {
     return this.#ladder === PREEMPT_RUNGS && home?.suspend === true && home.need > 0 && here?.suspend === false;
   }
 
+  /** It stood where streams stop and is where all run. */
+  get #leavesStops(): boolean {
+    return (
+      this.#ladder === STOP_RUNGS && !this.#ladder[this.#rung]?.suspend && this.#ladder[this.#home]?.suspend === true
+    );
+  }
+
   /**
-   * Longer slices, where the shortest delay requests already; later suspension, where suspension at once is too late; and one that comes at
+   * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
+   * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
+   * a second); later suspension, where suspension at once is too late; and one that comes at
    * once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
-    if (this.#ladder !== PREEMPT_RUNGS || rung <= SHORTEST) return false;
-    if (!this.#ladder[rung]?.suspend) return this.#blocksSlices;
+    if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung <= SHORTEST)) return false;
+    if (!this.#ladder[rung]?.suspend)
+      return this.#ladder === STOP_RUNGS ? this.#delay(this.#rung) === undefined : this.#blocksSlices;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return (this.#home === 0 && this.#judge(0) === "over") || next_ms > this.#alone.quantile_ms(0.9);
   }
@@ -779,7 +790,7 @@ export class Controller {
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
     const few = failed.pool.count < ENOUGH;
     if (this.#state === "trial") failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
-    if (this.#crossesOver) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
+    if (this.#crossesOver || this.#leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
     failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
     // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.

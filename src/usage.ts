@@ -145,7 +145,7 @@ export class Histogram {
 export interface Usage {
   counters: Counters;
   /** Whether it can be taken off the GPU by its channels, by its process that last knew. */
-  preemption: "unknown" | "on" | "off";
+  preemption: "unknown" | "on" | "off" | "stops";
   /** Why a graph went out whole though it was too long, the last time in the process that last had one. */
   graph_whole: GraphWhole | null;
   request_ns: Histogram;

@@ -224,7 +224,7 @@ function settle(
   preemption: boolean,
   seconds: number,
   effect: (settings: Settings) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
-  { rate_per_s = (_t_s: number): number => 60, slower = (_t_s: number): number => 1, seed = 23 } = {},
+  { rate_per_s = (_t_s: number): number => 60, slower = (_t_s: number): number => 1, seed = 23, stops = false } = {},
 ) {
   const controller = new Controller({ p99_over_alone: 1.05 });
   const noise = random(seed);
@@ -249,6 +249,7 @@ function settle(
       neighbours: "1",
       measured: "7 busy",
       preemption,
+      stops,
     });
     if (action.hold) held_s += TICK_S;
     settings.push(action.settings);
@@ -304,6 +305,14 @@ const share = (list: (Settings | undefined)[], from_s: number, ok: (settings: Se
 const needs = (least: number, most: number) => (settings: Settings) =>
   settings.need_us > least && settings.need_us < most;
 
+/** Streams stop in time in the first half of a request; where none does, requests wait so much longer, and best-effort gets most. */
+const stopped =
+  (free_ms: number) =>
+  ({ suspend, defer_us }: Settings) => ({
+    delay_ms: (noise: () => number): number => (suspend ? Math.max(0, defer_us - 2300) / 1e3 : free_ms) * noise(),
+    launches_per_s: 1000 + (suspend ? defer_us / 10 : 1000),
+  });
+
 const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
 const slices =
   (us: number) =>
@@ -316,6 +325,15 @@ describe("the controller on such a host", () => {
     expect(share(settings, 15, ({ inflight }) => inflight >= 11 && inflight <= 22)).toBeGreaterThan(0.9);
     expect(held_s).toBeLessThan(2.1); // 0.8, twice 0.6
     expect(controller.summary().over_alone?.p50).toBeWithin(0.97, 1.06);
+  });
+
+  test("where streams stop it lets all run only if that delays nothing, and else tries it once in half a minute at most", () => {
+    const free = settle(hostBound, true, 90, stopped(0.02), { stops: true });
+    expect(share(free.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
+    const harmful = settle(hostBound, true, 90, stopped(1), { stops: true });
+    expect(share(harmful.settings, 30, isLate)).toBeGreaterThan(0.95);
+    expect(share(harmful.settings, 30, ({ defer_us }) => defer_us > 1200)).toBeGreaterThan(0.7);
+    expect(harmful.settings.every((is) => !is || is.slice_us === 50)).toBe(true);
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {

@@ -17,6 +17,7 @@ interface World {
   rate_per_s: number;
   neighbours: string;
   preemption: boolean;
+  stops?: boolean;
   /** So many requests more end in a tick because the program paused in the middle of one; `came` says that they are none, or is not there. */
   pauses?: number;
   isSaid?: boolean;
@@ -309,6 +310,17 @@ describe("the controller", () => {
     const partly = run({ p99_over_alone: 1.05 }, 60, world(disturbedByMany, { preemption: false }));
     expect(partly.controller.summary().settings).toMatchObject({ inflight: 32, corun: 32 });
     expect(partly.ticks.filter(({ slowdown }) => slowdown > 1.1).length * TICK_S).toBeLessThan(5);
+  });
+
+  test("where streams stop and nothing tells what delays requests, all of them run never", () => {
+    const effect: World["effect"] = ({ settings }) => ({
+      slowdown: settings?.suspend === 0 ? 3 : 1.01,
+      launches_per_s: 1000 + (settings?.defer_us ?? 0) / 10,
+    });
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(effect, { stops: true }));
+    expect(ticks.every(({ settings }) => settings?.suspend !== 0)).toBeTrue();
+    expect(controller.summary().settings).toMatchObject({ suspend: 1 });
+    expect(controller.summary().settings?.defer_us).toBeGreaterThan(2000);
   });
 
   test("a program that loses its processor in the middle of requests has no other load", () => {

@@ -461,6 +461,15 @@ API CUresult cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags)
     return r;
 }
 
+bool sim_is_registered(uint64_t address)
+{
+    pthread_mutex_lock(&memory_lock);
+    const allocation *a = at(address);
+    bool is = a && a->kind == REGISTERED;
+    pthread_mutex_unlock(&memory_lock);
+    return is;
+}
+
 API CUresult cuMemHostUnregister(void *pointer)
 {
     return forget_host(pointer, REGISTERED, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);

@@ -522,12 +522,14 @@ CUresult sim_wait_for_room(int device, uint32_t stream)
     return CUDA_SUCCESS;
 }
 
-/* ---- Slices and suspension */
+/* ---- Slices, suspension and stops */
 
 enum { SUSPEND_CALL_NS = 280000, RESUME_CALL_NS = 230000, LONGEST_SLICE_US = 1000000 };
 
-/* Does it to every context this process has on the device: a slice, or with none a suspension. */
-static int control(unsigned device, uint64_t slice_ns, bool suspend)
+enum what { SLICE, SUSPENSION, STOP };
+
+/* Does it to every context this process has on the device; `ns`: of a slice. */
+static int control(unsigned device, enum what what, uint64_t ns, bool on)
 {
     int result = -ENODEV;
     rg_model *m = sim_lock((int)device);
@@ -536,7 +538,7 @@ static int control(unsigned device, uint64_t slice_ns, bool suspend)
     for (uint32_t i = 0; running && i < RG_MODEL_MAX_CONTEXTS; i++) {
         if (state->context[device][i].owner != self + 1) continue;
         uint32_t id = state->context[device][i].id;
-        int r = slice_ns ? rg_model_set_slice(m, id, slice_ns) : rg_model_suspend(m, id, suspend);
+        int r = what == SLICE ? rg_model_set_slice(m, id, ns) : what == STOP ? rg_model_stop(m, id, on) : rg_model_suspend(m, id, on);
         result = r == RG_MODEL_SHARED ? -ENOTSUP : r ? -EINVAL : 0;
         if (result) break;
     }
@@ -575,7 +577,7 @@ API int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us)
 {
     int result = find_context(device_ordinal);
     if (result) return result;
-    return us && us <= LONGEST_SLICE_US ? control(device_ordinal, us * 1000, false) : -EINVAL;
+    return us && us <= LONGEST_SLICE_US ? control(device_ordinal, SLICE, us * 1000, false) : -EINVAL;
 }
 
 API int rigelSimSuspend(unsigned device_ordinal, int suspend)
@@ -583,7 +585,13 @@ API int rigelSimSuspend(unsigned device_ordinal, int suspend)
     int result = find_context(device_ordinal);
     if (result) return result;
     sleep_for(suspend ? SUSPEND_CALL_NS : RESUME_CALL_NS);
-    result = control(device_ordinal, 0, suspend);
+    result = control(device_ordinal, SUSPENSION, 0, suspend);
     if (suspend && !result) sleep_for(sim_params((int)device_ordinal)->preempt_ns); /* it waits for that, also when idle */
     return result;
+}
+
+API int rigelSimStop(unsigned device_ordinal, int stopped)
+{
+    if (atomic_load(&sim.phase) != SIM_RUNNING || device_ordinal >= (unsigned)sim.devices) return -ENODEV;
+    return control(device_ordinal, STOP, 0, stopped);
 }

@@ -75,6 +75,7 @@ static int submit_to_model(rg_model *m, const sim_object *stream, const sim_work
     case SIM_TRANSFER: return rg_model_submit_transfer(m, stream->id, w->transfer, w->bytes, ticket);
     case SIM_LAUNCH_GRAPH: return rg_model_submit_graph(m, stream->id, w->target, ticket);
     case SIM_RECORD: return rg_model_record(m, w->target, stream->id, ticket);
+    case SIM_STOP: return rg_model_submit_stop(m, stream->id, ticket);
     default: return rg_model_wait(m, w->target, stream->id, ticket);
     }
 }
@@ -415,3 +416,20 @@ static CUresult stream_wait(int pt, CUstream stream, CUevent event, unsigned fla
     return sim_submit(s, &w, NULL);
 }
 BOTH_FORMS(cuStreamWaitEvent, stream_wait, (CUstream s, CUevent e, unsigned flags), s, e, flags)
+
+/*
+ * A wait for a word in memory: of all that the real one can wait for, for the word that rigelSimStop stands for (sim-control.h) to be 0.
+ * Nothing here looks at the word itself.
+ */
+static CUresult stream_wait_value(int pt, CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    sim_object *s;
+    CUresult r = enter_stream(stream, pt, &s);
+    if (r) return r;
+    if (!sim_is_registered(address) || address % sizeof value) return CUDA_ERROR_INVALID_VALUE;
+    if (value || flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_NOT_SUPPORTED;
+    if (atomic_load(&s->stream.capture)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    sim_work w = {.kind = SIM_STOP};
+    return sim_submit(s, &w, NULL);
+}
+BOTH_FORMS(cuStreamWaitValue32_v2, stream_wait_value, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), s, at, value, flags)

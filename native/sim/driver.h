@@ -64,7 +64,7 @@ typedef struct {
 
 /* One operation for a stream, executed or captured. */
 typedef struct {
-    enum { SIM_KERNEL, SIM_TRANSFER, SIM_LAUNCH_GRAPH, SIM_RECORD, SIM_WAIT } kind;
+    enum { SIM_KERNEL, SIM_TRANSFER, SIM_LAUNCH_GRAPH, SIM_RECORD, SIM_WAIT, SIM_STOP } kind;
     rg_model_kernel kernel;
     int priority;
     rg_model_transfer transfer;
@@ -269,6 +269,8 @@ void sim_do_move(const sim_move *move);
 /* sim_enter_mapping: bytes of a mapping become memory that copies reach; OUT_OF_MEMORY. sim_leave_mapping: no longer. */
 CUresult sim_enter_mapping(uint64_t address, uint64_t bytes);
 void sim_leave_mapping(uint64_t address);
+/* sim_is_registered: it is memory of the host that the program has registered. */
+bool sim_is_registered(uint64_t address);
 /* sim_forget_memory: the context's allocations are gone. The caller holds sim.lock. */
 void sim_forget_memory(const sim_object *context);
 

@@ -307,6 +307,9 @@ static void start_head(rg_model *m, uint32_t stream)
     }
     s->waits = WAITS_NOT;
     switch (op->kind) {
+    case OP_STOP:
+        if (!m->contexts[s->context].stopped) finish(m, stream); /* else rg_model_stop looks again */
+        return;
     case OP_RECORD:
         reach_event(m, op->target, op->amount);
         rg_model_drop_event_ref(m, op->target);

@@ -156,6 +156,12 @@ int rg_model_set_slice(rg_model *m, uint32_t context, uint64_t ns)
     return 0;
 }
 
+static void pump_context(rg_model *m, const rg_model_context *c)
+{
+    for (uint32_t i = c->streams; i; i = m->streams[i - 1].next_in_context) rg_model_pump(m, i - 1);
+    rg_model_pump_all(m);
+}
+
 int rg_model_suspend(rg_model *m, uint32_t context, bool suspended)
 {
     rg_model_context *c = context_at(m, context);
@@ -170,8 +176,17 @@ int rg_model_suspend(rg_model *m, uint32_t context, bool suspended)
         if (m->active == (int32_t)slot) m->preempt_at = m->now + m->p.preempt_ns;
         return 0;
     }
-    for (uint32_t i = c->streams; i; i = m->streams[i - 1].next_in_context) rg_model_pump(m, i - 1);
-    rg_model_pump_all(m);
+    pump_context(m, c);
+    return 0;
+}
+
+int rg_model_stop(rg_model *m, uint32_t context, bool stopped)
+{
+    rg_model_context *c = context_at(m, context);
+    if (!c) return RG_MODEL_INVALID;
+    bool was = c->stopped;
+    c->stopped = stopped;
+    if (was && !stopped) pump_context(m, c);
     return 0;
 }
 
@@ -502,6 +517,13 @@ int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket
     return queue_op(m, i, ticket);
 }
 
+int rg_model_submit_stop(rg_model *m, uint32_t stream, uint64_t *ticket)
+{
+    uint32_t i;
+    int why;
+    return new_op(m, stream, OP_STOP, &i, &why) ? queue_op(m, i, ticket) : why;
+}
+
 /* ---- Removal and recovery */
 
 static void unlink_waiter(rg_model *m, uint32_t event, uint32_t stream)
@@ -564,7 +586,7 @@ int rg_model_remove_context(rg_model *m, uint32_t context)
     m->memory_bytes -= c->memory_bytes;
     c->memory_bytes = 0;
     c->used = 0;
-    c->suspended = 0;
+    c->suspended = c->stopped = 0;
     rg_model_pump_all(m);
     return 0;
 }
@@ -662,6 +684,7 @@ static uint64_t head_earliest(const rg_model *m, const rg_model_op *op)
     switch (op->phase) {
     case PHASE_QUEUED:
         if (m->contexts[context].suspended && op->kind != OP_TRANSFER) return RG_MODEL_NEVER;
+        if (m->contexts[context].stopped && op->kind == OP_STOP) return RG_MODEL_NEVER;
         break;
     case PHASE_ARRIVING:
         return op->arrive_ns + (op->kind == OP_GRAPH ? 0 : op->min_ns);

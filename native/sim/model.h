@@ -39,6 +39,8 @@
  *   8. A suspended context starts nothing but copies and memsets (they go through channels that are not suspended) and
  *      does not get the SMs. If it has them, its blocks run on for `preempt_ns`, unless it loses the SMs before; then
  *      the SMs are empty, and whoever gets them next, itself or another, pays a switch. What it has queued stays.
+ *   9. A stop is an operation that takes no time, unless its context is stopped: then it waits until that is so no more, and with it what
+ *      follows in its stream. What runs runs on.
  */
 #ifndef RIGEL_SIM_MODEL_H
 #define RIGEL_SIM_MODEL_H
@@ -201,6 +203,7 @@ typedef struct {
     uint16_t generation;
     uint8_t used;
     uint8_t suspended;
+    uint8_t stopped;
 } rg_model_context;
 
 typedef struct {
@@ -324,6 +327,9 @@ int rg_model_remove_context(rg_model *m, uint32_t context);
 int rg_model_set_slice(rg_model *m, uint32_t context, uint64_t ns);
 int rg_model_suspend(rg_model *m, uint32_t context, bool suspended);
 
+/* rg_model_stop: whether the context is stopped (rule 9). As rg_model_suspend, and under `shared` too. */
+int rg_model_stop(rg_model *m, uint32_t context, bool stopped);
+
 enum { RG_MODEL_NON_BLOCKING = 0, RG_MODEL_BLOCKING = 1, RG_MODEL_LEGACY = 2 };
 
 /*
@@ -360,6 +366,9 @@ int rg_model_destroy_event(rg_model *m, uint32_t event);
 int rg_model_record(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket);
 int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket);
 
+/* A stop, for rg_model_stop. */
+int rg_model_submit_stop(rg_model *m, uint32_t stream, uint64_t *ticket);
+
 /* Graphs: a chain of nodes that one operation runs in the order they were added. None can be added while it runs. */
 int rg_model_create_graph(rg_model *m, uint32_t context, uint32_t *graph);
 int rg_model_destroy_graph(rg_model *m, uint32_t graph);
@@ -379,7 +388,7 @@ bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns);
 
 /*
  * rg_model_earliest: no ticket of this stream up to `ticket` is finished before this time, unless a context is removed,
- * or a context's slice or suspension changes. RG_MODEL_NEVER: not before its context is resumed.
+ * or a context's slice, suspension or stop changes. RG_MODEL_NEVER: not before its context is resumed.
  * For waiters: sleeping until then costs one wake-up where waking at every event of the model would cost hundreds.
  */
 uint64_t rg_model_earliest(const rg_model *m, uint32_t stream, uint64_t ticket);

@@ -2,6 +2,7 @@
  * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
+ * Under MPS streams stop instead (stop.c), which takes no time.
  * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
  * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
  * best-effort work gets its due.
@@ -16,7 +17,7 @@ static void suspend_best_effort(scenario *s, bool suspended)
         player *p = &s->players[i];
         if (!p->of->best_effort)
             continue;
-        if (rg_model_suspend(s->model, p->context, suspended) < 0)
+        if ((rg_scenario_by_stops(s) ? rg_model_stop : rg_model_suspend)(s->model, p->context, suspended) < 0)
             rg_scenario_fail(s, "the model refused a suspension");
         p->result->suspensions += suspended;
     }
@@ -38,7 +39,7 @@ static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
 
 static void set_slice(scenario *s, const player *p, uint64_t slice_us)
 {
-    if (rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
+    if (!rg_scenario_by_stops(s) && rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
         rg_scenario_fail(s, "the model refused a time slice");
 }
 
@@ -96,6 +97,8 @@ static uint64_t earlier(uint64_t a, uint64_t b)
 /* As in preempt.c: what high clients wait for may last longer than their slice; best-effort work has been off the GPU since then. */
 static bool outlasts(const scenario *s, uint64_t off_ns)
 {
+    if (rg_scenario_by_stops(s))
+        return s->o->suspend && rg_scenario_high_busy(s);
     for (uint32_t i = 0; s->o->suspend && i < s->count; i++) {
         const player *p = &s->players[i];
         if (p->of->best_effort || !p->busy)
@@ -159,7 +162,7 @@ static void look(scenario *s)
 static void begin_suspension(scenario *s)
 {
     s->agent.state = SUSPENDING;
-    s->agent.at = s->now + s->o->suspend_ns;
+    s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
     s->agent.off_ns = s->now;
 }
 
@@ -184,7 +187,7 @@ bool rg_scenario_agent_act(scenario *s)
     case SUSPENDING:
         suspend_best_effort(s, true);
         s->agent.state = LEAVING;
-        s->agent.at = s->now + s->o->gpu.preempt_ns;
+        s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->gpu.preempt_ns);
         break;
     case LEAVING:
         s->agent.state = SUSPENDED;
@@ -194,7 +197,7 @@ bool rg_scenario_agent_act(scenario *s)
             s->agent.short_gaps <<= 1;
         s->agent.lingers = false;
         s->agent.state = s->now >= is_due(s) ? GIVING : RESUMING;
-        s->agent.at = s->now + s->o->resume_ns;
+        s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->resume_ns);
         break;
     case RESUMING:
         suspend_best_effort(s, false);

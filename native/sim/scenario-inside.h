@@ -67,6 +67,9 @@ typedef struct {
     uint32_t inflight, credit, unbatched[RG_PROFILE_MAX_STREAMS];
     uint64_t unbatched_ns[RG_PROFILE_MAX_STREAMS];
     uint64_t stream_ticket[RG_PROFILE_MAX_STREAMS];
+    uint64_t since_stop_ns[RG_PROFILE_MAX_STREAMS]; /* work launched since the last stop */
+    uint64_t stops_at; /* 1 + the launch for which that was last looked at */
+    bool behind_stop;  /* and has one in front of it */
     batch batches[BATCHES];
     uint32_t batch_count;
     enum rg_verdict verdict;
@@ -114,6 +117,12 @@ typedef struct {
 
 
 void rg_scenario_fail(scenario *s, const char *what);
+
+/* Best-effort streams stop between kernels: nothing else takes a process off a GPU that is shared. */
+static inline bool rg_scenario_by_stops(const scenario *s)
+{
+    return s->mode == RG_SCENARIO_PREEMPT && s->o->gpu.shared;
+}
 
 /* ---- scenario-gate.c */
 

@@ -145,13 +145,14 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
 {
     uint32_t stream = p->streams[op->stream];
     const rg_shape *shape = &p->shapes[p->op];
+    uint64_t at_once = (uint64_t)shape->blocks_per_sm * s->o->gpu.sms, waves = at_once ? (shape->blocks + at_once - 1) / at_once : 1;
     uint64_t bytes = op->bytes ? op->bytes : 1;
     rg_model_kernel kernel = {
         .blocks = shape->blocks,
         .threads = shape->block[0] * shape->block[1] * shape->block[2],
         .registers = op->registers,
         .shared_bytes = op->shared_bytes,
-        .block_ns = shape->block_ns,
+        .block_ns = shape->block_ns + (p->behind_stop ? s->o->stop_gpu_ns / waves : 0),
         .memory_permille = memory_permille(s, op),
         .memory_bound = op->bound == 0,
     };
@@ -174,12 +175,29 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
     }
 }
 
+/* A stop in front of the present operation, if it is time for one (rg_stop_before). Looked at once, however often it is tried. */
+static int submit_stop(scenario *s, player *p, const rg_profile_op *op)
+{
+    if (!rg_scenario_by_stops(s) || !p->of->best_effort || op->kind != RG_PROFILE_KERNEL || p->stops_at == p->result->launches + 1)
+        return 0;
+    uint64_t *since_ns = &p->since_stop_ns[op->stream];
+    p->behind_stop = *since_ns + op->duration_ns > s->o->stop_us * 1000ull;
+    int result = p->behind_stop ? rg_model_submit_stop(s->model, p->streams[op->stream], NULL) : 0;
+    if (result)
+        return result;
+    *since_ns = p->behind_stop ? op->duration_ns : *since_ns + op->duration_ns;
+    p->stops_at = p->result->launches + 1;
+    return 0;
+}
+
 /* Launches the present operation, or waits for room in its stream. */
 static bool launch(scenario *s, player *p)
 {
     const rg_profile_op *op = &p->of->profile->ops[p->op];
     uint64_t ticket = 0;
-    int result = submit(s, p, op, &ticket);
+    int result = submit_stop(s, p, op);
+    if (!result)
+        result = submit(s, p, op, &ticket);
     if (result == RG_MODEL_FULL) {
         bool waited = p->state == QUEUE;
         p->state = QUEUE;
@@ -191,7 +209,8 @@ static bool launch(scenario *s, player *p)
         p->state = DONE;
         return true;
     }
-    uint64_t return_ns = s->now + s->o->launch_ns;
+    uint64_t return_ns = s->now + s->o->launch_ns + (p->behind_stop ? s->o->stop_ns : 0);
+    p->behind_stop = false;
     p->last_ticket = p->stream_ticket[op->stream] = ticket;
     p->result->launches++;
     p->made += op->kind == RG_PROFILE_KERNEL;
@@ -458,7 +477,7 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     bool governed = gate && s->o->policy != RG_POLICY_NONE;
     bool fair = governed && s->o->policy == RG_POLICY_FAIR;
     /* As rg_stream_prioritise gives the NULL stream: one below the highest for high clients, else the lowest. */
-    int priority = governed && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
+    int priority = (governed || rg_scenario_by_stops(s)) && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
     p->of = of;
     p->result = result;
     p->governed = governed && (fair || of->best_effort);
@@ -561,6 +580,9 @@ rg_scenario_options rg_scenario_defaults(void)
         .resume_delay_us = 50,
         .suspend_ns = 280000,
         .resume_ns = 230000,
+        .stop_us = s.stop_us,
+        .stop_ns = 1200,
+        .stop_gpu_ns = 3000,
     };
 }
 
@@ -571,8 +593,8 @@ int rg_scenario_run(const rg_scenario_options *options, rg_scenario_mode mode, c
         snprintf(error, error_bytes, "expected 1 to %d clients, got %u", RG_SCENARIO_MAX_CLIENTS, count);
         return -1;
     }
-    if (mode == RG_SCENARIO_PREEMPT && options->gpu.shared) {
-        snprintf(error, error_bytes, "processes that share the GPU (MPS) have no slices and cannot be suspended");
+    if (mode == RG_SCENARIO_PREEMPT && options->gpu.shared && !options->stop_us) {
+        snprintf(error, error_bytes, "processes that share the GPU (MPS) have no slices and cannot be suspended; they have stops, with a stop_us");
         return -1;
     }
     memset(results, 0, count * sizeof(*results));

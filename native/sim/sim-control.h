@@ -1,5 +1,6 @@
 /*
- * sim-control.h: what the simulated driver offers beyond CUDA: a process's time slices, taking it off the GPU, what it did and what each
+ * sim-control.h: what the simulated driver offers beyond CUDA: a process's time slices, taking it off the GPU or stopping its streams, what
+ * it did and what each
  * process has had of the GPU.
  *
  * Stands for two controls of NVIDIA's kernel driver that a process can use on its own channels without privileges: the
@@ -35,6 +36,13 @@ int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us);
  * effect. It ends with the process, however that ends.
  */
 int rigelSimSuspend(unsigned device_ordinal, int suspend);
+
+/*
+ * rigelSimStop: with `stopped`, the process's streams stop as they come to a cuStreamWaitValue32 for a value of 0, until it calls with 0. It stands
+ * for the program's store to the word, which a real GPU sees by itself. Also where processes share the GPU; a context made later is not
+ * stopped.
+ */
+int rigelSimStop(unsigned device_ordinal, int stopped);
 
 /* What the simulated GPU did, for a stand-in of CUPTI (cupti.c): one kernel, copy or memset. */
 typedef struct {

@@ -67,7 +67,7 @@ static const number_field option_fields[] = {
     OPTION(tick_ns),    OPTION(be_slice_us),    OPTION(high_slice_us),  OPTION(gate),        OPTION(suspend),
     OPTION(drain),      OPTION(defer_us),       OPTION(defer_ppm),      OPTION(need_us),        OPTION(slow_ppm),
     OPTION(suspend_delay_us), OPTION(resume_delay_us), OPTION(suspend_ns),
-    OPTION(resume_ns),
+    OPTION(resume_ns),  OPTION(stop_us),        OPTION(stop_ns),        OPTION(stop_gpu_ns),
 };
 #define CLIENT(name) FIELD(rg_scenario_client, name)
 static const number_field client_fields[] = {CLIENT(reports), CLIENT(iterations), CLIENT(weight)};

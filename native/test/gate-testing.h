@@ -1,5 +1,5 @@
 /*
- * gate-testing.h: what test-gate.c, test-busy.c, test-preempt.c and test-context.c share: how to become a client, another client.
+ * gate-testing.h: what test-gate.c, test-busy.c, test-preempt.c, test-stop.c and test-context.c share: how to become a client, another client.
  *
  * "Another client" is a slot and a busy bit that the test sets itself, so nothing depends on timing: a launch that must wait is seen
  * waiting before it is let go.

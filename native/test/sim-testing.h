@@ -120,6 +120,7 @@
     F(cuMemAllocAsync, (CUdeviceptr *, size_t, CUstream)) \
     F(cuMemFreeAsync, (CUdeviceptr, CUstream)) \
     F(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+    F(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
     F(cuMemHostUnregister, (void *)) \
     F(cuMemGetInfo_v2, (size_t *, size_t *)) \
     F(cuMemcpy, (CUdeviceptr, CUdeviceptr, size_t)) \
@@ -139,6 +140,7 @@
     F(cuMemsetD32_v2, (CUdeviceptr, unsigned, size_t)) \
     F(cuMemsetD2D8_v2, (CUdeviceptr, size_t, unsigned char, size_t, size_t)) \
     F(cuMemsetD2D32Async, (CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream)) \
+    F(cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
     F(cuGraphCreate, (CUgraph *, unsigned)) \
     F(cuGraphDestroy, (CUgraph)) \
     F(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
@@ -151,6 +153,7 @@
 FUNCTIONS(POINTER)
 static __typeof__(rigelSimSetTimeslice) *set_timeslice;
 static __typeof__(rigelSimSuspend) *suspend;
+static __typeof__(rigelSimStop) *set_stopped;
 static __typeof__(rigelSimBusy) *busy_processes;
 
 /* ---- Checks */
@@ -191,8 +194,9 @@ static inline void *load_library(void)
     FUNCTIONS(RESOLVE)
     *(void **)&set_timeslice = dlsym(h, "rigelSimSetTimeslice");
     *(void **)&suspend = dlsym(h, "rigelSimSuspend");
+    *(void **)&set_stopped = dlsym(h, "rigelSimStop");
     *(void **)&busy_processes = dlsym(h, "rigelSimBusy");
-    TRUE(set_timeslice && suspend && busy_processes);
+    TRUE(set_timeslice && suspend && set_stopped && busy_processes);
     if (failures) exit(1);
     return h;
 }

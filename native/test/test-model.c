@@ -657,6 +657,70 @@ static void test_suspend_waves(void)
     model_free(m);
 }
 
+/* A stop takes no time, but where its context is stopped: the stream waits there until that is over. */
+static void test_stops(void)
+{
+    uint32_t a, b, sa, sb;
+    rg_model *m = model_new(&tiny);
+    a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    uint32_t beside = stream(m, a, 0);
+    uint64_t first = launch(m, sa, 4, 100), stop, second, third, other;
+    EQUAL(rg_model_submit_stop(m, sa, &stop), 0);
+    second = launch(m, sa, 4, 50);
+    EQUAL(end_of(m, sa, second), 150);
+    /* Stopped at 150: what is launched then runs to its stop, from 150 to 250, and so does what has no stop in front of it, in another
+     * stream and another context. */
+    EQUAL(rg_model_stop(m, a, true), 0);
+    EQUAL(rg_model_stop(m, a, true), 0);
+    first = launch(m, sa, 2, 100);
+    EQUAL(rg_model_submit_stop(m, sa, &stop), 0);
+    second = launch(m, sa, 2, 50);
+    third = launch(m, beside, 2, 70);
+    EQUAL(rg_model_submit_stop(m, sb, NULL), 0);
+    other = launch(m, sb, 2, 30);
+    EQUAL(end_of(m, sb, other), 180);
+    EQUAL(end_of(m, beside, third), 220);
+    EQUAL(end_of(m, sa, first), 250);
+    EQUAL(end_of(m, sa, stop), RG_MODEL_NEVER);
+    EQUAL(rg_model_earliest(m, sa, second), RG_MODEL_NEVER);
+    EQUAL(rg_model_context_earliest(m, a, second), RG_MODEL_NEVER);
+    EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+    /* No more at 400: 400 to 450. */
+    rg_model_advance(m, 400);
+    EQUAL(rg_model_stop(m, a, false), 0);
+    EQUAL(end_of(m, sa, second), 450);
+    /* Over before the stream came to its stop, it stops nobody. */
+    EQUAL(rg_model_stop(m, a, true), 0);
+    first = launch(m, sa, 2, 100);
+    EQUAL(rg_model_submit_stop(m, sa, NULL), 0);
+    second = launch(m, sa, 2, 50);
+    rg_model_advance(m, 500);
+    EQUAL(rg_model_stop(m, a, false), 0);
+    EQUAL(end_of(m, sa, second), 600);
+    /* A context that goes takes its stops with it; the next one in its place is not stopped. */
+    EQUAL(rg_model_stop(m, a, true), 0);
+    EQUAL(rg_model_submit_stop(m, sa, NULL), 0);
+    EQUAL(rg_model_remove_context(m, a), 0);
+    a = context(m), sa = stream(m, a, 0);
+    EQUAL(rg_model_submit_stop(m, sa, NULL), 0);
+    second = launch(m, sa, 2, 50);
+    EQUAL(end_of(m, sa, second), 650);
+    EQUAL(rg_model_stop(m, 12345, true), RG_MODEL_INVALID);
+    model_free(m);
+
+    /* In time slices who is at a stop does not want the SMs: B has them once A's first is done, at 100, and keeps them. */
+    m = suspendable(&a, &b, &sa, &sb);
+    EQUAL(rg_model_stop(m, a, true), 0);
+    launch(m, sa, 8, 100);
+    EQUAL(rg_model_submit_stop(m, sa, NULL), 0);
+    second = launch(m, sa, 8, 50);
+    other = launch(m, sb, 8, 5000);
+    EQUAL(end_of(m, sb, other), 5200);
+    EQUAL(rg_model_stop(m, a, false), 0);
+    EQUAL(end_of(m, sa, second), 5350);
+    model_free(m);
+}
+
 static void test_suspend_beside(void)
 {
     uint32_t a, b, sa, sb;
@@ -1301,6 +1365,7 @@ int main(void)
         {"suspended while it runs", test_suspend_running},
         {"suspended between waves", test_suspend_waves},
         {"suspended beside others", test_suspend_beside},
+        {"stops", test_stops},
         {"suspended while it does not run", test_suspend_waiting},
         {"all suspended", test_suspend_both},
         {"copies", test_copies},

@@ -376,6 +376,54 @@ static void test_least_share_off_the_gpu(void)
     }
 }
 
+/*
+ * Stops, under MPS: best-effort kernels of 100 us on one SM, a stop in front of each but the first, and one request at 105 that has the other SM.
+ */
+static void test_stops(void)
+{
+    static const struct {
+        const char *high;
+        bool suspend;
+        uint32_t defer_us, stop_us;
+        uint64_t gpu_ns, latency_us, third_us; /* what a stop costs; the request's; when the third kernel ends */
+    } CASES[] = {
+        /* Launched at 105 and 306, done at 356. The second kernel ends at 200, and nobody stops. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", false, 0, 100, 0, 251, 300},
+        /* Stopped, the third begins at 356: not when the request only waits, from 307 on. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 100, 0, 251, 456},
+        /* With a stop for each 300 us the first one is in front of the fourth. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 300, 0, 251, 300},
+        /* Put off for longer than it lasts, a request has it stopped as it waits: from 106 until it is done, at 255. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,150000,0\n", true, 100000, 100, 0, 150, 355},
+        /* Each stop makes the kernel behind it longer by 3. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\n", false, 0, 100, 3000, 50, 306},
+    };
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
+        char rows[256];
+        snprintf(rows, sizeof(rows), "%ssync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n", CASES[i].high);
+        rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = tiny(2, 0);
+        rg_scenario_result r[2];
+        o.suspend = CASES[i].suspend;
+        o.defer_us = CASES[i].defer_us;
+        o.stop_us = CASES[i].stop_us;
+        o.stop_ns = 0;
+        o.stop_gpu_ns = CASES[i].gpu_ns;
+        o.suspend_delay_us = o.resume_delay_us = 0;
+        for (uint64_t early = 0; early < 2; early++) {
+            o.duration_ns = (CASES[i].third_us - early) * US;
+            run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+            EQUAL(r[0].p50_ns, CASES[i].latency_us * US);
+            EQUAL(r[1].iterations, 3 - early);
+            EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
+            EQUAL(r[1].suspensions, CASES[i].suspend);
+        }
+        rg_profile_free(&high);
+        rg_profile_free(&low);
+    }
+}
+
 /* A request of two kernels at 10 us: the loop is told for how long it was launched and for how long it was then waited for. */
 static rg_scenario_wait told[4];
 static uint32_t told_count;
@@ -467,6 +515,7 @@ static void test_preempt(void)
     EQUAL(r[1].iterations, 0);
 
     o.gpu.shared = 1;
+    o.stop_us = 0;
     HOLDS(rg_scenario_run(&o, RG_SCENARIO_PREEMPT, clients, 2, r, error, sizeof(error)) == -1);
     HOLDS(strstr(error, "MPS"));
     rg_profile_free(&high);
@@ -909,6 +958,7 @@ int main(int argc, char **argv)
     test_priority();
     test_corun();
     test_preempt();
+    test_stops();
     test_part_of_a_request();
     test_least_share();
     test_waits();

@@ -540,6 +540,48 @@ static void test_control_shared(void)
     OK(cuCtxSynchronize());
 }
 
+/* A stream that waits for a word stops there while the process says so, whether processes share the GPU or not; threads that wait go on with it. */
+static void stops(const char *mps)
+{
+    static _Alignas(4096) uint32_t page[1024];
+    CUdeviceptr word;
+    setenv("RIGEL_SIM_MPS", mps, 1);
+    start();
+    EQUAL(set_stopped(0, 0), 0);
+    EQUAL(set_stopped(99, 0), -ENODEV);
+    CUstream s = stream(1, 0);
+    EQUAL(cuStreamWaitValue32_v2(s, (CUdeviceptr)(uintptr_t)page, 0, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_INVALID_VALUE);
+    OK(cuMemHostRegister_v2(page, sizeof page, CU_MEMHOSTREGISTER_DEVICEMAP));
+    OK(cuMemHostGetDevicePointer_v2(&word, page, 0));
+    EQUAL(cuStreamWaitValue32_v2(s, word + 1, 0, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_INVALID_VALUE);
+    EQUAL(cuStreamWaitValue32_v2(s, word, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_NOT_SUPPORTED);
+    EQUAL(cuStreamWaitValue32_v2(s, word, 0, 0), CUDA_ERROR_NOT_SUPPORTED);
+    for (int i = 0; i < 2; i++) {
+        OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        OK(launch(WHOLE_GPU, 1000, s));
+        OK(cuStreamSynchronize(s)); /* not stopped */
+        EQUAL(set_stopped(0, 1), 0);
+        OK(launch(WHOLE_GPU, 1000, s));
+        OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        CUevent before = event(), after = event();
+        OK(cuEventRecord(after, s));
+        OK(cuEventRecord(before, NULL));
+        OK(cuEventSynchronize(before)); /* another stream goes on */
+        atomic_store(&finished, 0);
+        pthread_t waiter;
+        pthread_create(&waiter, NULL, synchronise, NULL);
+        usleep(20000);
+        EQUAL(cuEventQuery(after), CUDA_ERROR_NOT_READY);
+        EQUAL(atomic_load(&finished), 0);
+        EQUAL(set_stopped(0, 0), 0);
+        pthread_join(waiter, NULL);
+        OK(cuEventQuery(after));
+    }
+}
+
+static void test_stops_shared(void) { stops("1"); }
+static void test_stops_sliced(void) { stops("0"); }
+
 /* A child of fork has no driver; the parent keeps its. */
 static void test_fork(void)
 {
@@ -795,6 +837,8 @@ static const sim_test tests[] = {
     {"controls, killed", test_killed_suspended},
     {"controls, errors and threads", test_control_errors},
     {"controls, shared", test_control_shared},
+    {"stops, shared", test_stops_shared},
+    {"stops, in time slices", test_stops_sliced},
     {"fork", test_fork},
     {"end of the process", test_exit},
     {"uuid", test_uuid},

@@ -1,0 +1,129 @@
+/*
+ * stop.c: stops in best-effort streams: what keeps a client off the GPU between two kernels where the driver lets it control no channels
+ * of its own (MPS).
+ *
+ * A stop is a wait of the stream for a word in host memory (cuStreamWaitValue32), put in front of a kernel once `stop_us` of work have been
+ * launched since the last one. The GPU looks at the word by itself: while it says so nothing behind a stop begins, and what runs goes on to
+ * its end; when it says so no more the stream goes on. Either takes one store, and no call. So launches queue up on the GPU as they do without
+ * Rigel, where the gate holds them in the program, a few at a time: to fill the GPU again after each request takes the program a while.
+ * On an H200 under MPS a stop costs the program 1.2 us and the GPU 3; beside kernels of 300 us 20 short ones take 164 us instead
+ * of 122 alone, with stops, and 464 without (p50s of native/bench/stops.cu).
+ *
+ * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
+ * and what waits for the word in another one would fault. A process with two contexts on a device is held at the gate.
+ */
+#include "client.h"
+
+#include <sys/mman.h>
+
+enum { PAGE_BYTES = 4096, UNKNOWN_NS = 100000 /* what a kernel is taken to last before it is known */ };
+
+static struct {
+    _Atomic(CUcontext) context; /* NULL: no stops, for now */
+    CUdeviceptr at;
+    _Atomic(_Atomic uint32_t *) word; /* a page of its own, for good: whoever is about to write it may be late */
+    _Atomic bool refused;
+} stops[RG_MAX_DEVICES];
+
+/* The one context that has streams on the device; NULL: none, or several. */
+static CUcontext only_context(uint32_t device, bool *several)
+{
+    CUcontext only = NULL;
+    *several = false;
+    for (uint32_t i = 0; i < atomic_load(&rg.track_count); i++) {
+        const rg_track *t = &rg.tracks[i];
+        CUcontext context = atomic_load(&t->key) && rg_track_device(t) == device ? atomic_load(&t->context) : NULL;
+        *several |= context && only && context != only;
+        only = context ? context : only;
+    }
+    return *several ? NULL : only;
+}
+
+/* The page is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
+static bool make_page(uint32_t device)
+{
+    if (atomic_load(&stops[device].word))
+        return true;
+    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return false;
+    atomic_store(&stops[device].word, (_Atomic uint32_t *)page);
+    return true;
+}
+
+/* Agent thread only, whose capture mode is relaxed. The caller holds rg_agent_lock: the context stays. */
+static bool enter(uint32_t device, CUcontext context)
+{
+    CUcontext popped;
+    if (!make_page(device) || rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return false;
+    void *page = (void *)atomic_load(&stops[device].word);
+    bool ok = rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) == CUDA_SUCCESS &&
+              rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, page, 0) == CUDA_SUCCESS;
+    rg_real.cuCtxPopCurrent_v2(&popped);
+    if (ok)
+        atomic_store(&stops[device].context, context);
+    return ok;
+}
+
+enum rg_stops rg_stops_ready(uint32_t device)
+{
+    bool several;
+    CUcontext context = only_context(device, &several), now = atomic_load(&stops[device].context);
+    if (atomic_load(&stops[device].refused) || several || !atomic_load(&rg.segment->settings.stop_us) || !rg_real.cuStreamWaitValue32_v2 ||
+        !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2)
+        return RG_STOPS_NONE;
+    if (now && (!context || context == now))
+        return RG_STOPS_READY;
+    if (!context || now || atomic_load(&rg.captures) || !rg_agent_enter())
+        return RG_STOPS_LATER;
+    /* It may have gone just before. */
+    bool there = only_context(device, &several) == context;
+    if (there && !enter(device, context))
+        atomic_store(&stops[device].refused, true);
+    pthread_mutex_unlock(&rg_agent_lock);
+    return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;
+}
+
+void rg_stops_forget_context(CUcontext context, CUdevice d)
+{
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
+        CUcontext now = atomic_load(&stops[i].context);
+        if (!now || (context ? now != context : atomic_load(&rg.ordinal[i]) != d))
+            continue;
+        atomic_store(&stops[i].context, NULL);
+        atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
+    }
+}
+
+bool rg_stops_set(uint32_t device, bool stopped, bool tell)
+{
+    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    if (!word)
+        return false;
+    atomic_store(word, stopped);
+    if (tell && rg_real.rigelSimStop)
+        rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
+    return true;
+}
+
+int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    uint32_t device = rg_track_device(t);
+    rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
+    uint32_t known = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
+    uint64_t ns = known ? known : UNKNOWN_NS, most = (uint64_t)atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed) * 1000;
+    uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
+    /* Who communicates waits for others, who may be in front of no stop. */
+    if (sum > most && !atomic_load_explicit(&d->communicates, memory_order_relaxed) &&
+        atomic_load(&t->context) == atomic_load(&stops[device].context)) {
+        CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, 0, CU_STREAM_WAIT_VALUE_EQ);
+        if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED) {
+            atomic_store(&stops[device].refused, true);
+            rg_stops_forget_context(t->context, -1); /* the gate holds it from now on */
+        }
+        sum = ns;
+    }
+    atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);
+    return atomic_load_explicit(&d->samples, memory_order_relaxed) < RG_SAMPLE_FIRST ? rg_sample_ungated(t, kind, units, dims) : -1;
+}

@@ -1,0 +1,300 @@
+/*
+ * test-stop.c: a best-effort client whose streams stop between two kernels (stop.c), as it has no channels of its own: under MPS. As
+ * test-preempt.c.
+ */
+#include "gate-testing.h"
+
+static rg_device *dev0(void)
+{
+    return &seg->devices[0];
+}
+
+/* Another client of class high begins to launch; waits for what it has; is done. */
+static void other_launches(void)
+{
+    rg_device_busy(dev0(), OTHER, rg_now_ns());
+    rg_device_launching(dev0(), OTHER, true);
+}
+
+static void other_waits(void)
+{
+    rg_device_launching(dev0(), OTHER, false);
+    rg_device_wake(dev0());
+}
+
+static void other_is_done(void)
+{
+    rg_device_idle(dev0(), OTHER, rg_now_ns());
+    rg_device_wake(dev0());
+}
+
+/* Stops that have been put in streams, and what the driver says to that. */
+static __typeof__(rg_real.cuStreamWaitValue32_v2) real_stop;
+static _Atomic int stopped_before;
+static _Atomic CUresult answer;
+static CUresult stop(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    atomic_fetch_add(&stopped_before, 1);
+    return atomic_load(&answer) ? atomic_load(&answer) : real_stop(stream, address, value, flags);
+}
+
+/* A best-effort client under MPS, before its agent has looked at what it can do. */
+static void become_under_mps(void)
+{
+    setenv("RIGEL_SIM_MPS", "1", 1);
+    CHECK(rg_real_ready()); /* replaced before there are threads of Rigel's */
+    real_stop = rg_real.cuStreamWaitValue32_v2;
+    rg_real.cuStreamWaitValue32_v2 = stop;
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.preempt = 1;
+}
+
+static void become_stoppable(void)
+{
+    become_under_mps();
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_STOPS);
+    CHECK_EQUAL(rg.slot->slice_us, 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static _Atomic int synchronised;
+static void *synchronise(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&synchronised, 1);
+    return NULL;
+}
+
+static pthread_t begin_to_synchronise(void)
+{
+    pthread_t thread;
+    atomic_store(&synchronised, 0);
+    CHECK_EQUAL(pthread_create(&thread, NULL, synchronise, current()), 0);
+    return thread;
+}
+
+/* It launches on, beyond any limit; its work waits on the GPU until the high client is done with what it has launched. */
+static void stops_until_high_clients_are_idle(void)
+{
+    become_stoppable();
+    for (int i = 0; i < 3; i++) {
+        uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
+        other_launches();
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == (uint64_t)i + 1);
+        for (int k = 0; k < 100; k++)
+            launch(spin, NULL, 200000);
+        CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
+        pthread_t thread = begin_to_synchronise();
+        usleep(50000);
+        other_waits();
+        usleep(50000);
+        CHECK_EQUAL(atomic_load(&synchronised), 0);
+        CHECK_EQUAL(atomic_load(&rg.slot->suspended_ns), off_ns);
+        other_is_done();
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns); /* it is told a moment later */
+    }
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+/* A high client that waits before best-effort work has stopped has the GPU to itself for what it waits for. */
+static void stops_when_a_request_waits(void)
+{
+    become_stoppable();
+    seg->settings.defer_us = 60000000;
+    other_launches();
+    usleep(20000);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    other_waits();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    CHECK_EQUAL(atomic_load(&rg.slot->suspended_ns), 0);
+    other_is_done();
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    done();
+}
+
+/* A hold stops it, and ends by itself; where suspension is off nothing else does. */
+static void a_hold_stops_it(void)
+{
+    become_stoppable();
+    seg->settings.suspend = 0;
+    other_launches();
+    launch(spin, NULL, 200000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->suspensions, 0);
+    rg_segment_hold(seg, 100);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 200000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* once the hold has ended by itself */
+    done();
+}
+
+/* Where high clients never rest it gets its due all the same. */
+static void nobody_is_stopped_for_ever(void)
+{
+    become_stoppable();
+    seg->settings.starvation_us = 20000;
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 200000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg.slot->starved) > 0);
+    done();
+}
+
+/* There is a stop for so much work, by what is known of kernels, in each stream; what is not known yet counts as 100 us. */
+static void a_stop_for_so_much_work(void)
+{
+    become_stoppable();
+    seg->settings.stop_us = 250;
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    static const struct {
+        uint32_t kernel_ns;
+        int launches, stops;
+    } cases[] = {{0, 12, 5}, {50000, 20, 3}, {249000, 10, 9}, {600000, 10, 10}, {1000, 200, 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned blocks = 2 + (unsigned)i; /* a kernel of its own */
+        uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(blocks, 1, 1, 32, 1, 1));
+        rg_duration_reset(key, cases[i].kernel_ns);
+        atomic_store(&rg_duration_of(key)->samples, RG_SAMPLE_FIRST); /* and is not timed */
+        rg_track *t = rg_track_of(NULL);
+        atomic_store(&t->since_stop_ns, 0);
+        atomic_store(&rg_track_of(other)->since_stop_ns, 0);
+        int before = atomic_load(&stopped_before);
+        for (int k = 0; k < cases[i].launches; k++) {
+            launch_blocks(spin, NULL, blocks, 1000);
+            launch_blocks(spin, other, blocks, 1000);
+        }
+        CHECK_EQUAL(atomic_load(&stopped_before) - before, 2 * cases[i].stops);
+    }
+    /* None in front of work that others wait for. */
+    int before = atomic_load(&stopped_before);
+    for (int k = 0; k < 10; k++)
+        launch(nccl, NULL, 200000);
+    CHECK(atomic_load(&stopped_before) - before <= 1); /* the first is not known yet */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* How long its kernels take is learned as long as too little is known of them. */
+static void its_kernels_are_timed(void)
+{
+    become_stoppable();
+    for (int i = 0; i < 40; i++) {
+        launch_blocks(spin, NULL, 3, 300000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    rg_samples_poll();
+    uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(3, 1, 1, 32, 1, 1));
+    uint32_t ns = atomic_load(&rg_duration_of(key)->duration_ns);
+    CHECK(ns >= 300000 && ns < 3000000);
+    done();
+}
+
+/* With 0 the gate holds it, and so where the driver has no such wait; both as long as that is so, or for good. */
+static void the_gate_where_there_are_no_stops(void)
+{
+    become_under_mps();
+    seg->settings.stop_us = 0;
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_OFF);
+    CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+    seg->settings.stop_us = 250;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    seg->settings.stop_us = 0; /* in the middle of a request */
+    WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_OFF);
+    other_is_done();
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    seg->settings.stop_us = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    atomic_store(&answer, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED); /* of this stream, at this moment */
+    launch(spin, NULL, 200000);
+    CHECK_EQUAL(rg.preemptible[0], RG_STOPPABLE);
+    atomic_store(&answer, CUDA_ERROR_NOT_SUPPORTED);
+    launch(spin, NULL, 200000);
+    CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+    WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_OFF);
+    int before = atomic_load(&stopped_before);
+    for (int i = 0; i < 5; i++)
+        launch(spin, NULL, 200000);
+    CHECK_EQUAL(atomic_load(&stopped_before), before);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* The page that the GPU looks at goes with its context, and comes again with the next one. Two contexts at once cannot have it. */
+static void stops_go_and_come_with_contexts(void)
+{
+    become_stoppable();
+    for (int i = 0; i < 2; i++) {
+        CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+        CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+        CUcontext context;
+        CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+        load_kernels(ptx);
+        launch(spin, NULL, 1000);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    }
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 200000);
+    pthread_t thread = begin_to_synchronise();
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&synchronised), 0);
+    other_is_done();
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CUcontext first = current(), second;
+    CHECK_EQUAL(cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    int before = atomic_load(&stopped_before);
+    for (int k = 0; k < 5; k++)
+        launch(spin, NULL, 200000);
+    CHECK_EQUAL(atomic_load(&stopped_before), before);
+    WAIT_FOR(!atomic_load(&rg.preemptible[0]));
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_OFF);
+    CHECK_EQUAL(cuCtxDestroy_v2(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    done();
+}
+
+/* A client that leaves while it is stopped leaves nothing behind that waits. */
+static void leaving_while_stopped(void)
+{
+    become_stoppable();
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 200000);
+    rigel_shutdown();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(stops_until_high_clients_are_idle);
+    RUN(stops_when_a_request_waits);
+    RUN(a_hold_stops_it);
+    RUN(nobody_is_stopped_for_ever);
+    RUN(a_stop_for_so_much_work);
+    RUN(its_kernels_are_timed);
+    RUN(the_gate_where_there_are_no_stops);
+    RUN(stops_go_and_come_with_contexts);
+    RUN(leaving_while_stopped);
+    return failures ? 1 : 0;
+}
