@@ -564,6 +564,8 @@ void rg_durations_attach(void);
  * finished ones are taken in, as nobody polls there. Only while the client is new (RG_SAMPLED_LAUNCHES).
  */
 RG_COLD int rg_sample_ungated(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+/* rg_sample_stopped: the same as often as at the gate, for a client whose streams stop; `duration`: the entry of the kernel or graph. */
+int rg_sample_stopped(rg_track *track, rg_duration *duration, enum rg_kind kind, uintptr_t units, rg_dims dims);
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 RG_COLD int rg_sample_begin(rg_track *track, rg_duration *duration);
 /* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */

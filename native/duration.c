@@ -197,15 +197,9 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
     return -1;
 }
 
-int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+/* Takes in what has finished, where nobody polls at the gate. */
+static void poll_seldom(void)
 {
-    rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
-    uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
-    if (seen == 0)
-        rg_duration_first(d, t, kind, units, dims);
-    atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
-    if (atomic_load(&d->communicates) || atomic_load(&d->samples) >= RG_SAMPLE_FIRST || atomic_load(&rg.captures))
-        return -1;
     static _Atomic uint64_t polled_ns;
     uint64_t now = rg_now_ns(), before = atomic_load(&polled_ns);
     /* Not at each launch: where the GPU is far behind, none of them has finished for long. */
@@ -217,7 +211,35 @@ int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims d
         if (rg_real.cuThreadExchangeStreamCaptureMode)
             rg_real.cuThreadExchangeStreamCaptureMode(&mode);
     }
+}
+
+/* How often it was launched before; what is to be known of it at the first time. */
+static uint32_t launched_before(rg_duration *d, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
+    if (seen == 0)
+        rg_duration_first(d, t, kind, units, dims);
+    atomic_store_explicit(&d->seen, seen + 1, memory_order_relaxed);
+    return seen;
+}
+
+int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
+    launched_before(d, t, kind, units, dims);
+    if (atomic_load(&d->communicates) || atomic_load(&d->samples) >= RG_SAMPLE_FIRST || atomic_load(&rg.captures))
+        return -1;
+    poll_seldom();
     return atomic_load(&d->samples) < RG_SAMPLE_FIRST ? rg_sample_begin(t, d) : -1;
+}
+
+int rg_sample_stopped(rg_track *t, rg_duration *d, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    uint32_t seen = launched_before(d, t, kind, units, dims);
+    if ((seen >= RG_SAMPLE_FIRST && (seen & (RG_SAMPLE_EVERY - 1))) || atomic_load(&d->communicates) || atomic_load(&rg.captures))
+        return -1;
+    poll_seldom();
+    return rg_sample_begin(t, d);
 }
 
 void rg_sample_end(int i, rg_track *t, bool ok)

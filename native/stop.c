@@ -125,5 +125,5 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
         sum = ns;
     }
     atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);
-    return atomic_load_explicit(&d->samples, memory_order_relaxed) < RG_SAMPLE_FIRST ? rg_sample_ungated(t, kind, units, dims) : -1;
+    return rg_sample_stopped(t, d, kind, units, dims);
 }

@@ -36,7 +36,7 @@ Examples:
   rigel simulate jobs.json                              every way that fits the clients
   rigel simulate jobs.json --policy priority time-slicing --duration 20
   rigel simulate jobs.json --sweep rate=20:200:20 --html rates.html
-  rigel simulate jobs.json --sweep inflight=1,2,4,8,16,32 --policy priority+mps
+  rigel simulate jobs.json --sweep stop_us=0,50,100,250,500,1000 --policy priority+mps
   rigel simulate --reference                            how far predictions are off, pair by pair
   rigel simulate --import-bench bench.json -o profiles/reference-h200.json
   rigel simulate jobs.json --seed 7 --json | jq '.points[0].ways[].harvest'`;

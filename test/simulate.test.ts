@@ -104,6 +104,25 @@ describe.concurrent("rigel simulate", () => {
     expect(gated?.clients[0]?.p99_ms).toBeGreaterThan(preempted?.clients[0]?.p99_ms ?? 0);
   });
 
+  test("stops, under MPS: what is in flight at the gate is not in front of a request, unless stop_us is 0", async () => {
+    using scratch = new Scratch();
+    const args = ["--policy", "priority+mps", "slo+mps", "--sweep", "stop_us=0,100,2000000"];
+    const { stderr, status } = await rigel("simulate", jobs(scratch), ...args);
+    expect(stderr).toContain("--sweep stop_us=2000000: stop_us: ");
+    expect(status).toBe(2);
+    const { points } = await predicted(jobs(scratch), ...args.slice(0, -1), "stop_us=0,100,5000");
+    const [gated, stopped, rarely] = points.map(({ ways }) => ways[0]);
+    expect(points.map(({ ways }) => ways.map(({ preemption }) => preemption))).toEqual([
+      [false, false],
+      [true, true],
+      [true, true],
+    ]);
+    expect([gated, stopped, rarely].map((way) => (way?.clients[1]?.suspensions ?? 0) > 0)).toEqual([false, true, true]);
+    // A stop in front of each kernel of 1 ms: a request waits for no more than the one that runs.
+    expect(stopped?.clients[0]?.p99_ms).toBeLessThanOrEqual(0.203 + 1);
+    expect(stopped?.share).toBeGreaterThan(0.9);
+  });
+
   test("on a slow host programs take longer between launches, for some of the time, and the GPU as long as ever", async () => {
     using scratch = new Scratch();
     const latencies = async (...args: string[]) => {
@@ -205,11 +224,11 @@ describe.concurrent("rigel simulate", () => {
     using scratch = new Scratch();
     const html = join(scratch.path, "page.html");
     const file = jobs(scratch);
-    const args = ["--policy", "priority+mps", "time-slicing", "--sweep", "inflight=1:10:1", "--duration", "0.5"];
+    const args = ["--policy", "priority+mps", "time-slicing", "--sweep", "stop_us=100:1000:100", "--duration", "0.5"];
     const { stdout, stderr, status } = await rigel("simulate", file, ...args, "--html", html);
-    expect(stdout).toMatch(/^inflight +way +client/m);
-    for (let inflight = 1; inflight <= 10; inflight++)
-      expect(stdout).toMatch(new RegExp(`^${inflight} +rigel priority, MPS +serve`, "m"));
+    expect(stdout).toMatch(/^stop_us +way +client/m);
+    for (let stop_us = 100; stop_us <= 1000; stop_us += 100)
+      expect(stdout).toMatch(new RegExp(`^${stop_us} +rigel priority, MPS +serve`, "m"));
     expect(stdout).toContain("a rigel priority, MPS   b time slicing");
     // Time slices do not depend on it: simulated once.
     expect(stderr).toMatch(/13 scenarios in/);

@@ -129,6 +129,11 @@ const meetsWithLess: World["effect"] = ({ settings }) =>
     ? { slowdown: settings.slice_us > 50 ? 1.5 : 1.01, launches_per_s: 800 }
     : { slowdown: 1.3, launches_per_s: 1000 };
 
+const harmlessUnlessFree: World["effect"] = ({ settings }) => ({
+  slowdown: settings?.suspend === 0 ? 3 : 1.01,
+  launches_per_s: 1000 + (settings?.defer_us ?? 0) / 10,
+});
+
 const strict: World["effect"] = ({ settings }) => ({
   slowdown: settings && settings.inflight > 2 ? 1.3 : 1.01,
   launches_per_s: 1000 + 5 * (settings?.inflight ?? 0),
@@ -313,11 +318,7 @@ describe("the controller", () => {
   });
 
   test("where streams stop and nothing tells what delays requests, all of them run never", () => {
-    const effect: World["effect"] = ({ settings }) => ({
-      slowdown: settings?.suspend === 0 ? 3 : 1.01,
-      launches_per_s: 1000 + (settings?.defer_us ?? 0) / 10,
-    });
-    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(effect, { stops: true }));
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, world(harmlessUnlessFree, { stops: true }));
     expect(ticks.every(({ settings }) => settings?.suspend !== 0)).toBeTrue();
     expect(controller.summary().settings).toMatchObject({ suspend: 1 });
     expect(controller.summary().settings?.defer_us).toBeGreaterThan(2000);

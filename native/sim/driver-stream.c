@@ -428,7 +428,6 @@ static CUresult stream_wait_value(int pt, CUstream stream, CUdeviceptr address, 
     if (r) return r;
     if (!sim_is_registered(address) || address % sizeof value) return CUDA_ERROR_INVALID_VALUE;
     if (value || flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_NOT_SUPPORTED;
-    if (atomic_load(&s->stream.capture)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
     sim_work w = {.kind = SIM_STOP};
     return sim_submit(s, &w, NULL);
 }

@@ -388,7 +388,8 @@ bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns);
 
 /*
  * rg_model_earliest: no ticket of this stream up to `ticket` is finished before this time, unless a context is removed,
- * or a context's slice, suspension or stop changes. RG_MODEL_NEVER: not before its context is resumed.
+ * or a context's slice, suspension or stop changes. RG_MODEL_NEVER: not before its context is resumed, or stopped no
+ * more (at a stop that its stream has come to).
  * For waiters: sleeping until then costs one wake-up where waking at every event of the model would cost hundreds.
  */
 uint64_t rg_model_earliest(const rg_model *m, uint32_t stream, uint64_t ticket);

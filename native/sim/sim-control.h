@@ -1,7 +1,6 @@
 /*
  * sim-control.h: what the simulated driver offers beyond CUDA: a process's time slices, taking it off the GPU or stopping its streams, what
- * it did and what each
- * process has had of the GPU.
+ * it did and what each process has had of the GPU.
  *
  * Stands for two controls of NVIDIA's kernel driver that a process can use on its own channels without privileges: the
  * time slice of a channel group (NVA06C_CTRL_CMD_SET_TIMESLICE) and taking compute channels off the GPU in the middle

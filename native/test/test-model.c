@@ -708,6 +708,36 @@ static void test_stops(void)
     EQUAL(rg_model_stop(m, 12345, true), RG_MODEL_INVALID);
     model_free(m);
 
+    /* A is stopped from 0 on. Its blocking stream stops at 100, and what is ordered behind it does too: its NULL stream, and B, which waits for
+     * A's event; A's other stream, which is not ordered with it, goes on: 100 beside the first, for half the GPU is enough. From 300 on the
+     * second kernel runs to 350; then the NULL stream's to 380, and B's, from 300 on, to 340. */
+    m = model_new(&tiny);
+    a = context(m), b = context(m), sb = stream(m, b, 0), beside = stream(m, a, 0);
+    uint32_t null = 0, e = event(m, a);
+    EQUAL(rg_model_create_stream(m, a, 0, RG_MODEL_BLOCKING, &sa), 0);
+    EQUAL(rg_model_create_stream(m, a, 0, RG_MODEL_LEGACY, &null), 0);
+    EQUAL(rg_model_stop(m, a, true), 0);
+    first = launch(m, sa, 4, 100);
+    EQUAL(rg_model_submit_stop(m, sa, &stop), 0);
+    EQUAL(rg_model_record(m, e, sa, NULL), 0);
+    second = launch(m, sa, 2, 50);
+    third = launch(m, null, 2, 30);
+    EQUAL(rg_model_wait(m, e, sb, NULL), 0);
+    other = launch(m, sb, 2, 40);
+    EQUAL(end_of(m, beside, launch(m, beside, 4, 100)), 100);
+    TRUE(rg_model_done(m, sa, first));
+    EQUAL(end_of(m, null, third), RG_MODEL_NEVER);
+    EQUAL(end_of(m, sb, other), RG_MODEL_NEVER);
+    EQUAL(rg_model_event_earliest(m, e), RG_MODEL_NEVER);
+    EQUAL(rg_model_room_earliest(m, sa, 1), RG_MODEL_NEVER);
+    EQUAL(rg_model_earliest(m, sa, second), RG_MODEL_NEVER);
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_stop(m, a, false), 0);
+    EQUAL(end_of(m, sb, other), 340);
+    EQUAL(end_of(m, sa, second), 350);
+    EQUAL(end_of(m, null, third), 380);
+    model_free(m);
+
     /* In time slices who is at a stop does not want the SMs: B has them once A's first is done, at 100, and keeps them. */
     m = suspendable(&a, &b, &sa, &sb);
     EQUAL(rg_model_stop(m, a, true), 0);
@@ -1108,12 +1138,16 @@ static void test_recover(void)
         EQUAL(rg_model_create_graph(m, a, &g), 0);
         EQUAL(rg_model_graph_kernel(m, g, &k, 0), 0);
         EQUAL(rg_model_allocate(m, b, 300), 0);
-        uint64_t ta = launch(m, sa, 24, 700), tb = launch(m, sb, 24, 700);
+        uint64_t ta = launch(m, sa, 24, 700), tb = launch(m, sb, 24, 700), stopped = 0;
         rg_model_record(m, e, sa, NULL);
         rg_model_wait(m, e, sb, NULL);
         copy(m, sb, RG_MODEL_H2D, 500);
         rg_model_advance(m, 900);
         if (!shared) EQUAL(rg_model_suspend(m, a, true), 0);
+        uint32_t at_a_stop = stream(m, b, 0);
+        EQUAL(rg_model_stop(m, b, true), 0);
+        EQUAL(rg_model_submit_stop(m, at_a_stop, &stopped), 0);
+        EQUAL(rg_model_earliest(m, at_a_stop, stopped), RG_MODEL_NEVER);
         /* Half a change, whatever it was. */
         m->op_free = 12345;
         m->ops[3].next = 7;
@@ -1121,7 +1155,12 @@ static void test_recover(void)
         m->timers = 77;
         rg_model_recover(m);
         TRUE(rg_model_done(m, sa, ta) && rg_model_done(m, sb, tb) && rg_model_event_done(m, e, NULL));
+        TRUE(rg_model_done(m, at_a_stop, stopped));
         EQUAL(rg_model_next_event(m), RG_MODEL_NEVER);
+        EQUAL(rg_model_submit_stop(m, at_a_stop, &stopped), 0);
+        EQUAL(end_of(m, at_a_stop, stopped), RG_MODEL_NEVER); /* stopped as before */
+        EQUAL(rg_model_stop(m, b, false), 0);
+        EQUAL(end_of(m, at_a_stop, stopped), 900);
         rg_model_stats stats;
         rg_model_get_stats(m, &stats);
         EQUAL(stats.memory_bytes, 300);
@@ -1246,20 +1285,25 @@ static void program_step(program *g)
     };
     uint64_t bytes = random_below(2000);
     int priority = random_below(3) ? RG_MODEL_INHERIT : -(int)random_below(6);
-    if (what < 60) rg_model_submit_kernel(g->m, g->streams[s], &k, priority, &t);
+    if (what < 57) rg_model_submit_kernel(g->m, g->streams[s], &k, priority, &t);
+    else if (what < 60) rg_model_submit_stop(g->m, g->streams[s], &t);
     else if (what < 75) rg_model_submit_transfer(g->m, g->streams[s], (rg_model_transfer)(what % 4), bytes, &t);
     else if (what < 83) rg_model_record(g->m, g->events[s % CONTEXTS], g->streams[s], &t);
     else if (what < 91) rg_model_wait(g->m, event_id, g->streams[s], &t);
     else if (what < 96) rg_model_submit_graph(g->m, g->streams[s], g->graph, &t);
     else if (what < 97) rg_model_set_priority(g->m, g->streams[s], -(int)random_below(6));
     else if (what < 98) rg_model_set_slice(g->m, g->contexts[s % CONTEXTS], 1 + random_below(2000));
-    else rg_model_suspend(g->m, g->contexts[s % CONTEXTS], random_below(2));
+    else if (what < 99) rg_model_suspend(g->m, g->contexts[s % CONTEXTS], random_below(2));
+    else rg_model_stop(g->m, g->contexts[s % CONTEXTS], random_below(2));
     if (t) g->tickets[s] = t;
 }
 
 static void program_resume(program *g)
 {
-    for (int i = 0; i < CONTEXTS; i++) rg_model_suspend(g->m, g->contexts[i], false);
+    for (int i = 0; i < CONTEXTS; i++) {
+        rg_model_suspend(g->m, g->contexts[i], false);
+        rg_model_stop(g->m, g->contexts[i], false);
+    }
 }
 
 /* mode 0: one advance to each step's time; 1: many small ones; 2: event by event, with every invariant checked. */

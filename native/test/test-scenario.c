@@ -385,18 +385,20 @@ static void test_stops(void)
         const char *high;
         bool suspend;
         uint32_t defer_us, stop_us;
-        uint64_t gpu_ns, latency_us, third_us; /* what a stop costs; the request's; when the third kernel ends */
+        uint64_t stop_ns, gpu_ns, latency_us, third_us; /* what a stop costs; the request's; when the third kernel ends */
     } CASES[] = {
         /* Launched at 105 and 306, done at 356. The second kernel ends at 200, and nobody stops. */
-        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", false, 0, 100, 0, 251, 300},
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", false, 0, 100, 0, 0, 251, 300},
         /* Stopped, the third begins at 356: not when the request only waits, from 307 on. */
-        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 100, 0, 251, 456},
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 100, 0, 0, 251, 456},
         /* With a stop for each 300 us the first one is in front of the fourth. */
-        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 300, 0, 251, 300},
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,50000,200000\n", true, 0, 300, 0, 0, 251, 300},
         /* Put off for longer than it lasts, a request has it stopped as it waits: from 106 until it is done, at 255. */
-        {"k,kernel,0,1,1,1,32,1,1,16,0,0,150000,0\n", true, 100000, 100, 0, 150, 355},
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,150000,0\n", true, 100000, 100, 0, 0, 150, 355},
         /* Each stop makes the kernel behind it longer by 3. */
-        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\n", false, 0, 100, 3000, 50, 306},
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\n", false, 0, 100, 0, 3000, 50, 306},
+        /* And the program's launch longer by 200: the second kernel is launched at 1, the third at 202. */
+        {"k,kernel,0,1,1,1,32,1,1,16,0,0,50000,0\n", false, 0, 100, 200000, 0, 50, 302},
     };
     for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
         char rows[256];
@@ -408,7 +410,7 @@ static void test_stops(void)
         o.suspend = CASES[i].suspend;
         o.defer_us = CASES[i].defer_us;
         o.stop_us = CASES[i].stop_us;
-        o.stop_ns = 0;
+        o.stop_ns = CASES[i].stop_ns;
         o.stop_gpu_ns = CASES[i].gpu_ns;
         o.suspend_delay_us = o.resume_delay_us = 0;
         for (uint64_t early = 0; early < 2; early++) {

@@ -501,6 +501,46 @@ static void test_full_queue(void)
     TRUE(result != NULL); /* an error; which one depends on where it was */
 }
 
+/* Launches behind a stop wait for room as others do, and go on when another thread says that it is over. None is captured. */
+static void test_stop(void)
+{
+    static _Alignas(4096) uint32_t page[1024];
+    start();
+    CUdeviceptr word;
+    OK(cuMemHostRegister_v2(page, sizeof page, CU_MEMHOSTREGISTER_DEVICEMAP));
+    OK(cuMemHostGetDevicePointer_v2(&word, page, 0));
+    EQUAL(word, (CUdeviceptr)(uintptr_t)page);
+    CUstream s = stream(1, 0);
+    CUgraph graph;
+    OK(cuStreamBeginCapture_v2(s, 0));
+    EQUAL(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    EQUAL(cuStreamEndCapture(s, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EQUAL(set_stopped(0, 1), 0);
+    OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+    for (int i = 1; i < 1024; i++) OK(launch(1, 1, s));
+    pthread_t thread;
+    void *result;
+    pthread_barrier_init(&context_is_set, NULL, 2);
+    pthread_create(&thread, NULL, blocked_launch, s);
+    pthread_barrier_wait(&context_is_set);
+    usleep(20000);
+    EQUAL(cuStreamQuery(s), CUDA_ERROR_NOT_READY);
+    EQUAL(set_stopped(0, 0), 0);
+    pthread_join(thread, &result);
+    TRUE(result == NULL); /* all 3000 */
+    OK(cuStreamSynchronize(s));
+    /* With its context everything at a stop goes, and a new one is not stopped. */
+    EQUAL(set_stopped(0, 1), 0);
+    OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    EQUAL(set_stopped(0, 1), -ENODEV);
+    OK(cuDevicePrimaryCtxRetain(&context, 0));
+    OK(cuCtxSetCurrent(context));
+    OK(cuMemHostRegister_v2(page, sizeof page, 0));
+    OK(cuStreamWaitValue32_v2(NULL, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+    OK(cuCtxSynchronize());
+}
+
 /* ---- Memory */
 
 static void test_memory(void)
@@ -629,6 +669,7 @@ static const sim_test tests[] = {
     {"streams", test_streams},
     {"events", test_events},
     {"a full queue", test_full_queue},
+    {"stops", test_stop},
     {"memory", test_memory},
 };
 

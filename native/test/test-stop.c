@@ -163,7 +163,7 @@ static void a_stop_for_so_much_work(void)
         unsigned blocks = 2 + (unsigned)i; /* a kernel of its own */
         uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(blocks, 1, 1, 32, 1, 1));
         rg_duration_reset(key, cases[i].kernel_ns);
-        atomic_store(&rg_duration_of(key)->samples, RG_SAMPLE_FIRST); /* and is not timed */
+        atomic_store(&rg_duration_of(key)->seen, RG_SAMPLE_FIRST); /* and is not timed */
         rg_track *t = rg_track_of(NULL);
         atomic_store(&t->since_stop_ns, 0);
         atomic_store(&rg_track_of(other)->since_stop_ns, 0);
@@ -192,6 +192,7 @@ static void its_kernels_are_timed(void)
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     }
     rg_samples_poll();
+    CHECK(rg.slot->samples <= 2 * RG_SAMPLE_FIRST); /* of this kernel, and of the first one */
     uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(3, 1, 1, 32, 1, 1));
     uint32_t ns = atomic_load(&rg_duration_of(key)->duration_ns);
     CHECK(ns >= 300000 && ns < 3000000);
