@@ -97,6 +97,13 @@ uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
     return (away_ns + high_slice_ns) / 1000 * ppm / (1000000 - ppm) * 1000;
 }
 
+uint64_t rg_policy_due_beside(uint64_t away_ns, uint32_t ppm)
+{
+    enum { LEAST_PPM = 10000, MOST_PPM = 400000 };
+    ppm = ppm < LEAST_PPM ? LEAST_PPM : ppm > MOST_PPM ? MOST_PPM : ppm;
+    return away_ns / 1000 * (2 * ppm) / (1000000 - 2 * ppm) * 1000;
+}
+
 void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made64, uint64_t took_ns)
 {
     enum { MOST = UINT32_MAX / 8, KEPT = 8 };

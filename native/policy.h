@@ -168,6 +168,12 @@ bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns);
 uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t min_share_ppm);
 
 /*
+ * rg_policy_due_beside: the same where it runs beside the high clients (stop.c), of whose GPU it then gets about half: for how long it does, so
+ * that it has its share of both times. Four tenths at most, for which that is four times as long as it was away.
+ */
+uint64_t rg_policy_due_beside(uint64_t away_ns, uint32_t min_share_ppm);
+
+/*
  * rg_policy_usual: learns how many launches a client's requests make; called at the end of each, with what it has `made` and for how long
  * it has launched (`took_ns`). `usual` is the number that requests with most of the launches have, give or take an eighth, and `votes` by
  * how many launches they outnumber the others (a majority vote, Boyer and Moore 1981), no more than in eight of them, and each of the

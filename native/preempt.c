@@ -220,14 +220,16 @@ static bool is_due(const preemptor *p, uint64_t *left_ns)
     return passed >= starvation_ns;
 }
 
-/* This client runs for its due, in a slice that a busy high client cannot cut short. */
+/* This client runs for its due, in a slice that a busy high client cannot cut short, or beside it. */
 static void give_back(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
-    uint64_t high_ns = (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
-    uint64_t due_ns = rg_policy_due(starvation_ns, high_ns, atomic_load(&s->min_share_ppm));
+    bool beside = atomic_load(&p->stops); /* where there are no slices */
+    uint64_t high_ns = beside ? 0 : (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
+    uint32_t ppm = atomic_load(&s->min_share_ppm);
+    uint64_t due_ns = beside ? rg_policy_due_beside(starvation_ns, ppm) : rg_policy_due(starvation_ns, high_ns, ppm);
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;

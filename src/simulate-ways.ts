@@ -55,7 +55,7 @@ function wayOf(key: string, config: Config): Way {
   const rest = key.replace(/\+(mps|slices)$/, "");
   const gate = rest.endsWith(GATE);
   const name = POLICIES.find((policy) => policy === (gate ? rest.slice(0, -GATE.length) : rest));
-  if (name === undefined || (gate && (rest !== key || !["priority", "slo"].includes(name))))
+  if (name === undefined || (gate && ((rest !== key && !mps) || !["priority", "slo"].includes(name))))
     throw new RigelError("config", `--policy: expected ${WAY_HELP}; got "${key}"`);
   // What a policy does not read has no effect on it.
   const policy = policySchema.parse({ ...config.policy, name, ...(gate && { preempt: false }) });

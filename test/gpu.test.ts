@@ -120,6 +120,39 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     PROGRAM_LIMIT_ms,
   );
 
+  test.skipIf(missing("torch", "torchvision", "transformers") || noMps).each([
+    ["ResNet-50 training", TRAIN_RESNET],
+    ["GPT-2 training from one CUDA graph, in pieces,", [...TRAIN_GPT2, "--graph"]],
+  ])(
+    "under MPS %s stops between kernels beside a busy high client, and gives the same bits",
+    async (_name, args) => {
+      using scratch = new Scratch();
+      scratch.file("tiny.csv", TINY_PROFILE);
+      const [without, with_] = [join(scratch.path, "bare"), join(scratch.path, "rigel")];
+      const train = [...workload, ...args, "--losses"];
+      const path = scratch.file("config.json", {
+        sharing: "mps",
+        policy: { name: "priority" },
+        clients: [
+          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 4000 } },
+          { name: "train", class: "best-effort", command: [...train, with_], cwd: root },
+        ],
+      });
+      await bare([...train, without]);
+      const result = await rigel("launch", path, "--json");
+      expect(result.status, result.stderr).toBe(0);
+      const trained = reportOf(result).clients.find(({ name }) => name === "train");
+      expect(trained).toMatchObject({ attached: true, exit_code: 0, mps: true, preemption: { state: "stops" } });
+      expect(trained?.preemption.suspensions).toBeGreaterThan(10);
+      if (args.includes("--graph"))
+        expect(trained?.gate.graph_pieces, JSON.stringify(trained?.gate)).toBeGreaterThan(10);
+      const expected = readFileSync(without, "utf8");
+      expect(expected.trim().split("\n").length).toBeGreaterThanOrEqual(10);
+      expect(readFileSync(with_, "utf8")).toBe(expected);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
   describe.skipIf(missing("torch", "torchvision", "transformers"))("PyTorch", () => {
     test.concurrent.each([
       ["ResNet-50 training", TRAIN_RESNET, "best-effort"],

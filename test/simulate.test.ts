@@ -104,6 +104,30 @@ describe.concurrent("rigel simulate", () => {
     expect(gated?.clients[0]?.p99_ms).toBeGreaterThan(preempted?.clients[0]?.p99_ms ?? 0);
   });
 
+  test("where streams stop best-effort work has its least share beside a high client that never rests, roughly", async () => {
+    using scratch = new Scratch();
+    const replay = (name: string) => ({ profile: join(root, "profiles", `h200-${name}.csv`) });
+    const path = scratch.file("jobs.json", {
+      simulated: { preset: "h200" },
+      clients: [
+        { name: "high", class: "high", replay: replay("resnet50-train-bs64") },
+        { name: "train", class: "best-effort", replay: replay("bert-train-bs8x128") },
+      ],
+    });
+    const { points } = await predicted(
+      path,
+      "--policy",
+      "priority+mps",
+      "--duration",
+      "10",
+      "--sweep",
+      "min_share=0.05,0.3",
+    );
+    const [small, large] = points.map(({ ways }) => ways[0]?.share ?? 0);
+    expect(small).toBeWithin(0.03, 0.08);
+    expect(large).toBeWithin(0.2, 0.4);
+  });
+
   test("stops, under MPS: what is in flight at the gate is not in front of a request, unless stop_us is 0", async () => {
     using scratch = new Scratch();
     const args = ["--policy", "priority+mps", "slo+mps", "--sweep", "stop_us=0,100,2000000"];

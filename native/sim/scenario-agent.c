@@ -72,7 +72,9 @@ static uint64_t starvation_ns(const scenario *s)
 
 static uint64_t due_us(const scenario *s)
 {
-    uint64_t us = rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm) / 1000;
+    uint64_t ns = rg_scenario_by_stops(s) ? rg_policy_due_beside(starvation_ns(s), s->o->min_share_ppm)
+                                          : rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
+    uint64_t us = ns / 1000;
     return us ? us : 1;
 }
 
@@ -211,7 +213,7 @@ bool rg_scenario_agent_act(scenario *s)
             }
         suspend_best_effort(s, false);
         s->agent.state = GIVEN;
-        s->agent.given_until_ns = s->now + (due_us(s) + s->o->high_slice_us) * 1000;
+        s->agent.given_until_ns = s->now + (due_us(s) + (rg_scenario_by_stops(s) ? 0 : s->o->high_slice_us)) * 1000;
         break;
     case GIVEN:
         rg_scenario_set_slices(s);

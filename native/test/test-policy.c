@@ -91,6 +91,11 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_due(99ull * MS, 0, 0), 1ull * MS);
     CHECK_EQUAL(rg_policy_due(99ull * MS, 0, UINT32_MAX), 99ull * MS);
     CHECK_EQUAL(rg_policy_due(UINT32_MAX * 1000ull, 0, 500000), UINT32_MAX * 1000ull);
+    /* Half of 100 ms / 9 is a twentieth of that and the 100. */
+    CHECK_EQUAL(rg_policy_due_beside(100ull * MS, 50000), 100000ull / 9 * 1000);
+    CHECK_EQUAL(rg_policy_due_beside(98ull * MS, 0), 2ull * MS);
+    CHECK_EQUAL(rg_policy_due_beside(100ull * MS, 500000), 400ull * MS);
+    CHECK_EQUAL(rg_policy_due_beside(UINT32_MAX * 1000ull, UINT32_MAX), UINT32_MAX * 4000ull);
     /* It lets out what would wait for a high client, not what waits for its own launches. */
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1), RG_PASS_SHARE);
     CHECK_EQUAL(DECIDE(v_.high_busy = true, v_.allowance_ns = 1, v_.inflight = 8 * LAUNCH), RG_WAIT_INFLIGHT);
