@@ -6,8 +6,8 @@
  * launched since the last one. The GPU looks at the word by itself: while it says so nothing behind a stop begins, and what runs goes on to
  * its end; when it says so no more the stream goes on. Either takes one store, and no call. So launches queue up on the GPU as they do without
  * Rigel, where the gate holds them in the program, a few at a time: to fill the GPU again after each request takes the program a while.
- * On an H200 under MPS a stop costs the program 1.2 us and the GPU 3; beside kernels of 300 us 20 short ones take 164 us instead
- * of 122 alone, with stops, and 464 without (p50s of native/bench/stops.cu).
+ * On an H200 under MPS a stop costs the program 2 us and the GPU 3; beside kernels of 300 us 20 short ones take 187 us with stops, 546 without
+ * and 144 alone (p50s; native/bench/preempt.cu).
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
  * and what waits for the word in another one would fault. A process with two contexts on a device is held at the gate.

@@ -6,10 +6,11 @@
  * request that comes shares the GPU with it until it ends. In time slices best-effort work is taken off the GPU in the middle of
  * kernels, but nothing runs in the gaps that a request leaves. So short kernels are better off under MPS and long ones in time
  * slices. Where the line is was found in simulation (`rigel simulate --policy slo+mps slo+slices`, ResNet-50 and BERT inference
- * at 60 requests/s, `--duration 60`): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.41 and 1.13
- * times alone under MPS, 1.02 and 1.05 in slices. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets shares of
- * 0.90 and 0.77 under MPS, 0.83 and 0.76 in slices. In between, with each of GPT-2's three rows in the profile replaced by several
- * shorter ones: at 2 ms its shares are 0.86 and 0.72 under MPS against 0.83 and 0.76, at 1 ms 0.86 and 0.74.
+ * at 60 requests/s, `--duration 60`): beside GPT-2 training, a fifth of whose time is in three kernels of 6 ms, p95 is 1.45 and 1.13
+ * times alone under MPS, 1.01 and 1.06 in slices. MobileNetV2 training, a fifth of whose time is in kernels of 1.2 ms, gets shares of
+ * 0.93 and 0.82 under MPS, 0.84 and 0.76 in slices. In between, with each of GPT-2's three rows in the profile replaced by several
+ * shorter ones: at 2 ms its shares are 0.86 and 0.78 under MPS, at p99s of 1.08 and 1.03, against 0.85 and 0.76 at 1.00 and 1.05; at 1 ms
+ * 0.88 and 0.78 at 1.07 and 1.03.
  */
 
 import type { Device } from "./device.ts";
