@@ -50,6 +50,12 @@ export function onEnd(act: () => void): Disposable {
   };
 }
 
+/**
+ * The same signal within so long is the same request: who signals a whole process group, as `timeout` does, reaches `bun run` too, which passes
+ * it on.
+ */
+const ECHO_ms = 150;
+
 /** The first signal is passed on and ends the launch with its report; the second kills the clients. */
 export class Interrupt implements Disposable {
   /** The first signal that came. */
@@ -62,7 +68,10 @@ export class Interrupt implements Disposable {
   constructor() {
     const { promise, resolve } = Promise.withResolvers<void>();
     this.raised = promise;
+    let at_ms = 0;
     this.#off = onRequestToEnd((signal) => {
+      if (signal === this.signal && performance.now() - at_ms < ECHO_ms) return;
+      at_ms = performance.now();
       if (this.signal) {
         progress("killing the clients");
         for (const client of this.clients) client.signal("SIGKILL");

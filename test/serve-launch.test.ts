@@ -214,6 +214,7 @@ describe("a launch over HTTP", () => {
     await until(async () =>
       (await shown(server, begun.id)).stderr.some((line) => line.includes("SIGINT: stopping")) ? true : undefined,
     );
+    await Bun.sleep(300);
     expect(await stop(server, begun.id)).toMatchObject({ body: { stops: 2 } });
     const ended = await over(server, begun.id);
     expect(ended.stderr.join("\n")).toContain("killing the clients");
