@@ -70,8 +70,8 @@ export class Interrupt implements Disposable {
     this.raised = promise;
     let at_ms = 0;
     this.#off = onRequestToEnd((signal) => {
-      if (signal === this.signal && performance.now() - at_ms < ECHO_ms) return;
-      at_ms = performance.now();
+      if (signal === this.signal && Date.now() - at_ms < ECHO_ms) return;
+      at_ms = Date.now();
       if (this.signal) {
         progress("killing the clients");
         for (const client of this.clients) client.signal("SIGKILL");

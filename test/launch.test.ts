@@ -483,19 +483,6 @@ describe("signals", () => {
     expect(await child.exited).toBe(status);
   });
 
-  test("the same one once more at once, as of a signal to the whole group that `bun run` passes on, is no second one", async () => {
-    const script = "trap 'sleep 0.5; echo listened; exit 0' INT TERM; echo ready; while :; do sleep 0.05; done";
-    const path = config([{ name: "a", class: "high", command: ["sh", "-c", script] }]);
-    await using child = start(["launch", path]);
-    const stderr = follow(child.stderr);
-    await stderr.until("ready");
-    child.kill("SIGINT");
-    child.kill("SIGINT");
-    expect(await stderr.all).toContain("listened");
-    expect(await stderr.all).not.toContain("killing the clients");
-    expect(await child.exited).toBe(130);
-  });
-
   test("a second one kills clients that do not listen, with everything they started", async () => {
     const pidFile = join(scratch.path, "stubborn");
     const script = `trap '' INT TERM; sleep 1000 & echo $! > ${pidFile}; echo ready; wait`;

@@ -106,12 +106,15 @@ describe.concurrent("rigel simulate", () => {
 
   test("where streams stop best-effort work has its least share beside a high client that never rests, roughly", async () => {
     using scratch = new Scratch();
-    const replay = (name: string) => ({ profile: join(root, "profiles", `h200-${name}.csv`) });
     const path = scratch.file("jobs.json", {
       simulated: { preset: "h200" },
       clients: [
-        { name: "high", class: "high", replay: replay("resnet50-train-bs64") },
-        { name: "train", class: "best-effort", replay: replay("bert-train-bs8x128") },
+        { name: "high", class: "high", replay: { profile: join(root, "profiles", "h200-resnet50-train-bs64.csv") } },
+        {
+          name: "train",
+          class: "best-effort",
+          replay: { profile: join(root, "profiles", "h200-bert-train-bs8x128.csv") },
+        },
       ],
     });
     const { points } = await predicted(
