@@ -54,6 +54,7 @@ try {
   const client = { LD_PRELOAD: native.files.interposer, RIGEL_SEGMENT: segment.path, RIGEL_NAME: "bench" };
   const high = { ...client, RIGEL_CLASS: "high" };
   const bestEffort = { ...client, RIGEL_CLASS: "best-effort" };
+  const stops = { BENCH_SETTLE_MS: "400", LD_LIBRARY_PATH: join(build, "bench", "stops") };
   const launch = ["bench-hotpath", ...(cold ? ["cold", `${calls}`] : [])];
   const blas = ["bench-guard", ...(cold ? ["cold", `${calls}`] : [])];
   const ways: Record<string, [bench: string[], environment: Record<string, string>]> = {
@@ -64,6 +65,8 @@ try {
     best_effort_ns: [launch, bestEffort],
     high_recording_ns: [launch, { ...high, RIGEL_SEGMENT: recording.path }],
     best_effort_recording_ns: [launch, { ...bestEffort, RIGEL_SEGMENT: recording.path }],
+    // Under MPS, a stop in front of every third launch.
+    ...(!cold && { best_effort_stops_ns: [launch, { ...bestEffort, ...stops }] }),
     blas_bare_ns: [blas, {}],
     blas_off_ns: [blas, { ...high, RIGEL_GUARD: "off" }],
     blas_repair_ns: [blas, { ...high, RIGEL_GUARD: "repair" }],

@@ -27,6 +27,24 @@ NOTHING(cuEventRecord, (CUevent e, CUstream s))
 NOTHING(cuEventQuery, (CUevent e))
 NOTHING(cuStreamSynchronize, (CUstream s))
 
+#ifdef RG_STOPS
+/* As the simulated GPU under MPS, as far as Rigel asks: nothing to suspend, and a wait for a word, which costs nothing here either. */
+#include <errno.h>
+int rigelSimSetTimeslice(unsigned ordinal, uint64_t us);
+int rigelSimSetTimeslice(unsigned ordinal, uint64_t us)
+{
+    return -ENOTSUP;
+}
+int rigelSimSuspend(unsigned ordinal, int suspend);
+int rigelSimSuspend(unsigned ordinal, int suspend)
+{
+    return -ENOTSUP;
+}
+NOTHING(cuMemHostRegister_v2, (void *p, size_t bytes, unsigned flags))
+NOTHING(cuMemHostGetDevicePointer_v2, (CUdeviceptr *out, void *p, unsigned flags))
+NOTHING(cuStreamWaitValue32_v2, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags))
+#endif
+
 static char context, event;
 
 CUresult cuCtxGetCurrent(CUcontext *c);
