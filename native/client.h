@@ -634,7 +634,10 @@ void rg_preempt_settle(void);
 enum rg_stops { RG_STOPS_NONE, RG_STOPS_LATER, RG_STOPS_READY };
 enum rg_stops rg_stops_ready(uint32_t device);
 
-/* rg_stops_set: whether the streams stop. False: there never were any stops. `tell`: the simulated GPU too, which takes its lock. */
+/* rg_stops_there: whether they can now. */
+bool rg_stops_there(uint32_t device);
+
+/* rg_stops_set: whether the streams stop. False: there are no stops to stop at. `tell`: the simulated GPU too, which takes its lock. */
 bool rg_stops_set(uint32_t device, bool stopped, bool tell);
 
 /*

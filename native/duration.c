@@ -32,6 +32,7 @@ static struct {
     rg_member *member;
     uint64_t key;
     uint64_t suspensions; /* of the process, when it began */
+    bool stops;           /* that is by stops in its streams */
 } samples[SAMPLES];
 
 static void clear(rg_duration *d)
@@ -189,6 +190,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         samples[i].key = atomic_load(&duration->key);
         samples[i].shared = atomic_load(&duration->shared);
         samples[i].suspensions = atomic_load(&rg.slot->suspensions);
+        samples[i].stops = atomic_load(&rg.preemptible[t->device]) == RG_STOPPABLE;
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
             return i;
         atomic_store(&samples[i].state, SAMPLE_FREE);
@@ -281,7 +283,8 @@ void rg_samples_poll(void)
             continue;
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
-        bool throughout = atomic_load(&rg.slot->suspensions) == samples[i].suspensions; /* time off the GPU is none of the kernel's */
+        /* Time off the GPU is none of the kernel's; a stop is in front of its first event. */
+        bool throughout = samples[i].stops || atomic_load(&rg.slot->suspensions) == samples[i].suspensions;
         if (r == CUDA_SUCCESS && throughout && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
             take_in(samples[i].member, samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);
         atomic_store(&samples[i].state, r == CUDA_ERROR_NOT_READY ? SAMPLE_RECORDED : SAMPLE_FREE);

@@ -351,18 +351,19 @@ static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint
 
 /* ---- launching ---- */
 
-/* How long a piece should be: half of what may be in flight, as one half keeps the GPU fed while the other is waited for. 0: this
- * client's graphs go out whole. Where streams stop they do so between pieces: the same length does. */
+/* How long a piece should be: half of what may be in flight, as one half keeps the GPU fed while the other is waited for. Where
+ * streams stop they do so between pieces: as long as between two stops. 0: this client's graphs go out whole. */
 static uint64_t piece_wanted_ns(uint32_t mode, const rg_track *t)
 {
     if (!t || !(mode & RG_MODE_BEST_EFFORT))
         return 0;
     rg_policy_view v = rg_gate_view(t);
     bool stops = atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed) == RG_STOPPABLE;
-    if (v.policy == RG_POLICY_NONE || (v.preemptible && !stops) || !v.inflight_limit)
+    if (v.policy == RG_POLICY_NONE || (v.preemptible && !stops) || (!v.inflight_limit && !stops))
         return 0;
     uint64_t unit_us = atomic_load_explicit(&rg.segment->settings.unit_us, memory_order_relaxed);
-    uint64_t half_ns = (uint64_t)v.inflight_limit / RG_POLICY_LAUNCH * (unit_us ? unit_us : 100) * 1000 / 2;
+    uint64_t half_ns = stops ? atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed) * 1000ull
+                             : (uint64_t)v.inflight_limit / RG_POLICY_LAUNCH * (unit_us ? unit_us : 100) * 1000 / 2;
     return half_ns < PIECE_LEAST_NS ? PIECE_LEAST_NS : half_ns > PIECE_MOST_NS ? PIECE_MOST_NS : half_ns;
 }
 

@@ -165,7 +165,7 @@ static bool suspend(preemptor *p)
         p->op = rg_wait_op(RG_OP_suspended, p->device);
     atomic_store(&p->suspended, off);
     pthread_mutex_unlock(&p->lock);
-    if (!ok && found == RG_CHANNELS_NONE)
+    if (!ok && found != RG_CHANNELS_FOUND) /* there is nothing at the moment, neither channels nor stops */
         atomic_store(&rg.preemptible[p->device], 0);
     else if (!ok)
         fail(p);
@@ -528,7 +528,7 @@ void rg_preempt_beat(void)
         p->ordinal = atomic_load(&rg.ordinal[d]);
         if (p->channels.simulated && p->slice_us && !p->giving_back)
             p->slice_us = on ? 0 : p->slice_us; /* it does not tell of new contexts: set the slice of all again */
-        if (on && p->giving_back)
+        if (on && p->giving_back && p->found == RG_CHANNELS_FOUND)
             ok = true;
         else if (on || p->slice_us)
             ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
@@ -551,8 +551,9 @@ void rg_preempt_beat(void)
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
         preemptible = stops == RG_STOPS_READY ? RG_STOPPABLE : preemptible;
         atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE);
-        if (rg_member_class() == RG_CLASS_HIGH)
-            atomic_store(&rg.preemptible[d], 0); /* it may have become so meanwhile, and have said so before (rg_preempt_wake) */
+        /* It may have become high meanwhile, and have said so before (rg_preempt_wake), or have lost the context with its stops. */
+        if (rg_member_class() == RG_CLASS_HIGH || (stops == RG_STOPS_READY && !rg_stops_there(d)))
+            atomic_store(&rg.preemptible[d], 0);
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = rg_progress(&rg.segment->clients[i]);

@@ -181,7 +181,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(hist, report_ns, 1)      /* [client] latencies the program itself reported */ \
     F(u32, preemption, 1)      /* [client] enum rg_preemption */ \
     F(u32, slice_us, 1)        /* [client] time slice of its channels as set by Rigel; 0: never set */ \
-    F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU for a high client */ \
+    F(u64, suspensions, 1)     /* [client] times its channels were taken off the GPU, or its streams stopped, for a high client */ \
     F(u64, suspended_ns, 1)    /* [client] */ \
     F(u32, weight, 1)          /* [client] fair: in thousandths */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \

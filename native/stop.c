@@ -6,7 +6,7 @@
  * launched since the last one. The GPU looks at the word by itself: while it says so nothing behind a stop begins, and what runs goes on to
  * its end; when it says so no more the stream goes on. Either takes one store, and no call. So launches queue up on the GPU as they do without
  * Rigel, where the gate holds them in the program, a few at a time: to fill the GPU again after each request takes the program a while.
- * On an H200 under MPS a stop costs the program 2 us and the GPU 3; beside kernels of 300 us 20 short ones take 187 us with stops, 546 without
+ * On an H200 under MPS a stop costs the program 1 to 2 us and the GPU 3; beside kernels of 300 us 20 short ones take 187 us with stops, 546 without
  * and 144 alone (p50s; native/bench/preempt.cu).
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
@@ -23,6 +23,7 @@ static struct {
     CUdeviceptr at;
     _Atomic(_Atomic uint32_t *) word; /* a page of its own, for good: whoever is about to write it may be late */
     _Atomic bool refused;
+    uint32_t pages; /* that were given up; agent thread only */
 } stops[RG_MAX_DEVICES];
 
 /* The one context that has streams on the device; NULL: none, or several. */
@@ -39,31 +40,42 @@ static CUcontext only_context(uint32_t device, bool *several)
     return *several ? NULL : only;
 }
 
-/* The page is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
-static bool make_page(uint32_t device)
+/* A page that is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
+static _Atomic uint32_t *new_page(void)
 {
-    if (atomic_load(&stops[device].word))
-        return true;
     void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return false;
-    atomic_store(&stops[device].word, (_Atomic uint32_t *)page);
-    return true;
+    return page == MAP_FAILED ? NULL : page;
 }
 
-/* Agent thread only, whose capture mode is relaxed. The caller holds rg_agent_lock: the context stays. */
-static bool enter(uint32_t device, CUcontext context)
+static CUresult register_page(uint32_t device, _Atomic uint32_t *page)
 {
+    CUresult r = page ? rg_real.cuMemHostRegister_v2((void *)page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (r == CUDA_SUCCESS)
+        r = rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, (void *)page, 0);
+    if (r == CUDA_SUCCESS)
+        atomic_store(&stops[device].word, page);
+    return r;
+}
+
+/*
+ * Agent thread only, whose capture mode is relaxed. The caller holds rg_agent_lock: the context stays. Where the page is registered still, of
+ * a context that was taken for gone, another one takes its place, which stays at 0 from then on.
+ */
+static void enter(uint32_t device, CUcontext context)
+{
+    enum { PAGES = 64 };
     CUcontext popped;
-    if (!make_page(device) || rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
-        return false;
-    void *page = (void *)atomic_load(&stops[device].word);
-    bool ok = rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) == CUDA_SUCCESS &&
-              rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, page, 0) == CUDA_SUCCESS;
+    if (rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return;
+    _Atomic uint32_t *page = atomic_load(&stops[device].word);
+    CUresult r = register_page(device, page ? page : new_page());
+    if (r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && ++stops[device].pages < PAGES)
+        r = register_page(device, new_page());
     rg_real.cuCtxPopCurrent_v2(&popped);
-    if (ok)
+    if (r == CUDA_SUCCESS)
         atomic_store(&stops[device].context, context);
-    return ok;
+    else if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED)
+        atomic_store(&stops[device].refused, true);
 }
 
 enum rg_stops rg_stops_ready(uint32_t device)
@@ -78,9 +90,8 @@ enum rg_stops rg_stops_ready(uint32_t device)
     if (!context || now || atomic_load(&rg.captures) || !rg_agent_enter())
         return RG_STOPS_LATER;
     /* It may have gone just before. */
-    bool there = only_context(device, &several) == context;
-    if (there && !enter(device, context))
-        atomic_store(&stops[device].refused, true);
+    if (only_context(device, &several) == context)
+        enter(device, context);
     pthread_mutex_unlock(&rg_agent_lock);
     return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;
 }
@@ -92,14 +103,20 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
         if (!now || (context ? now != context : atomic_load(&rg.ordinal[i]) != d))
             continue;
         atomic_store(&stops[i].context, NULL);
+        rg_stops_set(i, false, true); /* nothing waits for the word when its page goes */
         atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
     }
+}
+
+bool rg_stops_there(uint32_t device)
+{
+    return atomic_load(&stops[device].context) != NULL;
 }
 
 bool rg_stops_set(uint32_t device, bool stopped, bool tell)
 {
     _Atomic uint32_t *word = atomic_load(&stops[device].word);
-    if (!word)
+    if (!word || (stopped && !rg_stops_there(device)))
         return false;
     atomic_store(word, stopped);
     if (tell && rg_real.rigelSimStop)
@@ -118,10 +135,11 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     if (sum > most && !atomic_load_explicit(&d->communicates, memory_order_relaxed) &&
         atomic_load(&t->context) == atomic_load(&stops[device].context)) {
         CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, 0, CU_STREAM_WAIT_VALUE_EQ);
-        if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED) {
+        bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */
+        if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED)
             atomic_store(&stops[device].refused, true);
-            rg_stops_forget_context(t->context, -1); /* the gate holds it from now on */
-        }
+        if (r != CUDA_SUCCESS && !captured)
+            rg_stops_forget_context(t->context, -1); /* the gate holds it, until the agent has registered the page anew */
         sum = ns;
     }
     atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);

@@ -764,7 +764,9 @@ export class Controller {
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung <= SHORTEST)) return false;
     if (!this.#ladder[rung]?.suspend)
-      return this.#ladder === STOP_RUNGS ? this.#delay(this.#rung) === undefined : this.#blocksSlices;
+      return this.#ladder === STOP_RUNGS
+        ? "p99_over_alone" in this.#target && this.#delay(this.#rung) === undefined
+        : this.#blocksSlices;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return (this.#home === 0 && this.#judge(0) === "over") || next_ms > this.#alone.quantile_ms(0.9);
   }

@@ -77,7 +77,7 @@ const measuredSchema = z.object({
   }),
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: ms,
-  /** Time slices and suspensions by channel control; off: not possible here (MPS, another driver), or not wanted. */
+  /** Time slices and suspensions by channel control, or stops (under MPS); off: neither is possible here, or not wanted. */
   preemption: z.object({ state: z.enum(["unknown", "on", "off", "stops"]), suspensions: count, suspended_ms: ms }),
   /** What the cuBLAS guard counted and repaired. */
   guard: guardSchema,

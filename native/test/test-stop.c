@@ -199,6 +199,91 @@ static void its_kernels_are_timed(void)
     done();
 }
 
+static _Atomic int no_more;
+static void *requests(void *unused)
+{
+    while (!atomic_load(&no_more)) {
+        other_launches();
+        usleep(3000);
+        other_is_done();
+        usleep(5000);
+    }
+    return unused;
+}
+
+/* Also beside requests, where it launches far ahead of the GPU: a stop is no part of what is timed. */
+static void its_kernels_are_timed_beside_requests(void)
+{
+    enum { KERNELS = 10 };
+    pthread_t thread;
+    become_stoppable();
+    CHECK_EQUAL(pthread_create(&thread, NULL, requests, NULL), 0);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) > 2);
+    int known = 0;
+    for (int i = 0; i < 300; i++)
+        for (unsigned k = 0; k < KERNELS; k++)
+            launch_blocks(spin, NULL, 3 + k, 200000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    for (unsigned k = 0; k < KERNELS; k++)
+        known += rg_duration_of(rg_duration_key((uintptr_t)spin, rg_dims_of(3 + k, 1, 1, 32, 1, 1)))->duration_ns != 0;
+    CHECK_EQUAL(known, KERNELS);
+    atomic_store(&no_more, 1);
+    pthread_join(thread, NULL);
+    done();
+}
+
+/* Without stops for a moment, while high clients are busy and it had its due, it is at the gate, and has them again. */
+static void a_moment_without_stops_ends_nothing(void)
+{
+    become_stoppable();
+    seg->settings.starvation_us = 20000;
+    other_launches();
+    for (int i = 0; i < 2; i++) {
+        WAIT_FOR(atomic_load(&rg.slot->starved) > 0);
+        CUcontext first = current(), second = NULL;
+        if (i == 0) {
+            seg->settings.stop_us = 0;
+        } else {
+            CHECK_EQUAL(cuCtxCreate_v2(&second, 0, 0), CUDA_SUCCESS);
+            load_kernels(ptx);
+            launch(spin, NULL, 1000);
+        }
+        WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_OFF);
+        CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+        usleep(100000); /* some dues */
+        if (i == 0)
+            seg->settings.stop_us = 250;
+        else
+            CHECK_EQUAL(cuCtxDestroy_v2(second), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    }
+    done();
+}
+
+/* A reset that has taken nothing of its context away: another page then. */
+static void a_page_that_is_registered_still_is_no_end(void)
+{
+    become_stoppable();
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CUcontext own;
+    CHECK_EQUAL(cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    launch(spin, NULL, 1000);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    seg->settings.stop_us = 1;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS); /* not ours */
+        CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+        launch(spin, NULL, 1000);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    done();
+}
+
 /* With 0 the gate holds it, and so where the driver has no such wait; both as long as that is so, or for good. */
 static void the_gate_where_there_are_no_stops(void)
 {
@@ -236,6 +321,7 @@ static void the_gate_where_there_are_no_stops(void)
 static void stops_go_and_come_with_contexts(void)
 {
     become_stoppable();
+    seg->settings.stop_us = 1;
     for (int i = 0; i < 2; i++) {
         CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
         CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
@@ -294,6 +380,9 @@ int main(int argc, char **argv)
     RUN(nobody_is_stopped_for_ever);
     RUN(a_stop_for_so_much_work);
     RUN(its_kernels_are_timed);
+    RUN(its_kernels_are_timed_beside_requests);
+    RUN(a_moment_without_stops_ends_nothing);
+    RUN(a_page_that_is_registered_still_is_no_end);
     RUN(the_gate_where_there_are_no_stops);
     RUN(stops_go_and_come_with_contexts);
     RUN(leaving_while_stopped);
