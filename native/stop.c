@@ -50,7 +50,9 @@ static _Atomic uint32_t *new_page(void)
 static CUresult register_page(uint32_t device, _Atomic uint32_t *page)
 {
     CUresult r = page ? rg_real.cuMemHostRegister_v2((void *)page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (r == CUDA_SUCCESS)
+    if (r != CUDA_SUCCESS && page && page != atomic_load(&stops[device].word))
+        munmap((void *)page, PAGE_BYTES);
+    else if (r == CUDA_SUCCESS)
         r = rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, (void *)page, 0);
     if (r == CUDA_SUCCESS)
         atomic_store(&stops[device].word, page);
