@@ -190,6 +190,13 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
 
 /* Slices up to this are no more than a suspension takes: nobody is suspended to end one. */
 #define RG_POLICY_SHORT_SLICE_US 1000u
+/*
+ * The shortest slice of a process that may not have the GPU to itself while no high client has work. The GPU restores what a process had on it in
+ * the first part of its slice: beside one another two processes whose kernels fill an H200's registers and shared memory get nothing done in slices
+ * of 50 or 75 us, ever, 8% of what one gets alone in 100 us, and 36% in 200 us; in 50 to 150 us beside one in the driver's slices nothing, and 5% in 200
+ * us (bench/peers.cu).
+ */
+#define RG_POLICY_LEAST_SLICE_US 200u
 
 /*
  * rg_policy_pace: what each launch of a request takes its program, in nanoseconds; 0: not known yet. It is the request's own pace so far,

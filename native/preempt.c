@@ -503,10 +503,34 @@ static void start(preemptor *p)
         fail(p);
 }
 
+/*
+ * Nobody but the high clients may share the device with this process: whoever looks after the segment has seen no stranger on it, and the
+ * segment has no other best-effort client there, at work or not: one that gets nothing done launches nothing either.
+ */
+static bool has_it_to_itself(uint32_t device)
+{
+    if (rg_now_ns() >= atomic_load(&rg.segment->devices[device].own_until_ns))
+        return false;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_client *c = &rg.segment->clients[i];
+        if (atomic_load(&c->owner) != atomic_load(&rg.slot->owner) && atomic_load(&c->state) == RG_LIVE &&
+            atomic_load(&c->class) != RG_CLASS_HIGH && atomic_load(&c->devices) >> device & 1)
+            return false;
+    }
+    return true;
+}
+
+/* How long the slices of a client of this class are to be, where nobody of its class is at work beside it. */
+static uint64_t usual_slice_us(uint32_t device, uint32_t class)
+{
+    rg_settings *s = &rg.segment->settings;
+    uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
+    return us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device) ? us : RG_POLICY_LEAST_SLICE_US;
+}
+
 void rg_preempt_beat(void)
 {
     uint32_t class = rg_member_class(), devices = atomic_load(&rg.slot->devices);
-    rg_settings *s = &rg.segment->settings;
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
         preemptor *p = &preemptors[d];
         if (!(devices >> d & 1))
@@ -522,7 +546,7 @@ void rg_preempt_beat(void)
         if (!atomic_load(&p->started))
             p->device = d;
         bool on = wanted();
-        uint64_t usual = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
+        uint64_t usual = usual_slice_us(d, class);
         bool ok = false;
         pthread_mutex_lock(&p->lock);
         p->ordinal = atomic_load(&rg.ordinal[d]);

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 14,
+    RG_SEGMENT_VERSION = 15,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -98,7 +98,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, defer_ppm, 1)     /* [control] in place of that, of clients whose requests are alike: once a request has made this part of \
                                 its launches, in millionths (rg_device_late); 0, and the next: `defer_us` is what counts */ \
     F(u32, need_us, 1)       /* [control] likewise: once the rest of its launches takes no longer than this, at its pace so far */ \
-    F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work */ \
+    F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work (rg_preempt_beat has more) */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
     F(u32, stop_us, 1)       /* [control] where its channels are not its own (MPS): after so much work a best-effort stream stops if \
                                 high clients have some (stop.c); 0: its launches are held at the gate */ \
@@ -123,6 +123,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
     F(u64, virtual_ns, 1) /* [any] fair: virtual time of the slowest active client, as last looked up; only grows */ \
     F(u64, outstanding_ns, 1) /* [any] orion: GPU time of best-effort kernels not known to be finished */ \
+    F(u64, own_until_ns, 1) /* [control] until then nobody is known to use it who is no client of this segment; 0: that is not known */ \
     F(u32, high_bound, 1) /* [client] orion: enum rg_bound of the kernel that a high client launched last */
 
 /* What a client has had of a device. */
@@ -443,7 +444,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 14. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 15. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

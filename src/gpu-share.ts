@@ -60,6 +60,21 @@ export class GpuShares {
     return sharesOf(totals, busy);
   }
 
+  /**
+   * The indices of those devices that are known to have been used by clients of the segment, and by what these have started, and by nobody
+   * else lately. Read and looked at as by `of`.
+   */
+  ownOnly(segment: Segment, totals: Snapshot, devices: readonly SegmentDevice[]): number[] {
+    const source = this.#sourceOf(segment);
+    const owners = ownersOf(totals);
+    const isOwn = (pid: number): boolean => owners.has(pid) || ancestorIn(owners, pid) !== undefined;
+    return devices.flatMap(({ index, uuid }) => {
+      const processes = [...(source.busy(uuid) ?? [])];
+      const known = processes.some(([pid]) => owners.has(pid));
+      return known && processes.every(([pid, share]) => share === 0 || (share !== null && isOwn(pid))) ? [index] : [];
+    });
+  }
+
   #sourceOf(segment: Segment): SimulatedGpus | RealGpus {
     const known = this.#sources.get(segment);
     if (known) return known;
@@ -95,13 +110,12 @@ export class MeanShares {
 
 /** Adds up the processes of each client: those that have attached, and what they have started that has not. `busy` is by device. */
 function sharesOf(totals: Snapshot, busy: ReadonlyMap<number, Busy | undefined>): ClientShares {
-  const owners = new Map<number, string>();
+  const owners = ownersOf(totals);
   /** What clients that threads have entered work on is their process's. */
   const ofThreads = new Map<number, number[]>();
-  for (const [name, { processes }] of totals)
-    for (const { pid, parent, finished, devices } of processes)
+  for (const { processes } of totals.values())
+    for (const { parent, devices } of processes)
       if (parent !== null) ofThreads.set(parent, [...(ofThreads.get(parent) ?? []), ...devices]);
-      else if (!finished) owners.set(pid, name);
   const strangers = new Map<string, Map<number, number>>();
   for (const [device, processes] of busy)
     for (const [pid, share] of processes ?? []) {
@@ -126,6 +140,17 @@ function sharesOf(totals: Snapshot, busy: ReadonlyMap<number, Busy | undefined>)
       const sum = shares.reduce((all, share) => (all === null || share === null ? null : all + share), 0);
       return [name, sum === null || shares.length === 0 ? null : round(sum / shares.length)];
     }),
+  );
+}
+
+/** The clients that live processes are, by pid. */
+function ownersOf(totals: Snapshot): ReadonlyMap<number, string> {
+  return new Map(
+    [...totals].flatMap(([name, { processes }]) =>
+      processes.flatMap(({ pid, parent, finished }): [number, string][] =>
+        parent === null && !finished ? [[pid, name]] : [],
+      ),
+    ),
   );
 }
 

@@ -233,7 +233,7 @@ async function runPhase(
     segment.target = targetOf(policy);
     segment.manifest = manifestOf(plan, phase, mps);
     const changes = new Changes(segment, { ...policy, name: phase.policy }, phase.clients);
-    using keeper = new LoopKeeper(segment, true, options.ownLoop);
+    using keeper = new LoopKeeper(segment, native, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
       const index = plan.clients.indexOf(client);

@@ -180,7 +180,7 @@ async function runIn(
     }),
     RIGEL_RUN: String(process.pid),
   };
-  using keeper = new LoopKeeper(segment, joined.made);
+  using keeper = new LoopKeeper(segment, native, joined.made);
   const startedAt_ms = performance.now();
   const inTerminal = isForeground();
   const child = start(client, env);

@@ -27,7 +27,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(14),
+  version: z.literal(15),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -542,6 +542,12 @@ export class Segment {
   /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). Not under policy `none`. */
   hold(ms: number): void {
     this.#native.holdSegment(this.path, ms);
+  }
+
+  /** Tells clients that until then (`now_ns`) nobody but them is known to use a device (SegmentDevice.index). */
+  ownUntil(device: number, until_ns: number): void {
+    const { devices } = this.#layout;
+    this.#putLong(devices, "own_until_ns", device * devices.stride, BigInt(Math.round(until_ns)));
   }
 
   /** Opens every gate for good, so that clients that are told to stop can. */

@@ -100,7 +100,7 @@ async function serve(
   const tokenFile = join(folder, "token");
   const token = flags.port === undefined ? undefined : tokenIn(tokenFile);
 
-  using watcher = new Watcher(new Segments(native, segments), flags.hang, new GpuShares(native));
+  using watcher = new Watcher(new Segments(native, segments), flags.hang, new GpuShares(native), native);
   const app = serveApp(watcher, native, new Launches(native, launchesFolder(), segments));
   const answer = async (request: Request, transport: Transport): Promise<Response> => {
     const refused = refusal(request, URL.parse(request.url)?.pathname, transport);

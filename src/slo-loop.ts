@@ -5,12 +5,15 @@
  * it for a segment.
  */
 
+import { GpuShares } from "./gpu-share.ts";
+import type { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
 import type { Observation } from "./slo-known.ts";
 import { type Action, Controller, HOLD_S, TICK_S, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
+import { snapshotOf } from "./tally.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
 const HOLD_ms = HOLD_S * 1000;
@@ -44,12 +47,16 @@ const MARKS_KEPT = 200;
 const PAUSES_MOST = 8;
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
+/** How often it is looked for programs that are no clients, and for how long clients know that there are none. */
+const LOOK_s = 1;
+const OWN_ns = 3e9;
 const SHOW_TICKS = 5;
 /** How old a segment is before anybody but its maker asks for the loop. */
 const PATIENCE_ns = 2e9;
 
 /**
- * Runs the control loop of a segment as long as its policy is slo and no other process does: whoever looks after a segment (a
+ * Runs the control loop of a segment as long as its policy is slo, and tells its clients while no other program is on their GPUs, if no other
+ * process does: whoever looks after a segment (a
  * launch, `rigel run`, `rigel serve`) has one, and when the process whose turn it is ends, however that comes, another takes over. What
  * its predecessor had learned it learns anew; the target is in the segment.
  */
@@ -63,12 +70,14 @@ export class LoopKeeper implements Disposable {
   /** What the one before it found. */
   #last: SloReport | undefined;
   #ticks = 0;
+  readonly #gpus: GpuShares;
 
   /**
    * Starts at once. `isMaker`: this process has made the segment, and comes first. `keepsOff`: nobody is to run the loop for now, as
    * this process does so itself by times.
    */
-  constructor(segment: Segment, isMaker: boolean, keepsOff = false) {
+  constructor(segment: Segment, native: Native, isMaker: boolean, keepsOff = false) {
+    this.#gpus = new GpuShares(native, { interval_ms: LOOK_s * 1000 });
     this.#keepsOff = keepsOff;
     this.#segment = segment;
     this.#isMaker = isMaker;
@@ -95,7 +104,9 @@ export class LoopKeeper implements Disposable {
       const age_ns = this.#segment.now_ns - this.#segment.creator.created_ns;
       if (this.#isMaker || age_ns > PATIENCE_ns) this.#release = this.#segment.lock("loop");
     }
-    if (!this.#release || this.#keepsOff) return;
+    if (!this.#release) return;
+    if (tick % Math.round(LOOK_s / TICK_S) === 0) this.#lookForStrangers();
+    if (this.#keepsOff) return;
     if (this.#segment.policy !== "slo") {
       this.#drop();
       return;
@@ -105,6 +116,14 @@ export class LoopKeeper implements Disposable {
     if (this.#loop) this.#loop.tick();
     else this.#loop = new SloLoop(this.#segment, target);
     if (tick % SHOW_TICKS === 0) this.#segment.showLoop(this.#loop.report());
+  }
+
+  /** Slices are as short as they are set to be only on GPUs that have no programs but clients (rg_preempt_beat). */
+  #lookForStrangers(): void {
+    const segment = this.#segment;
+    const until_ns = segment.now_ns + OWN_ns;
+    for (const device of this.#gpus.ownOnly(segment, snapshotOf(segment), segment.devices()))
+      segment.ownUntil(device, until_ns);
   }
 
   #drop(): void {

@@ -15,6 +15,7 @@ import { type ProcessContexts, contextsOf } from "./contexts.ts";
 import { SegmentNumbers, metricsOf } from "./metrics.ts";
 import type { Segments } from "./discover.ts";
 import type { GpuShares } from "./gpu-share.ts";
+import type { Native } from "./native.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import type { Segment } from "./segment.ts";
 import { LoopKeeper } from "./slo-loop.ts";
@@ -75,6 +76,7 @@ export class Watcher implements Disposable {
   readonly #segments: Segments;
   readonly #hang_s: number;
   readonly #gpus: GpuShares;
+  readonly #native: Native;
   readonly #listeners = new Set<(events: readonly Event[]) => void>();
   readonly #numbers = new SegmentNumbers();
   #seen = new Map<string, Seen>();
@@ -82,7 +84,8 @@ export class Watcher implements Disposable {
   #look: Look | undefined;
 
   /** What waits for longer than `hang_s` hangs. */
-  constructor(segments: Segments, hang_s: number, gpus: GpuShares) {
+  constructor(segments: Segments, hang_s: number, gpus: GpuShares, native: Native) {
+    this.#native = native;
     this.#segments = segments;
     this.#hang_s = hang_s;
     this.#gpus = gpus;
@@ -195,7 +198,7 @@ export class Watcher implements Disposable {
       const moment = momentOf(segment, this.#hang_s);
       const hangs = hangsOf(known?.moment ?? nothing(moment), moment, this.#hang_s);
       events.push(...hangsBegun(at, stats.segment.id, hangs, known?.hangs));
-      const keeper = known?.keeper ?? new LoopKeeper(segment, false);
+      const keeper = known?.keeper ?? new LoopKeeper(segment, this.#native, false);
       seen.set(segment.path, {
         segment,
         reading,

@@ -9,12 +9,13 @@ import { join } from "node:path";
 import { z } from "zod";
 import { Segments } from "../src/discover.ts";
 import { GpuShares, MeanShares } from "../src/gpu-share.ts";
+import { readManifest } from "../src/join.ts";
 import { Native, make } from "../src/native.ts";
 import { living, parentOf } from "../src/proc.ts";
 import type { Segment } from "../src/segment.ts";
 import { statsSchema } from "../src/stats.ts";
 import { snapshotOf } from "../src/tally.ts";
-import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
 const build = join(root, "native", "build");
@@ -122,6 +123,60 @@ describe("on the simulated GPU", () => {
     expect((await sharesOf(segment, gpus))["spin"]).toBeGreaterThan(0);
   });
 
+  test("a best-effort client comes forward beside a program that is no client and never rests", async () => {
+    using scratch = new Scratch();
+    scratch.file("tiny.csv", TINY_PROFILE);
+    const { files } = native;
+    const replay = `${files.replay} --profile ${join(scratch.path, "tiny.csv")}`;
+    const config = scratch.file("jobs.json", {
+      device: "simulated",
+      sharing: "time-slice",
+      policy: { name: "priority" },
+      // Its first work is alone on the GPU; the rest of it is not.
+      clients: [
+        {
+          name: "train",
+          class: "best-effort",
+          command: [
+            "sh",
+            "-c",
+            `${replay} --iterations 5; until [ -e go ]; do sleep 0.02; done; ${replay} --iterations 50`,
+          ],
+          cwd: scratch.path,
+        },
+      ],
+    });
+    await using child = start(["launch", config, "--json", "--segment", scratch.path]);
+    const texts = Promise.all([child.stdout.text(), child.stderr.text()]);
+    const segment = await until(() => {
+      const [live] = new Segments(native, scratch.path).live();
+      return live?.slots().some(({ launched, finished }) => launched && finished) ? live : undefined;
+    });
+    const simulation = readManifest(segment)?.simulation;
+    await using stranger = Bun.spawn([program, "spin"], {
+      env: {
+        ...plainEnvironment(),
+        LD_LIBRARY_PATH: files.simulator,
+        RIGEL_SIM_STATE: simulation?.state,
+        RIGEL_SIM_PRESET: simulation?.preset,
+      },
+      stdout: "ignore",
+      stderr: "inherit",
+    });
+    await until(
+      () =>
+        native.simulatedBusy(simulation?.state ?? "")?.processes.some(({ pid }) => pid === stranger.pid) || undefined,
+    );
+    scratch.file("go", "");
+    const [stdout, stderr] = await texts;
+    expect(await child.exited, stderr).toBe(0);
+    expect(reportOf({ stdout, stderr, status: 0 }).clients).toMatchObject([
+      { attached: true, requests: { count: 55 }, exit_code: 0 },
+    ]);
+    expect(stranger.exitCode).toBeNull();
+    stranger.kill("SIGKILL");
+  });
+
   test("rigel top and the report of a launch tell it", async () => {
     using scratch = new Scratch();
     const config = scratch.file("jobs.json", {
@@ -167,6 +222,7 @@ describe("on the simulated GPU", () => {
   });
 });
 
+const looksSchema = z.object({ shares: z.record(z.string(), z.number().nullable()), own: z.array(z.number()) });
 const topSchema = z.object({ segments: z.array(statsSchema) });
 
 function sharesIn({ segments }: z.infer<typeof topSchema>): Record<string, number | null> {
@@ -198,12 +254,12 @@ describe("from NVML", () => {
   });
   afterAll(async () => await launched[Symbol.asyncDispose]());
 
-  /** What the clients have at each step, and what NVML was asked for: since when. */
+  /** What the clients have at each step, on which GPUs nobody else is, and what NVML was asked for: since when. */
   async function looks(
     steps: { at_ms: number; says: string }[],
     env: Record<string, string> = {},
     ...also: string[]
-  ): Promise<{ shares: unknown[]; asked: string[] }> {
+  ): Promise<{ shares: unknown[]; own: number[][]; asked: string[] }> {
     using scratch = new Scratch();
     const fake = join(scratch.path, "says");
     await using looking = Bun.spawn(
@@ -218,11 +274,13 @@ describe("from NVML", () => {
     const [text, log] = await Promise.all([looking.stdout.text(), looking.stderr.text()]);
     expect(await looking.exited, log).toBe(0);
     const asked = existsSync(`${fake}.asked`) ? readFileSync(`${fake}.asked`, "utf8") : "";
+    const lines = text
+      .trimEnd()
+      .split("\n")
+      .map((line) => looksSchema.parse(JSON.parse(line)));
     return {
-      shares: text
-        .trimEnd()
-        .split("\n")
-        .map((line) => JSON.parse(line)),
+      shares: lines.map(({ shares }) => shares),
+      own: lines.map(({ own }) => own),
       asked: asked.split("\n").flatMap((line) => (line === "" ? [] : [line.replace(`${device} `, "")])),
     };
   }
@@ -285,6 +343,28 @@ describe("from NVML", () => {
     ]);
   });
 
+  test("nobody else uses a GPU if all that is named lately is a client's, or what one has started, and some is", async () => {
+    const says = `device ${device}\n`;
+    const { own } = await looks([
+      // Long ago, maybe.
+      { at_ms: 0, says: says + sample(one, 10, 40) },
+      { at_ms: 1000, says: says + sample(one, 20, 40) + sample(child, 20, 30) },
+      { at_ms: 2000, says: says + sample(1, 30, 1) },
+      // Idle now, as far as is known, and then for sure.
+      { at_ms: 3000, says },
+      { at_ms: 4000, says },
+      // The GPU does not answer.
+      { at_ms: 5000, says: `${says}error 3\n` },
+    ]);
+    expect(own).toEqual([[], [0], [], [], [0], []]);
+    // Who sees strangers alone, as in a container, knows of no client.
+    const { own: without } = await looks([
+      { at_ms: 0, says },
+      { at_ms: 1000, says: says + sample(1, 20, 0) },
+    ]);
+    expect(without).toEqual([[], []]);
+  });
+
   test("of several GPUs a client has the mean, and nothing is known where one of them does not tell", async () => {
     const [first = 0, second = 0] = two;
     const other = "GPU-other";
@@ -297,7 +377,8 @@ describe("from NVML", () => {
       { at_ms: 2000, says: says + elsewhere(first, 20, 5) + elsewhere(second, 20, 10) + sample(second, 20, 3) },
       { at_ms: 3000, says: `device ${device}\n${sample(one, 30, 50)}error 3\n` },
     ];
-    const { shares } = await looks(steps, {}, other);
+    const { shares, own } = await looks(steps, {}, other);
+    expect(own).toEqual([[], [0, 1], [0, 1], []]);
     expect(shares).toEqual([unknown, { one: 0.3, two: null }, { one: 0.3, two: 0.24 }, unknown]);
   });
 
@@ -308,7 +389,7 @@ describe("from NVML", () => {
     ["which knows no such GPU", {}, () => "device GPU-other\n"],
   ])("a library %s leaves it unknown", async (_, env, saysOf) => {
     const says = (at_us: number): string => saysOf(`device ${device}\n`) + sample(one, at_us, 50);
-    const { shares, asked } = await looks(
+    const { shares, own, asked } = await looks(
       [
         { at_ms: 0, says: says(1) },
         { at_ms: 1000, says: says(2) },
@@ -316,6 +397,7 @@ describe("from NVML", () => {
       env,
     );
     expect(shares).toEqual([unknown, unknown]);
+    expect(own).toEqual([[], []]);
     expect(asked).toEqual([]);
   });
 

@@ -134,7 +134,7 @@ describe.skipIf(!gpu)("on a real GPU", () => {
         sharing: "mps",
         policy: { name: "priority" },
         clients: [
-          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 4000 } },
+          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 2500 } },
           { name: "train", class: "best-effort", command: [...train, with_], cwd: root },
         ],
       });
@@ -149,6 +149,38 @@ describe.skipIf(!gpu)("on a real GPU", () => {
       const expected = readFileSync(without, "utf8");
       expect(expected.trim().split("\n").length).toBeGreaterThanOrEqual(10);
       expect(readFileSync(with_, "utf8")).toBe(expected);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
+  test.skipIf(missing("cupy") || noMps)(
+    "under MPS programs that are killed, or reset their device, while their streams are stopped do nothing to a high client",
+    async () => {
+      using scratch = new Scratch();
+      // 20 ms of each 33: so often is a best-effort client stopped.
+      scratch.file("busy.csv", TINY_PROFILE.replace("200000", "20000000"));
+      const victims = ["kill-1", "kill-2", "kill-3", "reset-1", "reset-2", "reset-3"].map((name) => ({
+        name,
+        class: "best-effort",
+        command: ["python3", join(root, "test", "gpu", "deep_queues.py"), name.slice(0, -2)],
+      }));
+      const path = scratch.file("config.json", {
+        sharing: "mps",
+        policy: { name: "priority" },
+        clients: [
+          { name: "serve", class: "high", replay: { profile: "busy.csv", rate_per_s: 30, iterations: 900 } },
+          ...victims,
+        ],
+      });
+      const result = await rigel("launch", path, "--json");
+      const { clients } = reportOf(result);
+      const told = result.stderr + JSON.stringify(clients.map(({ name, requests }) => [name, requests]));
+      expect(clients, told).toMatchObject([
+        { name: "serve", exit_code: 0, mps: true, requests: { count: 900 } },
+        ...["kill", "kill", "kill"].map(() => ({ exit_code: 137, preemption: { state: "stops" } })),
+        ...["reset", "reset", "reset"].map(() => ({ exit_code: 0 })),
+      ]);
+      console.warn(`gpu.test.ts: beside programs that were killed: ${JSON.stringify(clients[0]?.requests)}`);
     },
     PROGRAM_LIMIT_ms,
   );

@@ -18,39 +18,21 @@
  */
 #include <algorithm>
 #include <cuda.h>
-#include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <cuda_runtime.h>
 #include <pthread.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 #include <vector>
 
-static double now_us()
-{
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e6 + t.tv_nsec / 1e3;
-}
+#include "channels.h"
 
 /* ---- this process's channels ---- */
 
-struct Object {
-    uint32_t client, handle, parent, cls;
-    int fd;
-};
-struct Control {
-    uint32_t client, object, command, flags;
-    uint64_t params;
-    uint32_t size, status;
-};
 struct Disable {
     uint8_t disable;
     uint32_t count;
@@ -58,60 +40,6 @@ struct Disable {
     uint64_t event;
     uint32_t client[64], channel[64];
 };
-static std::vector<Object> *objects; /* never freed: libcuda's ioctls go on until the end */
-static std::vector<Object> channels;
-static Object subdevice, group;
-
-extern "C" int ioctl(int fd, unsigned long request, ...) noexcept
-{
-    va_list arguments;
-    va_start(arguments, request);
-    uint32_t *a = va_arg(arguments, uint32_t *);
-    va_end(arguments);
-    int result = (int)syscall(SYS_ioctl, fd, request, a);
-    if (result == 0 && _IOC_TYPE(request) == 'F' && _IOC_NR(request) == 0x2b && a) {
-        if (!objects)
-            objects = new std::vector<Object>;
-        objects->push_back({a[0], a[2], a[1], a[3], fd});
-    }
-    return result;
-}
-
-static int control(const Object &on, uint32_t command, void *params, uint32_t size)
-{
-    Control c = {on.client, on.handle, command, 0, (uint64_t)params, size, ~0u};
-    return syscall(SYS_ioctl, on.fd, _IOWR('F', 0x2a, Control), &c) == 0 ? (int)c.status : -1;
-}
-
-static const Object *find(uint32_t client, uint32_t handle)
-{
-    for (const Object &o : *objects)
-        if (o.client == client && o.handle == handle)
-            return &o;
-    return nullptr;
-}
-
-static bool find_channels()
-{
-    for (const Object &o : *objects) {
-        if (o.cls < 0xc3c0 || (o.cls & 0xff) != 0xc0)
-            continue;
-        const Object *channel = find(o.client, o.parent), *its_group = channel ? find(channel->client, channel->parent) : nullptr;
-        if (!its_group || its_group->cls != 0xa06c)
-            return false; /* MPS */
-        channels.push_back(*channel);
-        group = *its_group;
-    }
-    for (const Object &o : *objects)
-        if (o.cls == 0x2080 && !channels.empty() && o.parent == group.parent)
-            subdevice = o;
-    return !channels.empty();
-}
-
-static int set_slice(uint64_t us)
-{
-    return control(group, 0xa06c0103, &us, sizeof us);
-}
 
 static int suspend(bool on)
 {

@@ -664,12 +664,13 @@ static bool leaving(const rg_model *m)
     return m->active >= 0 && !m->p.shared && m->contexts[m->active].suspended;
 }
 
-static void take_sms(rg_model *m, int32_t domain)
+static void take_sms(rg_model *m, int32_t domain, uint64_t spent)
 {
     rg_model_domain *d = &m->domains[domain];
     m->active = domain;
     d->since = m->now;
     m->slice_from = m->now;
+    m->slice_spent = spent;
     m->slice_end = 0;
     m->sm_busy_since = m->now;
     m->contexts[domain].busy_since = m->now; /* in this mode a domain is one context */
@@ -710,7 +711,7 @@ static void exchange(rg_model *m)
         /* Who was to come may have been removed or suspended meanwhile; the switch is paid for all the same. */
         int32_t to = wants(m, m->next_active) ? m->next_active : next_wanting(m, m->next_active);
         m->next_active = -1;
-        if (to >= 0) take_sms(m, to);
+        if (to >= 0) take_sms(m, to, m->p.restore_ns < m->p.switch_ns ? m->p.restore_ns : m->p.switch_ns);
     }
     if (leaving(m) && m->now >= m->preempt_at) {
         m->vacated = (uint32_t)m->active + 1;
@@ -723,7 +724,7 @@ static void exchange(rg_model *m)
             begin_switch(m, to);
             return;
         }
-        take_sms(m, to); /* nobody's state is on the SMs: nothing to save */
+        take_sms(m, to, 0); /* nobody's state is on the SMs: nothing to save */
     }
     bool own = m->domains[m->active].load > 0;
     if (m->wanting == (own && !leaving(m))) {
@@ -732,9 +733,9 @@ static void exchange(rg_model *m)
     }
     if (!m->slice_end) {
         /* Uncontested slices followed one another; the one that runs now ends at the next multiple. */
-        uint64_t slice = m->contexts[m->active].slice_ns;
-        uint64_t had = m->now - m->slice_from, slices = (had + slice - 1) / slice;
-        m->slice_end = m->slice_from + (slices ? slices : 1) * slice;
+        uint64_t slice = m->contexts[m->active].slice_ns, spent = m->slice_spent;
+        uint64_t had = m->now - m->slice_from, slices = had ? (had + spent + slice - 1) / slice : 1;
+        m->slice_end = m->slice_from + (slices * slice > spent ? slices * slice - spent : 0);
     }
     if (m->now < slice_over(m)) return;
     int32_t from = m->active;

@@ -26,8 +26,9 @@
  *      Kernels", SIGMETRICS Performance Evaluation Review 2020.
  *   3. Room on an SM is counted in blocks, warps, registers and shared memory with the occupancy calculator's units.
  *   4. Without `shared`, one context owns the SMs at a time. It is exchanged at the end of its slice, or when it has
- *      had no work for `idle_ns`, at a cost of `switch_ns` in which no block runs. The blocks of a context that lost
- *      the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
+ *      had no work for `idle_ns`, at a cost of `switch_ns` in which no block runs. The last
+ *      `restore_ns` of that are the first of the slice of the one that comes: in slices as short nobody comes forward. The blocks
+ *      of a context that lost the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
  *      got the SMs. Each context has a slice length of its own.
  *   5. Copies and memsets do not use SMs and do not take part in time slices.
  *   6. Blocks of several kernels side by side slow one another, all of a kind alike and at once. A kernel that fills the
@@ -94,6 +95,7 @@ typedef struct {
     uint64_t chain_ns;      /* from the end of one operation to the start of the next in its stream */
     uint64_t graph_node_ns; /* the same between two nodes of a graph */
     uint64_t slice_ns, switch_ns;
+    uint64_t restore_ns; /* of switch_ns, what counts in the slice that follows */
     uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
     uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */
     uint32_t sm_contention;    /* thousandths: 1000, kernels that want twice the GPU take twice as long; 0, no longer */
@@ -256,6 +258,7 @@ typedef struct {
     int32_t active;      /* domain on the SMs, -1: none */
     int32_t next_active; /* while switching: the one that comes */
     uint64_t slice_from; /* when `active` got the SMs */
+    uint64_t slice_spent; /* of the slice that began then, before it */
     uint64_t slice_end;  /* 0: nobody else wants them */
     uint64_t idle_from;  /* when `active` last ran out of work */
     uint64_t switch_end; /* 0: not switching */

@@ -458,6 +458,44 @@ static void test_slices_of_three(void)
     model_free(m);
 }
 
+/* What a context needs to have its state back counts in its slice, and in one that is no longer than that it does nothing, ever. */
+static void test_slices_and_state(void)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 10;
+    p.restore_ns = 6;
+    p.slice_ns = 100;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    /* A 0-100, with nobody's state before it; B 110-204, A 214-308, B 318-324, A 334-390. Alone for longer A's slices go on from 334 - 6:
+     * C of 50, which comes at 600, waits for 628. */
+    uint64_t ta = launch(m, sa, 8, 250), tb = launch(m, sb, 8, 100);
+    EQUAL(end_of(m, sb, tb), 324);
+    EQUAL(end_of(m, sa, ta), 390);
+    rg_model_advance(m, 391);
+    ta = launch(m, sa, 8, 500);
+    rg_model_advance(m, 600);
+    tb = launch(m, sb, 8, 50);
+    EQUAL(end_of(m, sb, tb), 688);
+    model_free(m);
+
+    m = model_new(&p);
+    a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    EQUAL(rg_model_set_slice(m, a, 6) | rg_model_set_slice(m, b, 4), 0);
+    /* A has one slice before there is anything to switch from. */
+    launch(m, sa, 8, 20), launch(m, sb, 8, 20);
+    rg_model_advance(m, 100000);
+    EQUAL(busy_ns(m, a), 6);
+    EQUAL(busy_ns(m, b), 0);
+    /* One more, and each comes forward by that in each of its slices. */
+    EQUAL(rg_model_set_slice(m, a, 7) | rg_model_set_slice(m, b, 7), 0);
+    rg_model_advance(m, 100000 + 2 * 12 * 20);
+    EQUAL(busy_ns(m, a), 20);
+    EQUAL(busy_ns(m, b), 20);
+    model_free(m);
+}
+
 /* Slices of different lengths, shorter than a kernel, and changed while they run. */
 static void test_slice_lengths(void)
 {
@@ -1404,6 +1442,7 @@ int main(void)
         {"time slices: alignment, waves", test_slice_grid},
         {"time slices: three contexts", test_slices_of_three},
         {"time slices: lengths", test_slice_lengths},
+        {"time slices: state", test_slices_and_state},
         {"time slices: without work", test_slices_idle},
         {"time slices: short and long", test_slices_asymmetric},
         {"suspended while it runs", test_suspend_running},

@@ -36,7 +36,29 @@ static void become_preemptible(void)
     seg->settings.preempt = 1;
     WAIT_FOR(atomic_load(&rg.preemptible[0]));
     CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
-    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+    CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US); /* it is not known to have the GPU to itself */
+    CHECK(seg->settings.slice_us < RG_POLICY_LEAST_SLICE_US);
+}
+
+/* In short ones several processes may get nothing done, and who gets nothing done launches nothing by which it could be seen. */
+static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
+{
+    become_preemptible();
+    atomic_store(&dev0()->own_until_ns, UINT64_MAX);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.slice_us);
+    /* Another best-effort client has a context there. */
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
+    atomic_store(&seg->clients[OTHER].devices, 1);
+    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US);
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_HIGH);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.slice_us);
+    /* Nobody looks any more whether other programs are. */
+    atomic_store(&dev0()->own_until_ns, rg_now_ns());
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US);
+    seg->settings.slice_us = RG_POLICY_LEAST_SLICE_US + 1;
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US + 1);
+    done();
 }
 
 /* How long its kernels take is learned though it passes no gate, by a few samples of each, while it is new. */
@@ -310,7 +332,7 @@ static void a_long_slice_ends_when_a_request_waits(void)
 {
     become_preemptible();
     other_is_regular();
-    for (uint32_t slice_us = 100; slice_us <= 10000; slice_us *= 100) {
+    for (uint32_t slice_us = 300; slice_us <= 30000; slice_us *= 100) {
         uint64_t before = atomic_load(&rg.slot->suspensions);
         seg->settings.slice_us = slice_us;
         WAIT_FOR(atomic_load(&rg.slot->slice_us) == slice_us);
@@ -521,6 +543,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(preemptible_and_timed_while_new);
+    RUN(slices_are_short_only_where_it_has_the_gpu_to_itself);
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(stays_away_from_requests_that_outlast_their_slice);

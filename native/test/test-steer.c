@@ -184,7 +184,7 @@ static void who_waits_at_the_gate_goes_when_it_becomes_high(void)
 static void who_is_suspended_returns_when_it_becomes_high(void)
 {
     become_preemptible();
-    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+    CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US);
     other_launches(true);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
     pthread_t thread = start();
@@ -203,7 +203,7 @@ static void who_is_suspended_returns_when_it_becomes_high(void)
 
     atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
-    CHECK_EQUAL(rg.slot->slice_us, seg->settings.slice_us);
+    CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US);
     other_launches(false);
     launch(NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
