@@ -14,6 +14,9 @@ export const gpus = await new Devices(native.files, {
   mps: false,
 }).real();
 
+/** To import torch takes seconds. */
+const FIND = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)";
+
 /** Whether so many GPUs, or one of these Python packages, are not to be had; what is skipped for that is then named. */
 export function lacks(what: string, count: number, ...packages: string[]): boolean {
   const reason = reasonOf(count, packages);
@@ -24,6 +27,6 @@ export function lacks(what: string, count: number, ...packages: string[]): boole
 function reasonOf(count: number, packages: readonly string[]): string | undefined {
   if (gpus.length === 0) return "rigel-replay --probe finds no GPU (no libcuda.so.1, or no device)";
   if (gpus.length < count) return `it needs ${count} GPUs, there ${gpus.length === 1 ? "is" : "are"} ${gpus.length}`;
-  const absent = packages.filter((name) => Bun.spawnSync(["python3", "-c", `import ${name}`]).exitCode !== 0);
+  const absent = packages.filter((name) => Bun.spawnSync(["python3", "-c", FIND, name]).exitCode !== 0);
   return absent.length > 0 ? `there is no Python package ${absent.join(", ")}` : undefined;
 }
