@@ -80,6 +80,13 @@ const BACK_OFF_TIMES = 8;
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
+ * Where all may run, so few requests end a trial in which they take so many times as long as alone, and for so long there is no other (GPT-2
+ * decoding beside ResNet-50's training on an H200: twice as long, of 20 requests in the 2 s of a window).
+ */
+const FEW = 5;
+const FAR_OVER = 1.5;
+const BACK_OFF_FAR_S = 600;
+/**
  * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least
  * takes there, where requests use less than this part of what the target allows them, as so many of them tell.
  */
@@ -495,6 +502,11 @@ export class Controller {
 
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
   #tryOut(spent_s: number): void {
+    if (this.#leavesStops && this.#isFarOver()) {
+      this.#retreat();
+      this.#at(this.#ladder.length - 1).notBefore_s = this.t_s + BACK_OFF_FAR_S;
+      return;
+    }
     const verdict = this.#judge(this.#rung);
     // Where neither is within the target, the better of the two is kept.
     const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
@@ -811,6 +823,13 @@ export class Controller {
     this.#stay_s = again ? 0 : STAY_S;
     this.#go(this.#home);
     this.#enter("run");
+  }
+
+  /** A few requests are enough to see that they are delayed by far more than the target allows. */
+  #isFarOver(): boolean {
+    if (!("p99_over_alone" in this.#target) || this.#aloneWaits.count < ENOUGH) return false;
+    const delayed = delay(this.#at(this.#rung).waits.waits, this.#says(), this.#target.p99_over_alone, FEW);
+    return delayed.requests >= FEW && delayed.p50 > Math.max(FAR_OVER, this.#target.p99_over_alone);
   }
 
   /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */

@@ -313,6 +313,19 @@ const stopped =
     launches_per_s: 1000 + (suspend ? defer_us / 10 : 1000),
   });
 
+/** Waits for the GPU for nearly all of the time, as decoding from a graph does; where all runs beside it, for twice as long. */
+const decoding: Request = (_host, noise, delay_ms) => ({
+  client: 0,
+  worked_ms: 0.15 + 0.05 * noise(),
+  waited_ms: 7.2 + 0.04 * noise() + delay_ms,
+});
+const decodingBeside =
+  (free_ms: number) =>
+  ({ suspend, need_us }: Settings) => ({
+    delay_ms: (noise: () => number): number => (suspend ? 0.1 : free_ms) * (0.5 + noise()),
+    launches_per_s: suspend ? 9000 - need_us / 10 : 14_000,
+  });
+
 const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
 const slices =
   (us: number) =>
@@ -334,6 +347,15 @@ describe("the controller on such a host", () => {
     expect(share(harmful.settings, 30, isLate)).toBeGreaterThan(0.95);
     expect(share(harmful.settings, 30, ({ defer_us }) => defer_us > 1200)).toBeGreaterThan(0.7);
     expect(harmful.settings.every((is) => !is || is.slice_us === 50)).toBe(true);
+  });
+
+  test("where all that runs beside them makes requests twice as long a few requests are enough to see it, for ten minutes", () => {
+    const { settings } = settle(decoding, true, 300, decodingBeside(8), { stops: true });
+    const tried = settings.filter((is) => is?.suspend === 0).length;
+    expect(tried).toBeWithin(1, 5);
+    // Where they take no longer for it, all run.
+    const free = settle(decoding, true, 100, decodingBeside(0.1), { stops: true });
+    expect(share(free.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
