@@ -56,7 +56,9 @@ describe("the simulated GPU", () => {
     const { values } = await measured({ RIGEL_SIM_PRESET: preset });
     for (const [key, { used }] of Object.entries(CONSTANTS)) {
       if (!used) continue;
-      expect(Math.abs((values[key] ?? 0) / of(key) - 1), `${key}: ${values[key]} of ${of(key)}`).toBeLessThan(0.01);
+      // What is measured of a slice is what is left of it once a context has its state back.
+      const is = of(key) - (key === "slice_ns" ? of("restore_ns") : 0);
+      expect(Math.abs((values[key] ?? 0) / is - 1), `${key}: ${values[key]} of ${is}`).toBeLessThan(0.01);
     }
   });
 
@@ -205,11 +207,11 @@ describe("rigel simulate", () => {
   }
 
   test("takes the user's own numbers of that GPU, and nothing from where there are none", async () => {
-    // Slices of 1 ms, and as long to exchange: half of the GPU's time is lost, a quarter is each client's.
+    // Slices of 1 ms, of which 50 us are to get state back, and as long to exchange: 0.95 of 3.9 ms are each client's.
     const own = calibrated({ slice_ns: number(1e6, "ns"), switch_ns: number(1e6, "ns"), chain_ns: number(null, "ns") });
     const { stdout, status } = await simulated(own);
     expect(stdout).toContain("with the values of nvidia-h200.json");
-    expect(stdout).toMatch(/^time slicing +a .* 0\.25/m);
+    expect(stdout).toMatch(/^time slicing +a .* 0\.24/m);
     expect(status).toBe(0);
   });
 
