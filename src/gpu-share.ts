@@ -61,17 +61,18 @@ export class GpuShares {
   }
 
   /**
-   * The indices of those devices that are known to have been used by clients of the segment, and by what these have started, and by nobody
-   * else lately. Read and looked at as by `of`.
+   * The indices of those devices that are known to have been used by clients of the segment, and by nobody else lately: what a client has
+   * started, and is none itself, is somebody else. Read and looked at as by `of`.
    */
   ownOnly(segment: Segment, totals: Snapshot, devices: readonly SegmentDevice[]): number[] {
     const source = this.#sourceOf(segment);
     const owners = ownersOf(totals);
-    const isOwn = (pid: number): boolean => owners.has(pid) || ancestorIn(owners, pid) !== undefined;
     return devices.flatMap(({ index, uuid }) => {
       const processes = [...(source.busy(uuid) ?? [])];
       const known = processes.some(([pid]) => owners.has(pid));
-      return known && processes.every(([pid, share]) => share === 0 || (share !== null && isOwn(pid))) ? [index] : [];
+      return known && processes.every(([pid, share]) => share === 0 || (share !== null && owners.has(pid)))
+        ? [index]
+        : [];
     });
   }
 
