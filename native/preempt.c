@@ -520,12 +520,25 @@ static bool has_it_to_itself(uint32_t device)
     return true;
 }
 
-/* How long the slices of a client of this class are to be, where nobody of its class is at work beside it. */
+/* Whether a high client has had work there in the last seconds, or has some. */
+static bool has_high_work(const rg_device *dev)
+{
+    const uint64_t LATELY_NS = 5000000000ull;
+    uint64_t idle = atomic_load(&dev->idle_ns);
+    return atomic_load(&dev->high_busy) || (idle && rg_since(idle, rg_now_ns()) < LATELY_NS);
+}
+
+/*
+ * How long the slices of a client of this class are to be, where nobody of its class is at work beside it. Beside strangers short ones cost it
+ * and them much of the GPU: it has them for high clients that are at work, not for those that may come.
+ */
 static uint64_t usual_slice_us(uint32_t device, uint32_t class)
 {
     rg_settings *s = &rg.segment->settings;
     uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
-    return us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device) ? us : RG_POLICY_LEAST_SLICE_US;
+    if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device))
+        return us;
+    return class == RG_CLASS_HIGH || has_high_work(&rg.segment->devices[device]) ? RG_POLICY_LEAST_SLICE_US : DRIVER_SLICE_US;
 }
 
 void rg_preempt_beat(void)

@@ -699,7 +699,7 @@ static void preemption_is_said_for_each_device(void)
     CHECK_EQUAL(cuMemsetD8_v2(p, 1, 64), CUDA_SUCCESS);
     WAIT_FOR(atomic_load(&rg_share_of(seg, 1, rg.slot_index)->preemption) == RG_PREEMPTION_ON);
     WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_ON);
-    CHECK_EQUAL(rg_share_of(seg, 1, rg.slot_index)->slice_us, RG_POLICY_LEAST_SLICE_US);
+    CHECK_EQUAL(rg_share_of(seg, 1, rg.slot_index)->slice_us, 2048);
     done();
 }
 

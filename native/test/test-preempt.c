@@ -36,7 +36,7 @@ static void become_preemptible(void)
     seg->settings.preempt = 1;
     WAIT_FOR(atomic_load(&rg.preemptible[0]));
     CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
-    CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US); /* it is not known to have the GPU to itself */
+    CHECK_EQUAL(rg.slot->slice_us, 2048); /* the driver's: it is not known to have the GPU to itself, and no high client has had work */
     CHECK(seg->settings.slice_us < RG_POLICY_LEAST_SLICE_US);
 }
 
@@ -44,6 +44,9 @@ static void become_preemptible(void)
 static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
 {
     become_preemptible();
+    other_launches(true);
+    other_launches(false);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US);
     atomic_store(&dev0()->own_until_ns, UINT64_MAX);
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.slice_us);
     /* Another best-effort client has a context there. */
@@ -56,6 +59,9 @@ static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
     /* Nobody looks any more whether other programs are. */
     atomic_store(&dev0()->own_until_ns, rg_now_ns());
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US);
+    /* Nor is there anybody any more for whom they are short. */
+    atomic_store(&dev0()->idle_ns, rg_now_ns() - 6000000000ull);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 2048);
     seg->settings.slice_us = RG_POLICY_LEAST_SLICE_US + 1;
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US + 1);
     done();

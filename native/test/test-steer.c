@@ -184,7 +184,7 @@ static void who_waits_at_the_gate_goes_when_it_becomes_high(void)
 static void who_is_suspended_returns_when_it_becomes_high(void)
 {
     become_preemptible();
-    CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US);
+    CHECK_EQUAL(rg.slot->slice_us, 2048);
     other_launches(true);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
     pthread_t thread = start();
