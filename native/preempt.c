@@ -234,7 +234,7 @@ static void give_back(preemptor *p)
     uint64_t usual = p->slice_us;
     p->giving_back = true;
     if (p->found == RG_CHANNELS_FOUND)
-        slice(p, due_ns / 1000 ? due_ns / 1000 : 1);
+        slice(p, due_ns / 1000 > RG_POLICY_LEAST_SLICE_US ? due_ns / 1000 : RG_POLICY_LEAST_SLICE_US);
     pthread_mutex_unlock(&p->lock);
     resume(p);
     atomic_fetch_add_explicit(&rg.slot->starved, 1, memory_order_relaxed);
@@ -504,17 +504,17 @@ static void start(preemptor *p)
 }
 
 /*
- * Nobody but the high clients may share the device with this process: whoever looks after the segment has seen no stranger on it, and the
- * segment has no other best-effort client there, at work or not: one that gets nothing done launches nothing either.
+ * Nobody but high clients, of which it is none, may share the device with this process: whoever looks after the segment has seen no stranger
+ * on it, and the segment has no other client there, at work or not: one that gets nothing done launches nothing either.
  */
-static bool has_it_to_itself(uint32_t device)
+static bool has_it_to_itself(uint32_t device, uint32_t class)
 {
     if (rg_now_ns() >= atomic_load(&rg.segment->devices[device].own_until_ns))
         return false;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];
         if (atomic_load(&c->owner) != atomic_load(&rg.slot->owner) && atomic_load(&c->state) == RG_LIVE &&
-            atomic_load(&c->class) != RG_CLASS_HIGH && atomic_load(&c->devices) >> device & 1)
+            (class == RG_CLASS_HIGH || atomic_load(&c->class) != RG_CLASS_HIGH) && atomic_load(&c->devices) >> device & 1)
             return false;
     }
     return true;
@@ -536,7 +536,7 @@ static uint64_t usual_slice_us(uint32_t device, uint32_t class)
 {
     rg_settings *s = &rg.segment->settings;
     uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
-    if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device))
+    if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device, class))
         return us;
     return class == RG_CLASS_HIGH || has_high_work(&rg.segment->devices[device]) ? RG_POLICY_LEAST_SLICE_US : DRIVER_SLICE_US;
 }

@@ -61,15 +61,17 @@ export class GpuShares {
   }
 
   /**
-   * The indices of those devices that are known to have been used by clients of the segment, and by nobody else lately: what a client has
-   * started, and is none itself, is somebody else. Read and looked at as by `of`.
+   * The indices of those devices that were lately used by a best-effort client of the segment, and by nobody who is no client: what a client has
+   * started, and is none itself, is somebody else. Looked at as by `of`. That a best-effort client comes forward has to be seen: who gets
+   * nothing done beside another one is as idle as that.
    */
-  ownOnly(segment: Segment, totals: Snapshot, devices: readonly SegmentDevice[]): number[] {
+  ownOnly(segment: Segment, devices: readonly SegmentDevice[]): number[] {
     const source = this.#sourceOf(segment);
-    const owners = ownersOf(totals);
+    const own = segment.slots().filter(({ parent, finished }) => parent === null && !finished);
+    const owners = new Map(own.map((slot) => [slot.pid, slot.class]));
     return devices.flatMap(({ index, uuid }) => {
       const processes = [...(source.busy(uuid) ?? [])];
-      const known = processes.some(([pid]) => owners.has(pid));
+      const known = processes.some(([pid, share]) => owners.get(pid) === "best-effort" && (share ?? 0) > 0);
       return known && processes.every(([pid, share]) => share === 0 || (share !== null && owners.has(pid)))
         ? [index]
         : [];
@@ -111,12 +113,13 @@ export class MeanShares {
 
 /** Adds up the processes of each client: those that have attached, and what they have started that has not. `busy` is by device. */
 function sharesOf(totals: Snapshot, busy: ReadonlyMap<number, Busy | undefined>): ClientShares {
-  const owners = ownersOf(totals);
+  const owners = new Map<number, string>();
   /** What clients that threads have entered work on is their process's. */
   const ofThreads = new Map<number, number[]>();
-  for (const { processes } of totals.values())
-    for (const { parent, devices } of processes)
+  for (const [name, { processes }] of totals)
+    for (const { pid, parent, finished, devices } of processes)
       if (parent !== null) ofThreads.set(parent, [...(ofThreads.get(parent) ?? []), ...devices]);
+      else if (!finished) owners.set(pid, name);
   const strangers = new Map<string, Map<number, number>>();
   for (const [device, processes] of busy)
     for (const [pid, share] of processes ?? []) {
@@ -141,17 +144,6 @@ function sharesOf(totals: Snapshot, busy: ReadonlyMap<number, Busy | undefined>)
       const sum = shares.reduce((all, share) => (all === null || share === null ? null : all + share), 0);
       return [name, sum === null || shares.length === 0 ? null : round(sum / shares.length)];
     }),
-  );
-}
-
-/** The clients that live processes are, by pid. */
-function ownersOf(totals: Snapshot): ReadonlyMap<number, string> {
-  return new Map(
-    [...totals].flatMap(([name, { processes }]) =>
-      processes.flatMap(({ pid, parent, finished }): [number, string][] =>
-        parent === null && !finished ? [[pid, name]] : [],
-      ),
-    ),
   );
 }
 

@@ -13,7 +13,6 @@ import type { Observation } from "./slo-known.ts";
 import { type Action, Controller, HOLD_S, TICK_S, type Second, type Target } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
-import { snapshotOf } from "./tally.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
 const HOLD_ms = HOLD_S * 1000;
@@ -47,7 +46,7 @@ const MARKS_KEPT = 200;
 const PAUSES_MOST = 8;
 /** How often somebody else's place is asked for, what is found shown, in ticks. */
 const TRY_TICKS = 10;
-/** How often it is looked for programs that are no clients, and for how long clients know that there are none. */
+/** How often it is looked for programs that are no clients, and for how long clients know that there are none, should nobody look again. */
 const LOOK_s = 1;
 const OWN_ns = 3e9;
 const SHOW_TICKS = 5;
@@ -121,9 +120,15 @@ export class LoopKeeper implements Disposable {
   /** Slices are as short as they are set to be only on GPUs that have no programs but clients (rg_preempt_beat). */
   #lookForStrangers(): void {
     const segment = this.#segment;
-    const until_ns = segment.now_ns + OWN_ns;
-    for (const device of this.#gpus.ownOnly(segment, snapshotOf(segment), segment.devices()))
-      segment.ownUntil(device, until_ns);
+    const devices = segment.devices();
+    // Before there is one NVML is not loaded.
+    if (devices.length === 0) return;
+    try {
+      const own = this.#gpus.ownOnly(segment, devices);
+      for (const { index } of devices) segment.ownUntil(index, own.includes(index) ? segment.now_ns + OWN_ns : 0);
+    } catch {
+      // Not known, then: slices are longer.
+    }
   }
 
   #drop(): void {

@@ -80,11 +80,13 @@ const BACK_OFF_TIMES = 8;
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /**
- * Where all may run, so few requests end a trial in which they take so many times as long as alone, and for so long there is no other (GPT-2
- * decoding beside ResNet-50's training on an H200: twice as long, of 20 requests in the 2 s of a window).
+ * Where all may run, so few requests end a trial in which they take so many times as long as alone, and for so long there is no other, unless what is
+ * known is forgotten as load or neighbours change (GPT-2 decoding beside ResNet-50's training on an H200: twice as long, of 20 requests in
+ * the 2 s of a window). At first what was stopped runs all at once.
  */
 const FEW = 5;
 const FAR_OVER = 1.5;
+const FAR_TRIAL_S = 0.2;
 const BACK_OFF_FAR_S = 600;
 /**
  * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least
@@ -502,7 +504,7 @@ export class Controller {
 
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
   #tryOut(spent_s: number): void {
-    if (this.#leavesStops && this.#isFarOver()) {
+    if (this.#leavesStops && spent_s >= FAR_TRIAL_S && this.#isFarOver()) {
       this.#retreat();
       this.#at(this.#ladder.length - 1).notBefore_s = this.t_s + BACK_OFF_FAR_S;
       return;

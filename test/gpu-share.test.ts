@@ -343,22 +343,23 @@ describe("from NVML", () => {
     ]);
   });
 
-  test("nobody else uses a GPU if all that is named lately is a client's, and some is", async () => {
+  test("nobody else uses a GPU if what is named lately is clients', and a best-effort one gets something done", async () => {
     const says = `device ${device}\n`;
     const { own } = await looks([
       // Long ago, maybe.
       { at_ms: 0, says: says + sample(one, 10, 40) },
       { at_ms: 1000, says: says + sample(one, 20, 40) },
       { at_ms: 2000, says: says + sample(1, 30, 1) },
-      // Idle now, as far as is known, and then for sure.
+      // Idle now, as far as is known, and then for sure; but so is a client that gets nothing done beside it.
       { at_ms: 3000, says },
       { at_ms: 4000, says },
+      { at_ms: 5000, says: says + sample(one, 45, 1) },
       // What a client has started is not governed.
-      { at_ms: 5000, says: says + sample(one, 50, 40) + sample(child, 50, 30) },
+      { at_ms: 6000, says: says + sample(one, 50, 40) + sample(child, 50, 30) },
       // The GPU does not answer.
-      { at_ms: 6000, says: `${says}error 3\n` },
+      { at_ms: 7000, says: `${says}error 3\n` },
     ]);
-    expect(own).toEqual([[], [0], [], [], [0], [], []]);
+    expect(own).toEqual([[], [0], [], [], [], [0], [], []]);
     // Who sees strangers alone, as in a container, knows of no client.
     const { own: without } = await looks([
       { at_ms: 0, says },

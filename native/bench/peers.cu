@@ -9,34 +9,38 @@
  * slices of that length, then with the first one so and the others in those of the driver: kernels that each has finished, of 100 that one
  * finishes alone. A process that gets 0.0 does not come forward at all.
  */
+#include <csignal>
 #include <cstdio>
 #include <cstring>
 #include <cuda_runtime.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 #include "channels.h"
 
-enum { MOST = 4, SMS = 132, AHEAD = 16, DRIVER_US = 2048, SHARED_BYTES = 220 << 10 };
+enum { MOST = 4, AHEAD = 16, DRIVER_US = 2048 };
 
 static struct Shared {
-    volatile bool stop, large;
+    volatile bool stop, large; /* the kernels */
     volatile int active, ready, failed;
     volatile unsigned slice_us[MOST], set_us[MOST];
     alignas(64) volatile unsigned long long done[MOST][8]; /* kernels */
 } *shared;
 
-__global__ void __launch_bounds__(1024, 1) large(int iterations, unsigned *blocks, volatile unsigned long long *done, unsigned *out)
+static int sms, shared_bytes; /* of each process's GPU: multiprocessors, and the most shared memory that a block may have */
+
+__global__ void __launch_bounds__(1024, 1) large(int iterations, unsigned words, unsigned *blocks, volatile unsigned long long *done, unsigned *out)
 {
     extern __shared__ unsigned kept[];
     unsigned x[48];
     for (int k = 0; k < 48; k++)
         x[k] = threadIdx.x * 31 + k;
-    for (int i = threadIdx.x; i < SHARED_BYTES / 4; i += blockDim.x)
+    for (unsigned i = threadIdx.x; i < words; i += blockDim.x)
         kept[i] = i;
     for (int i = 0; i < iterations; i++)
         for (int k = 0; k < 48; k++)
-            x[k] = x[k] * 1664525u + kept[(x[(k + 1) % 48] >> 8) % (SHARED_BYTES / 4)];
+            x[k] = x[k] * 1664525u + kept[(x[(k + 1) % 48] >> 8) % words];
     unsigned sum = 0;
     for (int k = 0; k < 48; k++)
         sum ^= x[k];
@@ -62,24 +66,28 @@ __global__ void small(int iterations, unsigned *blocks, volatile unsigned long l
 static void launch(bool is_large, unsigned *blocks, volatile unsigned long long *done)
 {
     if (is_large)
-        large<<<SMS, 1024, SHARED_BYTES>>>(100, blocks, done, blocks + 1);
+        large<<<sms, 1024, shared_bytes>>>(100, shared_bytes / 4, blocks, done, blocks + 1);
     else
-        small<<<SMS, 128>>>(20000, blocks, done, blocks + 1);
+        small<<<sms, 128>>>(20000, blocks, done, blocks + 1);
 }
 
 static int process(int me)
 {
     unsigned *blocks;
     void *mapped = nullptr;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0);
+    cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     cudaHostRegister((void *)shared, sizeof *shared, cudaHostRegisterMapped);
     cudaHostGetDevicePointer(&mapped, (void *)shared, 0);
     volatile unsigned long long *done = ((Shared *)mapped)->done[me];
-    cudaFuncSetAttribute(large, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+    cudaFuncSetAttribute(large, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
     cudaMalloc(&blocks, 64);
     cudaMemset(blocks, 0, 64);
     for (int i = 0; i < 4; i++)
         launch(i & 1, blocks, done);
-    cudaError_t e = cudaDeviceSynchronize();
+    cudaError_t launched_ok = cudaGetLastError(), e = cudaDeviceSynchronize();
+    e = launched_ok != cudaSuccess ? launched_ok : e;
     if (e != cudaSuccess || !find_channels()) {
         fprintf(stderr, "peers: process %d cannot run, or control its channels: %s\n", me, cudaGetErrorString(e));
         __atomic_add_fetch(&shared->failed, 1, __ATOMIC_SEQ_CST);
@@ -153,8 +161,13 @@ int main(int argc, char **argv)
     for (int i = 0; i < processes; i++)
         if ((pids[i] = fork()) == 0)
             _exit(process(i));
-    while (shared->ready < processes)
+    while (shared->ready < processes) {
+        if (waitpid(-1, &status, WNOHANG) > 0) {
+            fprintf(stderr, "peers: a process ended before it had begun\n");
+            return 1; /* and so do the others */
+        }
         usleep(1000);
+    }
     for (int is_large = 1; is_large >= 0 && !shared->failed; is_large--) {
         double alone;
         shared->large = is_large;

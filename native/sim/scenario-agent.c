@@ -208,7 +208,7 @@ bool rg_scenario_agent_act(scenario *s)
     case GIVING:
         for (uint32_t i = 0; i < s->count; i++)
             if (s->players[i].of->best_effort) {
-                set_slice(s, &s->players[i], due_us(s));
+                set_slice(s, &s->players[i], due_us(s) > RG_POLICY_LEAST_SLICE_US ? due_us(s) : RG_POLICY_LEAST_SLICE_US);
                 s->players[i].result->starved++;
             }
         suspend_best_effort(s, false);

@@ -201,6 +201,16 @@ static void who_is_suspended_returns_when_it_becomes_high(void)
     }
     CHECK_EQUAL(rg.slot->suspensions, 1);
 
+    /* Short slices are nothing for two high clients, though neither launches anything at the moment. */
+    atomic_store(&seg->devices[0].own_until_ns, UINT64_MAX);
+    seg->settings.high_slice_us = 60;
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 60);
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_HIGH);
+    atomic_store(&seg->clients[OTHER].devices, 1);
+    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == RG_POLICY_LEAST_SLICE_US);
+    atomic_store(&seg->devices[0].own_until_ns, 0);
+
     atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
     CHECK_EQUAL(rg.slot->slice_us, RG_POLICY_LEAST_SLICE_US);

@@ -47,8 +47,9 @@ def main():
     time.sleep(0.02)  # in the middle of them
     if way == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    print("reset", ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxReset_v2(0), flush=True)
-    os._exit(0)  # CuPy does not know
+    result = ctypes.CDLL("libcuda.so.1").cuDevicePrimaryCtxReset_v2(0)
+    print("reset", result, flush=True)
+    os._exit(0 if result == 0 else 1)  # CuPy does not know
 
 
 if __name__ == "__main__":
