@@ -52,6 +52,18 @@ const PROGRAMS: readonly Program[] = [
     profile: "h200-bert-infer-bs2x128.csv",
   },
   {
+    name: "resnet50-graph",
+    class: "high",
+    title: "ResNet-50 inference, batch 4, CUDA graph",
+    args: serve("resnet50", 4, "--graph"),
+  },
+  {
+    name: "bert-graph",
+    class: "high",
+    title: "BERT-base inference, batch 2, 128 tokens, CUDA graph",
+    args: serve("bert", 2, "--seq", "128", "--graph"),
+  },
+  {
     name: "gpt2-decode",
     class: "high",
     title: "GPT-2 decoding, batch 4, 4 tokens a request after 256, CUDA graph",

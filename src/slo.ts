@@ -89,6 +89,12 @@ const FAR_OVER = 1.5;
 const FAR_TRIAL_S = 0.2;
 const BACK_OFF_FAR_S = 600;
 /**
+ * Requests that wait for the GPU for more than this part of their time, alone, are slowed by all that runs beside them: letting all run is not even
+ * tried (on an H200, under MPS without Rigel: BERT as one CUDA graph beside ResNet-50's training 3.6 times as long, ResNet-50 as one 2.4 times, GPT-2
+ * decoding 2.9 times, where the trial's quarter of a second had requests queue up to 120 ms).
+ */
+const BOUND = 0.5;
+/**
  * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least
  * takes there, where requests use less than this part of what the target allows them, as so many of them tell.
  */
@@ -772,17 +778,25 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second); later suspension, where suspension at once is too late; and one that comes at
+   * a second), or where requests keep the GPU busy; later suspension, where suspension at once is too late; and one that comes at
    * once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung <= SHORTEST)) return false;
     if (!this.#ladder[rung]?.suspend)
       return this.#ladder === STOP_RUNGS
-        ? "p99_over_alone" in this.#target && this.#delay(this.#rung) === undefined
+        ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return (this.#home === 0 && this.#judge(0) === "over") || next_ms > this.#alone.quantile_ms(0.9);
+  }
+
+  /** Half of the requests alone, or more, mostly wait for the GPU, and the target leaves no room for what others do on it meanwhile. */
+  #isBound(): boolean {
+    if (!("p99_over_alone" in this.#target) || this.#target.p99_over_alone > FAR_OVER) return false;
+    const { waits } = this.#aloneWaits;
+    const bound = waits.filter(({ worked_ms, waited_ms }) => waited_ms > BOUND * (worked_ms + waited_ms));
+    return 2 * bound.length > waits.length;
   }
 
   /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */

@@ -224,9 +224,15 @@ function settle(
   preemption: boolean,
   seconds: number,
   effect: (settings: Settings) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
-  { rate_per_s = (_t_s: number): number => 60, slower = (_t_s: number): number => 1, seed = 23, stops = false } = {},
+  {
+    rate_per_s = (_t_s: number): number => 60,
+    slower = (_t_s: number): number => 1,
+    seed = 23,
+    stops = false,
+    target = { p99_over_alone: 1.05 },
+  } = {},
 ) {
-  const controller = new Controller({ p99_over_alone: 1.05 });
+  const controller = new Controller(target);
   const noise = random(seed);
   let action: Action = { settings: undefined, hold: false };
   let host = 1;
@@ -350,12 +356,16 @@ describe("the controller on such a host", () => {
   });
 
   test("where all that runs beside them makes requests twice as long a few requests are enough to see it, for ten minutes", () => {
-    const { settings } = settle(decoding, true, 300, decodingBeside(8), { stops: true });
-    const tried = settings.filter((is) => is?.suspend === 0).length;
-    expect(tried).toBeWithin(1, 5);
-    // Where they take no longer for it, all run.
-    const free = settle(decoding, true, 100, decodingBeside(0.1), { stops: true });
-    expect(share(free.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
+    const { settings } = settle(hostBound, true, 300, stopped(8), { stops: true });
+    expect(settings.filter((is) => is?.suspend === 0).length).toBeWithin(1, 5);
+  });
+
+  test("where requests keep the GPU busy letting all run is not tried, unless the target allows for what that does", () => {
+    const tried = settle(decoding, true, 100, decodingBeside(8), { stops: true }).settings;
+    expect(tried.some((is) => is?.suspend === 0)).toBe(false);
+    expect(share(tried, 30, isLate)).toBe(1);
+    const allowed = settle(decoding, true, 100, decodingBeside(3), { stops: true, target: { p99_over_alone: 1.6 } });
+    expect(share(allowed.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
