@@ -22,6 +22,7 @@ import {
   type Solo,
   type Window,
   arrivalTimes,
+  beginsQueued,
   schedule,
   soloOf,
   soloTurns,
@@ -308,12 +309,17 @@ async function runLive(
   // When it was stopped, the last window was under way.
   const ended = complete ? windows : windows.slice(0, Math.max(0, switches.length - 1));
   const high = ran.logs.get(HIGH)?.requests ?? [];
+  let queued = 0;
   const measurements = ended.flatMap((window, index): Measurement[] => {
     const { way, round, from_s, counted_s, to_s } = window;
     if (round === LEARNING) return [];
     const switched_s = switches[index]?.at_s ?? Number.POSITIVE_INFINITY;
     // Switched late, it is not the way that it is called.
     if (switched_s > from_s + SETTLE_s / 4) return [];
+    if (windows[index - 1]?.way !== way && beginsQueued(high, window)) {
+      queued++;
+      return [];
+    }
     const base = { pair: pair.name, method, round, window: { from_s, counted_s, to_s, switched_s } };
     const only = sole(way);
     const best = (only ? [only] : pair.best).map(({ name }) => {
@@ -326,10 +332,15 @@ async function runLive(
     const { waits = [] } = switches[index] ?? {};
     return [{ ...base, way, requests, requests_s, best: way === ALONE ? [] : best, waits }];
   });
-  if (measurements.length === 0 && complete) throw new RunFailed("no window was switched in time", []);
-  const lost = Math.max(0, ended.length - learning - measurements.length);
+  if (measurements.length === 0 && complete)
+    throw new RunFailed("no window was switched in time, and without requests of an earlier one queued up", []);
+  const late = Math.max(0, ended.length - learning - measurements.length - queued);
   const note = [
-    `${measurements.length} windows${lost > 0 ? `, ${lost} switched too late and left out` : ""}`,
+    [
+      `${measurements.length} windows`,
+      ...(late > 0 ? [`${late} switched too late and left out`] : []),
+      ...(queued > 0 ? [`${queued} begun with requests of the way before queued up, and left out`] : []),
+    ].join(", "),
     ...[...loops].map(([name, loop]) => `${name} ended with ${settled(loop.report())}`),
   ].join("; ");
   const reports = [...loops].map(([way, loop]) => ({ pair: pair.name, way, method, ...loop.report() }));

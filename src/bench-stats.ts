@@ -163,6 +163,14 @@ export function within(samples: readonly Sample[], { counted_s, to_s }: Window, 
   return samples.filter(([due_s]) => due_s >= counted_s && due_s < to_s - guard_s);
 }
 
+/**
+ * Whether requests of an earlier window were still under way half way through the time that this one has to settle: a way that lets requests
+ * queue up would show in the one after it. `samples` are of all windows.
+ */
+export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: Window): boolean {
+  return samples.some(([due_s, ms]) => due_s < from_s && due_s + ms / 1000 > (from_s + counted_s) / 2);
+}
+
 /* ---- The matrix */
 
 /** What one way of running a pair gave in one round. */

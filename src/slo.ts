@@ -90,7 +90,7 @@ const FAR_TRIAL_S = 0.2;
 const BACK_OFF_FAR_S = 600;
 /**
  * Requests that wait for the GPU for more than this part of their time, alone, are slowed by all that runs beside them: letting all run is not even
- * tried (on an H200, under MPS without Rigel: BERT as one CUDA graph beside ResNet-50's training 3.6 times as long, ResNet-50 as one 2.4 times, GPT-2
+ * tried (on an H200, under MPS with nothing held back: BERT as one CUDA graph beside ResNet-50's training 3.6 times as long, ResNet-50 as one 2.4 times, GPT-2
  * decoding 2.9 times, where the trial's quarter of a second had requests queue up to 120 ms).
  */
 const BOUND = 0.5;

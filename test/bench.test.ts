@@ -16,6 +16,7 @@ import {
   type Sample,
   type Solo,
   arrivalTimes,
+  beginsQueued,
   gapsOf,
   latencyOf,
   median,
@@ -159,6 +160,23 @@ describe("statistics", () => {
     const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
     const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
     expect(withinWindow(samples, window, 0.1).map(([due_s]) => due_s)).toEqual([1, 2.8]);
+  });
+
+  test("a window begins queued if a request of an earlier one was under way half way through the time to settle", () => {
+    const window = { way: "a", round: 0, from_s: 10, counted_s: 10.6, to_s: 12.6 };
+    const due = (due_s: number, ms: number): boolean =>
+      beginsQueued(
+        [
+          [1, 2],
+          [due_s, ms],
+          [11, 2],
+        ],
+        window,
+      );
+    expect(due(9.9, 390)).toBe(false);
+    expect(due(9.9, 410)).toBe(true);
+    expect(due(5, 6000)).toBe(true);
+    expect(due(10, 2000)).toBe(false); // it is the window's own
   });
 
   test("ratios are taken within a round", () => {
