@@ -22,6 +22,7 @@
  */
 #include "client.h"
 
+#include <limits.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -89,6 +90,12 @@ static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
 {
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     syscall(SYS_futex, word, FUTEX_WAIT, value, &t, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word)
+{
+    atomic_fetch_add(word, 1);
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
 /* Looks the channels up again if the process made or freed some, of which the simulated GPU does not tell. */
@@ -587,7 +594,9 @@ void rg_preempt_beat(void)
         say(d, !ok ? RG_PREEMPTION_OFF : stops == RG_STOPS_READY ? RG_PREEMPTION_STOPS : RG_PREEMPTION_ON);
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
         preemptible = stops == RG_STOPS_READY ? RG_STOPPABLE : preemptible;
-        atomic_store(&rg.preemptible[d], ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE);
+        uint32_t now = ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE;
+        if (atomic_exchange(&rg.preemptible[d], now) == RG_NOT_PREEMPTIBLE && now != RG_NOT_PREEMPTIBLE)
+            wake(&rg.segment->devices[d].busy_wake); /* its thread sleeps as one that has nothing to do, through requests and holds */
         /* It may have become high meanwhile, and have said so before (rg_preempt_wake), or have lost the context with its stops. */
         if (rg_member_class() == RG_CLASS_HIGH || (stops == RG_STOPS_READY && !rg_stops_there(d)))
             atomic_store(&rg.preemptible[d], 0);
@@ -604,10 +613,8 @@ void rg_preempt_wake(void)
             atomic_store(&rg.preemptible[d], 0);
         if (!(atomic_load(&rg.slot->devices) >> d & 1))
             continue;
-        atomic_fetch_add(&dev->wake, 1);
-        atomic_fetch_add(&dev->busy_wake, 1);
-        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+        wake(&dev->wake);
+        wake(&dev->busy_wake);
     }
 }
 
@@ -629,8 +636,8 @@ void rg_preempt_stop(void)
         if (!atomic_load(&p->started))
             continue;
         rg_device *dev = &rg.segment->devices[d];
-        syscall(SYS_futex, &dev->wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
-        syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, 0x7fffffff, NULL, NULL, 0);
+        wake(&dev->wake);
+        wake(&dev->busy_wake);
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. Not so on the
          * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
         if (rg_join(p->thread) || !atomic_load(&p->suspended))

@@ -40,6 +40,26 @@ static void become_preemptible(void)
     CHECK(seg->settings.slice_us < RG_POLICY_LEAST_SLICE_US);
 }
 
+/* Its thread, which has slept as one that has nothing to do, is awake as it has: a request may have begun before. */
+static void awake_as_it_becomes_preemptible(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    other_launches(true);
+    for (int i = 0; i < 3; i++) {
+        uint32_t before = atomic_load(&dev0()->busy_wake);
+        uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
+        seg->settings.preempt = 1;
+        WAIT_FOR(atomic_load(&rg.preemptible[0]));
+        WAIT_FOR(atomic_load(&dev0()->busy_wake) != before);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == (uint64_t)i + 1);
+        seg->settings.preempt = 0;
+        WAIT_FOR(!atomic_load(&rg.preemptible[0]));
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    }
+    done();
+}
+
 /* In short ones several processes may get nothing done, and who gets nothing done launches nothing by which it could be seen. */
 static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
 {
@@ -148,9 +168,10 @@ static void suspended_while_high_launches(void)
     other_launches(false);
     launch(spin, NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    rg_segment_hold(seg, 50);
+    rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 3);
     launch(spin, NULL, 1000);
+    rg_segment_hold(seg, 30);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* once the hold has ended by itself */
     done();
 }
@@ -549,6 +570,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(preemptible_and_timed_while_new);
+    RUN(awake_as_it_becomes_preemptible);
     RUN(slices_are_short_only_where_it_has_the_gpu_to_itself);
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);

@@ -126,10 +126,11 @@ static void a_hold_stops_it(void)
     launch(spin, NULL, 200000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->suspensions, 0);
-    rg_segment_hold(seg, 100);
+    rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
     for (int k = 0; k < 3; k++)
         launch(spin, NULL, 200000);
+    rg_segment_hold(seg, 30);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* once the hold has ended by itself */
     done();
 }
