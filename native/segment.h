@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 15,
+    RG_SEGMENT_VERSION = 16,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -342,7 +342,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
     F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
     F(u32, over_p99, 1)       /* [control] */ \
-    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next seven are what they were before */ \
+    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next eight are what they were before */ \
     F(u32, kept_suspend, 1)   /* [control] */ \
     F(u32, kept_defer_us, 1)  /* [control] */ \
     F(u32, kept_defer_ppm, 1) /* [control] */ \
@@ -350,6 +350,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, kept_slice_us, 1)  /* [control] */ \
     F(u32, kept_inflight, 1)  /* [control] */ \
     F(u32, kept_corun, 1)     /* [control] */ \
+    F(u32, kept_stop_us, 1)   /* [control] */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
@@ -444,7 +445,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 15. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 16. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

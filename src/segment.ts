@@ -27,7 +27,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(15),
+  version: z.literal(16),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -69,7 +69,7 @@ const PREEMPTION = ["unknown", "on", "off", "stops"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 12;
 /** Settings that policy slo moves and others have too. */
-const KEPT = ["suspend", "defer_us", "defer_ppm", "need_us", "slice_us", "inflight", "corun"] as const;
+const KEPT = ["suspend", "defer_us", "defer_ppm", "need_us", "slice_us", "inflight", "corun", "stop_us"] as const;
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -345,11 +345,13 @@ export class Segment {
 
   /**
    * Changes settings for policy slo, which are put back where another policy has taken over meanwhile: whoever has changed it may
-   * have put them back before they were written here. Whether it is still slo.
+   * have put them back before they were written here. Stops are as far apart as they were at most: with 0 there are none. Whether it is
+   * still slo.
    */
   move(settings: Readonly<Record<string, number>>): boolean {
     this.keep();
-    this.apply(settings);
+    const most = this.kept()["stop_us"] ?? 0;
+    this.apply({ ...settings, stop_us: Math.min(settings["stop_us"] ?? most, most) });
     if (this.policy === "slo") return true;
     this.#putBack();
     return false;

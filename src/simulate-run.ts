@@ -151,9 +151,7 @@ export class Simulator implements Disposable {
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);
         else if (tick.success) {
-          void child.stdin.write(
-            answer(controller, tick.data, shape, mode === "preempt", settings["gpu.shared"] === 1),
-          );
+          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings));
           void child.stdin.flush();
         }
       }
@@ -175,7 +173,7 @@ function answer(
   { launches, requests, waits }: z.infer<typeof tickSchema>,
   shape: HistogramShape,
   preemption: boolean,
-  shared: boolean,
+  configured: Readonly<Record<string, number>>,
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
@@ -192,11 +190,12 @@ function answer(
     neighbours: "best-effort",
     measured: "high",
     preemption,
-    stops: preemption && shared,
+    stops: preemption && configured["gpu.shared"] === 1,
   });
   if (!settings) return `keep ${Number(hold)}\n`;
   const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun } = settings;
-  return `${[suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, Number(hold)].join(" ")}\n`;
+  const stop_us = Math.min(settings.stop_us, configured["stop_us"] ?? settings.stop_us);
+  return `${[suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us, Number(hold)].join(" ")}\n`;
 }
 
 /** What rigel-simulate reads. */

@@ -5,7 +5,7 @@
 
 /** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
 export type Settings = Readonly<
-  Record<"suspend" | "defer_us" | "defer_ppm" | "need_us" | "slice_us" | "inflight" | "corun", number>
+  Record<"suspend" | "defer_us" | "defer_ppm" | "need_us" | "slice_us" | "inflight" | "corun" | "stop_us", number>
 >;
 
 /**
@@ -20,7 +20,12 @@ export interface Rung {
   slice_us: number;
   inflight: number;
   corun: number;
+  /** Work between two stops of a best-effort stream; never more than is configured (Segment.move), so never any where that is 0. */
+  stop_us: number;
 }
+
+/** As `priority` has it, unless something else is configured. */
+const STOP_US = 250;
 
 const suspended = (need: number, slice_us: number): Rung => ({
   suspend: true,
@@ -28,8 +33,9 @@ const suspended = (need: number, slice_us: number): Rung => ({
   slice_us,
   inflight: 8,
   corun: 0,
+  stop_us: STOP_US,
 });
-const sliced = (slice_us: number): Rung => ({ suspend: false, need: 0, slice_us, inflight: 8, corun: 0 });
+const sliced = (slice_us: number): Rung => ({ ...suspended(0, slice_us), suspend: false });
 const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, SHORT_SLICE_US), inflight });
 
 /** The shortest slices; time goes into switching with shorter ones. */
@@ -63,8 +69,11 @@ export const PREEMPT_RUNGS: readonly Rung[] = [
 /**
  * Where their streams stop between two kernels instead (native/stop.c), under MPS: there are no slices, and the last rung lets all run. Kernels
  * as short as MobileNetV2's delay nothing (ResNet-50's requests by 1% at most without any limit, with a share of 0.97; an H200's slow host).
+ * The first ones have more stops, each of which costs the GPU some 3 us, for requests that best-effort work delays by what runs when they
+ * begin.
  */
 export const STOP_RUNGS: readonly Rung[] = [
+  ...[60, 120].map((stop_us) => ({ ...suspended(0, SHORT_SLICE_US), stop_us })),
   suspended(0, SHORT_SLICE_US),
   ...NEEDS.map((need) => suspended(need, SHORT_SLICE_US)),
   sliced(SHORT_SLICE_US),
@@ -85,5 +94,9 @@ export const GATE_RUNGS: readonly Rung[] = [
   ...[1, 4, 16].map((corun): Rung => ({ ...gated(16, 0.22), corun })),
   ...[32, 64, 256].map((inflight): Rung => ({ ...gated(inflight, 0.22), corun: inflight })),
 ];
-/** The rung to begin on: what is stricter is for requests that miss the target there. */
-export const FIRST_GATE_RUNG = 1;
+
+/** The rung to begin on, as strict as `priority` or stricter; those below are for requests that miss the target there. */
+export function firstRung(ladder: readonly Rung[]): number {
+  if (ladder === GATE_RUNGS) return 1;
+  return ladder === STOP_RUNGS ? STOP_RUNGS.findIndex(({ stop_us }) => stop_us === STOP_US) : 0;
+}

@@ -20,7 +20,7 @@
 import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
 import { Known, type Observation, Pool } from "./slo-known.ts";
 import {
-  FIRST_GATE_RUNG,
+  firstRung,
   GATE_RUNGS,
   PREEMPT_RUNGS,
   type Rung,
@@ -385,7 +385,7 @@ export class Controller {
 
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
   #reset(): void {
-    const rung = this.#ladder === GATE_RUNGS ? FIRST_GATE_RUNG : 0;
+    const rung = firstRung(this.#ladder);
     this.#known = [];
     this.#request_ms = undefined;
     this.#home = rung;
@@ -417,6 +417,7 @@ export class Controller {
       slice_us: to.slice_us,
       inflight: to.inflight,
       corun: to.corun,
+      stop_us: to.stop_us,
     };
   }
 
@@ -707,8 +708,8 @@ export class Controller {
   }
 
   /**
-   * The highest rung below this one that is known to be within the target; else, of those that hold launches, the highest that is not known
-   * to miss it; else the first. There best-effort work gets a tenth less than with a late suspension or longer slices: so from these to
+   * The highest rung below this one that is known to be within the target; else, of those that hold launches or are no more than where it
+   * begins, the highest that is not known to miss it; else the first. There best-effort work gets a tenth less than with a late suspension or longer slices: so from these to
    * a rung of the same kind before any other, if only to one that is not known to miss the target, half way down or with the next slices.
    */
   #below(): number {
@@ -730,6 +731,7 @@ export class Controller {
       alike.find((rung) => !isOld(rung) && this.#judge(rung) === "within") ??
       alike.find((rung) => rung <= half && (isOld(rung) || isUnknown(rung))) ??
       within ??
+      below.find((rung) => rung <= firstRung(this.#ladder) && isUnknown(rung)) ??
       0
     );
   }
@@ -787,8 +789,9 @@ export class Controller {
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices;
+    if (this.#home === 0 && this.#judge(0) === "over") return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
-    return (this.#home === 0 && this.#judge(0) === "over") || next_ms > this.#alone.quantile_ms(0.9);
+    return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);
   }
 
   /** Half of the requests alone, or more, mostly wait for the GPU, and the target leaves no room for what others do on it meanwhile. */

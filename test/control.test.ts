@@ -33,6 +33,7 @@ const MOVED: Settings = {
   slice_us: 200,
   inflight: 2,
   corun: 3,
+  stop_us: 60,
 };
 
 test("a policy that takes over while slo is about to move settings gets them back", () => {
@@ -68,6 +69,25 @@ function moved(settings: Readonly<Record<string, number>>): Record<string, numbe
 function given({ inflight }: { inflight?: number }): { inflight?: number } {
   return inflight === undefined ? {} : { inflight };
 }
+
+test("slo has no fewer stops than are configured, and none where there are to be none", () => {
+  for (const [configured, wanted, expected] of [
+    [250, 60, 60],
+    [40, 60, 40],
+    [0, 60, 0],
+  ] as const) {
+    const segment = underSlo();
+    segment.apply({ stop_us: configured });
+    // Also once it has moved them.
+    for (let n = 0; n < 2; n++) {
+      segment.move({ ...MOVED, stop_us: wanted });
+      expect(segment.settings()).toMatchObject({ stop_us: expected });
+    }
+    change(segment, { name: "priority" });
+    expect(segment.settings()).toMatchObject({ stop_us: configured });
+    segment.remove();
+  }
+});
 
 test("a limit of 0 launches is refused under fair where it would be in force, and stops no other change", () => {
   const segment = underSlo();

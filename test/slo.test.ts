@@ -117,7 +117,16 @@ const visited = (t_s: number): World => ({
 const loaded = (t_s: number): World => ({ ...world(gpuBound)(), rate_per_s: t_s >= 30 && t_s < 60 ? 180 : 60 });
 
 /** What the first rung is where clients can be suspended. */
-const SAFEST: Settings = { suspend: 1, defer_us: 0, defer_ppm: 0, need_us: 0, slice_us: 50, inflight: 8, corun: 0 };
+const SAFEST: Settings = {
+  suspend: 1,
+  defer_us: 0,
+  defer_ppm: 0,
+  need_us: 0,
+  slice_us: 50,
+  inflight: 8,
+  corun: 0,
+  stop_us: 250,
+};
 
 const lateIsFine: World["effect"] = ({ settings }) => {
   if (!settings || settings.suspend === 0) return { slowdown: 1.2, launches_per_s: 1000 };
@@ -132,6 +141,12 @@ const meetsWithLess: World["effect"] = ({ settings }) =>
 const harmlessUnlessFree: World["effect"] = ({ settings }) => ({
   slowdown: settings?.suspend === 0 ? 3 : 1.01,
   launches_per_s: 1000 + (settings?.defer_us ?? 0) / 10,
+});
+
+/** Requests that keep the GPU busy: each is delayed by what runs as it begins, until the next stop. */
+const delayedByStops: World["effect"] = ({ settings }) => ({
+  slowdown: !settings ? 1 : settings.suspend === 0 || settings.defer_us > 0 ? 1.5 : 1 + settings.stop_us / 2500,
+  launches_per_s: 1000 + (settings?.stop_us ?? 0) / 10,
 });
 
 const strict: World["effect"] = ({ settings }) => ({
@@ -195,6 +210,14 @@ describe("the controller", () => {
       const longer = ticks.filter(({ settings }) => settings?.suspend === 0 && settings.slice_us > 50);
       expect(longer.length > 0).toBe(some);
     }
+  });
+
+  test("has streams stop more often where that is what it takes, and no more often than it takes", () => {
+    const { ticks, controller } = run({ p99_over_alone: 1.05 }, 120, world(delayedByStops, { stops: true }));
+    expect(controller.summary()).toMatchObject({ settings: { suspend: 1, stop_us: 120 }, unreachable: false });
+    expect(ticks.filter(({ settings }) => settings?.stop_us === 120).length).toBeGreaterThan(0.8 * ticks.length);
+    const free = run({ p99_over_alone: 1.2 }, 60, world(delayedByStops, { stops: true })).ticks;
+    expect(free.filter(({ settings }) => settings && settings.stop_us < 250)).toEqual([]);
   });
 
   test("moves to what gives best-effort most within the target, in 40 s at 60 requests a second", () => {

@@ -380,6 +380,7 @@ static void tick(scenario *s)
     t->slice_us = o->be_slice_us;
     t->inflight = o->inflight;
     t->corun = o->corun;
+    t->stop_us = o->stop_us;
     t->hold = false;
     if (o->on_tick(o->user, t) != 0) {
         rg_scenario_fail(s, "the control loop ended");
@@ -393,6 +394,7 @@ static void tick(scenario *s)
     o->be_slice_us = t->slice_us;
     o->inflight = t->inflight;
     o->corun = t->corun;
+    o->stop_us = t->stop_us;
     s->hold = t->hold;
     if (slices && s->mode == RG_SCENARIO_PREEMPT)
         rg_scenario_set_slices(s);

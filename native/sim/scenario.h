@@ -64,7 +64,7 @@ typedef struct {
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;
-    uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun; /* settings: as they are; to be changed */
+    uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us; /* settings: as they are; to be changed */
     bool hold; /* best-effort work is held back until the next tick */
 } rg_scenario_tick;
 

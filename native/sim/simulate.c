@@ -225,14 +225,14 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns], ...]}, in
- * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun hold" of eight numbers, or "keep hold", which leaves the
+ * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us hold" of nine numbers, or "keep hold", which leaves the
  * settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
     static char line[VALUE_BYTES];
     char *rest;
-    unsigned v[8];
+    unsigned v[9];
     (void)user;
     printf("{\"launches\":%" PRIu64 ",\"requests\":[", t->launches);
     const char *comma = "";
@@ -255,8 +255,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
         t->hold = v[0] != 0;
         return 0;
     }
-    if (sscanf(line, "%u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7]) != 8)
-        give_up(2, "expected eight numbers in answer to a tick, got \"%s\"", line);
+    if (sscanf(line, "%u %u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8]) != 9)
+        give_up(2, "expected nine numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
     t->defer_us = v[1];
     t->defer_ppm = v[2];
@@ -264,7 +264,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
     t->slice_us = v[4];
     t->inflight = v[5];
     t->corun = v[6];
-    t->hold = v[7] != 0;
+    t->stop_us = v[7];
+    t->hold = v[8] != 0;
     return 0;
 }
 
