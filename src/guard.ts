@@ -12,17 +12,28 @@ while read -r word what; do
   case $word in
     group) groups="$groups $what" ;;
     ended) groups=$(for g in $groups; do [ "$g" = "$what" ] || printf ' %s' "$g"; done) ;;
+    stay) break ;;
     done) exit 0 ;;
   esac
 done
 mark=$1
 farewell=$2
-shift 2
+guest=$3
+not=$4
+shift 4
+# Twice: while a process becomes another program, it seems to have no environment.
+guests() {
+  [ -n "$guest" ] || return 1
+  for file in $(for time in 1 2; do grep -lzFxe "$mark" /proc/[0-9]*/environ; sleep 0.1; done); do
+    grep -qze "^$guest=" "$file" && ! grep -qzFxe "$guest=$not" "$file" && return 0
+  done
+  return 1
+}
 for g in $groups; do kill -s TERM -- "-$g"; done
 [ -z "$groups" ] || sleep 5
 for g in $groups; do kill -s KILL -- "-$g"; done
+while guests; do sleep 1; done
 eval "$farewell"
-# Twice: while a process becomes another program, it seems to have no environment.
 for file in $(for time in 1 2; do grep -lzFxe "$mark" /proc/[0-9]*/environ; sleep 0.1; done); do
   pid=\${file#/proc/}
   kill -s KILL "\${pid%/environ}"
@@ -35,10 +46,12 @@ export class Guard implements Disposable {
 
   /**
    * If the launcher dies, `farewell` (a command of the shell, which must end by itself) is run, processes with `mark` in
-   * their environment are ended, and `files`, which may be folders, removed.
+   * their environment are ended, and `files`, which may be folders, removed. All of that once no process is left that has the mark and,
+   * unlike the launcher, the variable `guest`: somebody else's.
    */
-  constructor(mark: string, files: readonly string[], farewell = ":") {
-    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", mark, farewell, ...files], {
+  constructor(mark: string, files: readonly string[], farewell = ":", guest = "") {
+    const not = process.env[guest] ?? "";
+    this.#shell = Bun.spawn(["/bin/sh", "-c", SCRIPT, "rigel-guard", mark, farewell, guest, not, ...files], {
       env: { PATH: `${process.env["PATH"] ?? ""}:/usr/bin:/bin` },
       // Out of reach of the terminal's Ctrl-C.
       detached: true,
@@ -57,6 +70,12 @@ export class Guard implements Disposable {
   /** It has ended: its number may soon be somebody else's. */
   forget(group: number): void {
     this.#say(`ended ${group}`);
+  }
+
+  /** The launcher ends well, and what it would do as it does is left to this: there are guests. */
+  stay(): void {
+    this.#say("stay");
+    this.#shell.stdin.end();
   }
 
   [Symbol.dispose](): void {

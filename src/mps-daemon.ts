@@ -43,6 +43,8 @@ const SEEN_ms = 2000;
 const QUIT_s = 5;
 const KILL_ms = 2000;
 const LOOK_ms = 50;
+/** The command of a `rigel run` and all that it starts have this in their environment: by which run. */
+export const RUN_MARK = "RIGEL_RUN";
 
 /** Where the program is that starts daemons and talks to them; null if it is not on PATH. */
 export function program(): string | null {
@@ -309,11 +311,18 @@ export class DaemonFolder {
     return join(this.path, "said");
   }
 
+  /** Processes that are none of this launch's: `rigel run` has joined it with them, and they are its daemon's clients. */
+  get guests(): number[] {
+    return living().flatMap(({ pid }) => (startedWith(pid, [this.mark]) && isGuest(pid) ? [pid] : []));
+  }
+
   /** The daemon and its servers; while clients run, they too. */
   #processes(): number[] {
     const daemon = pidOf(this.pipe);
     return living().flatMap(({ pid }) =>
-      startedWith(pid, [this.mark]) || (pid === daemon && commandOf(pid).includes(PROGRAM)) ? [pid] : [],
+      (startedWith(pid, [this.mark]) && !isGuest(pid)) || (pid === daemon && commandOf(pid).includes(PROGRAM))
+        ? [pid]
+        : [],
     );
   }
 
@@ -335,6 +344,12 @@ export class DaemonFolder {
         `causes; ${OTHERWISE}`,
     );
   }
+}
+
+/** A launch may itself be the command of a `rigel run`: then all that it starts has that one's mark. */
+function isGuest(pid: number): boolean {
+  const run = environmentOf(pid)[RUN_MARK];
+  return run !== undefined && run !== process.env[RUN_MARK];
 }
 
 /** As one word of the shell. */

@@ -3,7 +3,7 @@
  * one that runs already or one of the launch's own.
  *
  * A daemon that Rigel did not start is never stopped, and its folder never removed. One that Rigel started ends with the
- * launch, whatever ends that (guard.ts, when the launcher itself is killed).
+ * launch, whatever ends that (guard.ts, when the launcher itself is killed), or with the last program that has joined it (`rigel run`).
  */
 
 import type { Config } from "./config.ts";
@@ -11,7 +11,7 @@ import type { Device, Environment } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import { progress } from "./log.ts";
-import { DaemonFolder, DaemonLogs, OTHERWISE, clientsOf, findDaemon, program } from "./mps-daemon.ts";
+import { DaemonFolder, DaemonLogs, OTHERWISE, RUN_MARK, clientsOf, findDaemon, program } from "./mps-daemon.ts";
 
 /** How the clients share their GPU; part of the report. */
 export interface Sharing {
@@ -140,7 +140,9 @@ export class Mps implements AsyncDisposable {
     const starts = sharing.daemon === "private";
     if (!starts && !clients.some(({ hidden }) => hidden)) return new Mps(sharing);
     const folder = DaemonFolder.make(where);
-    const guard = new Guard(folder.mark, [folder.path], starts ? folder.farewell : undefined);
+    const guard = starts
+      ? new Guard(folder.mark, [folder.path], folder.farewell, RUN_MARK)
+      : new Guard(folder.mark, [folder.path]);
     const opened = new Mps(starts ? { ...sharing, pipe_directory: folder.pipe } : sharing, folder, guard);
     if (!starts) return opened;
     try {
@@ -186,7 +188,15 @@ export class Mps implements AsyncDisposable {
   async [Symbol.asyncDispose](): Promise<void> {
     if (!this.#folder) return;
     try {
-      if (this.sharing.daemon === "private") await this.#folder.stop();
+      if (this.sharing.daemon === "private") {
+        const { guests } = this.#folder;
+        if (guests.length > 0) {
+          progress(`MPS: the daemon ends with what has joined this launch (process ${guests.join(", ")})`);
+          this.#guard?.stay();
+          return;
+        }
+        await this.#folder.stop();
+      }
       this.#folder.remove();
     } catch (thrown) {
       progress(`${this.#folder.path}: could not be removed (${reason(thrown)})`);

@@ -19,6 +19,7 @@ import { HangWatch } from "./hang-watch.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
+import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import { type PlannedClient, plan } from "./plan.ts";
 import { noWeight } from "./policy.ts";
@@ -166,7 +167,7 @@ async function runIn(
   if (options.verbose)
     progress(`${name}: ${client.device.name}, ${joined.made ? "new" : "joins"} ${basename(segment.path)}`);
   // No other process has these together.
-  const marks = [`RIGEL_SEGMENT=${segment.path}`, `RIGEL_RUN=${process.pid}`];
+  const marks = [`RIGEL_SEGMENT=${segment.path}`, `${RUN_MARK}=${process.pid}`];
   const given = { ...process.env };
   const env = {
     ...clientEnvironment(client, {
@@ -178,7 +179,7 @@ async function runIn(
       nvtx: undefined,
       device: joinedEnvironment(joined, client.device, native, given),
     }),
-    RIGEL_RUN: String(process.pid),
+    [RUN_MARK]: String(process.pid),
   };
   using keeper = new LoopKeeper(segment, native, joined.made);
   const startedAt_ms = performance.now();

@@ -215,6 +215,42 @@ describe("sharing mps starts a daemon", () => {
     await machine.isClean();
   });
 
+  // Whether the launcher ends well or is killed.
+  test.each(["SIGTERM", "SIGKILL"] as const)(
+    "that stays, after %s, for what has joined the launch, and ends with it",
+    async (signal) => {
+      await using machine = new Machine();
+      const at = (name: string): string => join(machine.path, name);
+      const until = (name: string): string => `until [ -e '${at(name)}' ]; do sleep 0.05; done`;
+      const there = async (name: string): Promise<void> => {
+        while (!existsSync(at(name))) await Bun.sleep(20);
+      };
+      const serves = shell("serve", "high", `touch '${at("serves")}'; sleep 1000`);
+      await using launch = machine.launch([serves], { sharing: "mps" }, "--segment", machine.path);
+      await there("serves");
+      const script = `touch '${at("joined")}'; ${until("over")}; echo "$CUDA_MPS_PIPE_DIRECTORY"`;
+      const run = ["run", "--class", "best-effort", "--segment", machine.path, "--", "sh", "-c", script];
+      await using joined = start(run, { env: machine.env });
+      await there("joined");
+      const [folder = ""] = machine.folders;
+      launch.kill(signal);
+      const stderr = await launch.stderr.text();
+      await launch.exited;
+      if (signal === "SIGTERM")
+        expect(stderr).toMatch(/MPS: the daemon ends with what has joined this launch \(process \d/);
+      // Its guard has had time for a look or two.
+      await Bun.sleep(2500);
+      expect(machine.told).not.toContain("quit -t 5");
+      expect(machine.folders).toEqual([folder]);
+      writeFileSync(at("over"), "");
+      const [stdout, status] = await Promise.all([joined.stdout.text(), joined.exited]);
+      expect(stdout).toBe(`${machine.path}/run/${folder}/pipe\n`);
+      await machine.isClean();
+      expect(machine.told).toContain("quit -t 5");
+      expect(status).toBe(0);
+    },
+  );
+
   test("in a folder whose path its sockets can have", async () => {
     await using machine = new Machine();
     machine.env["XDG_RUNTIME_DIR"] = join(machine.path, "a".repeat(100));
