@@ -351,6 +351,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, kept_inflight, 1)  /* [control] */ \
     F(u32, kept_corun, 1)     /* [control] */ \
     F(u32, kept_stop_us, 1)   /* [control] */ \
+    F(u32, trying, 1)         /* [any] 1: the settings are only being tried; where nobody runs the loop any more a client puts those back */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
 #define RG_TYPE_u32(name, n) _Atomic uint32_t name
@@ -455,7 +456,7 @@ _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
 _Static_assert(sizeof(rg_client) == 56064, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3657984, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16099712, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16099776, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3690752, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");

@@ -4,6 +4,8 @@
  * Asked is in the client's account, by name, so that it holds for every process of the client; the policy is in the settings. The agent
  * looks ten times a second and does the rest here, off the launch path, which only reads the mode of its client.
  *
+ * A trial of policy slo's control loop (src/slo.ts) has an end, too, if that process is killed meanwhile.
+ *
  * A pause has an end in any case: the time that was said, or being resumed; else the segment's shutdown, the end of this process's part
  * in Rigel (its exit handlers, rigel_shutdown), or that the segment's file is gone, so that nobody could resume it any more.
  *
@@ -47,8 +49,30 @@ static bool paused(const rg_account *account, uint64_t now_ns)
            !unreachable(now_ns);
 }
 
+/* What the control loop of policy slo was just trying is not what stays where it has died: back to what there was before it. */
+static void end_trial(uint64_t now_ns)
+{
+    const uint64_t GONE_NS = 3000000000u; /* it says twice a second that it runs */
+    rg_control *c = &rg.segment->control;
+    rg_settings *s = &rg.segment->settings;
+    if (!atomic_load(&c->trying) || rg_since(atomic_load(&c->beat_ns), now_ns) < GONE_NS || !atomic_exchange(&c->trying, 0) ||
+        !atomic_load(&c->kept))
+        return;
+#define PUT_BACK(name) atomic_store(&s->name, atomic_load(&c->kept_##name))
+    PUT_BACK(suspend);
+    PUT_BACK(defer_us);
+    PUT_BACK(defer_ppm);
+    PUT_BACK(need_us);
+    PUT_BACK(slice_us);
+    PUT_BACK(inflight);
+    PUT_BACK(corun);
+    PUT_BACK(stop_us);
+#undef PUT_BACK
+}
+
 void rg_steer_beat(uint64_t now_ns)
 {
+    end_trial(now_ns);
     uint32_t policy = atomic_load(&rg.segment->settings.policy);
     bool priorities = policy != RG_POLICY_NONE && policy != RG_POLICY_FAIR;
     bool began = priorities && !atomic_load(&rg.set_priorities);

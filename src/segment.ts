@@ -346,12 +346,15 @@ export class Segment {
   /**
    * Changes settings for policy slo, which are put back where another policy has taken over meanwhile: whoever has changed it may
    * have put them back before they were written here. Stops are as far apart as they were at most: with 0 there are none. Whether it is
-   * still slo.
+   * still slo. `isTrial`: where this process dies the clients put back what there was before.
    */
-  move(settings: Readonly<Record<string, number>>): boolean {
+  move(settings: Readonly<Record<string, number>>, isTrial = false): boolean {
     this.keep();
+    const { control } = this.#layout;
+    if (isTrial) this.#put(control, "trying", 0, 1);
     const most = this.kept()["stop_us"] ?? 0;
     this.apply({ ...settings, stop_us: Math.min(settings["stop_us"] ?? most, most) });
+    if (!isTrial) this.#put(control, "trying", 0, 0);
     if (this.policy === "slo") return true;
     this.#putBack();
     return false;
@@ -380,6 +383,7 @@ export class Segment {
 
   #putBack(): void {
     this.apply(this.#keptNow());
+    this.#put(this.#layout.control, "trying", 0, 0);
     this.#put(this.#layout.control, "kept", 0, 0);
   }
 

@@ -46,7 +46,7 @@ const BEYOND = 0.03;
 const PART = 8;
 /** Requests that are kept, the latest, and for how long beside other work. */
 const MOST = 240;
-const FRESH_S = 30;
+export const FRESH_S = 30;
 /**
  * Times the requests are drawn anew from themselves (the bootstrap: Efron 1979), and the part of them that has to agree that a quantile
  * is over; all of them, where requests are fewer than this. There are five quantiles and a verdict every tick, and hosts that are fast for a

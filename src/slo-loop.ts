@@ -113,7 +113,11 @@ export class LoopKeeper implements Disposable {
     const { target } = this.#segment;
     if (this.#loop && JSON.stringify(this.#loop.target) !== JSON.stringify(target)) this.#drop();
     if (this.#loop) this.#loop.tick();
-    else this.#loop = new SloLoop(this.#segment, target);
+    else {
+      // What a loop before this one has come to was for what that knew, and another target.
+      this.#segment.putBack();
+      this.#loop = new SloLoop(this.#segment, target);
+    }
     if (tick % SHOW_TICKS === 0) this.#segment.showLoop(this.#loop.report());
   }
 
@@ -134,7 +138,7 @@ export class LoopKeeper implements Disposable {
   #drop(): void {
     if (!this.#loop) return;
     this.#last = this.#loop.report();
-    this.#loop.pause();
+    this.#loop.leave();
     this.#loop = undefined;
     this.#segment.showLoop(undefined);
   }
@@ -179,6 +183,13 @@ export class SloLoop {
     this.#held = false;
   }
 
+  /** Ends, where nobody may go on with it: what it has come to stays, but not what it was just trying. */
+  leave(): void {
+    this.pause();
+    const settings = this.#controller.leave();
+    if (settings && this.#segment.policy === "slo") this.#segment.move(settings);
+  }
+
   /** Goes on by itself where it was, with what it had learned. */
   resume(): void {
     this.#observe();
@@ -189,9 +200,9 @@ export class SloLoop {
   }
 
   #act(): void {
-    const { settings } = this.#last;
+    const { settings, isTrial } = this.#last;
     const hold = this.#last.hold && this.#segment.policy === "slo";
-    if (settings) this.#segment.move(settings);
+    if (settings) this.#segment.move(settings, isTrial);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
   }

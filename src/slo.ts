@@ -17,7 +17,7 @@
  * no longer holds the target.
  */
 
-import { Alone, type Delay, delay, type Wait, Waits } from "./slo-delay.ts";
+import { Alone, type Delay, delay, FRESH_S, type Wait, Waits } from "./slo-delay.ts";
 import { Known, type Observation, Pool } from "./slo-known.ts";
 import {
   firstRung,
@@ -53,6 +53,9 @@ const COMPARABLE_SHARE = 0.01;
 const RELEARN_HELD_S = 1.2;
 const RELEARN_MOST = 10;
 const WINDOW_S = 0.6;
+/** A window is so many times as long as all but a tenth of the requests, but no longer than this. */
+const WINDOW_REQUESTS = 2;
+const WINDOW_MOST_S = 5;
 /** From one window to the next. A program that still warms up in the first is known by the second. */
 const BETWEEN_WINDOWS_S = 2;
 /** Requests in the first window that are enough to end it. */
@@ -76,6 +79,8 @@ const DOUBT_REQUESTS = 12;
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_TIMES = 8;
+/** A window or a trial in which nobody looked for so long is over. */
+const STALLED_MOST_S = 4;
 /** The same for slices alone that were tried from a late suspension, and for letting all run where streams stop. */
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
@@ -152,6 +157,8 @@ const SILENCE = 5;
 export interface Action {
   /** Undefined: leave the settings as they are. */
   settings: Settings | undefined;
+  /** They are only being tried. */
+  isTrial?: boolean;
   /** Hold best-effort work until the next tick. */
   hold: boolean;
 }
@@ -176,6 +183,8 @@ export class Controller {
   #ticks = 0;
   #state: State = "waiting";
   #since_s = 0;
+  /** For how long nobody has looked since. */
+  #stalled_s = 0;
   #held_s = 0;
   #ladder: readonly Rung[] = GATE_RUNGS;
   #rung = 0;
@@ -257,10 +266,14 @@ export class Controller {
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
       if (held) {
-        this.#alone.add(seen.requests);
-        this.#window.add(seen.requests);
-        this.#aloneWaits.add(seen.waits ?? [], this.t_s);
-        this.#windowWaits.add(seen.waits ?? [], this.t_s);
+        // What is longer began before best-effort work was held.
+        const alone_ms = 1000 * (this.t_s - this.#since_s - TICK_S);
+        const requests = seen.requests.upTo(alone_ms * 1e6);
+        const waits = (seen.waits ?? []).filter(({ worked_ms, waited_ms }) => worked_ms + waited_ms <= alone_ms);
+        this.#alone.add(requests);
+        this.#window.add(requests);
+        this.#aloneWaits.add(waits, this.t_s);
+        this.#windowWaits.add(waits, this.t_s);
         this.#aloneSays = undefined;
       } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s, this.#left_s(seen));
     }
@@ -270,7 +283,7 @@ export class Controller {
   }
 
   #action(): Action {
-    return { settings: this.#inForce, hold: this.#holds };
+    return { settings: this.#inForce, isTrial: this.#state === "trial", hold: this.#holds };
   }
 
   /**
@@ -296,7 +309,7 @@ export class Controller {
 
   /**
    * Nobody asked for longer than a hold lasts. What happened meanwhile is recorded and no more: it is neither known to be alone nor
-   * beside best-effort work. What was under way, a window or a trial, goes on.
+   * beside best-effort work. What was under way, a window or a trial, goes on, unless that is how it goes all the time.
    */
   #stall(seen: Observation, held: boolean): void {
     const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
@@ -307,7 +320,10 @@ export class Controller {
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held_s, ticks);
     this.#alone.fade((ticks * TICK_S) / ALONE_KEEPS);
+    this.#stalled_s += ticks * TICK_S;
     if (this.#state === "run") this.#at(this.#rung).fade(ticks * TICK_S);
+    else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat(true);
+    else if (held && this.#stalled_s > STALLED_MOST_S) this.#endWindow();
     else this.#since_s = round(this.t_s - spent_s);
     this.#settled = this.#ticks;
     this.#notice(seen);
@@ -316,6 +332,12 @@ export class Controller {
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
   unsettle(): void {
     this.#settled = this.#ticks + 1;
+  }
+
+  /** What is to stay where nobody goes on with this: not what is just being tried. */
+  leave(): Settings | undefined {
+    if (this.#state === "trial") this.#retreat(true);
+    return this.#inForce;
   }
 
   /** What is to be told at the end: how well the target is met, and by which settings. */
@@ -435,6 +457,7 @@ export class Controller {
   #enter(state: State): void {
     this.#state = state;
     this.#since_s = this.t_s;
+    this.#stalled_s = 0;
     this.#settled = this.#ticks;
   }
 
@@ -486,10 +509,10 @@ export class Controller {
         this.#enter(relative ? "first window" : "run");
         return;
       case "first window":
-        if (this.#alone.count >= FIRST_REQUESTS || spent_s >= FIRST_WINDOW_S) this.#endWindow();
+        if (this.#alone.count >= FIRST_REQUESTS || spent_s >= this.#windowLength_s(FIRST_WINDOW_S)) this.#endWindow();
         return;
       case "window":
-        if (spent_s >= WINDOW_S) this.#endWindow();
+        if (spent_s >= this.#windowLength_s(WINDOW_S)) this.#endWindow();
         return;
       case "trial":
         return this.#tryOut(spent_s);
@@ -499,14 +522,24 @@ export class Controller {
   }
 
   /**
+   * Requests that take less than what is known of them alone: that was a program that still warmed up, as it had just started or started anew.
    * Requests that wait no longer than alone and yet take twice as long: the host is slower now than it was in the last window, or
    * best-effort work slows what programs do before they wait. A window tells which; until then durations say nothing.
    */
   #doubt(): void {
     const delayed = this.#delay(this.#rung);
+    if (!this.#holds && this.#isTooShort(delayed)) return this.#forgetAlone();
     const since = (this.t_s - this.#window_s) * this.#slow_per_s;
     if (!delayed || delayed.verdict === "over" || since <= SAME_HOST) return;
     this.#isDoubted ||= this.#isLonger(this.#rung, GROSS);
+  }
+
+  /** Nothing is faster beside others than alone. Of durations that may be the host. */
+  #isTooShort(delayed: Delay | undefined): boolean {
+    if (delayed) return delayed.requests >= ENOUGH && delayed.p50 < 1 / STEADY;
+    const { pool } = this.#at(this.#rung);
+    const few = Math.min(pool.count, this.#alone.count);
+    return few >= KNOWN && pool.quantile_ms(0.5) * GROSS < this.#alone.quantile_ms(0.5);
   }
 
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
@@ -564,7 +597,16 @@ export class Controller {
     // Where suspension misses the target, slices may not.
     const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
     const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
-    if ((!over || other) && known && !lacks && spent_s >= this.#stay_s && works) this.#tryNext();
+    if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
+  }
+
+  /**
+   * Trials, of a second in three, show enough requests of a rung for a verdict before those are too old: else they would go on for ever. Where
+   * durations are compared there is no such age.
+   */
+  get #trialsTell(): boolean {
+    if (this.#aloneWaits.count < KNOWN_WAITS) return true;
+    return this.#slow_per_s * FRESH_S * TRIAL_S >= 2 * ENOUGH * (TRIAL_S + STAY_S);
   }
 
   /** So much is known of requests alone that something may be tried. */
@@ -586,7 +628,15 @@ export class Controller {
       (enough ? 0 : Math.min(FIRST_HELD_S, FIRST_SHARE * learning_s)) +
       RELEARN_HELD_S * Math.min(this.#relearned, RELEARN_MOST);
     const since_s = this.t_s - this.#window_s;
-    return since_s >= (known ? BETWEEN_WINDOWS_S : 0) && round(this.#held_s + WINDOW_S) <= allowed_s;
+    const length_s = this.#windowLength_s(WINDOW_S);
+    return since_s >= (known ? BETWEEN_WINDOWS_S : 0) && round(this.#held_s + length_s) <= allowed_s;
+  }
+
+  /** A window has to last for longer than requests, or none of them is alone from its beginning to its end. */
+  #windowLength_s(least_s: number): number {
+    const most_ms = this.#at(this.#rung).pool.quantile_ms(0.9);
+    const long_ms = Number.isFinite(most_ms) ? most_ms : this.#sampled_ms || 0;
+    return Math.min(WINDOW_MOST_S, Math.max(least_s, HOLD_S + (WINDOW_REQUESTS * long_ms) / 1000));
   }
 
   /** Whether the high clients are through with warming up, so that their requests can be compared. */
@@ -604,9 +654,12 @@ export class Controller {
     return ratio < STEADY && ratio > 1 / STEADY;
   }
 
-  /** Windows that differ much, soon after the start, show a program that was still warming up: all of them are forgotten. */
+  /**
+   * Windows that differ much show a program that was still warming up: all of them are forgotten. Durations, in which the host is, too, say
+   * that soon after the start alone.
+   */
   #endWindow(): void {
-    const early = this.t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
+    const isEarly = this.t_s - this.#began_s < DOUBT_S && this.#window.count >= DOUBT_REQUESTS;
     const pairs = this.#windowWaits.waits.flatMap((wait) => this.#saidBefore?.pair(wait) ?? []);
     const ratios = pairs.map(({ took_ms, alone_ms }) => took_ms / alone_ms).toSorted((a, b) => a - b);
     // A host that is slower or faster for a while is no sign of that: what was expected of requests with as much work is looked at. Of
@@ -615,7 +668,7 @@ export class Controller {
     const ratio = isTold
       ? (ratios[ratios.length >> 1] ?? 1)
       : this.#window.quantile_ms(0.5) / this.#alone.quantile_ms(0.5);
-    if (early && (ratio > STEADY || ratio < 1 / STEADY)) {
+    if ((isEarly || isTold) && (ratio > STEADY || ratio < 1 / STEADY)) {
       const few = Math.min(this.#window.count, this.#windowWaits.count) < ENOUGH;
       if (!isTold && !few) {
         this.#forgetDurations();

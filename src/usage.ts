@@ -106,6 +106,14 @@ export class Histogram {
     return sum;
   }
 
+  /** Those alone that end below `ns`, to the width of a bucket. */
+  upTo(ns: number): Histogram {
+    return new Histogram(
+      this.#counts.map((count, bucket) => (this.#lower_ns(bucket + 1) <= ns ? count : 0)),
+      this.#shape,
+    );
+  }
+
   /** Their sum, each taken from the middle of its bucket. */
   get sum_ns(): number {
     return this.#counts.reduce(

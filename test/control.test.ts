@@ -1,10 +1,13 @@
 /** control.test.ts: what changes running clients and policies does to a segment, without any client. */
 
 import { afterAll, beforeAll, expect, test } from "bun:test";
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
+import { z } from "zod";
 import { changePolicy, policyChange } from "../src/control.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
+import { LoopKeeper } from "../src/slo-loop.ts";
 import type { Settings } from "../src/slo-rungs.ts";
 import { Scratch } from "./rigel.ts";
 
@@ -87,6 +90,32 @@ test("slo has no fewer stops than are configured, and none where there are to be
     expect(segment.settings()).toMatchObject({ stop_us: configured });
     segment.remove();
   }
+});
+
+test("a loop that takes over, or has another target, begins with what is configured", () => {
+  const segment = underSlo();
+  const { inflight } = segment.settings();
+  segment.move({ ...MOVED, inflight: 256 });
+  using keeper = new LoopKeeper(segment, native, true);
+  expect(segment.settings()["inflight"]).toBe(inflight);
+  keeper.end();
+  segment.remove();
+});
+
+test("settings that are only being tried are marked, for clients whose loop dies", () => {
+  const segment = underSlo();
+  const { control } = z
+    .object({ control: z.object({ offset: z.int(), fields: z.object({ trying: z.object({ offset: z.int() }) }) }) })
+    .parse(JSON.parse(native.layout));
+  const at = control.offset + control.fields.trying.offset;
+  const isMarked = (): boolean => readFileSync(segment.path).readUInt32LE(at) === 1;
+  for (const isTrial of [true, false, true]) {
+    segment.move(MOVED, isTrial);
+    expect(isMarked()).toBe(isTrial);
+  }
+  segment.putBack();
+  expect(isMarked()).toBe(false);
+  segment.remove();
 });
 
 test("a limit of 0 launches is refused under fair where it would be in force, and stops no other change", () => {

@@ -463,6 +463,30 @@ static void changes_under_load(void)
     done();
 }
 
+/* A loop that has died while it tried settings leaves those that there were before; one that lives, or tries none, its own. */
+static void a_trial_ends_with_its_loop(void)
+{
+    enum { AGO_NS = 4000000000u };
+    become("best-effort");
+    for (int i = 0; i < 3; i++) {
+        bool lives = i == 1, tries = i != 2;
+        seg->settings.inflight = seg->settings.stop_us = 64;
+        seg->control.kept_inflight = seg->control.kept_stop_us = 8;
+        seg->control.kept = 1;
+        seg->control.beat_ns = lives ? rg_now_ns() + 3600000000000u : rg_now_ns() - AGO_NS;
+        seg->control.trying = tries;
+        if (!lives && tries) {
+            WAIT_FOR(atomic_load(&seg->settings.stop_us) == 8);
+            CHECK_EQUAL(seg->control.trying, 0);
+        } else {
+            usleep(250000); /* two beats */
+            CHECK_EQUAL(seg->settings.stop_us, 64);
+        }
+        CHECK_EQUAL(seg->settings.inflight, seg->settings.stop_us);
+    }
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -484,6 +508,7 @@ int main(int argc, char **argv)
     RUN(a_high_client_is_not_paused);
     RUN(weight_changes);
     RUN(policy_changes);
+    RUN(a_trial_ends_with_its_loop);
     RUN(changes_under_load);
     return failures ? 1 : 0;
 }

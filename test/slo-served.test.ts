@@ -1,0 +1,161 @@
+/**
+ * slo-served.test.ts: the controller of policy `slo` beside a program that serves requests one after the other, or at once, each of
+ * which takes longer while others run: programs that start anew, have few requests, or long ones, and a loop that is seldom run.
+ */
+
+import { describe, expect, test } from "bun:test";
+import type { Wait } from "../src/slo-delay.ts";
+import { type Action, Controller, TICK_S } from "../src/slo.ts";
+import { histogramOf, random } from "./histograms.ts";
+
+interface Program {
+  /** Requests a second, at random. */
+  per_s: number;
+  /** What one takes alone, of which the program works itself, if that is seen. */
+  takes_ms: number;
+  works_ms?: number;
+  /** All that have come are under way at once. */
+  isConcurrent?: boolean;
+  /** By how much longer they take as the program warms up. */
+  warm?: (t_s: number) => number;
+  process?: (t_s: number) => string;
+  /** By how much longer beside best-effort work under these settings. */
+  slow: (settings: Action["settings"]) => number;
+}
+
+const STEP_ms = 1;
+
+/** Runs a controller for so many seconds, or until it does that; by tick whether requests were slowed by a tenth or more. */
+function serve(seconds: number, program: Program, seed: number, until = (_action: Action): boolean => false) {
+  const { per_s, takes_ms, works_ms, isConcurrent = false, warm, process, slow } = program;
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const next = random(seed);
+  const gap_ms = (): number => (-Math.log(1 - next()) / per_s) * 1000;
+  let action: Action = { settings: undefined, hold: false };
+  let live: { began_ms: number; left_ms: number }[] = [];
+  let comes_ms = gap_ms();
+  const ticks: { t_s: number; isSlow: boolean }[] = [];
+  for (let tick = 0; tick < seconds / TICK_S; tick++) {
+    const t_s = tick * TICK_S;
+    const beside = action.hold ? 1 : slow(action.settings);
+    const durations: number[] = [];
+    const waits: Wait[] = [];
+    for (let t_ms = t_s * 1000; t_ms < (t_s + TICK_S) * 1000; t_ms += STEP_ms) {
+      for (; comes_ms <= t_ms; comes_ms += gap_ms())
+        live.push({ began_ms: t_ms, left_ms: takes_ms * (1 + 0.1 * (next() - 0.5)) * (warm?.(t_s) ?? 1) });
+      for (const request of isConcurrent ? live : live.slice(0, 1)) {
+        request.left_ms -= STEP_ms / beside;
+        if (request.left_ms > 0) continue;
+        const took_ms = t_ms + STEP_ms - request.began_ms;
+        durations.push(took_ms);
+        const worked_ms = Math.min(works_ms ?? 0, took_ms);
+        waits.push({ client: 0, began_ms: request.began_ms, worked_ms, waited_ms: took_ms - worked_ms });
+        const after = live[1];
+        if (!isConcurrent && after) after.began_ms = t_ms + STEP_ms;
+      }
+      live = live.filter(({ left_ms }) => left_ms > 0);
+    }
+    const inflight = action.settings?.inflight ?? 8;
+    action = controller.step({
+      elapsed_s: TICK_S,
+      requests: histogramOf(durations),
+      ...(works_ms !== undefined && { waits }),
+      came: durations.length,
+      launches: action.hold ? 0 : 100 * (1 + 0.01 * inflight),
+      neighbours: "1",
+      measured: process?.(t_s) ?? "7 busy",
+      preemption: false,
+    });
+    ticks.push({ t_s, isSlow: beside > 1.1 });
+    if (until(action)) break;
+  }
+  return { controller, ticks };
+}
+
+/** More than so many launches in flight delay requests. */
+const delayedAbove =
+  (most: number, factor: number): Program["slow"] =>
+  (settings) =>
+    (settings?.inflight ?? most) > most || (settings?.corun ?? 0) > 0 ? factor : 1.01;
+
+function slowFrom(ticks: ReturnType<typeof serve>["ticks"], from_s: number, to_s: number): number {
+  return ticks.filter(({ t_s, isSlow }) => t_s >= from_s && t_s < to_s && isSlow).length * TICK_S;
+}
+
+describe("a program that warms up, as it starts anew, is not what others are compared with", () => {
+  const program: Program = { per_s: 40, takes_ms: 8, works_ms: 2, slow: delayedAbove(8, 1.4) };
+
+  const restarted = (factor: number, seconds: number): Program => ({
+    ...program,
+    warm: (t_s) => (t_s >= 100 && t_s < 100 + seconds ? factor : 1),
+    process: (t_s) => (t_s < 98 ? "7 busy" : t_s < 100 ? "" : "9 busy"),
+  });
+
+  test.each([7, 8, 9])("with seed %d", (seed) => {
+    expect(slowFrom(serve(200, restarted(3, 4), seed).ticks, 106, 200)).toBeLessThan(8);
+  });
+
+  test.each([7, 8, 9])("though by little and for long: with seed %d", (seed) => {
+    expect(slowFrom(serve(240, restarted(1.5, 6), seed).ticks, 150, 240)).toBeLessThan(8);
+  });
+});
+
+test("few requests: what cannot be known in time is not tried for ever", () => {
+  const { ticks } = serve(2700, { per_s: 1, takes_ms: 32, works_ms: 2, slow: delayedAbove(4, 2) }, 5);
+  expect(slowFrom(ticks, 60, 2700)).toBeLessThan(20);
+});
+
+describe("long requests are compared with those that were alone from their beginning to their end", () => {
+  const program = { per_s: 20, isConcurrent: true, slow: (): number => 1.3 };
+
+  test("a window is long enough for them", () => {
+    const { alone, unreachable } = serve(300, { ...program, takes_ms: 1000 }, 3).controller.summary();
+    expect(alone.p50_ms).toBeGreaterThan(900);
+    expect(alone.p50_ms).toBeLessThan(1070);
+    expect(unreachable).toBe(true);
+  });
+
+  test("where none can be, nothing is tried", () => {
+    const long = { ...program, takes_ms: 6000, slow: delayedAbove(4, 1.3) };
+    const { controller, ticks } = serve(300, long, 3);
+    expect(slowFrom(ticks, 30, 300)).toBe(0);
+    expect(controller.summary().alone.requests).toBe(0);
+  });
+});
+
+test("a loop that is always late holds nobody for ever, and tries nothing for ever", () => {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  let action: Action = { settings: undefined, hold: false };
+  const step = (elapsed_s: number): void => {
+    action = controller.step({
+      elapsed_s,
+      requests: histogramOf([3, 3.1, 3.2, 3.3, 3.4, 3.5]),
+      launches: action.hold ? 0 : 10,
+      neighbours: "1",
+      measured: "7 reports",
+      preemption: true,
+    });
+  };
+  const late = (isUnderWay: () => boolean): number =>
+    Array.from({ length: 400 }, () => step(0.25)).filter(isUnderWay).length;
+  for (let tick = 0; tick < 3000 && !(action.hold && controller.t_s > 30); tick++) step(TICK_S);
+  expect(action.hold).toBe(true);
+  expect(late(() => action.hold)).toBeLessThan(40);
+  const rung = (): number => controller.summary().rung;
+  let before = rung();
+  for (let tick = 0; tick < 3000 && !(rung() > before && !action.hold); tick++) {
+    before = rung();
+    step(TICK_S);
+  }
+  const tried = rung();
+  expect(tried).toBeGreaterThan(before);
+  expect(late(() => rung() === tried)).toBeLessThan(40);
+});
+
+test("what is just being tried does not stay where nobody goes on", () => {
+  const program = { per_s: 60, takes_ms: 4, works_ms: 1, slow: delayedAbove(4, 1.4) };
+  const isTried = ({ settings }: Action): boolean => (settings?.inflight ?? 0) > 4;
+  const { controller } = serve(60, program, 7, isTried);
+  expect(controller.summary().settings?.inflight).toBeGreaterThan(4);
+  expect(controller.leave()?.inflight).toBe(4);
+});
