@@ -23,10 +23,11 @@ import {
   type Window,
   arrivalTimes,
   beginsQueued,
+  counted,
   schedule,
   soloOf,
   soloTurns,
-  stepsBetween,
+  together,
   within,
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
@@ -191,28 +192,19 @@ async function runAnew(
   const ran = way.policy
     ? await bed.runner.governed(runs, { lead_s }, way.policy, { mps: way.mps })
     : await bed.runner.bare(runs, { lead_s }, way.mps);
-  const high = ran.logs.get(HIGH);
   const best = programs.flatMap(({ name }) => {
     const log = ran.logs.get(name);
-    return log ? [{ program: name, ...counted(log.ends_s, log.late_s, duration_s) }] : [];
+    return log ? [{ program: name, ...log }] : [];
   });
   const measurement = {
     pair: pair.name,
     way: way.name,
     method: "anew",
     round,
-    requests: high?.requests ?? [],
-    requests_s: high ? Math.max(0, duration_s - high.late_s) : 0,
-    best,
+    ...together(ran.logs.get(HIGH), best, duration_s),
     ...(ran.clients.length > 0 && { rigel: ran.clients }),
   };
   return found(ran, { measurements: [measurement], said: said(measurement) });
-}
-
-/** Steps between two moments, as far as they are known. */
-function counted(ends_s: readonly number[], from_s: number, to_s: number): { steps: number; seconds: number } {
-  const until_s = Math.min(to_s, ends_s.at(-1) ?? from_s);
-  return { steps: stepsBetween(ends_s, from_s, until_s), seconds: Math.max(0, until_s - from_s) };
 }
 
 function said({ requests, requests_s, best }: Measurement): string {

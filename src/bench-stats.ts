@@ -95,6 +95,36 @@ function stepsUntil(ends_s: readonly number[], at_s: number): number {
   return ends_s.length;
 }
 
+/** What one program wrote down: when it was ready, after the start, its requests, and when its steps ended. */
+interface Log {
+  late_s: number;
+  requests: readonly Sample[];
+  ends_s: readonly number[];
+}
+
+/**
+ * What programs measured beside each other, in so many seconds: from when the last of them was ready. Until then nobody is beside all that
+ * he is to be measured beside.
+ */
+export function together(
+  high: Log | undefined,
+  best: readonly (Log & { program: string })[],
+  duration_s: number,
+): Pick<Measurement, "requests" | "requests_s" | "best"> {
+  const from_s = Math.max(0, ...[...(high ? [high] : []), ...best].map(({ late_s }) => late_s));
+  return {
+    requests: (high?.requests ?? []).filter(([due_s]) => due_s >= from_s),
+    requests_s: high ? Math.max(0, duration_s - from_s) : 0,
+    best: best.map(({ program, ends_s }) => ({ program, ...counted(ends_s, from_s, duration_s) })),
+  };
+}
+
+/** Steps between two moments, as far as they are known; of a program that ended none it is known that it did none. */
+export function counted(ends_s: readonly number[], from_s: number, to_s: number): { steps: number; seconds: number } {
+  const until_s = Math.min(to_s, ends_s.findLast((end_s) => end_s > from_s) ?? to_s);
+  return { steps: stepsBetween(ends_s, from_s, until_s), seconds: Math.max(0, until_s - from_s) };
+}
+
 /* ---- Arrivals */
 
 export const ARRIVALS = ["poisson", "bursty", "uniform"] as const;
