@@ -28,6 +28,7 @@ import {
   soloTurns,
   spread,
   stepsBetween,
+  together,
   within as withinWindow,
 } from "../src/bench-stats.ts";
 import { allowedProcessors } from "../src/proc.ts";
@@ -143,6 +144,25 @@ describe("statistics", () => {
       if (kind !== "uniform") expect(arrivalTimes(kind, 60, 6, 10, 110)).not.toEqual(due_s);
     },
   );
+
+  test("programs are measured from when the last of them is ready", () => {
+    const requests = [0.5, 1.5, 2.5, 3.5].map((due_s): Sample => [due_s, 3 + due_s]);
+    const high = { late_s: 0, requests, ends_s: [] };
+    const best = { program: "b", late_s: 2, requests: [], ends_s: [1, 2, 2.25, 2.5, 2.75, 3, 3.25] };
+    expect(together(high, [best], 4)).toEqual({
+      requests: [
+        [2.5, 5.5],
+        [3.5, 6.5],
+      ],
+      requests_s: 2,
+      best: [{ program: "b", steps: 5, seconds: 1.25 }],
+    });
+    expect(together(undefined, [{ ...best, late_s: 0, ends_s: [] }], 4)).toEqual({
+      requests: [],
+      requests_s: 0,
+      best: [{ program: "b", steps: 0, seconds: 4 }],
+    });
+  });
 
   test("gaps add up to the arrivals", () => {
     expect(gapsOf([0.5, 1.25, 1.25])).toEqual([0.5, 0.75, 0]);

@@ -152,9 +152,11 @@ test("a loop that is always late holds nobody for ever, and tries nothing for ev
   expect(late(() => rung() === tried)).toBeLessThan(40);
 });
 
+/** Of the programs below, who begin on 4. */
+const isTried = ({ settings }: Action): boolean => (settings?.inflight ?? 0) > 4;
+
 test("what is just being tried does not stay where nobody goes on", () => {
   const program = { per_s: 60, takes_ms: 4, works_ms: 1, slow: delayedAbove(4, 1.4) };
-  const isTried = ({ settings }: Action): boolean => (settings?.inflight ?? 0) > 4;
   const { controller } = serve(60, program, 7, isTried);
   expect(controller.summary().settings?.inflight).toBeGreaterThan(4);
   expect(controller.leave()?.inflight).toBe(4);
