@@ -11,7 +11,7 @@ import { Command } from "commander";
 import { z } from "zod";
 import { between, whole } from "./arguments.ts";
 import { generator } from "./random.ts";
-import { ENOUGH } from "./slo.ts";
+import { ENOUGH } from "./slo-alone.ts";
 import { Alone, type Wait, Waits, delay } from "./slo-delay.ts";
 
 const fileSchema = z.object({

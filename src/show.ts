@@ -4,7 +4,8 @@
  * Imports types alone, so that it also runs in a browser.
  */
 
-import type { Controller, Target } from "./slo.ts";
+import type { Target } from "./slo-alone.ts";
+import type { Controller } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */

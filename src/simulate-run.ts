@@ -10,7 +10,8 @@ import { availableParallelism } from "node:os";
 import { z } from "zod";
 import type { ScenarioGpu } from "./calibrate.ts";
 import { RigelError } from "./errors.ts";
-import { Controller, TICK_S, type Target } from "./slo.ts";
+import type { Target } from "./slo-alone.ts";
+import { Controller, TICK_S } from "./slo.ts";
 import { Histogram, type HistogramShape } from "./usage.ts";
 
 /** A program of a scenario: its recorded profile, and when it is asked. */
