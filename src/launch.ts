@@ -36,6 +36,7 @@ import { type ClientReport, type Mode, type Report, compared, memoryReport } fro
 import { type MemoryUse, Segment } from "./segment.ts";
 import { Changes } from "./launch-changes.ts";
 import { LoopKeeper, type SloReport } from "./slo-loop.ts";
+import { isMissed } from "./show.ts";
 import { measured } from "./stats.ts";
 import { writeTrace } from "./trace.ts";
 import { type Snapshot, guardOf, lifetime_s, snapshotOf, usageOf } from "./tally.ts";
@@ -141,7 +142,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
       sharing: mps.sharing,
       mps: mps.sharing.mode === "mps",
       duration_s: Math.round(last.duration_s * 1000) / 1000,
-      slo: last.slo,
+      slo: last.slo && { ...last.slo, missed: isMissed(last.slo) },
       clients: compare.at(-1)?.clients ?? last.clients,
       compare,
       notes,

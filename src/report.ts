@@ -68,6 +68,11 @@ interface Versus {
   share_of: "iterations" | "launches";
 }
 
+/** What the control loop found, and whether requests missed its target at the end. */
+interface SloOutcome extends SloReport {
+  missed: boolean;
+}
+
 export interface Report {
   schema: 1;
   device: Pick<Device, "name" | "uuid" | "simulated">;
@@ -78,7 +83,7 @@ export interface Report {
   mps: boolean;
   duration_s: number;
   /** What the control loop of policy slo found and did in the last phase, also where that was left; null if it never ran. */
-  slo: SloReport | null;
+  slo: SloOutcome | null;
   clients: ClientReport[];
   compare: { mode: Mode; clients: ClientReport[] }[];
   notes: string[];
@@ -257,11 +262,11 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 }
 
 /** What the control loop aimed at, and where it stands. */
-function sloLines(slo: SloReport): string[] {
+function sloLines(slo: SloOutcome): string[] {
   const { target, alone, now, over_alone, settings, held_s, changes } = slo;
   const knobs = Object.entries(settings ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
-    `slo: target p99 ${targetText(target)}${slo.unreachable ? `, ${missedText(slo)}` : ""}`,
+    `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : ""}`,
     ...(alone.requests > 0
       ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
       : []),

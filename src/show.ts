@@ -79,11 +79,18 @@ export function targetText(target: Target): string {
   return "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
 }
 
-type Reached = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile">;
+type Found = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile" | "now">;
+
+/** Whether requests were not within the target at the end, as far as that can be told. */
+export function isMissed({ target, unreachable, now }: Pick<Found, "target" | "unreachable" | "now">): boolean {
+  return unreachable || ("p99_ms" in target && now.p99_ms !== null && now.p99_ms > target.p99_ms);
+}
 
 /** That a target is not reached, and what is; empty where it is. */
-export function missedText({ target, unreachable, reachable, percentile }: Reached): string {
-  if (!unreachable) return "";
+export function missedText(found: Found): string {
+  const { target, unreachable, reachable, percentile, now } = found;
+  if (!isMissed(found)) return "";
+  if (!unreachable) return `missed: p99 was ${digits(now.p99_ms)} ms at the end`;
   const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
   const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
   return `not reached even by the strictest settings${reached}${unit}`;

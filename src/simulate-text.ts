@@ -4,7 +4,7 @@
 
 import { basename } from "node:path";
 import { aligned } from "./report.ts";
-import { digits, missedText, targetText } from "./show.ts";
+import { digits, isMissed, missedText, targetText } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
 
 export function predictionText(prediction: Prediction): string {
@@ -162,7 +162,7 @@ function sloLines(points: readonly Point[]): string[] {
     ways.flatMap(({ way, slo }) => {
       if (!slo) return [];
       const settings = Object.entries(slo.settings ?? {}).map(([name, value]) => `${name} ${value}`);
-      const reached = slo.unreachable ? [missedText(slo)] : [];
+      const reached = isMissed(slo) ? [missedText(slo)] : [];
       const told = [
         `target p99 ${targetText(slo.target)}, at the end ${settings.join(", ")}, ${slo.changes} changes`,
         ...reached,

@@ -521,7 +521,8 @@ export class Controller {
       this.#home = this.#below();
       return this.#retreat();
     }
-    this.#unreachable_s = over && this.#neighbours !== "" ? this.#unreachable_s + TICK_S : 0;
+    this.#unreachable_s =
+      over && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
     const lacks = this.#alone.hasWaits && !this.#isComparable(this.#rung);
     const known = this.#knowsAlone;

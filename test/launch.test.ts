@@ -108,6 +108,18 @@ test("a launch that cannot make one of its files leaves none of the others", asy
 });
 
 describe("a launch on the simulated GPU", () => {
+  test("says that a target in milliseconds was missed, and by what, before it is known that it cannot be reached", async () => {
+    const clients = [{ ...serve, replay: { profile: "tiny.csv", rate_per_s: 100 } }, train];
+    const policy = { name: "slo", target: { p99_ms: 0.05 } };
+    const file = config(clients, { policy, duration_s: 3 });
+    const { slo } = JSON.parse((await rigel("launch", file, "--json")).stdout);
+    expect(slo).toMatchObject({ target: { p99_ms: 0.05 }, unreachable: false, missed: true });
+    const { stdout } = await rigel("launch", file);
+    expect(stdout).toMatch(/^slo: target p99 0\.05 ms, missed: p99 was [\d.]+ ms at the end$/m);
+    const met = config(clients, { policy: { name: "slo", target: { p99_ms: 5000 } }, duration_s: 1 });
+    expect(JSON.parse((await rigel("launch", met, "--json")).stdout).slo).toMatchObject({ missed: false });
+  });
+
   test("runs two replays to their end and reports both", async () => {
     const result = await rigel("launch", config([serve, train]), "--json");
     const report = reportOf(result);

@@ -269,6 +269,12 @@ describe("the controller", () => {
     expect(controller.summary().reachable).toBeGreaterThan(1.2);
   });
 
+  test("says so of a target in milliseconds with nobody beside the requests, too, and not of one over alone", () => {
+    const alone = world(() => ({ slowdown: 1, launches_per_s: 0 }), { neighbours: "" });
+    expect(run({ p99_ms: 1 }, 40, alone).controller.unreachable).toBe(true);
+    expect(run({ p99_over_alone: 1.05 }, 40, alone).controller.unreachable).toBe(false);
+  });
+
   test("where suspension misses the target, short slices are tried, and kept if they are better", () => {
     const better = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.03, 200: 1.2, 500: 1.4, 2000: 2 }, 1.1)));
     expect(better.controller.summary().settings).toEqual({ ...SAFEST, suspend: 0 });
