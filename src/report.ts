@@ -12,7 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { digits, missedText, shareText, targetText } from "./show.ts";
+import { digits, missedText, settingsText, shareText, targetText } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -264,7 +264,6 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 /** What the control loop aimed at, and where it stands. */
 function sloLines(slo: SloOutcome): string[] {
   const { target, alone, now, over_alone, settings, held_s, changes } = slo;
-  const knobs = Object.entries(settings ?? {}).map(([name, value]) => `${name} ${value}`);
   return [
     `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : ""}`,
     ...(alone.requests > 0
@@ -276,7 +275,7 @@ function sloLines(slo: SloOutcome): string[] {
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${knobs.join(", ") || "the settings as they were"}; ${changes} changes`,
+    `     at the end: ${latencies(now)} with ${settings ? settingsText(settings) : "the settings as they were"}; ${changes} changes`,
   ];
 }
 

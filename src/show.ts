@@ -5,6 +5,7 @@
  */
 
 import type { Target } from "./slo-alone.ts";
+import type { Settings } from "./slo-rungs.ts";
 import type { Controller } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
@@ -77,6 +78,15 @@ export function target_ms({ slo }: Pick<Stats, "slo">): number | undefined {
 /** What was asked of the high clients' p99. */
 export function targetText(target: Target): string {
   return "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
+}
+
+/** What slo moves, in the words of a policy. */
+export function settingsText(settings: Partial<Settings>): string {
+  const told = Object.entries(settings).map(([name, value]) => {
+    if (name === "suspend") return `suspend ${value !== 0}`;
+    return name === "defer_ppm" ? `defer_part ${value / 1e6}` : `${name} ${value}`;
+  });
+  return told.join(", ");
 }
 
 type Found = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile" | "now">;

@@ -4,7 +4,7 @@
 
 import { basename } from "node:path";
 import { aligned } from "./report.ts";
-import { digits, isMissed, missedText, targetText } from "./show.ts";
+import { digits, isMissed, missedText, settingsText, targetText } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
 
 export function predictionText(prediction: Prediction): string {
@@ -161,10 +161,9 @@ function sloLines(points: readonly Point[]): string[] {
   return points.flatMap(({ ways }) =>
     ways.flatMap(({ way, slo }) => {
       if (!slo) return [];
-      const settings = Object.entries(slo.settings ?? {}).map(([name, value]) => `${name} ${value}`);
       const reached = isMissed(slo) ? [missedText(slo)] : [];
       const told = [
-        `target p99 ${targetText(slo.target)}, at the end ${settings.join(", ")}, ${slo.changes} changes`,
+        `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings ?? {})}, ${slo.changes} changes`,
         ...reached,
       ];
       return ["", `${way}: ${told.join("; ")}`];

@@ -116,6 +116,7 @@ describe("a launch on the simulated GPU", () => {
     expect(slo).toMatchObject({ target: { p99_ms: 0.05 }, unreachable: false, missed: true });
     const { stdout } = await rigel("launch", file);
     expect(stdout).toMatch(/^slo: target p99 0\.05 ms, missed: p99 was [\d.]+ ms at the end$/m);
+    expect(stdout).toMatch(/^ +at the end: .* with suspend (true|false), defer_us \d+, defer_part [\d.]+, /m);
     const met = config(clients, { policy: { name: "slo", target: { p99_ms: 5000 } }, duration_s: 1 });
     expect(JSON.parse((await rigel("launch", met, "--json")).stdout).slo).toMatchObject({ missed: false });
   });

@@ -232,6 +232,8 @@ describe.concurrent("rigel simulate", () => {
     expect(points[0]?.ways[0]?.slo?.unreachable).toBe(true);
     const { stdout } = await rigel("simulate", file, "--policy", "slo", "--duration", "16");
     expect(stdout).toContain("target p99 0.1 ms");
+    // As they stand in a policy.
+    expect(stdout).toMatch(/at the end suspend (true|false), defer_us \d+, defer_part [\d.]+, need_us/);
     expect(stdout).toMatch(/not reached even by the strictest settings, where p99 is \d+\.\d\d ms/);
   });
 
