@@ -160,13 +160,13 @@ function windowSeconds(text: string): number {
 }
 
 /** Before minutes are spent on what could not be written down. */
-function checkOutputs({ json, html, markdown: md }: Flags): void {
+async function checkOutputs({ json, html, markdown: md }: Flags): Promise<void> {
   const files = [
     ["--json", json === "-" ? undefined : json],
     ["--markdown", md],
     ["--html", html],
   ] as const;
-  for (const [option, file] of files) if (file !== undefined) checkOutput(option, file);
+  for (const [option, file] of files) if (file !== undefined) await checkOutput(option, file);
 }
 
 /** Where requests alternate one by one, what else decides when they come would be without effect. */
@@ -202,7 +202,7 @@ function checkPin(first: number, copies: number, solo: boolean): void {
 
 async function runBench(flags: Flags, command: Command): Promise<void> {
   if (flags.solo) checkSolo(flags, command);
-  if (!flags.dryRun) checkOutputs(flags);
+  if (!flags.dryRun) await checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;

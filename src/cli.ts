@@ -139,7 +139,7 @@ function commandLine(): Command {
 }
 
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
-  if (flags.status !== undefined) leaveStatus(resolve(flags.status));
+  if (flags.status !== undefined) await leaveStatus(resolve(flags.status));
   const native = await Native.load();
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
@@ -154,38 +154,31 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
     planned.notes.push("--mps has no effect on a real GPU; use --sharing");
   if (flags.trace !== undefined && !config.recorder)
     throw new RigelError("config", `--trace: expected a configuration whose recorder is on, got ${config.file}`);
-  const undo = [
-    flags.html === undefined ? undefined : checkOutput("--html", flags.html),
-    flags.trace === undefined ? undefined : checkOutput("--trace", flags.trace, 0o600),
-  ];
+  if (flags.html !== undefined) await checkOutput("--html", flags.html);
+  if (flags.trace !== undefined) await checkOutput("--trace", flags.trace);
   if (flags.dryRun) {
-    for (const one of undo) one?.();
     checkFolder("--segment", segmentFolder);
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   for (const note of planned.notes) progress(`note: ${note}`);
-  try {
-    const { report, exitStatus } = await launch(planned, native, {
-      segmentFolder,
-      start_timeout_s: flags.startTimeout,
-      trace: flags.trace === undefined ? undefined : resolve(flags.trace),
-    });
-    process.exitCode = exitStatus;
-    print(flags.json ? JSON.stringify(report, null, 2) : table(report));
-    if (flags.html !== undefined) writeOutput("--html", flags.html, await launchPage(report));
-  } finally {
-    for (const one of undo) one?.();
-  }
+  const { report, exitStatus } = await launch(planned, native, {
+    segmentFolder,
+    start_timeout_s: flags.startTimeout,
+    trace: flags.trace === undefined ? undefined : resolve(flags.trace),
+  });
+  process.exitCode = exitStatus;
+  print(flags.json ? JSON.stringify(report, null, 2) : table(report));
+  if (flags.html !== undefined) await writeOutput("--html", flags.html, await launchPage(report));
 }
 
 /** However the launch ends, unless it is killed. */
-function leaveStatus(path: string): void {
-  checkOutput("--status", path, 0o600);
+async function leaveStatus(path: string): Promise<void> {
+  await checkOutput("--status", path);
   process.on("exit", (status) => {
     try {
-      writeFileSync(path, `${status}\n`);
+      writeFileSync(path, `${status}\n`, { mode: 0o600 });
     } catch (thrown) {
       progress(`--status: ${path} cannot be written (${reason(thrown)})`);
     }

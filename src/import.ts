@@ -21,9 +21,10 @@ import { type Source, openSource } from "./import-source.ts";
 import { readTorch } from "./import-torch.ts";
 import { onEnd } from "./interrupt.ts";
 import { comparableName } from "./kernel-name.ts";
+import { WholeFile } from "./output.ts";
 import { smsUsed } from "./peaks.ts";
 import { MOST_REPLAYED, type Operation } from "./profile.ts";
-import { ORION_HEADER, RIGEL_HEADER, WholeFile, factsLine, orionRow, rigelRow } from "./profile-write.ts";
+import { ORION_HEADER, RIGEL_HEADER, factsLine, orionRow, rigelRow } from "./profile-write.ts";
 import { ProgressBar, perSecond } from "./progress-bar.ts";
 
 export interface ImportOptions {

@@ -1,25 +1,9 @@
-/** output.ts: files that results are written to. */
+/** output.ts: files that results are written to. One appears whole or not at all, and what was there stays until then. */
 
-import { accessSync, closeSync, constants, existsSync, openSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { accessSync, constants, rmSync } from "node:fs";
+import { type FileHandle, access, open, realpath, rename, stat } from "node:fs/promises";
 import { RigelError, reason } from "./errors.ts";
-
-/**
- * Before minutes are spent on what could not be written down. What is in a file that is there stays until then. Returns what removes
- * the file again if it was not there before and nothing has been written.
- */
-export function checkOutput(option: string, file: string, mode = 0o666): () => void {
-  const fresh = !existsSync(file);
-  try {
-    closeSync(openSync(file, "a", mode));
-  } catch (thrown) {
-    throw new RigelError("config", `${option}: expected a file that can be written, got ${file} (${reason(thrown)})`, {
-      cause: thrown,
-    });
-  }
-  return () => {
-    if (fresh && statSync(file, { throwIfNoEntry: false })?.size === 0) rmSync(file, { force: true });
-  };
-}
+import { onEnd } from "./interrupt.ts";
 
 /** Whether files can be made in it. */
 export function checkFolder(option: string, folder: string): void {
@@ -36,11 +20,111 @@ export function checkFolder(option: string, folder: string): void {
   }
 }
 
+/** Before minutes are spent on what could not be written down. */
+export async function checkOutput(option: string, file: string): Promise<void> {
+  await new WholeFile(file, { option }).check();
+}
+
 /** Writes it, or says which option's file could not be written, and why. */
-export function writeOutput(option: string, file: string, text: string): void {
-  try {
-    writeFileSync(file, text);
-  } catch (thrown) {
-    throw new RigelError("machine", `${option}: ${file} cannot be written (${reason(thrown)})`, { cause: thrown });
+export async function writeOutput(option: string, file: string, text: string): Promise<void> {
+  await using written = new WholeFile(file, { option });
+  await written.write(text);
+  await written.finish();
+}
+
+const FLUSH_characters = 1 << 18;
+
+/**
+ * A text file that is written piece by piece under another name and gets its own when it is complete. A device or a pipe is written as
+ * it is: to give its name to a file would be the end of it. One that is replaced passes its permissions on.
+ */
+export class WholeFile {
+  readonly #path: string;
+  readonly #mode: number;
+  /** What it is called in errors. */
+  readonly #called: string;
+  #handle: FileHandle | undefined;
+  /** The file that becomes `to`, and what removes it until then. */
+  #part: { path: string; to: string; end: Disposable } | undefined;
+  #pending = "";
+
+  /** `option` is the one that names it, for errors. */
+  constructor(path: string, { option, mode = 0o666 }: { option?: string; mode?: number } = {}) {
+    this.#path = path;
+    this.#mode = mode;
+    this.#called = option === undefined ? path : `${option}: ${path}`;
+  }
+
+  /** Throws if it cannot be written: to be called before minutes are spent on what goes into it. */
+  async check(): Promise<void> {
+    try {
+      const place = await this.#place();
+      if (place === undefined) return;
+      using _ = onEnd(() => rmSync(place.path, { force: true }));
+      await (await open(place.path, "w", place.mode)).close();
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
+  }
+
+  /** Where links lead, and what is written first beside it; undefined of what is no file. */
+  async #place(): Promise<{ path: string; to: string; mode: number } | undefined> {
+    const found = await stat(this.#path).catch(() => undefined);
+    if (found?.isDirectory()) throw new Error("EISDIR: it is a folder");
+    if (found) await access(this.#path, constants.W_OK);
+    if (found && !found.isFile()) return undefined;
+    const to = found ? await realpath(this.#path) : this.#path;
+    return { path: `${to}.part-${process.pid}`, to, mode: found ? found.mode & 0o777 : this.#mode };
+  }
+
+  /** Appends. Resolves at once unless much has gathered. */
+  async write(text: string): Promise<void> {
+    this.#pending += text;
+    if (this.#pending.length >= FLUSH_characters) await this.#flush();
+  }
+
+  async #flush(): Promise<void> {
+    const text = this.#pending;
+    this.#pending = "";
+    try {
+      this.#handle ??= await this.#open();
+      await this.#handle.appendFile(text);
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
+  }
+
+  async #open(): Promise<FileHandle> {
+    const place = await this.#place();
+    if (place) this.#part = { ...place, end: onEnd(() => rmSync(place.path, { force: true })) };
+    return await open(place?.path ?? this.#path, "w", place?.mode);
+  }
+
+  /** Ends the file and gives it its name. */
+  async finish(): Promise<void> {
+    await this.#flush();
+    try {
+      await this.#close();
+      if (this.#part) await rename(this.#part.path, this.#part.to);
+    } catch (thrown) {
+      throw this.#error(thrown);
+    }
+  }
+
+  /** Leaves nothing behind, unless it was finished. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.#close();
+    this.#part?.end[Symbol.dispose]();
+    this.#part = undefined;
+  }
+
+  async #close(): Promise<void> {
+    const handle = this.#handle;
+    this.#handle = undefined;
+    await handle?.close();
+  }
+
+  #error(thrown: unknown): RigelError {
+    return new RigelError("command", `${this.#called}: cannot be written (${reason(thrown)})`, { cause: thrown });
   }
 }

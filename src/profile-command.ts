@@ -11,7 +11,7 @@ import { diffProfiles, diffText } from "./profile-diff.ts";
 import { viewHtml } from "./profile-html.ts";
 import { Native } from "./native.ts";
 import { viewProfile, viewText } from "./profile-show.ts";
-import { WholeFile } from "./profile-write.ts";
+import { writeOutput } from "./output.ts";
 import { record, recordText } from "./record.ts";
 import { MECHANISMS, type Mechanism } from "./recording.ts";
 
@@ -204,11 +204,7 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
 
 async function runShow(path: string, flags: { json?: true; html?: string; top: number }): Promise<void> {
   const view = await viewProfile(path, flags.top);
-  if (flags.html !== undefined) {
-    await using file = new WholeFile(flags.html);
-    await file.write(viewHtml(view));
-    await file.finish();
-  }
+  if (flags.html !== undefined) await writeOutput("--html", flags.html, viewHtml(view));
   const coloured = (process.stdout.isTTY ?? false) && !process.env["NO_COLOR"];
   await write(flags.json ? `${JSON.stringify(view, null, 2)}\n` : `${viewText(view, coloured)}\n`);
 }

@@ -1,13 +1,9 @@
 /**
  * profile-write.ts: writes profiles: Rigel's own format, and Orion's five columns for its users.
  *
- * What is written is read back exactly by profile.ts and by native/replay/profile.c. A file appears whole or not at all.
+ * What is written is read back exactly by profile.ts and by native/replay/profile.c.
  */
 
-import { rmSync } from "node:fs";
-import { type FileHandle, access, constants, open, realpath, rename, stat } from "node:fs/promises";
-import { RigelError, reason } from "./errors.ts";
-import { onEnd } from "./interrupt.ts";
 import { COLUMN_NAMES, type Operation, RECORDED_COLUMN_NAMES } from "./profile.ts";
 
 /** Units of the columns that do not have theirs in their names. */
@@ -61,94 +57,4 @@ export function orionRow({ name, kind, bound, sms, grid, duration_ns }: Operatio
 /** As CSV needs it. `#` starts a comment in Rigel's format, and unquoted blanks at the ends are dropped. */
 function quoted(text: string): string {
   return /[",\r\n]|^[#\s]|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-}
-
-const FLUSH_characters = 1 << 18;
-
-/**
- * A text file that is written piece by piece under another name and gets its own when it is complete. A device or a pipe is written as
- * it is: to give its name to a file would be the end of it.
- */
-export class WholeFile {
-  readonly #path: string;
-  #handle: FileHandle | undefined;
-  /** The file that becomes `to`, and what removes it until then. */
-  #part: { path: string; to: string; end: Disposable } | undefined;
-  #pending = "";
-
-  constructor(path: string) {
-    this.#path = path;
-  }
-
-  /** Throws if it cannot be written: to be called before minutes are spent on what goes into it. */
-  async check(): Promise<void> {
-    try {
-      const place = await this.#place();
-      if (place === undefined) return await access(this.#path, constants.W_OK);
-      using _ = onEnd(() => rmSync(place.path, { force: true }));
-      await (await open(place.path, "w")).close();
-    } catch (thrown) {
-      throw this.#error(thrown);
-    }
-  }
-
-  /** Where links lead, and what is written first beside it; undefined of what is no file. */
-  async #place(): Promise<{ path: string; to: string } | undefined> {
-    const found = await stat(this.#path).catch(() => undefined);
-    if (found?.isDirectory()) throw new Error("EISDIR: it is a folder");
-    if (found && !found.isFile()) return undefined;
-    const to = found ? await realpath(this.#path) : this.#path;
-    return { path: `${to}.part-${process.pid}`, to };
-  }
-
-  /** Appends. Resolves at once unless much has gathered. */
-  async write(text: string): Promise<void> {
-    this.#pending += text;
-    if (this.#pending.length >= FLUSH_characters) await this.#flush();
-  }
-
-  async #flush(): Promise<void> {
-    const text = this.#pending;
-    this.#pending = "";
-    try {
-      this.#handle ??= await this.#open();
-      await this.#handle.appendFile(text);
-    } catch (thrown) {
-      throw this.#error(thrown);
-    }
-  }
-
-  async #open(): Promise<FileHandle> {
-    const place = await this.#place();
-    if (place) this.#part = { ...place, end: onEnd(() => rmSync(place.path, { force: true })) };
-    return await open(place?.path ?? this.#path, "w");
-  }
-
-  /** Ends the file and gives it its name. */
-  async finish(): Promise<void> {
-    await this.#flush();
-    try {
-      await this.#close();
-      if (this.#part) await rename(this.#part.path, this.#part.to);
-    } catch (thrown) {
-      throw this.#error(thrown);
-    }
-  }
-
-  /** Leaves nothing behind, unless it was finished. */
-  async [Symbol.asyncDispose](): Promise<void> {
-    await this.#close();
-    this.#part?.end[Symbol.dispose]();
-    this.#part = undefined;
-  }
-
-  async #close(): Promise<void> {
-    const handle = this.#handle;
-    this.#handle = undefined;
-    await handle?.close();
-  }
-
-  #error(thrown: unknown): RigelError {
-    return new RigelError("command", `${this.#path}: cannot be written (${reason(thrown)})`, { cause: thrown });
-  }
 }

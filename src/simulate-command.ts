@@ -103,12 +103,8 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);
-  const undo = flags.html === undefined ? undefined : checkOutput("--html", flags.html);
-  try {
-    await runPrediction(file, flags, native);
-  } finally {
-    undo?.();
-  }
+  if (flags.html !== undefined) await checkOutput("--html", flags.html);
+  await runPrediction(file, flags, native);
 }
 
 async function runPrediction(file: string | undefined, flags: Flags, native: Native): Promise<void> {
@@ -134,7 +130,7 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
   const reference = (await readReference(path)).median_error;
   const said = reference ? [errorsText(reference)] : [];
   if (flags.html !== undefined) {
-    writeOutput("--html", flags.html, predictionPage(prediction, config.file, said));
+    await writeOutput("--html", flags.html, predictionPage(prediction, config.file, said));
     progress(`${flags.html} written`);
   }
   const document = { ...prediction, median_error: reference ?? null };
@@ -145,11 +141,11 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
 async function runReference(flags: Flags, native: Native): Promise<void> {
   const path = typeof flags.reference === "string" ? flags.reference : referencePath(native.files.profiles);
   const reference = await readReference(path);
-  if (flags.keep) checkOutput("--keep", path);
+  if (flags.keep) await checkOutput("--keep", path);
   const { prediction: comparisons } = await shown(async (watch) => await compareAll(reference, path, native, watch));
   const median_error = medianErrors(comparisons);
   if (flags.keep) {
-    writeOutput("--keep", path, `${JSON.stringify({ ...reference, median_error }, null, 2)}\n`);
+    await writeOutput("--keep", path, `${JSON.stringify({ ...reference, median_error }, null, 2)}\n`);
     progress(`${path}: median errors written`);
   }
   const document = { schema: 1, device: reference.device, median_error, rows: comparisons };
@@ -157,21 +153,13 @@ async function runReference(flags: Flags, native: Native): Promise<void> {
 }
 
 async function importBench(file: string, output: string | undefined): Promise<void> {
-  const undo = output === undefined ? undefined : checkOutput("--output", output);
-  try {
-    await writeReference(file, output);
-  } finally {
-    undo?.();
-  }
-}
-
-async function writeReference(file: string, output: string | undefined): Promise<void> {
+  if (output !== undefined) await checkOutput("--output", output);
   const notes: string[] = [];
   const text = `${JSON.stringify(await referenceFromBench(file, notes), null, 2)}\n`;
   for (const note of notes) progress(`note: ${note}`);
   if (output === undefined) process.stdout.write(text);
   else {
-    writeOutput("--output", output, text);
+    await writeOutput("--output", output, text);
     progress(`${output} written; rigel simulate --reference ${output} --keep compares`);
   }
 }

@@ -9,9 +9,9 @@
  * Written one client's process after the other and in pieces: what is kept is one ring, however many clients there are.
  */
 
-import { createWriteStream } from "node:fs";
 import { once } from "node:events";
-import { RigelError, reason } from "./errors.ts";
+import { RigelError } from "./errors.ts";
+import { WholeFile } from "./output.ts";
 import { type Operation, recordsMade, recordsOf, waitsForWork } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
 import { type Clock, type Thread, clockOf, threadsOf } from "./threads.ts";
@@ -55,16 +55,9 @@ export async function writeTrace(
 ): Promise<TraceSummary> {
   const clients: TraceSummary["clients"] = [];
   const pieces = piecesOf(chosenOf(segments, options), options, clients);
-  const stream = createWriteStream(path, { mode: 0o600 });
-  try {
-    await once(stream, "open");
-    for (const piece of pieces) if (!stream.write(piece)) await once(stream, "drain");
-    stream.end();
-    await once(stream, "finish");
-  } catch (thrown) {
-    stream.destroy();
-    throw new RigelError("command", `${path}: the trace cannot be written (${reason(thrown)})`, { cause: thrown });
-  }
+  await using file = new WholeFile(path, { mode: 0o600 });
+  for (const piece of pieces) await file.write(piece);
+  await file.finish();
   return { schema: 1, path, clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
 }
 

@@ -937,7 +937,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],
     [["--ways", "magic"], 'there is no way "magic" here; there are: alone; time slicing; MPS; alone, Rigel; rigel slo'],
     [["--ways", "MPS, client priority"], "there is no way"],
-    [["--html", "/nowhere/b.html"], "--html: expected a file that can be written, got /nowhere/b.html (ENOENT"],
+    [["--html", "/nowhere/b.html"], "--html: /nowhere/b.html: cannot be written (ENOENT"],
     [["--live", "--solo"], "expected either --live or --solo"],
     [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
     [["--pin", "0"], "expected --pin with --solo only"],

@@ -14,7 +14,8 @@ import { RigelError, reason } from "../src/errors.ts";
 import { type ImportOptions, type ImportSummary, importProfiles } from "../src/import.ts";
 import { TOOLS } from "../src/import-detect.ts";
 import { type Operation, openProfile } from "../src/profile.ts";
-import { RIGEL_HEADER, WholeFile, factsLine, rigelRow } from "../src/profile-write.ts";
+import { WholeFile } from "../src/output.ts";
+import { RIGEL_HEADER, factsLine, rigelRow } from "../src/profile-write.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, plainEnvironment, replayRefuses, rigel, root, start } from "./rigel.ts";
 

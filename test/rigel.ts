@@ -48,6 +48,19 @@ export async function rigel(...args: string[]): Promise<Result> {
   return { status, stdout, stderr };
 }
 
+/** The same where no file can become longer than 4 KiB: a write that begins well, and then fails. */
+export async function cramped(...args: string[]): Promise<Result> {
+  await using child = Bun.spawn(["sh", "-c", 'ulimit -f 8 && exec "$@"', "sh", ...commandLine(), ...args], {
+    cwd: root,
+    env: plainEnvironment(),
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { status, stdout, stderr };
+}
+
 /** A folder that is removed at the end of its scope. */
 export class Scratch implements Disposable {
   readonly path = mkdtempSync(join(tmpdir(), "rigel-test-"));

@@ -1,12 +1,12 @@
 /** simulate.test.ts: what `rigel simulate` predicts, worked out by hand where that can be done; its errors; its sweeps. */
 
 import { describe, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { reason } from "../src/errors.ts";
 import { sweepOf } from "../src/simulate-sweep.ts";
-import { Scratch, rigel, root } from "./rigel.ts";
+import { Scratch, cramped, rigel, root } from "./rigel.ts";
 
 const HEADER =
   "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
@@ -267,6 +267,19 @@ describe.concurrent("rigel simulate", () => {
     expect(status).toBe(0);
   });
 
+  test("a page that cannot be written whole leaves the one before", async () => {
+    using scratch = new Scratch();
+    const page = scratch.file("page.html", "before");
+    const args = ["simulate", jobs(scratch), "--policy", "priority", "--duration", "1", "--html", page];
+    const files = readdirSync(scratch.path);
+    const broken = await cramped(...args);
+    expect(broken.stderr).toContain(`--html: ${page}: cannot be written (EFBIG`);
+    expect(readFileSync(page, "utf8")).toBe("before");
+    expect(readdirSync(scratch.path)).toEqual(files);
+    expect((await rigel(...args)).status).toBe(0);
+    expect(readFileSync(page, "utf8")).toContain("</html>");
+  });
+
   test("what is wrong is named by file and field, all at once", async () => {
     using scratch = new Scratch();
     scratch.file("bad.csv", `${SERVE}x,kernel,0,0,1,1,1,1,1,1,0,0,5,5\n`);
@@ -292,7 +305,7 @@ describe.concurrent("rigel simulate", () => {
     [["--keep"], "--keep: expected --reference with it"],
     [["--slow", "0.5"], "Expected a number from 1 to 10."],
     [["--slow", "2", "--reference"], "--slow: expected a configuration or the demo with it"],
-    [["--html", "/nowhere/page.html"], "--html: expected a file that can be written"],
+    [["--html", "/nowhere/page.html"], "--html: /nowhere/page.html: cannot be written"],
     [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
     [["--policy", "fair-gate"], "--policy: expected"],
     [["--sweep", "rat=1:2:1"], "--sweep rat: expected one of rate, duration, seed, inflight"],

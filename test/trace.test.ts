@@ -3,12 +3,12 @@
  */
 
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { existsSync, mkdirSync, readFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
 import { type Operation, isLatest, spread } from "../src/records.ts";
-import { Scratch, TINY_PROFILE, reportOf, rigel, root } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, cramped, reportOf, rigel, root } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
 
@@ -421,7 +421,7 @@ test("launch --trace says before anything starts that it cannot be written, and 
   });
   const nowhere = await rigel("launch", config, "--trace", join(scratch.path, "nowhere", "t.json"), "--json");
   expect(nowhere).toMatchObject({ status: 2, stdout: "" });
-  expect(nowhere.stderr).toContain("--trace: expected a file that can be written");
+  expect(nowhere.stderr).toMatch(/--trace: .*t\.json: cannot be written \(ENOENT/);
   expect(existsSync(gone)).toBe(true);
   const lost = await rigel("launch", config, "--trace", join(gone, "t.json"), "--json");
   expect(existsSync(gone)).toBe(false);
@@ -446,6 +446,22 @@ test("clients of one process keep their requests apart, and are drawn with it", 
     event.ph === "M" && event.name === "process_name" && "name" in event.args ? [event.args.name] : [],
   );
   expect(new Set(names)).toEqual(new Set([`gpipe (${events[0]?.pid})`]));
+});
+
+test("that cannot be written whole leaves the one before", async () => {
+  await using world = new Replays(await Native.load());
+  await world.start("train", "best-effort", "--iterations", "100").exited;
+  const path = world.scratch.file("trace.json", "before");
+  const files = readdirSync(world.scratch.path);
+  const broken = await cramped("trace", "--segment", world.segment.path, "-o", path);
+  expect(broken.stderr).toContain(`${path}: cannot be written (EFBIG`);
+  expect(readFileSync(path, "utf8")).toBe("before");
+  expect(readdirSync(world.scratch.path)).toEqual(files);
+  const full = await rigel("trace", "--segment", world.segment.path, "-o", "/dev/full");
+  expect(full.stderr).toContain("/dev/full: cannot be written (ENOSPC");
+  const { status } = await rigel("trace", "--segment", world.segment.path, "-o", path);
+  expect(status).toBe(0);
+  validTrace(path);
 });
 
 test("goes to standard output alone where that is asked for", async () => {
