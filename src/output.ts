@@ -32,6 +32,13 @@ export async function writeOutput(option: string, file: string, text: string): P
   await written.finish();
 }
 
+const MACHINE_FAULTS = new Set(["ENOSPC", "EDQUOT", "EFBIG", "EIO", "EROFS"]);
+
+/** Whether another file to write would not help. */
+function isMachineAtFault(thrown: unknown): boolean {
+  return thrown instanceof Error && "code" in thrown && MACHINE_FAULTS.has(String(thrown.code));
+}
+
 const FLUSH_characters = 1 << 18;
 
 /**
@@ -125,6 +132,7 @@ export class WholeFile {
   }
 
   #error(thrown: unknown): RigelError {
-    return new RigelError("command", `${this.#called}: cannot be written (${reason(thrown)})`, { cause: thrown });
+    const code = isMachineAtFault(thrown) ? "machine" : "command";
+    return new RigelError(code, `${this.#called}: cannot be written (${reason(thrown)})`, { cause: thrown });
   }
 }

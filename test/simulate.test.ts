@@ -267,13 +267,14 @@ describe.concurrent("rigel simulate", () => {
     expect(status).toBe(0);
   });
 
-  test("a page that cannot be written whole leaves the one before", async () => {
+  test("a page that cannot be written whole leaves the one before, and is the machine's fault", async () => {
     using scratch = new Scratch();
     const page = scratch.file("page.html", "before");
     const args = ["simulate", jobs(scratch), "--policy", "priority", "--duration", "1", "--html", page];
     const files = readdirSync(scratch.path);
     const broken = await cramped(...args);
     expect(broken.stderr).toContain(`--html: ${page}: cannot be written (EFBIG`);
+    expect(broken.status).toBe(1);
     expect(readFileSync(page, "utf8")).toBe("before");
     expect(readdirSync(scratch.path)).toEqual(files);
     expect((await rigel(...args)).status).toBe(0);

@@ -455,10 +455,12 @@ test("that cannot be written whole leaves the one before", async () => {
   const files = readdirSync(world.scratch.path);
   const broken = await cramped("trace", "--segment", world.segment.path, "-o", path);
   expect(broken.stderr).toContain(`${path}: cannot be written (EFBIG`);
+  expect(broken.status).toBe(1);
   expect(readFileSync(path, "utf8")).toBe("before");
   expect(readdirSync(world.scratch.path)).toEqual(files);
   const full = await rigel("trace", "--segment", world.segment.path, "-o", "/dev/full");
   expect(full.stderr).toContain("/dev/full: cannot be written (ENOSPC");
+  expect(full.status).toBe(1);
   const { status } = await rigel("trace", "--segment", world.segment.path, "-o", path);
   expect(status).toBe(0);
   validTrace(path);
