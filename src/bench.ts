@@ -6,7 +6,7 @@
  * one, with recorded profiles for programs, and says so wherever a number is shown.
  */
 
-import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, InvalidArgumentError, Option } from "commander";
@@ -35,7 +35,7 @@ import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
 import { Native } from "./native.ts";
-import { checkOutput } from "./output.ts";
+import { checkOutput, writeOutput } from "./output.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { allowedProcessors } from "./proc.ts";
 
@@ -298,10 +298,12 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     if (ways.some((way) => way.mps) && !simulated && !solo) await daemon.start();
     await runJobs(jobs, timing, result, interrupt, flags);
     const document = documentOf(result);
-    write(flags, document);
+    // First: files may fail.
     print(flags.json === "-" ? JSON.stringify(document) : markdown(document));
+    const wrote = await write(flags, document);
     for (const { title, problem } of result.failures) progress(`failed: ${title}: ${problem}`);
-    process.exitCode = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : result.failures.length > 0 ? 1 : 0;
+    const ok = wrote && result.failures.length === 0;
+    process.exitCode = interrupt.signal ? SIGNAL_STATUS[interrupt.signal] : ok ? 0 : 1;
   } finally {
     await daemon.stop();
     rmSync(scratch, { recursive: true, force: true });
@@ -333,6 +335,8 @@ async function runJobs(
   interrupt: Interrupt,
   flags: Flags,
 ): Promise<void> {
+  const kept = flags.json === "-" ? undefined : flags.json;
+  let told = false;
   for (const [index, job] of jobs.entries()) {
     if (interrupt.signal) return;
     try {
@@ -357,7 +361,10 @@ async function runJobs(
     }
     result.done = index + 1;
     // What has been measured is not lost, however this ends.
-    if (flags.json !== undefined && flags.json !== "-") writeFileSync(flags.json, JSON.stringify(documentOf(result)));
+    const problem =
+      kept === undefined ? undefined : await tryToWrite("--json", kept, JSON.stringify(documentOf(result)));
+    if (problem !== undefined && !told) progress(`${problem}; it is tried again after each run`);
+    told ||= problem !== undefined;
   }
 }
 
@@ -370,17 +377,32 @@ async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnTyp
   return await job.run(timing);
 }
 
-function write(flags: Flags, document: BenchDocument): void {
-  const outputs: [string | undefined, () => string][] = [
-    [flags.json === "-" ? undefined : flags.json, () => JSON.stringify(document)],
-    [flags.markdown, () => `${markdown(document)}\n`],
-    [flags.html, () => page(document)],
+/** False if a file could not be written. */
+async function write(flags: Flags, document: BenchDocument): Promise<boolean> {
+  const outputs: [string, string | undefined, () => string][] = [
+    ["--json", flags.json === "-" ? undefined : flags.json, () => JSON.stringify(document)],
+    ["--markdown", flags.markdown, () => `${markdown(document)}\n`],
+    ["--html", flags.html, () => page(document)],
   ];
-  for (const [file, content] of outputs)
-    if (file !== undefined) {
-      writeFileSync(file, content());
-      progress(`wrote ${file}`);
-    }
+  let ok = true;
+  for (const [option, file, content] of outputs) {
+    if (file === undefined) continue;
+    const problem = await tryToWrite(option, file, content());
+    progress(problem ?? `wrote ${file}`);
+    ok &&= problem === undefined;
+  }
+  return ok;
+}
+
+/** Why it could not be written, if so. */
+async function tryToWrite(option: string, file: string, text: string): Promise<string | undefined> {
+  try {
+    await writeOutput(option, file, text);
+    return undefined;
+  } catch (thrown) {
+    if (thrown instanceof RigelError) return thrown.message;
+    throw thrown;
+  }
 }
 
 function duration(seconds: number): string {

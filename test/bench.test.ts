@@ -665,6 +665,28 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
   );
 
   test(
+    "files that cannot be written cost neither the table nor the other files",
+    async () => {
+      using scratch = new Scratch();
+      const md = join(scratch.path, "b.md");
+      const files = ["--json", "/dev/full", "--html", "/dev/full", "--markdown", md];
+      const { stdout, stderr, status } = await rigel(...TINY, "--ways", "time slicing", ...files);
+      expect(stdout).toContain("time slicing");
+      const lines = stderr.split("\n");
+      expect(lines.filter((line) => line.includes("--json: /dev/full: cannot be written (ENOSPC"))).toEqual([
+        expect.stringContaining("; it is tried again after each run"),
+        expect.not.stringContaining("again"),
+      ]);
+      expect(lines.filter((line) => line.startsWith("rigel: ["))).toHaveLength(4);
+      expect(stderr).toContain("--html: /dev/full: cannot be written (ENOSPC");
+      expect(readFileSync(md, "utf8")).toBe(stdout);
+      expect(readdirSync(scratch.path)).toEqual(["b.md"]);
+      expect(status).toBe(1);
+    },
+    LIMIT_ms,
+  );
+
+  test(
     "a pair whose ways are switched while it runs",
     async () => {
       // Twice, as a window that is switched late on a busy machine is left out.
@@ -956,6 +978,14 @@ describe.concurrent("rigel bench refuses", () => {
     const { status, stdout, stderr } = await rigel("bench", "--device", "simulated", ...args);
     expect(stderr).toContain(message);
     expect(stdout).toBe("");
+    expect(status).toBe(2);
+  });
+
+  test("and leaves no empty file behind", async () => {
+    using scratch = new Scratch();
+    const files = ["json", "html", "markdown"].flatMap((option) => [`--${option}`, join(scratch.path, option)]);
+    const { status } = await rigel("bench", "--device", "simulated", "--ways", "magic", ...files);
+    expect(readdirSync(scratch.path)).toEqual([]);
     expect(status).toBe(2);
   });
 
