@@ -224,7 +224,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
   const load: Load = { rate_per_s: flags.rate, arrivals: solo ? "uniform" : flags.arrivals, seed: flags.seed };
   const policies = choosePolicies(flags.policies, flags.policyJson);
   const hasDaemon = Bun.which("nvidia-cuda-mps-control") !== null;
-  const ways = chooseWays(
+  let ways = chooseWays(
     flags.ways,
     allWays(policies, { mps: simulated || hasDaemon, clientPriority: !simulated && hasDaemon }),
   );
@@ -268,6 +268,14 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     return [...gpuTimes, ...live, ...anew];
   };
   try {
+    if (ways.some((way) => way.mps) && !simulated && !solo && !flags.dryRun)
+      try {
+        await daemon.start();
+      } catch (thrown) {
+        if (flags.ways !== undefined || !(thrown instanceof RigelError)) throw thrown;
+        ways = ways.filter((way) => !way.mps);
+        notes.push(`the ways with MPS are left out: ${thrown.message}`);
+      }
     const pairs = flags.pairs === undefined ? fitting(candidates, jobsOf, timing) : candidates;
     const jobs = jobsOf(pairs);
     progress(`${device.name}: ${pairs.map(({ name }) => name).join(", ")}`);
@@ -295,7 +303,6 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
       failures: [],
       notes,
     };
-    if (ways.some((way) => way.mps) && !simulated && !solo) await daemon.start();
     await runJobs(jobs, timing, result, interrupt, flags);
     const document = documentOf(result);
     // First: files may fail.
@@ -453,6 +460,7 @@ class Daemon {
       own,
       [{ mps: true, hidden: false, sm_percent: undefined, device: this.#device }],
       "--ways",
+      "name ways without MPS",
     );
   }
 

@@ -162,14 +162,16 @@ export class DaemonFolder {
   readonly path: string;
   /** The field of the configuration that asks for it, for errors. */
   readonly #where: string;
+  readonly #otherwise: string;
 
-  private constructor(path: string, where: string) {
+  private constructor(path: string, where: string, otherwise: string) {
     this.path = path;
     this.#where = where;
+    this.#otherwise = otherwise;
   }
 
   /** On a path short enough for the daemon's sockets. */
-  static make(where: string): DaemonFolder {
+  static make(where: string, otherwise = OTHERWISE): DaemonFolder {
     const problems: string[] = [];
     for (const parent of new Set([process.env["XDG_RUNTIME_DIR"], tmpdir(), "/tmp"])) {
       if (!parent?.startsWith("/")) continue;
@@ -180,7 +182,7 @@ export class DaemonFolder {
         continue;
       }
       try {
-        const made = new DaemonFolder(mkdtempSync(prefix), where);
+        const made = new DaemonFolder(mkdtempSync(prefix), where, otherwise);
         for (const inside of [made.pipe, made.logs, made.empty]) mkdirSync(inside, { mode: 0o700 });
         return made;
       } catch (thrown) {
@@ -341,7 +343,7 @@ export class DaemonFolder {
       "device",
       `${this.#where}: "mps" cannot be had: ${what}${lines.length > 0 ? `: ${lines.join(" / ")}` : ""}. A container ` +
         "without the rights, a GPU that cannot do MPS, or one in exclusive mode that another program uses, are usual " +
-        `causes; ${OTHERWISE}`,
+        `causes; ${this.#otherwise}`,
     );
   }
 }

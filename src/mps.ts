@@ -135,11 +135,14 @@ export class Mps implements AsyncDisposable {
       this.#logs = DaemonLogs.of(sharing.pipe_directory);
   }
 
-  /** Prepares what the clients need, and starts a daemon if that was decided. `where` is the field that asked for it. */
-  static async open(sharing: Sharing, clients: readonly Sharer[], where: string): Promise<Mps> {
+  /**
+   * Prepares what the clients need, and starts a daemon if that was decided. `where` is the field that asked for it, `otherwise` what to
+   * do where it cannot be had.
+   */
+  static async open(sharing: Sharing, clients: readonly Sharer[], where: string, otherwise?: string): Promise<Mps> {
     const starts = sharing.daemon === "private";
     if (!starts && !clients.some(({ hidden }) => hidden)) return new Mps(sharing);
-    const folder = DaemonFolder.make(where);
+    const folder = DaemonFolder.make(where, otherwise);
     const guard = starts
       ? new Guard(folder.mark, [folder.path], folder.farewell, RUN_MARK)
       : new Guard(folder.mark, [folder.path]);

@@ -559,6 +559,39 @@ function pathOf(path: string): Disposable {
   return { [Symbol.dispose]: () => void (process.env["PATH"] = before) };
 }
 
+/** A benchmark of one pair whose programs do not start, where no daemon does either. */
+async function denied(...ways: string[]): Promise<Result> {
+  await using machine = new Machine("denied");
+  const python = join(machine.path, "python3");
+  writeFileSync(python, "#!/bin/sh\nexit 3\n", { mode: 0o755 });
+  machine.env["PATH"] = `${machine.path}:${machine.env["PATH"]}`;
+  const args = ["bench", "--pairs", "resnet50+resnet50-train", "--rounds", "1", ...ways];
+  await using child = start(args, { env: machine.env });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  await machine.isClean();
+  return { stdout, stderr, status };
+}
+
+describe("rigel bench where MPS is denied", () => {
+  test("leaves the ways with it out, says so, and goes on", async () => {
+    const { stdout, stderr } = await denied();
+    expect(stderr).toContain("note: the ways with MPS are left out: ");
+    expect(stderr).toContain("permission denied");
+    // Each is tried, though here there is no program to run.
+    expect(stderr).toMatch(/\[(\d+)\/\1\] resnet50\+resnet50-train, round 1, rigel priority: FAILED/);
+    expect(stderr).not.toMatch(/round 1, .*MPS/);
+    expect(stdout).toContain("the ways with MPS are left out");
+  });
+
+  test("says what to do about --ways where those were asked for", async () => {
+    const { stdout, stderr, status } = await denied("--ways", "MPS");
+    expect(stderr).toContain('--ways: "mps" cannot be had');
+    expect(stderr).toContain("name ways without MPS");
+    expect(stderr).not.toContain("sharing");
+    expect({ stdout, status }).toEqual({ stdout: "", status: 1 });
+  });
+});
+
 test("a daemon is found by its control socket, of whatever type", async () => {
   using own = new Scratch();
   const environment = { CUDA_MPS_PIPE_DIRECTORY: own.path };
