@@ -224,7 +224,9 @@ export function checkMps(daemon: Awaited<ReturnType<typeof findDaemon>>): Findin
       return warning(
         "sharing",
         `${daemon.folder}: ${daemon.why}; clients that share in time slices do not use it`,
-        "whoever started it should end it (echo quit | nvidia-cuda-mps-control), or set CUDA_MPS_PIPE_DIRECTORY",
+        daemon.isGone
+          ? `rm -r ${daemon.folder}, which is left of a daemon that has ended, or set CUDA_MPS_PIPE_DIRECTORY to another folder`
+          : "whoever started it should end it (echo quit | nvidia-cuda-mps-control), or set CUDA_MPS_PIPE_DIRECTORY",
       );
   }
 }

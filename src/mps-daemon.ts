@@ -54,21 +54,23 @@ export function program(): string | null {
 type Found =
   | { state: "none"; folder: string }
   | { state: "running"; folder: string }
-  | { state: "unusable"; folder: string; why: string };
+  /** `isGone`: there is no daemon any more. */
+  | { state: "unusable"; folder: string; why: string; isGone: boolean };
 
 /** Looks for the daemon that a program started in this environment would use, and whether it serves all of `uuids`. */
 export async function findDaemon(environment: Environment, uuids: readonly string[]): Promise<Found> {
   const folder = environment["CUDA_MPS_PIPE_DIRECTORY"] || DEFAULT_PIPE_DIRECTORY;
-  const unusable = (why: string): Found => ({ state: "unusable", folder, why });
+  const unusable = (why: string, isGone = false): Found => ({ state: "unusable", folder, why, isGone });
   const refused = await connectTo(folder);
   const pid = pidOf(folder);
   // Not the pid file alone: the daemon may be in another pid namespace, or its number somebody else's by now.
   if (refused !== undefined) {
     if (pid === undefined && !existsSync(join(folder, "control"))) return { state: "none", folder };
-    const gone = pid !== undefined && commandOf(pid) === "" ? `; process ${pid} of its pid file is gone` : "";
+    const isGone = pid === undefined ? refused === "ECONNREFUSED" : commandOf(pid) === "";
+    const gone = isGone && pid !== undefined ? `; process ${pid} of its pid file is gone` : "";
     if (refused === "EACCES" || refused === "EPERM")
       return unusable(`its MPS control socket belongs to somebody else (${refused})`);
-    return unusable(`it holds the files of an MPS control daemon that does not answer (${refused}${gone})`);
+    return unusable(`it holds the files of an MPS control daemon that does not answer (${refused}${gone})`, isGone);
   }
   // Also of one that is stopped, the kernel accepts connections.
   const answer = program() === null ? "unasked" : await ask(folder, "get_server_list");

@@ -280,9 +280,14 @@ test("MPS daemons", () => {
   const folder = "/tmp/nvidia-mps";
   expect(checkMps({ state: "none", folder })).toMatchObject({ status: "ok" });
   expect(checkMps({ state: "running", folder })).toMatchObject({ status: "warning" });
-  expect(checkMps({ state: "unusable", folder, why: "it is somebody else's" })).toMatchObject({
+  expect(checkMps({ state: "unusable", folder, why: "it is somebody else's", isGone: false })).toMatchObject({
     status: "warning",
     found: expect.stringContaining("somebody else's"),
+    remedy: expect.stringContaining("whoever started it should end it"),
+  });
+  expect(checkMps({ state: "unusable", folder, why: "nobody answers", isGone: true })).toMatchObject({
+    status: "warning",
+    remedy: expect.stringMatching(/^rm -r \/tmp\/nvidia-mps, .* or set CUDA_MPS_PIPE_DIRECTORY/),
   });
 });
 

@@ -630,6 +630,7 @@ test("what a dead daemon has left behind is named, not used and not removed", as
     );
     expect(readdirSync(join(machine.path, "daemon"))).toEqual(left);
   }
+  expect(await findDaemon(machine.env, [])).toMatchObject({ state: "unusable", isGone: true });
   await machine.isClean();
 });
 
