@@ -316,21 +316,31 @@ export function checkSegmentFolder(folder: Folder, segment_bytes: number): Findi
   return fine("segments", room);
 }
 
+/** What kernels' durations and the unpacked library of the single file may take, and some more. */
+const CACHE_bytes = 16 * 2 ** 20;
+
 /** The folders where Rigel keeps what outlives a launch, best first. */
 export function checkCache(folders: readonly Folder[]): Finding {
-  const bad = folders.filter((folder) => folder.exists && !(folder.private && folder.writable));
-  const good = folders.find((folder) => !bad.includes(folder) && (folder.exists || folder.writable));
+  const good = folders.find((folder) => folder.writable && (folder.private || !folder.exists));
   if (!good)
     return problem(
       "cache",
       `no folder can be used to keep things in: ${folders.map(({ path }) => path).join(", ")}`,
       "set XDG_CACHE_HOME to a folder that can be written to",
     );
-  if (bad.length > 0 && folders.indexOf(good) > 0)
+  const bad = folders.slice(0, folders.indexOf(good));
+  const shared = bad.some((one) => one.exists && !one.private);
+  if (bad.length > 0)
     return warning(
       "cache",
-      `${bad.map(({ path }) => path).join(" and ")} cannot be used: ${bad.some((one) => !one.private) ? "others can change it, or own it" : "it cannot be written to"}`,
-      `chmod 700 it, or remove it; until then ${good.path} is used`,
+      `${bad.map(({ path }) => path).join(" and ")} cannot be used: ${shared ? "others can change it, or own it" : "it cannot be written to, or made"}`,
+      `${shared ? "chmod 700 it, or remove it" : "set XDG_CACHE_HOME to a folder that can be written to"}; until then ${good.path} is used`,
+    );
+  if (good.free_bytes < CACHE_bytes)
+    return warning(
+      "cache",
+      `${mib(good.free_bytes)} are free in ${good.path}`,
+      "free some, or set XDG_CACHE_HOME to a folder with room; until then what is measured may not be kept",
     );
   return fine("cache", `${good.path} (${mib(good.free_bytes)} free)`);
 }

@@ -1,7 +1,7 @@
 /**
  * doctor.ts: `rigel doctor`: looks at the machine, has doctor-checks.ts judge what was found, and makes a short launch as the proof.
  *
- * Reads, and starts nothing but programs of Rigel's own. A launch in which a client fails soon or did not attach adds what is not
+ * Reads, tries folders by one in them that is gone at once, and starts nothing but programs of Rigel's own. A launch in which a client fails soon or did not attach adds what is not
  * well (`diagnose`) to its report, without the trial.
  */
 
@@ -10,9 +10,11 @@ import {
   constants,
   existsSync,
   lstatSync,
+  mkdtempSync,
   readFileSync,
   readdirSync,
   readlinkSync,
+  rmdirSync,
   statfsSync,
 } from "node:fs";
 import { tmpdir } from "node:os";
@@ -155,7 +157,7 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
     ...checkPreload(environment, read("/etc/ld.so.preload"), existsSync),
     ...checkVersions(inspected.glibc, cublasLibraries(environment)),
     checkSegmentFolder(folderOf(segmentFolder), segmentBytes(native)),
-    checkCache(cacheFolders().map(folderOf)),
+    checkCache(cacheFolders().map(triedFolder)),
     ...checkLimits(limit("memory"), limit("pids"), {
       self: link("/proc/self"),
       pid: process.pid,
@@ -336,8 +338,7 @@ function nodes(): Node[] {
 
 function folderOf(path: string): Folder {
   // Of one that is not there, the folder that it would be made in decides.
-  let base = path;
-  while (!existsSync(base) && dirname(base) !== base) base = dirname(base);
+  const base = existing(path);
   const found = lstatSync(path, { throwIfNoEntry: false });
   const { bavail, blocks, bsize } = statfsSync(base);
   return {
@@ -349,6 +350,25 @@ function folderOf(path: string): Folder {
     free_bytes: bavail * bsize,
     total_bytes: blocks * bsize,
   };
+}
+
+/** The folder itself, or the one that it would be made in. */
+function existing(path: string): string {
+  let base = path;
+  while (!existsSync(base) && dirname(base) !== base) base = dirname(base);
+  return base;
+}
+
+/** Not on the word of access(), which does not know of all that may be in the way. */
+function triedFolder(path: string): Folder {
+  const folder = folderOf(path);
+  if (!folder.writable) return folder;
+  try {
+    rmdirSync(mkdtempSync(join(existing(path), "rigel-doctor-")));
+    return folder;
+  } catch {
+    return { ...folder, writable: false };
+  }
 }
 
 function statIsFolder(path: string): boolean {

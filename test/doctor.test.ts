@@ -80,6 +80,14 @@ describe("the command", () => {
     expect(result.status).toBe(1);
   });
 
+  // Where even root, to whom access() grants all, can make nothing.
+  test("tries where its cache would be", async () => {
+    const { stdout } = await doctor(["--no-launch"], { XDG_CACHE_HOME: "/proc/1/net" });
+    expect(stdout).toMatch(
+      /^warning {2}cache {7}\/proc\/1\/net\/rigel cannot be used: it cannot be written to, or made$/m,
+    );
+  });
+
   test("says why there is no library", async () => {
     const result = await doctor(["--json"], { RIGEL_LIB: "/nonexistent/librigel.so" });
     expect(documentOf(result)).toMatchObject({
@@ -356,6 +364,16 @@ describe("folders", () => {
     });
     expect(checkCache([open])).toMatchObject({ status: "problem" });
     expect(checkCache([{ ...next, exists: false, writable: false }])).toMatchObject({ status: "problem" });
+    const unmade = { ...folder, path: "/a", exists: false, private: false, writable: false };
+    expect(checkCache([unmade, next])).toMatchObject({
+      status: "warning",
+      found: "/a cannot be used: it cannot be written to, or made",
+      remedy: "set XDG_CACHE_HOME to a folder that can be written to; until then /b is used",
+    });
+    expect(checkCache([{ ...folder, free_bytes: 15 * 2 ** 20 }])).toMatchObject({
+      status: "warning",
+      found: "15.0 MiB are free in /dev/shm",
+    });
   });
 });
 
