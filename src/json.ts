@@ -1,5 +1,5 @@
 /**
- * json.ts: reads JSON files that people write by hand, so that a slip is named by line and column.
+ * json.ts: reads JSON that people write by hand, so that a slip is named by line and column.
  *
  * JSON.parse of JavaScriptCore gives no position. It stays the parser; the scan below only runs after it has refused a
  * text, to find where. It must never accept or reject anything on its own.
@@ -21,13 +21,16 @@ export async function readJson(file: string): Promise<unknown> {
   } catch (thrown) {
     throw new RigelError("config", `${path}: cannot be read (${reason(thrown)})`, { cause: thrown });
   }
-  const text = decoded(bytes, path);
+  const value = parseJson(decoded(bytes, path), path);
+  checkDepth(value, path);
+  return value;
+}
+
+/** Parses a text, which errors call `path`. */
+export function parseJson(text: string, path: string): unknown {
   try {
-    const value: unknown = JSON.parse(text);
-    checkDepth(value, path);
-    return value;
+    return JSON.parse(text);
   } catch (thrown) {
-    if (thrown instanceof RigelError) throw thrown;
     if (thrown instanceof RangeError) throw tooDeep(path);
     const { line, column, expected } = firstJsonError(text);
     throw new RigelError("config", `${path}:${line}:${column}: not valid JSON: expected ${expected}`, {

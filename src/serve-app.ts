@@ -22,7 +22,7 @@ import {
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
-import { checkDepth } from "./json.ts";
+import { checkDepth, parseJson } from "./json.ts";
 import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
@@ -98,7 +98,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           return errorBody("not_found", `there is nothing at ${request.method} ${new URL(request.url).pathname}`);
         case "PARSE":
           set.status = 400;
-          return errorBody("not_json", "the body is not valid JSON");
+          return errorBody("not_json", error.cause instanceof RigelError ? error.cause.message : error.message);
         case "VALIDATION": {
           set.status = error.type === "response" ? 500 : 422;
           const issues = issuesOf(error.all);
@@ -123,6 +123,9 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       }),
     )
     .use(dashboard())
+    .onParse(async ({ request }, type) =>
+      type === "application/json" ? parseJson(await request.text(), "body") : undefined,
+    )
     .use(launchRoutes(launches))
     .onTransform(refuseDeep)
     .get("/healthz", () => ({ ok: true, version: packageJson.version }), {

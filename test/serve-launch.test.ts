@@ -140,9 +140,12 @@ describe("a launch over HTTP", () => {
     ]);
     await refused({ clients: [{ arch: "gpt", kernel_file: "k.csv" }] }, ["clients[0].kernel_file", "got k.csv"]);
     await refused(`${"[".repeat(5000)}${"]".repeat(5000)}`, ["", "nested at most"]);
-    expect(await server.ask("/v1/launch", { method: "POST", body: '{"clients": ' })).toMatchObject({
+    expect(await server.ask("/v1/launch", { method: "POST", body: '{\n  "clients": [}' })).toMatchObject({
       status: 400,
-      body: { error: { code: "not_json" } },
+      // As `rigel launch` says it of a file.
+      body: {
+        error: { code: "not_json", message: expect.stringMatching(/^body:2:15: not valid JSON: expected a value/) },
+      },
     });
     const others: Record<string, Record<string, string>> = {
       no_token: {},
