@@ -251,7 +251,7 @@ export interface Config extends RawConfig {
 
 /** Reads and checks a configuration file, Rigel's own or Orion's. Paths in it are relative to `base`, else to its folder. */
 export async function readConfig(file: string, base = dirname(resolve(file))): Promise<Config> {
-  return configOf(await readJson(file), inputName(file), base);
+  return configOf(await readJson(file, { once: true }), inputName(file), base);
 }
 
 /** Checks a configuration. `file` is what errors call it; paths in it are relative to `base`, and errors without one. */

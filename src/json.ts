@@ -1,8 +1,9 @@
 /**
  * json.ts: reads JSON that people write by hand, so that a slip is named by line and column.
  *
- * JSON.parse of JavaScriptCore gives no position. It stays the parser; the scan below only runs after it has refused a
- * text, to find where. It must never accept or reject anything on its own.
+ * JSON.parse of JavaScriptCore gives no position, and of a field that is there twice it drops the first. It stays the parser; the scan
+ * below runs after it has refused a text, to find where, and over configurations, to find such fields. It must never accept or reject
+ * anything else on its own.
  */
 
 import { RigelError, reason } from "./errors.ts";
@@ -12,8 +13,14 @@ export function inputName(path: string): string {
   return path === "-" ? "standard input" : path;
 }
 
+/** What else is asked of a text. */
+interface Strictness {
+  /** No object has a field twice. */
+  once?: boolean;
+}
+
 /** Reads and parses a file. Throws a coded error that names the file, and the line and column of a syntax error. */
-export async function readJson(file: string): Promise<unknown> {
+export async function readJson(file: string, strictness: Strictness = {}): Promise<unknown> {
   const path = inputName(file);
   let bytes: Uint8Array;
   try {
@@ -21,22 +28,24 @@ export async function readJson(file: string): Promise<unknown> {
   } catch (thrown) {
     throw new RigelError("config", `${path}: cannot be read (${reason(thrown)})`, { cause: thrown });
   }
-  const value = parseJson(decoded(bytes, path), path);
+  const value = parseJson(decoded(bytes, path), path, strictness);
   checkDepth(value, path);
   return value;
 }
 
 /** Parses a text, which errors call `path`. */
-export function parseJson(text: string, path: string): unknown {
+export function parseJson(text: string, path: string, { once = false }: Strictness = {}): unknown {
+  let value: unknown;
   try {
-    return JSON.parse(text);
+    value = JSON.parse(text);
   } catch (thrown) {
     if (thrown instanceof RangeError) throw tooDeep(path);
-    const { line, column, expected } = firstJsonError(text);
-    throw new RigelError("config", `${path}:${line}:${column}: not valid JSON: expected ${expected}`, {
-      cause: thrown,
-    });
+    const { line, column, problem } = firstFault(text) ?? locate(text, text.length, "not valid JSON");
+    throw new RigelError("config", `${path}:${line}:${column}: ${problem}`, { cause: thrown });
   }
+  const fault = once ? firstFault(text, once) : undefined;
+  if (fault) throw new RigelError("config", `${path}:${fault.line}:${fault.column}: ${fault.problem}`);
+  return value;
 }
 
 function decoded(bytes: Uint8Array, path: string): string {
@@ -71,10 +80,10 @@ function tooDeep(path: string): RigelError {
   return new RigelError("config", `${path}: expected lists and objects nested at most ${DEEPEST} deep`);
 }
 
-interface JsonError {
+interface Fault {
   line: number;
   column: number;
-  expected: string;
+  problem: string;
 }
 
 const BLANK = /[ \t\r\n]*/y;
@@ -82,8 +91,8 @@ const SCALAR =
   /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"/y;
 
-/** Walks the text by the JSON grammar with an explicit stack of open brackets, up to the first thing that does not fit. */
-function firstJsonError(text: string): JsonError {
+/** Walks the text by the JSON grammar with an explicit stack of what is open, up to the first thing that does not fit. */
+function firstFault(text: string, once = false): Fault | undefined {
   let at = 0;
   const take = (pattern: RegExp): boolean => {
     pattern.lastIndex = at;
@@ -96,33 +105,42 @@ function firstJsonError(text: string): JsonError {
     at++;
     return true;
   };
-  const open: ("{" | "[")[] = [];
+  const expected = (what: string): Fault => locate(text, at, `not valid JSON: expected ${what}`);
+  /** Of an object the fields that it has so far. */
+  const open: (Set<unknown> | "[")[] = [];
   let want: "value" | "key or end" | "key" | "value or end" | "separator" = "value";
   for (;;) {
     take(BLANK);
     const inner = open.at(-1);
     if (want === "separator") {
-      if (inner === undefined) return locate(text, at, "the end of the file");
-      const close: string = inner === "{" ? "}" : "]";
+      if (inner === undefined) return at < text.length ? expected("the end of the file") : undefined;
+      const close = inner === "[" ? "]" : "}";
       if (takeChar(close)) open.pop();
-      else if (takeChar(",")) want = inner === "{" ? "key" : "value";
-      else return locate(text, at, `"," or "${close}"`);
+      else if (takeChar(",")) want = inner === "[" ? "value" : "key";
+      else return expected(`"," or "${close}"`);
     } else if (want === "key" || want === "key or end") {
       if (want === "key or end" && takeChar("}")) {
         open.pop();
         want = "separator";
         continue;
       }
-      if (!take(STRING)) return locate(text, at, 'a field name in double quotes (and no "," after the last field)');
+      const begin = at;
+      if (!take(STRING)) return expected('a field name in double quotes (and no "," after the last field)');
+      if (once && inner instanceof Set) {
+        const quoted = text.slice(begin, at);
+        const name: unknown = JSON.parse(quoted);
+        if (inner.has(name)) return locate(text, begin, `expected each field once, got ${quoted} again`);
+        inner.add(name);
+      }
       take(BLANK);
-      if (!takeChar(":")) return locate(text, at, '":" after the field name');
+      if (!takeChar(":")) return expected('":" after the field name');
       want = "value";
     } else {
       if (want === "value or end" && takeChar("]")) {
         open.pop();
         want = "separator";
       } else if (takeChar("{")) {
-        open.push("{");
+        open.push(new Set());
         want = "key or end";
       } else if (takeChar("[")) {
         open.push("[");
@@ -130,13 +148,13 @@ function firstJsonError(text: string): JsonError {
       } else if (take(SCALAR)) {
         want = "separator";
       } else {
-        return locate(text, at, "a value (text in double quotes, a number, true, false, null, { or [)");
+        return expected("a value (text in double quotes, a number, true, false, null, { or [)");
       }
     }
   }
 }
 
-function locate(text: string, offset: number, expected: string): JsonError {
+function locate(text: string, offset: number, problem: string): Fault {
   const before = text.slice(0, offset).split("\n");
-  return { line: before.length, column: (before.at(-1) ?? "").length + 1, expected };
+  return { line: before.length, column: (before.at(-1) ?? "").length + 1, problem };
 }

@@ -124,7 +124,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     )
     .use(dashboard())
     .onParse(async ({ request }, type) =>
-      type === "application/json" ? parseJson(await request.text(), "body") : undefined,
+      type === "application/json" ? parseJson(await request.text(), "body", { once: true }) : undefined,
     )
     .use(launchRoutes(launches))
     .onTransform(refuseDeep)

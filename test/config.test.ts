@@ -26,6 +26,12 @@ describe.concurrent("a configuration is refused with the field and what was expe
     ]);
   });
 
+  test("a field that is there twice, by line and column", async () => {
+    expect(await refused('{\n  "clients": [\n    { "name": "a", "replay": {}, "n\\u0061me": "b" }\n  ]\n}')).toEqual([
+      'rigel: config.json:3:34: expected each field once, got "n\\u0061me" again',
+    ]);
+  });
+
   test("unknown fields, at every level", async () => {
     const lines = await refused({
       durations_s: 3,

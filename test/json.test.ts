@@ -2,7 +2,7 @@
 
 import { expect, test } from "bun:test";
 import { RigelError, reason } from "../src/errors.ts";
-import { readJson } from "../src/json.ts";
+import { parseJson, readJson } from "../src/json.ts";
 import { Scratch } from "./rigel.ts";
 
 async function refusal(text: string): Promise<string> {
@@ -35,6 +35,15 @@ test.each([
 test("what JSON.parse accepts is accepted", async () => {
   const value = { a: [1, -2.5e3, '"\\\u00e9\n', null, true], b: {}, c: [] };
   expect(await refusal(JSON.stringify(value, null, 1))).toBe(`accepted: ${JSON.stringify(value)}`);
+});
+
+test("a field that is there twice is the last one, unless it is to be there once", () => {
+  expect(parseJson('{"a": 1, "a": 2}', "x")).toEqual({ a: 2 });
+  expect(() => parseJson('{"a": [{"b": 1}, {"b": 2, "c": {"b": 3}}],\n "a": 2}', "x", { once: true })).toThrow(
+    'x:2:2: expected each field once, got "a" again',
+  );
+  const same = '{"a": {"a": [{"a": 1}, {"a": "b:\\"{"}]}, "b": {}, "c": []}';
+  expect(parseJson(same, "x", { once: true })).toEqual(JSON.parse(same));
 });
 
 test("a file that is not there is named", async () => {

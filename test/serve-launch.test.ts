@@ -147,6 +147,11 @@ describe("a launch over HTTP", () => {
         error: { code: "not_json", message: expect.stringMatching(/^body:2:15: not valid JSON: expected a value/) },
       },
     });
+    const twice = JSON.stringify(relative({ cwd: place.path })).replace("{", '{"clients": [], ');
+    expect(await server.ask("/v1/launch", { method: "POST", body: twice })).toMatchObject({
+      status: 400,
+      body: { error: { message: expect.stringContaining('expected each field once, got "clients" again') } },
+    });
     const others: Record<string, Record<string, string>> = {
       no_token: {},
       wrong_token: { authorization: `Bearer ${server.token}x` },
