@@ -248,6 +248,21 @@ static uint32_t environment_number(const char *name, uint32_t otherwise, uint32_
     return n > most ? most : (uint32_t)n;
 }
 
+/* Both again after a signal: programs have timers of their own. */
+static int reserve(int fd, size_t size)
+{
+    int err;
+    while ((err = posix_fallocate(fd, 0, (off_t)size)) == EINTR) continue;
+    return err;
+}
+
+static int take_turn(int fd)
+{
+    int failed;
+    while ((failed = flock(fd, LOCK_EX)) && errno == EINTR) continue;
+    return failed;
+}
+
 /* Makes the file's contents. The caller has the file to itself; `magic` comes last. */
 static CUresult fill_state(int fd, const char *path, sim_state **out)
 {
@@ -257,7 +272,7 @@ static CUresult fill_state(int fd, const char *path, sim_state **out)
     uint32_t devices = environment_number("RIGEL_SIM_DEVICES", 1, SIM_MAX_DEVICES);
     size_t size = state_bytes(devices);
     /* Blocks are taken now: a full /dev/shm must be an error here, not SIGBUS in the middle of a launch. */
-    if (posix_fallocate(fd, 0, (off_t)size)) return refuse(path, "no room for it", "free some, or set RIGEL_SIM_STATE");
+    if (reserve(fd, size)) return refuse(path, "no room for it", "free some, or set RIGEL_SIM_STATE");
     sim_state *s = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (s == MAP_FAILED) return refuse(path, strerror(errno), "set RIGEL_SIM_STATE");
     pthread_mutexattr_t attr;
@@ -329,7 +344,7 @@ static int attach_once(const char *path, CUresult *result)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat opened, named;
-    if (fd < 0 || flock(fd, LOCK_EX) || fstat(fd, &opened)) {
+    if (fd < 0 || take_turn(fd) || fstat(fd, &opened)) {
         *result = refuse(path, strerror(errno), "set RIGEL_SIM_STATE to a file that can be written");
         if (fd >= 0) close(fd);
         return -1;

@@ -1,6 +1,10 @@
 /* test-sim-processes.c: the simulated libcuda.so.1 with several threads and processes: time slices, sharing, ends, suspension. */
 #include "sim-testing.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/time.h>
+
 /* ---- Threads */
 
 enum { THREADS = 4, ROUNDS = 300 };
@@ -663,6 +667,33 @@ static void test_uuid(void)
     TRUE(!memcmp(&uuid[0], &uuid[1], 16) && !memcmp(&uuid[1], &uuid[2], 16));
 }
 
+/* A program with a timer starts while somebody else has the file. */
+static int ticks_to;
+static void tick(int unused)
+{
+    (void)unused;
+    tell(ticks_to, 't');
+}
+
+static void test_interrupted(void)
+{
+    int fd[2], held = open(state_path, O_RDWR);
+    TRUE(!pipe(fd) && held >= 0 && !flock(held, LOCK_EX));
+    pid_t pid = fork();
+    if (!pid) {
+        load_library();
+        ticks_to = fd[1];
+        struct sigaction act = {.sa_handler = tick};
+        struct itimerval every = {{0, 1000}, {0, 1000}};
+        TRUE(!sigaction(SIGALRM, &act, NULL) && !setitimer(ITIMER_REAL, &every, NULL));
+        OK(cuInit(0));
+        exit(failures ? 1 : 0);
+    }
+    for (int i = 0; i < 20; i++) EQUAL(hear(fd[0]), 't');
+    TRUE(!flock(held, LOCK_UN));
+    reap_peer((peer){pid, -1, fd[0]}, 0);
+}
+
 /* What the file was made with holds while anybody uses it; who comes when nobody does makes it anew. */
 static void l4_client(int in, int out)
 {
@@ -842,6 +873,7 @@ static const sim_test tests[] = {
     {"fork", test_fork},
     {"end of the process", test_exit},
     {"uuid", test_uuid},
+    {"interrupted while it starts", test_interrupted},
     {"who decides what the GPU is", test_who_decides},
     {"busy time", test_busy},
     {"busy time, two processes", test_busy_processes},
