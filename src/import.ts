@@ -156,7 +156,7 @@ async function openImport(
   const report = new FileReport(path, detected.tool);
   // A profile is read by its own reader, which does not say how far it is.
   const size_bytes = detected.tool === "rigel" ? 0 : source.size_bytes;
-  const bar = new ProgressBar(path, size_bytes, source.read_bytes, () => report.rows);
+  const bar = new ProgressBar(path, size_bytes, source.read_bytes, { rows: () => report.rows });
   return { report, batches: reader(source, detected, report), bar };
 }
 

@@ -41,6 +41,8 @@ Examples:
   rigel simulate --import-bench bench.json -o profiles/reference-h200.json
   rigel simulate jobs.json --seed 7 --json | jq '.points[0].ways[].harvest'`;
 
+const LINE_ms = 10_000;
+
 interface Flags {
   policy?: string[];
   sweep?: string;
@@ -164,7 +166,7 @@ async function importBench(file: string, output: string | undefined): Promise<vo
   }
 }
 
-/** With a bar of how many scenarios are done. */
+/** With a bar of how many scenarios are done, or a line of that now and then. */
 async function shown<Result>(
   work: (watch: (simulator: Simulator) => void) => Promise<Result>,
 ): Promise<{ prediction: Result; count: number }> {
@@ -173,7 +175,7 @@ async function shown<Result>(
   try {
     const prediction = await work((simulator) => {
       watched = simulator;
-      bar = new ProgressBar("scenarios", simulator.asked, () => simulator.done);
+      bar = new ProgressBar("scenarios", simulator.asked, () => simulator.done, { line_ms: LINE_ms });
     });
     return { prediction, count: watched?.asked ?? 0 };
   } finally {

@@ -75,6 +75,7 @@ const tickSchema = z.object({
   /** Client, when it began, and for how many nanoseconds it worked and then waited. */
   waits: z.array(z.tuple([z.int(), z.number(), z.number(), z.number()])),
 });
+const progressSchema = z.object({ now_ns: z.number() });
 const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int() });
 
 export interface Outcome {
@@ -90,12 +91,19 @@ export class Simulator implements Disposable {
   readonly #children = new Set<{ kill(): void }>();
   #free = availableParallelism();
   #ended = false;
-  /** How many scenarios were asked for, and how many have been done. */
+  /** How many scenarios were asked for. */
   asked = 0;
-  done = 0;
+  #done = 0;
+  /** Of those that run the part that is done. */
+  readonly #parts = new Set<{ done: number }>();
 
   constructor(program: string) {
     this.#program = program;
+  }
+
+  /** How many have been done, and how far those are that run. */
+  get done(): number {
+    return [...this.#parts].reduce((sum, { done }) => sum + done, this.#done);
   }
 
   /** Ends what still runs. */
@@ -120,18 +128,25 @@ export class Simulator implements Disposable {
   async #start(scenario: Scenario, text: string): Promise<Outcome> {
     if (this.#free === 0) await new Promise<void>((resolve) => this.#waiting.push(resolve));
     else this.#free--;
+    const part = { done: 0 };
+    this.#parts.add(part);
     try {
       if (this.#ended) throw new RigelError("command", "the simulation was ended");
-      return await this.#play(scenario, text);
+      return await this.#play(scenario, text, part);
     } finally {
-      this.done++;
+      this.#parts.delete(part);
+      this.#done++;
       const next = this.#waiting.shift();
       if (next) next();
       else this.#free++;
     }
   }
 
-  async #play({ mode, target, settings }: Scenario, text: string): Promise<Outcome> {
+  async #play(
+    { mode, target, settings, duration_s }: Scenario,
+    text: string,
+    part: { done: number },
+  ): Promise<Outcome> {
     await using child = Bun.spawn([this.#program], {
       env: { ...process.env },
       stdin: "pipe",
@@ -148,6 +163,12 @@ export class Simulator implements Disposable {
       void child.stdin.flush();
       for await (const line of linesOf(child.stdout)) {
         const value: unknown = JSON.parse(line);
+        const progress = progressSchema.safeParse(value);
+        if (progress.success) {
+          // Requests that fell due are served after the duration.
+          part.done = Math.min(1, progress.data.now_ns / 1e9 / duration_s);
+          continue;
+        }
         const tick = tickSchema.safeParse(value);
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);

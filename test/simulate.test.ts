@@ -4,9 +4,13 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { readConfig } from "../src/config.ts";
 import { reason } from "../src/errors.ts";
+import { Native } from "../src/native.ts";
+import { predict } from "../src/simulate.ts";
+import type { Simulator } from "../src/simulate-run.ts";
 import { sweepOf } from "../src/simulate-sweep.ts";
-import { Scratch, cramped, rigel, root } from "./rigel.ts";
+import { Scratch, cramped, plainEnvironment, rigel, root } from "./rigel.ts";
 
 const HEADER =
   "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
@@ -425,6 +429,35 @@ describe.concurrent("measurements to compare with", () => {
     expect(stderr).toContain(`${file}: expected measurements of a GPU`);
     expect(status).toBe(2);
   });
+});
+
+test("of a long scenario it is known how far it is", async () => {
+  using scratch = new Scratch();
+  let simulator: Simulator | undefined;
+  const seen = new Set<number>();
+  const timer = setInterval(() => seen.add(simulator?.done ?? 0), 1);
+  const options = { ways: ["slo"], sweep: undefined, seed: undefined, duration_s: 60, slow: undefined };
+  const native = await Native.load();
+  await predict(await readConfig(jobs(scratch)), options, native, (one) => void (simulator = one));
+  clearInterval(timer);
+  const parts = [...seen];
+  expect(parts.filter((done) => !Number.isInteger(done)).length).toBeGreaterThan(3);
+  expect(parts.every((done, index) => done >= (parts[index - 1] ?? 0) - 1e-9)).toBe(true);
+  expect(simulator?.done).toBe(simulator?.asked ?? 0);
+});
+
+test("without a terminal there is a line of it now and then", async () => {
+  const script = `import { ProgressBar } from "${root}/src/progress-bar.ts";
+    const bar = new ProgressBar("scenarios", 4, () => 1.7, { line_ms: 5 });
+    new ProgressBar("rows", 4, () => 1.7);
+    await Bun.sleep(100);
+    bar.stop();`;
+  await using child = Bun.spawn([process.execPath, "-e", script], {
+    env: { ...plainEnvironment(), BUN_BE_BUN: "1" },
+    stderr: "pipe",
+  });
+  const lines = (await child.stderr.text()).trimEnd().split("\n");
+  expect(new Set(lines)).toEqual(new Set(["rigel: scenarios: 42%"]));
 });
 
 describe("rigel-simulate", () => {

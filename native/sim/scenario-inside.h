@@ -105,7 +105,7 @@ typedef struct {
         bool stays;      /* until the high clients are idle, though they only wait */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
-    uint64_t next_tick_ns;
+    uint64_t next_tick_ns, next_progress_ns;
     rg_scenario_tick tick;
     uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
     uint64_t spell_ns, idle_ns, paid_ns; /* least share: high clients busy since; idle since; paid out */

@@ -435,6 +435,10 @@ static void play(scenario *s)
         }
         if (s->now >= s->next_tick_ns)
             tick(s);
+        if (s->now >= s->next_progress_ns) {
+            s->o->on_progress(s->o->user, s->now);
+            s->next_progress_ns = s->now + s->o->progress_ns;
+        }
         bool any;
         do {
             any = false;
@@ -517,6 +521,7 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
     bool ticks = o->tick_ns && o->on_tick && mode != RG_SCENARIO_ALONE;
     s.agent.at = NEVER;
     s.next_tick_ns = ticks ? o->tick_ns : NEVER;
+    s.next_progress_ns = o->on_progress ? o->progress_ns : NEVER;
     s.tick.requests = ticks ? calloc(RG_HIST_BUCKETS, sizeof(*s.tick.requests)) : NULL;
     s.tick.waits = ticks ? calloc(RG_SCENARIO_WAITS, sizeof(*s.tick.waits)) : NULL;
     s.model = calloc(1, sizeof(*s.model));

@@ -85,6 +85,9 @@ typedef struct {
      * other than 0 ends the scenario. */
     uint64_t tick_ns;
     int (*on_tick)(void *user, rg_scenario_tick *tick);
+    /* Told how far it is, at the first instant after every so much time; no instant of its own, so that nothing depends on it. */
+    uint64_t progress_ns;
+    void (*on_progress)(void *user, uint64_t now_ns);
     void *user;
 
     /* RG_SCENARIO_PREEMPT */

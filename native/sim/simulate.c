@@ -18,6 +18,8 @@
  *   arrivals /a/gaps.json        a list
  *   run                          ends it
  *
+ * At every hundredth of the duration, roughly, {"now_ns": n} goes out.
+ *
  * It must never read a clock. Exit: 0; 2 for a description or a profile that is wrong; 1 for everything else. Errors are one line on
  * standard error.
  */
@@ -269,6 +271,13 @@ static int on_tick(void *user, rg_scenario_tick *t)
     return 0;
 }
 
+static void on_progress(void *user, uint64_t now_ns)
+{
+    (void)user;
+    printf("{\"now_ns\":%" PRIu64 "}\n", now_ns);
+    fflush(stdout);
+}
+
 /* GPU time of one iteration: what its kernels and copies take alone. */
 static uint64_t gpu_ns(const rg_profile *p)
 {
@@ -315,6 +324,8 @@ int main(int argc, char **argv)
     if (!d.options.sms_limit)
         d.options.sms_limit = d.options.gpu.sms;
     d.options.on_tick = on_tick;
+    d.options.progress_ns = d.options.duration_ns / 100;
+    d.options.on_progress = on_progress;
     if (rg_scenario_run(&d.options, d.mode, d.clients, d.count, results, error, sizeof(error)) < 0)
         give_up(1, "%s", error);
     printf("{\"clients\":[");

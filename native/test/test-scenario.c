@@ -456,6 +456,32 @@ static void test_waits(void)
     rg_profile_free(&low);
 }
 
+/* Who wants to know how far it is hears of it as often as was asked for, and changes nothing. */
+static uint64_t heard_ns;
+static uint32_t heard_count;
+static void note_progress(void *user, uint64_t now_ns)
+{
+    (void)user;
+    HOLDS(now_ns >= heard_ns + 100 * US);
+    heard_ns = now_ns;
+    heard_count++;
+}
+
+static void test_progress(void)
+{
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,30000,0\n");
+    rg_scenario_client client = {.profile = &low, .best_effort = true};
+    rg_scenario_options o = tiny(2, 1000 * US);
+    rg_scenario_result silent, told_of;
+    run(&o, RG_SCENARIO_GOVERNED, &client, 1, &silent);
+    o.progress_ns = 100 * US;
+    o.on_progress = note_progress;
+    run(&o, RG_SCENARIO_GOVERNED, &client, 1, &told_of);
+    HOLDS(heard_count >= 5 && heard_count <= 10);
+    EQUAL(memcmp(&silent, &told_of, sizeof(silent)), 0);
+    rg_profile_free(&low);
+}
+
 static void test_preempt(void)
 {
     rg_scenario_options o = tiny(1, 0);
@@ -964,6 +990,7 @@ int main(int argc, char **argv)
     test_part_of_a_request();
     test_least_share();
     test_waits();
+    test_progress();
     test_least_share_leaves_requests_alone();
     test_least_share_off_the_gpu();
     test_fair_shares();
