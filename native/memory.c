@@ -881,9 +881,9 @@ CUresult cuMemGetInfo_v2(size_t *left, size_t *total)
     if (!limit)
         return r;
     uint64_t used = rg_account_used(rg.segment, rg.account), room = limit > used ? limit - used : 0;
-    if (*total > limit)
+    if (total && *total > limit) /* a driver may take NULL */
         *total = limit;
-    if (*left > room)
+    if (left && *left > room)
         *left = room;
     return r;
 }
@@ -892,7 +892,7 @@ CUresult cuDeviceTotalMem_v2(size_t *total, CUdevice d)
 {
     CUresult r = RG_CALL(cuDeviceTotalMem_v2, (total, d));
     uint64_t limit = r == CUDA_SUCCESS && rg_is_client() ? atomic_load(&rg.account->limit_bytes) : 0;
-    if (limit && *total > limit)
+    if (limit && total && *total > limit)
         *total = limit;
     return r;
 }

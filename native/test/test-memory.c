@@ -413,6 +413,42 @@ static void programs_are_told_the_limit(void)
     done();
 }
 
+static CUresult info_of_either(size_t *left, size_t *total)
+{
+    if (left)
+        *left = 60 * GiB;
+    if (total)
+        *total = 80 * GiB;
+    return answer;
+}
+
+static CUresult total_if_asked(size_t *total, CUdevice d)
+{
+    (void)d;
+    return info_of_either(NULL, total);
+}
+
+/* What the driver makes of a program that does not want one of the numbers is its own affair. */
+static void who_does_not_ask_is_not_told(void)
+{
+    prepare();
+    become("told", "1000000");
+    rg_real.hooked[RG_HOOK_cuMemGetInfo_v2] = (void *)info_of_either;
+    rg_real.hooked[RG_HOOK_cuDeviceTotalMem_v2] = (void *)total_if_asked;
+    size_t left = 0, total = 0;
+    OK(cuMemGetInfo_v2(NULL, &total));
+    OK(cuMemGetInfo_v2(&left, NULL));
+    CHECK_EQUAL(total, 1000000);
+    CHECK_EQUAL(left, 1000000);
+    OK(cuMemGetInfo_v2(NULL, NULL));
+    OK(cuDeviceTotalMem_v2(NULL, 0));
+    answer = CUDA_ERROR_INVALID_VALUE;
+    CHECK_EQUAL(cuMemGetInfo_v2(NULL, &total), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQUAL(cuDeviceTotalMem_v2(NULL, 0), CUDA_ERROR_INVALID_VALUE);
+    CHECK_EQUAL(total, 80 * GiB);
+    done();
+}
+
 static void a_limit_that_is_no_number_is_none(void)
 {
     prepare();
@@ -964,6 +1000,7 @@ int main(int argc, char **argv)
     RUN(what_the_driver_adds_counts_against_the_limit);
     RUN(the_drivers_errors_are_its_own);
     RUN(programs_are_told_the_limit);
+    RUN(who_does_not_ask_is_not_told);
     RUN(a_limit_that_is_no_number_is_none);
     RUN(pools_give_back_what_they_keep);
     RUN(ten_thousand_operations_of_8_threads);
