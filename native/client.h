@@ -201,15 +201,15 @@ typedef struct {
 } rg_period;
 
 typedef struct {
-    /* What a launch reads and writes: up to `busy` of the first devices, one cache line. */
+    /* What a launch reads and writes: up to `inflight` of the first eight devices, one cache line. */
     _Alignas(64) _Atomic uint32_t mode; /* enum rg_mode; bare until it has a slot */
-    _Atomic uint32_t inflight; /* best-effort: weight of launches not known to be finished */
-    rg_client *slot;
     int slot_index;
-    _Atomic uint32_t busy[RG_MAX_DEVICES];      /* high: its bit is set in the device's high_busy */
-    _Atomic uint32_t credit;   /* launches that may still go out in this starvation period */
-    _Atomic uint32_t threads;  /* that have entered it */
+    rg_client *slot;
+    _Atomic uint8_t busy[RG_MAX_DEVICES];       /* high: its bit is set in the device's high_busy */
+    _Atomic uint32_t inflight[RG_MAX_DEVICES];  /* best-effort: weight of launches there that are not known to be finished */
     _Atomic uint64_t inverse_weight; /* fair: rg_policy_inverse */
+    _Atomic uint32_t credit[RG_MAX_DEVICES];    /* launches that may still go out there in this starvation period */
+    _Atomic uint32_t threads;  /* that have entered it */
     uint32_t class;            /* enum rg_class that it was started as; what it is now is in its slot */
     rg_account *account;       /* what is asked of it (steer.c); NULL: nothing can be */
     bool restamp;              /* its streams' priorities have yet to follow its class; agent thread only */
@@ -820,7 +820,7 @@ static RG_INLINE rg_policy_view rg_gate_view(const rg_track *t)
         .best_effort = true,
         .high_busy = atomic_load_explicit(&rg.segment->devices[device].high_busy, memory_order_relaxed) != 0,
         .preemptible = atomic_load_explicit(&rg.preemptible[device], memory_order_relaxed) != 0,
-        .inflight = atomic_load_explicit(&rg_track_member(t)->inflight, memory_order_relaxed),
+        .inflight = atomic_load_explicit(&rg_track_member(t)->inflight[device], memory_order_relaxed),
         .inflight_limit = atomic_load_explicit(&s->inflight, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .corun_limit = atomic_load_explicit(&s->corun, memory_order_relaxed) * RG_POLICY_LAUNCH,
         .hold = RG_UNLIKELY(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed)) &&
@@ -926,7 +926,7 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
     }
     if (RG_UNLIKELY(view.policy > RG_POLICY_SLO))
         work.weight = rg_gate_charge(t, d, view.policy, work.weight);
-    atomic_fetch_add_explicit(&m->inflight, work.weight, memory_order_relaxed);
+    atomic_fetch_add_explicit(&m->inflight[rg_track_device(t)], work.weight, memory_order_relaxed);
     work.track = t;
     return work;
 }
@@ -956,12 +956,12 @@ static RG_INLINE rg_work rg_work_begin(rg_member *m, uint32_t mode, enum rg_kind
 }
 
 /*
- * rg_work_depth: weight of the launches of this client that are not known to be finished, with this one; 0 where the gate does not count
- * them, as of a high client, or one that can be taken off the GPU: what is left from when it did says nothing then.
+ * rg_work_depth: weight of the launches of this client on that device that are not known to be finished, with this one; 0 where the gate
+ * does not count them, as of a high client, or one that can be taken off the GPU: what is left from when it did says nothing then.
  */
 static RG_INLINE uint64_t rg_work_depth(rg_member *m, rg_work work)
 {
-    return work.batch ? atomic_load_explicit(&m->inflight, memory_order_relaxed) : 0;
+    return work.batch ? atomic_load_explicit(&m->inflight[rg_track_device(work.track)], memory_order_relaxed) : 0;
 }
 
 /* rg_work_end: called after work was queued (`ok`) or refused by the driver. */

@@ -52,8 +52,8 @@ void rg_retire(rg_member *m, uint32_t device, uint32_t weight)
     if (atomic_load_explicit(&rg.segment->settings.policy, memory_order_relaxed) == RG_POLICY_ORION)
         rg_share_settle(rg.segment, device, m->slot_index, weight_ns(weight));
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
-    uint32_t n = atomic_load(&m->inflight);
-    while (!atomic_compare_exchange_weak(&m->inflight, &n, n > weight ? n - weight : 0))
+    uint32_t n = atomic_load(&m->inflight[device]);
+    while (!atomic_compare_exchange_weak(&m->inflight[device], &n, n > weight ? n - weight : 0))
         continue;
 }
 
@@ -94,8 +94,8 @@ void rg_batch_record(rg_track *t)
     /* All batches are out: these launches stay unbatched and the next call tries again. */
 }
 
-/* Asks the GPU which batches are done. True if any was. */
-static bool batches_poll(void)
+/* Asks the GPUs which batches are done. True if any on this device was. */
+static bool batches_poll(uint32_t device)
 {
     bool any = false;
     rg_samples_poll();
@@ -107,7 +107,7 @@ static bool batches_poll(void)
         bool done = RG_REAL(cuEventQuery)(batches[i].event) != CUDA_ERROR_NOT_READY; /* an error ends the wait too */
         if (done)
             rg_retire(batches[i].member, batches[i].index, batches[i].weight);
-        any |= done;
+        any |= done && batches[i].index == device;
         atomic_store(&batches[i].state, done ? BATCH_FREE : BATCH_RECORDED);
     }
     return any;
@@ -519,8 +519,8 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
             batches_flush();
         }
         bool own = verdict != RG_WAIT_HIGH || (atomic_load_explicit(&s->corun, memory_order_relaxed) &&
-                                                   atomic_load_explicit(&m->inflight, memory_order_relaxed));
-        bool progress = own && batches_poll();
+                                                   atomic_load_explicit(&m->inflight[t->device], memory_order_relaxed));
+        bool progress = own && batches_poll(t->device);
         if (progress) {
             spin_until = 0;
         } else if (now < spin_until) {
@@ -540,7 +540,7 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
 
         rg_policy_view v = rg_gate_view(t);
         v.starvation_ns = (uint64_t)atomic_load_explicit(&s->starvation_us, memory_order_relaxed) * 1000u;
-        v.credit = atomic_load(&m->credit);
+        v.credit = atomic_load(&m->credit[t->device]);
         if (v.policy == RG_POLICY_FAIR) {
             /* Who waits here is active, though the GPU may be through with what it has launched. */
             atomic_store_explicit(&rg_share_of(rg.segment, t->device, m->slot_index)->idle_ns, now + IN_GATE_NS,
@@ -569,9 +569,9 @@ void rg_gate_wait(rg_track *t, enum rg_verdict verdict, const rg_duration *d)
                 left = v.inflight_limit && v.policy != RG_POLICY_FAIR ? v.inflight_limit / RG_POLICY_LAUNCH : 1;
                 atomic_fetch_add_explicit(&slot->starved, 1, memory_order_relaxed);
             }
-            atomic_store(&m->credit, left - 1);
+            atomic_store(&m->credit[t->device], left - 1);
         } else if (!v.high_busy) {
-            atomic_store(&m->credit, 0);
+            atomic_store(&m->credit[t->device], 0);
         }
         if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && v.high_busy))
             pay(dev, d, now, v.starvation_ns);

@@ -60,7 +60,7 @@ typedef struct {
     bool high_busy;          /* some other client of class high has work on the device */
     bool preemptible;        /* this client's work can be taken off the GPU: it need not wait at the gate */
     bool hold;               /* best-effort work is held back altogether, for a time */
-    uint32_t inflight;       /* launches of this client not known to be finished, in RG_POLICY_LAUNCH-ths */
+    uint32_t inflight;       /* launches of this client on the device not known to be finished, in RG_POLICY_LAUNCH-ths */
     uint32_t inflight_limit; /* likewise; 0: no limit */
     uint32_t corun_limit;    /* the same while a high client is busy; 0: none may start then */
     uint32_t credit;         /* launches that the starvation bound still lets out in this period */

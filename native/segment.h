@@ -81,7 +81,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
 /* First what every launch reads: one cache line. */
 #define RG_SETTINGS_FIELDS(F) \
     F(u32, policy, 1)        /* [control] enum rg_policy */ \
-    F(u32, inflight, 1)      /* [control] launches a best-effort client may have unfinished at once; 0: no limit */ \
+    F(u32, inflight, 1)      /* [control] launches a best-effort client may have unfinished at once on a device; 0: no limit */ \
     F(u32, unit_us, 1)       /* [control] a launch counts in flight for its learned duration over this; 0: for one */ \
     F(u32, corun, 1)         /* [control] as `inflight`, while a high client is busy; 0: best-effort launches wait */ \
     F(u32, trace, 1)         /* [control] 1: clients record their operations (trace.h) */ \

@@ -81,7 +81,7 @@ extern const char *const rg_op_names[RG_OP_COUNT]; /* of enum rg_trace_operation
  * The words of a record, below the lap:
  *   0  tick at its beginning
  *   1  operation | kind << 10 | thread id << 16 | 1 + track << 38 | RG_RECORD_FAILED | RG_RECORD_CONTINUED
- *   2  argument: launch, graph: name | weight in flight << 16; copy, memset, alloc, free: bytes; else the operation's own
+ *   2  argument: launch, graph: name | weight in flight there << 16; copy, memset, alloc, free: bytes; else the operation's own
  *   3  ticks it lasted; 0: not measured (a launch that returned at once)
  */
 enum { RG_RECORD_WORDS = 4, RG_RECORD_BITS = 52, RG_RECORD_LAPS = 4095 };

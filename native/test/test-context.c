@@ -38,7 +38,7 @@ static void capture_passes_and_a_graph_is_one_unit(void)
     CHECK_EQUAL(cuGraphLaunch(exec, s), CUDA_SUCCESS);
     CHECK_EQUAL(rg.slot->gate_waits, 1);
     CHECK_EQUAL(rg.slot->graph_launches, 1);
-    CHECK_EQUAL(rg.members[0].inflight, 2 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(rg.members[0].inflight[0], 2 * RG_POLICY_LAUNCH);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
     CUgraphExec communicating = capture(s, nccl, 3);
     CHECK_EQUAL(cuGraphLaunch(communicating, s), CUDA_SUCCESS);
@@ -183,7 +183,7 @@ static void a_reset_context_starts_afresh(void)
     uint64_t waits = rg.slot->inflight_waits;
     for (int i = 0; i < 60; i++) { /* 41 to the limit while they count for what the segment knows of the kernel: 20 us */
         launch(spin, NULL, 1000000);
-        CHECK(rg.members[0].inflight < 20 * RG_POLICY_LAUNCH);
+        CHECK(rg.members[0].inflight[0] < 20 * RG_POLICY_LAUNCH);
     }
     CHECK(rg.slot->inflight_waits > waits);
     CHECK_EQUAL(rg.slot->starved, 0);
@@ -261,10 +261,10 @@ static void a_release_that_is_not_the_last_ends_nothing(void)
     CHECK_EQUAL(cuDevicePrimaryCtxRetain(&same, 0), CUDA_SUCCESS);
     for (int i = 0; i < 4; i++)
         launch(spin, NULL, 300000000);
-    uint32_t before = atomic_load(&RG_PROCESS->inflight);
+    uint32_t before = atomic_load(&RG_PROCESS->inflight[0]);
     CHECK(before > 0);
     CHECK_EQUAL(cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
-    CHECK_EQUAL(atomic_load(&RG_PROCESS->inflight), before);
+    CHECK_EQUAL(atomic_load(&RG_PROCESS->inflight[0]), before);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     done();
 }

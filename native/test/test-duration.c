@@ -315,7 +315,7 @@ static void meet_again(void)
     CHECK_EQUAL(rg.slot->durations_seeded, 1);
     CHECK_EQUAL(own(spin, 1), known);
     /* It counts for what is known of it already, 300 us being three units. */
-    CHECK(rg.members[0].inflight >= 3 * RG_POLICY_LAUNCH && rg.members[0].inflight < 4096 * RG_POLICY_LAUNCH);
+    CHECK(rg.members[0].inflight[0] >= 3 * RG_POLICY_LAUNCH && rg.members[0].inflight[0] < 4096 * RG_POLICY_LAUNCH);
     /* Another shape is another kernel. */
     launch_blocks(spin, NULL, 2, 300000);
     CHECK_EQUAL(rg.slot->durations_seeded, 1);

@@ -159,7 +159,7 @@ static void policy_none_measures_only(void)
         launch(spin, NULL, 1000);
     CHECK_EQUAL(rg_launches(rg.slot), 100);
     CHECK_EQUAL(rg.slot->gate_waits + rg.slot->inflight_waits, 0);
-    CHECK_EQUAL(rg.members[0].inflight, 0);
+    CHECK_EQUAL(rg.members[0].inflight[0], 0);
     done();
 }
 
@@ -172,7 +172,7 @@ static void in_flight_is_limited(void)
         CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
     for (int i = 0; i < 300; i++) {
         launch(spin, streams[i % 3], 20000);
-        CHECK(rg.members[0].inflight < 9 * RG_POLICY_LAUNCH);
+        CHECK(rg.members[0].inflight[0] < 9 * RG_POLICY_LAUNCH);
     }
     CHECK(rg.slot->inflight_waits > 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
@@ -189,6 +189,81 @@ static void in_flight_wait_is_bounded(void)
         launch(spin, NULL, 1000);
     CHECK(rg_launches(rg.slot) == 9);
     CHECK_EQUAL(rg.slot->inflight_waits, 1);
+    done();
+}
+
+/* Two devices, each current in turn. */
+static CUcontext own[2];
+static CUfunction own_spin[2];
+
+static void become_on_two_devices(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+    own[0] = current();
+    own_spin[0] = spin;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&own[1], 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(own[1]), CUDA_SUCCESS);
+    load_kernels(ptx);
+    own_spin[1] = spin;
+}
+
+static void launch_on(int device, uint64_t block_ns)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(own[device]), CUDA_SUCCESS);
+    launch(own_spin[device], NULL, block_ns);
+}
+
+static _Atomic int through;
+static void *launch_on_the_second(void *unused)
+{
+    while (!atomic_load(&through)) {
+        launch_on(1, 1000);
+        usleep(1000);
+    }
+    return unused;
+}
+
+/* What is unfinished on one GPU keeps nothing off another, be it that it never comes to an end. */
+static void each_device_has_its_own_limit(void)
+{
+    become_on_two_devices();
+    seg->settings.unit_us = 0;
+    for (int i = 0; i < 8; i++)
+        launch_on(0, 3600000000000);
+    for (int i = 0; i < 8; i++)
+        launch_on(1, 1000);
+    CHECK_EQUAL(rg.slot->inflight_waits, 0);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 8 * RG_POLICY_LAUNCH);
+    for (int i = 0; i < 40; i++)
+        launch_on(1, 1000);
+    CHECK(RG_PROCESS->inflight[1] <= 8 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    /* How well it goes on there puts the bound here off by nothing. */
+    pthread_t thread;
+    seg->settings.starvation_us = 500000; /* longer than it ever takes there */
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_on_the_second, NULL), 0);
+    launch_on(0, 1000);
+    atomic_store(&through, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 9 * RG_POLICY_LAUNCH);
+    done();
+    _exit(0); /* the simulated GPU would be waited for */
+}
+
+/* A batch that the starvation bound lets out on one GPU is none on another. */
+static void each_device_has_its_own_credit(void)
+{
+    become_on_two_devices();
+    launch_on(0, 1000);
+    launch_on(1, 1000);
+    seg->settings.starvation_us = 2000;
+    for (int i = 0; i < 2; i++)
+        atomic_fetch_or(&seg->devices[i].high_busy, 1ull << OTHER);
+    for (int i = 0; i < 6; i++)
+        launch_on(i % 2, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 6);
+    CHECK_EQUAL(rg.slot->starved, 2);
     done();
 }
 
@@ -525,7 +600,7 @@ static void *leave_launches(void *context)
         launch(spin, CU_STREAM_PER_THREAD, 1000);
     const rg_track *t = rg_track_find(rg_track_key(CU_STREAM_PER_THREAD));
     CHECK(t->unbatched > 0);
-    atomic_store(&left_inflight, rg.members[0].inflight - t->unbatched);
+    atomic_store(&left_inflight, rg.members[0].inflight[0] - t->unbatched);
     return NULL;
 }
 
@@ -537,7 +612,7 @@ static void fair_takes_what_an_ended_thread_left_for_done(void)
     pthread_t thread;
     CHECK_EQUAL(pthread_create(&thread, NULL, leave_launches, current()), 0);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
-    CHECK_EQUAL(rg.members[0].inflight, left_inflight);
+    CHECK_EQUAL(rg.members[0].inflight[0], left_inflight);
     done();
 }
 
@@ -642,6 +717,8 @@ int main(int argc, char **argv)
     RUN(policy_none_measures_only);
     RUN(in_flight_is_limited);
     RUN(in_flight_wait_is_bounded);
+    RUN(each_device_has_its_own_limit);
+    RUN(each_device_has_its_own_credit);
     RUN(kernels_that_share_a_place_are_all_known);
     RUN(small_copies_pass_bulk_copies_wait);
     RUN(hold_has_an_end);
