@@ -336,9 +336,20 @@ static void clear_shares(rg_segment *seg, int slot)
         rg_share *share = rg_share_of(seg, d, slot);
         atomic_store(&share->virtual_ns, 0);
         atomic_store(&share->idle_ns, 0);
-        atomic_store(&share->preemption, RG_PREEMPTION_UNKNOWN);
-        atomic_store(&share->slice_us, 0);
         rg_share_forget_requests(share, 0);
+    }
+}
+
+/* Which devices a process used, and how it was taken off them: the client's next one may use others. */
+static void clear_devices(rg_segment *seg, int slot)
+{
+    rg_client *c = &seg->clients[slot];
+    atomic_store(&c->devices, 0);
+    atomic_store(&c->preemption, RG_PREEMPTION_UNKNOWN);
+    atomic_store(&c->slice_us, 0);
+    for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
+        atomic_store(&rg_share_of(seg, d, slot)->preemption, RG_PREEMPTION_UNKNOWN);
+        atomic_store(&rg_share_of(seg, d, slot)->slice_us, 0);
     }
 }
 
@@ -387,6 +398,7 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             for (int k = 0; k < RG_MAX_CONTEXTS * 2; k++)
                 atomic_store(&c->contexts[k], 0);
             atomic_store(&c->contexts_full, 0);
+            clear_devices(seg, i);
             atomic_store(&c->pid, (uint32_t)getpid());
             atomic_store(&c->attached_ns, now_ns);
             atomic_store(&c->heartbeat_ns, now_ns);

@@ -299,6 +299,34 @@ static void full_then_reaped(void)
     unlink(path);
 }
 
+/* A client that is started again counts on, but may be on another GPU, and be taken off it in another way. */
+static void devices_are_the_processes_own(void)
+{
+    const char *path = scratch("again");
+    rg_segment *seg = fresh(path);
+    int slot;
+    pid_t pid = claimant(seg, &slot);
+    rg_client *c = &seg->clients[slot];
+    rg_share *share = rg_share_of(seg, 3, slot);
+    atomic_store(&c->devices, 1u << 3);
+    atomic_store(&c->preemption, RG_PREEMPTION_STOPS);
+    atomic_store(&c->slice_us, 50);
+    atomic_store(&share->preemption, RG_PREEMPTION_OFF);
+    atomic_store(&share->slice_us, 50);
+    atomic_store(&share->usual_launches, 229);
+    end(pid);
+    pid = claimant(seg, &slot);
+    CHECK(c == &seg->clients[slot] && c->state == RG_LIVE);
+    CHECK_EQUAL(c->devices, 0);
+    CHECK_EQUAL(c->preemption, RG_PREEMPTION_UNKNOWN);
+    CHECK_EQUAL(c->slice_us, 0);
+    CHECK_EQUAL(share->preemption, RG_PREEMPTION_UNKNOWN);
+    CHECK_EQUAL(share->slice_us, 0);
+    CHECK_EQUAL(share->usual_launches, 229); /* what its requests are like is known still */
+    end(pid);
+    unlink(path);
+}
+
 /* With no slot left that was never used, a client of another name takes a dead one's, and that is counted. */
 static void another_client_clears_what_it_takes(void)
 {
@@ -535,6 +563,7 @@ int main(void)
     RUN(histogram_buckets);
     RUN(devices_by_uuid);
     RUN(full_then_reaped);
+    RUN(devices_are_the_processes_own);
     RUN(another_client_clears_what_it_takes);
     RUN(exited_slot_is_kept);
     RUN(reused_pid_is_dead);
