@@ -906,18 +906,17 @@ RG_LOOK_AT_EVENT(cuStreamWaitEvent_ptsz, (CUstream s, CUevent e, unsigned flags)
 RG_LOOK_AT_EVENT(cuEventElapsedTime, (float *ms, CUevent e, CUevent end), (ms, e, end), end)
 RG_LOOK_AT_EVENT(cuEventElapsedTime_v2, (float *ms, CUevent e, CUevent end), (ms, e, end), end)
 
-/* Executable graphs. */
+/* Executable graphs. What they are is noted of a high client's too: it may become a best-effort one. */
 #define RG_INSTANTIATE(symbol, params, args, FLAGS) \
     CUresult symbol params \
     { \
         CUresult r = RG_CALL(symbol, args); \
-        uint32_t mode = atomic_load_explicit(&rg.mode, memory_order_relaxed); \
-        if (r == CUDA_SUCCESS && (mode & (RG_MODE_BEST_EFFORT | RG_MODE_RECORDED))) \
-            rg_graph_note(*x, g, FLAGS); \
-        if (r == CUDA_SUCCESS && (mode & RG_MODE_RECORDED)) \
+        if (r != CUDA_SUCCESS || !rg_is_client()) \
+            return r; \
+        rg_graph_note(*x, g, FLAGS); \
+        if (rg_recorded) \
             rg_record_graph(*x, g); \
-        if (r == CUDA_SUCCESS && rg_is_client()) \
-            rg_name_forget((uintptr_t)*x); \
+        rg_name_forget((uintptr_t)*x); \
         return r; \
     }
 #define RG_FLAGS_OF(params) (((CUDA_GRAPH_INSTANTIATE_PARAMS *)(params))->flags)

@@ -156,6 +156,36 @@ static void a_busy_client_becomes_best_effort(void)
     done();
 }
 
+/* What other ranks wait for is never held, in a graph of the time when nothing of it was, either. */
+static void a_graph_of_nccl_stays_one(void)
+{
+    prepare("high");
+    attach();
+    CUfunction nccl;
+    CUstream s;
+    CUgraph graph;
+    CUgraphExec exec;
+    CUmodule module = load_kernels(PTX_HEADER PTX_KERNEL("rigel_spin") PTX_KERNEL("ncclDevKernel_AllReduce"));
+    CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    launch_blocks(nccl, s, 1, 1000);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    atomic_store(&account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(mode() == RG_MODE_BEST_EFFORT);
+    seg->settings.starvation_us = 1000;
+    other_launches(true);
+    uint64_t passed = rg.slot->passed;
+    CHECK_EQUAL(cuGraphLaunch(exec, s), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->gate_waits, 0);
+    CHECK_EQUAL(rg.slot->passed, passed + 1);
+    launch(s, 1000); /* anything else waits */
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    done();
+}
+
 /* And the other way: work that is still on the GPU makes it a busy high client. */
 static void unfinished_work_counts_for_a_client_that_becomes_high(void)
 {
@@ -495,6 +525,7 @@ int main(int argc, char **argv)
     RUN(to_high_and_back);
     RUN(a_busy_period_without_work_ends);
     RUN(a_busy_client_becomes_best_effort);
+    RUN(a_graph_of_nccl_stays_one);
     RUN(unfinished_work_counts_for_a_client_that_becomes_high);
     RUN(who_waits_at_the_gate_goes_when_it_becomes_high);
     RUN(who_is_suspended_returns_when_it_becomes_high);
