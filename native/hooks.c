@@ -529,12 +529,17 @@ static void primary_leave(CUdevice d)
     CUcontext gone_ = context; \
     uint64_t mark_ = rg_memory_mark()
 #define RG_FORGET_MEMORY rg_memory_forget_context(gone_, mark_)
-/* Events of Rigel's that other threads may use at any moment: the last release ends their context. */
-#define RG_FORGET_EVENTS \
-    if (is_last_release(d)) { \
-        rg_batch_forget(NULL, d); \
-        rg_samples_forget(NULL, d); \
-    }
+/*
+ * What goes with a context and may be in use at any moment goes before the driver is asked to end it: events of Rigel's; and stops, as it
+ * would wait for streams that nothing lets go on any more.
+ */
+static void forget_early(CUcontext context, CUdevice d)
+{
+    rg_batch_forget(context, d);
+    rg_samples_forget(context, d);
+    rg_stops_forget_context(context, d);
+}
+
 #define RG_IF_DONE(action) \
     if (result_ == CUDA_SUCCESS) \
     action
@@ -549,16 +554,16 @@ RG_TAKE_AWAY(cuCtxDestroy, (CUcontext c), (c), rg_track_forget_context(c, -1); R
 RG_TAKE_AWAY(cuCtxDestroy_v2, (CUcontext c), (c), rg_track_forget_context(c, -1); RG_NOTE_MEMORY(c),
              RG_IF_DONE(RG_CONTEXT_ENDS))
 /* It ends the context, which is the current one, unless that was attached (cuCtxAttach): whether it has is seen by what is current then. */
-RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), rg_batch_forget(c, -1); rg_samples_forget(c, -1); RG_NOTE_MEMORY(c),
+RG_TAKE_AWAY(cuCtxDetach, (CUcontext c), (c), forget_early(c, -1); RG_NOTE_MEMORY(c),
              if (result_ == CUDA_SUCCESS && current_context() != c) { rg_track_forget_context(c, -1); RG_CONTEXT_ENDS; })
 /* Memory is its device's primary context's. */
 RG_TAKE_AWAY(cuGreenCtxDestroy, (CUgreenCtx green), (green), CUcontext c = context_of_green(green);
              if (c) rg_track_forget_context(c, -1), )
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease, (CUdevice d), (d), primary_enter(d);
-             RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
+             if (is_last_release(d)) forget_early(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }) primary_leave(d))
 RG_TAKE_AWAY(cuDevicePrimaryCtxRelease_v2, (CUdevice d), (d), primary_enter(d);
-             RG_FORGET_EVENTS RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
+             if (is_last_release(d)) forget_early(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(released(d));
              RG_IF_GONE({ rg_track_forget_context(NULL, d); RG_FORGET_MEMORY; }) primary_leave(d))
 RG_TAKE_AWAY(cuDevicePrimaryCtxReset, (CUdevice d), (d), primary_enter(d);
              rg_track_forget_context(NULL, d); RG_NOTE_MEMORY(rg_memory_primary(d)), RG_IF_DONE(RG_FORGET_MEMORY);

@@ -98,14 +98,23 @@ enum rg_stops rg_stops_ready(uint32_t device)
     return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;
 }
 
+/* The word, and what the simulated GPU looks at in its place. */
+static void write_word(uint32_t device, _Atomic uint32_t *word, bool stopped, bool tell)
+{
+    atomic_store(word, stopped);
+    if (tell && rg_real.rigelSimStop)
+        rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
+}
+
 void rg_stops_forget_context(CUcontext context, CUdevice d)
 {
     for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
         CUcontext now = atomic_load(&stops[i].context);
         if (!now || (context ? now != context : atomic_load(&rg.ordinal[i]) != d))
             continue;
+        _Atomic uint32_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
         atomic_store(&stops[i].context, NULL);
-        rg_stops_set(i, false, true); /* nothing waits for the word when its page goes */
+        write_word(i, word, false, true); /* nothing waits for the word when its page goes */
         atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
     }
 }
@@ -120,10 +129,12 @@ bool rg_stops_set(uint32_t device, bool stopped, bool tell)
     _Atomic uint32_t *word = atomic_load(&stops[device].word);
     if (!word || (stopped && !rg_stops_there(device)))
         return false;
-    atomic_store(word, stopped);
-    if (tell && rg_real.rigelSimStop)
-        rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
-    return true;
+    write_word(device, word, stopped, tell);
+    if (!stopped || (rg_stops_there(device) && atomic_load(&stops[device].word) == word))
+        return true;
+    /* Who ends the context may have written before this did. Pairs with rg_stops_forget_context and enter: the context, then the word. */
+    write_word(device, word, false, tell);
+    return false;
 }
 
 int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)

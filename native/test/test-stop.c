@@ -357,6 +357,100 @@ static void stops_go_and_come_with_contexts(void)
     done();
 }
 
+/* The page that the GPU looks at, as it is registered, and what it says when the driver is asked to end its context. */
+static __typeof__(rg_real.cuMemHostRegister_v2) real_register;
+static _Atomic(_Atomic uint32_t *) page;
+static CUresult register_page(void *at, size_t bytes, unsigned flags)
+{
+    atomic_store(&page, at);
+    return real_register(at, bytes, flags);
+}
+
+static uint32_t word(void)
+{
+    return atomic_load(atomic_load(&page));
+}
+
+static CUresult (*real_release)(CUdevice), (*real_detach)(CUcontext);
+static uint32_t word_at_end;
+static CUresult release(CUdevice d)
+{
+    word_at_end = word();
+    return real_release(d);
+}
+
+static CUresult detach(CUcontext c)
+{
+    word_at_end = word();
+    return real_detach(c);
+}
+
+static void watch_page(void)
+{
+    CHECK(rg_real_ready());
+    real_register = rg_real.cuMemHostRegister_v2;
+    rg_real.cuMemHostRegister_v2 = register_page;
+    *(void **)&real_release = rg_real.hooked[RG_HOOK_cuDevicePrimaryCtxRelease_v2];
+    rg_real.hooked[RG_HOOK_cuDevicePrimaryCtxRelease_v2] = (void *)release;
+    *(void **)&real_detach = rg_real.hooked[RG_HOOK_cuCtxDetach];
+    rg_real.hooked[RG_HOOK_cuCtxDetach] = (void *)detach;
+}
+
+/* The driver waits for streams whose context goes: these go on, whatever high clients do, before it is asked to. */
+static void a_context_ends_though_it_is_stopped(void)
+{
+    watch_page();
+    become_stoppable();
+    for (int i = 0; i < 2; i++) {
+        if (i) {
+            CUcontext own;
+            CHECK_EQUAL(cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+            load_kernels(ptx);
+            launch(spin, NULL, 1000);
+            WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+        }
+        uint64_t before = atomic_load(&rg.slot->suspensions);
+        other_launches();
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) > before && word());
+        for (int k = 0; k < 3; k++)
+            launch(spin, NULL, 200000);
+        word_at_end = 2;
+        CHECK_EQUAL(i ? cuCtxDetach(current()) : cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
+        CHECK_EQUAL(word_at_end, 0);
+        CHECK_EQUAL(word(), 0);
+        CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+        other_is_done();
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    }
+    done();
+}
+
+static __typeof__(rg_real.rigelSimStop) real_sim_stop;
+static int end_meanwhile(unsigned ordinal, int stopped)
+{
+    int r = real_sim_stop(ordinal, stopped);
+    if (stopped)
+        rg_stops_forget_context(current(), -1);
+    return r;
+}
+
+/* Whoever stops the streams finds that their context has gone meanwhile, and leaves nothing that would wait. */
+static void a_context_that_goes_meanwhile_is_not_stopped(void)
+{
+    watch_page();
+    real_sim_stop = rg_real.rigelSimStop;
+    rg_real.rigelSimStop = end_meanwhile;
+    become_stoppable();
+    seg->settings.stop_us = 1;
+    CHECK(!rg_stops_set(0, true, true));
+    CHECK_EQUAL(word(), 0);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE); /* again */
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 /* A client that leaves while it is stopped leaves nothing behind that waits. */
 static void leaving_while_stopped(void)
 {
@@ -386,6 +480,8 @@ int main(int argc, char **argv)
     RUN(a_page_that_is_registered_still_is_no_end);
     RUN(the_gate_where_there_are_no_stops);
     RUN(stops_go_and_come_with_contexts);
+    RUN(a_context_ends_though_it_is_stopped);
+    RUN(a_context_that_goes_meanwhile_is_not_stopped);
     RUN(leaving_while_stopped);
     return failures ? 1 : 0;
 }
