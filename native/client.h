@@ -252,7 +252,9 @@ uint32_t rg_member_class(void);
 /* rg_member_holds_python: the calling thread holds Python's interpreter lock, and the process has a high client. */
 bool rg_member_holds_python(void);
 
-/* rg_member_paused: no client of this process may work. */
+/* rg_member_is_paused: this client may not work: its mode says so, and the time that was said has not come. rg_member_paused: no client of
+ * this process may. */
+bool rg_member_is_paused(const rg_member *member);
 bool rg_member_paused(void);
 
 /* rg_member_become: a client of this process, which is of the class of its slot so far, is of this class from now on, or paused, or what

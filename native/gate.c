@@ -457,7 +457,8 @@ void rg_gate_settle(void)
 
 void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
 {
-    if (kind > RG_GRAPH && units < atomic_load_explicit(&rg.segment->settings.bulk_bytes, memory_order_relaxed))
+    if (!rg_member_is_paused(m) ||
+        (kind > RG_GRAPH && units < atomic_load_explicit(&rg.segment->settings.bulk_bytes, memory_order_relaxed)))
         return;
     if (rg_member_holds_python()) {
         atomic_fetch_add_explicit(&m->slot->passed, 1, memory_order_relaxed);
@@ -467,8 +468,8 @@ void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
     held();
     uint64_t since = rg_now_ns();
     rg_op op = rg_wait_op(RG_OP_paused, 0);
-    for (uint32_t mode; (mode = atomic_load(&m->mode)) & RG_MODE_PAUSED && !atomic_load(&rg.captures) &&
-                        atomic_load(&rg.mode) != RG_MODE_BARE;)
+    for (uint32_t mode; mode = atomic_load(&m->mode), rg_member_is_paused(m) && !atomic_load(&rg.captures) &&
+                                                          atomic_load(&rg.mode) != RG_MODE_BARE;)
         syscall(SYS_futex, &m->mode, FUTEX_WAIT_PRIVATE, mode, &limit, NULL, 0);
     rg_op_end(&op, RG_TRACE_gate, 0, 0);
     atomic_fetch_add_explicit(&m->slot->paused_ns, rg_now_ns() - since, memory_order_relaxed);

@@ -280,15 +280,22 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     pthread_mutex_unlock(&members_lock);
 }
 
+bool rg_member_is_paused(const rg_member *m)
+{
+    /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. */
+    return atomic_load_explicit(&m->mode, memory_order_acquire) & RG_MODE_PAUSED && m->account &&
+           atomic_load(&m->account->paused_until_ns) > rg_now_ns() && !atomic_load(&rg.segment->settings.shutdown);
+}
+
 bool rg_member_paused(void)
 {
     if (!atomic_load_explicit(&rg.several, memory_order_relaxed))
-        return atomic_load_explicit(&RG_PROCESS->mode, memory_order_relaxed) & RG_MODE_PAUSED;
+        return rg_member_is_paused(RG_PROCESS);
     bool any = false;
     for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
-        uint32_t mode = atomic_load(&rg.members[i].mode);
-        any |= (mode & RG_MODE_PAUSED) != 0;
-        if (mode && !(mode & RG_MODE_PAUSED))
+        bool paused = rg_member_is_paused(&rg.members[i]);
+        any |= paused;
+        if (!paused && atomic_load(&rg.members[i].mode))
             return false;
     }
     return any;

@@ -391,6 +391,33 @@ static void pauses_have_an_end(void)
     done();
 }
 
+/* The agent may be in the driver, which waits for what is held back: as good as none. */
+static void a_pause_ends_without_the_agent(void)
+{
+    become("best-effort");
+    pthread_t thread = paused_launch();
+    rg_agent_stop();
+    atomic_store(&account->paused_until_ns, rg_now_ns() + 50000000);
+    join(thread);
+    CHECK(mode() & RG_MODE_PAUSED);
+    launch(NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+static void who_was_paused_is_back_without_the_agent(void)
+{
+    become_preemptible();
+    launch(NULL, 100000000);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    rg_agent_stop();
+    atomic_store(&account->paused_until_ns, rg_now_ns() + 50000000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(mode() & RG_MODE_PAUSED);
+    done();
+}
+
 static void leaving_ends_a_pause(void)
 {
     become("best-effort");
@@ -535,6 +562,8 @@ int main(int argc, char **argv)
     RUN(paused_until_resumed);
     RUN(paused_is_off_the_gpu);
     RUN(pauses_have_an_end);
+    RUN(a_pause_ends_without_the_agent);
+    RUN(who_was_paused_is_back_without_the_agent);
     RUN(leaving_ends_a_pause);
     RUN(a_high_client_is_not_paused);
     RUN(weight_changes);
