@@ -100,23 +100,35 @@ static void uncount_capture(void)
 }
 
 /*
- * The streams whose captures rg.captures counts, by rg_track_key: a stream whose capture begins while another goes on has no track. And
- * how many had no place here. Under the lock.
+ * The streams whose captures rg.captures counts, by rg_track_key, and whose they are: a stream whose capture begins while another goes on
+ * has no track. And how many had no place here. Under the lock.
  */
 enum { CAPTURED = 64 };
-static uintptr_t captured[CAPTURED];
+static struct {
+    uintptr_t key;
+    CUcontext context;
+    CUdevice device; /* -1: not known */
+} captured[CAPTURED];
 static uint32_t captured_count, captured_more;
 
 /* Its capture has ended, if there was one: nobody can end it any more, or somebody has. */
 static bool capture_ends(uintptr_t key)
 {
     for (uint32_t i = 0; i < captured_count; i++)
-        if (captured[i] == key) {
+        if (captured[i].key == key) {
             captured[i] = captured[--captured_count];
             uncount_capture();
             return true;
         }
     return false;
+}
+
+/* So have all in this context, or on this device (rg_track_forget_context). */
+static void captures_end(CUcontext context, CUdevice d)
+{
+    for (uint32_t i = captured_count; i-- > 0;)
+        if (context ? captured[i].context == context : d >= 0 && captured[i].device == d)
+            capture_ends(captured[i].key);
 }
 
 /* Takes a track out of the table. Work still queued on it can no longer be asked for, and counts as done. */
@@ -334,6 +346,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
         }
         t->context = NULL;
     }
+    captures_end(context, d);
     pthread_mutex_unlock(&table_lock);
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
@@ -350,11 +363,22 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
 
 void rg_capture_began(CUstream stream)
 {
+    uintptr_t key = rg_track_key(stream);
+    const rg_track *t = rg_track_find(key);
+    /* Only what may be called during any capture: of a stream of another context than the current one the device is not known, then. */
+    CUcontext context = t ? t->context : context_of(stream), current = NULL;
+    CUdevice device = t ? t->cu_device : -1;
+    rg_real.cuCtxGetCurrent(&current);
+    if (!t && (current != context || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS))
+        device = -1;
     pthread_mutex_lock(&table_lock);
-    if (captured_count < CAPTURED)
-        captured[captured_count++] = rg_track_key(stream);
-    else
+    if (captured_count < CAPTURED) {
+        captured[captured_count].key = key;
+        captured[captured_count].context = context;
+        captured[captured_count++].device = device;
+    } else {
         captured_more++;
+    }
     pthread_mutex_unlock(&table_lock);
 }
 

@@ -98,6 +98,44 @@ static void captures_are_counted_right(void)
     done();
 }
 
+/* Those that are open in a context end with it, be it on streams that are not known otherwise, since they began during another. */
+static void captures_end_with_their_context(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become("best-effort");
+    CUstream a, b, elsewhere, in_own;
+    CUgraph graph;
+    CUcontext primary = current(), second, own;
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&elsewhere, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(elsewhere, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&in_own, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(in_own, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 4);
+    CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 3);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(elsewhere, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    /* The gate holds again. */
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&primary, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(primary), CUDA_SUCCESS);
+    load_kernels(ptx);
+    seg->settings.starvation_us = 1000;
+    other_busy(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
 static void an_event_that_is_recorded_during_a_capture_stands_for_nothing_older(void)
 {
     become_high_without_agent();
@@ -528,6 +566,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(capture_passes_and_a_graph_is_one_unit);
     RUN(captures_are_counted_right);
+    RUN(captures_end_with_their_context);
     RUN(an_event_that_is_recorded_during_a_capture_stands_for_nothing_older);
     RUN(a_capture_goes_with_its_thread);
     RUN(default_streams_of_two_contexts_are_told_apart);
