@@ -49,12 +49,13 @@ static uint64_t weight_ns(uint32_t weight)
 
 void rg_retire(rg_member *m, uint32_t device, uint32_t weight)
 {
-    if (atomic_load_explicit(&rg.segment->settings.policy, memory_order_relaxed) == RG_POLICY_ORION)
-        rg_share_settle(rg.segment, device, m->slot_index, weight_ns(weight));
     /* Never below zero: a stream or context may have been forgotten with launches still counted. */
     uint32_t n = atomic_load(&m->inflight[device]);
     while (!atomic_compare_exchange_weak(&m->inflight[device], &n, n > weight ? n - weight : 0))
         continue;
+    /* orion: it was charged by the settings of then. With nothing in flight nothing is outstanding, but what is just being charged. */
+    if (RG_UNLIKELY(atomic_load_explicit(&rg_share_of(rg.segment, device, m->slot_index)->outstanding_ns, memory_order_relaxed)))
+        rg_share_settle(rg.segment, device, m->slot_index, n > weight ? weight_ns(weight) : UINT64_MAX);
 }
 
 void rg_batch_record(rg_track *t)

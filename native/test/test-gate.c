@@ -683,6 +683,38 @@ static void orion_limits_what_is_outstanding(void)
     done();
 }
 
+/* What is done is not outstanding, whatever has become of the unit, or for a while of the policy, since it was charged. */
+static void orion_leaves_nothing_outstanding(void)
+{
+    policy = RG_POLICY_ORION;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    for (int i = 0; i < 2; i++) {
+        seg->settings.outstanding_us = 0;
+        for (int k = 0; k < 6; k++) {
+            rigel_describe_launch(1, -1, 100000);
+            launch(spin, NULL, 1000);
+        }
+        CHECK(dev->outstanding_ns >= 200000); /* of the last of them no event tells yet */
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        if (i) {
+            seg->settings.policy = RG_POLICY_PRIORITY;
+            seg->settings.inflight = 1;
+            launch(spin, NULL, 1000); /* waits until it is known that the others are done */
+            seg->settings.policy = RG_POLICY_ORION;
+            seg->settings.inflight = 8;
+        } else {
+            seg->settings.unit_us = 10;
+        }
+        seg->settings.outstanding_us = 100;
+        launch(spin, NULL, 1000);
+        CHECK(dev->outstanding_ns <= 100000);
+        seg->settings.unit_us = 100;
+    }
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
 static void orion_shows_what_high_kernels_are_bound_by(void)
 {
     policy = RG_POLICY_ORION;
@@ -731,6 +763,7 @@ int main(int argc, char **argv)
     RUN(fair_takes_what_an_ended_thread_left_for_done);
     RUN(orion_lets_out_what_does_not_disturb);
     RUN(orion_limits_what_is_outstanding);
+    RUN(orion_leaves_nothing_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);
     RUN(copies_between_devices_never_wait);
     RUN(rare_forms_of_work_are_work);
