@@ -30,13 +30,13 @@ int rigel_record_create(const char *path, uint32_t capacity)
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (fd < 0)
         return -errno;
-    int err = 0;
     rg_recording *r = MAP_FAILED;
+    int err = fchmod(fd, 0600) == 0 ? 0 : errno;
     /* All of its room now: a client that writes to a page for which there is none left then is ended by that. */
-    if (fchmod(fd, 0600) != 0)
-        err = errno;
-    else if ((err = posix_fallocate(fd, 0, (off_t)size_for(capacity))) == 0 &&
-             (r = mmap(NULL, size_for(capacity), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
+    if (!err)
+        while ((err = posix_fallocate(fd, 0, (off_t)size_for(capacity))) == EINTR)
+            continue;
+    if (!err && (r = mmap(NULL, size_for(capacity), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
         err = errno;
     close(fd);
     if (err) {

@@ -145,11 +145,12 @@ int rg_segment_create(const char *path)
     int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0)
         return -errno;
-    int err = 0;
     rg_segment *seg = MAP_FAILED;
-    if (fchmod(fd, 0600) != 0)
-        err = errno;
-    else if ((err = posix_fallocate(fd, 0, sizeof *seg)) == 0) {
+    int err = fchmod(fd, 0600) == 0 ? 0 : errno;
+    if (!err)
+        while ((err = posix_fallocate(fd, 0, sizeof *seg)) == EINTR)
+            continue;
+    if (!err) {
         seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         if (seg == MAP_FAILED)
             err = errno;

@@ -34,6 +34,7 @@ import { type Policy, policySchema } from "./config.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import { policySettings, targetOf } from "./policy.ts";
+import { settingsText } from "./show.ts";
 import type { ClientReport } from "./report.ts";
 import type { Wait } from "./slo-delay.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
@@ -342,7 +343,7 @@ async function runLive(
 /** What a control loop found. */
 function settled({ settings, over_alone, changes, held_s }: SloReport): string {
   const delayed = over_alone ? `, delayed x${over_alone.p50.toFixed(2)} x${over_alone.p99.toFixed(2)}` : "";
-  return `${JSON.stringify(settings)}${delayed}, ${changes} changes, held ${held_s.toFixed(1)} s`;
+  return `${settingsText(settings ?? {})}${delayed}, ${changes} changes, held ${held_s.toFixed(1)} s`;
 }
 
 /** What programs measured, also if the user has stopped them. */
