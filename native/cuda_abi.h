@@ -265,7 +265,7 @@ enum {
 typedef unsigned long long CUmemGenericAllocationHandle;
 typedef struct CUmipmappedArray_st *CUmipmappedArray;
 enum { CU_MEM_ATTACH_GLOBAL = 1, CU_MEM_ATTACH_HOST = 2 };
-enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2 };
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2, CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT = 4 };
 enum { CU_MEM_ALLOCATION_TYPE_PINNED = 1 };
 typedef struct {
     int type, id;

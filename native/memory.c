@@ -9,8 +9,8 @@
  *                 stream-ordered allocations: what was asked for, until cuMemFreeAsync or cuMemFree is called
  *                 cuMemCreate on a device: until its last handle is released and its last mapping gone
  *                 arrays: texels times their size, of all layers and levels; the driver does not tell what it adds
- *   not counted   what a context takes for itself (about 500 MiB on real GPUs), code, stacks and heaps of kernels; host memory;
- *                 another process's memory (cuIpcOpenMemHandle, imported handles: its maker is charged); the memory of
+ *   not counted   what a context takes for itself (about 500 MiB on real GPUs), code, stacks and heaps of kernels; host memory, also
+ *                 from pools of it; another process's memory (cuIpcOpenMemHandle, imported handles: its maker is charged); the memory of
  *                 graphs' own allocation nodes; what a pool keeps after a free
  *
  * All of it goes on while the process's work goes past Rigel (rg_is_client).
@@ -221,16 +221,61 @@ static CUcontext context_of(CUstream stream)
     return c;
 }
 
-/* ---- Pools that this process has allocated from. */
+/* ---- Pools. */
 
+/* A few of them. Those that do not fit are simply not known. */
 enum { POOLS = 16 };
-static CUmemoryPool pools[POOLS];
-static _Atomic uint32_t pool_count; /* at most so many entries are taken; those of destroyed pools are NULL */
-/* Readers use the pools. A pool leaves the table before it is destroyed, and nothing is held then. */
+typedef struct {
+    CUmemoryPool at[POOLS];
+    _Atomic uint32_t count; /* at most so many entries are taken; those of destroyed pools are NULL */
+} pool_set;
+
+static pool_set pools;      /* that this process has allocated device memory from */
+static pool_set host_pools; /* of host memory: what comes from them is no device memory */
+/* Readers use the pools. A pool leaves the sets before it is destroyed, and nothing is held then. */
 static pthread_rwlock_t pools_lock = PTHREAD_RWLOCK_INITIALIZER;
 
 /* Memory has come from some device's current pool, which was not looked up. */
 static _Atomic bool current_used;
+
+static bool has_pool(const pool_set *set, CUmemoryPool pool)
+{
+    bool has = false;
+    if (!pool || !atomic_load_explicit(&set->count, memory_order_relaxed))
+        return false;
+    pthread_rwlock_rdlock(&pools_lock);
+    for (uint32_t i = 0; i < atomic_load(&set->count); i++)
+        has |= set->at[i] == pool;
+    pthread_rwlock_unlock(&pools_lock);
+    return has;
+}
+
+static void add_pool(pool_set *set, CUmemoryPool pool)
+{
+    if (has_pool(set, pool))
+        return;
+    pthread_rwlock_wrlock(&pools_lock);
+    uint32_t at = 0, n = atomic_load(&set->count);
+    while (at < n && set->at[at] && set->at[at] != pool)
+        at++;
+    if (at < POOLS) {
+        set->at[at] = pool;
+        if (at == n)
+            atomic_store(&set->count, n + 1);
+    }
+    pthread_rwlock_unlock(&pools_lock);
+}
+
+static void remove_pool(pool_set *set, CUmemoryPool pool)
+{
+    if (!atomic_load(&set->count))
+        return;
+    pthread_rwlock_wrlock(&pools_lock);
+    for (uint32_t i = 0; i < atomic_load(&set->count); i++)
+        if (set->at[i] == pool)
+            set->at[i] = NULL;
+    pthread_rwlock_unlock(&pools_lock);
+}
 
 static bool may_look_at_pools(void)
 {
@@ -243,8 +288,7 @@ static bool is_limited(void)
     return atomic_load_explicit(&rg.account->limit_bytes, memory_order_relaxed) != 0;
 }
 
-/* `pool` NULL: the current one of the current device; without a limit it is looked up when it is needed. Pools that do not fit
- * are simply not known. */
+/* Device memory has come from this pool. NULL: the current one of the current device; without a limit it is looked up when it is needed. */
 static void note_pool(CUmemoryPool pool)
 {
     CUdevice device;
@@ -258,33 +302,17 @@ static void note_pool(CUmemoryPool pool)
     if (!pool && (!rg_real.cuDeviceGetMemPool || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
                   rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS))
         return;
-    bool known = false;
-    pthread_rwlock_rdlock(&pools_lock);
-    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
-        known |= pools[i] == pool;
-    pthread_rwlock_unlock(&pools_lock);
-    if (known)
-        return;
-    pthread_rwlock_wrlock(&pools_lock);
-    uint32_t at = 0, n = atomic_load(&pool_count);
-    while (at < n && pools[at] && pools[at] != pool)
-        at++;
-    if (at < POOLS) {
-        pools[at] = pool;
-        if (at == n)
-            atomic_store(&pool_count, n + 1);
-    }
-    pthread_rwlock_unlock(&pools_lock);
+    add_pool(&pools, pool);
 }
 
 /* What the known pools keep though nobody uses it. The caller holds pools_lock. */
 static uint64_t kept_bytes(void)
 {
     uint64_t kept = 0, reserved, in_use;
-    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
-        if (pools[i] &&
-            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
-            rg_real.cuMemPoolGetAttribute(pools[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS &&
+    for (uint32_t i = 0; i < atomic_load(&pools.count); i++)
+        if (pools.at[i] &&
+            rg_real.cuMemPoolGetAttribute(pools.at[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
+            rg_real.cuMemPoolGetAttribute(pools.at[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS &&
             reserved > in_use)
             kept += reserved - in_use;
     return kept;
@@ -292,15 +320,15 @@ static uint64_t kept_bytes(void)
 
 static void trim_all(void)
 {
-    for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
-        if (pools[i])
-            rg_real.cuMemPoolTrimTo(pools[i], 0);
+    for (uint32_t i = 0; i < atomic_load(&pools.count); i++)
+        if (pools.at[i])
+            rg_real.cuMemPoolTrimTo(pools.at[i], 0);
 }
 
 /* Before `bytes` are taken outside of pools. */
 static void trim_pools(uint64_t bytes)
 {
-    if (!atomic_load_explicit(&pool_count, memory_order_relaxed) || !may_look_at_pools() || !is_limited())
+    if (!atomic_load_explicit(&pools.count, memory_order_relaxed) || !may_look_at_pools() || !is_limited())
         return;
     pthread_rwlock_rdlock(&pools_lock);
     uint64_t kept = kept_bytes(), limit = atomic_load(&rg.account->limit_bytes);
@@ -357,14 +385,38 @@ void rg_memory_beat(void)
     atomic_store(&rg.slot->pool_kept_bytes, rg_memory_pools_kept());
 }
 
+/* The program has this pool, of memory of this type and in this place. Managed memory is counted wherever it is. */
+static void pool_seen(CUmemoryPool pool, int type, const CUmemLocation *location)
+{
+    if (rg_is_client() && type == CU_MEM_ALLOCATION_TYPE_PINNED && location->type >= CU_MEM_LOCATION_TYPE_HOST &&
+        location->type <= CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT)
+        add_pool(&host_pools, pool);
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    CUresult r = RG_CALL(cuMemPoolCreate, (pool, props));
+    if (r == CUDA_SUCCESS)
+        pool_seen(*pool, props->allocType, &props->location);
+    return r;
+}
+
+#define RG_GET_POOL(symbol) \
+    CUresult symbol(CUmemoryPool *pool, CUmemLocation *location, int type) \
+    { \
+        CUresult r = RG_CALL(symbol, (pool, location, type)); \
+        if (r == CUDA_SUCCESS) \
+            pool_seen(*pool, type, location); \
+        return r; \
+    }
+RG_GET_POOL(cuMemGetDefaultMemPool)
+RG_GET_POOL(cuMemGetMemPool)
+
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    if (rg_is_client() && atomic_load(&pool_count)) {
-        pthread_rwlock_wrlock(&pools_lock);
-        for (uint32_t i = 0; i < atomic_load(&pool_count); i++)
-            if (pools[i] == pool)
-                pools[i] = NULL;
-        pthread_rwlock_unlock(&pools_lock);
+    if (rg_is_client()) {
+        remove_pool(&pools, pool);
+        remove_pool(&host_pools, pool);
     }
     return RG_CALL(cuMemPoolDestroy, (pool));
 }
@@ -552,6 +604,8 @@ static bool captured(CUstream stream)
         entry *e; \
         if (captured(stream)) \
             return RG_CALL(symbol, args); \
+        if (has_pool(&host_pools, pool)) \
+            return RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
         if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \
         CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \

@@ -316,6 +316,25 @@ API CUresult cuDeviceGetMemPool(CUmemoryPool *out, CUdevice device)
     return r;
 }
 
+/* There are no pools of host memory. */
+static CUresult pool_of(CUmemoryPool *out, const CUmemLocation *location)
+{
+    if (!location) return CUDA_ERROR_INVALID_VALUE;
+    return location->type == CU_MEM_LOCATION_TYPE_DEVICE ? cuDeviceGetMemPool(out, location->id) : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+API CUresult cuMemGetDefaultMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
+{
+    (void)type;
+    return pool_of(out, location);
+}
+
+API CUresult cuMemGetMemPool(CUmemoryPool *out, CUmemLocation *location, int type)
+{
+    (void)type;
+    return pool_of(out, location);
+}
+
 API CUresult cuMemPoolCreate(CUmemoryPool *out, const CUmemPoolProps *props)
 {
     CUresult r = sim_enter();

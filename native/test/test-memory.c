@@ -151,6 +151,87 @@ static void stream_ordered_memory_is_counted_until_it_is_freed(void)
     done();
 }
 
+/* A driver with pools of any memory, which the simulated one does not have: each is known by its place and type. */
+static CUmemoryPool pool_of(int location, int type)
+{
+    return (CUmemoryPool)(uintptr_t)(0x1000 + 16 * location + type);
+}
+
+static CUresult make_pool(CUmemoryPool *pool, const CUmemPoolProps *props)
+{
+    *pool = pool_of(props->location.type, props->allocType);
+    return CUDA_SUCCESS;
+}
+
+static CUresult get_pool(CUmemoryPool *pool, CUmemLocation *location, int type)
+{
+    *pool = pool_of(location->type, type);
+    return CUDA_SUCCESS;
+}
+
+static CUresult destroy_pool(CUmemoryPool pool)
+{
+    (void)pool;
+    return CUDA_SUCCESS;
+}
+
+static CUresult take_from_pool(CUdeviceptr *p, size_t n, CUmemoryPool pool, CUstream s)
+{
+    static CUdeviceptr next = 0x7f0000000000;
+    (void)pool, (void)s;
+    *p = next;
+    next += n;
+    return CUDA_SUCCESS;
+}
+
+static CUresult give_to_pool(CUdeviceptr p, CUstream s)
+{
+    (void)p, (void)s;
+    return CUDA_SUCCESS;
+}
+
+/* Whether memory from this pool counts as the client's. */
+static bool counts(CUmemoryPool pool)
+{
+    CUdeviceptr p, q;
+    uint64_t before = used();
+    OK(cuMemAllocFromPoolAsync(&p, 1000, pool, NULL));
+    OK(cuMemAllocFromPoolAsync_ptsz(&q, 1000, pool, NULL));
+    uint64_t counted = used() - before;
+    CHECK(counted == 0 || counted == 2000);
+    CHECK_EQUAL(cuMemAllocFromPoolAsync(&p, GiB, pool, NULL), counted ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS);
+    OK(cuMemFreeAsync(p, NULL));
+    OK(cuMemFreeAsync(q, NULL));
+    return counted;
+}
+
+static void host_memory_from_a_pool_is_not_counted(void)
+{
+    prepare();
+    become("host", "100000");
+    rg_real.hooked[RG_HOOK_cuMemPoolCreate] = (void *)make_pool;
+    rg_real.hooked[RG_HOOK_cuMemGetMemPool] = rg_real.hooked[RG_HOOK_cuMemGetDefaultMemPool] = (void *)get_pool;
+    rg_real.hooked[RG_HOOK_cuMemPoolDestroy] = (void *)destroy_pool;
+    rg_real.hooked[RG_HOOK_cuMemAllocFromPoolAsync] = (void *)take_from_pool;
+    rg_real.hooked[RG_HOOK_cuMemAllocFromPoolAsync_ptsz] = (void *)take_from_pool;
+    rg_real.hooked[RG_HOOK_cuMemFreeAsync] = (void *)give_to_pool;
+    enum { MANAGED = 2, LAST = CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, MADE = 0, GOT = 1, GOT_DEFAULT = 2 };
+    for (int way = MADE; way <= GOT_DEFAULT; way++)
+        for (int type = CU_MEM_ALLOCATION_TYPE_PINNED; type <= MANAGED; type++)
+            for (int place = 0; place <= LAST + 1; place++) {
+                CUmemPoolProps props = {.allocType = type, .location = {place, 0}};
+                CUmemoryPool pool = NULL;
+                OK(way == MADE  ? cuMemPoolCreate(&pool, &props)
+                   : way == GOT ? cuMemGetMemPool(&pool, &props.location, type)
+                                : cuMemGetDefaultMemPool(&pool, &props.location, type));
+                bool host = type == CU_MEM_ALLOCATION_TYPE_PINNED && place >= CU_MEM_LOCATION_TYPE_HOST && place <= LAST;
+                CHECK_EQUAL(counts(pool), !host);
+                CHECK_EQUAL(cuMemPoolDestroy(pool), CUDA_SUCCESS);
+                CHECK(counts(pool)); /* another one, of the same handle, that we have not seen made */
+            }
+    done();
+}
+
 /* What is allocated in a captured stream belongs to the graph, and is the driver's alone to refuse. */
 static void captured_allocations_are_the_graphs(void)
 {
@@ -993,6 +1074,7 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(each_kind_is_counted_and_given_back);
     RUN(stream_ordered_memory_is_counted_until_it_is_freed);
+    RUN(host_memory_from_a_pool_is_not_counted);
     RUN(captured_allocations_are_the_graphs);
     RUN(physical_memory_is_counted_until_nothing_holds_it);
     RUN(contexts_take_their_memory_with_them);
