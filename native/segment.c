@@ -345,7 +345,7 @@ static void clear_shares(rg_segment *seg, int slot)
 static void clear_devices(rg_segment *seg, int slot)
 {
     rg_client *c = &seg->clients[slot];
-    atomic_store(&c->devices, 0);
+    atomic_fetch_or(&c->past_devices, atomic_exchange(&c->devices, 0));
     atomic_store(&c->preemption, RG_PREEMPTION_UNKNOWN);
     atomic_store(&c->slice_us, 0);
     for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {

@@ -227,6 +227,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, pool_kept_bytes, 1) /* [client] device memory that its memory pools keep though nobody uses it, as of its last heartbeat */ \
     F(u64, pool_returned_bytes, 1) /* [client] what they have given back because somebody asked */ \
     F(u32, trimmed, 1)         /* [client] the last value of the header's `trim` that it has answered */ \
+    F(u32, past_devices, 1)    /* [client] as `devices`, of the processes that had this slot before, whose counts it goes on with */ \
     F(u64, waited, 1)          /* [client] busy periods at whose end the program waited for all of its work */ \
     F(words, waited_ring, RG_WAITED) /* [client] the last ones: how long it worked << 32 | how long it waited (28 bits) << 4 | index of the \
                                   device; times in RG_WAITED_NS, at most what fits (slo-delay.ts) */ \

@@ -625,7 +625,7 @@ export class Segment {
     const heartbeat_ns = this.#long(base, "heartbeat_ns");
     const ended_ns = this.#long(base, "exited_ns") || heartbeat_ns;
     const word = (name: string): number => this.#word(this.#layout.clients, name, base);
-    const onDevices = word("devices");
+    const onDevices = word("devices") | word("past_devices");
     const usage = {
       counters: counters((name) => (name === "launches" ? this.#kernels(base) : this.#long(base, name))),
       preemption: PREEMPTION[word("preemption")] ?? "unknown",

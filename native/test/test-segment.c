@@ -318,6 +318,7 @@ static void devices_are_the_processes_own(void)
     pid = claimant(seg, &slot);
     CHECK(c == &seg->clients[slot] && c->state == RG_LIVE);
     CHECK_EQUAL(c->devices, 0);
+    CHECK_EQUAL(c->past_devices, 1u << 3); /* where what it has counted so far was */
     CHECK_EQUAL(c->preemption, RG_PREEMPTION_UNKNOWN);
     CHECK_EQUAL(c->slice_us, 0);
     CHECK_EQUAL(share->preemption, RG_PREEMPTION_UNKNOWN);
