@@ -8,8 +8,7 @@ import type { Config, Policy } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import type { PlannedClient } from "./plan.ts";
-import type { Target } from "./slo-alone.ts";
-import { DEFAULT_TARGET } from "./slo.ts";
+import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {

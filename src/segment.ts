@@ -16,8 +16,7 @@ import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cubla
 import { RigelError } from "./errors.ts";
 import { type Dimensions, type Native, uuidText } from "./native.ts";
 import type { Wait } from "./slo-delay.ts";
-import type { Target } from "./slo-alone.ts";
-import { DEFAULT_TARGET } from "./slo.ts";
+import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 const fieldSchema = z.object({

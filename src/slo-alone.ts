@@ -13,6 +13,9 @@ import type { Histogram } from "./usage.ts";
 /** What the user asks for: the high clients' p99 at most so many times what it is alone, or so many milliseconds. */
 export type Target = { p99_over_alone: number } | { p99_ms: number };
 
+/** Without any: the high client's p99 at most 5% over alone. */
+export const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
+
 export type Verdict = "within" | "over" | "unknown";
 
 /** Requests that a verdict needs. */

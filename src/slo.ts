@@ -32,9 +32,6 @@ import {
 } from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
 
-/** Without any: the high client's p99 at most 5% over alone. */
-export const DEFAULT_TARGET: Target = { p99_over_alone: 1.05 };
-
 export const TICK_S = 0.1;
 /** A hold lasts so long unless it is renewed. */
 export const HOLD_S = 2 * TICK_S;
