@@ -68,9 +68,9 @@ interface Versus {
   share_of: "iterations" | "launches";
 }
 
-/** What the control loop found, and whether requests missed its target at the end. */
+/** What the control loop found, and whether requests missed its target at the end; null: nothing is known of any. */
 interface SloOutcome extends SloReport {
-  missed: boolean;
+  missed: boolean | null;
 }
 
 export interface Report {
@@ -265,7 +265,7 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 function sloLines(slo: SloOutcome): string[] {
   const { target, alone, now, over_alone, settings, held_s, changes } = slo;
   return [
-    `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : ""}`,
+    `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : slo.missed === null ? ", too few requests to tell" : ""}`,
     ...(alone.requests > 0
       ? [`     alone: ${latencies(alone)}, best-effort held for ${held_s.toFixed(1)} s to learn it`]
       : []),

@@ -91,9 +91,11 @@ export function settingsText(settings: Partial<Settings>): string {
 
 type Found = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile" | "now">;
 
-/** Whether requests were not within the target at the end, as far as that can be told. */
-export function isMissed({ target, unreachable, now }: Pick<Found, "target" | "unreachable" | "now">): boolean {
-  return unreachable || ("p99_ms" in target && now.p99_ms !== null && now.p99_ms > target.p99_ms);
+/** Whether requests were not within the target at the end, as far as that can be told. Null: nothing is known of any. */
+export function isMissed({ target, unreachable, now }: Pick<Found, "target" | "unreachable" | "now">): boolean | null {
+  if (unreachable) return true;
+  if (now.p99_ms === null) return null;
+  return "p99_ms" in target && now.p99_ms > target.p99_ms;
 }
 
 /** That a target is not reached, and what is; empty where it is. */
