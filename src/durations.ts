@@ -1,9 +1,11 @@
 /**
- * durations.ts: what is known of how long kernels take, kept from one launch to the next.
+ * durations.ts: what is known of how long kernels take, and for how much of high clients' requests these wait for the GPU, kept from one
+ * launch to the next.
  *
  * One file for each device name and driver under `$XDG_CACHE_HOME/rigel/durations/` (`~/.cache` without it): JSON lines, the
  * first one says what the file is. Rows go into the segment before its clients start, and come back out when they have
- * ended. A row belongs to a program: it is only used for clients that run the same command in the same folder.
+ * ended. A row belongs to a program: it is only used for clients that run the same command in the same folder. What is known of requests
+ * decides how programs had better share the GPU (sharing-advice.ts).
  *
  * Nothing here may fail a launch: a file that cannot be used is told about in one line, and the kernels are learned again.
  */
@@ -19,10 +21,13 @@ import { progress } from "./log.ts";
 import { type Native, cacheFolders, privateFolder } from "./native.ts";
 import type { ProfileKernel } from "./profile.ts";
 import type { Segment } from "./segment.ts";
+import { ENOUGH, longMedian } from "./slo-alone.ts";
 
 const FORMAT = 1;
 /** Rows that a file keeps, the most recently used ones: some hundred programs. */
 const MOST_ROWS = 20_000;
+/** Programs of whose requests a file keeps what is known. */
+const MOST_PROGRAMS = 1000;
 /** Rows that go into one segment, which has room for twice as many: the rest is for what is new. */
 const MOST_SEEDS = 4096;
 const MOST_BYTES = 64 * 2 ** 20;
@@ -51,11 +56,28 @@ const rowSchema = z.strictObject({
 
 type Row = z.infer<typeof rowSchema>;
 
+const requestsSchema = z.strictObject({
+  program: number64,
+  command: z.string().max(256),
+  /** What a request takes: half of the time of all is in longer ones. */
+  length_ms: z.number().positive(),
+  /** The part of all their time for which the program waited for the GPU. */
+  waited_part: z.number().min(0).max(1),
+  /** In how many that was seen. */
+  requests: z.int().min(ENOUGH),
+  used: z.iso.datetime(),
+});
+
+/** What is known of a program's requests. */
+export type KnownRequests = z.infer<typeof requestsSchema>;
+
 interface CacheFile {
   path: string;
   device: string;
   driver: string;
   rows: Map<string, Row>;
+  /** By program. */
+  requests: Map<string, KnownRequests>;
   /** Why some or all of it is not used. */
   problem: string | undefined;
   /** It cannot be looked at, or is not ours to replace: it is left as it is. */
@@ -65,6 +87,7 @@ interface CacheFile {
 /** A client as far as its kernels' durations are concerned. */
 interface Program {
   name: string;
+  class: ClientConfig["class"];
   /** Of the program: 16 hexadecimal digits. */
   program: string;
   argv: readonly string[];
@@ -151,21 +174,50 @@ export class Durations {
       file.rows.set(key, row.data);
       this.#changed = true;
     }
+    this.#collectRequests(segment, clients, used);
+  }
+
+  /** Where nothing holds best-effort work back it is in what requests wait for. */
+  #collectRequests(segment: Segment, clients: readonly Program[], used: string): void {
+    const slots = segment.slots();
+    const beside = slots.some((slot) => slot.class !== "high" && slot.launched);
+    if (beside && segment.policy !== "priority" && segment.policy !== "slo") return;
+    for (const { name, class: kind, program, argv, device } of clients) {
+      const file = kind === "high" ? this.#files.get(device.name) : undefined;
+      const waits = slots.flatMap((slot) => (slot.name === name ? segment.waits(slot, 0n).latest : []));
+      const waited_ms = waits.reduce((sum, wait) => sum + wait.waited_ms, 0);
+      const row = requestsSchema.safeParse({
+        program,
+        command: argv.join(" ").slice(0, 256),
+        length_ms: longMedian(waits),
+        waited_part: waited_ms / waits.reduce((sum, wait) => sum + wait.worked_ms, waited_ms),
+        requests: waits.length,
+        used,
+      });
+      if (!file || !row.success) continue;
+      file.requests.set(program, row.data);
+      this.#changed = true;
+    }
   }
 
   /** Writes everything down for the next launch. */
   save(): void {
     if (!this.#changed) return;
-    for (const { path, device, driver, rows, untouchable } of this.#files.values()) {
-      if (untouchable || rows.size === 0) continue;
+    for (const { path, device, driver, rows, requests, untouchable } of this.#files.values()) {
+      if (untouchable || rows.size + requests.size === 0) continue;
       try {
         privateFolder(join(this.#folder, ".."));
         privateFolder(this.#folder);
         // Another launch may have saved meanwhile: of each kernel the later row stays.
-        const merged = readCache(path, { device, driver }).rows;
-        for (const [key, row] of rows) if (row.used >= (merged.get(key)?.used ?? "")) merged.set(key, row);
-        const head = { rigel_durations: FORMAT, device, driver };
-        const lines = [head, ...mostRecent([...merged.values()]).slice(0, MOST_ROWS)].map((row) => JSON.stringify(row));
+        const merged = readCache(path, { device, driver });
+        for (const [key, row] of rows) if (row.used >= (merged.rows.get(key)?.used ?? "")) merged.rows.set(key, row);
+        for (const [program, row] of requests)
+          if (row.used >= (merged.requests.get(program)?.used ?? "")) merged.requests.set(program, row);
+        const kept = [
+          ...mostRecent([...merged.rows.values()]).slice(0, MOST_ROWS),
+          ...latest([...merged.requests.values()]).slice(0, MOST_PROGRAMS),
+        ];
+        const lines = [{ rigel_durations: FORMAT, device, driver }, ...kept].map((row) => JSON.stringify(row));
         replaceFile(path, `${lines.join("\n")}\n`);
       } catch (thrown) {
         progress(`kernel durations are not kept for the next launch: ${reason(thrown)}`);
@@ -177,11 +229,18 @@ export class Durations {
 /** What is known of a kernel's duration, and of how many timed launches. */
 export type KnownKernel = Pick<Row, "duration_ns" | "samples">;
 
-/** What is kept of kernels on a device, by program. Nothing where it cannot be read, which is said when a launch reads it. */
-export function keptKernels(folder: string, device: Device, native: Native): ReadonlyMap<string, KnownKernel[]> {
+/** What is kept of a device's programs. */
+export interface Kept {
+  /** By program. */
+  kernels: ReadonlyMap<string, KnownKernel[]>;
+  requests: ReadonlyMap<string, KnownRequests>;
+}
+
+/** Nothing where it cannot be read, which is said when a launch reads it. */
+export function keptOn(device: Device, folder: string, native: Native): Kept {
   const driver = driverOf(device, native);
-  const { rows } = readCache(join(folder, fileName(device.name, driver)), { device: device.name, driver });
-  return Map.groupBy(rows.values(), ({ program }) => program);
+  const { rows, requests } = readCache(join(folder, fileName(device.name, driver)), { device: device.name, driver });
+  return { kernels: Map.groupBy(rows.values(), ({ program }) => program), requests };
 }
 
 /** What is kept, for `rigel durations --json`. */
@@ -190,12 +249,13 @@ export function keptDurations(folder: string) {
   return {
     schema: 1,
     folder,
-    files: files.map(({ path, device, driver, rows, problem }) => ({
+    files: files.map(({ path, device, driver, rows, requests, problem }) => ({
       path,
       device,
       driver,
       problem: problem ?? null,
       kernels: mostRecent([...rows.values()]),
+      requests: latest([...requests.values()]),
     })),
   };
 }
@@ -205,7 +265,7 @@ export function durationsText({ folder, files }: ReturnType<typeof keptDurations
   if (files.length === 0)
     return `no kernel durations are kept in ${folder} yet; a launch with best-effort clients learns some`;
   return files
-    .flatMap(({ path, device, driver, problem, kernels }) => [
+    .flatMap(({ path, device, driver, problem, kernels, requests }) => [
       `${device || "unknown device"}, driver ${driver || "unknown"}: ${kernels.length} kernels (${path})`,
       ...(problem === null ? [] : [`  note: ${problem}`]),
       ...Map.groupBy(kernels, ({ program }) => program)
@@ -219,6 +279,10 @@ export function durationsText({ folder, files }: ReturnType<typeof keptDurations
               `${used.slice(0, 19).replace("T", " ")}  ${name}${shapeText(grid, block)}`,
           ),
         ]),
+      ...requests.map(
+        ({ command, length_ms, waited_part }) =>
+          `  requests of ${length_ms.toPrecision(3)} ms wait for the GPU for ${Math.round(100 * waited_part)}% of that: ${command}`,
+      ),
     ])
     .join("\n");
 }
@@ -259,6 +323,7 @@ function readCache(path: string, expected?: { device: string; driver: string }):
     device: expected?.device ?? "",
     driver: expected?.driver ?? "",
     rows: new Map(),
+    requests: new Map(),
     problem: undefined,
     untouchable: false,
   };
@@ -298,13 +363,16 @@ function readCache(path: string, expected?: { device: string; driver: string }):
   const bad: number[] = [];
   for (const [index, line] of lines.entries()) {
     if (index === 0 || line === "") continue;
-    const row = rowSchema.safeParse(parsed(line));
+    const what = parsed(line);
+    const row = rowSchema.safeParse(what);
+    const requests = row.success ? undefined : requestsSchema.safeParse(what);
     if (row.success) file.rows.set(row.data.key, row.data);
+    else if (requests?.success) file.requests.set(requests.data.program, requests.data);
     else bad.push(index + 1);
   }
   const [first] = bad;
   if (first !== undefined)
-    file.problem = `${path}:${first}: not a kernel's duration; ${bad.length} such lines are not used`;
+    file.problem = `${path}:${first}: neither a kernel's duration nor a program's requests; ${bad.length} such lines are not used`;
   return file;
 }
 
@@ -318,6 +386,10 @@ function parsed(line: string): unknown {
 
 function mostRecent(rows: readonly Row[]): Row[] {
   return rows.toSorted((a, b) => (a.used === b.used ? b.samples - a.samples : a.used < b.used ? 1 : -1));
+}
+
+function latest(requests: readonly KnownRequests[]): KnownRequests[] {
+  return requests.toSorted((a, b) => (a.used === b.used ? 0 : a.used < b.used ? 1 : -1));
 }
 
 /** Nobody ever sees half a file: it is written beside and then takes the other's name. */

@@ -9,7 +9,7 @@ import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
 import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
-import { durationsFolder, programOf } from "./durations.ts";
+import { durationsFolder, keptOn, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Advice, type Decision, type Sharing, decide } from "./mps.ts";
@@ -18,7 +18,7 @@ import { type Native, checkPreloadable } from "./native.ts";
 import { checkPolicy } from "./policy.ts";
 import { type ProfileKernel, checkArrivals, readDurations, readProfile } from "./profile.ts";
 import type { Mode } from "./report.ts";
-import { lengthsOf } from "./short-kernels.ts";
+import { adviceFor } from "./sharing-advice.ts";
 
 export interface PlannedClient {
   name: string;
@@ -153,8 +153,8 @@ async function sharingOf(
 }
 
 /**
- * How clients should share their GPU by how long best-effort kernels are known to take, and why; undefined where nobody is to be
- * protected from them, or that is not known.
+ * How clients should share their GPU by what is known of them, and why; undefined where nobody is to be protected from best-effort work, or
+ * too little is known.
  */
 function adviceOf(
   all: readonly Placed[],
@@ -165,26 +165,17 @@ function adviceOf(
   if (!["priority", "slo"].includes(policy.name)) return undefined;
   // Whoever names a daemon means that one, whatever is advised.
   const shared = all.filter(({ client }) => client.env?.["CUDA_MPS_PIPE_DIRECTORY"] === undefined);
-  const high = new Set(
-    shared.flatMap(({ client, its }) => (client.class === "high" ? its.map(({ uuid }) => uuid) : [])),
-  );
-  const best = shared.filter(
-    ({ client, its }) => client.class === "best-effort" && its.some(({ uuid }) => high.has(uuid)),
-  );
-  const programs = best.map(({ client, device }) => ({
-    program: programOf(client),
-    device,
-    profile: seeds.get(client.name),
-  }));
-  const known = lengthsOf(programs, durationsFolder(), native);
-  if (!known) return undefined;
-  const longest = `the longest takes ${(known.longest_ns / 1e6).toPrecision(2)} ms`;
-  return known.short
-    ? { mode: "mps", why: `best-effort kernels are known to be short (${longest})` }
-    : {
-        mode: "time-slice",
-        why: `best-effort kernels are known to be long (${longest}), and can be interrupted there`,
-      };
+  const of = (kind: ClientConfig["class"]): Placed[] => shared.filter(({ client }) => client.class === kind);
+  const uuids = new Set(of("high").flatMap(({ its }) => its.map(({ uuid }) => uuid)));
+  const best = of("best-effort").filter(({ its }) => its.some(({ uuid }) => uuids.has(uuid)));
+  const programs = (placed: readonly Placed[]) =>
+    placed.map(({ client, device }) => ({
+      name: client.name,
+      program: programOf(client),
+      device,
+      profile: seeds.get(client.name),
+    }));
+  return adviceFor(programs(of("high")), programs(best), (device) => keptOn(device, durationsFolder(), native));
 }
 
 /** How one client takes part in it. Who names a daemon in a client's own environment means that one. */

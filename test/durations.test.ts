@@ -119,6 +119,38 @@ describe("durations that a launch has learned", () => {
     expect(statSync(place.file).mode & 0o7777).toBe(0o600);
   });
 
+  test("go with what high clients' requests wait for, unless nothing holds back what they wait beside", async () => {
+    const place = new Place();
+    const replay = { profile: "tiny.csv", iterations: 40, rate_per_s: 400 };
+    const high = { name: "serve", class: "high", replay };
+    const train = { name: "train", class: "best-effort", replay: { profile: "other.csv", iterations: 40 } };
+    const launched = async (name: string, ...clients: object[]): Promise<object[]> => {
+      const config = { ...GATED, policy: { ...GATED.policy, name }, clients };
+      const { status, stderr } = await place.rigel(
+        "launch",
+        scratch.file(`config-${folders++}.json`, config),
+        "--json",
+      );
+      expect(status, stderr).toBe(0);
+      const { files } = JSON.parse((await place.rigel("durations", "--json")).stdout);
+      return files.flatMap(({ requests }: { requests: object[] }) => requests);
+    };
+    expect(await launched("none", high, train)).toEqual([]);
+    const [first, ...more] = await launched("priority", high, train);
+    expect(more).toEqual([]);
+    expect(first).toMatchObject({ command: expect.stringContaining("tiny.csv"), requests: expect.any(Number) });
+    expect((await place.rigel("durations")).stdout).toMatch(
+      /^ {2}requests of [\d.]+ ms wait for the GPU for \d+% of that: /m,
+    );
+    // Those of the latest launch; alone they wait for nobody.
+    expect(await launched("none", high)).toHaveLength(1);
+    const file = readFileSync(place.file, "utf8");
+    const spoilt = file.replace(/"waited_part":[\d.]+/, '"waited_part":2');
+    expect(spoilt).not.toBe(file);
+    writeFileSync(place.file, spoilt);
+    expect((await place.rigel("durations")).stdout).toContain("neither a kernel's duration nor a program's requests");
+  });
+
   test("are not taken for another program's, whose kernels may have the same names and shapes", async () => {
     const place = new Place();
     await place.train();
@@ -230,7 +262,9 @@ describe("files that cannot be used", () => {
     writeFileSync(place.file, [head, ...rows.map(([, spoil]) => spoil(good)), good].join("\n"));
     const second = await place.train();
     expect(second.seeded).toBe(1);
-    expect(second.said[0]).toEndWith(`:2: not a kernel's duration; ${rows.length} such lines are not used`);
+    expect(second.said[0]).toEndWith(
+      `:2: neither a kernel's duration nor a program's requests; ${rows.length} such lines are not used`,
+    );
     expect(place.rows).toHaveLength(1);
   });
 

@@ -12,7 +12,7 @@ import { decide } from "../src/mps.ts";
 import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
-import { areShort } from "../src/short-kernels.ts";
+import { areBound, areShort } from "../src/sharing-advice.ts";
 import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
 
 const PROGRAM = "nvidia-cuda-mps-control";
@@ -381,6 +381,34 @@ describe("sharing auto", () => {
       "--dry-run",
     );
     expect(together.stdout).toContain("sharing  MPS, own daemon\n");
+  });
+
+  test("is time slices where requests were seen to keep the GPU busy, which MPS makes longer", async () => {
+    const profile = scratch.file("busy.csv", SPIN + COLUMNS + row(1, 4_000_000));
+    const busy = { ...serve, replay: { profile, iterations: 40, rate_per_s: 200 } };
+    const clients = [busy, profiled(900_000)];
+    await using machine = new Machine();
+    const before = reportOf(await machine.run(clients, {}, "--json"));
+    expect(before.sharing.mode).toBe("mps");
+    expect(before.clients[0]?.requests.count).toBe(40);
+    const told = machine.told.length;
+    const after = reportOf(await machine.run(clients, {}, "--json"));
+    expect(after.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+    expect(machine.told).toHaveLength(told);
+    // The same beside a daemon that serves nobody, of which the report says why it is not used.
+    await machine.startDaemon();
+    const { notes } = reportOf(await machine.run(clients, {}, "--json"));
+    expect(notes.join("\n")).toMatch(
+      /time slices, though an MPS daemon runs: serve is known to wait for the GPU for \d+% of its requests of [\d.]+ ms, which MPS/,
+    );
+  });
+
+  test.each([
+    [{ length_ms: 3, waited_part: 0.51 }, true],
+    [{ length_ms: 2.9, waited_part: 1 }, false],
+    [{ length_ms: 9, waited_part: 0.5 }, false],
+  ])("requests of %j keep the GPU busy for long: %p", (requests, bound) => {
+    expect(areBound(requests)).toBe(bound);
   });
 
   test("lets a twentieth of the GPU time be in long kernels", () => {
