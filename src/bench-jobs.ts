@@ -14,6 +14,8 @@ import { isLive } from "./bench-matrix.ts";
 import { Interrupted, type Ran, type Run, RunFailed, type Runner } from "./bench-run.ts";
 import {
   ALONE,
+  LIVE,
+  LIVE_MPS,
   type Arrivals,
   type Copies,
   type Kind,
@@ -250,7 +252,7 @@ export function liveJob(bed: Bed, pair: Pair, ways: readonly Way[], mps: boolean
     }));
     return [...learning, ...rest];
   };
-  const method = mps ? "live, MPS" : "live";
+  const method = mps ? LIVE_MPS : LIVE;
   return {
     pair: pair.name,
     title: `${pair.name}, ${method}: ${switched.map(({ name }) => name).join("; ")}`,

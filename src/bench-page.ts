@@ -4,7 +4,16 @@
  * Colours follow the reader's light or dark setting. Every plot has its numbers as text in the table below it.
  */
 
-import { type BenchDocument, SOLO_HEADER, SOLO_TEXT, circumstances, soloCells, wayOf } from "./bench-report.ts";
+import {
+  type BenchDocument,
+  MPS_COST_TEXT,
+  SOLO_HEADER,
+  SOLO_TEXT,
+  circumstances,
+  mpsCostText,
+  soloCells,
+  wayOf,
+} from "./bench-report.ts";
 import { ALONE, type Row, type Sample, type Spread, ascending, pairedRatios, quantile } from "./bench-stats.ts";
 
 /** Distinguishable without red and green (Okabe and Ito's palette, without yellow). */
@@ -200,7 +209,9 @@ const HEADER =
 function table(rows: readonly Row[]): string {
   const cells = rows.map((row) => [
     text(wayOf(row)),
-    ...[row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? number(value.median) : "")),
+    text(aloneOr(row.p50_ms, row.mps_cost?.p50)),
+    text(aloneOr(row.p95_ms, row.mps_cost?.p95)),
+    text(aloneOr(row.p99_ms, row.mps_cost?.p99)),
     ...[row.p50_ratio, row.p95_ratio, row.p99_ratio].map(extremes),
     ...[row.delayed?.p50, row.delayed?.p95, row.delayed?.p99].map((value) => value?.toFixed(2) ?? ""),
     extremes(row.share),
@@ -208,7 +219,12 @@ function table(rows: readonly Row[]): string {
     row.ceiling === null ? "" : row.ceiling.toFixed(2),
     row.harvest === null ? "" : row.harvest.toFixed(2),
   ]);
-  return grid(HEADER, cells);
+  const cost = rows.some(({ mps_cost }) => mps_cost) ? `<p>${text(MPS_COST_TEXT)}</p>` : "";
+  return `${grid(HEADER, cells)}${cost}`;
+}
+
+function aloneOr(value: Spread | null, over?: number): string {
+  return value ? `${number(value.median)}${mpsCostText(over)}` : "";
 }
 
 function soloTable({ solo, options }: BenchDocument): string {

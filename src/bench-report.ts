@@ -86,7 +86,11 @@ export function markdown(document: BenchDocument): string {
           row.pair,
           wayOf(row),
           ...(row.way === ALONE
-            ? [row.p50_ms, row.p95_ms, row.p99_ms].map((value) => (value ? `${value.median.toFixed(2)} ms` : ""))
+            ? [
+                aloneText(row.p50_ms, row.mps_cost?.p50),
+                aloneText(row.p95_ms, row.mps_cost?.p95),
+                aloneText(row.p99_ms, row.mps_cost?.p99),
+              ]
             : [row.p50_ratio, row.p95_ratio, row.p99_ratio].map(ratio)),
           row.delayed
             ? [row.delayed.p50, row.delayed.p95, row.delayed.p99].map((one) => one.toFixed(2)).join(", ")
@@ -101,7 +105,8 @@ export function markdown(document: BenchDocument): string {
           "the requests of all rounds over what the same requests would have taken alone, from how long each had to wait for the " +
           "GPU; the host's own ups and downs are in both. share: " +
           "best-effort throughput over its throughput alone. ceiling: 1 minus the part of the time for which the high " +
-          "program alone keeps the GPU busy. harvest: share over ceiling.",
+          "program alone keeps the GPU busy. harvest: share over ceiling." +
+          (rows.some(({ mps_cost }) => mps_cost) ? ` ${MPS_COST_TEXT}` : ""),
       ],
     );
   if (solo.length > 0)
@@ -169,6 +174,18 @@ export function wayOf({ way, method }: { way: string; method: string }): string 
   if (method === "anew") return way;
   // That it is with MPS, most ways say themselves.
   return `${way} (${way.endsWith("MPS") ? "live" : method})`;
+}
+
+export const MPS_COST_TEXT =
+  "Behind alone under MPS: over alone without it, which is MPS's own cost and in none of the ratios to it.";
+
+/** Behind what requests take alone under MPS. */
+export function mpsCostText(over?: number): string {
+  return over === undefined ? "" : ` (x${over.toFixed(2)})`;
+}
+
+function aloneText(value: Spread | null, over?: number): string {
+  return value ? `${value.median.toFixed(2)} ms${mpsCostText(over)}` : "";
 }
 
 function throughput({ steps_per_s }: Row): string {

@@ -246,9 +246,17 @@ export interface Row {
   ceiling: number | null;
   /** Share over ceiling. */
   harvest: number | null;
+  /**
+   * Of requests alone under MPS: over those alone without it, of another start of the programs. That is MPS's own cost, which is in none of
+   * the ratios to them. Null in other rows, and where the other was not measured.
+   */
+  mps_cost: { p50: number; p95: number; p99: number } | null;
 }
 
 export const ALONE = "alone";
+/** How programs were started that ways were switched between: in time slices, and under MPS. */
+export const LIVE = "live";
+export const LIVE_MPS = "live, MPS";
 
 /** GPU time of one request of each high program, in ms, by pair. */
 export type GpuTimes = ReadonlyMap<string, number>;
@@ -297,9 +305,26 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         share,
         ceiling,
         harvest: share && ceiling ? share.median / ceiling : null,
+        mps_cost: way === ALONE && method === LIVE_MPS ? mpsCost(measurements, pair) : null,
       },
     ];
   });
+}
+
+/** From the medians of the rounds. */
+function mpsCost(measurements: readonly Measurement[], pair: string): Row["mps_cost"] {
+  const alone = measurements.filter((one) => one.pair === pair && one.way === ALONE && one.requests.length > 0);
+  const under = alone.filter(({ method }) => method === LIVE_MPS);
+  const live = alone.filter(({ method }) => method === LIVE);
+  const without = live.length > 0 ? live : alone.filter(({ method }) => method !== LIVE_MPS);
+  const over = (key: "p50_ms" | "p95_ms" | "p99_ms"): number => medianOf(under, key) / medianOf(without, key);
+  const cost = { p50: over("p50_ms"), p95: over("p95_ms"), p99: over("p99_ms") };
+  return Number.isFinite(cost.p50 + cost.p95 + cost.p99) ? cost : null;
+}
+
+function medianOf(of: readonly Measurement[], key: "p50_ms" | "p95_ms" | "p99_ms"): number {
+  const rounds = [...new Set(of.map(({ round }) => round))];
+  return spread(rounds.map((round) => roundOf(of, round).latency?.[key] ?? Number.NaN))?.median ?? Number.NaN;
 }
 
 function delayedOf(group: readonly Measurement[], alone: readonly Measurement[]): Row["delayed"] {

@@ -47,6 +47,11 @@ function waits(waited_ms: number): Wait[] {
   return Array.from({ length: 50 }, (_, i) => ({ client: 0, worked_ms: 2 + i / 100, waited_ms }));
 }
 
+/** What MPS itself is said to cost at p50, by how the programs were started. */
+function costOf(...measurements: Measurement[]): [string, number | null][] {
+  return rowsOf(measurements, new Map()).map(({ method, mps_cost }) => [method, mps_cost?.p50 ?? null]);
+}
+
 function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
   return {
     pair: "p",
@@ -228,6 +233,19 @@ describe("statistics", () => {
   test("programs started in different manners are not compared", () => {
     const live = { ...one("x", 0, 3, 80), method: "live" };
     expect(rowsOf([one("alone", 0, 2), live], new Map())[1]).toMatchObject({ way: "x", p50_ratio: null });
+  });
+
+  test("what MPS itself costs is what requests alone take under it over what they take without, of the same pair", () => {
+    const under = (round: number, ms: number) => ({ ...one("alone", round, ms), method: "live, MPS" });
+    const live = (round: number, ms: number) => ({ ...one("alone", round, ms), method: "live" });
+    expect(costOf(live(0, 2), live(1, 4), under(0, 3), under(1, 6))).toEqual([
+      ["live", null],
+      ["live, MPS", 1.5],
+    ]);
+    // Programs that were started anew are the next best to compare with; of another pair none are.
+    expect(costOf(one("alone", 0, 2), under(0, 3)).at(-1)).toEqual(["live, MPS", 1.5]);
+    expect(costOf({ ...live(0, 2), pair: "q" }, under(0, 3)).at(-1)).toEqual(["live, MPS", null]);
+    expect(costOf(under(0, 3))).toEqual([["live, MPS", null]]);
   });
 
   test("what requests are delayed by is told from their own waits, where those are known", () => {

@@ -388,12 +388,12 @@ describe("sharing auto", () => {
     const busy = { ...serve, replay: { profile, iterations: 40, rate_per_s: 200 } };
     const clients = [busy, profiled(900_000)];
     await using machine = new Machine();
-    const before = reportOf(await machine.run(clients, {}, "--json"));
-    expect(before.sharing.mode).toBe("mps");
-    expect(before.clients[0]?.requests.count).toBe(40);
+    const first = reportOf(await machine.run(clients, {}, "--json"));
+    expect(first.sharing.mode).toBe("mps");
+    expect(first.clients[0]?.requests.count).toBe(40);
     const told = machine.told.length;
-    const after = reportOf(await machine.run(clients, {}, "--json"));
-    expect(after.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
+    const second = reportOf(await machine.run(clients, {}, "--json"));
+    expect(second.sharing).toEqual({ mode: "time-slice", daemon: null, pipe_directory: null });
     expect(machine.told).toHaveLength(told);
     // The same beside a daemon that serves nobody, of which the report says why it is not used.
     await machine.startDaemon();
