@@ -172,7 +172,10 @@ export class Controller {
   #isAtOnce = false;
   #window_s = Number.NEGATIVE_INFINITY;
   #neighbours = "";
+  /** The high clients, as long as there have been any. */
   #measured = "";
+  /** There is none any more: what was learned of them is what is left to be told. */
+  #isOver = false;
   /** Requests per second, slowly and quickly averaged. */
   #slow_per_s = 0;
   #fast_per_s = 0;
@@ -228,7 +231,7 @@ export class Controller {
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
       } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s, this.#alone.left_s(seen));
     }
-    this.#alone.fade(TICK_S);
+    if (!this.#isOver) this.#alone.fade(TICK_S);
     this.#decide(seen);
     return this.#action();
   }
@@ -409,6 +412,11 @@ export class Controller {
 
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
+    const startsAnew = this.#isOver && this.#measured !== "";
+    this.#isOver = seen.measured === "";
+    if (this.#isOver) return;
+    // Whoever starts anew warms up, which may have to be learned away once more.
+    if (startsAnew) this.#relearned++;
     const ladder = !seen.preemption ? GATE_RUNGS : seen.stops ? STOP_RUNGS : PREEMPT_RUNGS;
     if (ladder !== this.#ladder || seen.neighbours !== this.#neighbours) {
       this.#ladder = ladder;
@@ -509,6 +517,7 @@ export class Controller {
 
   /** A tick on a rung that was chosen: whether it still holds, whether more has to be learned, and whether another is to be tried. */
   #stand(spent_s: number): void {
+    if (this.#isOver) return;
     this.#at(this.#rung).fade(TICK_S);
     // Whoever comes back is not to find a trial.
     if (this.#isSilent) return;
@@ -552,7 +561,7 @@ export class Controller {
 
   /** Best-effort may be held for a window now, and somebody is there to learn from. */
   #mayHold(known: boolean): boolean {
-    if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
+    if ("p99_ms" in this.#target || this.#isOver || this.t_s - this.#heard_s > HEARD_S) return false;
     const learning_s = this.t_s - this.#began_s;
     const enough = this.#isComparable(this.#rung);
     const well = enough && this.#alone.waits >= WELL_KNOWN;
@@ -650,7 +659,7 @@ export class Controller {
 
   /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
   #delay(rung: number): Delay | undefined {
-    return this.#alone.delay(this.#at(rung), this.#ticks, this.t_s);
+    return this.#alone.delay(this.#at(rung), this.#ticks, this.#isOver ? this.#heard_s : this.t_s);
   }
 
   /** Whether the requests of a rung are within the target. */

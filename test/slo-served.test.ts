@@ -100,6 +100,34 @@ describe("a program that warms up, as it starts anew, is not what others are com
   });
 });
 
+test("what was found is told after the high clients have ended, and learned anew of those that come", () => {
+  const { controller } = serve(60, { per_s: 40, takes_ms: 8, works_ms: 2, slow: delayedAbove(8, 1.4) }, 7);
+  const found = controller.summary();
+  expect(found.alone.requests).toBeGreaterThan(0);
+  expect(found.over_alone?.requests).toBeGreaterThan(0);
+  const step = (measured: string, neighbours: string) =>
+    controller.step({
+      elapsed_s: TICK_S,
+      requests: histogramOf([]),
+      waits: [],
+      came: 0,
+      launches: 0,
+      neighbours,
+      measured,
+      preemption: false,
+    });
+  // A trial or a window that was under way comes to its end; then nothing moves, and nobody is held.
+  for (let tick = 0; tick < 60; tick++) step("", tick < 5 ? "1" : "");
+  const { alone, now, over_alone, held_s } = controller.summary();
+  for (let tick = 0; tick < 600; tick++) expect(step("", "").hold).toBe(false);
+  expect(controller.summary()).toMatchObject({ alone, now, over_alone, held_s });
+  expect(alone).toEqual(found.alone);
+  expect(now.requests).toBeGreaterThan(0);
+  expect(now.p50_ms).toBeCloseTo(found.now.p50_ms ?? 0, 0);
+  step("9 busy", "1");
+  expect(controller.summary()).toMatchObject({ alone: { requests: 0 }, now: { requests: 0 } });
+});
+
 test("few requests: what cannot be known in time is not tried for ever", () => {
   const { ticks } = serve(2700, { per_s: 1, takes_ms: 32, works_ms: 2, slow: delayedAbove(4, 2) }, 5);
   expect(slowFrom(ticks, 60, 2700)).toBeLessThan(20);
