@@ -237,7 +237,7 @@ async function runPhase(
     using keeper = new LoopKeeper(segment, native, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
     for (const client of phase.clients) {
-      const index = plan.clients.indexOf(client);
+      const index = plan.clients.findIndex(({ name }) => name === client.name);
       const own = options.show;
       const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);
       const recording = recordings.get(client.name)?.path;

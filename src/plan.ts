@@ -124,7 +124,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
     sharing: { mode, daemon, pipe_directory },
     simulation,
     clients,
-    phases: phasesOf(config, clients),
+    phases: phasesOf(config, clients, daemon),
     seeds,
     notes,
   };
@@ -211,14 +211,25 @@ export function sharingNotes(clients: readonly PlannedClient[], config: Config):
   return notes;
 }
 
-function phasesOf(config: Config, clients: PlannedClient[]): Phase[] {
+function phasesOf(config: Config, clients: PlannedClient[], daemon: Sharing["daemon"]): Phase[] {
   const policy = config.policy.name;
   if (!config.compare) return [{ mode: policy === "none" ? "ungoverned" : "governed", policy, clients }];
   return [
-    ...clients.map((client): Phase => ({ mode: "alone", policy: "none", clients: [client] })),
+    ...clients.map((client): Phase => ({ mode: "alone", policy: "none", clients: [aloneOf(client, daemon)] })),
     { mode: "ungoverned", policy: "none", clients },
     { mode: "governed", policy, clients },
   ];
+}
+
+/**
+ * A client as it is with nothing beside it: out of MPS, which makes some programs longer by itself, where only the launch brings that. Where
+ * a client may use a part of the GPU only, it is MPS that sees to it.
+ */
+function aloneOf(client: PlannedClient, daemon: Sharing["daemon"]): PlannedClient {
+  const own = client.env["CUDA_MPS_PIPE_DIRECTORY"] !== undefined;
+  const stays =
+    daemon !== "private" || !client.mps || own || client.sm_percent !== undefined || client.device.simulated;
+  return stays ? client : { ...client, mps: false, hidden: true };
 }
 
 async function checkClients(

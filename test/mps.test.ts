@@ -177,14 +177,15 @@ describe("sharing mps starts a daemon", () => {
     expect(result.status).toBe(0);
   });
 
-  test("that serves all phases of a comparison", async () => {
+  test("that serves a comparison, but for who is alone, unless that may use a part of the GPU only", async () => {
     await using machine = new Machine();
-    const result = await machine.run([serve, train], { sharing: "mps" }, "--json", "--compare");
+    const say = { ...shell("say", "high", SAY), sm_percent: 50 };
+    const result = await machine.run([serve, say, train], { sharing: "mps" }, "--json", "--compare");
     const report = reportOf(result);
     expect(report.compare.map(({ mode, clients }) => [mode, clients.map(({ mps }) => mps)])).toEqual([
-      ["alone", [true, true]],
-      ["ungoverned", [true, true]],
-      ["governed", [true, true]],
+      ["alone", [false, true, false]],
+      ["ungoverned", [true, true, true]],
+      ["governed", [true, true, true]],
     ]);
     expect(machine.told.filter((line) => line.startsWith("started"))).toHaveLength(1);
     await machine.isClean();
@@ -483,6 +484,13 @@ async function ready(stream: ReadableStream<Uint8Array<ArrayBuffer>>): Promise<v
 }
 
 describe("a daemon that runs", () => {
+  test("serves a comparison, who is alone, too", async () => {
+    await using machine = new Machine();
+    await machine.startDaemon();
+    const { compare } = reportOf(await machine.run([serve, train], {}, "--json", "--compare"));
+    expect(compare.flatMap(({ clients }) => clients.map(({ mps }) => mps))).toEqual(Array(6).fill(true));
+  });
+
   test.each(["auto", "mps"])("is used with sharing %s, and not stopped", async (sharing) => {
     await using machine = new Machine();
     const pid = await machine.startDaemon();
