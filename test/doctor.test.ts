@@ -28,6 +28,7 @@ import {
 import { Native } from "../src/native.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, type Result, plainEnvironment, rigel, start } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 /** Whether a mount can be made that nobody else sees. */
 const canMount = Bun.spawnSync(["sh", "-c", "unshare -m mount -t tmpfs tmpfs /mnt"], { stderr: "ignore" }).success;
@@ -56,13 +57,21 @@ async function doctor(args: string[], env: Record<string, string | undefined>): 
   return { status, stdout, stderr };
 }
 
+/** What a check has found. */
+function foundBy({ findings }: { findings: Finding[] }, check: string): string {
+  return findings.find((finding) => finding.check === check)?.found ?? "";
+}
+
 describe("the command", () => {
   test("finds this machine usable and shows it with a launch", async () => {
-    const result = await rigel("doctor", "--device", "simulated", "--json");
+    // On a busy machine the best-effort program may come too late to be taken off the GPU for any of the requests.
+    const result = await until(async () => {
+      const one = await rigel("doctor", "--device", "simulated", "--json");
+      return /taken off it [1-9]\d* times/.test(foundBy(documentOf(one), "preemption")) ? one : undefined;
+    });
     const { ok, findings } = documentOf(result);
-    const of = (check: string): Finding | undefined => findings.find((finding) => finding.check === check);
-    expect(of("launch")).toMatchObject({ status: "ok", found: expect.stringContaining("60 requests") });
-    expect(of("preemption")).toMatchObject({ found: expect.stringMatching(/taken off it [1-9]\d* times/) });
+    expect(foundBy({ findings }, "launch")).toContain("60 requests");
+    expect(findings.find(({ check }) => check === "launch")?.status).toBe("ok");
     expect(findings.filter(({ status }) => status !== "ok").every(({ remedy }) => remedy !== null)).toBe(true);
     expect(ok).toBe(true);
     expect(result.status).toBe(0);

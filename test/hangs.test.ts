@@ -340,9 +340,18 @@ class Ward extends World {
 
   /** Runs `rigel hangs` until it finds what is expected of it; the test's time limit bounds this. */
   async until(expected: Expected, ...args: string[]): Promise<z.infer<typeof foundSchema>[]> {
+    return await this.untilFound(expected, () => true, ...args);
+  }
+
+  /** The same until that is so of what it finds: ranks that only start late stand aside for one another, too. */
+  async untilFound(
+    expected: Expected,
+    fits: (found: z.infer<typeof foundSchema>[]) => boolean,
+    ...args: string[]
+  ): Promise<z.infer<typeof foundSchema>[]> {
     for (;;) {
       const found = await this.#look(expected, args);
-      if (found) return found;
+      if (found && fits(found)) return found;
     }
   }
 
@@ -381,7 +390,10 @@ test("a rank that sleeps before a collective, and what is kept of it", async () 
   await using here = await ward();
   here.ranks("late", 3);
   const bundles = join(here.scratch.path, "bundles");
-  const found = await here.until({ "train 0": "collective", "train 1": "behind", "train 2": "collective" });
+  const found = await here.untilFound(
+    { "train 0": "collective", "train 1": "behind", "train 2": "collective" },
+    (all) => all.find(({ rank }) => rank === 1)?.why?.includes("ncclAllReduce 4") === true,
+  );
   const late = found.find(({ rank }) => rank === 1);
   expect(late?.why).toMatch(
     /^rank [02] waits for it in ncclAllReduce 4, which it has not entered; it last did cuStreamSynchronize/,
@@ -433,8 +445,10 @@ test.skipIf(noPySpy)("of a Python program, where in it each thread is", async ()
 test("a rank that leaves a collective out; the others wait on the GPU", async () => {
   await using here = await ward();
   here.ranks("skip", 2, { RIGEL_SIM_NCCL: "gpu" });
-  const found = await here.until({ "train 0": "collective", "train 1": "behind" });
-  expect(found.find(({ rank }) => rank === 0)?.thread?.call).toBe("cuStreamSynchronize");
+  await here.untilFound(
+    { "train 0": "collective", "train 1": "behind" },
+    (found) => found.find(({ rank }) => rank === 0)?.thread?.call === "cuStreamSynchronize",
+  );
 });
 
 test("a rank that never makes the communicator, NCCL being looked up by dlsym", async () => {

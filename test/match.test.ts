@@ -138,7 +138,7 @@ describe("the end of a replay (S14)", () => {
   test("comes when the GPU is done, however long that takes; past the idle time it says what it waits for", async () => {
     const slow = scratch.file(
       "slow.csv",
-      `# rigel-profile 1; x=y\n${HEADER}slow,kernel,0,132,1,1,256,1,1,32,0,0,900000000,0\n`,
+      `# rigel-profile 1; x=y\n${HEADER}slow,kernel,0,132,1,1,256,1,1,32,0,0,3000000000,0\n`,
     );
     await using child = Bun.spawn(
       [join(build, "rigel-replay"), "--profile", slow, "--iterations", "1", "--warmup", "0", "--idle-ms", "100"],

@@ -79,11 +79,13 @@ describe("a segment seen from outside", () => {
     // How long each request waited for the GPU, in the order in which they came, and none of them twice.
     const slot = segment.slots().find(({ name }) => name === "serve");
     if (!slot) throw new Error("no slot");
+    process.kill(slot.pid, "SIGSTOP");
     const { waited, latest } = segment.waits(slot, 0n);
     expect(latest.length).toBe(Math.min(Number(waited), 255));
     for (const { worked_ms, waited_ms } of latest) expect([worked_ms >= 0, waited_ms > 0]).toEqual([true, true]);
     expect(segment.waits(slot).latest).toEqual([]);
     expect(segment.waits(slot, waited - 3n).latest.slice(0, 3)).toEqual(latest.slice(-3));
+    process.kill(slot.pid, "SIGCONT");
     child.kill("SIGINT");
     await child.exited;
     expect(segments.live(), await ended).toEqual([]);

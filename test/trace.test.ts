@@ -215,11 +215,13 @@ test("what a trace shows is what was counted", async () => {
     expect(queued.at(-1)).toBe(0);
     // And a few with which a replay finds out how fast the device is.
     expect(counters.launches).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
-    // A wait on the gate's clock is a little shorter than it is long for the thread, whose clock is the processor's counter: how
-    // fast that goes is known the less exactly the shorter a client has lived. And between two pieces of a wait a thread may lose its
-    // processor.
-    const waited_us = spansOf(events, slot.pid, "gate").reduce((sum, { dur }) => sum + dur, 0);
-    expect(waited_us).toBeGreaterThanOrEqual(((counters.gate_wait_ns + counters.inflight_wait_ns) / 1000) * 0.9 - 1);
+    // Each wait has a piece at least. How long they are is no more than what is counted, but for how exactly the clock of the thread, the
+    // processor's counter, is known; between two pieces of a wait a thread may lose its processor.
+    const pieces = spansOf(events, slot.pid, "gate");
+    const waited_us = pieces.reduce((sum, { dur }) => sum + dur, 0);
+    expect(pieces.length).toBeGreaterThanOrEqual(counters.inflight_waits + counters.gate_waits);
+    expect(waited_us).toBeLessThanOrEqual(((counters.gate_wait_ns + counters.inflight_wait_ns) / 1000) * 1.1 + 1);
+    if (pieces.length > 0) expect(waited_us).toBeGreaterThan(0);
     // The profile has a wait in each iteration.
     expect(count("sync")).toBeGreaterThanOrEqual(slot.name === "serve" ? 100 : 300);
     expect(spansOf(events, slot.pid, "launch")[0]?.name).toBe("rigel_spin");
