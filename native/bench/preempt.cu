@@ -3,7 +3,8 @@
  *
  *   nvcc -O2 -std=c++17 -arch=native -o preempt native/bench/preempt.cu && ./preempt [slice in us of the best-effort process
  *       [its compute preemption mode: 0 between kernels, 1 between blocks, 2 anywhere (libcuda's), -1: left alone [blocks in a row in a long
- *       kernel [how long that is, in us]]]]
+ *       kernel [how long that is, in us [the shared memory of each of its blocks, in KiB: two of them on each multiprocessor, in place of
+ *       eight without any]]]]]
  *
  * Two processes, without Rigel. One fills the GPU with kernels of 2400 us (on an H200) back to back; the other
  * has a request of 20 kernels every 10 to 15 ms, of 5 or 50 us, at once or with 50 us of host time between them. Shown for the slices
@@ -167,11 +168,15 @@ static CUdeviceptr map_word()
     return (CUdeviceptr)word;
 }
 
-static int best_effort(uint64_t slice_us, int mode, int row, int length_us)
+static int best_effort(uint64_t slice_us, int mode, int row, int length_us, int shared_kib)
 {
     unsigned *out;
-    int length = (int)(LONG * (int64_t)length_us / LONG_US / row);
+    /* A quarter of the threads takes a quarter of the time. */
+    int at_once = shared_kib ? SMS * 2 : SMS * 8, length = (int)(LONG * (int64_t)length_us / LONG_US / row) * (shared_kib ? 4 : 1);
+    size_t bytes = (size_t)shared_kib * 1024;
     CUdeviceptr word = map_word();
+    if (cudaFuncSetAttribute(work, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) != cudaSuccess)
+        fprintf(stderr, "preempt: no block can have %d KiB of shared memory here\n", shared_kib);
     cudaMalloc(&out, 64);
     work<<<SMS * 8, 256>>>(SHORT, out);
     cudaDeviceSynchronize();
@@ -186,7 +191,7 @@ static int best_effort(uint64_t slice_us, int mode, int row, int length_us)
         for (int k = 0; k < KERNELS; k++) {
             if (stops)
                 wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ);
-            work<<<SMS * 8 * row, 256>>>(length, out);
+            work<<<at_once * row, 256, bytes>>>(length, out);
         }
         launched = now_us() - begin;
         cudaDeviceSynchronize();
@@ -205,7 +210,7 @@ static int best_effort(uint64_t slice_us, int mode, int row, int length_us)
             cudaEventSynchronize(events[k % 8]);
         if (shared->way == STOPS)
             wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ);
-        work<<<SMS * 8 * row, 256>>>(length, out);
+        work<<<at_once * row, 256, bytes>>>(length, out);
         cudaEventRecord(events[k % 8]);
     }
     cudaDeviceSynchronize();
@@ -257,14 +262,15 @@ int main(int argc, char **argv)
     shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     uint64_t slice_us = argc > 1 ? strtoull(argv[1], nullptr, 10) : 50;
     int mode = argc > 2 ? atoi(argv[2]) : -1, row = argc > 3 ? atoi(argv[3]) : 1, length_us = argc > 4 ? atoi(argv[4]) : LONG_US;
+    int shared_kib = argc > 5 ? atoi(argv[5]) : 0;
     mps = getenv("CUDA_MPS_PIPE_DIRECTORY") != nullptr;
-    if (row < 1 || row > LONG || mode > 2 || length_us < 1 || length_us > 10000) {
-        fprintf(stderr, "preempt: expected a mode of at most 2, a number of blocks from 1 to %d, and 1 to 10000 us\n", LONG);
+    if (row < 1 || row > LONG || mode > 2 || length_us < 1 || length_us > 10000 || shared_kib < 0 || shared_kib > 113) {
+        fprintf(stderr, "preempt: expected a mode of at most 2, 1 to %d blocks in a row, 1 to 10000 us, and 0 to 113 KiB\n", LONG);
         return 2;
     }
     pid_t child = fork();
     if (child == 0)
-        _exit(best_effort(slice_us, mode, row, length_us));
+        _exit(best_effort(slice_us, mode, row, length_us, shared_kib));
     while (!shared->ready)
         usleep(1000);
     unsigned *out;
