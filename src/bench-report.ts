@@ -177,7 +177,8 @@ export function wayOf({ way, method }: { way: string; method: string }): string 
 }
 
 export const MPS_COST_TEXT =
-  "Behind alone under MPS: over alone without it, which is MPS's own cost and in none of the ratios to it.";
+  "Behind alone under MPS: over alone without it, the best-effort programs being there and held back in both; that is what MPS costs, and in " +
+  "none of the ratios to it.";
 
 /** Behind what requests take alone under MPS. */
 export function mpsCostText(over?: number): string {

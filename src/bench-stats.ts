@@ -247,8 +247,8 @@ export interface Row {
   /** Share over ceiling. */
   harvest: number | null;
   /**
-   * Of requests alone under MPS: over those alone without it, of another start of the programs. That is MPS's own cost, which is in none of
-   * the ratios to them. Null in other rows, and where the other was not measured.
+   * Of requests alone under MPS: over those alone without it, of another start of the programs; the best-effort ones are there and held back
+   * in both. That is what MPS costs, which is in none of the ratios to them. Null in other rows, and where the other was not measured.
    */
   mps_cost: { p50: number; p95: number; p99: number } | null;
 }
@@ -315,8 +315,7 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
 function mpsCost(measurements: readonly Measurement[], pair: string): Row["mps_cost"] {
   const alone = measurements.filter((one) => one.pair === pair && one.way === ALONE && one.requests.length > 0);
   const under = alone.filter(({ method }) => method === LIVE_MPS);
-  const live = alone.filter(({ method }) => method === LIVE);
-  const without = live.length > 0 ? live : alone.filter(({ method }) => method !== LIVE_MPS);
+  const without = alone.filter(({ method }) => method === LIVE);
   const over = (key: "p50_ms" | "p95_ms" | "p99_ms"): number => medianOf(under, key) / medianOf(without, key);
   const cost = { p50: over("p50_ms"), p95: over("p95_ms"), p99: over("p99_ms") };
   return Number.isFinite(cost.p50 + cost.p95 + cost.p99) ? cost : null;

@@ -122,7 +122,7 @@ function commandLine(): Command {
     .action(runInfo);
   program
     .command("durations")
-    .description("show how long kernels take, as earlier launches have learned it, or forget it")
+    .description("show how long kernels take and requests wait for them, as launches have learned it, or forget it")
     .option("--json", "print as JSON")
     .option("--clear", "remove what is kept")
     .addHelpText("after", DURATIONS_EXAMPLES)

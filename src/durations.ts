@@ -21,7 +21,7 @@ import { progress } from "./log.ts";
 import { type Native, cacheFolders, privateFolder } from "./native.ts";
 import type { ProfileKernel } from "./profile.ts";
 import type { Segment } from "./segment.ts";
-import { ENOUGH, longMedian } from "./slo-alone.ts";
+import { ENOUGH, FAR_OVER, longMedian } from "./slo-alone.ts";
 
 const FORMAT = 1;
 /** Rows that a file keeps, the most recently used ones: some hundred programs. */
@@ -174,17 +174,24 @@ export class Durations {
       file.rows.set(key, row.data);
       this.#changed = true;
     }
-    this.#collectRequests(segment, clients, used);
   }
 
-  /** Where nothing holds best-effort work back it is in what requests wait for. */
-  #collectRequests(segment: Segment, clients: readonly Program[], used: string): void {
+  /**
+   * Takes over what high clients' requests wait for; to be called while these are protected still. Nothing of those that wait for others:
+   * where best-effort work is not held back for them, or by far less than usual, or where several high clients are on a GPU.
+   */
+  collectRequests(segment: Segment, clients: readonly Program[]): void {
+    const used = new Date().toISOString();
     const slots = segment.slots();
     const beside = slots.some((slot) => slot.class !== "high" && slot.launched);
-    if (beside && segment.policy !== "priority" && segment.policy !== "slo") return;
+    if (beside && !protects(segment)) return;
+    const high = new Set(slots.filter((slot) => slot.class === "high" && slot.launched).map(({ name }) => name));
+    if (high.size > 1) return;
     for (const { name, class: kind, program, argv, device } of clients) {
       const file = kind === "high" ? this.#files.get(device.name) : undefined;
-      const waits = slots.flatMap((slot) => (slot.name === name ? segment.waits(slot, 0n).latest : []));
+      const all = slots.flatMap((slot) => (slot.name === name ? segment.waits(slot, 0n).latest : []));
+      // A program's first requests are of another kind than its later ones.
+      const waits = all.slice(all.length >> 1);
       const waited_ms = waits.reduce((sum, wait) => sum + wait.waited_ms, 0);
       const row = requestsSchema.safeParse({
         program,
@@ -224,6 +231,11 @@ export class Durations {
       }
     }
   }
+}
+
+/** Best-effort work delays requests by so little that what they wait for is their own. */
+function protects({ policy, target }: Segment): boolean {
+  return policy === "priority" || (policy === "slo" && "p99_over_alone" in target && target.p99_over_alone <= FAR_OVER);
 }
 
 /** What is known of a kernel's duration, and of how many timed launches. */

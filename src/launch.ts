@@ -266,6 +266,7 @@ async function runPhase(
     // Whoever runs the loop changes policies by itself.
     const changed = options.ownLoop ? [] : changes.notes();
     const elsewhere = await missedMps(running, segment, mps);
+    durations.collectRequests(segment, phase.clients);
     segment.openGates();
     await Promise.all(running.map(({ child }) => child.stop(interrupt.signal)));
     durations.collect(segment, phase.clients);

@@ -227,8 +227,9 @@ function phasesOf(config: Config, clients: PlannedClient[], daemon: Sharing["dae
  */
 function aloneOf(client: PlannedClient, daemon: Sharing["daemon"]): PlannedClient {
   const own = client.env["CUDA_MPS_PIPE_DIRECTORY"] !== undefined;
-  const stays =
-    daemon !== "private" || !client.mps || own || client.sm_percent !== undefined || client.device.simulated;
+  // Where one process alone may use the GPU that is the daemon's server.
+  const { simulated, exclusive } = client.device;
+  const stays = daemon !== "private" || !client.mps || own || client.sm_percent !== undefined || simulated || exclusive;
   return stays ? client : { ...client, mps: false, hidden: true };
 }
 

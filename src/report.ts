@@ -68,7 +68,7 @@ interface Versus {
   share_of: "iterations" | "launches";
 }
 
-/** What the control loop found, and whether requests missed its target at the end; null: nothing is known of any. */
+/** What the control loop found, and whether requests missed its target at the end; null: too little is known of them. */
 interface SloOutcome extends SloReport {
   missed: boolean | null;
 }
@@ -150,7 +150,7 @@ export function table(report: Report): string {
   parts.push(...graphLines(report.clients));
   const notes = [
     ...report.notes,
-    ...report.clients.flatMap(({ name, mps }) => (report.mps && !mps ? [`${name}: not under MPS`] : [])),
+    ...notUnderMps(report),
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
@@ -158,6 +158,17 @@ export function table(report: Report): string {
   if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
   if (report.findings.length > 0) parts.push("", "rigel doctor finds:", ...report.findings.flatMap(findingLines));
   return parts.join("\n");
+}
+
+/** Who runs otherwise than the launch does. Alone is whoever can be, so that what MPS itself costs is in the ratios. */
+function notUnderMps({ mps, compare, clients }: Report): string[] {
+  if (!mps) return [];
+  const alone = compare.filter(({ mode }) => mode === "alone").flatMap((phase) => phase.clients);
+  const others = compare.at(-1)?.mode === "alone" ? [] : clients.filter((client) => !client.mps);
+  return [
+    ...(alone.some((client) => !client.mps) ? ["alone: not under MPS, but for clients that have an sm_percent"] : []),
+    ...others.map(({ name }) => `${name}: not under MPS`),
+  ];
 }
 
 /** How clients are on the GPU together, in a few words. */

@@ -225,6 +225,7 @@ async function runIn(
   if (problem !== undefined) progress(`${name}: was no client of Rigel: ${problem}`);
   keeper.end();
   segment.reap();
+  durations.collectRequests(segment, [client]);
   durations.collect(segment, [client]);
   durations.save();
   return exit.status;

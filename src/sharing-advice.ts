@@ -13,8 +13,9 @@
  * 0.88 and 0.78 at 1.07 and 1.03.
  *
  * MPS itself makes each kernel some half a microsecond longer, whoever else is there. Of a program that works for longer than the GPU does
- * nobody sees that; requests that keep the GPU busy take 5 to 16% longer, and leave no gaps for others to use. In time slices each of them is
- * delayed by a switch of 0.2 to 0.35 ms instead, which of all but short ones is less (both measured on an H200: docs/measurements.md).
+ * nobody sees that; requests that keep the GPU busy take 5 to 12% longer, 8 to 16% beside best-effort programs that are held back, and leave no
+ * gaps for others to use. In time slices each of them is delayed by a switch of 0.2 to 0.35 ms instead, which of all but short ones is less
+ * (both measured on an H200: docs/measurements.md).
  */
 
 import type { Device } from "./device.ts";
@@ -50,6 +51,7 @@ export function adviceFor(
   best: readonly Sharer[],
   kept: (device: Device) => Kept,
 ): Advice | undefined {
+  if (best.length === 0) return undefined;
   const files = new Map([...high, ...best].map(({ device }) => [device.name, device]));
   const on = new Map([...files].map(([name, device]) => [name, kept(device)]));
   const known = best.map(({ program, device, profile }) => {
@@ -64,7 +66,6 @@ export function adviceFor(
       mode: "time-slice",
       why: `best-effort kernels are known to be long (${longest}), and can be interrupted there`,
     };
-  if (known.length === 0 || !known.every(areShort)) return undefined;
   for (const { name, program, device } of high) {
     const requests = on.get(device.name)?.requests.get(program);
     if (requests && areBound(requests))
@@ -75,7 +76,9 @@ export function adviceFor(
           `${requests.length_ms.toPrecision(2)} ms, which MPS itself makes longer`,
       };
   }
-  return { mode: "mps", why: `best-effort kernels are known to be short (${longest})` };
+  return known.every(areShort)
+    ? { mode: "mps", why: `best-effort kernels are known to be short (${longest})` }
+    : undefined;
 }
 
 /** Requests keep the GPU busy, and for so long that MPS costs them more than time slices do. */

@@ -6,7 +6,7 @@
 
 import type { Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
-import type { Controller } from "./slo.ts";
+import { type Controller, isTold } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */
@@ -89,20 +89,23 @@ export function settingsText(settings: Partial<Settings>): string {
   return told.join(", ");
 }
 
-type Found = Pick<ReturnType<Controller["summary"]>, "target" | "unreachable" | "reachable" | "percentile" | "now">;
+type Found = Pick<
+  ReturnType<Controller["summary"]>,
+  "target" | "unreachable" | "reachable" | "percentile" | "now" | "verdict" | "over_alone"
+>;
 
-/** Whether requests were not within the target at the end, as far as that can be told. Null: nothing is known of any. */
-export function isMissed({ target, unreachable, now }: Pick<Found, "target" | "unreachable" | "now">): boolean | null {
-  if (unreachable) return true;
-  if (now.p99_ms === null) return null;
-  return "p99_ms" in target && now.p99_ms > target.p99_ms;
+/** Whether requests were seen not to be within the target at the end. Null: too little is known of them. */
+export function isMissed(found: Pick<Found, "unreachable" | "verdict" | "over_alone">): boolean | null {
+  if (found.unreachable || found.verdict === "over") return true;
+  return isTold(found) ? false : null;
 }
 
 /** That a target is not reached, and what is; empty where it is. */
 export function missedText(found: Found): string {
   const { target, unreachable, reachable, percentile, now } = found;
   if (!isMissed(found)) return "";
-  if (!unreachable) return `missed: p99 was ${digits(now.p99_ms)} ms at the end`;
+  if (!unreachable && "p99_ms" in target) return `missed: p99 was ${digits(now.p99_ms)} ms at the end`;
+  if (!unreachable) return `missed: p${percentile} was ${digits(reachable)} of alone at the end`;
   const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
   const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
   return `not reached even by the strictest settings${reached}${unit}`;

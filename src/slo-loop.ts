@@ -138,8 +138,8 @@ export class LoopKeeper implements Disposable {
 
   #drop(): void {
     if (!this.#loop) return;
-    this.#last = this.#loop.report();
     this.#loop.leave();
+    this.#last = this.#loop.report(true);
     this.#loop = undefined;
     this.#segment.showLoop(undefined);
   }
@@ -171,9 +171,10 @@ export class SloLoop {
     this.#mark();
   }
 
-  /** What it has found. */
-  report(): SloReport {
-    return { ...this.#controller.summary(), seconds: this.#controller.seconds, marks: this.#marks };
+  /** What it finds at this moment; `atEnd`: what is to be told of all of it. */
+  report(atEnd = false): SloReport {
+    const { seconds } = this.#controller;
+    return { ...(atEnd ? this.#controller.found() : this.#controller.summary()), seconds, marks: this.#marks };
   }
 
   /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */

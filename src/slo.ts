@@ -141,6 +141,25 @@ export interface Second {
   best_effort_launches_per_s: number;
 }
 
+/** What was found by some moment. */
+interface Summary {
+  target: Target;
+  alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
+  now: { requests: number; p50_ms: number | null; p99_ms: number | null };
+  /** How long they take over how long they would take alone, where that can be told from the requests themselves. */
+  over_alone: { requests: number; p50: number; p99: number } | null;
+  rung: number;
+  settings: Settings | undefined;
+  changes: number;
+  held_s: number;
+  /** Whether they are within the target. */
+  verdict: Verdict;
+  unreachable: boolean;
+  /** What the target would have to be: over alone, of the percentile that is worst off, or milliseconds. */
+  reachable: number | null;
+  percentile: number;
+}
+
 type State = "waiting" | "first window" | "window" | "run" | "trial";
 
 export class Controller {
@@ -172,10 +191,7 @@ export class Controller {
   #isAtOnce = false;
   #window_s = Number.NEGATIVE_INFINITY;
   #neighbours = "";
-  /** The high clients, as long as there have been any. */
   #measured = "";
-  /** There is none any more: what was learned of them is what is left to be told. */
-  #isOver = false;
   /** Requests per second, slowly and quickly averaged. */
   #slow_per_s = 0;
   #fast_per_s = 0;
@@ -195,6 +211,8 @@ export class Controller {
   #relearned = 0;
   #changes = 0;
   #unreachable_s = 0;
+  /** As of when the high clients, or those beside them, last became others, if anything was known then. */
+  #found: Summary | undefined;
   #second: { requests: Histogram | undefined; launches: number; held_s: number; ticks: number } = {
     requests: undefined,
     launches: 0,
@@ -231,7 +249,7 @@ export class Controller {
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
       } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s, this.#alone.left_s(seen));
     }
-    if (!this.#isOver) this.#alone.fade(TICK_S);
+    this.#alone.fade(TICK_S);
     this.#decide(seen);
     return this.#action();
   }
@@ -294,25 +312,21 @@ export class Controller {
     return this.#inForce;
   }
 
-  /** What is to be told at the end: how well the target is met, and by which settings. */
-  summary(): {
-    target: Target;
-    alone: { requests: number; p50_ms: number | null; p99_ms: number | null };
-    now: { requests: number; p50_ms: number | null; p99_ms: number | null };
-    /** How long they take over how long they would take alone, where that can be told from the requests themselves. */
-    over_alone: { requests: number; p50: number; p99: number } | null;
-    rung: number;
-    settings: Settings | undefined;
-    changes: number;
-    held_s: number;
-    unreachable: boolean;
-    /** What the target would have to be: over alone, of the percentile that is worst off, or milliseconds. */
-    reachable: number | null;
-    percentile: number;
-  } {
-    const known = this.#at(this.#rung);
+  /**
+   * What is to be told at the end. Where the high clients, or those beside them, have gone since it is what was found before, until something
+   * is known of the others.
+   */
+  found(): Summary {
+    const now = this.summary();
+    return isTold(now) || !this.#found ? now : { ...this.#found, changes: now.changes, held_s: now.held_s };
+  }
+
+  /** How well the target is met, and by which settings. Of a rung that is being tried too little is known: of the one before it. */
+  summary(): Summary {
+    const rung = this.#state === "trial" ? this.#home : this.#rung;
+    const known = this.#at(rung);
     const { pool } = known;
-    const delayed = this.#delay(this.#rung);
+    const delayed = this.#delay(rung);
     const worst = this.#alone.worst(known, delayed);
     const told = (from: Pool | RequestsAlone): { requests: number; p50_ms: number | null; p99_ms: number | null } => ({
       requests: Math.round(from.count),
@@ -331,6 +345,7 @@ export class Controller {
       settings: this.#inForce,
       changes: this.#changes,
       held_s: round(this.#held_s),
+      verdict: this.#judge(rung),
       unreachable: this.unreachable,
       reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : worst.ratio),
       percentile: "p99_ms" in this.#target ? 99 : worst.percentile,
@@ -412,13 +427,13 @@ export class Controller {
 
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
-    const startsAnew = this.#isOver && this.#measured !== "";
-    this.#isOver = seen.measured === "";
-    if (this.#isOver) return;
-    // Whoever starts anew warms up, which may have to be learned away once more.
-    if (startsAnew) this.#relearned++;
     const ladder = !seen.preemption ? GATE_RUNGS : seen.stops ? STOP_RUNGS : PREEMPT_RUNGS;
-    if (ladder !== this.#ladder || seen.neighbours !== this.#neighbours) {
+    const isOther = ladder !== this.#ladder || seen.neighbours !== this.#neighbours;
+    if (isOther || seen.measured !== this.#measured) {
+      const before = this.summary();
+      if (isTold(before)) this.#found = before;
+    }
+    if (isOther) {
       this.#ladder = ladder;
       this.#neighbours = seen.neighbours;
       this.#reset();
@@ -455,7 +470,8 @@ export class Controller {
     const relative = "p99_over_alone" in this.#target;
     switch (this.#state) {
       case "waiting":
-        if (!this.#steady(seen)) return;
+        // Nobody is held for those that have gone.
+        if (!this.#steady(seen) || this.#measured === "") return;
         this.#began_s = this.t_s;
         this.#enter(relative ? "first window" : "run");
         return;
@@ -517,7 +533,6 @@ export class Controller {
 
   /** A tick on a rung that was chosen: whether it still holds, whether more has to be learned, and whether another is to be tried. */
   #stand(spent_s: number): void {
-    if (this.#isOver) return;
     this.#at(this.#rung).fade(TICK_S);
     // Whoever comes back is not to find a trial.
     if (this.#isSilent) return;
@@ -561,7 +576,7 @@ export class Controller {
 
   /** Best-effort may be held for a window now, and somebody is there to learn from. */
   #mayHold(known: boolean): boolean {
-    if ("p99_ms" in this.#target || this.#isOver || this.t_s - this.#heard_s > HEARD_S) return false;
+    if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
     const learning_s = this.t_s - this.#began_s;
     const enough = this.#isComparable(this.#rung);
     const well = enough && this.#alone.waits >= WELL_KNOWN;
@@ -659,7 +674,7 @@ export class Controller {
 
   /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
   #delay(rung: number): Delay | undefined {
-    return this.#alone.delay(this.#at(rung), this.#ticks, this.#isOver ? this.#heard_s : this.t_s);
+    return this.#alone.delay(this.#at(rung), this.#ticks, this.t_s);
   }
 
   /** Whether the requests of a rung are within the target. */
@@ -857,6 +872,11 @@ export class Controller {
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
   }
+}
+
+/** Enough is known of requests to say how they fare. */
+export function isTold({ verdict, over_alone }: Pick<Summary, "verdict" | "over_alone">): boolean {
+  return verdict !== "unknown" || over_alone !== null;
 }
 
 function round(value: number): number {

@@ -121,7 +121,7 @@ describe("durations that a launch has learned", () => {
 
   test("go with what high clients' requests wait for, unless nothing holds back what they wait beside", async () => {
     const place = new Place();
-    const replay = { profile: "tiny.csv", iterations: 40, rate_per_s: 400 };
+    const replay = { profile: "tiny.csv", iterations: 80, rate_per_s: 400 };
     const high = { name: "serve", class: "high", replay };
     const train = { name: "train", class: "best-effort", replay: { profile: "other.csv", iterations: 40 } };
     const launched = async (name: string, ...clients: object[]): Promise<object[]> => {
@@ -142,8 +142,10 @@ describe("durations that a launch has learned", () => {
     expect((await place.rigel("durations")).stdout).toMatch(
       /^ {2}requests of [\d.]+ ms wait for the GPU for \d+% of that: /m,
     );
-    // Those of the latest launch; alone they wait for nobody.
+    // Those of the latest launch; alone they wait for nobody, and two high clients for each other.
     expect(await launched("none", high)).toHaveLength(1);
+    const other = { ...high, name: "other", replay: { ...replay, profile: "other.csv" } };
+    expect(await launched("priority", high, other, train)).toHaveLength(1);
     const file = readFileSync(place.file, "utf8");
     const spoilt = file.replace(/"waited_part":[\d.]+/, '"waited_part":2');
     expect(spoilt).not.toBe(file);

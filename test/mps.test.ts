@@ -12,7 +12,7 @@ import { decide } from "../src/mps.ts";
 import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
-import { areBound, areShort } from "../src/sharing-advice.ts";
+import { adviceFor, areBound, areShort } from "../src/sharing-advice.ts";
 import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
 
 const PROGRAM = "nvidia-cuda-mps-control";
@@ -387,7 +387,7 @@ describe("sharing auto", () => {
   });
 
   test("is time slices where requests were seen to keep the GPU busy, which MPS makes longer", async () => {
-    const busy = { ...serve, replay: { profile: "../tiny.csv", iterations: 40 } };
+    const busy = { ...serve, replay: { profile: "../tiny.csv", iterations: 80 } };
     const clients = [busy, profiled(900_000)];
     await using machine = new Machine();
     const first = reportOf(await machine.run(clients, {}, "--json"));
@@ -411,6 +411,36 @@ describe("sharing auto", () => {
       "time slices, though an MPS daemon runs: serve is known to wait for the GPU for 90% of its requests of 4.0 ms, which MPS " +
         'itself makes longer; "sharing": "mps" uses it',
     );
+  });
+
+  const short = [{ duration_ns: 100_000, samples: 64 }];
+  const busy = { length_ms: 4, waited_part: 0.9 };
+  test.each([
+    ["short kernels", short, undefined, "mps"],
+    ["short kernels, requests that leave gaps", short, { length_ms: 4, waited_part: 0.3 }, "mps"],
+    ["short kernels, busy requests", short, busy, "time-slice"],
+    ["nothing of its kernels, busy requests", [], busy, "time-slice"],
+    ["too few launches", [{ duration_ns: 100_000, samples: 63 }], undefined, undefined],
+    ["long kernels", [{ duration_ns: 4_000_000, samples: 64 }], undefined, "time-slice"],
+    ["nothing", [], undefined, undefined],
+  ] as const)("where %s are known", (_what, kernels, requests, mode) => {
+    const device = {
+      index: 0,
+      name: "GPU",
+      uuid: "GPU-1",
+      simulated: false,
+      sms: 132,
+      memory_bytes: 1,
+      exclusive: false,
+    };
+    const known = {
+      kernels: new Map([["b", [...kernels]]]),
+      requests: new Map(requests ? [["a", { ...requests, program: "a", command: "", requests: 20, used: "" }]] : []),
+    };
+    const sharer = (program: string) => ({ name: program, program, device, profile: undefined });
+    expect(adviceFor([sharer("a")], [sharer("b")], () => known)?.mode).toBe(mode);
+    // Nobody has to be protected where no best-effort program is.
+    expect(adviceFor([sharer("a")], [], () => known)).toBeUndefined();
   });
 
   test.each([

@@ -4,6 +4,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
+import { isMissed, missedText } from "../src/show.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -100,32 +101,61 @@ describe("a program that warms up, as it starts anew, is not what others are com
   });
 });
 
-test("what was found is told after the high clients have ended, and learned anew of those that come", () => {
-  const { controller } = serve(60, { per_s: 40, takes_ms: 8, works_ms: 2, slow: delayedAbove(8, 1.4) }, 7);
-  const found = controller.summary();
-  expect(found.alone.requests).toBeGreaterThan(0);
-  expect(found.over_alone?.requests).toBeGreaterThan(0);
-  const step = (measured: string, neighbours: string) =>
-    controller.step({
-      elapsed_s: TICK_S,
-      requests: histogramOf([]),
-      waits: [],
-      came: 0,
-      launches: 0,
-      neighbours,
-      measured,
-      preemption: false,
-    });
-  // A trial or a window that was under way comes to its end; then nothing moves, and nobody is held.
-  for (let tick = 0; tick < 60; tick++) step("", tick < 5 ? "1" : "");
-  const { alone, now, over_alone, held_s } = controller.summary();
-  for (let tick = 0; tick < 600; tick++) expect(step("", "").hold).toBe(false);
-  expect(controller.summary()).toMatchObject({ alone, now, over_alone, held_s });
-  expect(alone).toEqual(found.alone);
-  expect(now.requests).toBeGreaterThan(0);
-  expect(now.p50_ms).toBeCloseTo(found.now.p50_ms ?? 0, 0);
-  step("9 busy", "1");
-  expect(controller.summary()).toMatchObject({ alone: { requests: 0 }, now: { requests: 0 } });
+/** A tick in which nothing comes, while these clients are there. */
+function step(controller: Controller, measured: string, neighbours: string): Action {
+  return controller.step({
+    elapsed_s: TICK_S,
+    requests: histogramOf([]),
+    waits: [],
+    came: 0,
+    launches: 0,
+    neighbours,
+    measured,
+    preemption: false,
+  });
+}
+
+describe("what was found", () => {
+  const program: Program = { per_s: 40, takes_ms: 8, works_ms: 2, slow: delayedAbove(8, 1.4) };
+  test.each([
+    ["the high client has ended", ["", "1"]],
+    ["the best-effort one has ended, and then the high one", ["7 busy", ""]],
+    ["one high client of two has ended, and then the other", ["8 busy", "1"]],
+  ] as const)("is told at the end where %s", (_why, [measured, neighbours]) => {
+    const { controller } = serve(60, program, 7);
+    const { alone, now, over_alone, verdict } = controller.found();
+    expect([alone.requests > 0, now.requests > 0, over_alone !== null]).toEqual([true, true, true]);
+    for (let tick = 0; tick < 3; tick++) step(controller, measured, neighbours);
+    // Nobody is held for those that have gone, and of them nothing is shown as being so now.
+    for (let tick = 0; tick < 600; tick++) expect(step(controller, "", "").hold).toBe(false);
+    expect(controller.found()).toMatchObject({ alone, now, over_alone, verdict });
+    expect(controller.summary()).toMatchObject({ alone: { requests: 0 }, now: { requests: 0 }, verdict: "unknown" });
+  });
+
+  test("is told of the rung that it stands on, while it tries another", () => {
+    const trial = serve(60, program, 7, ({ isTrial }) => isTrial === true);
+    expect(trial.ticks.length).toBeLessThan(600);
+    expect(isMissed(trial.controller.summary())).toBe(false);
+    expect(trial.controller.summary().now.requests).toBeGreaterThan(0);
+  });
+
+  test("is a miss where it is known to be one", () => {
+    const { controller } = serve(11, { ...program, slow: () => 1.3 }, 7);
+    const found = controller.found();
+    const { over_alone } = found;
+    expect(found).toMatchObject({ verdict: "over", unreachable: false });
+    expect(isMissed(found)).toBe(true);
+    expect(missedText(found)).toMatch(/^missed: p\d+ was 1\.\d+ of alone at the end$/);
+    expect(isMissed({ unreachable: true, verdict: "unknown", over_alone: null })).toBe(true);
+    expect(isMissed({ unreachable: false, verdict: "within", over_alone: null })).toBe(false);
+    expect(isMissed({ unreachable: false, verdict: "unknown", over_alone })).toBe(false);
+    expect(isMissed({ unreachable: false, verdict: "unknown", over_alone: null })).toBeNull();
+  });
+
+  test("no window is held for a program that ended while it warmed up", () => {
+    const { controller } = serve(0.5, program, 7);
+    for (let tick = 0; tick < 300; tick++) expect(step(controller, "", "1").hold).toBe(false);
+  });
 });
 
 test("few requests: what cannot be known in time is not tried for ever", () => {
@@ -154,7 +184,7 @@ describe("long requests are compared with those that were alone from their begin
 test("a loop that is always late holds nobody for ever, and tries nothing for ever", () => {
   const controller = new Controller({ p99_over_alone: 1.05 });
   let action: Action = { settings: undefined, hold: false };
-  const step = (elapsed_s: number): void => {
+  const tickAfter = (elapsed_s: number): void => {
     action = controller.step({
       elapsed_s,
       requests: histogramOf([3, 3.1, 3.2, 3.3, 3.4, 3.5]),
@@ -165,15 +195,15 @@ test("a loop that is always late holds nobody for ever, and tries nothing for ev
     });
   };
   const late = (isUnderWay: () => boolean): number =>
-    Array.from({ length: 400 }, () => step(0.25)).filter(isUnderWay).length;
-  for (let tick = 0; tick < 3000 && !(action.hold && controller.t_s > 30); tick++) step(TICK_S);
+    Array.from({ length: 400 }, () => tickAfter(0.25)).filter(isUnderWay).length;
+  for (let tick = 0; tick < 3000 && !(action.hold && controller.t_s > 30); tick++) tickAfter(TICK_S);
   expect(action.hold).toBe(true);
   expect(late(() => action.hold)).toBeLessThan(40);
   const rung = (): number => controller.summary().rung;
   let before = rung();
   for (let tick = 0; tick < 3000 && !(rung() > before && !action.hold); tick++) {
     before = rung();
-    step(TICK_S);
+    tickAfter(TICK_S);
   }
   const tried = rung();
   expect(tried).toBeGreaterThan(before);

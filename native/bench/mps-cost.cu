@@ -16,6 +16,8 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <vector>
@@ -59,6 +61,7 @@ static double now_us()
 
 static void companion(int stopped, Shared *shared)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     float *p;
     int least, greatest;
     CUdeviceptr at;
@@ -97,8 +100,9 @@ static void show(const char *what, std::vector<double> &took)
 int main(int argc, char **argv)
 {
     const char *beside = argc > 1 ? argv[1] : "none";
-    int stopped = !strcmp(beside, "stopped") ? argc > 2 ? atoi(argv[2]) : 1 : 0;
-    if ((strcmp(beside, "none") && strcmp(beside, "idle") && strcmp(beside, "stopped")) || stopped < 0 || stopped > 64) {
+    bool stops = !strcmp(beside, "stopped");
+    int stopped = stops ? argc > 2 ? atoi(argv[2]) : 1 : 0;
+    if ((strcmp(beside, "none") && strcmp(beside, "idle") && !stops) || stopped < stops || stopped > 64) {
         fprintf(stderr, "mps-cost: expected none, idle, or stopped and 1 to 64 streams\n");
         return 2;
     }
@@ -110,6 +114,8 @@ int main(int argc, char **argv)
             companion(stopped, shared);
         while (!shared->ready && waitpid(child, 0, WNOHANG) == 0)
             usleep(1000);
+        if (!shared->ready) /* it has said why */
+            return 1;
     }
     float *p;
     int least, greatest;
