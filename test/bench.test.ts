@@ -10,6 +10,8 @@ import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive } from "../src/bench-matrix.ts";
+import { page as htmlOf } from "../src/bench-page.ts";
+import { documentOf, markdown } from "../src/bench-report.ts";
 import {
   type Copies,
   type Measurement,
@@ -50,6 +52,40 @@ function waits(waited_ms: number): Wait[] {
 /** What MPS itself is said to cost at p50, by how the programs were started. */
 function costOf(...measurements: Measurement[]): [string, number | null][] {
   return rowsOf(measurements, new Map()).map(({ method, mps_cost }) => [method, mps_cost?.p50 ?? null]);
+}
+
+/** As Markdown and as a page. */
+function shown(...measurements: Measurement[]): string[] {
+  const document = documentOf({
+    started: "2026-01-01T00:00:00.000Z",
+    device: { index: 0, name: "GPU", uuid: "GPU-1", simulated: false, sms: 1, memory_bytes: 1, exclusive: false },
+    driver: null,
+    versions: {},
+    host: { processor: "p", processors: 1, kernel: "k" },
+    options: {
+      rounds: 1,
+      duration_s: 1,
+      lead_s: 1,
+      window_s: 1,
+      copies: 1,
+      rate_per_s: 1,
+      arrivals: "poisson",
+      seed: 1,
+      live: true,
+      solo: false,
+    },
+    policies: {},
+    pairs: [{ name: "p", high: "a", best: ["b"] }],
+    runs: 1,
+    done: 1,
+    gpu_times: [],
+    measurements,
+    solo: [],
+    loops: [],
+    failures: [],
+    notes: [],
+  });
+  return [markdown(document), htmlOf(document)];
 }
 
 function one(way: string, round: number, latency_ms: number | undefined, steps?: number): Measurement {
@@ -246,6 +282,11 @@ describe("statistics", () => {
     expect(costOf(one("alone", 0, 2), under(0, 3)).at(-1)).toEqual(["live, MPS", null]);
     expect(costOf({ ...live(0, 2), pair: "q" }, under(0, 3)).at(-1)).toEqual(["live, MPS", null]);
     expect(costOf(under(0, 3))).toEqual([["live, MPS", null]]);
+    for (const text of shown(live(0, 2), under(0, 3))) {
+      expect(text).toMatch(/3(\.00 ms)? \(x1\.50\)/);
+      expect(text).toContain("that is what MPS costs");
+    }
+    for (const text of shown(live(0, 2))) expect(text).not.toMatch(/x1\.|MPS costs/);
   });
 
   test("what requests are delayed by is told from their own waits, where those are known", () => {
