@@ -81,7 +81,8 @@ static bool lock_creation(void)
 }
 
 /* Waiting for best-effort clients: their agents look ten times a second. */
-enum { ANSWER_MS = 1000, PAUSE_MS = 1000 };
+enum { PAUSE_MS = 1000 };
+_Atomic uint32_t rg_guard_answer_ms = 1000;
 
 /* Whether this client's pools may keep memory of the device, whose index in the segment is known only once it was launched on. */
 static bool may_give(int slot, int index)
@@ -114,7 +115,7 @@ static void ask_others(rg_relief *relief, int device)
     if (!asked)
         return;
     uint32_t question = atomic_fetch_add(&rg.segment->header.trim, 1) + 1;
-    uint64_t until = rg_now_ns() + ANSWER_MS * 1000000ull;
+    uint64_t until = rg_now_ns() + atomic_load(&rg_guard_answer_ms) * 1000000ull;
     for (bool all = false; !all && rg_now_ns() < until; rg_guard_nap()) {
         all = true;
         for (int i = 0; i < RG_MAX_CLIENTS; i++) {

@@ -168,6 +168,9 @@ int rg_belongs_to(uintptr_t memory, CUcontext context, int device);
 int rg_guard_choose_device(void);
 CUcontext rg_guard_bind_device(int device);
 
+/* For how long best-effort clients are waited for to give back what their memory pools keep. */
+extern _Atomic uint32_t rg_guard_answer_ms;
+
 /* rg_guard_create: makes a handle in the current context, one thread at a time, as `call` needs it. */
 cublasStatus_t rg_guard_create(cublasHandle_t *out, enum rg_blas call, CUcontext current);
 

@@ -16,6 +16,7 @@ static const char *segment_path;
 static CUcontext context;
 static CUfunction spin; /* a kernel whose blocks each take the time that it is given */
 enum { OTHER = 40 };    /* slot of a client that is not there, but that the others take to be alive */
+#define NEVER_QUIET_US 4000000000u /* agent_ends_periods */
 
 #define DRIVER_FUNCTIONS(X) \
     X(cuDeviceGetName, (char *, int, CUdevice)) \
@@ -118,6 +119,17 @@ static inline void launch_blocks(CUfunction f, CUstream s, unsigned blocks, uint
     uint64_t n = 1;
     void *params[] = {&n, &block_ns};
     CHECK_EQUAL(cuLaunchKernel(f, blocks, 1, 1, 32, 1, 1, 0, s, params, NULL), CUDA_SUCCESS);
+}
+
+/*
+ * Whether the agent asks the GPU soon after a high client's last launch if it is idle, or never. Never where a case is not about the agent:
+ * then no busy period ends because a thread has lost its processor between two calls. As it returns the agent goes by what was said last.
+ */
+static inline void agent_ends_periods(bool soon)
+{
+    seg->settings.quiet_us = soon ? 250 : NEVER_QUIET_US;
+    uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
+    WAIT_FOR(soon || atomic_load(&rg.slot->heartbeat_ns) != beat);
 }
 
 /* Removes the files of this process. */

@@ -14,11 +14,12 @@ static uint32_t policy = RG_POLICY_PRIORITY;
 static const char ptx[] = PTX_HEADER PTX_KERNEL("rigel_spin") ".visible .entry ncclDevKernel_AllReduce(.param .u64 n)\n{ ret; }\n";
 static CUfunction nccl;
 
-/* Becomes a client of the given class with a fresh segment and a context. */
+/* Becomes a client of the given class with a fresh segment and a context. Its agent ends no busy period (agent_ends_periods). */
 static inline void become(const char *class)
 {
     prepare_waiting_client("gate", class);
     seg->settings.policy = policy;
+    seg->settings.quiet_us = NEVER_QUIET_US;
     attach_client();
     CUmodule module = load_kernels(ptx);
     CHECK_EQUAL(cu.cuModuleGetFunction(&nccl, module, "ncclDevKernel_AllReduce"), CUDA_SUCCESS);
@@ -53,8 +54,7 @@ static inline CUcontext current(void)
 static inline void become_high_without_agent(void)
 {
     become("high");
-    rg_agent_stop();
-    seg->settings.quiet_us = 4000000000u; /* should it not have ended yet */
+    rg_agent_stop(); /* or it ends nothing, should it not have ended yet */
 }
 
 #endif

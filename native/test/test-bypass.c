@@ -137,7 +137,8 @@ static void the_client_lives_on(void)
     rigel_bypass_end();
     launch(spin, NULL, 1000);
     CHECK_EQUAL(busy_word(), 1);
-    WAIT_FOR(busy_word() == 0); /* the agent finds out */
+    agent_ends_periods(true);
+    WAIT_FOR(busy_word() == 0);
     done();
 }
 
@@ -191,12 +192,17 @@ static void what_is_unfinished_at_the_end_holds_nobody_back(void)
     goes_through();
     uint64_t requests = rg.slot->requests;
     CHECK_EQUAL(rigel_bypass_begin(), 0);
-    launch(spin, NULL, 300000000);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(spin, NULL, 1000);
     rigel_bypass_end();
     CHECK_EQUAL(busy_word(), 0);
+    agent_ends_periods(true);
     uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
     WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != beat);
     CHECK_EQUAL(busy_word(), 0);
+    agent_ends_periods(false);
+    CHECK_EQUAL(busy_word(), 0);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
     OK(cuCtxSynchronize());
     CHECK_EQUAL(rg.slot->requests, requests);
     goes_through();
@@ -324,6 +330,7 @@ static void *launch_on(void *of)
 static void switched_under_load(void)
 {
     become("high");
+    agent_ends_periods(true);
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, launch_on, i ? stream() : NULL), 0);
@@ -339,6 +346,7 @@ static void switched_under_load(void)
     WAIT_FOR(busy_word() == 0 && atomic_load(&seg->devices[0].high_launching) == 0);
     CHECK_EQUAL(rg_account_used(seg, rg.account), 0);
     CHECK_EQUAL(rg_memory_tracked(), 0);
+    agent_ends_periods(false);
     goes_through();
     done();
 }
@@ -485,6 +493,7 @@ static void captures_cross_the_switch(void)
         OK(cuGraphExecDestroy(exec));
     }
     WAIT_FOR(busy_word() == 0);
+    agent_ends_periods(false);
     goes_through();
     done();
 }

@@ -6,7 +6,7 @@
  * inside a call when is decided by the stand-in's hook, never by time.
  */
 #include "client-testing.h"
-#include "guard.h"
+#include "guard-inside.h"
 #include "sim/cublas.h"
 
 #include <pthread.h>
@@ -1126,6 +1126,7 @@ static void pools_of_best_effort_clients_make_room(void)
     rg_client *other = &seg->clients[1];
     WAIT_FOR(other->pool_kept_bytes == 1 << 30);
     fill_memory(32 << 20);
+    atomic_store(&rg_guard_answer_ms, 60000); /* not on a busy machine either */
     cublasHandle_t h = handle();
     CHECK_EQUAL(me()->guard_create_retried, 1);
     CHECK_EQUAL(me()->guard_create_failed, 0);
@@ -1213,14 +1214,16 @@ static void fail_to_make_handles(int unused)
 static void a_failure_is_explained(void)
 {
     char text[4096];
+    uint64_t begun_ns = rg_now_ns();
     CHECK_EQUAL(said_by(fail_to_make_handles, 0, text, sizeof text), 0);
+    uint64_t took_ns = rg_now_ns() - begun_ns;
     char *line = strstr(text, "rigel: cublasCreate failed with status 3 (out of memory) on device 0: 32 of 24576 MiB free; in use by "
                               "clients, of it about 64 MiB for each handle: this process 0 MiB (handles: 1), train 300 MiB "
                               "(handles: 5); not tried again, as no memory pool, here or in a best-effort client, keeps anything "
                               "that could be given back; last failing driver call: cuMemcpyHtoD_v2 returned 1; free memory there");
     if (!line)
         fprintf(stderr, "said: %s\n", text);
-    CHECK(line && !strstr(line + 1, "rigel: ")); /* once in ten seconds */
+    CHECK(line && (!strstr(line + 1, "rigel: ") || took_ns >= 10000000000)); /* once in ten seconds */
 }
 
 static void fail_beside_many_clients(int unused)

@@ -101,11 +101,12 @@ static void run(job *j)
 static void each_client_has_its_own_counts(void)
 {
     become("best-effort");
-    seg->settings.quiet_us = 250;
     launch(NULL, 1000);
     job a = {.name = "a", .launches = 3, .block_ns = 1000}, b = {.name = "b", .class = "high", .launches = 5, .block_ns = 1000};
     run(&a); /* all three use the NULL stream */
     run(&b);
+    CHECK_EQUAL(slot_of("b")->requests, 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* else the next would wait for b's */
     launch(NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK_EQUAL(rg_launches(rg.slot), 2);
@@ -455,11 +456,11 @@ static void idle_beside_a_thread_that_never_rests(void)
 {
     become("best-effort");
     seg->settings.corun = 4; /* it need not wait */
-    seg->settings.quiet_us = 250;
     CHECK_EQUAL(rigel_client_enter("fast", "high"), 0);
     CUstream s = stream();
     launch(s, 1000);
     rigel_client_leave();
+    agent_ends_periods(true);
     CHECK_EQUAL(rigel_client_enter("slow", NULL), 0);
     CUstream t = stream();
     for (int i = 0; atomic_load(&slot_of("fast")->agent_idle) == 0; i++) {

@@ -11,6 +11,7 @@ static rg_account *account;
 static void prepare(const char *class)
 {
     prepare_waiting_client("steer", class);
+    seg->settings.quiet_us = NEVER_QUIET_US;
 }
 
 static void attach(void)
@@ -97,18 +98,20 @@ static void join(pthread_t thread)
 static void to_high_and_back(void)
 {
     become("best-effort");
+    agent_ends_periods(true);
     atomic_store(&account->wanted_class, RG_CLASS_HIGH);
     WAIT_FOR(mode() == RG_MODE_HIGH);
     CHECK_EQUAL(rg.slot->class, RG_CLASS_HIGH);
     /* What was launched before is found to be done by the agent. */
-    WAIT_FOR(!own_busy());
+    WAIT_FOR(atomic_load(&rg.slot->agent_idle) == 1);
+    CHECK(!own_busy());
+    agent_ends_periods(false);
     uint64_t requests = rg.slot->requests;
     launch(NULL, 1000);
     CHECK(own_busy());
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK(!own_busy());
-    /* Two where the agent looked before the launch had reached the driver. */
-    CHECK(rg.slot->requests == requests + 1 || rg.slot->requests == requests + 2);
+    CHECK_EQUAL(rg.slot->requests, requests + 1);
     /* A high client waits for nobody. */
     other_launches(true);
     launch(NULL, 1000);
@@ -133,8 +136,10 @@ static void a_busy_period_without_work_ends(void)
     become("high");
     launch(NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    WAIT_FOR(!own_busy());
+    CHECK(!own_busy());
     rg_busy_begin(RG_PROCESS, 0);
+    CHECK(own_busy());
+    agent_ends_periods(true);
     WAIT_FOR(!own_busy());
     done();
 }
@@ -190,10 +195,15 @@ static void a_graph_of_nccl_stays_one(void)
 static void unfinished_work_counts_for_a_client_that_becomes_high(void)
 {
     become("best-effort");
-    launch(NULL, 700000000);
+    agent_ends_periods(true);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(NULL, 1000);
     atomic_store(&account->wanted_class, RG_CLASS_HIGH);
     WAIT_FOR(mode() == RG_MODE_HIGH);
     WAIT_FOR(own_busy());
+    usleep(20000); /* time for the agent to do wrong in */
+    CHECK(own_busy());
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     WAIT_FOR(!own_busy());
     done();
@@ -459,6 +469,7 @@ static void policy_changes(void)
     launch(NULL, 1000);
     CHECK(own_busy());
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    agent_ends_periods(true);
     atomic_store(&account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(mode() == (RG_MODE_FAIR | RG_MODE_PAUSED));
     WAIT_FOR(!own_busy());
@@ -495,6 +506,7 @@ static void *launch_on(void *unused)
 static void changes_under_load(void)
 {
     become_preemptible();
+    agent_ends_periods(true);
     seg->settings.starvation_us = 5000;
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
