@@ -264,7 +264,7 @@ export type GpuTimes = ReadonlyMap<string, number>;
 /** The rows of all that was measured, in the order in which pairs and ways first appear. */
 export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): Row[] {
   const groups = Map.groupBy(measurements, ({ pair, method, way }) => JSON.stringify([pair, method, way]));
-  return [...groups.values()].flatMap((group) => {
+  const rows = [...groups.values()].flatMap((group): Row[] => {
     const [first] = group;
     if (!first) return [];
     const { pair, way, method } = first;
@@ -305,25 +305,23 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         share,
         ceiling,
         harvest: share && ceiling ? share.median / ceiling : null,
-        mps_cost: way === ALONE && method === LIVE_MPS ? mpsCost(measurements, pair) : null,
+        mps_cost: null,
       },
     ];
   });
+  return withMpsCost(rows);
 }
 
-/** From the medians of the rounds. */
-function mpsCost(measurements: readonly Measurement[], pair: string): Row["mps_cost"] {
-  const alone = measurements.filter((one) => one.pair === pair && one.way === ALONE && one.requests.length > 0);
-  const under = alone.filter(({ method }) => method === LIVE_MPS);
-  const without = alone.filter(({ method }) => method === LIVE);
-  const over = (key: "p50_ms" | "p95_ms" | "p99_ms"): number => medianOf(under, key) / medianOf(without, key);
-  const cost = { p50: over("p50_ms"), p95: over("p95_ms"), p99: over("p99_ms") };
-  return Number.isFinite(cost.p50 + cost.p95 + cost.p99) ? cost : null;
-}
-
-function medianOf(of: readonly Measurement[], key: "p50_ms" | "p95_ms" | "p99_ms"): number {
-  const rounds = [...new Set(of.map(({ round }) => round))];
-  return spread(rounds.map((round) => roundOf(of, round).latency?.[key] ?? Number.NaN))?.median ?? Number.NaN;
+/** The rows with what MPS costs, from the medians of the rounds. */
+function withMpsCost(rows: readonly Row[]): Row[] {
+  return rows.map((under) => {
+    if (under.way !== ALONE || under.method !== LIVE_MPS) return under;
+    const without = rows.find(({ pair, way, method }) => pair === under.pair && way === ALONE && method === LIVE);
+    const over = (key: "p50_ms" | "p95_ms" | "p99_ms"): number =>
+      (under[key]?.median ?? Number.NaN) / (without?.[key]?.median ?? Number.NaN);
+    const cost = { p50: over("p50_ms"), p95: over("p95_ms"), p99: over("p99_ms") };
+    return { ...under, mps_cost: Object.values(cost).every(Number.isFinite) ? cost : null };
+  });
 }
 
 function delayedOf(group: readonly Measurement[], alone: readonly Measurement[]): Row["delayed"] {

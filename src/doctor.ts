@@ -1,8 +1,8 @@
 /**
  * doctor.ts: `rigel doctor`: looks at the machine, has doctor-checks.ts judge what was found, and makes a short launch as the proof.
  *
- * Reads, tries folders by one in them that is gone at once, and starts nothing but programs of Rigel's own. A launch in which a client fails soon or did not attach adds what is not
- * well (`diagnose`) to its report, without the trial.
+ * Reads, tries folders by one in them that is gone at once, and starts nothing but programs of Rigel's own. A launch in which a client
+ * fails soon or did not attach adds what is not well (`diagnose`) to its report, without the trial.
  */
 
 import {

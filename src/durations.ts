@@ -188,7 +188,8 @@ export class Durations {
     const high = new Set(slots.filter((slot) => slot.class === "high" && slot.launched).map(({ name }) => name));
     if (high.size > 1) return;
     for (const { name, class: kind, program, argv, device } of clients) {
-      const file = kind === "high" ? this.#files.get(device.name) : undefined;
+      const file = this.#files.get(device.name);
+      if (kind !== "high" || !file) continue;
       const all = slots.flatMap((slot) => (slot.name === name ? segment.waits(slot, 0n).latest : []));
       // A program's first requests are of another kind than its later ones.
       const waits = all.slice(all.length >> 1);
@@ -201,7 +202,7 @@ export class Durations {
         requests: waits.length,
         used,
       });
-      if (!file || !row.success) continue;
+      if (!row.success) continue;
       file.requests.set(program, row.data);
       this.#changed = true;
     }
