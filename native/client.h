@@ -642,6 +642,13 @@ bool rg_stops_there(uint32_t device);
 /* rg_stops_set: whether the streams stop. False: there are no stops to stop at. `tell`: the simulated GPU too, which takes its lock. */
 bool rg_stops_set(uint32_t device, bool stopped, bool tell);
 
+/* rg_stops_arm: whether high clients may stop them by themselves (rg_stop_best_effort), where they can. Once not, they have not. */
+void rg_stops_arm(uint32_t device, bool armed);
+
+/* rg_stops_taken: they stop at present, whoever has said so. rg_stops_long: this process has launched what no stop ends soon, lately. */
+bool rg_stops_taken(uint32_t device);
+bool rg_stops_long(uint32_t device);
+
 /*
  * rg_stop_before: of a launch (kernel or graph) in a client whose streams stop: puts a stop in front of it if it is time for one. Returns the
  * sample to be ended after the launch, as rg_sample_ungated, or -1: how long kernels take has to be known here.
@@ -719,8 +726,8 @@ void rg_memory_beat(void);
 /* ---- the state of the client ---- */
 
 /* A best-effort client from which the GPU is taken away (preempt.c): its launches need not wait. While it is new, some are timed. Stoppable:
- * by stops in its streams (stop.c), not by its channels. */
-enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW, RG_STOPPABLE };
+ * there are stops in its streams (stop.c); sliced: and its channels are its own, too. */
+enum rg_preemptible { RG_NOT_PREEMPTIBLE = 0, RG_PREEMPTIBLE, RG_PREEMPTIBLE_NEW, RG_STOPPABLE_SLICED, RG_STOPPABLE };
 
 typedef struct {
     /* What a launch reads, one cache line. */
@@ -883,7 +890,7 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
     uint32_t preemptible = atomic_load_explicit(&rg.preemptible[rg_track_device(t)], memory_order_relaxed);
     if (preemptible) {
         if (RG_UNLIKELY(preemptible >= RG_PREEMPTIBLE_NEW) && kind <= RG_GRAPH &&
-            (work.sample = preemptible == RG_STOPPABLE ? rg_stop_before(t, kind, units, dims)
+            (work.sample = preemptible >= RG_STOPPABLE_SLICED ? rg_stop_before(t, kind, units, dims)
                                                        : rg_sample_ungated(t, kind, units, dims)) >= 0) {
             work.track = t;
             work.weight = 0;

@@ -2,15 +2,17 @@
  * preempt.c: keeps best-effort clients off the GPU while a high client has work, by their channels (channel.c).
  *
  * Where it works (`rg.preemptible`), it takes the gate's place: best-effort launches go out at once, however long their kernels
- * and graphs are, and wait on the GPU instead of in the program. Two means:
+ * and graphs are, and wait on the GPU instead of in the program. Three means:
  *   - time slices: long for a high client, short for a best-effort one, so that the GPU itself switches to a high client within
  *     a slice (and not back while it has work queued) from its first kernel on;
  *   - suspension: one thread per process with best-effort clients, and device, sleeps until a high client becomes busy, disables the
  *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
  *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
- *     request, each of which would cost the request a switch and back.
- * Where the driver lets it control none of its channels (MPS) there are no slices, and in place of suspension its streams stop between two
- * kernels (stop.c): at once, and until the high clients are idle, as nothing else keeps best-effort work behind what they have queued.
+ *     request, each of which would cost the request a switch and back;
+ *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle. Suspension is for what no stop
+ *     ends soon: long kernels and graphs, while a request is launched or slices are long.
+ * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
+ * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice.
  *
@@ -35,8 +37,8 @@ enum { LINGER_NS = 1000000 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
-    _Atomic bool stops; /* by stops, not by channels */
-    bool stopped;       /* suspended that way */
+    _Atomic bool stops;        /* its streams have them */
+    bool stopped, channels_off; /* suspended that way, and by its channels */
     pthread_t thread;
     uint32_t device;
     CUdevice ordinal;
@@ -84,6 +86,26 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
         return true;
     uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
     return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
+}
+
+/* Whether high clients may stop this process's streams by themselves: not where it gives the GPU to nobody, or has its due. */
+static void arm(const preemptor *p)
+{
+    rg_stops_arm(p->device, atomic_load(&p->stops) && atomic_load(&rg.preemptible[p->device]) >= RG_STOPPABLE_SLICED && may_stand_aside() &&
+                                !p->giving_back);
+    if (atomic_load(&stopping)) /* since it was asked */
+        rg_stops_arm(p->device, false);
+}
+
+/* A high client has stopped them; it is busy still, and may do that, or they go on. */
+static bool was_stopped(const preemptor *p, bool act)
+{
+    if (atomic_load(&p->suspended) || !rg_stops_taken(p->device))
+        return false;
+    if (act && atomic_load(&rg.segment->settings.suspend) && atomic_load(&rg.segment->devices[p->device].high_busy))
+        return true;
+    rg_stops_set(p->device, false, true);
+    return false;
 }
 
 static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
@@ -151,23 +173,33 @@ static void fail(preemptor *p)
     say(p->device, RG_PREEMPTION_OFF);
 }
 
+/* Where its streams stop: that is not enough. Between its launches a request leaves the GPU to what runs; slices end that as it waits. */
+static bool suspends_too(const preemptor *p)
+{
+    uint64_t again_ns;
+    return rg_stops_long(p->device) && (to_stand_aside(&rg.segment->devices[p->device], &again_ns) ||
+                                        atomic_load(&rg.segment->settings.slice_us) > RG_POLICY_SHORT_SLICE_US);
+}
+
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
 static bool suspend(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_FOREIGN : refresh(p);
+    enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
-    p->stopped = found == RG_CHANNELS_FOREIGN && atomic_load(&p->stops) && !atomic_load(&stopping) && rg_stops_set(p->device, true, true);
-    if (p->stopped) {
-        ok = off = true;
-    } else if (found == RG_CHANNELS_FOUND) {
+    p->stopped = found != RG_CHANNELS_NONE && atomic_load(&p->stops) && rg_stops_set(p->device, true, true);
+    p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
+    if (p->channels_off) {
         p->held = p->channels;
         ok = off = rg_channels_suspend(&p->held) == 0;
         if (!ok) {
             off = rg_channels_resume(&p->held) != 0; /* some of them may be off, and then counts as suspended until they are not */
             found = refresh(p);                      /* they may have gone just now */
+            p->channels_off = off;
         }
     }
+    if (p->stopped)
+        ok = off = true;
     if (off)
         p->op = rg_wait_op(RG_OP_suspended, p->device);
     atomic_store(&p->suspended, off);
@@ -179,6 +211,15 @@ static bool suspend(preemptor *p)
     return ok;
 }
 
+/* Its channels alone: whether they are on again. */
+static bool enable(preemptor *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->channels_off = rg_channels_resume(&p->held) != 0;
+    pthread_mutex_unlock(&p->lock);
+    return !p->channels_off;
+}
+
 /*
  * Enables what was disabled, whatever the process has made or freed meanwhile: those channels as they were known then, and those
  * there are now. If the driver refuses, the client counts as suspended still, and preempt_main tries again.
@@ -187,7 +228,9 @@ static void resume(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
     if (atomic_load(&p->suspended)) {
-        int refused = p->stopped ? !rg_stops_set(p->device, false, true) : rg_channels_resume(&p->held);
+        if (p->stopped)
+            rg_stops_set(p->device, false, true);
+        int refused = p->channels_off ? rg_channels_resume(&p->held) : 0;
         if (refused && refresh(p) == RG_CHANNELS_FOUND)
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
@@ -233,13 +276,14 @@ static void give_back(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
-    bool beside = atomic_load(&p->stops); /* where there are no slices */
+    bool beside = p->found != RG_CHANNELS_FOUND; /* where there are no slices */
     uint64_t high_ns = beside ? 0 : (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
     uint32_t ppm = atomic_load(&s->min_share_ppm);
     uint64_t due_ns = beside ? rg_policy_due_beside(starvation_ns, ppm) : rg_policy_due(starvation_ns, high_ns, ppm);
     pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
+    rg_stops_arm(p->device, false);
     if (p->found == RG_CHANNELS_FOUND)
         slice(p, due_ns / 1000 > RG_POLICY_LEAST_SLICE_US ? due_ns / 1000 : RG_POLICY_LEAST_SLICE_US);
     pthread_mutex_unlock(&p->lock);
@@ -254,6 +298,7 @@ static void give_back(preemptor *p)
     }
     pthread_mutex_lock(&p->lock);
     p->giving_back = false;
+    arm(p);
     if (p->found == RG_CHANNELS_FOUND && usual)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
@@ -298,7 +343,8 @@ static bool linger(preemptor *p, uint64_t deadline)
 
 /*
  * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
- * off it `since`. Of a request that waits several times it is known only for how long in all. Where streams stop there is no slice.
+ * off it `since`. Of a request that waits several times it is known only for how long in all. Streams that stop are back at once, so they stop
+ * for as long as it has work.
  */
 static bool outlasts(const preemptor *p, uint64_t since)
 {
@@ -307,7 +353,7 @@ static bool outlasts(const preemptor *p, uint64_t since)
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
-    if (atomic_load(&p->stops))
+    if (atomic_load(&p->stops) && !p->channels_off)
         return busy;
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
@@ -361,11 +407,13 @@ static void stand_aside(preemptor *p)
         if (!to_stand_aside(dev, &again_ns)) {
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
                 atomic_fetch_add(&dev->waiters, 1);
-                if (atomic_load(&dev->high_busy))
+                if (atomic_load(&dev->high_busy) && may_stand_aside())
                     wait_on(&dev->wake, seen, left_ns);
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
+            if (p->stopped && p->channels_off && enable(p))
+                continue; /* its streams stop still */
             if (!bursts(p))
                 break;
             bool more = linger(p, rg_now_ns() + left_ns);
@@ -450,17 +498,18 @@ static void *preempt_main(void *argument)
             continue;
         }
         resume(p); /* of which nothing is left to do, unless the driver refused it */
+        bool stopped = was_stopped(p, act);
         if (!act) {
             wait_on(&dev->busy_wake, seen, WAIT_NS);
             continue;
         }
-        if (cuts_short(p)) { /* it had launched all before this thread was awake */
+        if (stopped || cuts_short(p)) { /* it had launched all before this thread was awake */
             stand_aside(p);
             continue;
         }
         /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
-        if (!to_stand_aside(dev, &again_ns))
+        if (!to_stand_aside(dev, &again_ns) && !rg_stops_taken(p->device))
             wait_on(&dev->busy_wake, seen, left_ns);
         atomic_fetch_sub(&dev->busy_waiters, 1);
     }
@@ -576,13 +625,14 @@ void rg_preempt_beat(void)
             ok = true;
         else if (on || p->slice_us)
             ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
-        enum rg_stops stops = on && p->found == RG_CHANNELS_FOREIGN && class == RG_CLASS_BEST_EFFORT ? rg_stops_ready(d) : RG_STOPS_NONE;
-        atomic_store(&p->stops, stops == RG_STOPS_READY);
-        ok |= stops == RG_STOPS_READY;
-        /* Enabling what is enabled: shows that this driver would let it be disabled. */
-        if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started) && stops == RG_STOPS_NONE)
-            ok = rg_channels_resume(&p->channels) == 0;
         bool none = p->found != RG_CHANNELS_FOUND; /* nobody has refused anything */
+        bool may_stop = on && class == RG_CLASS_BEST_EFFORT && (ok || p->found == RG_CHANNELS_FOREIGN);
+        bool stops = may_stop && rg_stops_ready(d) == RG_STOPS_READY;
+        atomic_store(&p->stops, stops);
+        ok |= stops;
+        /* Enabling what is enabled: shows that this driver would let it be disabled. */
+        if (ok && on && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started) && !none)
+            ok = rg_channels_resume(&p->channels) == 0;
         pthread_mutex_unlock(&p->lock);
         ok = ok && on;
         if (ok && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
@@ -591,15 +641,18 @@ void rg_preempt_beat(void)
         if (p->refusals > REFUSALS)
             fail(p);
         ok = ok && !atomic_load(&p->failed);
-        say(d, !ok ? RG_PREEMPTION_OFF : stops == RG_STOPS_READY ? RG_PREEMPTION_STOPS : RG_PREEMPTION_ON);
+        say(d, !ok ? RG_PREEMPTION_OFF : none ? RG_PREEMPTION_STOPS : RG_PREEMPTION_ON);
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
-        preemptible = stops == RG_STOPS_READY ? RG_STOPPABLE : preemptible;
+        preemptible = !stops ? preemptible : none ? RG_STOPPABLE : RG_STOPPABLE_SLICED;
         uint32_t now = ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE;
         if (atomic_exchange(&rg.preemptible[d], now) == RG_NOT_PREEMPTIBLE && now != RG_NOT_PREEMPTIBLE)
             wake(&rg.segment->devices[d].busy_wake); /* its thread sleeps as one that has nothing to do, through requests and holds */
         /* It may have become high meanwhile, and have said so before (rg_preempt_wake), or have lost the context with its stops. */
-        if (rg_member_class() == RG_CLASS_HIGH || (stops == RG_STOPS_READY && !rg_stops_there(d)))
+        if (rg_member_class() == RG_CLASS_HIGH || (stops && !rg_stops_there(d)))
             atomic_store(&rg.preemptible[d], 0);
+        pthread_mutex_lock(&p->lock); /* not while it has its due */
+        arm(p);
+        pthread_mutex_unlock(&p->lock);
     }
     for (int i = 0; i < RG_MAX_CLIENTS; i++)
         beat_launches[i] = rg_progress(&rg.segment->clients[i]);
@@ -613,6 +666,8 @@ void rg_preempt_wake(void)
             atomic_store(&rg.preemptible[d], 0);
         if (!(atomic_load(&rg.slot->devices) >> d & 1))
             continue;
+        if (rg_member_class() == RG_CLASS_HIGH)
+            rg_stops_arm(d, false);
         wake(&dev->wake);
         wake(&dev->busy_wake);
     }
@@ -640,11 +695,13 @@ void rg_preempt_stop(void)
         wake(&dev->busy_wake);
         /* Bounded, and then the channels are enabled from here: a process must never end with its work held back. Not so on the
          * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
-        if (rg_join(p->thread) || !atomic_load(&p->suspended))
+        bool joined = rg_join(p->thread);
+        rg_stops_arm(d, false);
+        if (joined || !atomic_load(&p->suspended))
             continue;
         if (p->stopped)
             rg_stops_set(d, false, false);
-        else if (!p->held.simulated)
+        if (p->channels_off && !p->held.simulated)
             rg_channels_resume(&p->held);
     }
 }

@@ -490,6 +490,36 @@ void rg_device_launching(rg_device *dev, int slot, bool on)
     syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
+static _Atomic uint32_t *stop_word(rg_segment *seg, uint32_t device, int slot)
+{
+    return (_Atomic uint32_t *)(void *)&seg->stops[device].word[slot];
+}
+
+void rg_stop_best_effort(rg_segment *seg, uint32_t device)
+{
+    const rg_settings *s = &seg->settings;
+    uint64_t armed = atomic_load_explicit(&seg->stops[device].armed, memory_order_relaxed);
+    if (!armed || !atomic_load_explicit(&s->suspend, memory_order_relaxed) || atomic_load_explicit(&s->defer_us, memory_order_relaxed) ||
+        atomic_load_explicit(&s->defer_ppm, memory_order_relaxed) || atomic_load_explicit(&s->need_us, memory_order_relaxed))
+        return;
+    for (; armed; armed &= armed - 1) {
+        uint32_t expected = RG_STOP_ARMED;
+        atomic_compare_exchange_strong(stop_word(seg, device, __builtin_ctzll(armed)), &expected, RG_STOP_STOPPED);
+    }
+}
+
+void rg_stop_arm(rg_segment *seg, uint32_t device, int slot, bool armed)
+{
+    uint32_t expected = RG_STOP_FREE;
+    if (armed) {
+        atomic_fetch_or(&seg->stops[device].armed, 1ull << slot);
+        atomic_compare_exchange_strong(stop_word(seg, device, slot), &expected, RG_STOP_ARMED);
+    } else {
+        atomic_fetch_and(&seg->stops[device].armed, ~(1ull << slot));
+        atomic_store(stop_word(seg, device, slot), RG_STOP_FREE);
+    }
+}
+
 void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)
 {
     uint64_t spell = atomic_load(&dev->spell_ns), idle = atomic_load(&dev->idle_ns); /* which may be later than `now_ns` */
@@ -594,8 +624,10 @@ int rg_segment_reap(rg_segment *seg)
             continue;
         }
         rg_segment_clear_busy(seg, i);
-        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+        for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
             rg_share_settle(seg, d, i, UINT64_MAX);
+            rg_stop_arm(seg, d, i, false);
+        }
         reaped++;
     }
     return reaped;

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 16,
+    RG_SEGMENT_VERSION = 17,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -100,8 +100,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, need_us, 1)       /* [control] likewise: once the rest of its launches takes no longer than this, at its pace so far */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work (rg_preempt_beat has more) */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
-    F(u32, stop_us, 1)       /* [control] where its channels are not its own (MPS): after so much work a best-effort stream stops if \
-                                high clients have some (stop.c); 0: its launches are held at the gate */ \
+    F(u32, stop_us, 1)       /* [control] after so much work a best-effort stream stops if high clients have some (stop.c); 0: there are no \
+                                stops: its channels alone keep it off, and where they are not its own (MPS) its launches are held */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
@@ -320,6 +320,16 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, at_tick, 1)   /* [client] when the last one began, or the communicator was made */ \
     F(u32, operation, 1) /* [client] the last one; 0: none yet */
 
+/*
+ * Where best-effort streams stop (stop.c): a page for each device, which the GPU looks at, with a word for each client's slot of enum rg_stop.
+ * Whoever owns the slot writes what he wants; a high client that begins to launch only takes RG_STOP_ARMED to RG_STOP_STOPPED, by
+ * compare-and-swap, so that who has left that state is stopped by nobody else.
+ */
+enum rg_stop { RG_STOP_STOPPED = 0, RG_STOP_ARMED = 1, RG_STOP_FREE = 2 };
+#define RG_STOP_FIELDS(F) \
+    F(words, word, RG_MAX_CLIENTS) /* [client, any] its low half; little endian */ \
+    F(u64, armed, 1)               /* [client; any, once it is dead] bit per client slot: its word may be RG_STOP_ARMED */
+
 /* The last operations of a client: trace.h says what is in a record. */
 #define RG_TRACE_FIELDS(F) \
     F(words, records, RG_TRACE_RECORDS * 4) /* [client] */
@@ -424,6 +434,9 @@ typedef struct {
 typedef struct {
     _Alignas(64) RG_TRACE_FIELDS(RG_MEMBER)
 } rg_trace;
+typedef struct {
+    _Alignas(4096) RG_STOP_FIELDS(RG_MEMBER)
+} rg_stop_page;
 /* S(member, type, fields, [how many]): what the file holds, in order. */
 #define RG_SECTIONS(S) \
     S(header, rg_header, RG_HEADER_FIELDS, ) \
@@ -439,15 +452,16 @@ typedef struct {
     S(traces, rg_trace, RG_TRACE_FIELDS, [RG_MAX_CLIENTS]) \
     S(communicators, rg_communicator, RG_COMMUNICATOR_FIELDS, [RG_MAX_CLIENTS * RG_MAX_COMMUNICATORS]) /* and these */ \
     S(control, rg_control, RG_CONTROL_FIELDS, ) \
-    S(calls, rg_calls, RG_CALLS_FIELDS, [RG_MAX_CLIENTS])
+    S(calls, rg_calls, RG_CALLS_FIELDS, [RG_MAX_CLIENTS]) \
+    S(stops, rg_stop_page, RG_STOP_FIELDS, [RG_MAX_DEVICES])
 
-#define RG_SECTION(member, type, fields, many) _Alignas(64) type member many;
+#define RG_SECTION(member, type, fields, many) _Alignas(64) _Alignas(type) type member many;
 typedef struct {
     RG_SECTIONS(RG_SECTION)
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 16. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 17. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -457,7 +471,7 @@ _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
 _Static_assert(sizeof(rg_client) == 56064, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3657984, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16099776, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16166912, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3690752, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
@@ -467,6 +481,7 @@ _Static_assert(offsetof(rg_segment, threads) == 5800192, "segment layout");
 _Static_assert(offsetof(rg_segment, names) == 6324480, "segment layout");
 _Static_assert(offsetof(rg_segment, traces) == 7373056, "segment layout");
 _Static_assert(offsetof(rg_segment, communicators) == 15761664, "segment layout");
+_Static_assert(offsetof(rg_segment, stops) == 16101376, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -506,6 +521,15 @@ void rg_device_idle(rg_device *dev, int slot, uint64_t now_ns);
 enum { RG_HOLD_LIMIT_MS = 5000 };
 void rg_segment_hold(rg_segment *seg, uint32_t ms);
 uint32_t rg_hold_left_ms(const rg_settings *settings, uint64_t now_ns);
+
+/*
+ * rg_stop_best_effort: a high client has work on a device: best-effort streams there stop (armed ones), unless what is in force lets their work
+ * queue up for now. No system call: whoever owns them is told by rg_device_launching, and looks whether that is to be.
+ */
+void rg_stop_best_effort(rg_segment *seg, uint32_t device);
+
+/* rg_stop_arm: whether others may stop at the word of a slot; from then on if its owner has stopped. Not: it is RG_STOP_FREE, and stays so. */
+void rg_stop_arm(rg_segment *seg, uint32_t device, int slot, bool armed);
 
 /* rg_device_launching: a high client may launch more, or waits for all it has. Tells those who keep off the device for it; a system
  * call only if there is one. */

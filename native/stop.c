@@ -1,28 +1,35 @@
 /*
- * stop.c: stops in best-effort streams: what keeps a client off the GPU between two kernels where the driver lets it control no channels
- * of its own (MPS).
+ * stop.c: stops in best-effort streams: what keeps a client off the GPU between two kernels, whether the driver lets it control channels of
+ * its own (preempt.c) or not (MPS).
  *
  * A stop is a wait of the stream for a word in host memory (cuStreamWaitValue32), put in front of a kernel once `stop_us` of work have been
  * launched since the last one. The GPU looks at the word by itself: while it says so nothing behind a stop begins, and what runs goes on to
- * its end; when it says so no more the stream goes on. Either takes one store, and no call. So launches queue up on the GPU as they do without
- * Rigel, where the gate holds them in the program, a few at a time: to fill the GPU again after each request takes the program a while.
+ * its end; when it says so no more the stream goes on. Either takes one store, and no call. The word is in the segment, so that a high client
+ * that begins to launch stops all that are armed by itself (rg_stop_best_effort), before any thread here is awake. Launches queue up on the GPU
+ * as they do without Rigel, where the gate holds them in the program, a few at a time: to fill the GPU again after each request takes the
+ * program a while.
  * On an H200 under MPS a stop costs the program 1 to 2 us and the GPU 3; beside kernels of 300 us 20 short ones take 187 us with stops, 546 without
- * and 144 alone (p50s; native/bench/preempt.cu).
+ * and 144 alone (p50s; native/bench/preempt.cu). Without MPS, beside kernels of 73 us, it is 241 us with stops, 291 with slices of 50 us, and 108 to
+ * 120 alone: a GPU whose best-effort process has stopped is there for another one some 90 us later, one that has to interrupt a kernel in 175.
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
- * and what waits for the word in another one would fault. A process with two contexts on a device is held at the gate.
+ * and what waits for the word in another one would fault. A process with two contexts on a device has none. Where the segment's page cannot be
+ * registered a page of the process's own takes its place, and only its own thread stops it.
  */
 #include "client.h"
 
 #include <sys/mman.h>
 
 enum { PAGE_BYTES = 4096, UNKNOWN_NS = 100000 /* what a kernel is taken to last before it is known */ };
+enum { LONG_NS = 1500000 /* work that is rather interrupted, which takes 500 us, than waited for */, LATELY_NS = 1000000000 };
+_Static_assert(sizeof(rg_stop_page) == PAGE_BYTES && offsetof(rg_segment, stops) % PAGE_BYTES == 0, "the driver registers pages");
 
 static struct {
     _Atomic(CUcontext) context; /* NULL: no stops, for now */
     CUdeviceptr at;
-    _Atomic(_Atomic uint32_t *) word; /* a page of its own, for good: whoever is about to write it may be late */
-    _Atomic bool refused;
+    _Atomic(_Atomic uint32_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
+    _Atomic bool refused, armed;
+    _Atomic uint64_t long_ns; /* when it last launched what lasts for LONG_NS */
     uint32_t pages; /* that were given up; agent thread only */
 } stops[RG_MAX_DEVICES];
 
@@ -47,21 +54,31 @@ static _Atomic uint32_t *new_page(void)
     return page == MAP_FAILED ? NULL : page;
 }
 
-static CUresult register_page(uint32_t device, _Atomic uint32_t *page)
+/* The word is in the segment's page, and not in one of the process's own. */
+static bool is_shared(uint32_t device, const _Atomic uint32_t *word)
 {
-    CUresult r = page ? rg_real.cuMemHostRegister_v2((void *)page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (r != CUDA_SUCCESS && page && page != atomic_load(&stops[device].word))
-        munmap((void *)page, PAGE_BYTES);
+    return (uintptr_t)word - (uintptr_t)&rg.segment->stops[device] < PAGE_BYTES;
+}
+
+static CUresult register_word(uint32_t device, _Atomic uint32_t *word)
+{
+    void *page = (void *)((uintptr_t)word & ~(uintptr_t)(PAGE_BYTES - 1));
+    CUresult r = page ? rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
+    if (r != CUDA_SUCCESS && page && word != atomic_load(&stops[device].word) && !is_shared(device, word))
+        munmap(page, PAGE_BYTES);
     else if (r == CUDA_SUCCESS)
-        r = rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, (void *)page, 0);
-    if (r == CUDA_SUCCESS)
-        atomic_store(&stops[device].word, page);
+        r = rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, page, 0);
+    if (r == CUDA_SUCCESS) {
+        stops[device].at += (uintptr_t)word - (uintptr_t)page;
+        atomic_store(word, RG_STOP_FREE);
+        atomic_store(&stops[device].word, word);
+    }
     return r;
 }
 
 /*
  * Agent thread only, whose capture mode is relaxed. The caller holds rg_agent_lock: the context stays. Where the page is registered still, of
- * a context that was taken for gone, another one takes its place, which stays at 0 from then on.
+ * a context that was taken for gone, another one takes its place; the word in it stays RG_STOP_FREE from then on.
  */
 static void enter(uint32_t device, CUcontext context)
 {
@@ -69,10 +86,11 @@ static void enter(uint32_t device, CUcontext context)
     CUcontext popped;
     if (rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return;
-    _Atomic uint32_t *page = atomic_load(&stops[device].word);
-    CUresult r = register_page(device, page ? page : new_page());
-    if (r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED && ++stops[device].pages < PAGES)
-        r = register_page(device, new_page());
+    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    CUresult r = register_word(device, word ? word : (_Atomic uint32_t *)(void *)&rg.segment->stops[device].word[rg.slot_index]);
+    bool own = !word || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (r != CUDA_SUCCESS && own && ++stops[device].pages < PAGES)
+        r = register_word(device, new_page());
     rg_real.cuCtxPopCurrent_v2(&popped);
     if (r == CUDA_SUCCESS)
         atomic_store(&stops[device].context, context);
@@ -98,10 +116,16 @@ enum rg_stops rg_stops_ready(uint32_t device)
     return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;
 }
 
-/* The word, and what the simulated GPU looks at in its place. */
+/*
+ * The word, and what the simulated GPU looks at in its place. Whoever disarms it clears the flag, then stores: so a word that was armed here
+ * just before is free when both are done.
+ */
 static void write_word(uint32_t device, _Atomic uint32_t *word, bool stopped, bool tell)
 {
-    atomic_store(word, stopped);
+    bool armed = !stopped && atomic_load(&stops[device].armed);
+    atomic_store(word, stopped ? RG_STOP_STOPPED : armed ? RG_STOP_ARMED : RG_STOP_FREE);
+    if (armed && !atomic_load(&stops[device].armed))
+        atomic_store(word, RG_STOP_FREE);
     if (tell && rg_real.rigelSimStop)
         rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
 }
@@ -114,6 +138,7 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
             continue;
         _Atomic uint32_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
         atomic_store(&stops[i].context, NULL);
+        rg_stops_arm(i, false);
         write_word(i, word, false, true); /* nothing waits for the word when its page goes */
         atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
     }
@@ -122,6 +147,29 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
 bool rg_stops_there(uint32_t device)
 {
     return atomic_load(&stops[device].context) != NULL;
+}
+
+void rg_stops_arm(uint32_t device, bool armed)
+{
+    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    armed = armed && rg_stops_there(device) && is_shared(device, word);
+    if (atomic_exchange(&stops[device].armed, armed) == armed)
+        return;
+    rg_stop_arm(rg.segment, device, rg.slot_index, armed);
+    if (armed && !atomic_load(&stops[device].armed)) /* another thread was faster with that than this one with its part */
+        rg_stop_arm(rg.segment, device, rg.slot_index, false);
+}
+
+bool rg_stops_taken(uint32_t device)
+{
+    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    return word && atomic_load(word) == RG_STOP_STOPPED;
+}
+
+bool rg_stops_long(uint32_t device)
+{
+    uint64_t at = atomic_load(&stops[device].long_ns);
+    return at && rg_since(at, rg_now_ns()) < LATELY_NS;
 }
 
 bool rg_stops_set(uint32_t device, bool stopped, bool tell)
@@ -145,9 +193,11 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     uint64_t ns = known ? known : UNKNOWN_NS, most = (uint64_t)atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed) * 1000;
     uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
     /* Who communicates waits for others, who may be in front of no stop. */
-    if (sum > most && !atomic_load_explicit(&d->communicates, memory_order_relaxed) &&
-        atomic_load(&t->context) == atomic_load(&stops[device].context)) {
-        CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, 0, CU_STREAM_WAIT_VALUE_EQ);
+    bool communicates = atomic_load_explicit(&d->communicates, memory_order_relaxed);
+    if (RG_UNLIKELY(ns >= LONG_NS || communicates))
+        atomic_store_explicit(&stops[device].long_ns, rg_now_ns(), memory_order_relaxed);
+    if (sum > most && !communicates && atomic_load(&t->context) == atomic_load(&stops[device].context)) {
+        CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, RG_STOP_ARMED, CU_STREAM_WAIT_VALUE_GEQ);
         bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */
         if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED)
             atomic_store(&stops[device].refused, true);

@@ -434,6 +434,7 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD_TO_WRITE(&busy_lock);
     RG_AHEAD_TO_WRITE(&d->high_busy);
     RG_AHEAD_TO_WRITE(&d->high_launching);
+    RG_AHEAD(&rg.segment->stops[device].armed);
     RG_AHEAD_TO_WRITE(&c->requests);
     RG_AHEAD_TO_WRITE(rg_share_of(rg.segment, device, m->slot_index)); /* a cache line */
     if (!ends)
@@ -465,6 +466,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         begin_launches(m, device, now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
+        rg_stop_best_effort(rg.segment, device);
         atomic_store(&m->period[device].draining, RG_LAUNCHING);
         atomic_store(&m->busy[device], 1);
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);

@@ -24,6 +24,9 @@ export interface Rung {
   stop_us: number;
 }
 
+/** The shortest slices; time goes into switching with shorter ones. */
+export const SHORT_SLICE_US = 50;
+
 /** As `priority` has it, unless something else is configured. */
 const STOP_US = 250;
 
@@ -38,9 +41,6 @@ const suspended = (need: number, slice_us: number): Rung => ({
 const sliced = (slice_us: number): Rung => ({ ...suspended(0, slice_us), suspend: false });
 const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, SHORT_SLICE_US), inflight });
 
-/** The shortest slices; time goes into switching with shorter ones. */
-export const SHORT_SLICE_US = 50;
-
 /**
  * More than 1 is for hosts that were fast when the length of requests was measured. A tenth apart: in steps of a fifth the demo's harvest
  * is 0.91 instead of 0.92, with a p50 as alone and a p99 of 1.00 to 1.03 of it (`rigel simulate --policy slo+slices --duration 100 --seed
@@ -52,6 +52,12 @@ const NEEDS = [
 ];
 
 /**
+ * Best-effort work off the GPU as soon as a request begins. The first ones have more stops, each of which costs the GPU some 3 us, for
+ * requests that best-effort work delays by what runs when they begin.
+ */
+const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspended(0, SHORT_SLICE_US), stop_us }));
+
+/**
  * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
  * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
  * suspension, those that keep it busy with slices (measured: docs/measurements.md). Until it is suspended, a long slice lets
@@ -60,7 +66,7 @@ const NEEDS = [
  * 500 and `slice_us` 4000, 0.860 with 1000 and 1000).
  */
 export const PREEMPT_RUNGS: readonly Rung[] = [
-  suspended(0, SHORT_SLICE_US),
+  ...AT_ONCE,
   sliced(SHORT_SLICE_US),
   ...NEEDS.map((need) => suspended(need, 16_000)),
   ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
@@ -69,18 +75,15 @@ export const PREEMPT_RUNGS: readonly Rung[] = [
 /**
  * Where their streams stop between two kernels instead (native/stop.c), under MPS: there are no slices, and the last rung lets all run. Kernels
  * as short as MobileNetV2's delay nothing (ResNet-50's requests by 1% at most without any limit, with a share of 0.97; an H200's slow host).
- * The first ones have more stops, each of which costs the GPU some 3 us, for requests that best-effort work delays by what runs when they
- * begin.
  */
 export const STOP_RUNGS: readonly Rung[] = [
-  ...[60, 120].map((stop_us) => ({ ...suspended(0, SHORT_SLICE_US), stop_us })),
-  suspended(0, SHORT_SLICE_US),
+  ...AT_ONCE,
   ...NEEDS.map((need) => suspended(need, SHORT_SLICE_US)),
   sliced(SHORT_SLICE_US),
 ];
 
 /** Of PREEMPT_RUNGS the one with the shortest slices alone. */
-export const SHORTEST = 1;
+export const SHORTEST = AT_ONCE.length;
 
 /**
  * Where they are held at the gate: under MPS, or a driver that refuses. What is in flight when a request begins delays its start; what
@@ -98,5 +101,5 @@ export const GATE_RUNGS: readonly Rung[] = [
 /** The rung to begin on, as strict as `priority` or stricter; those below are for requests that miss the target there. */
 export function firstRung(ladder: readonly Rung[]): number {
   if (ladder === GATE_RUNGS) return 1;
-  return ladder === STOP_RUNGS ? STOP_RUNGS.findIndex(({ stop_us }) => stop_us === STOP_US) : 0;
+  return AT_ONCE.length - 1;
 }

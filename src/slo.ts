@@ -759,7 +759,7 @@ export class Controller {
    * once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
-    if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung <= SHORTEST)) return false;
+    if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;
     if (!this.#ladder[rung]?.suspend)
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
@@ -841,10 +841,10 @@ export class Controller {
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   #isLesserEvil(): boolean {
     if (this.#rung !== SHORTEST || this.#ladder !== PREEMPT_RUNGS) return false;
-    const [first, second] = [this.#delay(0), this.#delay(1)];
+    const [first, second] = [this.#delay(0), this.#delay(SHORTEST)];
     if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
       return second.p50 < first.p50 && second.p90 < first.p90;
-    const [one, other] = [this.#at(0).pool, this.#at(1).pool];
+    const [one, other] = [this.#at(0).pool, this.#at(SHORTEST).pool];
     const isShorter = (q: number): boolean => other.quantile_ms(q) < one.quantile_ms(q);
     return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
   }

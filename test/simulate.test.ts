@@ -233,9 +233,9 @@ describe.concurrent("rigel simulate", () => {
       { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
     ];
     const file = jobs(scratch, { clients, policy: { name: "slo", target: { p99_ms: 0.1 } } });
-    const { points } = await predicted(file, "--policy", "slo", "--duration", "16");
+    const { points } = await predicted(file, "--policy", "slo", "--duration", "24");
     expect(points[0]?.ways[0]?.slo?.unreachable).toBe(true);
-    const { stdout } = await rigel("simulate", file, "--policy", "slo", "--duration", "16");
+    const { stdout } = await rigel("simulate", file, "--policy", "slo", "--duration", "24");
     expect(stdout).toContain("target p99 0.1 ms");
     // As they stand in a policy.
     expect(stdout).toMatch(/at the end suspend (true|false), defer_us \d+, defer_part [\d.]+, need_us/);

@@ -418,7 +418,7 @@ static CUresult stream_wait(int pt, CUstream stream, CUevent event, unsigned fla
 BOTH_FORMS(cuStreamWaitEvent, stream_wait, (CUstream s, CUevent e, unsigned flags), s, e, flags)
 
 /*
- * A wait for a word in memory: of all that the real one can wait for, for the word that rigelSimStop stands for (sim-control.h) to be 0.
+ * A wait for a word in memory: of all that the real one can wait for, for the word that rigelSimStop stands for (sim-control.h) to be 1 or more.
  * Nothing here looks at the word itself.
  */
 static CUresult stream_wait_value(int pt, CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
@@ -427,7 +427,7 @@ static CUresult stream_wait_value(int pt, CUstream stream, CUdeviceptr address, 
     CUresult r = enter_stream(stream, pt, &s);
     if (r) return r;
     if (!sim_is_registered(address) || address % sizeof value) return CUDA_ERROR_INVALID_VALUE;
-    if (value || flags != CU_STREAM_WAIT_VALUE_EQ) return CUDA_ERROR_NOT_SUPPORTED;
+    if (value != 1 || flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
     sim_work w = {.kind = SIM_STOP};
     return sim_submit(s, &w, NULL);
 }

@@ -37,7 +37,7 @@ int rigelSimSetTimeslice(unsigned device_ordinal, uint64_t us);
 int rigelSimSuspend(unsigned device_ordinal, int suspend);
 
 /*
- * rigelSimStop: with `stopped`, the process's streams stop as they come to a cuStreamWaitValue32 for a value of 0, until it calls with 0. It stands
+ * rigelSimStop: with `stopped`, the process's streams stop as they come to a cuStreamWaitValue32 for 1 or more, until it calls with 0. It stands
  * for the program's store to the word, which a real GPU sees by itself. Also where processes share the GPU; a context made later is not
  * stopped.
  */

@@ -412,6 +412,7 @@ static void new_by_the_launches_of_all_its_clients(void)
     become("best-effort");
     job slow = {.name = "slow", .launches = 1, .block_ns = 1000};
     run(&slow);
+    seg->settings.stop_us = 0;
     seg->settings.preempt = 1;
     WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_PREEMPTIBLE_NEW);
     atomic_fetch_add(&slot_of("slow")->launches[0], RG_SAMPLED_LAUNCHES);

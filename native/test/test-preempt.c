@@ -28,11 +28,12 @@ static void other_launches(bool on)
         rg_device_wake(dev0());
 }
 
-/* A best-effort client whose channels can be controlled, as the simulated GPU's can. */
+/* A best-effort client whose channels can be controlled, as the simulated GPU's can, and whose streams have no stops: test-stop.c. */
 static void become_preemptible(void)
 {
     become("best-effort");
     launch(spin, NULL, 1000);
+    seg->settings.stop_us = 0;
     seg->settings.preempt = 1;
     WAIT_FOR(atomic_load(&rg.preemptible[0]));
     CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);

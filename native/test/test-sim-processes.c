@@ -554,19 +554,19 @@ static void stops(const char *mps)
     EQUAL(set_stopped(0, 0), 0);
     EQUAL(set_stopped(99, 0), -ENODEV);
     CUstream s = stream(1, 0);
-    EQUAL(cuStreamWaitValue32_v2(s, (CUdeviceptr)(uintptr_t)page, 0, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_INVALID_VALUE);
+    EQUAL(cuStreamWaitValue32_v2(s, (CUdeviceptr)(uintptr_t)page, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_ERROR_INVALID_VALUE);
     OK(cuMemHostRegister_v2(page, sizeof page, CU_MEMHOSTREGISTER_DEVICEMAP));
     OK(cuMemHostGetDevicePointer_v2(&word, page, 0));
-    EQUAL(cuStreamWaitValue32_v2(s, word + 1, 0, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_INVALID_VALUE);
-    EQUAL(cuStreamWaitValue32_v2(s, word, 1, CU_STREAM_WAIT_VALUE_EQ), CUDA_ERROR_NOT_SUPPORTED);
-    EQUAL(cuStreamWaitValue32_v2(s, word, 0, 0), CUDA_ERROR_NOT_SUPPORTED);
+    EQUAL(cuStreamWaitValue32_v2(s, word + 1, 1, CU_STREAM_WAIT_VALUE_GEQ), CUDA_ERROR_INVALID_VALUE);
+    EQUAL(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_GEQ), CUDA_ERROR_NOT_SUPPORTED);
+    EQUAL(cuStreamWaitValue32_v2(s, word, 1, 1), CUDA_ERROR_NOT_SUPPORTED);
     for (int i = 0; i < 2; i++) {
-        OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        OK(cuStreamWaitValue32_v2(s, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
         OK(launch(WHOLE_GPU, 1000, s));
         OK(cuStreamSynchronize(s)); /* not stopped */
         EQUAL(set_stopped(0, 1), 0);
         OK(launch(WHOLE_GPU, 1000, s));
-        OK(cuStreamWaitValue32_v2(s, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        OK(cuStreamWaitValue32_v2(s, word, 1, CU_STREAM_WAIT_VALUE_GEQ));
         CUevent before = event(), after = event();
         OK(cuEventRecord(after, s));
         OK(cuEventRecord(before, NULL));

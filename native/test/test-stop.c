@@ -1,6 +1,6 @@
 /*
- * test-stop.c: a best-effort client whose streams stop between two kernels (stop.c), as it has no channels of its own: under MPS. As
- * test-preempt.c.
+ * test-stop.c: a best-effort client whose streams stop between two kernels (stop.c), as it has no channels of its own (under MPS), or in
+ * its time slices. As test-preempt.c.
  */
 #include "gate-testing.h"
 
@@ -368,7 +368,9 @@ static CUresult register_page(void *at, size_t bytes, unsigned flags)
 
 static uint32_t word(void)
 {
-    return atomic_load(atomic_load(&page));
+    uintptr_t at = (uintptr_t)atomic_load(&page);
+    bool shared = at == (uintptr_t)&rg.segment->stops[0];
+    return atomic_load((_Atomic uint32_t *)(at + (shared ? sizeof(uint64_t) * (size_t)rg.slot_index : 0)));
 }
 
 static CUresult (*real_release)(CUdevice), (*real_detach)(CUcontext);
@@ -411,13 +413,13 @@ static void a_context_ends_though_it_is_stopped(void)
         }
         uint64_t before = atomic_load(&rg.slot->suspensions);
         other_launches();
-        WAIT_FOR(atomic_load(&rg.slot->suspensions) > before && word());
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) > before && word() == RG_STOP_STOPPED);
         for (int k = 0; k < 3; k++)
             launch(spin, NULL, 200000);
-        word_at_end = 2;
+        word_at_end = RG_STOP_STOPPED;
         CHECK_EQUAL(i ? cuCtxDetach(current()) : cuDevicePrimaryCtxRelease_v2(0), CUDA_SUCCESS);
-        CHECK_EQUAL(word_at_end, 0);
-        CHECK_EQUAL(word(), 0);
+        CHECK_EQUAL(word_at_end, RG_STOP_FREE);
+        CHECK_EQUAL(word(), RG_STOP_FREE);
         CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
         other_is_done();
         WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
@@ -443,7 +445,7 @@ static void a_context_that_goes_meanwhile_is_not_stopped(void)
     become_stoppable();
     seg->settings.stop_us = 1;
     CHECK(!rg_stops_set(0, true, true));
-    CHECK_EQUAL(word(), 0);
+    CHECK_EQUAL(word(), RG_STOP_FREE);
     WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE); /* again */
     for (int k = 0; k < 3; k++)
         launch(spin, NULL, 1000);
@@ -461,6 +463,167 @@ static void leaving_while_stopped(void)
         launch(spin, NULL, 200000);
     rigel_shutdown();
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* What a high client that begins to launch does by itself: it stops what is armed, and leaves the rest to who owns it. */
+static void a_high_client_stops_them_by_itself(void)
+{
+    watch_page();
+    become_stoppable();
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    /* Not where best-effort work may go on for now. */
+    rg_settings *s = &seg->settings;
+    _Atomic uint32_t *later[] = {&s->defer_us, &s->defer_ppm, &s->need_us};
+    for (size_t i = 0; i <= sizeof later / sizeof *later; i++) {
+        if (i)
+            atomic_store(later[i - 1], 1000000);
+        else
+            s->suspend = 0;
+        rg_stop_best_effort(rg.segment, 0);
+        CHECK_EQUAL(word(), RG_STOP_ARMED);
+        if (i)
+            atomic_store(later[i - 1], 0);
+        else
+            s->suspend = 1;
+    }
+    for (uint64_t i = 1; i <= 3; i++) {
+        rg_device_busy(dev0(), OTHER, rg_now_ns());
+        rg_stop_best_effort(rg.segment, 0);
+        CHECK_EQUAL(word(), RG_STOP_STOPPED);
+        rg_device_launching(dev0(), OTHER, true);
+        other_waits(); /* before anybody has looked, it may be */
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == i);
+        CHECK_EQUAL(word(), RG_STOP_STOPPED);
+        other_is_done();
+        WAIT_FOR(word() == RG_STOP_ARMED);
+    }
+    /* Of a request that is over, or whose client is gone, nothing stays. */
+    rg_stop_best_effort(rg.segment, 0);
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->suspensions, 3);
+    done();
+}
+
+/* Whoever has left Rigel, has its due, has become a high client or is not to be preempted any more is stopped by nobody. */
+static void who_is_not_armed_is_stopped_by_nobody(void)
+{
+    watch_page();
+    become_stoppable();
+    seg->settings.preempt = 0;
+    WAIT_FOR(word() == RG_STOP_FREE);
+    rg_stop_best_effort(rg.segment, 0);
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    seg->settings.preempt = 1;
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    seg->settings.min_share_ppm = 500000;
+    seg->settings.starvation_us = 20000;
+    other_launches();
+    for (uint64_t starved = rg.slot->starved, i = 1; i <= 3; i++) {
+        WAIT_FOR(atomic_load(&rg.slot->starved) >= starved + i && word() == RG_STOP_FREE);
+        rg_stop_best_effort(rg.segment, 0); /* this due may end at any time, and it stop for itself */
+    }
+    other_is_done();
+    seg->settings.starvation_us = 60000000;
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    atomic_store(&rg.account->wanted_class, RG_CLASS_HIGH);
+    WAIT_FOR(word() == RG_STOP_FREE && rg.slot->class == RG_CLASS_HIGH);
+    atomic_store(&rg.account->wanted_class, RG_CLASS_BEST_EFFORT);
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    rg_stop_best_effort(rg.segment, 0);
+    rigel_shutdown();
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    rg_stop_best_effort(rg.segment, 0);
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    done();
+}
+
+/* What another process would do with a slot of one that was killed. */
+static void nothing_is_armed_of_who_is_gone(void)
+{
+    become_stoppable();
+    WAIT_FOR(atomic_load(&rg.segment->stops[0].armed) == 1ull << rg.slot_index);
+    rg_stop_arm(rg.segment, 0, OTHER, true);
+    seg->clients[OTHER].state = RG_LIVE;
+    CHECK_EQUAL(rg_segment_reap(rg.segment), 1);
+    CHECK_EQUAL(atomic_load(&rg.segment->stops[0].armed), 1ull << rg.slot_index);
+    done();
+}
+
+/* A page of the segment that cannot be registered, as in a file system whose pages the driver does not pin: one of its own, and no less. */
+static CUresult refuse_shared(void *at, size_t bytes, unsigned flags)
+{
+    return at == (void *)&rg.segment->stops[0] ? CUDA_ERROR_INVALID_VALUE : register_page(at, bytes, flags);
+}
+
+static void a_page_of_its_own_where_the_segment_is_refused(void)
+{
+    watch_page();
+    rg_real.cuMemHostRegister_v2 = refuse_shared;
+    become_stoppable();
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    CHECK_EQUAL(atomic_load(&rg.segment->stops[0].armed), 0);
+    other_launches();
+    WAIT_FOR(word() == RG_STOP_STOPPED);
+    other_is_done();
+    WAIT_FOR(word() == RG_STOP_FREE);
+    done();
+}
+
+static __typeof__(rg_real.rigelSimSuspend) real_sim_suspend;
+static _Atomic int suspended;
+static int count_suspensions(unsigned ordinal, int suspend)
+{
+    atomic_fetch_add(&suspended, suspend);
+    return real_sim_suspend(ordinal, suspend);
+}
+
+/* A client that has its channels, too: its streams stop in its slices, and it is suspended only for what no stop ends soon. */
+static void stops_in_its_slices(void)
+{
+    CHECK(rg_real_ready());
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = count_suspensions;
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE_SLICED);
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    CHECK(rg.slot->slice_us > 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1));
+    for (uint32_t i = 0, n = 1; i < 4; i++, n++) {
+        bool is_long = i > 0, at_gaps = i == 1, in_long_slices = i == 2;
+        rg_duration_reset(key, is_long ? 2000000 : 20000);
+        seg->settings.slice_us = in_long_slices ? 16000 : 50;
+        atomic_store(&suspended, 0);
+        uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
+        rg_device_busy(dev0(), OTHER, rg_now_ns());
+        launch_blocks(spin, NULL, 2, 20000);
+        if (!i || at_gaps)
+            rg_device_launching(dev0(), OTHER, true);
+        rg_stop_best_effort(rg.segment, 0);
+        if (i && !at_gaps) { /* it waits already */
+            atomic_fetch_add(&dev0()->busy_wake, 1);
+            rg_preempt_wake();
+        }
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == n);
+        for (int k = 0; k < 100; k++)
+            launch_blocks(spin, NULL, 2, 20000);
+        pthread_t thread = begin_to_synchronise();
+        usleep(20000);
+        CHECK_EQUAL(atomic_load(&synchronised), 0);
+        CHECK_EQUAL(atomic_load(&suspended), at_gaps || in_long_slices);
+        other_is_done();
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    }
+    /* Without stops it has channels still. */
+    seg->settings.stop_us = 0;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) != RG_STOPPABLE_SLICED);
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    CHECK(rg.preemptible[0] != RG_NOT_PREEMPTIBLE);
     done();
 }
 
@@ -483,5 +646,10 @@ int main(int argc, char **argv)
     RUN(a_context_ends_though_it_is_stopped);
     RUN(a_context_that_goes_meanwhile_is_not_stopped);
     RUN(leaving_while_stopped);
+    RUN(a_high_client_stops_them_by_itself);
+    RUN(who_is_not_armed_is_stopped_by_nobody);
+    RUN(nothing_is_armed_of_who_is_gone);
+    RUN(a_page_of_its_own_where_the_segment_is_refused);
+    RUN(stops_in_its_slices);
     return failures ? 1 : 0;
 }
