@@ -398,6 +398,7 @@ static void a_process_with_a_high_thread_is_not_suspended(void)
     launch(s, 1000);
     CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS); /* though the other goes on */
     CHECK_EQUAL(rg.preemptible[0], 0);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0); /* whose thread does not wait any more */
     pthread_t thread = start(&slow);
     WAIT_FOR(atomic_load(&seg->devices[0].waiters) >= 1);
     CHECK_EQUAL(rg_launches(slot_of("slow")), 2);
