@@ -190,7 +190,7 @@ int rg_sample_begin(rg_track *t, rg_duration *duration)
         samples[i].key = atomic_load(&duration->key);
         samples[i].shared = atomic_load(&duration->shared);
         samples[i].suspensions = atomic_load(&rg.slot->suspensions);
-        samples[i].stops = atomic_load(&rg.preemptible[t->device]) == RG_STOPPABLE;
+        samples[i].stops = atomic_load(&rg.preemptible[t->device]) >= RG_STOPPABLE_SLICED;
         if (samples[i].start && samples[i].stop && RG_REAL(cuEventRecord)(samples[i].start, t->stream) == CUDA_SUCCESS)
             return i;
         atomic_store(&samples[i].state, SAMPLE_FREE);
@@ -283,7 +283,8 @@ void rg_samples_poll(void)
             continue;
         CUresult r = RG_REAL(cuEventQuery)(samples[i].stop);
         float ms = 0;
-        /* Time off the GPU is none of the kernel's; a stop is in front of its first event. */
+        /* Time off the GPU is none of the kernel's; a stop is in front of its first event. In its slices it may be taken off later, too: few
+         * are, and an estimate rises slowly (rg_estimate_next). */
         bool throughout = samples[i].stops || atomic_load(&rg.slot->suspensions) == samples[i].suspensions;
         if (r == CUDA_SUCCESS && throughout && rg_real.cuEventElapsedTime(&ms, samples[i].start, samples[i].stop) == CUDA_SUCCESS)
             take_in(samples[i].member, samples[i].duration, samples[i].key, samples[i].shared, samples[i].index, ms);

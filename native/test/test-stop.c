@@ -213,11 +213,10 @@ static void *requests(void *unused)
 }
 
 /* Also beside requests, where it launches far ahead of the GPU: a stop is no part of what is timed. */
-static void its_kernels_are_timed_beside_requests(void)
+static void timed_beside_requests(void)
 {
     enum { KERNELS = 10 };
     pthread_t thread;
-    become_stoppable();
     CHECK_EQUAL(pthread_create(&thread, NULL, requests, NULL), 0);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) > 2);
     int known = 0;
@@ -232,6 +231,29 @@ static void its_kernels_are_timed_beside_requests(void)
     atomic_store(&no_more, 1);
     pthread_join(thread, NULL);
     done();
+}
+
+static void its_kernels_are_timed_beside_requests(void)
+{
+    become_stoppable();
+    timed_beside_requests();
+}
+
+static void become_stoppable_in_slices(void)
+{
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE_SLICED);
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    CHECK(rg.slot->slice_us > 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void in_its_slices_they_are_timed_too(void)
+{
+    become_stoppable_in_slices();
+    timed_beside_requests();
 }
 
 /* Without stops for a moment, while high clients are busy and it had its due, it is at the gate, and has them again. */
@@ -585,13 +607,7 @@ static void stops_in_its_slices(void)
     CHECK(rg_real_ready());
     real_sim_suspend = rg_real.rigelSimSuspend;
     rg_real.rigelSimSuspend = count_suspensions;
-    become("best-effort");
-    launch(spin, NULL, 1000);
-    seg->settings.preempt = 1;
-    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE_SLICED);
-    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
-    CHECK(rg.slot->slice_us > 0);
-    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    become_stoppable_in_slices();
     uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1));
     for (uint32_t i = 0, n = 1; i < 4; i++, n++) {
         bool is_long = i > 0, at_gaps = i == 1, in_long_slices = i == 2;
@@ -639,6 +655,7 @@ int main(int argc, char **argv)
     RUN(a_stop_for_so_much_work);
     RUN(its_kernels_are_timed);
     RUN(its_kernels_are_timed_beside_requests);
+    RUN(in_its_slices_they_are_timed_too);
     RUN(a_moment_without_stops_ends_nothing);
     RUN(a_page_that_is_registered_still_is_no_end);
     RUN(the_gate_where_there_are_no_stops);
