@@ -82,7 +82,7 @@ export const policySchema = fields({
   /** Time slice of a best-effort client's channels, and of a high client's. */
   slice_us: z.int().min(1).max(1_000_000).optional(),
   high_slice_us: z.int().min(1).max(1_000_000).optional(),
-  /** Under MPS: after so much work a best-effort client's stream stops while high ones have some; 0: its launches are held instead. */
+  /** After so much work a best-effort client's stream stops while high ones have some; 0: there are no stops. */
   stop_us: z.int().min(0).max(1_000_000).optional(),
   /** `slo`: what the high clients' p99 may be, over what it is alone, or in milliseconds. */
   target: targetSchema.optional(),

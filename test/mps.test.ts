@@ -444,8 +444,8 @@ describe("sharing auto", () => {
   });
 
   test.each([
-    [{ length_ms: 3, waited_part: 0.51 }, true],
-    [{ length_ms: 2.9, waited_part: 1 }, false],
+    [{ length_ms: 1, waited_part: 0.51 }, true],
+    [{ length_ms: 0.9, waited_part: 1 }, false],
     [{ length_ms: 9, waited_part: 0.5 }, false],
   ])("requests of %j keep the GPU busy for long: %p", (requests, bound) => {
     expect(areBound(requests)).toBe(bound);
