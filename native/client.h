@@ -642,10 +642,10 @@ bool rg_stops_there(uint32_t device);
 /* rg_stops_set: whether the streams stop. False: there are no stops to stop at. `tell`: the simulated GPU too, which takes its lock. */
 bool rg_stops_set(uint32_t device, bool stopped, bool tell);
 
-/* rg_stops_arm: whether high clients may stop them by themselves (rg_stop_best_effort), where they can. Once not, they have not. */
+/* rg_stops_arm: whether high clients may stop them by themselves (rg_stop_best_effort), where they can. When not, they go on. */
 void rg_stops_arm(uint32_t device, bool armed);
 
-/* rg_stops_taken: they stop at present, whoever has said so. rg_stops_long: this process has launched what no stop ends soon, lately. */
+/* rg_stops_taken: they stop at present, whoever has said so. rg_stops_long: what no stop ends soon may run, of this process, or did lately. */
 bool rg_stops_taken(uint32_t device);
 bool rg_stops_long(uint32_t device);
 

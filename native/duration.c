@@ -252,8 +252,10 @@ void rg_sample_end(int i, rg_track *t, bool ok)
 
 static void take_in(rg_member *m, rg_duration *d, uint64_t key, uint32_t shared, uint32_t device, float ms)
 {
-    if (!(ms >= 0 && ms < 4000))
+    const float MOST_MS = 4000; /* what fits */
+    if (!(ms >= 0))
         return;
+    ms = ms < MOST_MS ? ms : MOST_MS;
     uint32_t sample = (uint32_t)(ms * 1e6f) + 1;
     atomic_fetch_add_explicit(&m->slot->samples, 1, memory_order_relaxed);
     if (shared)

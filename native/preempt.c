@@ -88,12 +88,17 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
     return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
 }
 
-/* Whether high clients may stop this process's streams by themselves: not where it gives the GPU to nobody, or has its due. */
+/* Whether high clients may stop this process's streams by themselves: not where it gives the GPU to nobody, or has its due. Under the lock. */
+static bool may_be_stopped(const preemptor *p)
+{
+    return atomic_load(&p->stops) && atomic_load(&rg.preemptible[p->device]) >= RG_STOPPABLE_SLICED && may_stand_aside() && !p->giving_back;
+}
+
+/* Another thread may change that, and then disarm, at any time: so it is asked again once they are armed. */
 static void arm(const preemptor *p)
 {
-    rg_stops_arm(p->device, atomic_load(&p->stops) && atomic_load(&rg.preemptible[p->device]) >= RG_STOPPABLE_SLICED && may_stand_aside() &&
-                                !p->giving_back);
-    if (atomic_load(&stopping)) /* since it was asked */
+    rg_stops_arm(p->device, may_be_stopped(p));
+    if (!may_be_stopped(p))
         rg_stops_arm(p->device, false);
 }
 
@@ -104,6 +109,8 @@ static bool was_stopped(const preemptor *p, bool act)
         return false;
     if (act && atomic_load(&rg.segment->settings.suspend) && atomic_load(&rg.segment->devices[p->device].high_busy))
         return true;
+    if (!act) /* until a beat finds that it may again */
+        rg_stops_arm(p->device, false);
     rg_stops_set(p->device, false, true);
     return false;
 }
@@ -170,6 +177,7 @@ static void fail(preemptor *p)
 {
     atomic_store(&p->failed, true);
     atomic_store(&rg.preemptible[p->device], 0);
+    rg_stops_arm(p->device, false);
     say(p->device, RG_PREEMPTION_OFF);
 }
 
@@ -177,8 +185,8 @@ static void fail(preemptor *p)
 static bool suspends_too(const preemptor *p)
 {
     uint64_t again_ns;
-    return rg_stops_long(p->device) && (to_stand_aside(&rg.segment->devices[p->device], &again_ns) ||
-                                        atomic_load(&rg.segment->settings.slice_us) > RG_POLICY_SHORT_SLICE_US);
+    return rg_stops_long(p->device) &&
+           (to_stand_aside(&rg.segment->devices[p->device], &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US);
 }
 
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
@@ -187,7 +195,7 @@ static bool suspend(preemptor *p)
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
-    p->stopped = found != RG_CHANNELS_NONE && atomic_load(&p->stops) && rg_stops_set(p->device, true, true);
+    p->stopped = found != RG_CHANNELS_NONE && atomic_load(&p->stops) && !atomic_load(&stopping) && rg_stops_set(p->device, true, true);
     p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
     if (p->channels_off) {
         p->held = p->channels;
@@ -234,6 +242,8 @@ static void resume(preemptor *p)
         if (refused && refresh(p) == RG_CHANNELS_FOUND)
             refused = rg_channels_resume(&p->channels);
         atomic_store(&p->suspended, refused != 0);
+        p->stopped = false;
+        p->channels_off = refused != 0;
         if (!refused)
             rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
         if (refused)
@@ -276,11 +286,11 @@ static void give_back(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+    uint32_t ppm = atomic_load(&s->min_share_ppm);
+    pthread_mutex_lock(&p->lock);
     bool beside = p->found != RG_CHANNELS_FOUND; /* where there are no slices */
     uint64_t high_ns = beside ? 0 : (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
-    uint32_t ppm = atomic_load(&s->min_share_ppm);
     uint64_t due_ns = beside ? rg_policy_due_beside(starvation_ns, ppm) : rg_policy_due(starvation_ns, high_ns, ppm);
-    pthread_mutex_lock(&p->lock);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
     rg_stops_arm(p->device, false);
@@ -391,6 +401,8 @@ static void stand_aside(preemptor *p)
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
     while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
+        if (p->stopped && !rg_stops_taken(p->device))
+            break; /* there are no stops any more: it is looked for what else there is */
         if (held_back())
             p->given_ns = rg_now_ns(); /* a hold is short, and meant, and a pause is asked for */
         if (is_due(p, &left_ns)) {
@@ -697,11 +709,10 @@ void rg_preempt_stop(void)
          * simulated GPU, whose lock may be held by the very thread that a signal handler has interrupted to come here. */
         bool joined = rg_join(p->thread);
         rg_stops_arm(d, false);
-        if (joined || !atomic_load(&p->suspended))
+        if (joined)
             continue;
-        if (p->stopped)
-            rg_stops_set(d, false, false);
-        if (p->channels_off && !p->held.simulated)
+        rg_stops_set(d, false, false);
+        if (atomic_load(&p->suspended) && p->channels_off && !p->held.simulated)
             rg_channels_resume(&p->held);
     }
 }

@@ -382,8 +382,10 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             clear_trace(seg, i);
             atomic_store(&c->threads_lost, 0);
             atomic_store(&c->communicators_lost, 0);
-            for (uint32_t d = 0; d < RG_MAX_DEVICES; d++)
+            for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
                 rg_share_settle(seg, d, i, UINT64_MAX);
+                rg_stop_arm(seg, d, i, false);
+            }
             if (!same_client(c, name, class)) {
                 if (atomic_load(&c->first_launch_ns))
                     atomic_fetch_add(&seg->header.overwritten, 1);

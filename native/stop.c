@@ -21,7 +21,7 @@
 #include <sys/mman.h>
 
 enum { PAGE_BYTES = 4096, UNKNOWN_NS = 100000 /* what a kernel is taken to last before it is known */ };
-enum { LONG_NS = 1500000 /* work that is rather interrupted, which takes 500 us, than waited for */, LATELY_NS = 1000000000 };
+enum { LATELY_NS = 1000000000 };
 _Static_assert(sizeof(rg_stop_page) == PAGE_BYTES && offsetof(rg_segment, stops) % PAGE_BYTES == 0, "the driver registers pages");
 
 static struct {
@@ -29,7 +29,7 @@ static struct {
     CUdeviceptr at;
     _Atomic(_Atomic uint32_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
     _Atomic bool refused, armed;
-    _Atomic uint64_t long_ns; /* when it last launched what lasts for LONG_NS */
+    _Atomic uint64_t long_until_ns; /* what lasts for RG_POLICY_LONG_NS, of all that was launched so far, is over then at the earliest */
     uint32_t pages; /* that were given up; agent thread only */
 } stops[RG_MAX_DEVICES];
 
@@ -153,11 +153,13 @@ void rg_stops_arm(uint32_t device, bool armed)
 {
     _Atomic uint32_t *word = atomic_load(&stops[device].word);
     armed = armed && rg_stops_there(device) && is_shared(device, word);
-    if (atomic_exchange(&stops[device].armed, armed) == armed)
+    if (atomic_exchange(&stops[device].armed, armed) == armed && !armed)
         return;
-    rg_stop_arm(rg.segment, device, rg.slot_index, armed);
-    if (armed && !atomic_load(&stops[device].armed)) /* another thread was faster with that than this one with its part */
+    rg_stop_arm(rg.segment, device, rg.slot_index, armed); /* again, where a thread that was late had disarmed it */
+    if (armed && (!atomic_load(&stops[device].armed) || !rg_stops_there(device))) {
+        atomic_store(&stops[device].armed, false); /* another thread has disarmed it, or ended its context, since this one looked */
         rg_stop_arm(rg.segment, device, rg.slot_index, false);
+    }
 }
 
 bool rg_stops_taken(uint32_t device)
@@ -168,8 +170,8 @@ bool rg_stops_taken(uint32_t device)
 
 bool rg_stops_long(uint32_t device)
 {
-    uint64_t at = atomic_load(&stops[device].long_ns);
-    return at && rg_since(at, rg_now_ns()) < LATELY_NS;
+    uint64_t until = atomic_load(&stops[device].long_until_ns);
+    return until && rg_now_ns() < until + LATELY_NS;
 }
 
 bool rg_stops_set(uint32_t device, bool stopped, bool tell)
@@ -185,6 +187,13 @@ bool rg_stops_set(uint32_t device, bool stopped, bool tell)
     return false;
 }
 
+/* One of several that say so at once may be lost: then it is over sooner. */
+static void launches_long(uint32_t device, uint64_t ns)
+{
+    uint64_t until = atomic_load_explicit(&stops[device].long_until_ns, memory_order_relaxed), now = rg_now_ns();
+    atomic_store_explicit(&stops[device].long_until_ns, (until > now ? until : now) + ns, memory_order_relaxed);
+}
+
 int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     uint32_t device = rg_track_device(t);
@@ -194,8 +203,8 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
     /* Who communicates waits for others, who may be in front of no stop. */
     bool communicates = atomic_load_explicit(&d->communicates, memory_order_relaxed);
-    if (RG_UNLIKELY(ns >= LONG_NS || communicates))
-        atomic_store_explicit(&stops[device].long_ns, rg_now_ns(), memory_order_relaxed);
+    if (RG_UNLIKELY(ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known)))
+        launches_long(device, ns);
     if (sum > most && !communicates && atomic_load(&t->context) == atomic_load(&stops[device].context)) {
         CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, RG_STOP_ARMED, CU_STREAM_WAIT_VALUE_GEQ);
         bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */

@@ -20,7 +20,7 @@ export interface Rung {
   slice_us: number;
   inflight: number;
   corun: number;
-  /** Work between two stops of a best-effort stream; never more than is configured (Segment.move), so never any where that is 0. */
+  /** Work between two stops of a best-effort stream, 0: none; never more than is configured (Segment.move), so never any where that is 0. */
   stop_us: number;
 }
 
@@ -63,13 +63,17 @@ const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspe
  * suspension, those that keep it busy with slices (measured: docs/measurements.md). Until it is suspended, a long slice lets
  * best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
  * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
- * 500 and `slice_us` 4000, 0.860 with 1000 and 1000).
+ * 500 and `slice_us` 4000, 0.860 with 1000 and 1000). Stops are for requests that are delayed however early best-effort work gives way. Where it
+ * gives way late they only cost (the demo: shares of 0.81 to 0.79 in place of 0.85 with stops on these rungs, too; GPT-2's training beside BERT's requests:
+ * docs/measurements.md).
  */
 export const PREEMPT_RUNGS: readonly Rung[] = [
   ...AT_ONCE,
-  sliced(SHORT_SLICE_US),
-  ...NEEDS.map((need) => suspended(need, 16_000)),
-  ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
+  ...[
+    sliced(SHORT_SLICE_US),
+    ...NEEDS.map((need) => suspended(need, 16_000)),
+    ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
+  ].map((rung) => ({ ...rung, stop_us: 0 })),
 ];
 
 /**

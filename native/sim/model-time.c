@@ -688,12 +688,18 @@ static void lose_sms(rg_model *m)
     m->slice_end = 0;
 }
 
-static void begin_switch(rg_model *m, int32_t to)
+static void begin_switch(rg_model *m, int32_t to, uint64_t takes)
 {
     m->next_active = to;
     m->vacated = 0;
-    m->switch_end = m->now + m->p.switch_ns;
+    m->switch_end = m->now + takes;
     m->switches++;
+}
+
+/* What it takes to exchange a context without suspending it. */
+static uint64_t switch_from(const rg_model *m, int32_t from)
+{
+    return m->contexts[from].stopped && !m->domains[from].load ? m->p.stopped_switch_ns : m->p.switch_ns;
 }
 
 /* When `active` is exchanged, which others are waiting for: at the end of its slice, or before if it has no work. */
@@ -721,7 +727,7 @@ static void exchange(rg_model *m)
         int32_t to = next_wanting(m, m->vacated ? (int32_t)m->vacated - 1 : RG_MODEL_MAX_CONTEXTS - 1);
         if (to < 0) return;
         if (m->vacated) {
-            begin_switch(m, to);
+            begin_switch(m, to, m->p.switch_ns);
             return;
         }
         take_sms(m, to, 0); /* nobody's state is on the SMs: nothing to save */
@@ -739,8 +745,9 @@ static void exchange(rg_model *m)
     }
     if (m->now < slice_over(m)) return;
     int32_t from = m->active;
+    uint64_t takes = switch_from(m, from);
     lose_sms(m);
-    begin_switch(m, next_wanting(m, from));
+    begin_switch(m, next_wanting(m, from), takes);
 }
 
 /* ---- Advancing */

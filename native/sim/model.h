@@ -29,7 +29,8 @@
  *      had no work for `idle_ns`, at a cost of `switch_ns` in which no block runs. The last
  *      `restore_ns` of that are the first of the slice of the one that comes: in slices as short nobody comes forward. The blocks
  *      of a context that lost the SMs keep what remained of their time. An uncontested context's slices follow one another from the moment it
- *      got the SMs. Each context has a slice length of its own.
+ *      got the SMs. Each context has a slice length of its own. From a context without work that is stopped (rule 9) to another it costs
+ *      `stopped_switch_ns`: there is nothing to save.
  *   5. Copies and memsets do not use SMs and do not take part in time slices.
  *   6. Blocks of several kernels side by side slow one another, all of a kind alike and at once. A kernel that fills the
  *      GPU as far as an SM holds it is taken to use all of the GPU: what is placed beyond that adds `sm_contention` of it to
@@ -95,6 +96,7 @@ typedef struct {
     uint64_t chain_ns;      /* from the end of one operation to the start of the next in its stream */
     uint64_t graph_node_ns; /* the same between two nodes of a graph */
     uint64_t slice_ns, switch_ns;
+    uint64_t stopped_switch_ns;
     uint64_t restore_ns; /* of switch_ns, what counts in the slice that follows */
     uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
     uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */

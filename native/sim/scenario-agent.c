@@ -2,7 +2,8 @@
  * scenario-agent.c: what takes the best-effort processes of a scenario off the GPU and puts them back (preempt.c): a thread in each
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
- * Under MPS streams stop instead (stop.c), which takes no time.
+ * Streams stop (stop.c), which takes no time, and at once where a high client does it by itself. Under MPS nothing else is done, and in time
+ * slices only for best-effort clients that have long kernels; those stop and are suspended here as one, as long as they are suspended.
  * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
  * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
  * best-effort work gets its due.
@@ -11,16 +12,27 @@
 
 enum { LINGER_NS = 1000000 }; /* as preempt.c */
 
+static void stop_best_effort(scenario *s, bool stopped)
+{
+    for (uint32_t i = 0; i < s->count; i++)
+        if (s->players[i].of->best_effort && rg_model_stop(s->model, s->players[i].context, stopped) < 0)
+            rg_scenario_fail(s, "the model refused a stop");
+}
+
 static void suspend_best_effort(scenario *s, bool suspended)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         player *p = &s->players[i];
         if (!p->of->best_effort)
             continue;
-        if ((rg_scenario_by_stops(s) ? rg_model_stop : rg_model_suspend)(s->model, p->context, suspended) < 0)
+        /* Back on it in any case: since then the loop may have changed how. */
+        bool by_channels = suspended ? !rg_scenario_by_stops(s) : !s->o->gpu.shared;
+        if (by_channels && rg_model_suspend(s->model, p->context, suspended) < 0)
             rg_scenario_fail(s, "the model refused a suspension");
         p->result->suspensions += suspended;
     }
+    if (!suspended || rg_scenario_by_stops(s))
+        stop_best_effort(s, suspended);
 }
 
 /* Whoever finds another of its class on the device goes back to the driver's slice. */
@@ -39,7 +51,7 @@ static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
 
 static void set_slice(scenario *s, const player *p, uint64_t slice_us)
 {
-    if (!rg_scenario_by_stops(s) && rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
+    if (!s->o->gpu.shared && rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
         rg_scenario_fail(s, "the model refused a time slice");
 }
 
@@ -72,8 +84,8 @@ static uint64_t starvation_ns(const scenario *s)
 
 static uint64_t due_us(const scenario *s)
 {
-    uint64_t ns = rg_scenario_by_stops(s) ? rg_policy_due_beside(starvation_ns(s), s->o->min_share_ppm)
-                                          : rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
+    uint64_t ns = s->o->gpu.shared ? rg_policy_due_beside(starvation_ns(s), s->o->min_share_ppm)
+                                   : rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
     uint64_t us = ns / 1000;
     return us ? us : 1;
 }
@@ -127,6 +139,12 @@ static uint64_t comes_back(scenario *s)
     return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
 }
 
+/* High clients stop best-effort streams by themselves, before any thread there is awake (rg_stop_best_effort). */
+static bool stops_at_once(const scenario *s)
+{
+    return rg_scenario_stops(s) && s->o->suspend && !s->o->defer_us && !s->o->defer_ppm && !s->o->need_us;
+}
+
 /* When it acts next, in the states that wait for the high clients. */
 static void look(scenario *s)
 {
@@ -152,7 +170,7 @@ static void look(scenario *s)
         if (s->agent.late_ns > s->now)
             s->agent.late_ns = s->hold ? s->agent.since
                                        : earlier(rg_scenario_late_at(s, s->agent.since), s->agent.since + starvation_ns(s));
-        uint64_t late_ns = s->agent.late_ns, delay_ns = s->o->suspend_delay_us * 1000ull;
+        uint64_t late_ns = s->agent.late_ns, delay_ns = stops_at_once(s) ? 0 : s->o->suspend_delay_us * 1000ull;
         s->agent.at = earlier(wanted && late_ns != NEVER ? late_ns + delay_ns : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
         s->agent.at = earlier(wanted ? NEVER : comes_back(s), is_due(s));
@@ -166,6 +184,8 @@ static void begin_suspension(scenario *s)
     s->agent.state = SUSPENDING;
     s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
     s->agent.off_ns = s->now;
+    if (rg_scenario_stops(s))
+        stop_best_effort(s, true);
 }
 
 bool rg_scenario_agent_act(scenario *s)
@@ -213,7 +233,7 @@ bool rg_scenario_agent_act(scenario *s)
             }
         suspend_best_effort(s, false);
         s->agent.state = GIVEN;
-        s->agent.given_until_ns = s->now + (due_us(s) + (rg_scenario_by_stops(s) ? 0 : s->o->high_slice_us)) * 1000;
+        s->agent.given_until_ns = s->now + (due_us(s) + (s->o->gpu.shared ? 0 : s->o->high_slice_us)) * 1000;
         break;
     case GIVEN:
         rg_scenario_set_slices(s);

@@ -178,7 +178,7 @@ static int submit(scenario *s, player *p, const rg_profile_op *op, uint64_t *tic
 /* A stop in front of the present operation, if it is time for one (rg_stop_before). Looked at once, however often it is tried. */
 static int submit_stop(scenario *s, player *p, const rg_profile_op *op)
 {
-    if (!rg_scenario_by_stops(s) || !p->of->best_effort || op->kind != RG_PROFILE_KERNEL || p->stops_at == p->result->launches + 1)
+    if (!rg_scenario_stops(s) || !p->of->best_effort || op->kind != RG_PROFILE_KERNEL || p->stops_at == p->result->launches + 1)
         return 0;
     uint64_t *since_ns = &p->since_stop_ns[op->stream];
     p->behind_stop = *since_ns + op->duration_ns > s->o->stop_us * 1000ull;
@@ -481,9 +481,10 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     };
     bool gate = s->mode == RG_SCENARIO_GOVERNED || (s->mode == RG_SCENARIO_PREEMPT && s->o->gate);
     bool governed = gate && s->o->policy != RG_POLICY_NONE;
+    bool on_its_own = s->mode == RG_SCENARIO_PREEMPT && s->o->gpu.shared;
     bool fair = governed && s->o->policy == RG_POLICY_FAIR;
     /* As rg_stream_prioritise gives the NULL stream: one below the highest for high clients, else the lowest. */
-    int priority = (governed || rg_scenario_by_stops(s)) && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
+    int priority = (governed || on_its_own) && !fair && !of->best_effort ? RG_MODEL_HIGHEST_PRIORITY + 1 : RG_MODEL_LOWEST_PRIORITY;
     p->of = of;
     p->result = result;
     p->governed = governed && (fair || of->best_effort);
@@ -503,6 +504,8 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     for (uint32_t i = 0; i < of->profile->op_count; i++)
         if (of->profile->ops[i].kind == RG_PROFILE_KERNEL)
             rg_shape_plan(&of->profile->ops[i], &device, &p->shapes[i]);
+    for (uint32_t i = 0; of->best_effort && i < of->profile->op_count; i++)
+        s->long_work |= of->profile->ops[i].kind == RG_PROFILE_KERNEL && of->profile->ops[i].duration_ns >= RG_POLICY_LONG_NS;
     if (rg_model_add_context(s->model, &p->context) < 0)
         return false;
     for (uint32_t i = 0; i < of->profile->streams; i++) {

@@ -99,7 +99,7 @@ typedef struct {
     uint32_t resume_delay_us;            /* they have all been idle for so long when the call begins */
     uint64_t suspend_ns, resume_ns;      /* from the beginning of a call to its effect; a suspension then takes the
                                             GPU's preempt_ns, and no other call begins before; of stops both are 0 */
-    uint32_t stop_us; /* under MPS: work between two stops in a best-effort stream, as in the segment; not 0 */
+    uint32_t stop_us; /* work between two stops in a best-effort stream, as in the segment; 0: there are none, which is not for MPS */
     uint64_t stop_ns; /* what the call for one takes the program */
     uint64_t stop_gpu_ns; /* and by how much longer the kernel behind it takes */
 } rg_scenario_options;

@@ -70,7 +70,8 @@ static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
     o.inflight = 2;
     o.unit_us = 0; /* every launch counts as one */
     o.spin_us = 1000;
-    o.min_share_ppm = 0; /* unless a case says so */
+    o.min_share_ppm = 0; /* unless a case says so, as the next */
+    o.stop_us = 0;
     return o;
 }
 
@@ -420,6 +421,59 @@ static void test_stops(void)
             EQUAL(r[1].iterations, 3 - early);
             EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
             EQUAL(r[1].suspensions, CASES[i].suspend);
+        }
+        rg_profile_free(&high);
+        rg_profile_free(&low);
+    }
+}
+
+/*
+ * Stops in time slices, on one SM that is exchanged in 10 us, and in 4 from a client that has stopped. Best-effort: kernels of 100 us, with a stop
+ * in front of each; a request of 50 us is launched at 105, and waits from 106 on. The second kernel has 95 us left then.
+ */
+static void test_stops_in_slices(void)
+{
+    static const struct {
+        uint32_t slice_us, defer_us;
+        uint64_t kernel_us, latency_us, end_us; /* when the second kernel ends; of kernels of 2000 us the first */
+    } CASES[] = {
+        /* The driver's slice: the second kernel ends at 200, high 204 to 254. */
+        {0, 0, 100, 149, 200},
+        /* A slice ends at 150: high 160 to 210. Stopped until then, best-effort has 50 left at 220, since nothing stops what runs. */
+        {50, 0, 100, 105, 270},
+        /* Put off, it stops as the request waits, 30 us after that. */
+        {0, 100000, 100, 149, 200},
+        /* Long kernels are suspended, too: called at 105, in effect at 125, off the SM at 130. High 140 to 190. It waits, so that the call to
+         * resume begins at 130: in effect at 145, and 1870 left at 200. */
+        {0, 0, 2000, 85, 2070},
+    };
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
+        char rows[256];
+        snprintf(rows, sizeof(rows), "k,kernel,0,1,1,1,32,1,1,16,0,0,%llu000,0\n", (unsigned long long)CASES[i].kernel_us);
+        rg_profile high = profile_of(high_rows), low = profile_of(rows);
+        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = tiny(1, 0);
+        rg_scenario_result r[2];
+        o.gpu.shared = 0;
+        o.gpu.switch_ns = 10 * US;
+        o.gpu.stopped_switch_ns = 4 * US;
+        o.gpu.preempt_ns = 5 * US;
+        o.be_slice_us = CASES[i].slice_us;
+        o.defer_us = CASES[i].defer_us;
+        o.stop_us = 50;
+        o.stop_ns = o.stop_gpu_ns = 0;
+        o.suspend = o.drain = true;
+        o.suspend_delay_us = CASES[i].defer_us ? 30 : 1000; /* not waited for where high clients stop streams by themselves */
+        o.resume_delay_us = 0;
+        o.suspend_ns = 20 * US;
+        o.resume_ns = 15 * US;
+        for (uint64_t early = 0; early < 2; early++) {
+            o.duration_ns = (CASES[i].end_us - early) * US;
+            run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+            EQUAL(r[0].p50_ns, CASES[i].latency_us * US);
+            EQUAL(r[1].iterations, (CASES[i].kernel_us == 100 ? 2 : 1) - early);
+            EQUAL(r[1].gate_waits + r[1].inflight_waits, 0);
+            EQUAL(r[1].suspensions, 1);
         }
         rg_profile_free(&high);
         rg_profile_free(&low);
@@ -894,22 +948,23 @@ static const numbers under_mps[3] = {
 
 /* ---- Without MPS: the policy beside slices and suspension, for two recorded pairs; --table prints what it comes to */
 
-enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, SUSPENDED_UNTIL_IDLE, PRIORITY_SHORT_SLICES, WAYS };
+enum { ALONE, SLICED, PRIORITY, SHORT_SLICES, SUSPENDED, SUSPENDED_UNTIL_IDLE, PRIORITY_SHORT_SLICES, STOPPED, WAYS };
 static const char *const way_names[WAYS] = {
     "alone",     "time slices",          "priority",                  "slices of 50 us",
-    "suspended", "suspended until idle", "priority, slices of 50 us",
+    "suspended", "suspended until idle", "priority, slices of 50 us", "stopped",
 };
 
 static void run_way(int way, const rg_scenario_client clients[2], rg_scenario_result r[2])
 {
     static const rg_scenario_mode modes[WAYS] = {
         RG_SCENARIO_ALONE,   RG_SCENARIO_UNGOVERNED, RG_SCENARIO_GOVERNED, RG_SCENARIO_PREEMPT,
-        RG_SCENARIO_PREEMPT, RG_SCENARIO_PREEMPT,    RG_SCENARIO_PREEMPT,
+        RG_SCENARIO_PREEMPT, RG_SCENARIO_PREEMPT,    RG_SCENARIO_PREEMPT,  RG_SCENARIO_PREEMPT,
     };
     rg_scenario_options o = rg_scenario_defaults();
     o.duration_ns = recorded_ns;
-    o.suspend = way == SUSPENDED || way == SUSPENDED_UNTIL_IDLE;
-    o.drain = way == SUSPENDED;
+    o.stop_us = way == STOPPED ? o.stop_us : 0;
+    o.suspend = way == SUSPENDED || way == SUSPENDED_UNTIL_IDLE || way == STOPPED;
+    o.drain = way == SUSPENDED || way == STOPPED;
     o.gate = way == PRIORITY_SHORT_SLICES;
     run(&o, modes[way], clients, 2, r);
 }
@@ -956,6 +1011,7 @@ static const numbers resnet50[WAYS] = {
     {189, 2466200, 4633839, 6812699, 77, 62539, 0, 0},
     {189, 2466200, 4633839, 6812699, 77, 62539, 0, 0},
     {189, 2757177, 5215793, 7950699, 76, 60865, 330503716, 5144},
+    {189, 2757177, 5008892, 7950699, 76, 61518, 0, 0},
 };
 static const numbers bert_gpt2[WAYS] = {
     {189, 3589706, 7056430, 10448286, 33, 31974, 0, 0},
@@ -965,6 +1021,7 @@ static const numbers bert_gpt2[WAYS] = {
     {189, 3593491, 7068673, 10700198, 25, 24454, 0, 0},
     {189, 3598818, 7072384, 10448286, 25, 24454, 0, 0},
     {189, 3593490, 7182138, 10700198, 25, 24276, 195669625, 3127},
+    {189, 3589804, 7068673, 10700198, 25, 24454, 0, 0},
 };
 
 int main(int argc, char **argv)
@@ -987,6 +1044,7 @@ int main(int argc, char **argv)
     test_corun();
     test_preempt();
     test_stops();
+    test_stops_in_slices();
     test_part_of_a_request();
     test_least_share();
     test_waits();

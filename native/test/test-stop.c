@@ -613,6 +613,8 @@ static void stops_in_its_slices(void)
         bool is_long = i > 0, at_gaps = i == 1, in_long_slices = i == 2;
         rg_duration_reset(key, is_long ? 2000000 : 20000);
         seg->settings.slice_us = in_long_slices ? 16000 : 50;
+        if (i) /* there has been high work then */
+            WAIT_FOR(rg.slot->slice_us == (in_long_slices ? 16000 : RG_POLICY_LEAST_SLICE_US));
         atomic_store(&suspended, 0);
         uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
         rg_device_busy(dev0(), OTHER, rg_now_ns());
@@ -643,6 +645,93 @@ static void stops_in_its_slices(void)
     done();
 }
 
+static _Atomic int refused;
+static int refuse_to_resume(unsigned ordinal, int suspend)
+{
+    return !suspend && atomic_load(&refused) ? -1 : real_sim_suspend(ordinal, suspend);
+}
+
+/* The gate holds who could not be put back on the GPU, and nobody stops its streams any more. */
+static void who_failed_to_come_back_is_stopped_by_nobody(void)
+{
+    watch_page();
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = refuse_to_resume;
+    become_stoppable_in_slices();
+    WAIT_FOR(word() == RG_STOP_ARMED);
+    rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
+    launch_blocks(spin, NULL, 2, 20000);
+    atomic_store(&refused, 1);
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_is_done();
+    WAIT_FOR(!atomic_load(&rg.preemptible[0]) && word() == RG_STOP_FREE);
+    rg_stop_best_effort(rg.segment, 0);
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    atomic_store(&refused, 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* Stops that end in the middle of a request: its channels are suspended in their place. */
+static void suspended_where_stops_end(void)
+{
+    CHECK(rg_real_ready());
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = count_suspensions;
+    become_stoppable_in_slices();
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    CHECK_EQUAL(atomic_load(&suspended), 0);
+    seg->settings.stop_us = 0;
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    CHECK_EQUAL(atomic_load(&suspended), 1);
+    for (int k = 0; k < 3; k++)
+        launch(spin, NULL, 200000);
+    pthread_t thread = begin_to_synchronise();
+    usleep(20000);
+    CHECK_EQUAL(atomic_load(&synchronised), 0);
+    other_is_done();
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+/* What lasts for longer than it counts as launched lately is long until then, and so is a graph of which nothing is known. */
+static void long_for_as_long_as_it_may_run(void)
+{
+    become_stoppable_in_slices();
+    CHECK(!rg_stops_long(0));
+    rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 3600000000);
+    launch_blocks(spin, NULL, 2, 1000);
+    usleep(1200000);
+    CHECK(rg_stops_long(0));
+    done();
+}
+
+static void a_graph_is_long_until_it_is_known(void)
+{
+    become_stoppable_in_slices();
+    CHECK(!rg_stops_long(0));
+    rg_stop_before(rg_track_of(NULL), RG_GRAPH, 12345, RG_DIMS_UNIT);
+    CHECK(rg_stops_long(0));
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* Its thread gives and takes while the agent's looks at channels and stops: for ThreadSanitizer. */
+static void dues_beside_beats(void)
+{
+    become_stoppable_in_slices();
+    seg->settings.min_share_ppm = 500000;
+    seg->settings.starvation_us = 3000;
+    other_launches();
+    for (int i = 0; i < 10; i++)
+        usleep(100000);
+    other_is_done();
+    WAIT_FOR(rg.slot->starved > 0);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -668,5 +757,10 @@ int main(int argc, char **argv)
     RUN(nothing_is_armed_of_who_is_gone);
     RUN(a_page_of_its_own_where_the_segment_is_refused);
     RUN(stops_in_its_slices);
+    RUN(who_failed_to_come_back_is_stopped_by_nobody);
+    RUN(suspended_where_stops_end);
+    RUN(long_for_as_long_as_it_may_run);
+    RUN(a_graph_is_long_until_it_is_known);
+    RUN(dues_beside_beats);
     return failures ? 1 : 0;
 }
