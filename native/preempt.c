@@ -181,12 +181,50 @@ static void fail(preemptor *p)
     say(p->device, RG_PREEMPTION_OFF);
 }
 
-/* Where its streams stop: that is not enough. Between its launches a request leaves the GPU to what runs; slices end that as it waits. */
+/*
+ * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
+ * off it `since`. Of a request that waits several times it is known only for how long in all.
+ */
+static bool outlasts_slice(const preemptor *p, uint64_t since)
+{
+    enum { LATELY = 4 };
+    const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up wait for longer than they do later */
+    rg_device *dev = &rg.segment->devices[p->device];
+    rg_settings *s = &rg.segment->settings;
+    uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
+    for (; busy; busy &= busy - 1) {
+        int slot = __builtin_ctzll(busy);
+        rg_client *c = &rg.segment->clients[slot];
+        const rg_share *share = rg_share_of(rg.segment, p->device, slot);
+        uint64_t n = atomic_load(&c->waited), wait_ns = 0, began = atomic_load(&share->began_ns);
+        uint64_t kept_ns = rg_since(began > since ? began : since, now);
+        uint32_t slice_us = atomic_load(&share->slice_us), seen = 0;
+        for (uint64_t i = n; i > 0 && n - i < RG_WAITED / 2 && seen < LATELY; i--) {
+            uint64_t at = (i - 1) % RG_WAITED, entry = atomic_load_explicit(&c->waited_ring[at], memory_order_relaxed);
+            if (rg_since(atomic_load_explicit(&c->began_ring[at], memory_order_relaxed), now) > FRESH_NS)
+                break;
+            if ((entry & 15) != p->device)
+                continue;
+            uint64_t ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+            wait_ns = ns > wait_ns ? ns : wait_ns;
+            seen++;
+        }
+        if (rg_policy_outlasts(kept_ns, wait_ns, (slice_us ? slice_us : atomic_load(&s->high_slice_us)) * 1000ull))
+            return true;
+    }
+    return false;
+}
+
+/*
+ * Where its streams stop: that is not enough. Between its launches a request leaves the GPU to what runs, which slices end as it waits; and
+ * what they have interrupted is back after each slice of a high client.
+ */
 static bool suspends_too(const preemptor *p)
 {
     uint64_t again_ns;
-    return rg_stops_long(p->device) &&
-           (to_stand_aside(&rg.segment->devices[p->device], &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US);
+    return outlasts_slice(p, rg_now_ns()) ||
+           (rg_stops_long(p->device) &&
+            (to_stand_aside(&rg.segment->devices[p->device], &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
@@ -351,41 +389,12 @@ static bool linger(preemptor *p, uint64_t deadline)
     }
 }
 
-/*
- * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
- * off it `since`. Of a request that waits several times it is known only for how long in all. Streams that stop are back at once, so they stop
- * for as long as it has work.
- */
+/* Whether to stay off the GPU though they only wait. Streams that stop are back at once, so they stop for as long as there is work. */
 static bool outlasts(const preemptor *p, uint64_t since)
 {
-    enum { LATELY = 4 };
-    const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up wait for longer than they do later */
-    rg_device *dev = &rg.segment->devices[p->device];
-    rg_settings *s = &rg.segment->settings;
-    uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
     if (atomic_load(&p->stops) && !p->channels_off)
-        return busy;
-    for (; busy; busy &= busy - 1) {
-        int slot = __builtin_ctzll(busy);
-        rg_client *c = &rg.segment->clients[slot];
-        const rg_share *share = rg_share_of(rg.segment, p->device, slot);
-        uint64_t n = atomic_load(&c->waited), wait_ns = 0, began = atomic_load(&share->began_ns);
-        uint64_t kept_ns = rg_since(began > since ? began : since, now);
-        uint32_t slice_us = atomic_load(&share->slice_us), seen = 0;
-        for (uint64_t i = n; i > 0 && n - i < RG_WAITED / 2 && seen < LATELY; i--) {
-            uint64_t at = (i - 1) % RG_WAITED, entry = atomic_load_explicit(&c->waited_ring[at], memory_order_relaxed);
-            if (rg_since(atomic_load_explicit(&c->began_ring[at], memory_order_relaxed), now) > FRESH_NS)
-                break;
-            if ((entry & 15) != p->device)
-                continue;
-            uint64_t ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
-            wait_ns = ns > wait_ns ? ns : wait_ns;
-            seen++;
-        }
-        if (rg_policy_outlasts(kept_ns, wait_ns, (slice_us ? slice_us : atomic_load(&s->high_slice_us)) * 1000ull))
-            return true;
-    }
-    return false;
+        return atomic_load(&rg.segment->settings.suspend) && atomic_load(&rg.segment->devices[p->device].high_busy);
+    return outlasts_slice(p, since);
 }
 
 /* Off the GPU until no high client is busy. */

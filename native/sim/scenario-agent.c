@@ -3,7 +3,8 @@
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
  * Streams stop (stop.c), which takes no time, and at once where a high client does it by itself. Under MPS nothing else is done, and in time
- * slices only for best-effort clients that have long kernels; those stop and are suspended here as one, as long as they are suspended.
+ * slices only where best-effort clients have long kernels, or requests outlast their slice; then they stop and are suspended here as one, for as
+ * long as they are suspended.
  * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
  * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
  * best-effort work gets its due.

@@ -105,7 +105,7 @@ typedef struct {
         bool stays;      /* until the high clients are idle, though they only wait */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
-    bool long_work; /* a best-effort client has kernels that no stop ends soon (stop.c) */
+    bool long_work; /* a best-effort client has kernels that no stop ends soon (stop.c), or requests outlast the high clients' slice */
     uint64_t next_tick_ns, next_progress_ns;
     rg_scenario_tick tick;
     uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
@@ -125,7 +125,7 @@ static inline bool rg_scenario_stops(const scenario *s)
     return s->mode == RG_SCENARIO_PREEMPT && s->o->stop_us;
 }
 
-/* And nothing else takes a process off the GPU: one that is shared, or for the sake of no long kernel. */
+/* And nothing else takes a process off the GPU: one that is shared, or where neither long kernels nor long requests ask for more. */
 static inline bool rg_scenario_by_stops(const scenario *s)
 {
     return rg_scenario_stops(s) && (s->o->gpu.shared || !s->long_work);

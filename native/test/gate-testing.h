@@ -43,6 +43,17 @@ static inline void other_busy(bool yes)
         rg_segment_clear_busy(seg, OTHER);
 }
 
+/* The last requests of the other client waited for so long. */
+static inline void other_waited(uint64_t ns)
+{
+    uint64_t n = atomic_load(&seg->clients[OTHER].waited);
+    for (int k = 0; k < 4; k++) {
+        atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], ns / RG_WAITED_NS << 4);
+        atomic_store(&seg->clients[OTHER].began_ring[(n + k) % RG_WAITED], rg_now_ns());
+    }
+    atomic_store(&seg->clients[OTHER].waited, n + 4);
+}
+
 static inline CUcontext current(void)
 {
     CUcontext c = NULL;

@@ -178,17 +178,6 @@ static void suspended_while_high_launches(void)
     done();
 }
 
-/* Its last requests waited for so long. */
-static void other_waited(uint64_t ns)
-{
-    uint64_t n = atomic_load(&seg->clients[OTHER].waited);
-    for (int k = 0; k < 4; k++) {
-        atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], ns / RG_WAITED_NS << 4);
-        atomic_store(&seg->clients[OTHER].began_ring[(n + k) % RG_WAITED], rg_now_ns());
-    }
-    atomic_store(&seg->clients[OTHER].waited, n + 4);
-}
-
 /* But not where the high client has waited for longer than its slice lately: it may be in the middle of a request when that ends. */
 static void stays_away_from_requests_that_outlast_their_slice(void)
 {

@@ -609,8 +609,13 @@ static void stops_in_its_slices(void)
     rg_real.rigelSimSuspend = count_suspensions;
     become_stoppable_in_slices();
     uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1));
-    for (uint32_t i = 0, n = 1; i < 4; i++, n++) {
-        bool is_long = i > 0, at_gaps = i == 1, in_long_slices = i == 2;
+    for (uint32_t i = 0, n = 1; i < 5; i++, n++) {
+        bool is_long = i > 0 && i < 4, at_gaps = i == 1, in_long_slices = i == 2, outlasts = i == 4;
+        if (outlasts) {
+            while (rg_stops_long(0))
+                usleep(10000);
+            other_waited(30000000);
+        }
         rg_duration_reset(key, is_long ? 2000000 : 20000);
         seg->settings.slice_us = in_long_slices ? 16000 : 50;
         if (i) /* there has been high work then */
@@ -632,7 +637,7 @@ static void stops_in_its_slices(void)
         pthread_t thread = begin_to_synchronise();
         usleep(20000);
         CHECK_EQUAL(atomic_load(&synchronised), 0);
-        CHECK_EQUAL(atomic_load(&suspended), at_gaps || in_long_slices);
+        CHECK_EQUAL(atomic_load(&suspended), at_gaps || in_long_slices || outlasts);
         other_is_done();
         CHECK_EQUAL(pthread_join(thread, NULL), 0);
         WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
