@@ -9,8 +9,8 @@
  *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
  *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
  *     request, each of which would cost the request a switch and back;
- *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle. Suspension is for what no stop
- *     ends soon: long kernels and graphs, while a request is launched or slices are long.
+ *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle. Then suspension is for what no stop
+ *     ends soon (long kernels and graphs, while a request is launched or slices are long), and for requests that outlast the high client's slice.
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
@@ -37,7 +37,7 @@ enum { LINGER_NS = 1000000 };
 
 typedef struct {
     _Atomic bool started, suspended, failed;
-    _Atomic bool stops;        /* its streams have them */
+    _Atomic bool stops;         /* its streams have them */
     bool stopped, channels_off; /* suspended that way, and by its channels */
     pthread_t thread;
     uint32_t device;
