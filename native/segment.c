@@ -492,11 +492,6 @@ void rg_device_launching(rg_device *dev, int slot, bool on)
     syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static _Atomic uint32_t *stop_word(rg_segment *seg, uint32_t device, int slot)
-{
-    return (_Atomic uint32_t *)(void *)&seg->stops[device].word[slot];
-}
-
 void rg_stop_best_effort(rg_segment *seg, uint32_t device)
 {
     const rg_settings *s = &seg->settings;
@@ -505,20 +500,21 @@ void rg_stop_best_effort(rg_segment *seg, uint32_t device)
         atomic_load_explicit(&s->defer_ppm, memory_order_relaxed) || atomic_load_explicit(&s->need_us, memory_order_relaxed))
         return;
     for (; armed; armed &= armed - 1) {
-        uint32_t expected = RG_STOP_ARMED;
-        atomic_compare_exchange_strong(stop_word(seg, device, __builtin_ctzll(armed)), &expected, RG_STOP_STOPPED);
+        uint64_t expected = RG_STOP_ARMED;
+        atomic_compare_exchange_strong(&seg->stops[device].word[__builtin_ctzll(armed)], &expected, RG_STOP_STOPPED);
     }
 }
 
 void rg_stop_arm(rg_segment *seg, uint32_t device, int slot, bool armed)
 {
-    uint32_t expected = RG_STOP_FREE;
+    rg_stop_page *stops = &seg->stops[device];
+    uint64_t expected = RG_STOP_FREE;
     if (armed) {
-        atomic_fetch_or(&seg->stops[device].armed, 1ull << slot);
-        atomic_compare_exchange_strong(stop_word(seg, device, slot), &expected, RG_STOP_ARMED);
+        atomic_fetch_or(&stops->armed, 1ull << slot);
+        atomic_compare_exchange_strong(&stops->word[slot], &expected, RG_STOP_ARMED);
     } else {
-        atomic_fetch_and(&seg->stops[device].armed, ~(1ull << slot));
-        atomic_store(stop_word(seg, device, slot), RG_STOP_FREE);
+        atomic_fetch_and(&stops->armed, ~(1ull << slot));
+        atomic_store(&stops->word[slot], RG_STOP_FREE);
     }
 }
 

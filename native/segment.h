@@ -327,7 +327,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
  */
 enum rg_stop { RG_STOP_STOPPED = 0, RG_STOP_ARMED = 1, RG_STOP_FREE = 2 };
 #define RG_STOP_FIELDS(F) \
-    F(words, word, RG_MAX_CLIENTS) /* [client, any] its low half; little endian */ \
+    F(words, word, RG_MAX_CLIENTS) /* [client, any] of which the GPU looks at the low half */ \
     F(u64, armed, 1)               /* [client; any, once it is dead] bit per client slot: its word may be RG_STOP_ARMED */
 
 /* The last operations of a client: trace.h says what is in a record. */

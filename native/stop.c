@@ -27,7 +27,7 @@ _Static_assert(sizeof(rg_stop_page) == PAGE_BYTES && offsetof(rg_segment, stops)
 static struct {
     _Atomic(CUcontext) context; /* NULL: no stops, for now */
     CUdeviceptr at;
-    _Atomic(_Atomic uint32_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
+    _Atomic(_Atomic uint64_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
     _Atomic bool refused, armed;
     _Atomic uint64_t long_until_ns; /* what lasts for RG_POLICY_LONG_NS, of all that was launched so far, is over then at the earliest */
     uint32_t pages; /* that were given up; agent thread only */
@@ -48,19 +48,19 @@ static CUcontext only_context(uint32_t device, bool *several)
 }
 
 /* A page that is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
-static _Atomic uint32_t *new_page(void)
+static _Atomic uint64_t *new_page(void)
 {
     void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return page == MAP_FAILED ? NULL : page;
 }
 
 /* The word is in the segment's page, and not in one of the process's own. */
-static bool is_shared(uint32_t device, const _Atomic uint32_t *word)
+static bool is_shared(uint32_t device, const _Atomic uint64_t *word)
 {
     return (uintptr_t)word - (uintptr_t)&rg.segment->stops[device] < PAGE_BYTES;
 }
 
-static CUresult register_word(uint32_t device, _Atomic uint32_t *word)
+static CUresult register_word(uint32_t device, _Atomic uint64_t *word)
 {
     void *page = (void *)((uintptr_t)word & ~(uintptr_t)(PAGE_BYTES - 1));
     CUresult r = page ? rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -86,8 +86,8 @@ static void enter(uint32_t device, CUcontext context)
     CUcontext popped;
     if (rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
         return;
-    _Atomic uint32_t *word = atomic_load(&stops[device].word);
-    CUresult r = register_word(device, word ? word : (_Atomic uint32_t *)(void *)&rg.segment->stops[device].word[rg.slot_index]);
+    _Atomic uint64_t *word = atomic_load(&stops[device].word);
+    CUresult r = register_word(device, word ? word : &rg.segment->stops[device].word[rg.slot_index]);
     bool own = !word || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (r != CUDA_SUCCESS && own && ++stops[device].pages < PAGES)
         r = register_word(device, new_page());
@@ -120,7 +120,7 @@ enum rg_stops rg_stops_ready(uint32_t device)
  * The word, and what the simulated GPU looks at in its place. Whoever disarms it clears the flag, then stores: so a word that was armed here
  * just before is free when both are done.
  */
-static void write_word(uint32_t device, _Atomic uint32_t *word, bool stopped, bool tell)
+static void write_word(uint32_t device, _Atomic uint64_t *word, bool stopped, bool tell)
 {
     bool armed = !stopped && atomic_load(&stops[device].armed);
     atomic_store(word, stopped ? RG_STOP_STOPPED : armed ? RG_STOP_ARMED : RG_STOP_FREE);
@@ -136,7 +136,7 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
         CUcontext now = atomic_load(&stops[i].context);
         if (!now || (context ? now != context : atomic_load(&rg.ordinal[i]) != d))
             continue;
-        _Atomic uint32_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
+        _Atomic uint64_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
         atomic_store(&stops[i].context, NULL);
         rg_stops_arm(i, false);
         write_word(i, word, false, true); /* nothing waits for the word when its page goes */
@@ -151,7 +151,7 @@ bool rg_stops_there(uint32_t device)
 
 void rg_stops_arm(uint32_t device, bool armed)
 {
-    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    _Atomic uint64_t *word = atomic_load(&stops[device].word);
     armed = armed && rg_stops_there(device) && is_shared(device, word);
     if (atomic_exchange(&stops[device].armed, armed) == armed && !armed)
         return;
@@ -164,7 +164,7 @@ void rg_stops_arm(uint32_t device, bool armed)
 
 bool rg_stops_taken(uint32_t device)
 {
-    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    _Atomic uint64_t *word = atomic_load(&stops[device].word);
     return word && atomic_load(word) == RG_STOP_STOPPED;
 }
 
@@ -176,7 +176,7 @@ bool rg_stops_long(uint32_t device)
 
 bool rg_stops_set(uint32_t device, bool stopped, bool tell)
 {
-    _Atomic uint32_t *word = atomic_load(&stops[device].word);
+    _Atomic uint64_t *word = atomic_load(&stops[device].word);
     if (!word || (stopped && !rg_stops_there(device)))
         return false;
     write_word(device, word, stopped, tell);

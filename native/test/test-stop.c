@@ -381,7 +381,7 @@ static void stops_go_and_come_with_contexts(void)
 
 /* The page that the GPU looks at, as it is registered, and what it says when the driver is asked to end its context. */
 static __typeof__(rg_real.cuMemHostRegister_v2) real_register;
-static _Atomic(_Atomic uint32_t *) page;
+static _Atomic(_Atomic uint64_t *) page;
 static CUresult register_page(void *at, size_t bytes, unsigned flags)
 {
     atomic_store(&page, at);
@@ -390,9 +390,8 @@ static CUresult register_page(void *at, size_t bytes, unsigned flags)
 
 static uint32_t word(void)
 {
-    uintptr_t at = (uintptr_t)atomic_load(&page);
-    bool shared = at == (uintptr_t)&rg.segment->stops[0];
-    return atomic_load((_Atomic uint32_t *)(at + (shared ? sizeof(uint64_t) * (size_t)rg.slot_index : 0)));
+    _Atomic uint64_t *words = atomic_load(&page);
+    return (uint32_t)atomic_load(&words[words == rg.segment->stops[0].word ? rg.slot_index : 0]);
 }
 
 static CUresult (*real_release)(CUdevice), (*real_detach)(CUcontext);
