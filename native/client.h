@@ -891,7 +891,7 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
     if (preemptible) {
         if (RG_UNLIKELY(preemptible >= RG_PREEMPTIBLE_NEW) && kind <= RG_GRAPH &&
             (work.sample = preemptible >= RG_STOPPABLE_SLICED ? rg_stop_before(t, kind, units, dims)
-                                                       : rg_sample_ungated(t, kind, units, dims)) >= 0) {
+                                                              : rg_sample_ungated(t, kind, units, dims)) >= 0) {
             work.track = t;
             work.weight = 0;
         }

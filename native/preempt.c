@@ -1,5 +1,5 @@
 /*
- * preempt.c: keeps best-effort clients off the GPU while a high client has work, by their channels (channel.c).
+ * preempt.c: keeps best-effort clients off the GPU while a high client has work, by their channels (channel.c) and stops in their streams (stop.c).
  *
  * Where it works (`rg.preemptible`), it takes the gate's place: best-effort launches go out at once, however long their kernels
  * and graphs are, and wait on the GPU instead of in the program. Three means:

@@ -512,10 +512,12 @@ void rg_stop_arm(rg_segment *seg, uint32_t device, int slot, bool armed)
     if (armed) {
         atomic_fetch_or(&stops->armed, 1ull << slot);
         atomic_compare_exchange_strong(&stops->word[slot], &expected, RG_STOP_ARMED);
-    } else {
-        atomic_fetch_and(&stops->armed, ~(1ull << slot));
-        atomic_store(&stops->word[slot], RG_STOP_FREE);
+        if (atomic_load(&stops->armed) >> slot & 1)
+            return;
     }
+    /* The bit, then the word: who has armed the word meanwhile looks for the bit once more. */
+    atomic_fetch_and(&stops->armed, ~(1ull << slot));
+    atomic_store(&stops->word[slot], RG_STOP_FREE);
 }
 
 void rg_device_busy(rg_device *dev, int slot, uint64_t now_ns)

@@ -28,7 +28,7 @@ static struct {
     _Atomic(CUcontext) context; /* NULL: no stops, for now */
     CUdeviceptr at;
     _Atomic(_Atomic uint64_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
-    _Atomic bool refused, armed;
+    _Atomic bool refused;
     _Atomic uint64_t long_until_ns; /* what lasts for RG_POLICY_LONG_NS, of all that was launched so far, is over then at the earliest */
     uint32_t pages; /* that were given up; agent thread only */
 } stops[RG_MAX_DEVICES];
@@ -116,15 +116,17 @@ enum rg_stops rg_stops_ready(uint32_t device)
     return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;
 }
 
-/*
- * The word, and what the simulated GPU looks at in its place. Whoever disarms it clears the flag, then stores: so a word that was armed here
- * just before is free when both are done.
- */
+static bool is_armed(uint32_t device)
+{
+    return atomic_load(&rg.segment->stops[device].armed) >> rg.slot_index & 1;
+}
+
+/* The word, and what the simulated GPU looks at in its place. */
 static void write_word(uint32_t device, _Atomic uint64_t *word, bool stopped, bool tell)
 {
-    bool armed = !stopped && atomic_load(&stops[device].armed);
+    bool armed = !stopped && is_armed(device);
     atomic_store(word, stopped ? RG_STOP_STOPPED : armed ? RG_STOP_ARMED : RG_STOP_FREE);
-    if (armed && !atomic_load(&stops[device].armed))
+    if (armed && !is_armed(device)) /* disarmed since (rg_stop_arm) */
         atomic_store(word, RG_STOP_FREE);
     if (tell && rg_real.rigelSimStop)
         rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
@@ -151,15 +153,12 @@ bool rg_stops_there(uint32_t device)
 
 void rg_stops_arm(uint32_t device, bool armed)
 {
-    _Atomic uint64_t *word = atomic_load(&stops[device].word);
-    armed = armed && rg_stops_there(device) && is_shared(device, word);
-    if (atomic_exchange(&stops[device].armed, armed) == armed && !armed)
-        return;
-    rg_stop_arm(rg.segment, device, rg.slot_index, armed); /* again, where a thread that was late had disarmed it */
-    if (armed && (!atomic_load(&stops[device].armed) || !rg_stops_there(device))) {
-        atomic_store(&stops[device].armed, false); /* another thread has disarmed it, or ended its context, since this one looked */
+    bool can = rg_stops_there(device) && is_shared(device, atomic_load(&stops[device].word));
+    if (armed && can && !is_armed(device))
+        rg_stop_arm(rg.segment, device, rg.slot_index, true);
+    /* Or another thread has ended the context since. */
+    if (is_armed(device) && !(armed && rg_stops_there(device)))
         rg_stop_arm(rg.segment, device, rg.slot_index, false);
-    }
 }
 
 bool rg_stops_taken(uint32_t device)

@@ -38,7 +38,7 @@ int rigelSimSuspend(unsigned device_ordinal, int suspend);
 
 /*
  * rigelSimStop: with `stopped`, the process's streams stop as they come to a cuStreamWaitValue32 for 1 or more, until it calls with 0. It stands
- * for the program's store to the word, which a real GPU sees by itself. Also where processes share the GPU; a context made later is not
+ * for a store to the word, which a real GPU sees by itself, another process's, too. Also where processes share the GPU; a context made later is not
  * stopped.
  */
 int rigelSimStop(unsigned device_ordinal, int stopped);
