@@ -20,6 +20,7 @@ import {
   type Copies,
   type Kind,
   type Measurement,
+  type Off,
   type Sample,
   type Solo,
   type Window,
@@ -319,7 +320,7 @@ async function runLive(
     const only = sole(way);
     const best = (only ? [only] : pair.best).map(({ name }) => {
       const ends_s = ran.logs.get(name)?.ends_s ?? [];
-      return { program: name, ...counted(ends_s, counted_s, to_s) };
+      return { program: name, ...counted(ends_s, counted_s, to_s), ...switches[index]?.off.get(name) };
     });
     if (only) return [{ ...base, way: ALONE, requests: [], requests_s: 0, best }];
     const requests = within(high, window, GUARD_s);
@@ -362,6 +363,8 @@ interface Switch {
   at_s: number;
   /** Of the high program's requests in the window. */
   waits: Wait[];
+  /** How often, and for how long, each best-effort program was taken off the GPU in it. */
+  off: ReadonlyMap<string, Off>;
 }
 
 /** How often what the segment keeps of requests is collected. */
@@ -377,6 +380,21 @@ function waitsOf(segment: Segment, since: ReadonlyMap<number, bigint>): { waits:
     return latest;
   });
   return { waits, counts };
+}
+
+/** How often, and for how long, each best-effort program was taken off the GPU, by name: more than at an earlier look, or in all. */
+function offOf(segment: Segment, since: ReadonlyMap<string, Off>): Map<string, Off> {
+  const off = new Map<string, Off>();
+  for (const slot of segment.slots()) {
+    if (slot.class === "high") continue;
+    const { suspensions, suspended_ns } = segment.read(slot).usage.counters;
+    const before = since.get(slot.name) ?? { suspensions: 0, suspended_ms: 0 };
+    off.set(slot.name, {
+      suspensions: suspensions - before.suspensions,
+      suspended_ms: suspended_ns / 1e6 - before.suspended_ms,
+    });
+  }
+  return off;
 }
 
 /** Puts the settings of each window into force at its beginning. */
@@ -442,7 +460,7 @@ async function drive(
         loops.set(way, loop);
         loop.resume();
       }
-      const made: Switch = { at_s: (Date.now() - start_ms) / 1000, waits: [] };
+      const made: Switch = { at_s: (Date.now() - start_ms) / 1000, waits: [], off: new Map() };
       switches.push(made);
       if (round !== windows[index - 1]?.round) {
         const left_s = (windows.at(-1)?.to_s ?? 0) - from_s;
@@ -455,6 +473,7 @@ async function drive(
       if (!(await until(counted_s))) return;
       // The segment has the last few hundred alone.
       let { counts } = waitsOf(segment, new Map());
+      const before = offOf(segment, new Map());
       for (let at_s = counted_s; at_s < to_s;) {
         at_s = Math.min(to_s, at_s + COLLECT_s);
         if (!(await until(at_s))) return;
@@ -462,6 +481,7 @@ async function drive(
         made.waits.push(...latest.waits);
         ({ counts } = latest);
       }
+      made.off = offOf(segment, before);
     }
   } finally {
     for (const loop of loops.values()) loop.pause();

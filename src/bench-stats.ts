@@ -203,6 +203,12 @@ export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: 
 
 /* ---- The matrix */
 
+/** How often a best-effort program was taken off the GPU, by its channels or stops, and for how long in all. */
+export interface Off {
+  suspensions: number;
+  suspended_ms: number;
+}
+
 /** What one way of running a pair gave in one round. */
 export interface Measurement {
   pair: string;
@@ -216,8 +222,8 @@ export interface Measurement {
   requests_s: number;
   /** Where ways are switched, when it was so, and when the switch was really made. */
   window?: { from_s: number; counted_s: number; to_s: number; switched_s: number };
-  /** For each best-effort program that ran. */
-  best: { program: string; steps: number; seconds: number }[];
+  /** For each best-effort program that ran; where ways are switched, also how often, and for how long, it was taken off the GPU. */
+  best: ({ program: string; steps: number; seconds: number } & Partial<Off>)[];
   /** The high program's requests taken apart, where Rigel was there to do so. */
   waits?: Wait[];
 }

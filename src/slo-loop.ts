@@ -119,7 +119,6 @@ export class LoopKeeper implements Disposable {
       this.#segment.putBack();
       this.#loop = new SloLoop(this.#segment, target);
     }
-    if (tick % SHOW_TICKS === 0) this.#segment.showLoop(this.#loop.report());
   }
 
   /** Slices are as short as they are set to be only on GPUs that have no programs but clients (rg_preempt_beat). */
@@ -141,7 +140,6 @@ export class LoopKeeper implements Disposable {
     this.#loop.leave();
     this.#last = this.#loop.report(true);
     this.#loop = undefined;
-    this.#segment.showLoop(undefined);
   }
 }
 
@@ -161,6 +159,7 @@ export class SloLoop {
   readonly #marks: Mark[] = [];
   /** What it did last. */
   #last: Action = { settings: undefined, hold: false };
+  #ticks = 0;
 
   /** Does nothing until `tick` or `resume`. */
   constructor(segment: Segment, target: Target) {
@@ -183,6 +182,7 @@ export class SloLoop {
     this.#timer = undefined;
     if (this.#held) this.#segment.hold(0);
     this.#held = false;
+    this.#segment.showLoop(undefined);
   }
 
   /** Ends, where nobody may go on with it: what it has come to stays, but not what it was just trying. */
@@ -197,6 +197,7 @@ export class SloLoop {
     this.#observe();
     this.#mark();
     this.#controller.unsettle();
+    this.#segment.showLoop(this.report());
     this.#act();
     this.#timer ??= setInterval(() => this.tick(), TICK_S * 1000);
   }
@@ -213,6 +214,8 @@ export class SloLoop {
   tick(elapsed_s?: number): void {
     this.#last = this.#controller.step(this.#observe(elapsed_s));
     this.#mark();
+    // Before it acts: clients put back what is tried by a loop that is not seen to run (native/steer.c).
+    if (this.#ticks++ % SHOW_TICKS === 0) this.#segment.showLoop(this.report());
     this.#act();
     if (this.#controller.unreachable && !this.#told) {
       this.#told = true;

@@ -7,7 +7,8 @@ import { z } from "zod";
 import { changePolicy, policyChange } from "../src/control.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
-import { LoopKeeper } from "../src/slo-loop.ts";
+import { TICK_S } from "../src/slo.ts";
+import { LoopKeeper, SloLoop } from "../src/slo-loop.ts";
 import type { Settings } from "../src/slo-rungs.ts";
 import { Scratch } from "./rigel.ts";
 
@@ -99,6 +100,19 @@ test("a loop that takes over, or has another target, begins with what is configu
   using keeper = new LoopKeeper(segment, native, true);
   expect(segment.settings()["inflight"]).toBe(inflight);
   keeper.end();
+  segment.remove();
+});
+
+test("a loop that nobody keeps says by itself that it runs: clients would put back what it tries", () => {
+  const segment = underSlo();
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  expect(segment.loop).toBeUndefined();
+  for (const goesOn of [() => loop.tick(TICK_S), () => loop.resume()]) {
+    goesOn();
+    expect(segment.loop?.holder_pid).toBe(process.pid);
+    loop.pause();
+    expect(segment.loop?.holder_pid).toBeNull();
+  }
   segment.remove();
 });
 
