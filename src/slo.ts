@@ -755,7 +755,7 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; later suspension, where suspension at once is too late; and one that comes at
+   * a second), or where requests keep the GPU busy; later suspension, where they do and suspension at once is too late; and one that comes at
    * once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
@@ -764,9 +764,19 @@ export class Controller {
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices;
-    if (this.#home === 0 && this.#judge(0) === "over") return true;
+    if (this.#home === 0 && this.#judge(0) === "over" && !this.#mayBeBetterLate) return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);
+  }
+
+  /**
+   * Requests that leave the GPU idle between launches: where best-effort work stops at once it is back in each of these gaps until a stop is
+   * reached, for a short slice, and delays the next kernel; where its slices are long until it is suspended there are no such switches. (Simulated:
+   * ResNet-50's beside its training, on a host that is 1.8 times as slow every other spell, were over the target with stops at first, and had none but
+   * those tried for a minute: a harvest of 0.87 instead of 0.90.)
+   */
+  get #mayBeBetterLate(): boolean {
+    return this.#ladder === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#alone.areBound;
   }
 
   /**
@@ -803,10 +813,11 @@ export class Controller {
     failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
     // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
-    const { suspend, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
+    const { suspend, need = 0, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
     const other = less && this.#ladder[this.#home]?.suspend !== suspend;
     for (const [rung, is] of this.#ladder.entries()) {
       if (rung <= this.#rung || !(over || few || other) || is.suspend !== suspend) continue;
+      if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
     }

@@ -418,6 +418,26 @@ describe("the controller on such a host", () => {
     ).toBeGreaterThan(0.8); // the rest are trials of slices
   });
 
+  test.each([
+    ["that leave the GPU idle are suspended late", hostBound, 0.7, 1],
+    ["that keep it busy are not", gpuBound, 0, 0.1],
+  ] as const)("where suspension at once delays requests, those %s", (_, requests, least, most) => {
+    for (const seed of [1, 2, 3]) {
+      const { settings } = settle(
+        requests,
+        true,
+        60,
+        ({ suspend, need_us, defer_us, slice_us }) => ({
+          delay_ms: (noise) =>
+            (!suspend ? 1 + slice_us / 300 : need_us > 0 ? Math.max(0, defer_us - 2300) / 1e3 : 0.7) * (0.5 + noise()),
+          launches_per_s: 1000 + defer_us / 10,
+        }),
+        { seed },
+      );
+      expect(share(settings, 20, isLate)).toBeWithin(least, most);
+    }
+  });
+
   test("slices are long only while requests are longer than they need the GPU", () => {
     const { settings } = settle(hostBound, true, 90, preempt, { slower: (t_s) => (t_s >= 40 && t_s < 60 ? 0.45 : 1) });
     const late = (from_s: number, to_s: number): number[] =>
