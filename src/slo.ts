@@ -92,6 +92,8 @@ const SKIPS_MOST = 2;
 const CLEAR_TRIAL_S = 0.6;
 const CLEAR = 0.25;
 const CLEAR_REQUESTS = 45;
+/** Requests that keep the GPU busy and use more than this part are worth what slices alone give only where that is seen to be more. */
+const ROOM = 0.5;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
 const LESS = 0.4;
 /** And by so many times the standard deviation of a tick's launches: they come step by step, and at the ends a step counts or does not. */
@@ -737,12 +739,21 @@ export class Controller {
   }
 
   /**
-   * It stood on a late suspension and is on slices alone. Where requests leave the GPU idle between launches those delay more than any
-   * suspension, and gave training no more (an H200: 17,400 launches a second beside ResNet-50, 19,700 with suspension).
+   * It stood on a suspension and is on slices alone, which give little more, or nothing, and delay requests by more. Where those leave the GPU idle
+   * between launches that is so of a late suspension (an H200: 17,400 launches a second beside ResNet-50, 19,700 with suspension); where they keep it
+   * busy of one at once, unless the target leaves them room for it.
    */
   get #crossesOver(): boolean {
     const [home, here] = [this.#ladder[this.#home], this.#ladder[this.#rung]];
-    return this.#ladder === PREEMPT_RUNGS && home?.suspend === true && home.need > 0 && here?.suspend === false;
+    if (this.#ladder !== PREEMPT_RUNGS || home?.suspend !== true || here?.suspend !== false) return false;
+    return home.need > 0 || (this.#alone.areBound && !this.#usesLess(ROOM));
+  }
+
+  /** The rung's requests are known to be delayed by less than this part of what the target allows. */
+  #usesLess(part: number): boolean {
+    const delayed = this.#delay(this.#rung);
+    if (!delayed || !("p99_over_alone" in this.#target)) return false;
+    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + part * (this.#target.p99_over_alone - 1);
   }
 
   /** It stood where streams stop and is where all run. */
@@ -755,18 +766,30 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; later suspension, where they do and suspension at once is too late; and one that comes at
-   * once to nearly all requests, if that is so with the next one too.
+   * a second), or where requests keep the GPU busy; a late suspension in slices where they do, which lets a long slice run into each (decoding beside
+   * BERT's training on an H200: of six windows of 2 s with five trials of that, and of longer slices, p99 was 1.13 of alone), and any where suspension
+   * at once is too late; and one that comes at once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;
-    if (!this.#ladder[rung]?.suspend)
+    const { suspend, need = 0, slice_us = 0 } = this.#ladder[rung] ?? {};
+    if (!suspend)
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
-        : this.#blocksSlices;
+        : this.#blocksSlices || this.#waitsFor(slice_us);
+    if (need > 0 && this.#ladder === PREEMPT_RUNGS && this.#alone.areBound) return true;
     if (this.#home === 0 && this.#judge(0) === "over" && !this.#mayBeBetterLate) return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);
+  }
+
+  /** Requests that keep the GPU busy wait for the end of a slice, the slowest for all of one so much longer than here: too long for the target. */
+  #waitsFor(slice_us: number): boolean {
+    const delayed = this.#delay(this.#rung);
+    const here = this.#ladder[this.#rung];
+    if (!delayed || !here || here.suspend || !this.#alone.areBound || !("p99_over_alone" in this.#target)) return false;
+    const longer = (slice_us - here.slice_us) / 1000 / (this.#alone.length_ms ?? Number.NaN);
+    return delayed.p95 + longer > this.#target.p99_over_alone;
   }
 
   /**
@@ -794,8 +817,7 @@ export class Controller {
     const delayed = this.#delay(this.#rung);
     const { pool, seconds } = this.#at(this.#rung);
     if (pool.count * TRIAL_S < ENOUGH * seconds) return false;
-    if (!delayed || delayed.requests < CLEAR_REQUESTS || !("p99_over_alone" in this.#target)) return false;
-    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + CLEAR * (this.#target.p99_over_alone - 1);
+    return (delayed?.requests ?? 0) >= CLEAR_REQUESTS && this.#usesLess(CLEAR);
   }
 
   /**

@@ -331,6 +331,11 @@ const decodingBeside =
     delay_ms: (noise: () => number): number => (suspend ? 0.1 : free_ms) * (0.5 + noise()),
     launches_per_s: suspend ? 9000 - need_us / 10 : 14_000,
   });
+/** The slowest wait for all of a slice, and for the GPU to switch. */
+const decodingInSlices = ({ suspend, slice_us, need_us }: Settings) => ({
+  delay_ms: (noise: () => number): number => 0.1 + (suspend && !need_us ? 0 : (0.15 + slice_us / 1000) * noise()),
+  launches_per_s: suspend ? 9000 : 9000 + slice_us / 10,
+});
 
 const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
 const slices =
@@ -366,6 +371,18 @@ describe("the controller on such a host", () => {
     expect(share(tried, 30, isLate)).toBe(1);
     const allowed = settle(decoding, true, 100, decodingBeside(3), { stops: true, target: { p99_over_alone: 1.6 } });
     expect(share(allowed.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
+  });
+
+  test("where they do so in time slices, what cannot be within the target is not tried, nor slices alone often that give no more", () => {
+    for (const seed of [1, 2, 3]) {
+      const { settings } = settle(decoding, true, 120, decodingInSlices, { seed });
+      expect(share(settings, 0, ({ suspend, need_us }) => suspend === 1 && need_us === 0)).toBeGreaterThan(0.93);
+      expect(share(settings, 0, (is) => isLate(is) || is.slice_us > 50)).toBe(0);
+      // With room for it slices grow, but for those that the slowest requests wait for in vain.
+      const loose = settle(decoding, true, 60, decodingInSlices, { seed, target: { p99_over_alone: 1.2 } });
+      expect(share(loose.settings, 20, slices(500))).toBeGreaterThan(0.9);
+      expect(share(loose.settings, 0, (is) => isLate(is) || slices(2000)(is))).toBe(0);
+    }
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {
