@@ -75,9 +75,24 @@ static bool may_stand_aside(void)
     return wanted() && rg_member_class() != RG_CLASS_HIGH;
 }
 
-/* Whether best-effort work is to be off the device; when to look again, if nobody wakes us, in `again_ns`. */
-static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
+/* Its slices are those of a late suspension that is wanted no more, until the next beat, and would keep each request waiting that comes meanwhile
+ * (16 ms: decoding on an H200, as policy slo gave up a trial). */
+static bool long_still(const preemptor *p)
 {
+    uint32_t us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us);
+    return us > DRIVER_SLICE_US && us > atomic_load(&rg.segment->settings.slice_us);
+}
+
+/* Whether requests suspend it. */
+static bool suspends(const preemptor *p)
+{
+    return atomic_load(&rg.segment->settings.suspend) || long_still(p);
+}
+
+/* Whether best-effort work is to be off the device; when to look again, if nobody wakes us, in `again_ns`. */
+static bool to_stand_aside(const preemptor *p, uint64_t *again_ns)
+{
+    const rg_device *dev = &rg.segment->devices[p->device];
     uint32_t hold_ms = atomic_load(&rg.segment->settings.hold_until_ms) ? rg_hold_left_ms(&rg.segment->settings, rg_now_ns()) : 0;
     *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
     if (rg_member_class() == RG_CLASS_HIGH)
@@ -85,7 +100,7 @@ static bool to_stand_aside(const rg_device *dev, uint64_t *again_ns)
     if (rg_member_paused())
         return true;
     uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
-    return hold_ms || (launching && atomic_load(&rg.segment->settings.suspend));
+    return hold_ms || (launching && suspends(p));
 }
 
 /* Whether high clients may stop this process's streams by themselves: not where it gives the GPU to nobody, or has its due. Under the lock. */
@@ -224,7 +239,7 @@ static bool suspends_too(const preemptor *p)
     uint64_t again_ns;
     return outlasts_slice(p, rg_now_ns()) ||
            (rg_stops_long(p->device) &&
-            (to_stand_aside(&rg.segment->devices[p->device], &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
+            (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
@@ -373,7 +388,7 @@ static bool linger(preemptor *p, uint64_t deadline)
     for (;;) {
         uint32_t seen = atomic_load(&dev->busy_wake);
         uint64_t now = rg_now_ns();
-        if (to_stand_aside(dev, &again_ns))
+        if (to_stand_aside(p, &again_ns))
             return true;
         if (now >= deadline || !may_stand_aside() || !atomic_load(&rg.segment->settings.suspend))
             return false;
@@ -383,7 +398,7 @@ static bool linger(preemptor *p, uint64_t deadline)
         if (until && now >= until)
             return false;
         atomic_fetch_add(&dev->busy_waiters, 1);
-        if (!to_stand_aside(dev, &again_ns))
+        if (!to_stand_aside(p, &again_ns))
             wait_on(&dev->busy_wake, seen, until ? until - now : LINGER_NS / 10);
         atomic_fetch_sub(&dev->busy_waiters, 1);
     }
@@ -418,14 +433,14 @@ static void stand_aside(preemptor *p)
             spent += rg_now_ns() - since;
             give_back(p);
             since = rg_now_ns();
-            if ((!to_stand_aside(dev, &again_ns) && !outlasts(p, since)) || !may_stand_aside())
+            if ((!to_stand_aside(p, &again_ns) && !outlasts(p, since)) || !may_stand_aside())
                 break;
             p->again = true;
             if (!suspend(p))
                 break;
             continue;
         }
-        if (!to_stand_aside(dev, &again_ns)) {
+        if (!to_stand_aside(p, &again_ns)) {
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
                 atomic_fetch_add(&dev->waiters, 1);
                 if (atomic_load(&dev->high_busy) && may_stand_aside())
@@ -444,7 +459,7 @@ static void stand_aside(preemptor *p)
             continue;
         }
         atomic_fetch_add(&dev->waiters, 1);
-        if (to_stand_aside(dev, &again_ns))
+        if (to_stand_aside(p, &again_ns))
             wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
@@ -464,8 +479,8 @@ static bool cuts_short(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
     bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
-    if (!waits || !atomic_load(&s->suspend) || p->cut_after == idle + 1 || !may_stand_aside() ||
-        (atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US && !outlasts(p, rg_now_ns())))
+    if (!waits || !suspends(p) || p->cut_after == idle + 1 || !may_stand_aside() ||
+        (atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US && !long_still(p) && !outlasts(p, rg_now_ns())))
         return false;
     p->cut_after = idle + 1;
     return true;
@@ -487,13 +502,13 @@ static bool still_there(preemptor *p)
         uint32_t seen = atomic_load(&dev->wake);
         uint64_t spent = rg_now_ns() - since, most = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
         bool late = rg_device_late(rg.segment, p->device, since + spent, spent, &left_ns);
-        if (!to_stand_aside(dev, &again_ns))
+        if (!to_stand_aside(p, &again_ns))
             return cuts_short(p);
         if (late || spent >= most || !may_stand_aside() || held_back())
             return true;
         left_ns = left_ns < most - spent ? left_ns : most - spent;
         atomic_fetch_add(&dev->waiters, 1);
-        if (to_stand_aside(dev, &again_ns))
+        if (to_stand_aside(p, &again_ns))
             wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
@@ -513,7 +528,7 @@ static void *preempt_main(void *argument)
             give_back(p);
             continue;
         }
-        if (act && to_stand_aside(dev, &again_ns)) {
+        if (act && to_stand_aside(p, &again_ns)) {
             if (still_there(p))
                 stand_aside(p);
             continue;
@@ -530,7 +545,7 @@ static void *preempt_main(void *argument)
         }
         /* Again after it is said that somebody waits: a high client looks for that once it has said that it launches. */
         atomic_fetch_add(&dev->busy_waiters, 1);
-        if (!to_stand_aside(dev, &again_ns) && !rg_stops_taken(p->device))
+        if (!to_stand_aside(p, &again_ns) && !rg_stops_taken(p->device))
             wait_on(&dev->busy_wake, seen, left_ns);
         atomic_fetch_sub(&dev->busy_waiters, 1);
     }

@@ -766,9 +766,9 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; a late suspension in slices where they do, which lets a long slice run into each (decoding beside
-   * BERT's training on an H200: of six windows of 2 s with five trials of that, and of longer slices, p99 was 1.13 of alone), and any where suspension
-   * at once is too late; and one that comes at once to nearly all requests, if that is so with the next one too.
+   * a second), or where requests keep the GPU busy; a late suspension in slices where they do, which lets a long slice run into
+   * each for nothing (simulated with a target of 1.2: 1.08 in place of 1.05 at p99, and a harvest of 0.89 in place of 0.91), and any where suspension at
+   * once is too late; and one that comes at once to nearly all requests, if that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;

@@ -400,6 +400,47 @@ static void a_long_slice_ends_when_a_request_waits(void)
 }
 
 /* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
+static void some_beats(int n)
+{
+    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+}
+
+/* Until a beat the slices are those of before: who comes meanwhile, and would not suspend it any more, is not to wait for one. */
+static void slices_that_are_long_still_keep_nobody_waiting(void)
+{
+    become_preemptible();
+    for (int waits = 0; waits < 2; waits++) {
+        seg->settings.suspend = 1;
+        seg->settings.slice_us = 16000;
+        WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
+        uint64_t before = rg.slot->suspensions;
+        /* Again where the beat comes first. */
+        for (int tries = 0; rg.slot->suspensions == before && tries < 200; tries++) {
+            seg->settings.suspend = 1;
+            seg->settings.slice_us = 16000;
+            WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
+            seg->settings.suspend = 0;
+            seg->settings.slice_us = 50;
+            other_launches(true);
+            if (waits)
+                rg_device_launching(dev0(), OTHER, false);
+            for (int i = 0; i < 50 && rg.slot->suspensions == before && atomic_load(&rg.slot->slice_us) == 16000; i++)
+                usleep(1000);
+            other_launches(false);
+        }
+        CHECK(rg.slot->suspensions > before);
+        /* And no longer than that. */
+        WAIT_FOR(atomic_load(&rg.slot->slice_us) < 16000);
+        before = rg.slot->suspensions;
+        other_launches(true);
+        some_beats(2);
+        CHECK_EQUAL(rg.slot->suspensions, before);
+        other_launches(false);
+    }
+    done();
+}
+
 static void preemption_can_be_changed_at_any_time(void)
 {
     become_preemptible();
@@ -419,12 +460,6 @@ static void preemption_can_be_changed_at_any_time(void)
 }
 
 /* Looks of the agent, at channels among other things. */
-static void some_beats(int n)
-{
-    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-}
-
 /* A process without a context has nothing that could be taken off the GPU, however long and whoever asks; later it has again. */
 static void preemptible_again_after_a_reset(void)
 {
@@ -573,6 +608,7 @@ int main(int argc, char **argv)
     RUN(suspended_when_little_time_is_left_of_a_request);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(a_long_slice_ends_when_a_request_waits);
+    RUN(slices_that_are_long_still_keep_nobody_waiting);
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
