@@ -766,9 +766,10 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; a late suspension in slices where they do, which lets a long slice run into
-   * each for nothing (simulated with a target of 1.2: 1.08 in place of 1.05 at p99, and a harvest of 0.89 in place of 0.91), and any where suspension at
-   * once is too late; and one that comes at once to nearly all requests, if that is so with the next one too.
+   * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each for nothing, or work go on
+   * to a later stop (simulated with a target of 1.2, in slices: p99 1.08 in place of 1.05 and a harvest of 0.89 in place of 0.91; under MPS p50 1.04 in
+   * place of 1.01, and 0.956 in place of 0.954), and any where suspension at once is too late; and one that comes at once to nearly all requests, if
+   * that is so with the next one too.
    */
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;
@@ -777,7 +778,7 @@ export class Controller {
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices || this.#waitsFor(slice_us);
-    if (need > 0 && this.#ladder === PREEMPT_RUNGS && this.#alone.areBound) return true;
+    if (need > 0 && this.#alone.areBound) return true;
     if (this.#home === 0 && this.#judge(0) === "over" && !this.#mayBeBetterLate) return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);

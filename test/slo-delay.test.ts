@@ -368,7 +368,8 @@ describe("the controller on such a host", () => {
   test("where requests keep the GPU busy letting all run is not tried, unless the target allows for what that does", () => {
     const tried = settle(decoding, true, 100, decodingBeside(8), { stops: true }).settings;
     expect(tried.some((is) => is?.suspend === 0)).toBe(false);
-    expect(share(tried, 30, isLate)).toBe(1);
+    // Nor is a late stop, of which best-effort work has next to nothing.
+    expect(tried.some((is) => is && isLate(is))).toBe(false);
     const allowed = settle(decoding, true, 100, decodingBeside(3), { stops: true, target: { p99_over_alone: 1.6 } });
     expect(share(allowed.settings, 60, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
   });
