@@ -179,9 +179,9 @@ static bool slice(preemptor *p, uint64_t us)
     if (p->slice_us != us && rg_channels_slice(&p->channels, us) != 0)
         return false;
     p->slice_us = us;
-    atomic_store(&rg.slot->slice_us, (uint32_t)us);
     for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++)
         atomic_store(&rg_share_of(rg.segment, p->device, rg.members[k].slot_index)->slice_us, (uint32_t)us);
+    atomic_store(&rg.slot->slice_us, (uint32_t)us);
     return true;
 }
 
@@ -206,7 +206,7 @@ static bool outlasts_slice(const preemptor *p, uint64_t since)
     const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up wait for longer than they do later */
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
-    uint64_t now = rg_now_ns(), busy = atomic_load(&s->suspend) ? atomic_load(&dev->high_busy) : 0;
+    uint64_t now = rg_now_ns(), busy = suspends(p) ? atomic_load(&dev->high_busy) : 0;
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
         rg_client *c = &rg.segment->clients[slot];
@@ -408,7 +408,7 @@ static bool linger(preemptor *p, uint64_t deadline)
 static bool outlasts(const preemptor *p, uint64_t since)
 {
     if (atomic_load(&p->stops) && !p->channels_off)
-        return atomic_load(&rg.segment->settings.suspend) && atomic_load(&rg.segment->devices[p->device].high_busy);
+        return suspends(p) && atomic_load(&rg.segment->devices[p->device].high_busy);
     return outlasts_slice(p, since);
 }
 

@@ -388,10 +388,13 @@ function offOf(segment: Segment, since: ReadonlyMap<string, Off>): Map<string, O
   for (const slot of segment.slots()) {
     if (slot.class === "high") continue;
     const { suspensions, suspended_ns } = segment.read(slot).usage.counters;
-    const before = since.get(slot.name) ?? { suspensions: 0, suspended_ms: 0 };
+    const so = off.get(slot.name) ?? {
+      suspensions: -(since.get(slot.name)?.suspensions ?? 0),
+      suspended_ms: -(since.get(slot.name)?.suspended_ms ?? 0),
+    };
     off.set(slot.name, {
-      suspensions: suspensions - before.suspensions,
-      suspended_ms: suspended_ns / 1e6 - before.suspended_ms,
+      suspensions: so.suspensions + suspensions,
+      suspended_ms: so.suspended_ms + suspended_ns / 1e6,
     });
   }
   return off;
@@ -426,6 +429,8 @@ async function drive(
   // The end of the launch opens all gates, and that must not be undone.
   const { shutdown: _, ...defaults } = segment.settings();
   const set = (policy: Policy): void => {
+    // What slo was just trying is not to be put back by the clients later.
+    segment.putBack();
     segment.apply(defaults);
     segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
   };

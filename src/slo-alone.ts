@@ -168,11 +168,11 @@ export class RequestsAlone {
     return Math.min(this.#window.durations.count, this.#window.waits.count) >= ENOUGH;
   }
 
-  /** Half of them, or more, mostly wait for the GPU. */
+  /** More than half of their time is in those that mostly wait for the GPU: what a program reads back by itself is a short one. */
   get areBound(): boolean {
     const { waits } = this.#waits;
     const bound = waits.filter(({ worked_ms, waited_ms }) => waited_ms > BOUND * (worked_ms + waited_ms));
-    return 2 * bound.length > waits.length;
+    return 2 * time_ms(bound) > time_ms(waits);
   }
 
   /**
@@ -269,6 +269,10 @@ export class RequestsAlone {
         pool.quantile_ms(off(q, -z, pool.count)) > limit * this.quantile_ms(off(q, z, this.count)),
     );
   }
+}
+
+function time_ms(waits: readonly Wait[]): number {
+  return waits.reduce((sum, { worked_ms, waited_ms }) => sum + worked_ms + waited_ms, 0);
 }
 
 /** The duration of the one in which half of the time of all is over, from the shortest on; NaN: there are none. */

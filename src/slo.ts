@@ -72,7 +72,7 @@ const DOUBT_S = 20;
 const TRIAL_S = 1;
 const STAY_S = 2;
 const BACK_OFF_TIMES = 8;
-/** The same for slices alone that were tried from a late suspension, and for letting all run where streams stop. */
+/** The same for slices alone that were tried from a suspension and gave no more (#crossesOver), and for letting all run where streams stop. */
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /** A window or a trial in which nobody looked for so long is over. */
@@ -517,7 +517,7 @@ export class Controller {
     if (verdict === "over" && !lesser) return this.#retreat();
     const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
     const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
-    // Slices alone have to be seen to give more than a late suspension; whether they delay requests need not be known else.
+    // Slices alone have to be seen to give more than a suspension (#crossesOver); then whether they delay requests need not be known else.
     const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
     const clear = this.#isClear();
     if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
@@ -741,12 +741,13 @@ export class Controller {
   /**
    * It stood on a suspension and is on slices alone, which give little more, or nothing, and delay requests by more. Where those leave the GPU idle
    * between launches that is so of a late suspension (an H200: 17,400 launches a second beside ResNet-50, 19,700 with suspension); where they keep it
-   * busy of one at once, unless the target leaves them room for it.
+   * busy of one at once, unless the target leaves them room for it; of few requests neither is known in one trial.
    */
   get #crossesOver(): boolean {
     const [home, here] = [this.#ladder[this.#home], this.#ladder[this.#rung]];
     if (this.#ladder !== PREEMPT_RUNGS || home?.suspend !== true || here?.suspend !== false) return false;
-    return home.need > 0 || (this.#alone.areBound && !this.#usesLess(ROOM));
+    const isKnown = this.#delay(this.#rung) !== undefined;
+    return home.need > 0 || (this.#alone.areBound && isKnown && !this.#usesLess(ROOM));
   }
 
   /** The rung's requests are known to be delayed by less than this part of what the target allows. */
@@ -779,7 +780,7 @@ export class Controller {
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices || this.#waitsFor(slice_us);
     if (need > 0 && this.#alone.areBound) return true;
-    if (this.#home === 0 && this.#judge(0) === "over" && !this.#mayBeBetterLate) return true;
+    if (this.#home === 0 && this.#judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);
   }

@@ -4,6 +4,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
+import { RequestsAlone } from "../src/slo-alone.ts";
 import type { Settings } from "../src/slo-rungs.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
@@ -384,6 +385,31 @@ describe("the controller on such a host", () => {
       expect(share(loose.settings, 20, slices(500))).toBeGreaterThan(0.9);
       expect(share(loose.settings, 0, (is) => isLate(is) || slices(2000)(is))).toBe(0);
     }
+  });
+
+  test("few of them find slices alone, too, where suspension at once misses the target", () => {
+    for (const rate of [5, 12, 18]) {
+      const { settings, controller } = settle(
+        decoding,
+        true,
+        400,
+        ({ suspend, slice_us }) => ({
+          delay_ms: (noise) => (suspend ? 1.5 : slice_us / 1000) * (0.5 + noise()),
+          launches_per_s: 1000,
+        }),
+        { rate_per_s: () => rate },
+      );
+      expect(share(settings, 200, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
+      expect(controller.unreachable).toBe(false);
+    }
+  });
+
+  test("requests that keep the GPU busy are no others for what their program reads back by itself", () => {
+    const alone = new RequestsAlone({ p99_over_alone: 1.05 });
+    const request: Wait = { client: 0, worked_ms: 0.2, waited_ms: 6 };
+    const reads: Wait = { client: 0, worked_ms: 0.03, waited_ms: 0.01 };
+    for (let n = 0; n < 40; n++) alone.add(histogramOf([6.2, 0.04]), [request, reads], n);
+    expect(alone.areBound).toBe(true);
   });
 
   test("a host that becomes faster soon after the start is not taken for a program that warmed up", () => {

@@ -399,7 +399,7 @@ static void a_long_slice_ends_when_a_request_waits(void)
     done();
 }
 
-/* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
+/* Looks of the agent, at channels among other things. */
 static void some_beats(int n)
 {
     for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
@@ -422,9 +422,12 @@ static void slices_that_are_long_still_keep_nobody_waiting(void)
             WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
             seg->settings.suspend = 0;
             seg->settings.slice_us = 50;
-            other_launches(true);
-            if (waits)
-                rg_device_launching(dev0(), OTHER, false);
+            if (waits) { /* it has launched all before the thread is awake */
+                rg_device_busy(dev0(), OTHER, rg_now_ns());
+                rg_segment_hold(seg, 0);
+            } else {
+                other_launches(true);
+            }
             for (int i = 0; i < 50 && rg.slot->suspensions == before && atomic_load(&rg.slot->slice_us) == 16000; i++)
                 usleep(1000);
             other_launches(false);
@@ -441,6 +444,7 @@ static void slices_that_are_long_still_keep_nobody_waiting(void)
     done();
 }
 
+/* Without suspension it has short slices; without preemption, or under another policy, the driver's and the gate again. */
 static void preemption_can_be_changed_at_any_time(void)
 {
     become_preemptible();
@@ -459,7 +463,6 @@ static void preemption_can_be_changed_at_any_time(void)
     done();
 }
 
-/* Looks of the agent, at channels among other things. */
 /* A process without a context has nothing that could be taken off the GPU, however long and whoever asks; later it has again. */
 static void preemptible_again_after_a_reset(void)
 {
