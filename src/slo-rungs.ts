@@ -60,8 +60,8 @@ const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspe
 /**
  * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
  * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
- * suspension, those that keep it busy with one at once, or slices where the target leaves room (measured: docs/measurements.md). Until it is suspended, a long slice lets
- * best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
+ * suspension, those that keep it busy with one at once, or slices where the target leaves room (measured: docs/measurements.md). Until
+ * it is suspended, a long slice lets best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
  * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
  * 500 and `slice_us` 4000, 0.860 with 1000 and 1000, and `stop_us` 0). Stops are for requests that are delayed however early best-effort work gives way. Where it
  * gives way late they only cost (the demo: shares of 0.81 to 0.79 in place of 0.85 with stops on these rungs, too; GPT-2's training beside BERT's requests:

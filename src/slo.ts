@@ -517,7 +517,7 @@ export class Controller {
     if (verdict === "over" && !lesser) return this.#retreat();
     const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
     const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
-    // Slices alone have to be seen to give more than a suspension (#crossesOver); then whether they delay requests need not be known else.
+    // Slices alone that cross over have to be seen to give more: where they do not, whether they delay requests need not be known.
     const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
     const clear = this.#isClear();
     if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
@@ -767,10 +767,9 @@ export class Controller {
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each for nothing, or work go on
-   * to a later stop (simulated with a target of 1.2, in slices: p99 1.08 in place of 1.05 and a harvest of 0.89 in place of 0.91; under MPS p50 1.04 in
-   * place of 1.01, and 0.956 in place of 0.954), and any where suspension at once is too late; and one that comes at once to nearly all requests, if
-   * that is so with the next one too.
+   * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each, or work go on
+   * to a later stop, for next to nothing; and any where suspension at once is too late; and one that comes at once to nearly all requests, if that is so
+   * with the next one too.
    */
   #isHopeless(rung: number): boolean {
     if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;
@@ -796,9 +795,9 @@ export class Controller {
 
   /**
    * Requests that leave the GPU idle between launches: where best-effort work stops at once it is back in each of these gaps until a stop is
-   * reached, for a short slice, and delays the next kernel; where its slices are long until it is suspended there are no such switches. (Simulated:
-   * ResNet-50's beside its training, on a host that is 1.8 times as slow every other spell, were over the target with stops at first, and had none but
-   * those tried for a minute: a harvest of 0.87 instead of 0.90.)
+   * reached, for a short slice, and delays the next kernel; where its slices are long until it is suspended there are no such switches. (`rigel simulate
+   * --policy slo+slices --slow 1.8 --duration 100 --seed 1`: ResNet-50's beside its training are over the target with stops at first, and where that put off
+   * late suspension for a minute, too, the harvest was 0.87 instead of 0.90.)
    */
   get #mayBeBetterLate(): boolean {
     return this.#ladder === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#alone.areBound;
