@@ -10,7 +10,8 @@
  * program a while.
  * On an H200 under MPS a stop costs the program 1 to 2 us and the GPU 3; beside kernels of 300 us 20 short ones take 187 us with stops, 546 without
  * and 144 alone (p50s; native/bench/preempt.cu). Without MPS, beside kernels of 73 us, it is 241 us with stops, 291 with slices of 50 us, and 108 to
- * 120 alone: a GPU whose best-effort process has stopped is there for another one some 90 us later, one that has to interrupt a kernel in 175.
+ * 120 alone: one that has to interrupt a kernel is there later. From a process that has stopped, or has nothing to do, it takes 137 us
+ * (native/bench/switch.cu).
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
  * and what waits for the word in another one would fault. A process with two contexts on a device has none. Where the segment's page cannot be
