@@ -17,7 +17,17 @@
  * no longer holds the target.
  */
 
-import { ENOUGH, FAR_OVER, KNOWN, longMedian, RequestsAlone, STEADY, type Target, type Verdict } from "./slo-alone.ts";
+import {
+  areBound,
+  ENOUGH,
+  FAR_OVER,
+  KNOWN,
+  longMedian,
+  RequestsAlone,
+  STEADY,
+  type Target,
+  type Verdict,
+} from "./slo-alone.ts";
 import { type Delay, FRESH_S, Waits } from "./slo-delay.ts";
 import { Known, type Observation, Pool } from "./slo-known.ts";
 import {
@@ -681,7 +691,8 @@ export class Controller {
 
   /** Whether the requests of a rung are within the target. */
   #judge(rung: number): Verdict {
-    return this.#alone.verdict(this.#at(rung), this.#delay(rung));
+    const isTried = this.#state === "trial" && rung === this.#rung;
+    return this.#alone.verdict(this.#at(rung), this.#delay(rung), isTried ? this.#at(this.#home) : undefined);
   }
 
   /**
@@ -764,6 +775,12 @@ export class Controller {
     );
   }
 
+  /** Requests keep the GPU busy. Where none are known alone: those that best-effort work makes way for at once. */
+  get #areBound(): boolean {
+    if ("p99_over_alone" in this.#target) return this.#alone.areBound;
+    return areBound(this.#at(firstRung(this.#ladder)).waits.waits);
+  }
+
   /**
    * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
@@ -778,7 +795,7 @@ export class Controller {
       return this.#ladder === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
         : this.#blocksSlices || this.#waitsFor(slice_us);
-    if (need > 0 && this.#alone.areBound) return true;
+    if (need > 0 && this.#areBound) return true;
     if (this.#home === 0 && this.#judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;
     const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
     return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);

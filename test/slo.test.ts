@@ -5,9 +5,9 @@
 
 import { describe, expect, test } from "bun:test";
 import { Native } from "../src/native.ts";
-import type { Observation } from "../src/slo-known.ts";
+import { Known, type Observation } from "../src/slo-known.ts";
 import type { Settings } from "../src/slo-rungs.ts";
-import type { Target } from "../src/slo-alone.ts";
+import { RequestsAlone, type Target } from "../src/slo-alone.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -58,8 +58,13 @@ function run(target: Target, seconds: number, world: (t_s: number) => World, war
  * Settings by tick beside 55 requests of 4 ms a second, `burst` of them in the first second of late suspension. Best-effort gets the time
  * that they leave, under late suspension a twentieth more, in slices a tenth less.
  */
-function waitedFor(seconds: number, burst: number): Action["settings"][] {
-  const controller = new Controller({ p99_over_alone: 1.05 });
+function waitedFor(
+  seconds: number,
+  burst: number,
+  target: Target = { p99_over_alone: 1.05 },
+  waited_ms = 0.3,
+): Action["settings"][] {
+  const controller = new Controller(target);
   const next = random(7);
   let action: Action = { settings: undefined, hold: false };
   const settings: Action["settings"][] = [];
@@ -70,7 +75,7 @@ function waitedFor(seconds: number, burst: number): Action["settings"][] {
     const per_tick = TICK_S * (defer_us > 0 && late * TICK_S <= 1 ? burst : 55);
     const waits: Wait[] = [];
     for (let at = -Math.log(1 - next()); at < per_tick; at -= Math.log(1 - next()))
-      waits.push({ client: 0, worked_ms: 3.5 * (1 + 0.1 * next()), waited_ms: 0.3 });
+      waits.push({ client: 0, worked_ms: (3.8 - waited_ms) * (1 + 0.1 * next()), waited_ms });
     const took_ms = waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms);
     const left_s = TICK_S - took_ms.reduce((sum, ms) => sum + ms / 1000, 0);
     action = controller.step({
@@ -324,6 +329,35 @@ describe("the controller", () => {
     });
     expect(ticks.slice(0, 700).at(-1)?.settings?.defer_us).toBeWithin(1000, 1500);
     expect(ticks.filter(({ settings }) => settings?.slice_us === 16_000 && settings.need_us === 0)).toEqual([]);
+  });
+
+  test("requests that keep the GPU busy are spared it, by what they wait for where nothing is known of them alone", () => {
+    const late = (is: Action["settings"]) => is?.suspend === 1 && is.need_us > 0;
+    expect(waitedFor(20, 55, { p99_ms: 8 }).some(late)).toBe(true);
+    expect(waitedFor(20, 55, { p99_ms: 8 }, 3.3).some(late)).toBe(false);
+  });
+
+  test("of a target in milliseconds a trial's few requests tell by how much they are longer than those before", () => {
+    const known = (requests: readonly number[]): Known => {
+      const is = new Known();
+      const seen = {
+        elapsed_s: 1,
+        requests: histogramOf(requests),
+        launches: 1,
+        neighbours: "",
+        measured: "",
+        preemption: true,
+      };
+      is.add(seen, 1, 1);
+      return is;
+    };
+    const alone = new RequestsAlone({ p99_ms: 10 });
+    const home = known(Array.from({ length: 400 }, (_, i) => (i % 50 ? 4 : 9)));
+    expect(alone.verdict(home, undefined)).toBe("within");
+    const [little, more] = [4.2, 4.8].map((ms) => known(Array.from({ length: 60 }, () => ms)));
+    expect(alone.verdict(little as Known, undefined, home)).toBe("within");
+    expect(alone.verdict(more as Known, undefined, home)).toBe("over");
+    expect(alone.verdict(more as Known, undefined)).toBe("within");
   });
 
   test("slices alone, which give less than late suspension, are tried twice in a minute at most", () => {
