@@ -62,7 +62,7 @@ function waitedFor(
   seconds: number,
   burst: number,
   target: Target = { p99_over_alone: 1.05 },
-  waited_ms = 0.3,
+  waiting_ms = 0.3,
 ): Action["settings"][] {
   const controller = new Controller(target);
   const next = random(7);
@@ -75,7 +75,7 @@ function waitedFor(
     const per_tick = TICK_S * (defer_us > 0 && late * TICK_S <= 1 ? burst : 55);
     const waits: Wait[] = [];
     for (let at = -Math.log(1 - next()); at < per_tick; at -= Math.log(1 - next()))
-      waits.push({ client: 0, worked_ms: (3.8 - waited_ms) * (1 + 0.1 * next()), waited_ms });
+      waits.push({ client: 0, worked_ms: (3.8 - waiting_ms) * (1 + 0.1 * next()), waited_ms: waiting_ms });
     const took_ms = waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms);
     const left_s = TICK_S - took_ms.reduce((sum, ms) => sum + ms / 1000, 0);
     action = controller.step({
@@ -90,6 +90,19 @@ function waitedFor(
     settings.push(action.settings);
   }
   return settings;
+}
+
+/** Best-effort work gives way late in a request. */
+function isLate(is: Action["settings"]): boolean {
+  return is?.suspend === 1 && is.need_us > 0;
+}
+
+/** What is known of a rung on which requests took so many milliseconds. */
+function stoodOn(requests_ms: readonly number[]): Known {
+  const known = new Known();
+  const seen = { launches: 1, neighbours: "1", measured: "7 reports", preemption: true };
+  known.add({ elapsed_s: 1, requests: histogramOf(requests_ms), ...seen }, 1, 1);
+  return known;
 }
 
 /** A request that best-effort work slows the more, the longer its slices are; 2 ms gives it most. */
@@ -332,32 +345,18 @@ describe("the controller", () => {
   });
 
   test("requests that keep the GPU busy are spared it, by what they wait for where nothing is known of them alone", () => {
-    const late = (is: Action["settings"]) => is?.suspend === 1 && is.need_us > 0;
-    expect(waitedFor(20, 55, { p99_ms: 8 }).some(late)).toBe(true);
-    expect(waitedFor(20, 55, { p99_ms: 8 }, 3.3).some(late)).toBe(false);
+    expect(waitedFor(20, 55, { p99_ms: 8 }).some(isLate)).toBe(true);
+    expect(waitedFor(20, 55, { p99_ms: 8 }, 3.3).some(isLate)).toBe(false);
   });
 
   test("of a target in milliseconds a trial's few requests tell by how much they are longer than those before", () => {
-    const known = (requests: readonly number[]): Known => {
-      const is = new Known();
-      const seen = {
-        elapsed_s: 1,
-        requests: histogramOf(requests),
-        launches: 1,
-        neighbours: "",
-        measured: "",
-        preemption: true,
-      };
-      is.add(seen, 1, 1);
-      return is;
-    };
     const alone = new RequestsAlone({ p99_ms: 10 });
-    const home = known(Array.from({ length: 400 }, (_, i) => (i % 50 ? 4 : 9)));
+    const home = stoodOn(Array.from({ length: 400 }, (_, i) => (i % 50 ? 4 : 9)));
+    const trial = (ms: number): Known => stoodOn(Array.from({ length: 60 }, () => ms));
     expect(alone.verdict(home, undefined)).toBe("within");
-    const [little, more] = [4.2, 4.8].map((ms) => known(Array.from({ length: 60 }, () => ms)));
-    expect(alone.verdict(little as Known, undefined, home)).toBe("within");
-    expect(alone.verdict(more as Known, undefined, home)).toBe("over");
-    expect(alone.verdict(more as Known, undefined)).toBe("within");
+    expect(alone.verdict(trial(4.2), undefined, home)).toBe("within");
+    expect(alone.verdict(trial(4.8), undefined, home)).toBe("over");
+    expect(alone.verdict(trial(4.8), undefined)).toBe("within");
   });
 
   test("slices alone, which give less than late suspension, are tried twice in a minute at most", () => {
