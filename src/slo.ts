@@ -118,6 +118,8 @@ const WELL_KNOWN = 40;
 const SAME_HOST = 60;
 /** Where requests are few, that many may never be known: after so long fewer have to do. */
 const PATIENCE_S = 60;
+/** For so long it stays where it is until a 99th percentile is known, for a target in milliseconds. */
+const PATIENCE_P99_S = 10;
 /** More requests alone than so many need not be known. */
 const ENOUGH_ALONE = 240;
 /** Nothing is to be learned from high clients that have had no request for so long. */
@@ -568,6 +570,7 @@ export class Controller {
     // Where suspension misses the target, slices may not.
     const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
     const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
+    if (!this.#tellsP99 && spent_s < PATIENCE_P99_S) return;
     if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }
 
@@ -691,8 +694,21 @@ export class Controller {
 
   /** Whether the requests of a rung are within the target. */
   #judge(rung: number): Verdict {
-    const isTried = this.#state === "trial" && rung === this.#rung;
-    return this.#alone.verdict(this.#at(rung), this.#delay(rung), isTried ? this.#at(this.#home) : undefined);
+    return this.#alone.verdict(this.#at(rung), this.#delay(rung), this.#toldBelow(rung));
+  }
+
+  /** A target in milliseconds has a 99th percentile to go by: of this rung, or of one below it. */
+  get #tellsP99(): boolean {
+    return (
+      "p99_over_alone" in this.#target || this.#alone.tellsP99(this.#at(this.#rung)) || !!this.#toldBelow(this.#rung)
+    );
+  }
+
+  /** The highest rung below this one whose 99th percentile is known, and not of long ago. */
+  #toldBelow(rung: number): Known | undefined {
+    return this.#known
+      .slice(0, rung)
+      .findLast((known) => known && this.#alone.tellsP99(known) && !known.isOld(this.t_s));
   }
 
   /**

@@ -125,6 +125,13 @@ const world =
     ...more,
   });
 
+/** For how long a rung is stood on before the first trial, with so many requests a second and a target in milliseconds. */
+function firstTrial_s(rate_per_s: number): number {
+  const { ticks } = run({ p99_ms: 8 }, 30, world(gpuBound, { rate_per_s }));
+  const begun = ticks.findIndex(({ settings }) => settings !== undefined);
+  return TICK_S * (ticks.findIndex(({ isTrial }) => isTrial) - begun);
+}
+
 /** A second neighbour is there between 30 and 60 s. */
 const visited = (t_s: number): World => ({
   rate_per_s: 60,
@@ -349,7 +356,12 @@ describe("the controller", () => {
     expect(waitedFor(20, 55, { p99_ms: 8 }, 3.3).some(isLate)).toBe(false);
   });
 
-  test("of a target in milliseconds a trial's few requests tell by how much they are longer than those before", () => {
+  test("of a target in milliseconds nothing is tried before 200 requests are known, or ten seconds are over", () => {
+    expect(firstTrial_s(60)).toBeWithin(3, 5);
+    expect(firstTrial_s(10)).toBeWithin(10, 11);
+  });
+
+  test("of a target in milliseconds few requests tell by how much they are longer than others", () => {
     const alone = new RequestsAlone({ p99_ms: 10 });
     const home = stoodOn(Array.from({ length: 400 }, (_, i) => (i % 50 ? 4 : 9)));
     const trial = (ms: number): Known => stoodOn(Array.from({ length: 60 }, () => ms));
