@@ -8,7 +8,7 @@
  *             1% of the time besides; 2% while few are known, and where that is too little to compare with, 6% until 2.4 s more
  *             are spent (slo-alone.ts, which also says what is within the target)
  *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort
- *             most
+ *             most, and what was seen on each (slo-ladder.ts, which says where to go from one)
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
@@ -17,19 +17,10 @@
  * no longer holds the target.
  */
 
-import {
-  areBound,
-  ENOUGH,
-  FAR_OVER,
-  KNOWN,
-  longMedian,
-  RequestsAlone,
-  STEADY,
-  type Target,
-  type Verdict,
-} from "./slo-alone.ts";
-import { type Delay, FRESH_S, Waits } from "./slo-delay.ts";
-import { Known, type Observation, Pool } from "./slo-known.ts";
+import { ENOUGH, KNOWN, longMedian, RequestsAlone, STEADY, type Target, type Verdict } from "./slo-alone.ts";
+import { FRESH_S, Waits } from "./slo-delay.ts";
+import { type Observation, Pool } from "./slo-known.ts";
+import { Ladder, STAY_S, TRIAL_S } from "./slo-ladder.ts";
 import {
   firstRung,
   GATE_RUNGS,
@@ -37,7 +28,6 @@ import {
   type Rung,
   type Settings,
   SHORT_SLICE_US,
-  SHORTEST,
   STOP_RUNGS,
 } from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
@@ -75,16 +65,6 @@ const WARM_UP_MOST_S = 15;
 const OTHER_REQUESTS = 2.5;
 /** Windows whose durations differ, so soon after, show that it was not: all is learned anew. */
 const DOUBT_S = 20;
-/**
- * Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone: so many times as long as its
- * trials took, doubled each time.
- */
-const TRIAL_S = 1;
-const STAY_S = 2;
-const BACK_OFF_TIMES = 8;
-/** The same for slices alone that were tried from a suspension and gave no more (#crossesOver), and for letting all run where streams stop. */
-const BACK_OFF_OVER_S = 30;
-const BACK_OFF_MAX_S = 120;
 /** A window or a trial in which nobody looked for so long is over. */
 const STALLED_MOST_S = 4;
 /**
@@ -94,20 +74,10 @@ const STALLED_MOST_S = 4;
  */
 const FAR_TRIAL_S = 0.2;
 const BACK_OFF_FAR_S = 600;
-/**
- * Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later; and how long one at least
- * takes there, where requests use less than this part of what the target allows them, as so many of them tell.
- */
+/** Rungs that a trial may leave out, of those that hold launches, or twice as many that begin suspension later. */
 const SKIPS_MOST = 2;
+/** How long a trial takes at least where requests use next to nothing of what the target allows them (Ladder.isClear). */
 const CLEAR_TRIAL_S = 0.6;
-const CLEAR = 0.25;
-const CLEAR_REQUESTS = 45;
-/** Requests that keep the GPU busy and use more than this part are worth what slices alone give only where that is seen to be more. */
-const ROOM = 0.5;
-/** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
-const LESS = 0.4;
-/** And by so many times the standard deviation of a tick's launches: they come step by step, and at the ends a step counts or does not. */
-const BURSTS = 2;
 /**
  * Until so many are known more is learned. With 100 in place of 40 requests are as long, and best-effort work's harvest is 0.007 less (the
  * mean of 36 runs of `rigel simulate --policy slo+slices --duration 100`: ResNet-50's and BERT's requests beside ResNet-50's and
@@ -184,22 +154,13 @@ export class Controller {
   /** For how long nobody has looked since. */
   #stalled_s = 0;
   #held_s = 0;
-  #ladder: readonly Rung[] = GATE_RUNGS;
-  #rung = 0;
+  readonly #ladder: Ladder;
   #settings: Settings | undefined;
   /** How long to stay before the next trial. */
   #stay_s = STAY_S;
-  /** The rung to go back to if a trial fails. */
-  #home = 0;
   /** Rungs that the next trial leaves out where next to nothing is delayed. */
   #skips = 0;
-  #known: Known[] = [];
   readonly #alone: RequestsAlone;
-  /**
-   * What `need` is a part of (#length_ms, when a rung first needed it): that a host becomes slower does not move the rungs. For a target
-   * in milliseconds, which has no windows that tell when requests have become others, it follows them.
-   */
-  #request_ms: number | undefined;
   /** The last requests of all, and whether best-effort work is suspended as such requests begin. */
   readonly #lately = new Waits();
   #isAtOnce = false;
@@ -238,6 +199,7 @@ export class Controller {
   constructor(target: Target) {
     this.#target = target;
     this.#alone = new RequestsAlone(target);
+    this.#ladder = new Ladder(target, this.#alone);
     this.#reset();
   }
 
@@ -248,7 +210,7 @@ export class Controller {
       this.#stall(seen, held);
       return this.#action();
     }
-    this.#ticks++;
+    this.#pass(1);
     if (held) this.#held_s += TICK_S;
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
@@ -261,11 +223,16 @@ export class Controller {
         const alone_ms = 1000 * (this.t_s - this.#since_s - TICK_S);
         const waits = (seen.waits ?? []).filter(({ worked_ms, waited_ms }) => worked_ms + waited_ms <= alone_ms);
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
-      } else if (this.#state !== "waiting") this.#at(this.#rung).add(seen, this.t_s, this.#alone.left_s(seen));
+      } else if (this.#state !== "waiting") this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen));
     }
     this.#alone.fade(TICK_S);
     this.#decide(seen);
     return this.#action();
+  }
+
+  #pass(ticks: number): void {
+    this.#ticks += ticks;
+    this.#ladder.pass(ticks, this.t_s);
   }
 
   #action(): Action {
@@ -300,14 +267,14 @@ export class Controller {
   #stall(seen: Observation, held: boolean): void {
     const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
     const spent_s = this.t_s - this.#since_s;
-    this.#ticks += ticks;
+    this.#pass(ticks);
     const held_s = held ? Math.min(HOLD_S, ticks * TICK_S) : 0;
     this.#held_s += held_s;
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held_s, ticks);
     this.#alone.fade(ticks * TICK_S);
     this.#stalled_s += ticks * TICK_S;
-    if (this.#state === "run") this.#at(this.#rung).fade(ticks * TICK_S);
+    if (this.#state === "run") this.#ladder.here.fade(ticks * TICK_S);
     else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat(true);
     else if (held && this.#stalled_s > STALLED_MOST_S) this.#endWindow();
     else this.#since_s = round(this.t_s - spent_s);
@@ -337,10 +304,10 @@ export class Controller {
 
   /** How well the target is met, and by which settings. Of a rung that is being tried too little is known: of the one before it. */
   summary(): Summary {
-    const rung = this.#state === "trial" ? this.#home : this.#rung;
-    const known = this.#at(rung);
+    const rung = this.#state === "trial" ? this.#ladder.home : this.#ladder.rung;
+    const known = this.#ladder.at(rung);
     const { pool } = known;
-    const delayed = this.#delay(rung);
+    const delayed = this.#ladder.delay(rung);
     const worst = this.#alone.worst(known, delayed);
     const told = (from: Pool | RequestsAlone): { requests: number; p50_ms: number | null; p99_ms: number | null } => ({
       requests: Math.round(from.count),
@@ -355,11 +322,11 @@ export class Controller {
         delayed && delayed.requests >= ENOUGH
           ? { requests: delayed.requests, p50: round(delayed.p50), p99: round(delayed.p99) }
           : null,
-      rung: this.#rung,
+      rung: this.#ladder.rung,
       settings: this.#inForce,
       changes: this.#changes,
       held_s: round(this.#held_s),
-      verdict: this.#judge(rung),
+      verdict: this.#ladder.judge(rung),
       unreachable: this.unreachable,
       reachable: finite("p99_ms" in this.#target ? pool.quantile_ms(0.99) : worst.ratio),
       percentile: "p99_ms" in this.#target ? 99 : worst.percentile,
@@ -385,16 +352,12 @@ export class Controller {
     return (this.t_s - this.#heard_s) * this.#slow_per_s > SILENCE;
   }
 
-  #at(rung: number): Known {
-    return (this.#known[rung] ??= new Known());
-  }
-
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
   #reset(): void {
-    const rung = firstRung(this.#ladder);
-    this.#known = [];
-    this.#request_ms = undefined;
-    this.#home = rung;
+    const rung = firstRung(this.#ladder.rungs);
+    this.#ladder.forget();
+    this.#ladder.request_ms = undefined;
+    this.#ladder.home = rung;
     this.#skips = 1;
     this.#stay_s = TRIAL_S;
     this.#go(rung);
@@ -404,16 +367,16 @@ export class Controller {
   }
 
   #go(rung: number): void {
-    if (rung !== this.#rung && this.#state !== "waiting") this.#changes++;
+    if (rung !== this.#ladder.rung && this.#state !== "waiting") this.#changes++;
     // Durations alone, without what requests waited for, would speak against it where the host was slower then.
-    if (this.#alone.hasWaits && this.#at(rung).isOld(this.t_s)) this.#at(rung).pool.clear();
-    this.#rung = rung;
+    if (this.#alone.hasWaits && this.#ladder.at(rung).isOld(this.t_s)) this.#ladder.at(rung).pool.clear();
+    this.#ladder.rung = rung;
     this.#settled = this.#ticks;
-    const to = this.#ladder[rung];
+    const to = this.#ladder.rungs[rung];
     if (!to) return;
-    if (to.need > 0 && (this.#request_ms === undefined || "p99_ms" in this.#target))
-      this.#request_ms = this.#length_ms() ?? this.#request_ms;
-    const request_us = (this.#request_ms ?? 0) * 1000;
+    if (to.need > 0 && (this.#ladder.request_ms === undefined || "p99_ms" in this.#target))
+      this.#ladder.request_ms = this.#ladder.length_ms() ?? this.#ladder.request_ms;
+    const request_us = (this.#ladder.request_ms ?? 0) * 1000;
     this.#settings = {
       suspend: Number(to.suspend),
       // Where requests are not alike the clock has to tell.
@@ -427,11 +390,6 @@ export class Controller {
     };
   }
 
-  /** What requests take alone, or where none of those are known, on the rung to go back to. Undefined: nothing is known. */
-  #length_ms(): number | undefined {
-    return [this.#alone.length_ms, this.#at(this.#home).pool.quantile_ms(0.5)].find(Number.isFinite);
-  }
-
   #enter(state: State): void {
     this.#state = state;
     this.#since_s = this.t_s;
@@ -442,13 +400,13 @@ export class Controller {
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
     const ladder = !seen.preemption ? GATE_RUNGS : seen.stops ? STOP_RUNGS : PREEMPT_RUNGS;
-    const isOther = ladder !== this.#ladder || seen.neighbours !== this.#neighbours;
+    const isOther = ladder !== this.#ladder.rungs || seen.neighbours !== this.#neighbours;
     if (isOther || seen.measured !== this.#measured) {
       const before = this.summary();
       if (isTold(before)) this.#found = before;
     }
     if (isOther) {
-      this.#ladder = ladder;
+      this.#ladder.rungs = ladder;
       this.#neighbours = seen.neighbours;
       this.#reset();
     }
@@ -508,8 +466,8 @@ export class Controller {
    * best-effort work slows what programs do before they wait. A window tells which; until then durations say nothing.
    */
   #doubt(): void {
-    const known = this.#at(this.#rung);
-    const delayed = this.#delay(this.#rung);
+    const known = this.#ladder.here;
+    const delayed = this.#ladder.delay(this.#ladder.rung);
     if (!this.#holds && this.#alone.isTooShort(known, delayed)) return this.#forgetAlone();
     const since = (this.t_s - this.#window_s) * this.#slow_per_s;
     if (!delayed || delayed.verdict === "over" || since <= SAME_HOST) return;
@@ -518,48 +476,49 @@ export class Controller {
 
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
   #tryOut(spent_s: number): void {
-    if (this.#leavesStops && spent_s >= FAR_TRIAL_S && this.#alone.isFarOver(this.#at(this.#rung))) {
+    if (this.#ladder.leavesStops && spent_s >= FAR_TRIAL_S && this.#alone.isFarOver(this.#ladder.here)) {
       this.#retreat();
-      this.#at(this.#ladder.length - 1).notBefore_s = this.t_s + BACK_OFF_FAR_S;
+      this.#ladder.at(this.#ladder.rungs.length - 1).notBefore_s = this.t_s + BACK_OFF_FAR_S;
       return;
     }
-    const verdict = this.#judge(this.#rung);
+    const verdict = this.#ladder.judge(this.#ladder.rung);
     // Where neither is within the target, the better of the two is kept.
-    const lesser = verdict === "over" && this.#home === 0 && this.#isLesserEvil();
+    const lesser = verdict === "over" && this.#ladder.home === 0 && this.#ladder.isLesserEvil();
     if (verdict === "over" && !lesser) return this.#retreat();
-    const isBetter = verdict === "within" && this.#judge(this.#home) === "over";
-    const [here, home] = [this.#at(this.#rung), this.#at(this.#home)];
+    const isBetter = verdict === "within" && this.#ladder.judge(this.#ladder.home) === "over";
+    const [here, home] = [this.#ladder.here, this.#ladder.at(this.#ladder.home)];
     // Slices alone that cross over have to be seen to give more: where they do not, whether they delay requests need not be known.
-    const more = isBetter || (this.#crossesOver ? this.#getsLess(home, here) : !this.#getsLess(here, home));
-    const clear = this.#isClear();
+    const more =
+      isBetter || (this.#ladder.crossesOver ? this.#ladder.getsLess(home, here) : !this.#ladder.getsLess(here, home));
+    const clear = this.#ladder.isClear();
     if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
     if (lesser || (verdict === "within" && more)) {
-      this.#home = this.#rung;
-      this.#at(this.#rung).isOver = false;
+      this.#ladder.home = this.#ladder.rung;
+      this.#ladder.here.isOver = false;
       this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
       this.#stay_s = 0;
       this.#enter("run");
     } else {
-      const less = !more && (verdict === "within" || this.#crossesOver);
-      this.#retreat(verdict === "unknown" && !less && this.#isComparable(this.#rung), less);
+      const less = !more && (verdict === "within" || this.#ladder.crossesOver);
+      this.#retreat(verdict === "unknown" && !less && this.#ladder.isComparable(this.#ladder.rung), less);
     }
   }
 
   /** A tick on a rung that was chosen: whether it still holds, whether more has to be learned, and whether another is to be tried. */
   #stand(spent_s: number): void {
-    this.#at(this.#rung).fade(TICK_S);
+    this.#ladder.here.fade(TICK_S);
     // Whoever comes back is not to find a trial.
     if (this.#isSilent) return;
-    const over = this.#judge(this.#rung) === "over";
-    const stays = over && this.#isLesserEvil();
-    if (this.#rung > 0 && ((over && !stays) || this.#gainsNothing())) {
-      this.#home = this.#below();
+    const over = this.#ladder.judge(this.#ladder.rung) === "over";
+    const stays = over && this.#ladder.isLesserEvil();
+    if (this.#ladder.rung > 0 && ((over && !stays) || this.#ladder.gainsNothing())) {
+      this.#ladder.home = this.#ladder.below();
       return this.#retreat();
     }
     this.#unreachable_s =
       over && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
-    const lacks = this.#alone.hasWaits && !this.#isComparable(this.#rung);
+    const lacks = this.#alone.hasWaits && !this.#ladder.isComparable(this.#ladder.rung);
     const known = this.#knowsAlone;
     const few = lacks || this.#alone.isDoubted || this.#alone.count < ENOUGH_ALONE;
     if (few && this.#mayHold(known)) {
@@ -568,9 +527,9 @@ export class Controller {
       return this.#enter("window");
     }
     // Where suspension misses the target, slices may not.
-    const other = over && this.#rung === 0 && this.#ladder === PREEMPT_RUNGS;
-    const works = this.#at(this.#rung).seconds >= TICK_S && this.#at(this.#rung).launches_per_s > 0;
-    if (!this.#tellsP99 && spent_s < PATIENCE_P99_S) return;
+    const other = over && this.#ladder.rung === 0 && this.#ladder.rungs === PREEMPT_RUNGS;
+    const works = this.#ladder.here.seconds >= TICK_S && this.#ladder.here.launches_per_s > 0;
+    if (!this.#ladder.tellsP99 && spent_s < PATIENCE_P99_S) return;
     if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }
 
@@ -593,7 +552,7 @@ export class Controller {
   #mayHold(known: boolean): boolean {
     if ("p99_ms" in this.#target || this.#measured === "" || this.t_s - this.#heard_s > HEARD_S) return false;
     const learning_s = this.t_s - this.#began_s;
-    const enough = this.#isComparable(this.#rung);
+    const enough = this.#ladder.isComparable(this.#ladder.rung);
     const well = enough && this.#alone.waits >= WELL_KNOWN;
     // A change of load, or a start that was none, may cost more.
     const allowed_s =
@@ -608,7 +567,7 @@ export class Controller {
 
   /** A window has to last for longer than requests, or none of them is alone from its beginning to its end. */
   #windowLength_s(least_s: number): number {
-    const most_ms = this.#at(this.#rung).pool.quantile_ms(0.9);
+    const most_ms = this.#ladder.here.pool.quantile_ms(0.9);
     const long_ms = Number.isFinite(most_ms) ? most_ms : this.#sampled_ms || 0;
     return Math.min(WINDOW_MOST_S, Math.max(least_s, HOLD_S + (WINDOW_REQUESTS * long_ms) / 1000));
   }
@@ -658,7 +617,7 @@ export class Controller {
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
   #forgetDurations(): void {
     this.#alone.takeWindow();
-    for (const known of this.#known) known?.pool.clear();
+    this.#ladder.forgetDurations();
   }
 
   /**
@@ -668,190 +627,26 @@ export class Controller {
   #anchor(factor: number): void {
     const now_ms = this.#alone.windowLength_ms;
     if (now_ms === undefined) return;
-    const ratio = now_ms / (this.#request_ms ?? Number.NaN);
+    const ratio = now_ms / (this.#ladder.request_ms ?? Number.NaN);
     if (!(ratio > factor || ratio < 1 / factor)) return;
-    this.#known = [];
-    this.#request_ms = now_ms;
-    const here = this.#ladder[this.#rung];
+    this.#ladder.forget();
+    this.#ladder.request_ms = now_ms;
+    const here = this.#ladder.rungs[this.#ladder.rung];
     const apart = ({ need }: Rung): number => Math.abs(Math.log((need * ratio) / (here?.need ?? 0)));
-    const alike = this.#ladder.filter(
+    const alike = this.#ladder.rungs.filter(
       ({ suspend, corun, need }) => suspend && need > 0 && here && here.need > 0 && corun === here.corun,
     );
     const [closest] = alike.toSorted((a, b) => apart(a) - apart(b));
-    this.#go(closest ? this.#ladder.indexOf(closest) : this.#rung);
-    this.#home = this.#rung;
-  }
-
-  /** Enough is known of requests alone for most of those on a rung to be compared. */
-  #isComparable(rung: number): boolean {
-    return this.#alone.isComparable(this.#at(rung), this.#delay(rung));
-  }
-
-  /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
-  #delay(rung: number): Delay | undefined {
-    return this.#alone.delay(this.#at(rung), this.#ticks, this.t_s);
-  }
-
-  /** Whether the requests of a rung are within the target. */
-  #judge(rung: number): Verdict {
-    return this.#alone.verdict(this.#at(rung), this.#delay(rung), this.#toldBelow(rung));
-  }
-
-  /** A target in milliseconds has a 99th percentile to go by: of this rung, or of one below it. */
-  get #tellsP99(): boolean {
-    return (
-      "p99_over_alone" in this.#target || this.#alone.tellsP99(this.#at(this.#rung)) || !!this.#toldBelow(this.#rung)
-    );
-  }
-
-  /** The highest rung below this one whose 99th percentile is known, and not of long ago. */
-  #toldBelow(rung: number): Known | undefined {
-    return this.#known
-      .slice(0, rung)
-      .findLast((known) => known && this.#alone.tellsP99(known) && !known.isOld(this.t_s));
-  }
-
-  /**
-   * The highest rung below this one that is known to be within the target; else, of those that hold launches or are no more than where it
-   * begins, the highest that is not known to miss it; else the first. There best-effort work gets a tenth less than with a late suspension or longer slices: so from these to
-   * a rung of the same kind before any other, if only to one that is not known to miss the target, half way down or with the next slices.
-   */
-  #below(): number {
-    const below = Array.from({ length: Math.max(0, this.#rung - 1) }, (_, n) => this.#rung - 1 - n).filter(
-      (rung) => this.t_s >= this.#at(rung).notBefore_s,
-    );
-    const within = below.find((rung) => this.#judge(rung) === "within");
-    const isUnknown = (rung: number): boolean => this.#judge(rung) === "unknown";
-    if (this.#ladder === GATE_RUNGS) return within ?? below.find(isUnknown) ?? 0;
-    const kindOf = (rung: number): "late" | "slices" | undefined => {
-      const { need = 0, suspend = true } = this.#ladder[rung] ?? {};
-      return need > 0 ? "late" : suspend || rung <= SHORTEST ? undefined : "slices";
-    };
-    const kind = kindOf(this.#rung);
-    const alike = kind ? below.filter((rung) => kindOf(rung) === kind) : [];
-    const isOld = (rung: number): boolean => this.#at(rung).isOld(this.t_s);
-    const half = kind === "late" ? (this.#rung + this.#ladder.findIndex(({ need }) => need > 0)) >> 1 : this.#rung;
-    return (
-      alike.find((rung) => !isOld(rung) && this.#judge(rung) === "within") ??
-      alike.find((rung) => rung <= half && (isOld(rung) || isUnknown(rung))) ??
-      within ??
-      below.find((rung) => rung <= firstRung(this.#ladder) && isUnknown(rung)) ??
-      0
-    );
+    this.#go(closest ? this.#ladder.rungs.indexOf(closest) : this.#ladder.rung);
+    this.#ladder.home = this.#ladder.rung;
   }
 
   /** Tries the next rung up that is not being left alone; where next to nothing is delayed so far, one further up. */
   #tryNext(): void {
-    const above = this.#ladder
-      .keys()
-      .filter((rung) => rung > this.#home && this.t_s >= this.#at(rung).notBefore_s && !this.#isHopeless(rung))
-      .toArray();
-    // Rungs of late suspension are half as far apart.
-    const skips = this.#ladder === GATE_RUNGS ? this.#skips : 2 * this.#skips;
-    const further = above[this.#isClear() ? skips : 0] ?? above[0];
-    // What is known of one way to preempt says nothing of the other.
-    const isOther = this.#ladder[further ?? 0]?.suspend !== this.#ladder[this.#rung]?.suspend;
-    const rung = isOther ? above[0] : further;
-    // With nothing else to be tried, whether the shortest slices delay requests still.
-    const again = this.#blocksSlices && this.t_s >= this.#at(SHORTEST).notBefore_s ? SHORTEST : undefined;
-    const next = rung ?? again;
+    const next = this.#ladder.next(this.#skips);
     if (next === undefined) return;
     this.#go(next);
     this.#enter("trial");
-  }
-
-  /** The shortest slices were seen to delay requests by too much, and those on the rung to go back to are suspended. */
-  get #blocksSlices(): boolean {
-    return this.#ladder === PREEMPT_RUNGS && this.#ladder[this.#home]?.suspend === true && this.#at(SHORTEST).isOver;
-  }
-
-  /**
-   * It stood on a suspension and is on slices alone, which give little more, or nothing, and delay requests by more. Where those leave the GPU idle
-   * between launches that is so of a late suspension (an H200: 17,400 launches a second beside ResNet-50, 19,700 with suspension); where they keep it
-   * busy of one at once, unless the target leaves them room for it; of few requests neither is known in one trial.
-   */
-  get #crossesOver(): boolean {
-    const [home, here] = [this.#ladder[this.#home], this.#ladder[this.#rung]];
-    if (this.#ladder !== PREEMPT_RUNGS || home?.suspend !== true || here?.suspend !== false) return false;
-    const isKnown = this.#delay(this.#rung) !== undefined;
-    return home.need > 0 || (this.#alone.areBound && isKnown && !this.#usesLess(ROOM));
-  }
-
-  /** The rung's requests are known to be delayed by less than this part of what the target allows. */
-  #usesLess(part: number): boolean {
-    const delayed = this.#delay(this.#rung);
-    if (!delayed || !("p99_over_alone" in this.#target)) return false;
-    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + part * (this.#target.p99_over_alone - 1);
-  }
-
-  /** It stood where streams stop and is where all run. */
-  get #leavesStops(): boolean {
-    return (
-      this.#ladder === STOP_RUNGS && !this.#ladder[this.#rung]?.suspend && this.#ladder[this.#home]?.suspend === true
-    );
-  }
-
-  /** Requests keep the GPU busy. Where none are known alone: those that best-effort work makes way for at once. */
-  get #areBound(): boolean {
-    if ("p99_over_alone" in this.#target) return this.#alone.areBound;
-    return areBound(this.#at(firstRung(this.#ladder)).waits.waits);
-  }
-
-  /**
-   * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
-   * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
-   * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each, or work go on
-   * to a later stop, for next to nothing; and any where suspension at once is too late; and one that comes at once to nearly all requests, if that is so
-   * with the next one too.
-   */
-  #isHopeless(rung: number): boolean {
-    if (this.#ladder === GATE_RUNGS || (this.#ladder === PREEMPT_RUNGS && rung === SHORTEST)) return false;
-    const { suspend, need = 0, slice_us = 0 } = this.#ladder[rung] ?? {};
-    if (!suspend)
-      return this.#ladder === STOP_RUNGS
-        ? "p99_over_alone" in this.#target && (this.#delay(this.#rung) === undefined || this.#isBound())
-        : this.#blocksSlices || this.#waitsFor(slice_us);
-    if (need > 0 && this.#areBound) return true;
-    if (this.#home === 0 && this.#judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;
-    const next_ms = (this.#ladder[rung + 1]?.need ?? 0) * (this.#request_ms ?? this.#length_ms() ?? Number.NaN);
-    return rung > firstRung(this.#ladder) && next_ms > this.#alone.quantile_ms(0.9);
-  }
-
-  /** Requests that keep the GPU busy wait for the end of a slice, the slowest for all of one so much longer than here: too long for the target. */
-  #waitsFor(slice_us: number): boolean {
-    const delayed = this.#delay(this.#rung);
-    const here = this.#ladder[this.#rung];
-    if (!delayed || !here || here.suspend || !this.#alone.areBound || !("p99_over_alone" in this.#target)) return false;
-    const longer = (slice_us - here.slice_us) / 1000 / (this.#alone.length_ms ?? Number.NaN);
-    return delayed.p95 + longer > this.#target.p99_over_alone;
-  }
-
-  /**
-   * Requests that leave the GPU idle between launches: where best-effort work stops at once it is back in each of these gaps until a stop is
-   * reached, for a short slice, and delays the next kernel; where its slices are long until it is suspended there are no such switches. (`rigel simulate
-   * --policy slo+slices --slow 1.8 --duration 100 --seed 1`: ResNet-50's beside its training are over the target with stops at first, and where that put off
-   * late suspension for a minute, too, the harvest was 0.87 instead of 0.90.)
-   */
-  get #mayBeBetterLate(): boolean {
-    return this.#ladder === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#alone.areBound;
-  }
-
-  /**
-   * Requests that mostly wait for the GPU are slowed by all that runs beside them, and the target leaves no room for that: letting all run is not even
-   * tried (on an H200, under MPS with nothing held back: BERT as one CUDA graph beside ResNet-50's training 3.6 times as long, ResNet-50 as one 2.4 times,
-   * GPT-2 decoding 2.9 times, where the trial's quarter of a second had requests queue up to 120 ms).
-   */
-  #isBound(): boolean {
-    return "p99_over_alone" in this.#target && this.#target.p99_over_alone <= FAR_OVER && this.#alone.areBound;
-  }
-
-  /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
-  #isClear(): boolean {
-    if (this.#ladder !== GATE_RUNGS && this.#ladder[this.#rung]?.need === 0) return false;
-    const delayed = this.#delay(this.#rung);
-    const { pool, seconds } = this.#at(this.#rung);
-    if (pool.count * TRIAL_S < ENOUGH * seconds) return false;
-    return (delayed?.requests ?? 0) >= CLEAR_REQUESTS && this.#usesLess(CLEAR);
   }
 
   /**
@@ -859,61 +654,11 @@ export class Controller {
    * showed too little (few requests came) is tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
    */
   #retreat(again = false, less = false): void {
-    const failed = this.#at(this.#rung);
-    const over = this.#judge(this.#rung) === "over";
-    failed.isOver = over;
-    // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
-    const few = failed.pool.count < ENOUGH;
-    if (this.#state === "trial") failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
-    if (this.#crossesOver || this.#leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
-    failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
-    // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
-    // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
-    const { suspend, need = 0, inflight = 0, corun = 0 } = this.#ladder[this.#rung] ?? {};
-    const other = less && this.#ladder[this.#home]?.suspend !== suspend;
-    for (const [rung, is] of this.#ladder.entries()) {
-      if (rung <= this.#rung || !(over || few || other) || is.suspend !== suspend) continue;
-      if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
-      if (is.inflight < inflight || is.corun < corun) continue;
-      this.#at(rung).notBefore_s = Math.max(this.#at(rung).notBefore_s, failed.notBefore_s);
-    }
-    if (!again) {
-      failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
-      failed.clear();
-    }
+    this.#ladder.leave(this.#state === "trial", again, less);
     this.#skips = 0;
     this.#stay_s = again ? 0 : STAY_S;
-    this.#go(this.#home);
+    this.#go(this.#ladder.home);
     this.#enter("run");
-  }
-
-  /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */
-  #gainsNothing(): boolean {
-    const here = this.#at(this.#rung);
-    if (here.seconds < STAY_S) return false;
-    const rung = this.#below();
-    const below = this.#at(rung);
-    return below.seconds >= STAY_S && this.#judge(rung) !== "over" && this.#getsLess(here, below);
-  }
-
-  /** By the time that requests left, too: they come in bursts, and what they take of best-effort is not the same on all rungs. */
-  #getsLess(here: Known, there: Known): boolean {
-    const few = Math.max(1, Math.min(here.pool.count, there.pool.count));
-    const least = 1 - LESS / Math.sqrt(few) - BURSTS * Math.max(here.burst, there.burst);
-    return (
-      here.launches_per_s < there.launches_per_s * least && here.launches_per_left_s < there.launches_per_left_s * least
-    );
-  }
-
-  /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
-  #isLesserEvil(): boolean {
-    if (this.#rung !== SHORTEST || this.#ladder !== PREEMPT_RUNGS) return false;
-    const [first, second] = [this.#delay(0), this.#delay(SHORTEST)];
-    if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
-      return second.p50 < first.p50 && second.p90 < first.p90;
-    const [one, other] = [this.#at(0).pool, this.#at(SHORTEST).pool];
-    const isShorter = (q: number): boolean => other.quantile_ms(q) < one.quantile_ms(q);
-    return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
   }
 
   /** Of the `ticks` that have just gone. */
@@ -930,7 +675,7 @@ export class Controller {
     this.seconds.push({
       t_s: Math.floor(this.#ticks / each),
       over_s,
-      rung: this.#rung,
+      rung: this.#ladder.rung,
       held_s: round(second.held_s),
       requests: second.requests.total,
       p50_ms: finite(second.requests.quantile_ms(0.5)),

@@ -1,0 +1,309 @@
+/**
+ * slo-ladder.ts: what policy `slo` knows of each rung of its ladder, and by that which of them are worth standing on, trying, or leaving
+ * alone.
+ *
+ * slo.ts moves on it. Pure.
+ */
+
+import { areBound, ENOUGH, FAR_OVER, type RequestsAlone, type Target, type Verdict } from "./slo-alone.ts";
+import type { Delay } from "./slo-delay.ts";
+import { Known } from "./slo-known.ts";
+import { firstRung, GATE_RUNGS, PREEMPT_RUNGS, type Rung, SHORTEST, STOP_RUNGS } from "./slo-rungs.ts";
+
+/**
+ * Longest trial of a rung, shortest stay after one that failed, and how long that rung is left alone: so many times as long as its
+ * trials took, doubled each time.
+ */
+export const TRIAL_S = 1;
+export const STAY_S = 2;
+const BACK_OFF_TIMES = 8;
+/** The same for slices alone that were tried from a suspension and gave no more (crossesOver), and for letting all run where streams stop. */
+const BACK_OFF_OVER_S = 30;
+const BACK_OFF_MAX_S = 120;
+/** Requests that keep the GPU busy and use more than this part are worth what slices alone give only where that is seen to be more. */
+const ROOM = 0.5;
+/** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
+const LESS = 0.4;
+/** And by so many times the standard deviation of a tick's launches: they come step by step, and at the ends a step counts or does not. */
+const BURSTS = 2;
+/** Requests that use less than this part of what the target allows them are far from it, as so many of them tell. */
+const CLEAR = 0.25;
+const CLEAR_REQUESTS = 45;
+
+export class Ladder {
+  readonly #target: Target;
+  readonly #alone: RequestsAlone;
+  /** From the one that is safest for the high clients. */
+  rungs: readonly Rung[] = GATE_RUNGS;
+  /** The one in force, and the one to go back to if a trial fails. */
+  rung = 0;
+  home = 0;
+  /**
+   * What `need` is a part of (length_ms, when a rung first needed it): that a host becomes slower does not move the rungs. For a target
+   * in milliseconds, which has no windows that tell when requests have become others, it follows them.
+   */
+  request_ms: number | undefined;
+  #known: Known[] = [];
+  #tick = 0;
+  #t_s = 0;
+
+  constructor(target: Target, alone: RequestsAlone) {
+    this.#target = target;
+    this.#alone = alone;
+  }
+
+  /** So many ticks have gone. */
+  pass(ticks: number, t_s: number): void {
+    this.#tick += ticks;
+    this.#t_s = t_s;
+  }
+
+  at(rung: number): Known {
+    return (this.#known[rung] ??= new Known());
+  }
+
+  get here(): Known {
+    return this.at(this.rung);
+  }
+
+  /** What was learned on the rungs was learned under other circumstances. */
+  forget(): void {
+    this.#known = [];
+  }
+
+  forgetDurations(): void {
+    for (const known of this.#known) known?.pool.clear();
+  }
+
+  /* ---- How its requests fare */
+
+  /** What requests take alone, or where none of those are known, on the rung to go back to. Undefined: nothing is known. */
+  length_ms(): number | undefined {
+    return [this.#alone.length_ms, this.at(this.home).pool.quantile_ms(0.5)].find(Number.isFinite);
+  }
+
+  /** Enough is known of requests alone for most of those on a rung to be compared. */
+  isComparable(rung: number): boolean {
+    return this.#alone.isComparable(this.at(rung), this.delay(rung));
+  }
+
+  /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
+  delay(rung: number): Delay | undefined {
+    return this.#alone.delay(this.at(rung), this.#tick, this.#t_s);
+  }
+
+  /** Whether the requests of a rung are within the target. */
+  judge(rung: number): Verdict {
+    return this.#alone.verdict(this.at(rung), this.delay(rung), this.#toldBelow(rung));
+  }
+
+  /** A target in milliseconds has a 99th percentile to go by: of this rung, or of one below it. */
+  get tellsP99(): boolean {
+    return "p99_over_alone" in this.#target || this.#alone.tellsP99(this.here) || !!this.#toldBelow(this.rung);
+  }
+
+  /** The highest rung below this one whose 99th percentile is known, and not of long ago. */
+  #toldBelow(rung: number): Known | undefined {
+    return this.#known
+      .slice(0, rung)
+      .findLast((known) => known && this.#alone.tellsP99(known) && !known.isOld(this.#t_s));
+  }
+
+  /* ---- Where to go */
+
+  /**
+   * The highest rung below this one that is known to be within the target; else, of those that hold launches or are no more than where it
+   * begins, the highest that is not known to miss it; else the first. There best-effort work gets a tenth less than with a late suspension or longer slices: so from these to
+   * a rung of the same kind before any other, if only to one that is not known to miss the target, half way down or with the next slices.
+   */
+  below(): number {
+    const below = Array.from({ length: Math.max(0, this.rung - 1) }, (_, n) => this.rung - 1 - n).filter(
+      (rung) => this.#t_s >= this.at(rung).notBefore_s,
+    );
+    const within = below.find((rung) => this.judge(rung) === "within");
+    const isUnknown = (rung: number): boolean => this.judge(rung) === "unknown";
+    if (this.rungs === GATE_RUNGS) return within ?? below.find(isUnknown) ?? 0;
+    const kindOf = (rung: number): "late" | "slices" | undefined => {
+      const { need = 0, suspend = true } = this.rungs[rung] ?? {};
+      return need > 0 ? "late" : suspend || rung <= SHORTEST ? undefined : "slices";
+    };
+    const kind = kindOf(this.rung);
+    const alike = kind ? below.filter((rung) => kindOf(rung) === kind) : [];
+    const isOld = (rung: number): boolean => this.at(rung).isOld(this.#t_s);
+    const half = kind === "late" ? (this.rung + this.rungs.findIndex(({ need }) => need > 0)) >> 1 : this.rung;
+    return (
+      alike.find((rung) => !isOld(rung) && this.judge(rung) === "within") ??
+      alike.find((rung) => rung <= half && (isOld(rung) || isUnknown(rung))) ??
+      within ??
+      below.find((rung) => rung <= firstRung(this.rungs) && isUnknown(rung)) ??
+      0
+    );
+  }
+
+  /** The shortest slices were seen to delay requests by too much, and those on the rung to go back to are suspended. */
+  get #blocksSlices(): boolean {
+    return this.rungs === PREEMPT_RUNGS && this.rungs[this.home]?.suspend === true && this.at(SHORTEST).isOver;
+  }
+
+  /**
+   * It stood on a suspension and is on slices alone, which give little more, or nothing, and delay requests by more. Where those leave the GPU idle
+   * between launches that is so of a late suspension (an H200: 17,400 launches a second beside ResNet-50, 19,700 with suspension); where they keep it
+   * busy of one at once, unless the target leaves them room for it; of few requests neither is known in one trial.
+   */
+  get crossesOver(): boolean {
+    const [home, here] = [this.rungs[this.home], this.rungs[this.rung]];
+    if (this.rungs !== PREEMPT_RUNGS || home?.suspend !== true || here?.suspend !== false) return false;
+    const isKnown = this.delay(this.rung) !== undefined;
+    return home.need > 0 || (this.#alone.areBound && isKnown && !this.#usesLess(ROOM));
+  }
+
+  /** The rung's requests are known to be delayed by less than this part of what the target allows. */
+  #usesLess(part: number): boolean {
+    const delayed = this.delay(this.rung);
+    if (!delayed || !("p99_over_alone" in this.#target)) return false;
+    return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + part * (this.#target.p99_over_alone - 1);
+  }
+
+  /** It stood where streams stop and is where all run. */
+  get leavesStops(): boolean {
+    return this.rungs === STOP_RUNGS && !this.rungs[this.rung]?.suspend && this.rungs[this.home]?.suspend === true;
+  }
+
+  /** Requests keep the GPU busy. Where none are known alone: those that best-effort work makes way for at once. */
+  get #areBound(): boolean {
+    if ("p99_over_alone" in this.#target) return this.#alone.areBound;
+    return areBound(this.at(firstRung(this.rungs)).waits.waits);
+  }
+
+  /**
+   * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
+   * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
+   * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each, or work go on
+   * to a later stop, for next to nothing; and any where suspension at once is too late; and one that comes at once to nearly all requests, if that is so
+   * with the next one too.
+   */
+  #isHopeless(rung: number): boolean {
+    if (this.rungs === GATE_RUNGS || (this.rungs === PREEMPT_RUNGS && rung === SHORTEST)) return false;
+    const { suspend, need = 0, slice_us = 0 } = this.rungs[rung] ?? {};
+    if (!suspend)
+      return this.rungs === STOP_RUNGS
+        ? "p99_over_alone" in this.#target && (this.delay(this.rung) === undefined || this.#isBound())
+        : this.#blocksSlices || this.#waitsFor(slice_us);
+    if (need > 0 && this.#areBound) return true;
+    if (this.home === 0 && this.judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;
+    const next_ms = (this.rungs[rung + 1]?.need ?? 0) * (this.request_ms ?? this.length_ms() ?? Number.NaN);
+    return rung > firstRung(this.rungs) && next_ms > this.#alone.quantile_ms(0.9);
+  }
+
+  /** Requests that keep the GPU busy wait for the end of a slice, the slowest for all of one so much longer than here: too long for the target. */
+  #waitsFor(slice_us: number): boolean {
+    const delayed = this.delay(this.rung);
+    const here = this.rungs[this.rung];
+    if (!delayed || !here || here.suspend || !this.#alone.areBound || !("p99_over_alone" in this.#target)) return false;
+    const longer = (slice_us - here.slice_us) / 1000 / (this.#alone.length_ms ?? Number.NaN);
+    return delayed.p95 + longer > this.#target.p99_over_alone;
+  }
+
+  /**
+   * Requests that leave the GPU idle between launches: where best-effort work stops at once it is back in each of these gaps until a stop is
+   * reached, for a short slice, and delays the next kernel; where its slices are long until it is suspended there are no such switches. (`rigel simulate
+   * --policy slo+slices --slow 1.8 --duration 100 --seed 1`: ResNet-50's beside its training are over the target with stops at first, and where that put off
+   * late suspension for a minute, too, the harvest was 0.87 instead of 0.90.)
+   */
+  get #mayBeBetterLate(): boolean {
+    return this.rungs === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#alone.areBound;
+  }
+
+  /**
+   * Requests that mostly wait for the GPU are slowed by all that runs beside them, and the target leaves no room for that: letting all run is not even
+   * tried (on an H200, under MPS with nothing held back: BERT as one CUDA graph beside ResNet-50's training 3.6 times as long, ResNet-50 as one 2.4 times,
+   * GPT-2 decoding 2.9 times, where the trial's quarter of a second had requests queue up to 120 ms).
+   */
+  #isBound(): boolean {
+    return "p99_over_alone" in this.#target && this.#target.p99_over_alone <= FAR_OVER && this.#alone.areBound;
+  }
+
+  /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
+  isClear(): boolean {
+    if (this.rungs !== GATE_RUNGS && this.rungs[this.rung]?.need === 0) return false;
+    const delayed = this.delay(this.rung);
+    const { pool, seconds } = this.here;
+    if (pool.count * TRIAL_S < ENOUGH * seconds) return false;
+    return (delayed?.requests ?? 0) >= CLEAR_REQUESTS && this.#usesLess(CLEAR);
+  }
+
+  /** Best-effort gets less here than on the rung to go back to, as seen over some time on both. */
+  gainsNothing(): boolean {
+    const here = this.here;
+    if (here.seconds < STAY_S) return false;
+    const rung = this.below();
+    const below = this.at(rung);
+    return below.seconds >= STAY_S && this.judge(rung) !== "over" && this.getsLess(here, below);
+  }
+
+  /** By the time that requests left, too: they come in bursts, and what they take of best-effort is not the same on all rungs. */
+  getsLess(here: Known, there: Known): boolean {
+    const few = Math.max(1, Math.min(here.pool.count, there.pool.count));
+    const least = 1 - LESS / Math.sqrt(few) - BURSTS * Math.max(here.burst, there.burst);
+    return (
+      here.launches_per_s < there.launches_per_s * least && here.launches_per_left_s < there.launches_per_left_s * least
+    );
+  }
+
+  /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
+  isLesserEvil(): boolean {
+    if (this.rung !== SHORTEST || this.rungs !== PREEMPT_RUNGS) return false;
+    const [first, second] = [this.delay(0), this.delay(SHORTEST)];
+    if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
+      return second.p50 < first.p50 && second.p90 < first.p90;
+    const [one, other] = [this.at(0).pool, this.at(SHORTEST).pool];
+    const isShorter = (q: number): boolean => other.quantile_ms(q) < one.quantile_ms(q);
+    return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
+  }
+
+  /** The next rung up that is not being left alone; where next to nothing is delayed so far, one further up, by so many times. */
+  next(times: number): number | undefined {
+    const above = this.rungs
+      .keys()
+      .filter((rung) => rung > this.home && this.#t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
+      .toArray();
+    // Rungs of late suspension are half as far apart.
+    const skips = this.rungs === GATE_RUNGS ? times : 2 * times;
+    const further = above[this.isClear() ? skips : 0] ?? above[0];
+    // What is known of one way to preempt says nothing of the other.
+    const isOther = this.rungs[further ?? 0]?.suspend !== this.rungs[this.rung]?.suspend;
+    const rung = isOther ? above[0] : further;
+    // With nothing else to be tried, whether the shortest slices delay requests still.
+    const again = this.#blocksSlices && this.#t_s >= this.at(SHORTEST).notBefore_s ? SHORTEST : undefined;
+    return rung ?? again;
+  }
+
+  /**
+   * The one in force failed (in a trial), and is left alone for a while, and longer the next time; `again`: a trial has shown too little of it, so that it is
+   * tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
+   */
+  leave(isTrial: boolean, again: boolean, less: boolean): void {
+    const failed = this.here;
+    const over = this.judge(this.rung) === "over";
+    failed.isOver = over;
+    // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
+    const few = failed.pool.count < ENOUGH;
+    if (isTrial) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
+    if (this.crossesOver || this.leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
+    failed.notBefore_s = this.#t_s + (again ? STAY_S : failed.backOff_s);
+    // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
+    // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
+    const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};
+    const other = less && this.rungs[this.home]?.suspend !== suspend;
+    for (const [rung, is] of this.rungs.entries()) {
+      if (rung <= this.rung || !(over || few || other) || is.suspend !== suspend) continue;
+      if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
+      if (is.inflight < inflight || is.corun < corun) continue;
+      this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);
+    }
+    if (!again) {
+      failed.backOff_s = Math.min(failed.backOff_s * 2, BACK_OFF_MAX_S);
+      failed.clear();
+    }
+  }
+}
