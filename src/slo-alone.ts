@@ -20,8 +20,10 @@ export type Verdict = "within" | "over" | "unknown";
 
 /** Requests that a verdict needs. */
 export const ENOUGH = 20;
-/** Requests that tell a 99th percentile. */
+/** Requests that tell a 99th percentile; what tells of fewer by how much they are longer than others, and by how many standard deviations it may be off. */
 const TELL_P99 = 200;
+const QUARTILES = [0.25, 0.5, 0.75] as const;
+const CHANCE = 0.6;
 /** Requests alone that are enough to try something. */
 export const KNOWN = 60;
 /** The same where it is known what part of them is waiting. Then durations are only looked at for what is out of all proportion. */
@@ -218,10 +220,11 @@ export class RequestsAlone {
    * what is rarer when there are enough of them. "Over" is said when the quantiles differ by more than chance allows: each pool's
    * own order statistics say how far its quantile may be off (z times the standard deviation of a binomial rank).
    *
-   * Of a target in milliseconds there is nothing to compare with but a rung whose 99th percentile is known, `other`: that of fewer requests is
-   * taken to be longer by as much as their median is. (`rigel simulate jobs.json --policy slo+slices --duration 60 --seed 41`, and 42 and 43, ResNet-50's
-   * and BERT's requests beside ResNet-50's and GPT-2's training: with `p99_ms` 1.1 and 1.3 times p99 alone it came to 1.10 and 1.32, with a harvest of 0.95;
-   * to 1.22 and 1.38, with the same, where the few requests of a trial were to tell, and the next one was begun at once.)
+   * Of a target in milliseconds there is nothing to compare with but a rung whose 99th percentile is known and within it, `other`: that of fewer
+   * requests is taken to be longer by as much as a quartile is (the middle of three: with two kinds of requests a median may be of either). (`rigel simulate
+   * jobs.json --policy slo+slices --duration 60 --seed 41`, and 42 and 43, ResNet-50's and BERT's requests beside ResNet-50's and GPT-2's training: with
+   * `p99_ms` 1.1 and 1.3 times p99 alone it came to 1.10 and 1.28, with a harvest of 0.947; to 1.22 and 1.38, with 0.952, where the few requests of a
+   * trial were to tell, and the next one was begun at once.)
    */
   verdict(known: Known, delayed: Delay | undefined, other?: Known): Verdict {
     const { pool } = known;
@@ -230,7 +233,9 @@ export class RequestsAlone {
       const { p99_ms } = this.#target;
       if (pool.quantile_ms(this.tellsP99(known) ? 0.99 : 1 - 2 / pool.count) > p99_ms) return "over";
       if (this.tellsP99(known) || !other) return "within";
-      const longer = pool.quantile_ms(0.5) / other.pool.quantile_ms(0.5);
+      const [, longer = 1] = QUARTILES.map(
+        (quartile) => pool.quantile_ms(off(quartile, -CHANCE, pool.count)) / other.pool.quantile_ms(quartile),
+      ).toSorted((a, b) => a - b);
       return longer * other.pool.quantile_ms(0.99) > p99_ms ? "over" : "within";
     }
     if (delayed) return !this.isDoubted && this.#isLonger(pool, GROSS) ? "over" : delayed.verdict;

@@ -44,6 +44,7 @@ export class Ladder {
    */
   request_ms: number | undefined;
   #known: Known[] = [];
+  #wereBound = false;
   #tick = 0;
   #t_s = 0;
 
@@ -69,6 +70,7 @@ export class Ladder {
   /** What was learned on the rungs was learned under other circumstances. */
   forget(): void {
     this.#known = [];
+    this.#wereBound = false;
   }
 
   forgetDurations(): void {
@@ -94,7 +96,8 @@ export class Ladder {
 
   /** Whether the requests of a rung are within the target. */
   judge(rung: number): Verdict {
-    return this.#alone.verdict(this.at(rung), this.delay(rung), this.#toldBelow(rung));
+    const known = this.at(rung);
+    return this.#alone.verdict(known, this.delay(rung), known.isOld(this.#t_s) ? undefined : this.#toldBelow(rung));
   }
 
   /** A target in milliseconds has a 99th percentile to go by: of this rung, or of one below it. */
@@ -102,11 +105,19 @@ export class Ladder {
     return "p99_over_alone" in this.#target || this.#alone.tellsP99(this.here) || !!this.#toldBelow(this.rung);
   }
 
-  /** The highest rung below this one whose 99th percentile is known, and not of long ago. */
+  /** The highest rung of the same kind below this one whose 99th percentile is known, not of long ago, and within a target in milliseconds. */
   #toldBelow(rung: number): Known | undefined {
-    return this.#known
-      .slice(0, rung)
-      .findLast((known) => known && this.#alone.tellsP99(known) && !known.isOld(this.#t_s));
+    if (!("p99_ms" in this.#target)) return undefined;
+    const { p99_ms } = this.#target;
+    return this.#known.findLast(
+      (known, at) =>
+        known &&
+        at < rung &&
+        this.rungs[at]?.suspend === this.rungs[rung]?.suspend &&
+        this.#alone.tellsP99(known) &&
+        known.pool.quantile_ms(0.99) <= p99_ms &&
+        !known.isOld(this.#t_s),
+    );
   }
 
   /* ---- Where to go */
@@ -169,10 +180,13 @@ export class Ladder {
     return this.rungs === STOP_RUNGS && !this.rungs[this.rung]?.suspend && this.rungs[this.home]?.suspend === true;
   }
 
-  /** Requests keep the GPU busy. Where none are known alone: those that best-effort work makes way for at once. */
-  get #areBound(): boolean {
+  /** Requests keep the GPU busy. Where none are known alone: those that best-effort work made way for at once, when that was last told. */
+  #areBound(): boolean {
     if ("p99_over_alone" in this.#target) return this.#alone.areBound;
-    return areBound(this.at(firstRung(this.rungs)).waits.waits);
+    const first = firstRung(this.rungs);
+    const told = this.#known.find((known, rung) => known && rung <= first && known.waits.count >= ENOUGH);
+    if (told) this.#wereBound = areBound(told.waits.waits);
+    return this.#wereBound;
   }
 
   /**
@@ -189,7 +203,7 @@ export class Ladder {
       return this.rungs === STOP_RUNGS
         ? "p99_over_alone" in this.#target && (this.delay(this.rung) === undefined || this.#isBound())
         : this.#blocksSlices || this.#waitsFor(slice_us);
-    if (need > 0 && this.#areBound) return true;
+    if (need > 0 && this.#areBound()) return true;
     if (this.home === 0 && this.judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;
     const next_ms = (this.rungs[rung + 1]?.need ?? 0) * (this.request_ms ?? this.length_ms() ?? Number.NaN);
     return rung > firstRung(this.rungs) && next_ms > this.#alone.quantile_ms(0.9);

@@ -181,6 +181,8 @@ export class Controller {
   #first_s = Number.NaN;
   /** When the last one ended. */
   #heard_s = Number.NEGATIVE_INFINITY;
+  /** When there were none last, as it stood on a rung. */
+  #silent_s = Number.NEGATIVE_INFINITY;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -368,8 +370,9 @@ export class Controller {
 
   #go(rung: number): void {
     if (rung !== this.#ladder.rung && this.#state !== "waiting") this.#changes++;
-    // Durations alone, without what requests waited for, would speak against it where the host was slower then.
-    if (this.#alone.hasWaits && this.#ladder.at(rung).isOld(this.t_s)) this.#ladder.at(rung).pool.clear();
+    // Durations alone, without what requests waited for, would speak against it where the host was slower then, or for it.
+    const tells = this.#alone.hasWaits || "p99_ms" in this.#target;
+    if (tells && this.#ladder.at(rung).isOld(this.t_s)) this.#ladder.at(rung).pool.clear();
     this.#ladder.rung = rung;
     this.#settled = this.#ticks;
     const to = this.#ladder.rungs[rung];
@@ -500,7 +503,8 @@ export class Controller {
       this.#enter("run");
     } else {
       const less = !more && (verdict === "within" || this.#ladder.crossesOver);
-      this.#retreat(verdict === "unknown" && !less && this.#ladder.isComparable(this.#ladder.rung), less);
+      const goesOn = "p99_ms" in this.#target || this.#ladder.isComparable(this.#ladder.rung);
+      this.#retreat(verdict === "unknown" && !less && goesOn, less);
     }
   }
 
@@ -508,7 +512,10 @@ export class Controller {
   #stand(spent_s: number): void {
     this.#ladder.here.fade(TICK_S);
     // Whoever comes back is not to find a trial.
-    if (this.#isSilent) return;
+    if (this.#isSilent) {
+      this.#silent_s = this.t_s;
+      return;
+    }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
     const stays = over && this.#ladder.isLesserEvil();
     if (this.#ladder.rung > 0 && ((over && !stays) || this.#ladder.gainsNothing())) {
@@ -529,7 +536,8 @@ export class Controller {
     // Where suspension misses the target, slices may not.
     const other = over && this.#ladder.rung === 0 && this.#ladder.rungs === PREEMPT_RUNGS;
     const works = this.#ladder.here.seconds >= TICK_S && this.#ladder.here.launches_per_s > 0;
-    if (!this.#ladder.tellsP99 && spent_s < PATIENCE_P99_S) return;
+    const asked_s = Math.min(spent_s, this.t_s - this.#silent_s);
+    if (!this.#ladder.tellsP99 && asked_s < PATIENCE_P99_S) return;
     if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }
 

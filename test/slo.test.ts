@@ -5,9 +5,10 @@
 
 import { describe, expect, test } from "bun:test";
 import { Native } from "../src/native.ts";
-import { Known, type Observation } from "../src/slo-known.ts";
+import type { Observation } from "../src/slo-known.ts";
+import { Ladder } from "../src/slo-ladder.ts";
 import type { Settings } from "../src/slo-rungs.ts";
-import { RequestsAlone, type Target } from "../src/slo-alone.ts";
+import { RequestsAlone, type Target, type Verdict } from "../src/slo-alone.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import type { Wait } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -97,12 +98,20 @@ function isLate(is: Action["settings"]): boolean {
   return is?.suspend === 1 && is.need_us > 0;
 }
 
-/** What is known of a rung on which requests took so many milliseconds. */
-function stoodOn(requests_ms: readonly number[]): Known {
-  const known = new Known();
-  const seen = { launches: 1, neighbours: "1", measured: "7 reports", preemption: true };
-  known.add({ elapsed_s: 1, requests: histogramOf(requests_ms), ...seen }, 1, 1);
-  return known;
+/** So many numbers, all but one in `each` the same. */
+function numbers(count: number, most: number, each: number, other: number): number[] {
+  return Array.from({ length: count }, (_, i) => ((i + 1) % each ? most : other));
+}
+
+/** How the requests of the second rung are judged, of which so few are known, beside those of the first; in milliseconds. */
+function judged(p99_ms: number, few: readonly number[], many: readonly number[] = []): Verdict {
+  const target = { p99_ms };
+  const ladder = new Ladder(target, new RequestsAlone(target));
+  ladder.pass(10, 1);
+  const seen = { elapsed_s: 1, launches: 1, neighbours: "1", measured: "7 reports", preemption: true };
+  for (const [rung, durations] of [many, few].entries())
+    if (durations.length > 0) ladder.at(rung).add({ ...seen, requests: histogramOf(durations) }, 1, 1);
+  return ladder.judge(1);
 }
 
 /** A request that best-effort work slows the more, the longer its slices are; 2 ms gives it most. */
@@ -362,13 +371,12 @@ describe("the controller", () => {
   });
 
   test("of a target in milliseconds few requests tell by how much they are longer than others", () => {
-    const alone = new RequestsAlone({ p99_ms: 10 });
-    const home = stoodOn(Array.from({ length: 400 }, (_, i) => (i % 50 ? 4 : 9)));
-    const trial = (ms: number): Known => stoodOn(Array.from({ length: 60 }, () => ms));
-    expect(alone.verdict(home, undefined)).toBe("within");
-    expect(alone.verdict(trial(4.2), undefined, home)).toBe("within");
-    expect(alone.verdict(trial(4.8), undefined, home)).toBe("over");
-    expect(alone.verdict(trial(4.8), undefined)).toBe("within");
+    expect(judged(10, numbers(60, 4.2, 61, 0), numbers(400, 4, 50, 9))).toBe("within");
+    expect(judged(10, numbers(60, 4.8, 61, 0), numbers(400, 4, 50, 9))).toBe("over");
+    expect(judged(10, numbers(60, 4.8, 61, 0))).toBe("within");
+    // Others that miss it say nothing, and of two kinds of requests the median may be of either.
+    expect(judged(10, numbers(60, 4.8, 61, 0), numbers(400, 4, 50, 11))).toBe("within");
+    expect(judged(25, [...numbers(14, 20, 61, 0), ...numbers(46, 2, 2, 20)], numbers(400, 2, 2, 20))).toBe("within");
   });
 
   test("slices alone, which give less than late suspension, are tried twice in a minute at most", () => {

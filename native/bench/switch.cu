@@ -7,7 +7,7 @@
  * Two processes, without Rigel. One has kernels back to back, a stop in front of each, or one kernel that was over a millisecond before,
  * with nothing behind it or with a stop and another kernel. The other one every 5 to 8 ms has a request like one of ResNet-50's: its input
  * (none, or 2.4 MB from pinned memory or the program's own) and one CUDA graph of 60 kernels of 5 us (on an H200). As it begins it stops the
- * first process, and then, every other time, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied.
+ * first process, and then, in the second half of the requests, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied.
  *
  * The channels are those of native/bench/channels.h. Uses no CUDA that Rigel hooks.
  */
@@ -117,6 +117,14 @@ static int best_effort()
     return 0;
 }
 
+/* The first process has said why it ended. */
+static void alive(pid_t child)
+{
+    if (waitpid(child, nullptr, WNOHANG))
+        _exit(1);
+    usleep(20);
+}
+
 enum { NO_COPY, PINNED, OWN, INPUTS };
 static const char *const inputs[] = {"no copy", "pinned memory", "own memory"};
 
@@ -155,8 +163,8 @@ int main(int argc, char **argv)
     CHECK(cudaDeviceSynchronize());
     if (!find_channels() || set_slice(10000) != 0)
         return fprintf(stderr, "switch: this process cannot control its channels here\n"), 1;
-    while (!shared->ready && !waitpid(child, nullptr, WNOHANG))
-        usleep(1000);
+    while (!shared->ready)
+        alive(child);
     static const struct {
         int length_us, slice_us, one;
     } beside[] = {{0, 50, 0}, {20, 50, OVER}, {20, 50, STOPPED}, {60, 50, 0}, {60, 300, 0}, {200, 50, 0}};
@@ -174,7 +182,7 @@ int main(int argc, char **argv)
                     usleep(5000 + rand() % 3000);
                     if (b.one) {
                         for (shared->one = b.one; shared->one;)
-                            continue;
+                            alive(child);
                         usleep(1000);
                     }
                     double t = now_us();
