@@ -20,8 +20,7 @@ export type Verdict = "within" | "over" | "unknown";
 
 /** Requests that a verdict needs. */
 export const ENOUGH = 20;
-/** Requests that tell a 99th percentile; what tells of fewer by how much they are longer than others, and by how many standard deviations it may be off. */
-const TELL_P99 = 200;
+/** What tells of few requests by how much they are longer than others, and by how many standard deviations it may be off. */
 const QUARTILES = [0.25, 0.5, 0.75] as const;
 const CHANCE = 0.6;
 /** Requests alone that are enough to try something. */
@@ -174,7 +173,7 @@ export class RequestsAlone {
 
   /** They keep the GPU busy. */
   get areBound(): boolean {
-    return areBound(this.#waits.waits);
+    return mostlyWait(this.#waits.waits);
   }
 
   /**
@@ -194,14 +193,14 @@ export class RequestsAlone {
 
   /* ---- How others compare with them */
 
-  /** By how much the requests of a rung are delayed, as of a tick; undefined where that cannot be told. */
-  delay(known: Known, tick: number, t_s: number): Delay | undefined {
+  /** By how much the requests of a rung are delayed, as of then; undefined where that cannot be told. */
+  delay(known: Known, t_s: number): Delay | undefined {
     if (!("p99_over_alone" in this.#target)) return undefined;
-    if (known.delay?.tick !== tick) {
+    if (known.delay?.t_s !== t_s) {
       known.waits.forget(t_s);
       const enough = Math.min(known.waits.count, this.#waits.count) >= ENOUGH;
       known.delay = {
-        tick,
+        t_s,
         is: enough ? delay(known.waits.waits, this.#say(), this.#target.p99_over_alone, ENOUGH) : undefined,
       };
     }
@@ -226,13 +225,12 @@ export class RequestsAlone {
    * `p99_ms` 1.1 and 1.3 times p99 alone it came to 1.10 and 1.28, with a harvest of 0.947; to 1.22 and 1.38, with 0.952, where the few requests of a
    * trial were to tell, and the next one was begun at once.)
    */
-  verdict(known: Known, delayed: Delay | undefined, other?: Known): Verdict {
-    const { pool } = known;
+  verdict({ pool, tellsP99 }: Known, delayed: Delay | undefined, other?: Known): Verdict {
     if ("p99_ms" in this.#target) {
       if (pool.count < ENOUGH) return "unknown";
       const { p99_ms } = this.#target;
-      if (pool.quantile_ms(this.tellsP99(known) ? 0.99 : 1 - 2 / pool.count) > p99_ms) return "over";
-      if (this.tellsP99(known) || !other) return "within";
+      if (pool.quantile_ms(tellsP99 ? 0.99 : 1 - 2 / pool.count) > p99_ms) return "over";
+      if (tellsP99 || !other) return "within";
       const [, longer = 1] = QUARTILES.map(
         (quartile) => pool.quantile_ms(off(quartile, -CHANCE, pool.count)) / other.pool.quantile_ms(quartile),
       ).toSorted((a, b) => a - b);
@@ -241,11 +239,6 @@ export class RequestsAlone {
     if (delayed) return !this.isDoubted && this.#isLonger(pool, GROSS) ? "over" : delayed.verdict;
     if (Math.min(pool.count, this.count) < ENOUGH) return "unknown";
     return this.#isLonger(pool, 1) ? "over" : "within";
-  }
-
-  /** So many requests are known of a rung that their 99th percentile is. */
-  tellsP99({ pool }: Known): boolean {
-    return pool.count >= TELL_P99;
   }
 
   /** They take out of all proportion to what they wait for. */
@@ -290,7 +283,7 @@ export class RequestsAlone {
 }
 
 /** More than half of the time of these is in those that mostly wait for the GPU: what a program reads back by itself is a short one. */
-export function areBound(waits: readonly Wait[]): boolean {
+export function mostlyWait(waits: readonly Wait[]): boolean {
   const bound = waits.filter(({ worked_ms, waited_ms }) => waited_ms > BOUND * (worked_ms + waited_ms));
   return 2 * time_ms(bound) > time_ms(waits);
 }

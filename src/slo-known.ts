@@ -11,6 +11,8 @@ import type { Histogram } from "./usage.ts";
 /** Old requests count half after this; those of a rung that was not in force for so long say little. */
 const HALF_LIFE_S = 20;
 const OLD_S = 30;
+/** Requests that tell a 99th percentile. */
+const TELL_P99 = 200;
 /** For how long a rung that failed is left alone the first time. */
 export const BACK_OFF_S = 4;
 
@@ -71,8 +73,8 @@ export class Pool {
 export class Known {
   readonly pool = new Pool();
   readonly waits = new Waits();
-  /** By how much its requests are delayed, as of a tick. */
-  delay: { tick: number; is: Delay | undefined } | undefined;
+  /** By how much its requests are delayed, as of then. */
+  delay: { t_s: number; is: Delay | undefined } | undefined;
   /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
   #launches = 0;
   #seconds = 0;
@@ -117,6 +119,10 @@ export class Known {
   /** What it was like then is no longer known: the host may have been slower or faster. */
   isOld(t_s: number): boolean {
     return t_s - this.#seen_s > OLD_S;
+  }
+  /** So many requests are known of it that their 99th percentile is. */
+  get tellsP99(): boolean {
+    return this.pool.count >= TELL_P99;
   }
   get seconds(): number {
     return this.#seconds;

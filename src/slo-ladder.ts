@@ -5,7 +5,7 @@
  * slo.ts moves on it. Pure.
  */
 
-import { areBound, ENOUGH, FAR_OVER, type RequestsAlone, type Target, type Verdict } from "./slo-alone.ts";
+import { ENOUGH, FAR_OVER, mostlyWait, type RequestsAlone, type Target, type Verdict } from "./slo-alone.ts";
 import type { Delay } from "./slo-delay.ts";
 import { Known } from "./slo-known.ts";
 import { firstRung, GATE_RUNGS, PREEMPT_RUNGS, type Rung, SHORTEST, STOP_RUNGS } from "./slo-rungs.ts";
@@ -43,20 +43,14 @@ export class Ladder {
    * in milliseconds, which has no windows that tell when requests have become others, it follows them.
    */
   request_ms: number | undefined;
+  /** Now. */
+  t_s = 0;
   #known: Known[] = [];
   #wereBound = false;
-  #tick = 0;
-  #t_s = 0;
 
   constructor(target: Target, alone: RequestsAlone) {
     this.#target = target;
     this.#alone = alone;
-  }
-
-  /** So many ticks have gone. */
-  pass(ticks: number, t_s: number): void {
-    this.#tick += ticks;
-    this.#t_s = t_s;
   }
 
   at(rung: number): Known {
@@ -91,18 +85,18 @@ export class Ladder {
 
   /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
   delay(rung: number): Delay | undefined {
-    return this.#alone.delay(this.at(rung), this.#tick, this.#t_s);
+    return this.#alone.delay(this.at(rung), this.t_s);
   }
 
   /** Whether the requests of a rung are within the target. */
   judge(rung: number): Verdict {
     const known = this.at(rung);
-    return this.#alone.verdict(known, this.delay(rung), known.isOld(this.#t_s) ? undefined : this.#toldBelow(rung));
+    return this.#alone.verdict(known, this.delay(rung), known.isOld(this.t_s) ? undefined : this.#toldBelow(rung));
   }
 
   /** A target in milliseconds has a 99th percentile to go by: of this rung, or of one below it. */
-  get tellsP99(): boolean {
-    return "p99_over_alone" in this.#target || this.#alone.tellsP99(this.here) || !!this.#toldBelow(this.rung);
+  get hasP99(): boolean {
+    return "p99_over_alone" in this.#target || this.here.tellsP99 || !!this.#toldBelow(this.rung);
   }
 
   /** The highest rung of the same kind below this one whose 99th percentile is known, not of long ago, and within a target in milliseconds. */
@@ -114,9 +108,9 @@ export class Ladder {
         known &&
         at < rung &&
         this.rungs[at]?.suspend === this.rungs[rung]?.suspend &&
-        this.#alone.tellsP99(known) &&
+        known.tellsP99 &&
         known.pool.quantile_ms(0.99) <= p99_ms &&
-        !known.isOld(this.#t_s),
+        !known.isOld(this.t_s),
     );
   }
 
@@ -129,7 +123,7 @@ export class Ladder {
    */
   below(): number {
     const below = Array.from({ length: Math.max(0, this.rung - 1) }, (_, n) => this.rung - 1 - n).filter(
-      (rung) => this.#t_s >= this.at(rung).notBefore_s,
+      (rung) => this.t_s >= this.at(rung).notBefore_s,
     );
     const within = below.find((rung) => this.judge(rung) === "within");
     const isUnknown = (rung: number): boolean => this.judge(rung) === "unknown";
@@ -140,7 +134,7 @@ export class Ladder {
     };
     const kind = kindOf(this.rung);
     const alike = kind ? below.filter((rung) => kindOf(rung) === kind) : [];
-    const isOld = (rung: number): boolean => this.at(rung).isOld(this.#t_s);
+    const isOld = (rung: number): boolean => this.at(rung).isOld(this.t_s);
     const half = kind === "late" ? (this.rung + this.rungs.findIndex(({ need }) => need > 0)) >> 1 : this.rung;
     return (
       alike.find((rung) => !isOld(rung) && this.judge(rung) === "within") ??
@@ -165,7 +159,7 @@ export class Ladder {
     const [home, here] = [this.rungs[this.home], this.rungs[this.rung]];
     if (this.rungs !== PREEMPT_RUNGS || home?.suspend !== true || here?.suspend !== false) return false;
     const isKnown = this.delay(this.rung) !== undefined;
-    return home.need > 0 || (this.#alone.areBound && isKnown && !this.#usesLess(ROOM));
+    return home.need > 0 || (this.#areBound() && isKnown && !this.#usesLess(ROOM));
   }
 
   /** The rung's requests are known to be delayed by less than this part of what the target allows. */
@@ -185,7 +179,7 @@ export class Ladder {
     if ("p99_over_alone" in this.#target) return this.#alone.areBound;
     const first = firstRung(this.rungs);
     const told = this.#known.find((known, rung) => known && rung <= first && known.waits.count >= ENOUGH);
-    if (told) this.#wereBound = areBound(told.waits.waits);
+    if (told) this.#wereBound = mostlyWait(told.waits.waits);
     return this.#wereBound;
   }
 
@@ -213,7 +207,7 @@ export class Ladder {
   #waitsFor(slice_us: number): boolean {
     const delayed = this.delay(this.rung);
     const here = this.rungs[this.rung];
-    if (!delayed || !here || here.suspend || !this.#alone.areBound || !("p99_over_alone" in this.#target)) return false;
+    if (!delayed || !here || here.suspend || !this.#areBound() || !("p99_over_alone" in this.#target)) return false;
     const longer = (slice_us - here.slice_us) / 1000 / (this.#alone.length_ms ?? Number.NaN);
     return delayed.p95 + longer > this.#target.p99_over_alone;
   }
@@ -225,7 +219,7 @@ export class Ladder {
    * late suspension for a minute, too, the harvest was 0.87 instead of 0.90.)
    */
   get #mayBeBetterLate(): boolean {
-    return this.rungs === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#alone.areBound;
+    return this.rungs === PREEMPT_RUNGS && this.#alone.hasWaits && !this.#areBound();
   }
 
   /**
@@ -234,7 +228,7 @@ export class Ladder {
    * GPT-2 decoding 2.9 times, where the trial's quarter of a second had requests queue up to 120 ms).
    */
   #isBound(): boolean {
-    return "p99_over_alone" in this.#target && this.#target.p99_over_alone <= FAR_OVER && this.#alone.areBound;
+    return "p99_over_alone" in this.#target && this.#target.p99_over_alone <= FAR_OVER && this.#areBound();
   }
 
   /** The rung's requests are far from the target, and so many that a trial shows as much of another rung. */
@@ -279,7 +273,7 @@ export class Ladder {
   next(times: number): number | undefined {
     const above = this.rungs
       .keys()
-      .filter((rung) => rung > this.home && this.#t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
+      .filter((rung) => rung > this.home && this.t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
       .toArray();
     // Rungs of late suspension are half as far apart.
     const skips = this.rungs === GATE_RUNGS ? times : 2 * times;
@@ -288,7 +282,7 @@ export class Ladder {
     const isOther = this.rungs[further ?? 0]?.suspend !== this.rungs[this.rung]?.suspend;
     const rung = isOther ? above[0] : further;
     // With nothing else to be tried, whether the shortest slices delay requests still.
-    const again = this.#blocksSlices && this.#t_s >= this.at(SHORTEST).notBefore_s ? SHORTEST : undefined;
+    const again = this.#blocksSlices && this.t_s >= this.at(SHORTEST).notBefore_s ? SHORTEST : undefined;
     return rung ?? again;
   }
 
@@ -304,7 +298,7 @@ export class Ladder {
     const few = failed.pool.count < ENOUGH;
     if (isTrial) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
     if (this.crossesOver || this.leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
-    failed.notBefore_s = this.#t_s + (again ? STAY_S : failed.backOff_s);
+    failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
     // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
     const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};

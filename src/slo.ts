@@ -234,7 +234,7 @@ export class Controller {
 
   #pass(ticks: number): void {
     this.#ticks += ticks;
-    this.#ladder.pass(ticks, this.t_s);
+    this.#ladder.t_s = this.t_s;
   }
 
   #action(): Action {
@@ -537,7 +537,7 @@ export class Controller {
     const other = over && this.#ladder.rung === 0 && this.#ladder.rungs === PREEMPT_RUNGS;
     const works = this.#ladder.here.seconds >= TICK_S && this.#ladder.here.launches_per_s > 0;
     const asked_s = Math.min(spent_s, this.t_s - this.#silent_s);
-    if (!this.#ladder.tellsP99 && asked_s < PATIENCE_P99_S) return;
+    if (!this.#ladder.hasP99 && asked_s < PATIENCE_P99_S) return;
     if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }
 
