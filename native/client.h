@@ -103,6 +103,7 @@ enum rg_hook {
     X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
     X(cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
+    X(cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
     X(cuMemGetInfo_v2, (size_t *, size_t *)) \
     X(cuPointerGetAttribute, (void *, int, CUdeviceptr)) \
     X(cuPointerGetAttributes, (unsigned, int *, void **, CUdeviceptr))
@@ -111,7 +112,8 @@ enum rg_hook {
 #define RG_SIMULATOR_FUNCTIONS(X) \
     X(rigelSimSetTimeslice, (unsigned ordinal, uint64_t us)) \
     X(rigelSimSuspend, (unsigned ordinal, int suspend)) \
-    X(rigelSimStop, (unsigned ordinal, int stopped))
+    X(rigelSimStop, (unsigned ordinal, int stopped)) \
+    X(rigelSimWrites, (unsigned ordinal))
 
 typedef struct {
     void *hooked[RG_HOOK_COUNT]; /* NULL where the driver has no such function */
@@ -645,15 +647,21 @@ bool rg_stops_set(uint32_t device, bool stopped, bool tell);
 /* rg_stops_arm: whether high clients may stop them by themselves (rg_stop_best_effort), where they can. When not, they go on. */
 void rg_stops_arm(uint32_t device, bool armed);
 
-/* rg_stops_taken: they stop at present, whoever has said so. rg_stops_long: what no stop ends soon may run, of this process, or did lately. */
+/* rg_stops_taken: they stop at present, whoever has said so. rg_stops_long: what no stop ends soon runs, of this process; where the GPU cannot
+ * tell, it may, or did lately. */
 bool rg_stops_taken(uint32_t device);
 bool rg_stops_long(uint32_t device);
 
 /*
- * rg_stop_before: of a launch (kernel or graph) in a client whose streams stop: puts a stop in front of it if it is time for one. Returns the
- * sample to be ended after the launch, as rg_sample_ungated, or -1: how long kernels take has to be known here.
+ * rg_stop_before: of a launch (kernel or graph) in a client whose streams stop: puts a stop in front of it if it is time for one, and has the
+ * GPU tell when it begins if it is long. Returns what rg_stop_after is to end after the launch, or -1: nothing. That is a sample, as of
+ * rg_sample_ungated (how long kernels take has to be known here), or RG_STOP_LONG besides, or both.
  */
+enum { RG_STOP_NO_SAMPLE = 0xff, RG_STOP_LONG = 0x100 };
 int rg_stop_before(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_stop_after: after the launch, what is to be ended: that, or a sample alone. */
+RG_COLD void rg_stop_after(int what, rg_track *track, bool ok);
 
 /* rg_stops_forget_context: the context (or every context of device `d`) goes. */
 void rg_stops_forget_context(CUcontext context, CUdevice d);
@@ -991,7 +999,7 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
     if (RG_UNLIKELY(mode & RG_MODE_HIGH) && ok && kind != RG_COPYWAIT)
         rg_mark(m, t);
     if (RG_UNLIKELY(work.sample >= 0))
-        rg_sample_end(work.sample, t, ok);
+        rg_stop_after(work.sample, t, ok);
     if (RG_UNLIKELY(!work.weight))
         return;
     if (RG_UNLIKELY(!ok)) {

@@ -13,12 +13,17 @@
  * 120 alone: one that has to interrupt a kernel is there later. From a process that has stopped, or has nothing to do, it takes 137 us
  * (native/bench/switch.cu).
  *
+ * What lasts for RG_POLICY_LONG_NS no stop ends soon, and has to be interrupted (preempt.c). When that runs the GPU tells by itself: the stream
+ * writes a word of its own in front of it and one behind it (cuStreamWriteValue32). To suspend a client that has such kernels for each request
+ * cost one of BERT's, of 3.5 ms, 0.2 ms beside GPT-2's training, for which 15 to 30 of 110 requests need it (an H100; docs/measurements.md).
+ *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
  * and what waits for the word in another one would fault. A process with two contexts on a device has none. Where the segment's page cannot be
  * registered a page of the process's own takes its place, and only its own thread stops it.
  */
 #include "client.h"
 
+#include <string.h>
 #include <sys/mman.h>
 
 enum { PAGE_BYTES = 4096, UNKNOWN_NS = 100000 /* what a kernel is taken to last before it is known */ };
@@ -30,8 +35,12 @@ static struct {
     CUdeviceptr at;
     _Atomic(_Atomic uint64_t *) word; /* in a page that stays, for good: whoever is about to write it may be late */
     _Atomic bool refused;
-    _Atomic uint64_t long_until_ns; /* what lasts for RG_POLICY_LONG_NS, of all that was launched so far, is over then at the earliest */
     uint32_t pages; /* that were given up; agent thread only */
+    /* Of each track whether the GPU is at work on what lasts for RG_POLICY_LONG_NS, as it tells by itself. NULL: it does not, */
+    _Atomic(_Atomic uint32_t *) at_long;
+    CUdeviceptr at_long_at;
+    _Atomic uint64_t long_until_ns; /* and this is when all of that, of what was launched so far, is over at the earliest */
+    _Atomic uint32_t *long_page; /* agent thread only */
 } stops[RG_MAX_DEVICES];
 
 /* The one context that has streams on the device; NULL: none, or several. */
@@ -49,7 +58,7 @@ static CUcontext only_context(uint32_t device, bool *several)
 }
 
 /* A page that is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
-static _Atomic uint64_t *new_page(void)
+static void *new_page(void)
 {
     void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return page == MAP_FAILED ? NULL : page;
@@ -61,20 +70,33 @@ static bool is_shared(uint32_t device, const _Atomic uint64_t *word)
     return (uintptr_t)word - (uintptr_t)&rg.segment->stops[device] < PAGE_BYTES;
 }
 
+/* In the current context, with which that goes; where the GPU finds it, in `at`. */
+static CUresult register_page(void *page, CUdeviceptr *at)
+{
+    CUresult r = page ? rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
+    return r != CUDA_SUCCESS ? r : rg_real.cuMemHostGetDevicePointer_v2(at, page, 0);
+}
+
 static CUresult register_word(uint32_t device, _Atomic uint64_t *word)
 {
     void *page = (void *)((uintptr_t)word & ~(uintptr_t)(PAGE_BYTES - 1));
-    CUresult r = page ? rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
-    if (r != CUDA_SUCCESS && page && word != atomic_load(&stops[device].word) && !is_shared(device, word))
-        munmap(page, PAGE_BYTES);
-    else if (r == CUDA_SUCCESS)
-        r = rg_real.cuMemHostGetDevicePointer_v2(&stops[device].at, page, 0);
+    CUresult r = register_page(page, &stops[device].at);
     if (r == CUDA_SUCCESS) {
         stops[device].at += (uintptr_t)word - (uintptr_t)page;
         atomic_store(word, RG_STOP_FREE);
         atomic_store(&stops[device].word, word);
     }
     return r;
+}
+
+/* Where the GPU tells of long work in this context: not where the page is registered still, of a context that was taken for gone. */
+static void register_long(uint32_t device)
+{
+    void *page = stops[device].long_page = stops[device].long_page ? stops[device].long_page : new_page();
+    if (!rg_real.cuStreamWriteValue32_v2 || register_page(page, &stops[device].at_long_at) != CUDA_SUCCESS)
+        return;
+    memset(page, 0, PAGE_BYTES);
+    atomic_store(&stops[device].at_long, page);
 }
 
 /*
@@ -92,6 +114,8 @@ static void enter(uint32_t device, CUcontext context)
     bool own = !word || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (r != CUDA_SUCCESS && own && ++stops[device].pages < PAGES)
         r = register_word(device, new_page());
+    if (r == CUDA_SUCCESS)
+        register_long(device);
     rg_real.cuCtxPopCurrent_v2(&popped);
     if (r == CUDA_SUCCESS)
         atomic_store(&stops[device].context, context);
@@ -141,6 +165,7 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
             continue;
         _Atomic uint64_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
         atomic_store(&stops[i].context, NULL);
+        atomic_store(&stops[i].at_long, NULL);
         rg_stops_arm(i, false);
         write_word(i, word, false, true); /* nothing waits for the word when its page goes */
         atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
@@ -170,6 +195,12 @@ bool rg_stops_taken(uint32_t device)
 
 bool rg_stops_long(uint32_t device)
 {
+    const _Atomic uint32_t *at_long = atomic_load(&stops[device].at_long);
+    if (at_long && rg_real.rigelSimWrites)
+        rg_real.rigelSimWrites((unsigned)atomic_load(&rg.ordinal[device]));
+    for (uint32_t i = 0; at_long && i < atomic_load(&rg.track_count); i++)
+        if (atomic_load_explicit(&at_long[i], memory_order_relaxed))
+            return true;
     uint64_t until = atomic_load(&stops[device].long_until_ns);
     return until && rg_now_ns() < until + LATELY_NS;
 }
@@ -194,6 +225,18 @@ static void launches_long(uint32_t device, uint64_t ns)
     atomic_store_explicit(&stops[device].long_until_ns, (until > now ? until : now) + ns, memory_order_relaxed);
 }
 
+/* Has the GPU tell whether it is at work on something long of this track. False: it cannot, and nobody relies on that from now on. */
+static bool tell_long(const rg_track *t, uint32_t device, uint32_t is)
+{
+    if (!atomic_load(&stops[device].at_long) || atomic_load(&t->context) != atomic_load(&stops[device].context))
+        return false;
+    CUdeviceptr at = stops[device].at_long_at + sizeof(uint32_t) * (size_t)(t - rg.tracks);
+    bool ok = rg_real.cuStreamWriteValue32_v2(t->stream, at, is, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+    if (!ok)
+        atomic_store(&stops[device].at_long, NULL);
+    return ok;
+}
+
 int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     uint32_t device = rg_track_device(t);
@@ -203,8 +246,7 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
     /* Who communicates waits for others, who may be in front of no stop. */
     bool communicates = atomic_load_explicit(&d->communicates, memory_order_relaxed);
-    if (RG_UNLIKELY(ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known)))
-        launches_long(device, ns);
+    bool is_long = ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known);
     if (sum > most && !communicates && atomic_load(&t->context) == atomic_load(&stops[device].context)) {
         CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, RG_STOP_ARMED, CU_STREAM_WAIT_VALUE_GEQ);
         bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */
@@ -215,5 +257,19 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
         sum = ns;
     }
     atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);
-    return rg_sample_stopped(t, d, kind, units, dims);
+    if (RG_UNLIKELY(is_long) && !tell_long(t, device, 1)) {
+        launches_long(device, ns);
+        is_long = false;
+    }
+    int sample = rg_sample_stopped(t, d, kind, units, dims);
+    return RG_LIKELY(!is_long) ? sample : RG_STOP_LONG | (sample < 0 ? RG_STOP_NO_SAMPLE : sample);
+}
+
+void rg_stop_after(int what, rg_track *t, bool ok)
+{
+    int sample = what & RG_STOP_NO_SAMPLE;
+    if (sample != RG_STOP_NO_SAMPLE)
+        rg_sample_end(sample, t, ok);
+    if (what & RG_STOP_LONG)
+        tell_long(t, rg_track_device(t), 0);
 }

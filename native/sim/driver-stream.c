@@ -6,7 +6,9 @@
  * query or synchronization of it, succeed.
  */
 #include "driver.h"
+#include "sim-control.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* ---- Streams */
@@ -432,3 +434,61 @@ static CUresult stream_wait_value(int pt, CUstream stream, CUdeviceptr address, 
     return sim_submit(s, &w, NULL);
 }
 BOTH_FORMS(cuStreamWaitValue32_v2, stream_wait_value, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), s, at, value, flags)
+
+/* Values that streams are to write, in the order of the calls; under sim_lock. */
+enum { WRITES = 4096 };
+static struct {
+    int device;
+    uint32_t context, stream;
+    uint64_t ticket; /* of what is in front of it */
+    CUdeviceptr at;
+    uint32_t value;
+} writes[WRITES];
+static uint32_t write_count;
+
+/* Those whose streams have come to them; not where their context has gone, with the registration of their memory. */
+static void write_due(const rg_model *m, int device)
+{
+    rg_model_context_stats stats;
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < write_count; i++) {
+        if (writes[i].device != device || !rg_model_done(m, writes[i].stream, writes[i].ticket))
+            writes[left++] = writes[i];
+        else if (rg_model_get_context_stats(m, writes[i].context, &stats) == 0)
+            atomic_store((_Atomic uint32_t *)(uintptr_t)writes[i].at, writes[i].value);
+    }
+    write_count = left;
+}
+
+/* To registered memory alone, in which the value stands once somebody asks for it (rigelSimWrites). */
+static CUresult stream_write_value(int pt, CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    sim_object *s;
+    CUresult r = enter_stream(stream, pt, &s);
+    if (r || (r = sim_capture_conflict(s))) return r;
+    if (!sim_is_registered(address) || address % sizeof value) return CUDA_ERROR_INVALID_VALUE;
+    if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_NOT_SUPPORTED;
+    const rg_model *m = sim_lock(s->device);
+    write_due(m, s->device);
+    bool fits = write_count < WRITES;
+    if (fits) {
+        writes[write_count].device = s->device;
+        writes[write_count].context = s->context->id;
+        writes[write_count].stream = s->id;
+        writes[write_count].ticket = m->last_ticket;
+        writes[write_count].at = address;
+        writes[write_count++].value = value;
+    }
+    sim_unlock();
+    return fits ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+BOTH_FORMS(cuStreamWriteValue32_v2, stream_write_value, (CUstream s, CUdeviceptr at, uint32_t value, unsigned flags), s, at, value, flags)
+
+API int rigelSimWrites(unsigned device_ordinal)
+{
+    if (atomic_load(&sim.phase) != SIM_RUNNING || device_ordinal >= (unsigned)sim.devices) return -ENODEV;
+    const rg_model *m = sim_lock((int)device_ordinal);
+    write_due(m, (int)device_ordinal);
+    sim_unlock();
+    return 0;
+}

@@ -670,6 +670,17 @@ bool rg_model_context_done(const rg_model *m, uint32_t context, uint64_t ticket)
     return true;
 }
 
+bool rg_model_runs_long(const rg_model *m, uint32_t context, uint64_t ns)
+{
+    const rg_model_context *c = context_at(m, context);
+    for (uint32_t i = c ? c->streams : 0; i; i = m->streams[i - 1].next_in_context) {
+        const rg_model_op *op = &m->ops[m->streams[i - 1].head];
+        bool is_work = m->streams[i - 1].head && (op->kind == OP_KERNEL || op->kind == OP_GRAPH);
+        if (is_work && op->phase != PHASE_QUEUED && op->min_ns >= ns) return true;
+    }
+    return false;
+}
+
 bool rg_model_event_done(const rg_model *m, uint32_t event, uint64_t *time_ns)
 {
     const rg_model_event *e = event_at(m, event);

@@ -371,6 +371,9 @@ int rg_model_destroy_event(rg_model *m, uint32_t event);
 int rg_model_record(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket);
 int rg_model_wait(rg_model *m, uint32_t event, uint32_t stream, uint64_t *ticket);
 
+/* rg_model_runs_long: the GPU has begun with a kernel or graph of the context that takes this long at least. */
+bool rg_model_runs_long(const rg_model *m, uint32_t context, uint64_t ns);
+
 /* A stop, for rg_model_stop. */
 int rg_model_submit_stop(rg_model *m, uint32_t stream, uint64_t *ticket);
 

@@ -3,8 +3,8 @@
  * that sleeps until a high client launches, suspends, and resumes when that is over.
  *
  * Streams stop (stop.c), which takes no time, and at once where a high client does it by itself. Under MPS nothing else is done, and in time
- * slices only where best-effort clients have long kernels, or requests outlast their slice; then they stop and are suspended here as one, for as
- * long as they are suspended.
+ * slices only where a best-effort client is at work on a long kernel, or requests outlast their slice; then they stop and are suspended here as
+ * one, for as long as they are suspended.
  * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
  * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
  * best-effort work gets its due.
@@ -180,9 +180,19 @@ static void look(scenario *s)
     }
 }
 
+/* As suspends_too in preempt.c: what no stop ends soon has to be interrupted. */
+static bool suspends_too(const scenario *s)
+{
+    bool runs_long = false;
+    for (uint32_t i = 0; i < s->count; i++)
+        runs_long |= s->players[i].of->best_effort && rg_model_runs_long(s->model, s->players[i].context, RG_POLICY_LONG_NS);
+    return !s->o->gpu.shared && (s->long_requests || runs_long);
+}
+
 static void begin_suspension(scenario *s)
 {
     s->agent.state = SUSPENDING;
+    s->agent.channels_off = rg_scenario_stops(s) && suspends_too(s);
     s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
     s->agent.off_ns = s->now;
     if (rg_scenario_stops(s))
@@ -224,6 +234,7 @@ bool rg_scenario_agent_act(scenario *s)
         break;
     case RESUMING:
         suspend_best_effort(s, false);
+        s->agent.channels_off = false;
         s->agent.state = RUNNING;
         break;
     case GIVING:
@@ -233,6 +244,7 @@ bool rg_scenario_agent_act(scenario *s)
                 s->players[i].result->starved++;
             }
         suspend_best_effort(s, false);
+        s->agent.channels_off = false;
         s->agent.state = GIVEN;
         s->agent.given_until_ns = s->now + (due_us(s) + (s->o->gpu.shared ? 0 : s->o->high_slice_us)) * 1000;
         break;

@@ -103,9 +103,10 @@ typedef struct {
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */
         bool stays;      /* until the high clients are idle, though they only wait */
+        bool channels_off; /* streams that stop are suspended, too, this time */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
-    bool long_work; /* a best-effort client has kernels that no stop ends soon (stop.c), or requests outlast the high clients' slice */
+    bool long_requests; /* that outlast the high clients' slice */
     uint64_t next_tick_ns, next_progress_ns;
     rg_scenario_tick tick;
     uint64_t virtual_ns;                /* fair: the slowest active client's, as last looked up */
@@ -125,10 +126,10 @@ static inline bool rg_scenario_stops(const scenario *s)
     return s->mode == RG_SCENARIO_PREEMPT && s->o->stop_us;
 }
 
-/* And nothing else takes a process off the GPU: one that is shared, or where neither long kernels nor long requests ask for more. */
+/* And nothing else takes a process off the GPU, or has this time. */
 static inline bool rg_scenario_by_stops(const scenario *s)
 {
-    return rg_scenario_stops(s) && (s->o->gpu.shared || !s->long_work);
+    return rg_scenario_stops(s) && !s->agent.channels_off;
 }
 
 /* ---- scenario-gate.c */

@@ -505,12 +505,9 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
         if (of->profile->ops[i].kind == RG_PROFILE_KERNEL)
             rg_shape_plan(&of->profile->ops[i], &device, &p->shapes[i]);
     uint64_t sum_ns = 0;
-    for (uint32_t i = 0; i < of->profile->op_count; i++) {
-        uint64_t ns = of->profile->ops[i].kind == RG_PROFILE_KERNEL ? of->profile->ops[i].duration_ns : 0;
-        sum_ns += ns;
-        s->long_work |= of->best_effort && ns >= RG_POLICY_LONG_NS;
-    }
-    s->long_work |= !of->best_effort && waits(p) && s->o->high_slice_us && sum_ns >= s->o->high_slice_us * 1000ull;
+    for (uint32_t i = 0; i < of->profile->op_count; i++)
+        sum_ns += of->profile->ops[i].kind == RG_PROFILE_KERNEL ? of->profile->ops[i].duration_ns : 0;
+    s->long_requests |= !of->best_effort && waits(p) && s->o->high_slice_us && sum_ns >= s->o->high_slice_us * 1000ull;
     if (rg_model_add_context(s->model, &p->context) < 0)
         return false;
     for (uint32_t i = 0; i < of->profile->streams; i++) {

@@ -43,6 +43,12 @@ int rigelSimSuspend(unsigned device_ordinal, int suspend);
  */
 int rigelSimStop(unsigned device_ordinal, int stopped);
 
+/*
+ * rigelSimWrites: what cuStreamWriteValue32 was to write by now, of this process, stands in memory when it returns. It stands for looking at
+ * that memory, which a real GPU writes by itself. 0, or -ENODEV.
+ */
+int rigelSimWrites(unsigned device_ordinal);
+
 /* What the simulated GPU did, for a stand-in of CUPTI (cupti.c): one kernel, copy or memset. */
 typedef struct {
     int what;         /* 0 kernel, 1 copy, 2 memset */

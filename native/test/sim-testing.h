@@ -141,6 +141,7 @@
     F(cuMemsetD2D8_v2, (CUdeviceptr, size_t, unsigned char, size_t, size_t)) \
     F(cuMemsetD2D32Async, (CUdeviceptr, size_t, unsigned, size_t, size_t, CUstream)) \
     F(cuStreamWaitValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
+    F(cuStreamWriteValue32_v2, (CUstream, CUdeviceptr, uint32_t, unsigned)) \
     F(cuGraphCreate, (CUgraph *, unsigned)) \
     F(cuGraphDestroy, (CUgraph)) \
     F(cuGraphInstantiateWithFlags, (CUgraphExec *, CUgraph, unsigned long long)) \
@@ -154,6 +155,7 @@ FUNCTIONS(POINTER)
 static __typeof__(rigelSimSetTimeslice) *set_timeslice;
 static __typeof__(rigelSimSuspend) *suspend;
 static __typeof__(rigelSimStop) *set_stopped;
+static __typeof__(rigelSimWrites) *look_at_writes;
 static __typeof__(rigelSimBusy) *busy_processes;
 
 /* ---- Checks */
@@ -195,6 +197,7 @@ static inline void *load_library(void)
     *(void **)&set_timeslice = dlsym(h, "rigelSimSetTimeslice");
     *(void **)&suspend = dlsym(h, "rigelSimSuspend");
     *(void **)&set_stopped = dlsym(h, "rigelSimStop");
+    *(void **)&look_at_writes = dlsym(h, "rigelSimWrites");
     *(void **)&busy_processes = dlsym(h, "rigelSimBusy");
     TRUE(set_timeslice && suspend && set_stopped && busy_processes);
     if (failures) exit(1);

@@ -541,6 +541,44 @@ static void test_stop(void)
     OK(cuCtxSynchronize());
 }
 
+/* A stream writes a value once what is in front of it is done, also behind a stop; with its context it writes no more. */
+static void test_write(void)
+{
+    static _Alignas(4096) _Atomic uint32_t page[1024];
+    start();
+    CUdeviceptr word = (CUdeviceptr)(uintptr_t)page;
+    CUstream s = stream(1, 0);
+    EQUAL(look_at_writes(99), -ENODEV);
+    EQUAL(cuStreamWriteValue32_v2(s, word, 1, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_ERROR_INVALID_VALUE);
+    OK(cuMemHostRegister_v2(page, sizeof page, CU_MEMHOSTREGISTER_DEVICEMAP));
+    EQUAL(cuStreamWriteValue32_v2(s, word + 2, 1, CU_STREAM_WRITE_VALUE_DEFAULT), CUDA_ERROR_INVALID_VALUE);
+    EQUAL(cuStreamWriteValue32_v2(s, word, 1, 1), CUDA_ERROR_NOT_SUPPORTED);
+    CUgraph graph;
+    OK(cuStreamBeginCapture_v2(s, 0));
+    TRUE(cuStreamWriteValue32_v2(s, word, 1, CU_STREAM_WRITE_VALUE_DEFAULT) != CUDA_SUCCESS);
+    EQUAL(cuStreamEndCapture(s, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    EQUAL(set_stopped(0, 1), 0);
+    OK(cuStreamWaitValue32_v2(s, word + 64, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    for (uint32_t i = 1; i <= 5000; i++) { /* more than it keeps: of those that are done none */
+        CUresult r = cuStreamWriteValue32_v2(s, word + 4 * (i & 1), i, CU_STREAM_WRITE_VALUE_DEFAULT);
+        TRUE(r == (i <= 4096 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY));
+    }
+    OK(cuStreamWaitValue32_v2(NULL, word + 64, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    EQUAL(look_at_writes(0), 0);
+    EQUAL(page[0], 0);
+    EQUAL(set_stopped(0, 0), 0);
+    OK(cuCtxSynchronize());
+    EQUAL(look_at_writes(0), 0);
+    EQUAL(page[0], 4096);
+    EQUAL(page[1], 4095);
+    EQUAL(set_stopped(0, 1), 0);
+    OK(cuStreamWaitValue32_v2(s, word + 64, 1, CU_STREAM_WAIT_VALUE_GEQ));
+    OK(cuStreamWriteValue32_v2(s, word, 1, CU_STREAM_WRITE_VALUE_DEFAULT));
+    OK(cuDevicePrimaryCtxReset_v2(0));
+    EQUAL(look_at_writes(0), 0);
+    EQUAL(page[0], 4096);
+}
+
 /* ---- Memory */
 
 static void test_memory(void)
@@ -670,6 +708,7 @@ static const sim_test tests[] = {
     {"events", test_events},
     {"a full queue", test_full_queue},
     {"stops", test_stop},
+    {"writes", test_write},
     {"memory", test_memory},
 };
 

@@ -411,6 +411,7 @@ static CUresult detach(CUcontext c)
 static void watch_page(void)
 {
     CHECK(rg_real_ready());
+    rg_real.cuStreamWriteValue32_v2 = NULL; /* for which there would be another page */
     real_register = rg_real.cuMemHostRegister_v2;
     rg_real.cuMemHostRegister_v2 = register_page;
     *(void **)&real_release = rg_real.hooked[RG_HOOK_cuDevicePrimaryCtxRelease_v2];
@@ -622,7 +623,7 @@ static void stops_in_its_slices(void)
         atomic_store(&suspended, 0);
         uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
         rg_device_busy(dev0(), OTHER, rg_now_ns());
-        launch_blocks(spin, NULL, 2, 20000);
+        launch_blocks(spin, NULL, 2, is_long ? 300000000 : 20000); /* the GPU is at it */
         if (!i || at_gaps)
             rg_device_launching(dev0(), OTHER, true);
         rg_stop_best_effort(rg.segment, 0);
@@ -700,9 +701,60 @@ static void suspended_where_stops_end(void)
     done();
 }
 
-/* What lasts for longer than it counts as launched lately is long until then, and so is a graph of which nothing is known. */
+static CUresult (*real_write)(CUstream, CUdeviceptr, uint32_t, unsigned);
+static _Atomic CUresult write_answer;
+static CUresult write_value(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    return atomic_load(&write_answer) ? atomic_load(&write_answer) : real_write(stream, address, value, flags);
+}
+
+/* Something long is running for as long as the GPU is at it, in whichever stream, and not while it is queued behind a stop. */
+static void long_while_the_gpu_is_at_it(void)
+{
+    CHECK(rg_real_ready());
+    real_write = rg_real.cuStreamWriteValue32_v2;
+    rg_real.cuStreamWriteValue32_v2 = write_value;
+    become_stoppable_in_slices();
+    CUstream other;
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1));
+    for (int i = 0; i < 2; i++) {
+        rg_duration_reset(key, 2000000);
+        CHECK(!rg_stops_long(0));
+        launch(spin, NULL, 1000);
+        launch_blocks(spin, i ? other : NULL, 2, 300000000);
+        launch(spin, i ? NULL : other, 1000); /* what is short in another stream says nothing */
+        WAIT_FOR(rg_stops_long(0));
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        CHECK(!rg_stops_long(0));
+    }
+    rg_duration_reset(key, 2000000);
+    CHECK(rg_stops_set(0, true, true));
+    launch_blocks(spin, NULL, 2, 1000);
+    usleep(20000);
+    CHECK(!rg_stops_long(0));
+    CHECK(rg_stops_set(0, false, true));
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    /* Where the GPU cannot tell any more, what was launched lately may be running. */
+    atomic_store(&write_answer, CUDA_ERROR_NOT_SUPPORTED);
+    rg_duration_reset(key, 2000000);
+    launch_blocks(spin, NULL, 2, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg_stops_long(0));
+    atomic_store(&write_answer, 0);
+    WAIT_FOR(!rg_stops_long(0));
+    rg_duration_reset(key, 2000000);
+    launch_blocks(spin, NULL, 2, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg_stops_long(0));
+    done();
+}
+
+/* Where the GPU cannot tell, what lasts for longer than it counts as launched lately is long until then, and so is a graph of which nothing is known. */
 static void long_for_as_long_as_it_may_run(void)
 {
+    CHECK(rg_real_ready());
+    rg_real.cuStreamWriteValue32_v2 = NULL;
     become_stoppable_in_slices();
     CHECK(!rg_stops_long(0));
     rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 3600000000);
@@ -716,9 +768,11 @@ static void a_graph_is_long_until_it_is_known(void)
 {
     become_stoppable_in_slices();
     CHECK(!rg_stops_long(0));
-    rg_stop_before(rg_track_of(NULL), RG_GRAPH, 12345, RG_DIMS_UNIT);
+    int what = rg_stop_before(rg_track_of(NULL), RG_GRAPH, 12345, RG_DIMS_UNIT);
     CHECK(rg_stops_long(0));
+    rg_stop_after(what, rg_track_of(NULL), true);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!rg_stops_long(0));
     done();
 }
 
@@ -763,6 +817,7 @@ int main(int argc, char **argv)
     RUN(stops_in_its_slices);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
+    RUN(long_while_the_gpu_is_at_it);
     RUN(long_for_as_long_as_it_may_run);
     RUN(a_graph_is_long_until_it_is_known);
     RUN(dues_beside_beats);
