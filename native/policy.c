@@ -90,10 +90,35 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
     return (paid_ns > lost ? paid_ns : lost) + cost_ns;
 }
 
-uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
+/* Nobody is off for ever, and nobody who is high has less than half. */
+static uint32_t least_share(uint32_t ppm)
 {
     enum { LEAST_PPM = 10000, MOST_PPM = 500000 };
-    ppm = ppm < LEAST_PPM ? LEAST_PPM : ppm > MOST_PPM ? MOST_PPM : ppm;
+    return ppm < LEAST_PPM ? LEAST_PPM : ppm > MOST_PPM ? MOST_PPM : ppm;
+}
+
+int64_t rg_policy_credit(int64_t credit_ns, uint64_t passed_ns, uint64_t ran_ns, uint64_t starvation_ns, uint32_t ppm)
+{
+    enum { BOUNDS = 10 };
+    const uint64_t LONG_NS = 1ull << 40; /* a quarter of an hour: nobody looked */
+    uint64_t passed = passed_ns < LONG_NS ? passed_ns : LONG_NS, ran = ran_ns < LONG_NS ? ran_ns : LONG_NS;
+    ppm = least_share(ppm);
+    int64_t most = (int64_t)(starvation_ns / 1000000 * BOUNDS * ppm), credit = credit_ns + (int64_t)ran - (int64_t)(passed * ppm / 1000000);
+    return credit > most ? most : credit < -most ? -most : credit;
+}
+
+uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint64_t starvation_ns, uint32_t ppm)
+{
+    uint64_t left_ns = starvation_ns > passed_ns ? starvation_ns - passed_ns : 0;
+    if (runs)
+        return rg_policy_credit(credit_ns, left_ns, left_ns, starvation_ns, ppm) < 0 ? left_ns : UINT64_MAX;
+    uint64_t used_up_ns = credit_ns > 0 ? (uint64_t)credit_ns * 1000000 / least_share(ppm) : 0;
+    return used_up_ns > left_ns ? used_up_ns : left_ns;
+}
+
+uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
+{
+    ppm = least_share(ppm);
     return (away_ns + high_slice_ns) / 1000 * ppm / (1000000 - ppm) * 1000;
 }
 

@@ -161,6 +161,18 @@ uint64_t rg_policy_pay(uint64_t busy_ns, uint64_t paid_ns, uint64_t starvation_n
 bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns);
 
 /*
+ * rg_policy_credit: what best-effort work that is taken off the GPU has had of it beyond its share, after `passed_ns` more in which it had it for
+ * `ran_ns`. No more than its share of ten starvation bounds: it may go without for so long, if it has had enough before; nor less than nothing by more.
+ */
+int64_t rg_policy_credit(int64_t credit_ns, uint64_t passed_ns, uint64_t ran_ns, uint64_t starvation_ns, uint32_t min_share_ppm);
+
+/*
+ * rg_policy_due_in: in how long it is to have its share, with that credit, where high clients have gone on without a break for `passed_ns`: once
+ * that is the starvation bound, and the credit is used up. UINT64_MAX: not as long as it has the GPU (`runs`).
+ */
+uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint64_t starvation_ns, uint32_t min_share_ppm);
+
+/*
  * rg_policy_due: the same where best-effort work was off the GPU for `away_ns` (preempt.c): for how long it then has the GPU, while
  * high clients are let on for `high_slice_ns` only, so that it has its share of all three. A hundredth at least: off for ever is
  * nobody; half at most.

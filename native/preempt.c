@@ -17,8 +17,8 @@
  * of its class at work on the device goes back to the driver's slice.
  *
  * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
- * have made no break for the starvation bound, whether this client was suspended for all of it or not, it gets the least share
- * (min_share_ppm, a hundredth at least) of that time at once. Whatever fails, the channels are enabled and the gate holds this client
+ * have made no break for the starvation bound, and this client has had no more than the least share (min_share_ppm, a hundredth at least) of the
+ * last ten such times, it gets that share of one at once. Whatever fails, the channels are enabled and the gate holds this client
  * from then on. That the process has no channels at the moment, since its context was reset or released, is no failure: the gate
  * holds it until there are some again.
  */
@@ -51,8 +51,11 @@ typedef struct {
     uint32_t refusals; /* beats in a row in which the driver refused */
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
-    uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's */
-    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest. Only the thread's, as the next */
+    uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's, as what follows */
+    uint64_t off_since_ns, off_sum_ns; /* it is off the GPU since then; for how long it was in all, until it last came back */
+    int64_t credit_ns; /* what it has had beyond its share (rg_policy_credit), as of when it last looked, with what it saw of these then */
+    uint64_t looked_ns, off_then_ns, spell_then_ns;
+    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
 } preemptor;
 
@@ -245,6 +248,7 @@ static bool suspends_too(const preemptor *p)
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
 static bool suspend(preemptor *p)
 {
+    uint64_t since = rg_now_ns();
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
@@ -261,8 +265,10 @@ static bool suspend(preemptor *p)
     }
     if (p->stopped)
         ok = off = true;
-    if (off)
+    if (off) {
         p->op = rg_wait_op(RG_OP_suspended, p->device);
+        p->off_since_ns = since;
+    }
     atomic_store(&p->suspended, off);
     pthread_mutex_unlock(&p->lock);
     if (!ok && found != RG_CHANNELS_FOUND) /* there is nothing at the moment, neither channels nor stops */
@@ -297,10 +303,11 @@ static void resume(preemptor *p)
         atomic_store(&p->suspended, refused != 0);
         p->stopped = false;
         p->channels_off = refused != 0;
-        if (!refused)
-            rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
         if (refused)
             fail(p);
+        else
+            rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
+        p->off_sum_ns += refused ? 0 : rg_now_ns() - p->off_since_ns;
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -318,19 +325,52 @@ static bool rested(rg_device *dev, uint64_t now)
     return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
 }
 
-/* Whether high clients have gone on without a break for the starvation bound, since this client last had its due; or when that can be. */
-static bool is_due(const preemptor *p, uint64_t *left_ns)
+static uint64_t off_for(const preemptor *p, uint64_t now)
+{
+    return p->off_sum_ns + (atomic_load(&p->suspended) ? now - p->off_since_ns : 0);
+}
+
+/* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
+static bool has_short_slices(const preemptor *p)
+{
+    uint32_t us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* 0: there are none, or not by us */
+    return (us && us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&rg.segment->settings.suspend);
+}
+
+/* What it has had of the GPU since this was last called, or it had its due: what it was not off, or, in short slices, high clients' breaks. */
+static void count_share(preemptor *p, uint64_t now)
+{
+    const rg_device *dev = &rg.segment->devices[p->device];
+    const rg_settings *s = &rg.segment->settings;
+    uint64_t spell = atomic_load(&dev->spell_ns), idle = atomic_load(&dev->idle_ns), off = off_for(p, now);
+    uint64_t from = p->looked_ns > p->given_ns ? p->looked_ns : p->given_ns, passed = from && now > from ? now - from : 0;
+    uint64_t was_off = off - p->off_then_ns, ran = passed > was_off ? passed - was_off : 0;
+    if (has_short_slices(p))
+        ran = spell != p->spell_then_ns && p->spell_then_ns && idle < spell ? spell - idle : 0;
+    p->credit_ns = rg_policy_credit(p->credit_ns, passed, ran, (uint64_t)atomic_load(&s->starvation_us) * 1000u, atomic_load(&s->min_share_ppm));
+    p->looked_ns = now;
+    p->off_then_ns = off;
+    p->spell_then_ns = spell;
+}
+
+/*
+ * Whether high clients have gone on without a break for the starvation bound, since this client last had its due, and it has had no more than its
+ * share lately; or when that can be.
+ */
+static bool is_due(preemptor *p, uint64_t *left_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t now = rg_now_ns(), starvation_ns = (uint64_t)atomic_load(&rg.segment->settings.starvation_us) * 1000u;
-    uint64_t spell = atomic_load(&dev->spell_ns), since = spell > p->given_ns ? spell : p->given_ns;
+    rg_settings *s = &rg.segment->settings;
+    uint64_t now = rg_now_ns(), spell = atomic_load(&dev->spell_ns), since = spell > p->given_ns ? spell : p->given_ns;
+    count_share(p, now);
     *left_ns = WAIT_NS;
     if (!spell || rested(dev, now))
         return false;
-    uint64_t passed = now > since ? now - since : 0;
-    if (passed < starvation_ns && starvation_ns - passed < WAIT_NS)
-        *left_ns = starvation_ns - passed;
-    return passed >= starvation_ns;
+    bool runs = !atomic_load(&p->suspended) && !has_short_slices(p);
+    uint64_t in_ns = rg_policy_due_in(now > since ? now - since : 0, p->credit_ns, runs, (uint64_t)atomic_load(&s->starvation_us) * 1000u,
+                                      atomic_load(&s->min_share_ppm));
+    *left_ns = in_ns < WAIT_NS ? in_ns : WAIT_NS;
+    return !in_ns;
 }
 
 /* This client runs for its due, in a slice that a busy high client cannot cut short, or beside it. */
@@ -366,6 +406,7 @@ static void give_back(preemptor *p)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
     p->given_ns = rg_now_ns();
+    p->credit_ns = 0;
 }
 
 /* ---- when to come back ---- */

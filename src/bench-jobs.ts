@@ -387,14 +387,16 @@ function offOf(segment: Segment, since: ReadonlyMap<string, Off>): Map<string, O
   const off = new Map<string, Off>();
   for (const slot of segment.slots()) {
     if (slot.class === "high") continue;
-    const { suspensions, suspended_ns } = segment.read(slot).usage.counters;
+    const { suspensions, suspended_ns, starved } = segment.read(slot).usage.counters;
     const so = off.get(slot.name) ?? {
       suspensions: -(since.get(slot.name)?.suspensions ?? 0),
       suspended_ms: -(since.get(slot.name)?.suspended_ms ?? 0),
+      starved: -(since.get(slot.name)?.starved ?? 0),
     };
     off.set(slot.name, {
       suspensions: so.suspensions + suspensions,
       suspended_ms: so.suspended_ms + suspended_ns / 1e6,
+      starved: so.starved + starved,
     });
   }
   return off;

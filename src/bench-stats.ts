@@ -203,10 +203,11 @@ export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: 
 
 /* ---- The matrix */
 
-/** How often a best-effort program was taken off the GPU, by its channels or stops, and for how long in all. */
+/** How often a best-effort program was taken off the GPU, by its channels or stops, for how long in all, and how often it got its `min_share`. */
 export interface Off {
   suspensions: number;
   suspended_ms: number;
+  starved: number;
 }
 
 /** What one way of running a pair gave in one round. */

@@ -97,11 +97,43 @@ static uint64_t rests(const scenario *s)
     return rg_scenario_high_busy(s) ? NEVER : s->idle_ns + RG_POLICY_BREAK_NS;
 }
 
+/* For how long it has been off the GPU, or on its way off or back. */
+static uint64_t off_for(const scenario *s)
+{
+    bool on = s->agent.state == RUNNING || s->agent.state == GIVEN;
+    return s->agent.off_sum_ns + (on ? 0 : s->now - s->agent.off_ns);
+}
+
+/* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
+static bool has_short_slices(const scenario *s)
+{
+    return !s->o->suspend || (!s->o->gpu.shared && s->o->be_slice_us <= RG_POLICY_SHORT_SLICE_US);
+}
+
+/* As in preempt.c: what it has had of the GPU since this was last called, or it had its due. */
+static void count_share(scenario *s)
+{
+    uint64_t off_ns = off_for(s), from = s->agent.looked_ns > s->agent.given_ns ? s->agent.looked_ns : s->agent.given_ns;
+    uint64_t passed_ns = s->now - from, was_off_ns = off_ns - s->agent.off_then_ns;
+    uint64_t ran_ns = passed_ns > was_off_ns ? passed_ns - was_off_ns : 0;
+    if (has_short_slices(s))
+        ran_ns = s->spell_ns != s->agent.spell_then_ns && s->agent.spell_then_ns && s->idle_ns < s->spell_ns ? s->spell_ns - s->idle_ns : 0;
+    s->agent.credit_ns = rg_policy_credit(s->agent.credit_ns, passed_ns, ran_ns, starvation_ns(s), s->o->min_share_ppm);
+    s->agent.looked_ns = s->now;
+    s->agent.off_then_ns = off_ns;
+    s->agent.spell_then_ns = s->spell_ns;
+}
+
 /* When best-effort work is to have its due, if high clients go on. */
-static uint64_t is_due(const scenario *s)
+static uint64_t is_due(scenario *s)
 {
     uint64_t since = s->spell_ns > s->agent.given_ns ? s->spell_ns : s->agent.given_ns;
-    return s->hold || s->now >= rests(s) ? NEVER : since + starvation_ns(s);
+    count_share(s);
+    if (s->hold || s->now >= rests(s))
+        return NEVER;
+    bool runs = s->agent.state == RUNNING && !has_short_slices(s);
+    uint64_t in_ns = rg_policy_due_in(s->now - since, s->agent.credit_ns, runs, starvation_ns(s), s->o->min_share_ppm);
+    return in_ns == UINT64_MAX ? NEVER : s->now + in_ns;
 }
 
 static uint64_t earlier(uint64_t a, uint64_t b)
@@ -210,7 +242,7 @@ bool rg_scenario_agent_act(scenario *s)
     case RUNNING:
         if (s->now >= is_due(s)) {
             s->agent.state = GIVING;
-            s->agent.at = s->now;
+            s->agent.at = s->agent.off_ns = s->now;
             break;
         }
         s->agent.cut_after = s->idle_ns + 1;
@@ -235,6 +267,7 @@ bool rg_scenario_agent_act(scenario *s)
     case RESUMING:
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
+        s->agent.off_sum_ns = off_for(s);
         s->agent.state = RUNNING;
         break;
     case GIVING:
@@ -245,12 +278,14 @@ bool rg_scenario_agent_act(scenario *s)
             }
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
+        s->agent.off_sum_ns = off_for(s);
         s->agent.state = GIVEN;
         s->agent.given_until_ns = s->now + (due_us(s) + (s->o->gpu.shared ? 0 : s->o->high_slice_us)) * 1000;
         break;
     case GIVEN:
         rg_scenario_set_slices(s);
         s->agent.given_ns = s->now;
+        s->agent.credit_ns = 0;
         s->agent.state = RUNNING;
         if (s->agent.wanted || outlasts(s, s->agent.off_ns))
             begin_suspension(s);

@@ -85,6 +85,20 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_allowance(6000ull * MS, 50 * MS, 5000ull * MS, PPM), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(30 * 86400000ull * MS, 30 * 86400000ull * MS / 2 - 50 * MS, 100ull * MS, 500000), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(1000ull * MS, 0, 0, PPM), 0);
+    /* What was had beyond the share, up to that of a second, allows as much to be done without; a month does not overflow. */
+    CHECK_EQUAL(rg_policy_credit(0, 20ull * MS, 5ull * MS, 100ull * MS, 50000), 4 * MS);
+    CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 0, 100ull * MS, 50000), -1 * MS);
+    CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 100ull * MS, 100ull * MS, 50000), 50 * MS);
+    CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 100ull * MS, 100ull * MS, 0), 10 * MS);
+    CHECK_EQUAL(rg_policy_credit(4 * MS, 30 * 86400000ull * MS, 0, 100ull * MS, UINT32_MAX), -500 * MS);
+    /* At the bound, or when the credit is used up; while it runs that is at the bound or not at all. */
+    CHECK_EQUAL(rg_policy_due_in(30ull * MS, 0, false, 100ull * MS, 50000), 70ull * MS);
+    CHECK_EQUAL(rg_policy_due_in(300ull * MS, -5 * MS, false, 100ull * MS, 50000), 0);
+    CHECK_EQUAL(rg_policy_due_in(300ull * MS, 5 * MS, false, 100ull * MS, 50000), 100ull * MS);
+    CHECK_EQUAL(rg_policy_due_in(30ull * MS, 1 * MS, false, 100ull * MS, 50000), 70ull * MS);
+    CHECK_EQUAL(rg_policy_due_in(99ull * MS, -5 * MS, true, 100ull * MS, 50000), 1ull * MS);
+    CHECK_EQUAL(rg_policy_due_in(10ull * MS, -5 * MS, true, 100ull * MS, 50000), UINT64_MAX); /* it has run by then */
+    CHECK_EQUAL(rg_policy_due_in(300ull * MS, 0, true, 100ull * MS, 50000), UINT64_MAX);
     /* Off the GPU for 100 ms: 5% of 110 ms and what is due, and with nothing said a hundredth; never more than half. */
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 50000), 110000ull * 50000 / 950000 * 1000);
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 500000), 110ull * MS);

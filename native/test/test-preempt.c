@@ -345,6 +345,29 @@ static void a_request_that_stops_is_waited_for_so_long(void)
     done();
 }
 
+/* Who has run until requests were far enough has had its share, though they make no break; not so who is off the GPU for all of them. */
+static void who_has_run_is_owed_nothing(void)
+{
+    become_preemptible();
+    seg->settings.slice_us = 16000;
+    seg->settings.starvation_us = 20000;
+    seg->settings.defer_us = 5000;
+    WAIT_FOR(rg.slot->slice_us == 16000);
+    for (int i = 0; i < 30; i++) {
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == (uint64_t)i + 1);
+        usleep(5000);
+        uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
+        other_launches(false);
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+    }
+    CHECK_EQUAL(rg.slot->starved, 0);
+    seg->settings.defer_us = 0;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->starved) >= 2);
+    done();
+}
+
 /* One that waits before that does not wait for the end of a long slice; a short one ends by itself. */
 static void a_long_slice_ends_when_a_request_waits(void)
 {
@@ -610,6 +633,7 @@ int main(int argc, char **argv)
     RUN(suspended_when_so_much_of_a_request_is_launched);
     RUN(suspended_when_little_time_is_left_of_a_request);
     RUN(a_request_that_stops_is_waited_for_so_long);
+    RUN(who_has_run_is_owed_nothing);
     RUN(a_long_slice_ends_when_a_request_waits);
     RUN(slices_that_are_long_still_keep_nobody_waiting);
     RUN(preemption_can_be_changed_at_any_time);
