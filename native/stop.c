@@ -247,6 +247,7 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     /* Who communicates waits for others, who may be in front of no stop. */
     bool communicates = atomic_load_explicit(&d->communicates, memory_order_relaxed);
     bool is_long = ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known);
+    is_long &= atomic_load_explicit(&rg.preemptible[device], memory_order_relaxed) != RG_STOPPABLE; /* nothing else to interrupt it with */
     if (sum > most && !communicates && atomic_load(&t->context) == atomic_load(&stops[device].context)) {
         CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, RG_STOP_ARMED, CU_STREAM_WAIT_VALUE_GEQ);
         bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */
