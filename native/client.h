@@ -652,6 +652,9 @@ void rg_stops_arm(uint32_t device, bool armed);
 bool rg_stops_taken(uint32_t device);
 bool rg_stops_long(uint32_t device);
 
+/* rg_stops_began: from now on launches have stops; what is queued has none, and nobody tells whether that is long. */
+void rg_stops_began(uint32_t device);
+
 /*
  * rg_stop_before: of a launch (kernel or graph) in a client whose streams stop: puts a stop in front of it if it is time for one, and has the
  * GPU tell when it begins if it is long. Returns what rg_stop_after is to end after the launch, or -1: nothing. That is a sample, as of

@@ -112,7 +112,8 @@ uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint
     uint64_t left_ns = starvation_ns > passed_ns ? starvation_ns - passed_ns : 0;
     if (runs)
         return rg_policy_credit(credit_ns, left_ns, left_ns, starvation_ns, ppm) < 0 ? left_ns : UINT64_MAX;
-    uint64_t used_up_ns = credit_ns > 0 ? (uint64_t)credit_ns * 1000000 / least_share(ppm) : 0;
+    ppm = least_share(ppm);
+    uint64_t used_up_ns = credit_ns > 0 ? ((uint64_t)credit_ns * 1000000 + ppm - 1) / ppm : 0;
     return used_up_ns > left_ns ? used_up_ns : left_ns;
 }
 

@@ -53,8 +53,9 @@ typedef struct {
     bool again; /* it goes on after a due that was given back */
     uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's, as what follows */
     uint64_t off_since_ns, off_sum_ns; /* it is off the GPU since then; for how long it was in all, until it last came back */
+    uint64_t back_ns; /* when that was, if high clients waited for their work; 0: they did not, or do no more */
     int64_t credit_ns; /* what it has had beyond its share (rg_policy_credit), as of when it last looked, with what it saw of these then */
-    uint64_t looked_ns, off_then_ns, spell_then_ns;
+    uint64_t looked_ns, off_then_ns, spell_then_ns, idle_then_ns;
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
 } preemptor;
@@ -245,10 +246,29 @@ static bool suspends_too(const preemptor *p)
             (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
+/* For how long it has been off the GPU. */
+static uint64_t off_for(const preemptor *p, uint64_t now)
+{
+    return p->off_sum_ns + (atomic_load(&p->suspended) ? now - p->off_since_ns : 0);
+}
+
+/* What high clients waited for as it came back kept it off still, until they were idle. Before it is off again, and whenever that is asked for. */
+static void count_waits(preemptor *p, uint64_t now)
+{
+    uint64_t idle = atomic_load(&rg.segment->devices[p->device].idle_ns), back = p->back_ns;
+    if (!back)
+        return;
+    bool over = idle > back;
+    p->off_sum_ns += (over ? idle : now) - back;
+    p->back_ns = over ? 0 : now;
+}
+
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
 static bool suspend(preemptor *p)
 {
     uint64_t since = rg_now_ns();
+    count_waits(p, since);
+    p->back_ns = 0;
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
@@ -307,7 +327,9 @@ static void resume(preemptor *p)
             fail(p);
         else
             rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
-        p->off_sum_ns += refused ? 0 : rg_now_ns() - p->off_since_ns;
+        uint64_t now = rg_now_ns();
+        p->off_sum_ns += refused ? 0 : now - p->off_since_ns;
+        p->back_ns = !refused && atomic_load(&rg.segment->devices[p->device].high_busy) ? now : 0;
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -325,11 +347,6 @@ static bool rested(rg_device *dev, uint64_t now)
     return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
 }
 
-static uint64_t off_for(const preemptor *p, uint64_t now)
-{
-    return p->off_sum_ns + (atomic_load(&p->suspended) ? now - p->off_since_ns : 0);
-}
-
 /* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
 static bool has_short_slices(const preemptor *p)
 {
@@ -342,15 +359,21 @@ static void count_share(preemptor *p, uint64_t now)
 {
     const rg_device *dev = &rg.segment->devices[p->device];
     const rg_settings *s = &rg.segment->settings;
+    count_waits(p, now);
     uint64_t spell = atomic_load(&dev->spell_ns), idle = atomic_load(&dev->idle_ns), off = off_for(p, now);
     uint64_t from = p->looked_ns > p->given_ns ? p->looked_ns : p->given_ns, passed = from && now > from ? now - from : 0;
     uint64_t was_off = off - p->off_then_ns, ran = passed > was_off ? passed - was_off : 0;
-    if (has_short_slices(p))
-        ran = spell != p->spell_then_ns && p->spell_then_ns && idle < spell ? spell - idle : 0;
+    if (has_short_slices(p)) {
+        /* The spell's first request may be over already. */
+        uint64_t since = idle < spell ? idle : p->idle_then_ns;
+        since = since > p->given_ns ? since : p->given_ns;
+        ran = spell != p->spell_then_ns && p->spell_then_ns && since < spell ? spell - since : 0;
+    }
     p->credit_ns = rg_policy_credit(p->credit_ns, passed, ran, (uint64_t)atomic_load(&s->starvation_us) * 1000u, atomic_load(&s->min_share_ppm));
     p->looked_ns = now;
     p->off_then_ns = off;
     p->spell_then_ns = spell;
+    p->idle_then_ns = idle;
 }
 
 /*
@@ -722,7 +745,10 @@ void rg_preempt_beat(void)
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
         preemptible = !stops ? preemptible : none ? RG_STOPPABLE : RG_STOPPABLE_SLICED;
         uint32_t now = ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE;
-        if (atomic_exchange(&rg.preemptible[d], now) == RG_NOT_PREEMPTIBLE && now != RG_NOT_PREEMPTIBLE)
+        uint32_t before = atomic_exchange(&rg.preemptible[d], now);
+        if (now == RG_STOPPABLE_SLICED && before != now)
+            rg_stops_began(d);
+        if (before == RG_NOT_PREEMPTIBLE && now != RG_NOT_PREEMPTIBLE)
             wake(&rg.segment->devices[d].busy_wake); /* its thread sleeps as one that has nothing to do, through requests and holds */
         /* It may have become high meanwhile, and have said so before (rg_preempt_wake), or have lost the context with its stops. */
         if (rg_member_class() == RG_CLASS_HIGH || (stops && !rg_stops_there(d)))

@@ -205,6 +205,18 @@ bool rg_stops_long(uint32_t device)
     return until && rg_now_ns() < until + LATELY_NS;
 }
 
+/* One of several that say so at once may be lost: then it is over sooner. */
+static void launches_long(uint32_t device, uint64_t ns)
+{
+    uint64_t until = atomic_load_explicit(&stops[device].long_until_ns, memory_order_relaxed), now = rg_now_ns();
+    atomic_store_explicit(&stops[device].long_until_ns, (until > now ? until : now) + ns, memory_order_relaxed);
+}
+
+void rg_stops_began(uint32_t device)
+{
+    launches_long(device, RG_POLICY_LONG_NS);
+}
+
 bool rg_stops_set(uint32_t device, bool stopped, bool tell)
 {
     _Atomic uint64_t *word = atomic_load(&stops[device].word);
@@ -218,23 +230,24 @@ bool rg_stops_set(uint32_t device, bool stopped, bool tell)
     return false;
 }
 
-/* One of several that say so at once may be lost: then it is over sooner. */
-static void launches_long(uint32_t device, uint64_t ns)
+static bool is_capture_error(CUresult r) /* there is one somewhere, now */
 {
-    uint64_t until = atomic_load_explicit(&stops[device].long_until_ns, memory_order_relaxed), now = rg_now_ns();
-    atomic_store_explicit(&stops[device].long_until_ns, (until > now ? until : now) + ns, memory_order_relaxed);
+    return r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
 }
 
-/* Has the GPU tell whether it is at work on something long of this track. False: it cannot, and nobody relies on that from now on. */
+/*
+ * Has the GPU tell whether it is at work on something long of this track. False: it cannot. Of two threads that launch into one stream, or a
+ * stream that has the place of one that was just destroyed, it may say no for as long as one such kernel takes.
+ */
 static bool tell_long(const rg_track *t, uint32_t device, uint32_t is)
 {
     if (!atomic_load(&stops[device].at_long) || atomic_load(&t->context) != atomic_load(&stops[device].context))
         return false;
     CUdeviceptr at = stops[device].at_long_at + sizeof(uint32_t) * (size_t)(t - rg.tracks);
-    bool ok = rg_real.cuStreamWriteValue32_v2(t->stream, at, is, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
-    if (!ok)
-        atomic_store(&stops[device].at_long, NULL);
-    return ok;
+    CUresult r = rg_real.cuStreamWriteValue32_v2(t->stream, at, is, CU_STREAM_WRITE_VALUE_DEFAULT);
+    if (r != CUDA_SUCCESS && (!is || !is_capture_error(r)))
+        atomic_store(&stops[device].at_long, NULL); /* what it says would never change again */
+    return r == CUDA_SUCCESS;
 }
 
 int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
@@ -246,24 +259,23 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
     /* Who communicates waits for others, who may be in front of no stop. */
     bool communicates = atomic_load_explicit(&d->communicates, memory_order_relaxed);
-    bool is_long = ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known);
+    bool is_long = ns >= RG_POLICY_LONG_NS || communicates || (kind == RG_GRAPH && !known), told = false;
     is_long &= atomic_load_explicit(&rg.preemptible[device], memory_order_relaxed) != RG_STOPPABLE; /* nothing else to interrupt it with */
     if (sum > most && !communicates && atomic_load(&t->context) == atomic_load(&stops[device].context)) {
         CUresult r = rg_real.cuStreamWaitValue32_v2(t->stream, stops[device].at, RG_STOP_ARMED, CU_STREAM_WAIT_VALUE_GEQ);
-        bool captured = r >= CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED && r <= CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD; /* somewhere, now */
         if (r == CUDA_ERROR_NOT_SUPPORTED || r == CUDA_ERROR_NOT_PERMITTED)
             atomic_store(&stops[device].refused, true);
-        if (r != CUDA_SUCCESS && !captured)
+        if (r != CUDA_SUCCESS && !is_capture_error(r))
             rg_stops_forget_context(t->context, -1); /* the gate holds it, until the agent has registered the page anew */
+        /* Without a stop in front of it, it might begin when nobody asks any more (suspends_too in preempt.c). */
+        told = RG_UNLIKELY(is_long) && r == CUDA_SUCCESS && tell_long(t, device, 1);
         sum = ns;
     }
     atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);
-    if (RG_UNLIKELY(is_long) && !tell_long(t, device, 1)) {
+    if (RG_UNLIKELY(is_long) && !told)
         launches_long(device, ns);
-        is_long = false;
-    }
     int sample = rg_sample_stopped(t, d, kind, units, dims);
-    return RG_LIKELY(!is_long) ? sample : RG_STOP_LONG | (sample < 0 ? RG_STOP_NO_SAMPLE : sample);
+    return RG_LIKELY(!told) ? sample : RG_STOP_LONG | (sample < 0 ? RG_STOP_NO_SAMPLE : sample);
 }
 
 void rg_stop_after(int what, rg_track *t, bool ok)
@@ -271,6 +283,6 @@ void rg_stop_after(int what, rg_track *t, bool ok)
     int sample = what & RG_STOP_NO_SAMPLE;
     if (sample != RG_STOP_NO_SAMPLE)
         rg_sample_end(sample, t, ok);
-    if (what & RG_STOP_LONG)
-        tell_long(t, rg_track_device(t), 0);
+    if ((what & RG_STOP_LONG) && !tell_long(t, rg_track_device(t), 0))
+        launches_long(rg_track_device(t), RG_POLICY_LONG_NS);
 }

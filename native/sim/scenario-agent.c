@@ -104,24 +104,51 @@ static uint64_t off_for(const scenario *s)
     return s->agent.off_sum_ns + (on ? 0 : s->now - s->agent.off_ns);
 }
 
+/* As in preempt.c: what high clients waited for as it came back kept it off still, until they were idle. */
+static void count_waits(scenario *s)
+{
+    uint64_t back_ns = s->agent.back_ns;
+    if (!back_ns)
+        return;
+    bool over = s->idle_ns > back_ns;
+    s->agent.off_sum_ns += (over ? s->idle_ns : s->now) - back_ns;
+    s->agent.back_ns = over ? 0 : s->now;
+}
+
+static void comes_on(scenario *s)
+{
+    s->agent.off_sum_ns = off_for(s);
+    s->agent.back_ns = rg_scenario_high_busy(s) ? s->now : 0;
+}
+
 /* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
 static bool has_short_slices(const scenario *s)
 {
-    return !s->o->suspend || (!s->o->gpu.shared && s->o->be_slice_us <= RG_POLICY_SHORT_SLICE_US);
+    if (!s->o->suspend)
+        return true;
+    for (uint32_t i = 0; !s->o->gpu.shared && i < s->count; i++)
+        if (s->players[i].of->best_effort && slice_ns(s, &s->players[i], s->o->be_slice_us) <= RG_POLICY_SHORT_SLICE_US * 1000ull)
+            return true;
+    return false;
 }
 
 /* As in preempt.c: what it has had of the GPU since this was last called, or it had its due. */
 static void count_share(scenario *s)
 {
+    count_waits(s);
     uint64_t off_ns = off_for(s), from = s->agent.looked_ns > s->agent.given_ns ? s->agent.looked_ns : s->agent.given_ns;
     uint64_t passed_ns = s->now - from, was_off_ns = off_ns - s->agent.off_then_ns;
     uint64_t ran_ns = passed_ns > was_off_ns ? passed_ns - was_off_ns : 0;
-    if (has_short_slices(s))
-        ran_ns = s->spell_ns != s->agent.spell_then_ns && s->agent.spell_then_ns && s->idle_ns < s->spell_ns ? s->spell_ns - s->idle_ns : 0;
+    if (has_short_slices(s)) {
+        uint64_t since_ns = s->idle_ns < s->spell_ns ? s->idle_ns : s->agent.idle_then_ns;
+        since_ns = since_ns > s->agent.given_ns ? since_ns : s->agent.given_ns;
+        ran_ns = s->spell_ns != s->agent.spell_then_ns && s->agent.spell_then_ns && since_ns < s->spell_ns ? s->spell_ns - since_ns : 0;
+    }
     s->agent.credit_ns = rg_policy_credit(s->agent.credit_ns, passed_ns, ran_ns, starvation_ns(s), s->o->min_share_ppm);
     s->agent.looked_ns = s->now;
     s->agent.off_then_ns = off_ns;
     s->agent.spell_then_ns = s->spell_ns;
+    s->agent.idle_then_ns = s->idle_ns;
 }
 
 /* When best-effort work is to have its due, if high clients go on. */
@@ -223,6 +250,8 @@ static bool suspends_too(const scenario *s)
 
 static void begin_suspension(scenario *s)
 {
+    count_waits(s);
+    s->agent.back_ns = 0;
     s->agent.state = SUSPENDING;
     s->agent.channels_off = rg_scenario_stops(s) && suspends_too(s);
     s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
@@ -267,7 +296,7 @@ bool rg_scenario_agent_act(scenario *s)
     case RESUMING:
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
-        s->agent.off_sum_ns = off_for(s);
+        comes_on(s);
         s->agent.state = RUNNING;
         break;
     case GIVING:
@@ -278,7 +307,7 @@ bool rg_scenario_agent_act(scenario *s)
             }
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
-        s->agent.off_sum_ns = off_for(s);
+        comes_on(s);
         s->agent.state = GIVEN;
         s->agent.given_until_ns = s->now + (due_us(s) + (s->o->gpu.shared ? 0 : s->o->high_slice_us)) * 1000;
         break;

@@ -103,8 +103,9 @@ typedef struct {
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */
         uint64_t off_sum_ns; /* for how long it was off the GPU in all, until it last came back */
+        uint64_t back_ns; /* when that was, if high clients waited for their work; 0: they did not, or do no more */
         int64_t credit_ns; /* what it has had beyond its share, as of when it last looked, with what it saw of these then */
-        uint64_t looked_ns, off_then_ns, spell_then_ns;
+        uint64_t looked_ns, off_then_ns, spell_then_ns, idle_then_ns;
         bool stays;      /* until the high clients are idle, though they only wait */
         bool channels_off; /* streams that stop are suspended, too, this time */
     } agent; /* of the best-effort processes: they all do the same at the same time */

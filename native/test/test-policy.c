@@ -91,6 +91,9 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 100ull * MS, 100ull * MS, 50000), 50 * MS);
     CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 100ull * MS, 100ull * MS, 0), 10 * MS);
     CHECK_EQUAL(rg_policy_credit(4 * MS, 30 * 86400000ull * MS, 0, 100ull * MS, UINT32_MAX), -500 * MS);
+    for (uint32_t ppm = 9000; ppm < 600000; ppm += 7001) /* when it is due nothing is left of it */
+        for (int64_t credit = 1; credit < 50 * MS; credit = credit * 3 + 1)
+            CHECK(rg_policy_credit(credit, rg_policy_due_in(MS, credit, false, 0, ppm), 0, 100ull * MS, ppm) <= 0);
     /* At the bound, or when the credit is used up; while it runs that is at the bound or not at all. */
     CHECK_EQUAL(rg_policy_due_in(30ull * MS, 0, false, 100ull * MS, 50000), 70ull * MS);
     CHECK_EQUAL(rg_policy_due_in(300ull * MS, -5 * MS, false, 100ull * MS, 50000), 0);

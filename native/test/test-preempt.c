@@ -368,6 +368,31 @@ static void who_has_run_is_owed_nothing(void)
     done();
 }
 
+/* In short slices high clients' breaks are what it has had, also where the first request after one is over before its thread looks. */
+static void a_break_is_a_share(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 200000;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_launches(false);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    for (bool again = true; again;) {
+        usleep(300000);
+        other_launches(true);
+        uint64_t spell = atomic_load(&dev0()->spell_ns);
+        other_launches(false);
+        other_launches(true);
+        again = atomic_load(&dev0()->spell_ns) != spell; /* this thread was held up */
+        if (again)
+            other_launches(false);
+    }
+    usleep(400000); /* of 2 s for which it may do without */
+    CHECK_EQUAL(rg.slot->starved, 0);
+    WAIT_FOR(atomic_load(&rg.slot->starved) > 0);
+    done();
+}
+
 /* One that waits before that does not wait for the end of a long slice; a short one ends by itself. */
 static void a_long_slice_ends_when_a_request_waits(void)
 {
@@ -634,6 +659,7 @@ int main(int argc, char **argv)
     RUN(suspended_when_little_time_is_left_of_a_request);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(who_has_run_is_owed_nothing);
+    RUN(a_break_is_a_share);
     RUN(a_long_slice_ends_when_a_request_waits);
     RUN(slices_that_are_long_still_keep_nobody_waiting);
     RUN(preemption_can_be_changed_at_any_time);

@@ -378,6 +378,37 @@ static void test_least_share_off_the_gpu(void)
 }
 
 /*
+ * Longer slices are no share: what high clients wait for as it is back keeps it off still. Two of them, whose requests are four kernels of 75 us, and
+ * one with steps of 8 ms beside two best-effort clients.
+ */
+static void test_least_share_in_long_slices(void)
+{
+    const char *rows[] = {"k,kernel,0,1,1,1,32,1,1,16,0,0,75000,25000\nk,kernel,0,1,1,1,32,1,1,16,0,0,75000,25000\n"
+                          "k,kernel,0,1,1,1,32,1,1,16,0,0,75000,25000\nk,kernel,0,1,1,1,32,1,1,16,0,0,75000,25000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n",
+                          "k,kernel,0,1,1,1,32,1,1,16,0,0,8000000,20000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n"};
+    static const uint32_t SLICES_US[] = {50, 2048, 16000};
+    for (size_t i = 0; i < 2 * 3 * 2; i++) {
+        size_t two_low = i / 6;
+        uint32_t ppm = i % 2 && !two_low ? 300000 : 50000;
+        rg_profile high = profile_of(rows[two_low]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+        rg_scenario_client clients[3] = {{.profile = &high}, {.profile = two_low ? &low : &high, .best_effort = two_low}, {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = tiny(1, 4000000 * US);
+        rg_scenario_result r[3];
+        o.gpu.shared = 0;
+        o.suspend = o.drain = true;
+        o.be_slice_us = SLICES_US[i / 2 % 3];
+        o.high_slice_us = 10000;
+        o.starvation_us = 100000;
+        o.min_share_ppm = ppm;
+        run(&o, RG_SCENARIO_PREEMPT, clients, 3, r);
+        double had = 100e3 * (double)(r[2].iterations + two_low * r[1].iterations);
+        HOLDS(had > 0.8e-6 * ppm * 4e9);
+        rg_profile_free(&high);
+        rg_profile_free(&low);
+    }
+}
+
+/*
  * Stops, under MPS: best-effort kernels of 100 us on one SM, a stop in front of each but the first, and one request at 105 that has the other SM.
  */
 static void test_stops(void)
@@ -1086,6 +1117,7 @@ int main(int argc, char **argv)
     test_progress();
     test_least_share_leaves_requests_alone();
     test_least_share_off_the_gpu();
+    test_least_share_in_long_slices();
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
     test_orion();
