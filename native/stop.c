@@ -14,8 +14,8 @@
  * (native/bench/switch.cu).
  *
  * What lasts for RG_POLICY_LONG_NS no stop ends soon, and has to be interrupted (preempt.c). When that runs the GPU tells by itself: the stream
- * writes a word of its own in front of it and one behind it (cuStreamWriteValue32). To suspend a client that has such kernels for each request
- * cost one of BERT's, of 3.5 ms, 0.2 ms beside GPT-2's training, for which 15 to 30 of 110 requests need it (an H100; docs/measurements.md).
+ * writes a word of its own in front of it and one behind it (cuStreamWriteValue32). Beside GPT-2's training 12 to 30 in 110 of BERT's requests, of
+ * 3.5 ms, come upon such a kernel, and to suspend it for the others, too, cost each of them 0.2 ms (an H100; docs/measurements.md).
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
  * and what waits for the word in another one would fault. A process with two contexts on a device has none. Where the segment's page cannot be
@@ -28,6 +28,7 @@
 
 enum { PAGE_BYTES = 4096, UNKNOWN_NS = 100000 /* what a kernel is taken to last before it is known */ };
 enum { LATELY_NS = 1000000000 };
+_Static_assert(RG_MAX_TRACKS * sizeof(uint32_t) <= PAGE_BYTES, "a word for each");
 _Static_assert(sizeof(rg_stop_page) == PAGE_BYTES && offsetof(rg_segment, stops) % PAGE_BYTES == 0, "the driver registers pages");
 
 static struct {
@@ -37,8 +38,8 @@ static struct {
     _Atomic bool refused;
     uint32_t pages; /* that were given up; agent thread only */
     /* Of each track whether the GPU is at work on what lasts for RG_POLICY_LONG_NS, as it tells by itself. NULL: it does not, */
-    _Atomic(_Atomic uint32_t *) at_long;
-    CUdeviceptr at_long_at;
+    _Atomic(_Atomic uint32_t *) long_words;
+    CUdeviceptr long_at;
     _Atomic uint64_t long_until_ns; /* and this is when all of that, of what was launched so far, is over at the earliest */
     _Atomic uint32_t *long_page; /* agent thread only */
 } stops[RG_MAX_DEVICES];
@@ -93,10 +94,10 @@ static CUresult register_word(uint32_t device, _Atomic uint64_t *word)
 static void register_long(uint32_t device)
 {
     void *page = stops[device].long_page = stops[device].long_page ? stops[device].long_page : new_page();
-    if (!rg_real.cuStreamWriteValue32_v2 || register_page(page, &stops[device].at_long_at) != CUDA_SUCCESS)
+    if (!rg_real.cuStreamWriteValue32_v2 || register_page(page, &stops[device].long_at) != CUDA_SUCCESS)
         return;
     memset(page, 0, PAGE_BYTES);
-    atomic_store(&stops[device].at_long, page);
+    atomic_store(&stops[device].long_words, page);
 }
 
 /*
@@ -165,7 +166,7 @@ void rg_stops_forget_context(CUcontext context, CUdevice d)
             continue;
         _Atomic uint64_t *word = atomic_load(&stops[i].word); /* once there is no context it may be another's */
         atomic_store(&stops[i].context, NULL);
-        atomic_store(&stops[i].at_long, NULL);
+        atomic_store(&stops[i].long_words, NULL);
         rg_stops_arm(i, false);
         write_word(i, word, false, true); /* nothing waits for the word when its page goes */
         atomic_store(&rg.preemptible[i], RG_NOT_PREEMPTIBLE); /* until there are some again */
@@ -195,11 +196,11 @@ bool rg_stops_taken(uint32_t device)
 
 bool rg_stops_long(uint32_t device)
 {
-    const _Atomic uint32_t *at_long = atomic_load(&stops[device].at_long);
-    if (at_long && rg_real.rigelSimWrites)
+    const _Atomic uint32_t *long_words = atomic_load(&stops[device].long_words);
+    if (long_words && rg_real.rigelSimWrites)
         rg_real.rigelSimWrites((unsigned)atomic_load(&rg.ordinal[device]));
-    for (uint32_t i = 0; at_long && i < atomic_load(&rg.track_count); i++)
-        if (atomic_load_explicit(&at_long[i], memory_order_relaxed))
+    for (uint32_t i = 0; long_words && i < atomic_load(&rg.track_count); i++)
+        if (atomic_load_explicit(&long_words[i], memory_order_relaxed))
             return true;
     uint64_t until = atomic_load(&stops[device].long_until_ns);
     return until && rg_now_ns() < until + LATELY_NS;
@@ -241,12 +242,12 @@ static bool is_capture_error(CUresult r) /* there is one somewhere, now */
  */
 static bool tell_long(const rg_track *t, uint32_t device, uint32_t is)
 {
-    if (!atomic_load(&stops[device].at_long) || atomic_load(&t->context) != atomic_load(&stops[device].context))
+    if (!atomic_load(&stops[device].long_words) || atomic_load(&t->context) != atomic_load(&stops[device].context))
         return false;
-    CUdeviceptr at = stops[device].at_long_at + sizeof(uint32_t) * (size_t)(t - rg.tracks);
+    CUdeviceptr at = stops[device].long_at + sizeof(uint32_t) * (size_t)(t - rg.tracks);
     CUresult r = rg_real.cuStreamWriteValue32_v2(t->stream, at, is, CU_STREAM_WRITE_VALUE_DEFAULT);
     if (r != CUDA_SUCCESS && (!is || !is_capture_error(r)))
-        atomic_store(&stops[device].at_long, NULL); /* what it says would never change again */
+        atomic_store(&stops[device].long_words, NULL); /* what it says would never change again */
     return r == CUDA_SUCCESS;
 }
 
