@@ -107,6 +107,50 @@ int64_t rg_policy_credit(int64_t credit_ns, uint64_t passed_ns, uint64_t ran_ns,
     return credit > most ? most : credit < -most ? -most : credit;
 }
 
+static void count_waits(rg_policy_had *had, uint64_t idle_ns, uint64_t now_ns)
+{
+    if (!had->back_ns)
+        return;
+    bool over = idle_ns > had->back_ns;
+    had->off_sum_ns += (over ? idle_ns : now_ns) - had->back_ns;
+    had->back_ns = over ? 0 : now_ns;
+}
+
+void rg_policy_off(rg_policy_had *had, uint64_t idle_ns, uint64_t now_ns)
+{
+    count_waits(had, idle_ns, now_ns);
+    had->back_ns = 0;
+    had->off = true;
+    had->off_since_ns = now_ns;
+}
+
+void rg_policy_on(rg_policy_had *had, bool high_busy, uint64_t now_ns)
+{
+    had->off_sum_ns += had->off ? now_ns - had->off_since_ns : 0;
+    had->off = false;
+    had->back_ns = high_busy ? now_ns : 0;
+}
+
+void rg_policy_count(rg_policy_had *had, const rg_policy_due_view *v, uint64_t now_ns)
+{
+    count_waits(had, v->idle_ns, now_ns);
+    uint64_t off_ns = had->off_sum_ns + (had->off ? now_ns - had->off_since_ns : 0);
+    uint64_t from = had->looked_ns > had->given_ns ? had->looked_ns : had->given_ns, passed_ns = from && now_ns > from ? now_ns - from : 0;
+    uint64_t was_off_ns = off_ns - had->off_then_ns, ran_ns = passed_ns > was_off_ns ? passed_ns - was_off_ns : 0;
+    if (v->short_slices) {
+        /* The spell's first request may be over already. */
+        uint64_t since = v->idle_ns < v->spell_ns ? v->idle_ns : had->idle_then_ns;
+        since = since > had->given_ns ? since : had->given_ns;
+        bool began = v->spell_ns != had->spell_then_ns && had->spell_then_ns;
+        ran_ns = began && since < v->spell_ns ? v->spell_ns - since : 0;
+    }
+    had->credit_ns = rg_policy_credit(had->credit_ns, passed_ns, ran_ns, v->starvation_ns, v->min_share_ppm);
+    had->looked_ns = now_ns;
+    had->off_then_ns = off_ns;
+    had->spell_then_ns = v->spell_ns;
+    had->idle_then_ns = v->idle_ns;
+}
+
 uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint64_t starvation_ns, uint32_t ppm)
 {
     uint64_t left_ns = starvation_ns > passed_ns ? starvation_ns - passed_ns : 0;

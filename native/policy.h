@@ -167,6 +167,32 @@ bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns);
 int64_t rg_policy_credit(int64_t credit_ns, uint64_t passed_ns, uint64_t ran_ns, uint64_t starvation_ns, uint32_t min_share_ppm);
 
 /*
+ * What it has had, kept by whoever takes it off the GPU: a thread of each client (preempt.c), and scenario-agent.c for all in simulation. Zeroed at
+ * first. rg_policy_off, rg_policy_on: it is off the GPU from now on, or back; what high clients wait for as it comes back (`high_busy`) keeps it off
+ * still, until they are idle. rg_policy_count: brings `credit_ns` up to now. It has had what it was not off, or, in short slices, in which it has next
+ * to nothing of the GPU beside high clients, their breaks; what was before `given_ns` does not count.
+ */
+typedef struct {
+    int64_t credit_ns; /* rg_policy_credit */
+    uint64_t given_ns; /* when it last had its due, or was held back on purpose */
+    bool off;
+    uint64_t off_since_ns, off_sum_ns; /* for how long in all, until it last came back */
+    uint64_t back_ns;  /* when that was, if high clients were busy; 0: they were not, or have been idle since */
+    uint64_t looked_ns, off_then_ns, spell_then_ns, idle_then_ns; /* as it was last counted */
+} rg_policy_had;
+
+typedef struct {
+    uint64_t spell_ns, idle_ns; /* of the device (segment.h) */
+    bool short_slices;
+    uint64_t starvation_ns;
+    uint32_t min_share_ppm;
+} rg_policy_due_view;
+
+void rg_policy_off(rg_policy_had *had, uint64_t idle_ns, uint64_t now_ns);
+void rg_policy_on(rg_policy_had *had, bool high_busy, uint64_t now_ns);
+void rg_policy_count(rg_policy_had *had, const rg_policy_due_view *view, uint64_t now_ns);
+
+/*
  * rg_policy_due_in: in how long it is to have its share, with that credit, where high clients have gone on without a break for `passed_ns`: once
  * that is the starvation bound, and the credit is used up. UINT64_MAX: not as long as it has the GPU (`runs`).
  */

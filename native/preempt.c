@@ -51,11 +51,7 @@ typedef struct {
     uint32_t refusals; /* beats in a row in which the driver refused */
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
-    uint64_t given_ns; /* when it last had its due, or was held back on purpose; only the thread's, as what follows */
-    uint64_t off_since_ns, off_sum_ns; /* it is off the GPU since then; for how long it was in all, until it last came back */
-    uint64_t back_ns; /* when that was, if high clients waited for their work; 0: they did not, or do no more */
-    int64_t credit_ns; /* what it has had beyond its share (rg_policy_credit), as of when it last looked, with what it saw of these then */
-    uint64_t looked_ns, off_then_ns, spell_then_ns, idle_then_ns;
+    rg_policy_had had; /* only the thread's, as what follows */
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
 } preemptor;
@@ -246,29 +242,10 @@ static bool suspends_too(const preemptor *p)
             (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
-/* For how long it has been off the GPU. */
-static uint64_t off_for(const preemptor *p, uint64_t now)
-{
-    return p->off_sum_ns + (atomic_load(&p->suspended) ? now - p->off_since_ns : 0);
-}
-
-/* What high clients waited for as it came back kept it off still, until they were idle. Before it is off again, and whenever that is asked for. */
-static void count_waits(preemptor *p, uint64_t now)
-{
-    uint64_t idle = atomic_load(&rg.segment->devices[p->device].idle_ns), back = p->back_ns;
-    if (!back)
-        return;
-    bool over = idle > back;
-    p->off_sum_ns += (over ? idle : now) - back;
-    p->back_ns = over ? 0 : now;
-}
-
 /* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
 static bool suspend(preemptor *p)
 {
     uint64_t since = rg_now_ns();
-    count_waits(p, since);
-    p->back_ns = 0;
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
@@ -287,7 +264,7 @@ static bool suspend(preemptor *p)
         ok = off = true;
     if (off) {
         p->op = rg_wait_op(RG_OP_suspended, p->device);
-        p->off_since_ns = since;
+        rg_policy_off(&p->had, atomic_load(&rg.segment->devices[p->device].idle_ns), since);
     }
     atomic_store(&p->suspended, off);
     pthread_mutex_unlock(&p->lock);
@@ -323,13 +300,12 @@ static void resume(preemptor *p)
         atomic_store(&p->suspended, refused != 0);
         p->stopped = false;
         p->channels_off = refused != 0;
-        if (refused)
-            fail(p);
-        else
+        if (!refused) {
             rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
-        uint64_t now = rg_now_ns();
-        p->off_sum_ns += refused ? 0 : now - p->off_since_ns;
-        p->back_ns = !refused && atomic_load(&rg.segment->devices[p->device].high_busy) ? now : 0;
+            rg_policy_on(&p->had, atomic_load(&rg.segment->devices[p->device].high_busy) != 0, rg_now_ns());
+        } else {
+            fail(p);
+        }
     }
     pthread_mutex_unlock(&p->lock);
 }
@@ -347,35 +323,6 @@ static bool rested(rg_device *dev, uint64_t now)
     return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
 }
 
-/* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
-static bool has_short_slices(const preemptor *p)
-{
-    uint32_t us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* 0: there are none, or not by us */
-    return (us && us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&rg.segment->settings.suspend);
-}
-
-/* What it has had of the GPU since this was last called, or it had its due: what it was not off, or, in short slices, high clients' breaks. */
-static void count_share(preemptor *p, uint64_t now)
-{
-    const rg_device *dev = &rg.segment->devices[p->device];
-    const rg_settings *s = &rg.segment->settings;
-    count_waits(p, now);
-    uint64_t spell = atomic_load(&dev->spell_ns), idle = atomic_load(&dev->idle_ns), off = off_for(p, now);
-    uint64_t from = p->looked_ns > p->given_ns ? p->looked_ns : p->given_ns, passed = from && now > from ? now - from : 0;
-    uint64_t was_off = off - p->off_then_ns, ran = passed > was_off ? passed - was_off : 0;
-    if (has_short_slices(p)) {
-        /* The spell's first request may be over already. */
-        uint64_t since = idle < spell ? idle : p->idle_then_ns;
-        since = since > p->given_ns ? since : p->given_ns;
-        ran = spell != p->spell_then_ns && p->spell_then_ns && since < spell ? spell - since : 0;
-    }
-    p->credit_ns = rg_policy_credit(p->credit_ns, passed, ran, (uint64_t)atomic_load(&s->starvation_us) * 1000u, atomic_load(&s->min_share_ppm));
-    p->looked_ns = now;
-    p->off_then_ns = off;
-    p->spell_then_ns = spell;
-    p->idle_then_ns = idle;
-}
-
 /*
  * Whether high clients have gone on without a break for the starvation bound, since this client last had its due, and it has had no more than its
  * share lately; or when that can be.
@@ -383,15 +330,22 @@ static void count_share(preemptor *p, uint64_t now)
 static bool is_due(preemptor *p, uint64_t *left_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    rg_settings *s = &rg.segment->settings;
-    uint64_t now = rg_now_ns(), spell = atomic_load(&dev->spell_ns), since = spell > p->given_ns ? spell : p->given_ns;
-    count_share(p, now);
+    const rg_settings *s = &rg.segment->settings;
+    uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* 0: there are none, or not by us */
+    rg_policy_due_view v = {
+        .spell_ns = atomic_load(&dev->spell_ns),
+        .idle_ns = atomic_load(&dev->idle_ns),
+        .short_slices = (slice_us && slice_us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&s->suspend),
+        .starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u,
+        .min_share_ppm = atomic_load(&s->min_share_ppm),
+    };
+    uint64_t now = rg_now_ns(), since = v.spell_ns > p->had.given_ns ? v.spell_ns : p->had.given_ns;
+    rg_policy_count(&p->had, &v, now);
     *left_ns = WAIT_NS;
-    if (!spell || rested(dev, now))
+    if (!v.spell_ns || rested(dev, now))
         return false;
-    bool runs = !atomic_load(&p->suspended) && !has_short_slices(p);
-    uint64_t in_ns = rg_policy_due_in(now > since ? now - since : 0, p->credit_ns, runs, (uint64_t)atomic_load(&s->starvation_us) * 1000u,
-                                      atomic_load(&s->min_share_ppm));
+    bool runs = !p->had.off && !v.short_slices;
+    uint64_t in_ns = rg_policy_due_in(now > since ? now - since : 0, p->had.credit_ns, runs, v.starvation_ns, v.min_share_ppm);
     *left_ns = in_ns < WAIT_NS ? in_ns : WAIT_NS;
     return !in_ns;
 }
@@ -428,8 +382,8 @@ static void give_back(preemptor *p)
     if (p->found == RG_CHANNELS_FOUND && usual)
         slice(p, usual);
     pthread_mutex_unlock(&p->lock);
-    p->given_ns = rg_now_ns();
-    p->credit_ns = 0;
+    p->had.given_ns = rg_now_ns();
+    p->had.credit_ns = 0;
 }
 
 /* ---- when to come back ---- */
@@ -492,7 +446,7 @@ static void stand_aside(preemptor *p)
         if (p->stopped && !rg_stops_taken(p->device))
             break; /* there are no stops any more: it is looked for what else there is */
         if (held_back())
-            p->given_ns = rg_now_ns(); /* a hold is short, and meant, and a pause is asked for */
+            p->had.given_ns = rg_now_ns(); /* a hold is short, and meant, and a pause is asked for */
         if (is_due(p, &left_ns)) {
             spent += rg_now_ns() - since;
             give_back(p);

@@ -97,69 +97,26 @@ static uint64_t rests(const scenario *s)
     return rg_scenario_high_busy(s) ? NEVER : s->idle_ns + RG_POLICY_BREAK_NS;
 }
 
-/* For how long it has been off the GPU, or on its way off or back. */
-static uint64_t off_for(const scenario *s)
-{
-    bool on = s->agent.state == RUNNING || s->agent.state == GIVEN;
-    return s->agent.off_sum_ns + (on ? 0 : s->now - s->agent.off_ns);
-}
-
-/* As in preempt.c: what high clients waited for as it came back kept it off still, until they were idle. */
-static void count_waits(scenario *s)
-{
-    uint64_t back_ns = s->agent.back_ns;
-    if (!back_ns)
-        return;
-    bool over = s->idle_ns > back_ns;
-    s->agent.off_sum_ns += (over ? s->idle_ns : s->now) - back_ns;
-    s->agent.back_ns = over ? 0 : s->now;
-}
-
-static void comes_on(scenario *s)
-{
-    s->agent.off_sum_ns = off_for(s);
-    s->agent.back_ns = rg_scenario_high_busy(s) ? s->now : 0;
-}
-
-/* In short slices it has next to nothing of the GPU beside high clients, though it is not off it. */
+/* Each best-effort client has the same slices, or those of the driver. */
 static bool has_short_slices(const scenario *s)
 {
-    if (!s->o->suspend)
-        return true;
     for (uint32_t i = 0; !s->o->gpu.shared && i < s->count; i++)
         if (s->players[i].of->best_effort && slice_ns(s, &s->players[i], s->o->be_slice_us) <= RG_POLICY_SHORT_SLICE_US * 1000ull)
             return true;
     return false;
 }
 
-/* As in preempt.c: what it has had of the GPU since this was last called, or it had its due. */
-static void count_share(scenario *s)
-{
-    count_waits(s);
-    uint64_t off_ns = off_for(s), from = s->agent.looked_ns > s->agent.given_ns ? s->agent.looked_ns : s->agent.given_ns;
-    uint64_t passed_ns = s->now - from, was_off_ns = off_ns - s->agent.off_then_ns;
-    uint64_t ran_ns = passed_ns > was_off_ns ? passed_ns - was_off_ns : 0;
-    if (has_short_slices(s)) {
-        uint64_t since_ns = s->idle_ns < s->spell_ns ? s->idle_ns : s->agent.idle_then_ns;
-        since_ns = since_ns > s->agent.given_ns ? since_ns : s->agent.given_ns;
-        ran_ns = s->spell_ns != s->agent.spell_then_ns && s->agent.spell_then_ns && since_ns < s->spell_ns ? s->spell_ns - since_ns : 0;
-    }
-    s->agent.credit_ns = rg_policy_credit(s->agent.credit_ns, passed_ns, ran_ns, starvation_ns(s), s->o->min_share_ppm);
-    s->agent.looked_ns = s->now;
-    s->agent.off_then_ns = off_ns;
-    s->agent.spell_then_ns = s->spell_ns;
-    s->agent.idle_then_ns = s->idle_ns;
-}
-
 /* When best-effort work is to have its due, if high clients go on. */
 static uint64_t is_due(scenario *s)
 {
-    uint64_t since = s->spell_ns > s->agent.given_ns ? s->spell_ns : s->agent.given_ns;
-    count_share(s);
+    rg_policy_had *had = &s->agent.had;
+    rg_policy_due_view v = {s->spell_ns, s->idle_ns, !s->o->suspend || has_short_slices(s), starvation_ns(s), s->o->min_share_ppm};
+    uint64_t since = s->spell_ns > had->given_ns ? s->spell_ns : had->given_ns;
+    rg_policy_count(had, &v, s->now);
     if (s->hold || s->now >= rests(s))
         return NEVER;
-    bool runs = s->agent.state == RUNNING && !has_short_slices(s);
-    uint64_t in_ns = rg_policy_due_in(s->now - since, s->agent.credit_ns, runs, starvation_ns(s), s->o->min_share_ppm);
+    bool runs = !had->off && !v.short_slices;
+    uint64_t in_ns = rg_policy_due_in(s->now - since, had->credit_ns, runs, v.starvation_ns, v.min_share_ppm);
     return in_ns == UINT64_MAX ? NEVER : s->now + in_ns;
 }
 
@@ -225,7 +182,7 @@ static void look(scenario *s)
         s->agent.late_ns = NEVER;
     }
     if (s->hold && s->agent.state == SUSPENDED)
-        s->agent.given_ns = s->now; /* a hold is short, and meant */
+        s->agent.had.given_ns = s->now; /* a hold is short, and meant */
     if (s->agent.state == RUNNING) {
         if (s->agent.late_ns > s->now)
             s->agent.late_ns = s->hold ? s->agent.since
@@ -250,8 +207,7 @@ static bool suspends_too(const scenario *s)
 
 static void begin_suspension(scenario *s)
 {
-    count_waits(s);
-    s->agent.back_ns = 0;
+    rg_policy_off(&s->agent.had, s->idle_ns, s->now);
     s->agent.state = SUSPENDING;
     s->agent.channels_off = rg_scenario_stops(s) && suspends_too(s);
     s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
@@ -271,7 +227,7 @@ bool rg_scenario_agent_act(scenario *s)
     case RUNNING:
         if (s->now >= is_due(s)) {
             s->agent.state = GIVING;
-            s->agent.at = s->agent.off_ns = s->now;
+            s->agent.at = s->now;
             break;
         }
         s->agent.cut_after = s->idle_ns + 1;
@@ -296,7 +252,7 @@ bool rg_scenario_agent_act(scenario *s)
     case RESUMING:
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
-        comes_on(s);
+        rg_policy_on(&s->agent.had, rg_scenario_high_busy(s), s->now);
         s->agent.state = RUNNING;
         break;
     case GIVING:
@@ -307,14 +263,14 @@ bool rg_scenario_agent_act(scenario *s)
             }
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
-        comes_on(s);
+        rg_policy_on(&s->agent.had, rg_scenario_high_busy(s), s->now);
         s->agent.state = GIVEN;
         s->agent.given_until_ns = s->now + (due_us(s) + (s->o->gpu.shared ? 0 : s->o->high_slice_us)) * 1000;
         break;
     case GIVEN:
         rg_scenario_set_slices(s);
-        s->agent.given_ns = s->now;
-        s->agent.credit_ns = 0;
+        s->agent.had.given_ns = s->now;
+        s->agent.had.credit_ns = 0;
         s->agent.state = RUNNING;
         if (s->agent.wanted || outlasts(s, s->agent.off_ns))
             begin_suspension(s);

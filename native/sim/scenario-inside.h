@@ -96,16 +96,12 @@ typedef struct {
         bool wanted;    /* best-effort work is to be off the GPU, as it last looked, and since when that is so */
         uint64_t since;
         uint64_t late_ns; /* high clients have come so far that it is to act; may be in the future */
-        uint64_t given_ns;   /* best-effort work last had its due, or was held */
+        rg_policy_had had; /* what best-effort work has had */
         uint64_t cut_after;  /* 1 + when the high clients had been idle before a long slice was last cut short */
         uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
         bool lingers;
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */
-        uint64_t off_sum_ns; /* for how long it was off the GPU in all, until it last came back */
-        uint64_t back_ns; /* when that was, if high clients waited for their work; 0: they did not, or do no more */
-        int64_t credit_ns; /* what it has had beyond its share, as of when it last looked, with what it saw of these then */
-        uint64_t looked_ns, off_then_ns, spell_then_ns, idle_then_ns;
         bool stays;      /* until the high clients are idle, though they only wait */
         bool channels_off; /* streams that stop are suspended, too, this time */
     } agent; /* of the best-effort processes: they all do the same at the same time */

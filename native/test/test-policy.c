@@ -102,6 +102,23 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_due_in(99ull * MS, -5 * MS, true, 100ull * MS, 50000), 1ull * MS);
     CHECK_EQUAL(rg_policy_due_in(10ull * MS, -5 * MS, true, 100ull * MS, 50000), UINT64_MAX); /* it has run by then */
     CHECK_EQUAL(rg_policy_due_in(300ull * MS, 0, true, 100ull * MS, 50000), UINT64_MAX);
+    /* Of 100 ms it is off for 50, and for 30 more, since high clients are idle then only. In short slices it has had their break of 40. */
+    rg_policy_had had = {.looked_ns = 1000ull * MS, .spell_then_ns = 900ull * MS, .idle_then_ns = 960ull * MS};
+    rg_policy_due_view view = {.spell_ns = 900ull * MS, .idle_ns = 960ull * MS, .starvation_ns = 100ull * MS, .min_share_ppm = 50000};
+    rg_policy_off(&had, view.idle_ns, 1000ull * MS);
+    rg_policy_on(&had, true, 1050ull * MS);
+    view.idle_ns = 1080ull * MS;
+    rg_policy_count(&had, &view, 1100ull * MS);
+    CHECK_EQUAL(had.credit_ns, 15 * MS);
+    had.credit_ns = 0;
+    view.short_slices = true;
+    view.spell_ns = 1120ull * MS;
+    view.idle_ns = 1130ull * MS; /* of its first request: before that it was 1080 */
+    rg_policy_count(&had, &view, 1140ull * MS);
+    CHECK_EQUAL(had.credit_ns, 38 * MS);
+    had.given_ns = 1150ull * MS;
+    rg_policy_count(&had, &view, 1170ull * MS);
+    CHECK_EQUAL(had.credit_ns, 37 * MS);
     /* Off the GPU for 100 ms: 5% of 110 ms and what is due, and with nothing said a hundredth; never more than half. */
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 50000), 110000ull * 50000 / 950000 * 1000);
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 500000), 110ull * MS);
