@@ -247,6 +247,11 @@ export function chooseWays(text: string | undefined, all: readonly Way[]): Way[]
 const SWITCHABLE: ReadonlySet<Policy["name"]> = new Set(["none", "priority", "slo"]);
 
 /** Whether running programs can be switched into it and out of it. */
-export function isLive({ name, together, policy, mps }: Way): boolean {
+export function isSwitchable({ name, together, policy, mps }: Way): boolean {
   return name === ALONE || (together && (policy ? SWITCHABLE.has(policy.name) : !mps));
+}
+
+/** Whether it can take turns with the others of a pair, with one start of the programs: by switching, or with programs of its own. */
+export function isLive({ name, together }: Way): boolean {
+  return name === ALONE || together;
 }

@@ -105,7 +105,7 @@ export function markdown(document: BenchDocument): string {
           "the requests of all rounds over what the same requests would have taken alone, from how long each had to wait for the " +
           "GPU; the host's own ups and downs are in both. share: " +
           "best-effort throughput over its throughput alone. ceiling: 1 minus the part of the time for which the high " +
-          "program alone keeps the GPU busy. harvest: share over ceiling." +
+          "program alone keeps the GPU busy. harvest: share over the ceiling of the same requests, round by round." +
           (rows.some(({ mps_cost }) => mps_cost) ? ` ${MPS_COST_TEXT}` : ""),
       ],
     );

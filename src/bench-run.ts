@@ -43,6 +43,8 @@ export interface Run {
   program: Program;
   /** When its requests fall due; none for a program that asks for none. */
   due_s?: readonly number[];
+  /** Seconds of pause and work in turn, of a program that asks for no requests; without, it works throughout. */
+  spells_s?: readonly number[];
   duration_s: number;
   /** Arguments besides. */
   more?: readonly string[];
@@ -75,11 +77,22 @@ export class RunFailed extends Error {
 export class Interrupted extends Error {
   /** What the programs had measured by then, if all of them had begun. */
   readonly ran: Ran | undefined;
+  /** When they wanted it, by Date.now(). */
+  readonly at_ms: number;
 
-  constructor(ran?: Ran) {
+  constructor({ at_ms }: Interrupt, ran?: Ran) {
     super("interrupted");
+    this.at_ms = at_ms;
     this.ran = ran;
   }
+}
+
+/** What runs may be told besides. */
+interface Manner {
+  /** Under MPS: on the simulated GPU, which has no daemon; on a real one the environment of each program names it. */
+  mps?: boolean;
+  /** Ends them before their time. What they measured is lost then. */
+  over?: AbortSignal;
 }
 
 interface Place {
@@ -98,6 +111,7 @@ const KEPT_LINES = 12;
 /** What programs may take longer than they were told before they are ended. */
 const PATIENCE_s = 90;
 const START = "@start";
+const ENDED = "ended with others that were started together";
 
 export class Runner {
   readonly #place: Place;
@@ -107,12 +121,13 @@ export class Runner {
     this.#place = place;
   }
 
-  /** Runs programs without Rigel. `mps` is for the simulated GPU, which has no daemon. */
-  async bare(runs: readonly Run[], start: Start, mps = false): Promise<Ran> {
+  /** Runs programs without Rigel. */
+  async bare(runs: readonly Run[], start: Start, { mps = false, over }: Manner = {}): Promise<Ran> {
     const { native, device, interrupt } = this.#place;
     const simulation = { ...this.#place.simulation, mps };
     const start_s = startOf(start);
-    const mark = `RIGEL_BENCH_RUN=${process.pid}-${++this.#count}`;
+    const count = ++this.#count;
+    const mark = `RIGEL_BENCH_RUN=${process.pid}-${count}`;
     const output = new Output(runs);
     using guard = new Guard(mark, device.simulated ? [simulation.state] : []);
     const children: ClientProcess[] = [];
@@ -125,7 +140,7 @@ export class Runner {
           {
             name: run.name,
             where: `rigel bench: ${run.program.name}`,
-            argv: this.#argv(run).map((part) => (part === START ? start_s.toFixed(6) : part)),
+            argv: this.#argv(run, count).map((part) => (part === START ? start_s.toFixed(6) : part)),
             env: {
               ...given,
               ...deviceEnvironment([device], native.files, simulation, given),
@@ -143,6 +158,8 @@ export class Runner {
       interrupt.clients = [...interrupt.clients, ...children];
       const limit_s = start_s - Date.now() / 1000 + Math.max(...runs.map((run) => run.duration_s)) + PATIENCE_s;
       const failed = Promise.withResolvers<void>();
+      over?.addEventListener("abort", () => failed.resolve());
+      if (over?.aborted) failed.resolve();
       for (const child of children)
         void child.ended.then(() => {
           if (child.exit?.status !== 0) failed.resolve();
@@ -161,9 +178,10 @@ export class Runner {
       interrupt.clients = interrupt.clients.filter((client) => !children.includes(client));
       rmSync(simulation.state, { force: true });
     }
-    if (interrupt.signal) throw new Interrupted();
+    if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, count, []));
     if (problems.length > 0) throw new RunFailed(problems.join("; "), output.lines());
-    return { logs: this.#logs(runs, output), clients: [] };
+    if (over?.aborted) throw new RunFailed(ENDED, []);
+    return { logs: this.#logs(runs, count, output), clients: [] };
   }
 
   /** Runs programs under Rigel. `started` gets the segment as soon as they run. */
@@ -171,14 +189,15 @@ export class Runner {
     runs: readonly Run[],
     start: Start,
     policy: Policy,
-    options: { mps?: boolean; started?: (segment: Segment, start_ms: number, over: AbortSignal) => void } = {},
+    options: Manner & { started?: (segment: Segment, start_ms: number, over: AbortSignal) => void } = {},
   ): Promise<Ran> {
     const { native, device, simulation, scratch, segmentFolder, interrupt } = this.#place;
-    const file = join(scratch, "config.json");
+    const count = ++this.#count;
+    const file = join(scratch, `${count}-config.json`);
     const clients = runs.map((run) => ({
       name: run.name,
       class: run.program.class,
-      command: this.#argv(run),
+      command: this.#argv(run, count),
       env: run.env ?? {},
       // It decides by what is known of each kernel; a program that was never recorded fails, and the error says so.
       ...(policy.name === "orion" &&
@@ -216,32 +235,47 @@ export class Runner {
         show: (name, line) => output.keep(name, line),
         started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
         ownLoop: options.started !== undefined,
+        over: () => options.over?.aborted === true,
       });
-      if (interrupt.signal) throw new Interrupted(this.#soFar(runs, report.clients));
+      if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, count, report.clients));
       if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
       const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
       if (exitStatus !== 0 || failed)
         throw new RunFailed(`${failed?.name ?? "a program"} ended with status ${exitStatus}`, output.lines());
       const apart = report.clients.find((client) => !client.attached);
+      if (options.over?.aborted) throw new RunFailed(ENDED, []);
+      // What it measured would be called what it is not.
+      const elsewhere = report.clients.find((client) => client.mps !== (options.mps ?? false));
+      if (elsewhere)
+        throw new RunFailed(`${elsewhere.name} ran ${elsewhere.mps ? "under" : "without"} MPS`, output.lines());
       if (apart) throw new RunFailed(`${apart.name} was not under Rigel: ${apart.attach_problem}`, output.lines());
-      return { logs: this.#logs(runs, output), clients: report.clients };
+      return { logs: this.#logs(runs, count, output), clients: report.clients };
     } finally {
       over.abort();
       clearTimeout(timer);
     }
   }
 
-  #argv(run: Run): string[] {
-    return [...(run.processor === undefined ? [] : ["taskset", "-c", String(run.processor)]), ...this.#program(run)];
+  #argv(run: Run, count: number): string[] {
+    const pinned = run.processor === undefined ? [] : ["taskset", "-c", String(run.processor)];
+    return [...pinned, ...this.#program(run, count)];
   }
 
-  #program({ name, program, due_s, duration_s, more = [] }: Run): string[] {
-    const { native, device, scratch } = this.#place;
-    const log = join(scratch, `${name}.log`);
-    rmSync(log, { force: true });
-    const common = ["--start-at", START, "--log", log];
+  /** A file of one of the programs that were started together. */
+  #file(count: number, name: string, ending: string): string {
+    return join(this.#place.scratch, `${count}-${name}.${ending}`);
+  }
+
+  #program({ name, program, due_s, spells_s, duration_s, more = [] }: Run, count: number): string[] {
+    const { native, device } = this.#place;
+    const common = ["--start-at", START, "--log", this.#file(count, name, "log")];
+    if (spells_s) {
+      const spells = this.#file(count, name, "windows");
+      writeFileSync(spells, JSON.stringify(spells_s));
+      common.push("--windows", spells);
+    }
     if (due_s) {
-      const gaps = join(scratch, `${name}.gaps`);
+      const gaps = this.#file(count, name, "gaps");
       // One that is too late to be served, so that the list is never empty and never begun again.
       writeFileSync(gaps, JSON.stringify(gapsOf([...due_s, duration_s + 1])));
       common.push("--arrivals", gaps);
@@ -260,19 +294,19 @@ export class Runner {
     return ["python3", native.files.workload, ...program.args, "--duration", length, ...common, ...more];
   }
 
-  #soFar(runs: readonly Run[], clients: ClientReport[]): Ran | undefined {
+  #soFar(runs: readonly Run[], count: number, clients: ClientReport[]): Ran | undefined {
     try {
-      return { logs: this.#logs(runs, new Output(runs)), clients };
+      return { logs: this.#logs(runs, count, new Output(runs)), clients };
     } catch (thrown) {
       if (thrown instanceof RunFailed) return undefined;
       throw thrown;
     }
   }
 
-  #logs(runs: readonly Run[], output: Output): Map<string, Log> {
+  #logs(runs: readonly Run[], count: number, output: Output): Map<string, Log> {
     return new Map(
       runs.map(({ name }) => {
-        const path = join(this.#place.scratch, `${name}.log`);
+        const path = this.#file(count, name, "log");
         try {
           return [name, logSchema.parse(JSON.parse(readFileSync(path, "utf8")))];
         } catch (thrown) {

@@ -161,35 +161,42 @@ export function gapsOf(due_s: readonly number[]): number[] {
 
 /* ---- Windows */
 
-/** A spell in which the programs run in one way. What falls into its first part, while they settle, is not counted. */
-export interface Window {
-  way: string;
-  round: number;
+/** A spell. What falls into its first part, while programs settle, is not counted. */
+interface Spell {
   from_s: number;
   /** Counting begins. */
   counted_s: number;
   to_s: number;
 }
 
-/** The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. */
-export function schedule(
-  ways: readonly string[],
-  lengths: { rounds: number; cycles: number; window_s: number; settle_s: number },
-): Window[] {
-  const { rounds, cycles, window_s, settle_s } = lengths;
-  const windows: Window[] = [];
-  let at_s = 0;
+/** A spell in which programs run in one way. */
+export interface Window<Way = string> extends Spell {
+  way: Way;
+  round: number;
+}
+
+/**
+ * The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. `gap_s`: for how long
+ * nothing is done between a window and one of another way, by the way before.
+ */
+export function schedule<Way>(
+  ways: readonly Way[],
+  lengths: { rounds: number; cycles: number; window_s: number; settle_s: number; gap_s?: (after: Way) => number },
+): Window<Way>[] {
+  const { rounds, cycles, window_s, settle_s, gap_s = () => 0 } = lengths;
+  const windows: Window<Way>[] = [];
   for (let turn = 0; turn < rounds * cycles; turn++)
     for (const way of turn % 2 === 0 ? ways : ways.toReversed()) {
-      const to_s = at_s + settle_s + window_s;
-      windows.push({ way, round: Math.floor(turn / cycles), from_s: at_s, counted_s: at_s + settle_s, to_s });
-      at_s = to_s;
+      const last = windows.at(-1);
+      const from_s = last ? last.to_s + (last.way === way ? 0 : gap_s(last.way)) : 0;
+      const counted_s = from_s + settle_s;
+      windows.push({ way, round: Math.floor(turn / cycles), from_s, counted_s, to_s: counted_s + window_s });
     }
   return windows;
 }
 
 /** The samples that belong to a window; `guard_s` before its end are left out, as the next window shows in them. */
-export function within(samples: readonly Sample[], { counted_s, to_s }: Window, guard_s: number): Sample[] {
+export function within(samples: readonly Sample[], { counted_s, to_s }: Spell, guard_s: number): Sample[] {
   return samples.filter(([due_s]) => due_s >= counted_s && due_s < to_s - guard_s);
 }
 
@@ -197,7 +204,7 @@ export function within(samples: readonly Sample[], { counted_s, to_s }: Window, 
  * Whether requests of an earlier window were still under way half way through the time that this one has to settle: a way that lets requests
  * queue up would show in the one after it. `samples` are of all windows.
  */
-export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: Window): boolean {
+export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: Spell): boolean {
   return samples.some(([due_s, ms]) => due_s < from_s && due_s + ms / 1000 > (from_s + counted_s) / 2);
 }
 
@@ -251,7 +258,7 @@ export interface Row {
   share: Spread | null;
   /** 1 minus the part of the time that the high program alone keeps the GPU busy. */
   ceiling: number | null;
-  /** Share over ceiling. */
+  /** Share over the ceiling of the requests that fell due beside it: the median of the rounds, as no two have the same requests. */
   harvest: number | null;
   /**
    * Of requests alone under MPS: over those alone without it, of another start of the programs; the best-effort ones are there and held back
@@ -261,7 +268,7 @@ export interface Row {
 }
 
 export const ALONE = "alone";
-/** How programs were started that ways were switched between: in time slices, and under MPS. */
+/** How programs were started whose ways take turns: in time slices, or to be compared with those that were; and under MPS. */
 export const LIVE = "live";
 export const LIVE_MPS = "live, MPS";
 
@@ -293,6 +300,10 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
     const share =
       way === ALONE || programs.length === 0 ? null : spread(each.map(({ here, base }) => shareOf(here, base)));
     const ceiling = ceilingOf(bases, gpu_ms.get(pair));
+    const harvests = each.map(({ here, base }) => {
+      const own = ceilingOf(here.measurements, gpu_ms.get(pair));
+      return own ? shareOf(here, base) / own : Number.NaN;
+    });
     return [
       {
         pair,
@@ -311,7 +322,7 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         })),
         share,
         ceiling,
-        harvest: share && ceiling ? share.median / ceiling : null,
+        harvest: share ? (spread(harvests)?.median ?? null) : null,
         mps_cost: null,
       },
     ];
@@ -338,6 +349,7 @@ function delayedOf(group: readonly Measurement[], alone: readonly Measurement[])
 }
 
 interface Round {
+  measurements: readonly Measurement[];
   latency: Latency | undefined;
   per_s: Map<string, number>;
 }
@@ -351,7 +363,7 @@ function roundOf(measurements: readonly Measurement[], round: number): Round {
     const seconds = parts.reduce((sum, part) => sum + part.seconds, 0);
     if (seconds > 0) per_s.set(program, parts.reduce((sum, part) => sum + part.steps, 0) / seconds);
   }
-  return { latency: latencyOf(own.flatMap(({ requests }) => requests)), per_s };
+  return { measurements: own, latency: latencyOf(own.flatMap(({ requests }) => requests)), per_s };
 }
 
 function shareOf(here: Round, base: Round): number {
@@ -360,11 +372,11 @@ function shareOf(here: Round, base: Round): number {
   return here.per_s.size > 0 ? sum : Number.NaN;
 }
 
-/** From the requests that the high program really got while alone. */
-function ceilingOf(alone: readonly Measurement[], gpu_ms: number | undefined): number | null {
-  const seconds = alone.reduce((sum, { requests_s }) => sum + requests_s, 0);
+/** From the requests that the high program really got. */
+function ceilingOf(measurements: readonly Measurement[], gpu_ms: number | undefined): number | null {
+  const seconds = measurements.reduce((sum, { requests_s }) => sum + requests_s, 0);
   if (gpu_ms === undefined || seconds <= 0) return null;
-  const count = alone.reduce((sum, { requests }) => sum + requests.length, 0);
+  const count = measurements.reduce((sum, { requests }) => sum + requests.length, 0);
   return Math.max(0, 1 - ((count / seconds) * gpu_ms) / 1000);
 }
 

@@ -9,10 +9,11 @@
 import { mkdirSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
-import { type Command, InvalidArgumentError, Option } from "commander";
+import { type Command, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
 import { above0, between, whole } from "./arguments.ts";
-import { type Job, type Load, type Timing, anewJobs, gpuTimeJob, liveJob, soloJob } from "./bench-jobs.ts";
+import { type Job, type Load, type Timing, anewJobs, gpuTimeJob, soloJob } from "./bench-jobs.ts";
+import { liveJobs } from "./bench-live.ts";
 import {
   type Pair,
   type Program,
@@ -70,7 +71,7 @@ const LEAD_MARGIN_s = 2;
 const EXAMPLES = `
 Examples:
   rigel bench                                          as many pairs as fit ten minutes, started anew for every way
-  rigel bench --live --pairs bert+gpt2-train           one start of the programs, ways switched while they run
+  rigel bench --live --pairs bert+gpt2-train           programs started once, the ways in turn while they run
   rigel bench --solo --pairs all                       what Rigel costs each program with nothing beside it
   rigel bench --pairs resnet50+resnet50-train --ways "time slicing;rigel priority" --rounds 1 --html report.html
   rigel bench --policies none,gentle --policy-json 'gentle={"name":"priority","inflight":2}'
@@ -110,7 +111,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       "seconds for programs to start and warm up (default: 12; simulated: 3)",
       between(0.001, 1e6),
     )
-    .option("--window <seconds>", "seconds of a window where ways are switched, at most 4", windowSeconds, 2)
+    .option("--window <seconds>", "seconds of a window where ways take turns", above0, 2)
     .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
     .addOption(
       new Option("--arrivals <kind>", "how requests arrive; with --solo, uniform").choices(ARRIVALS).default("poisson"),
@@ -121,7 +122,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       whole(0, 0xffff_ffff),
       1,
     )
-    .option("--live", "start a pair once and switch ways while it runs, for the ways where that can be")
+    .option("--live", "start programs once, and let the ways take turns while they run")
     .option(
       "--solo",
       "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn, and one of each two " +
@@ -149,14 +150,6 @@ export function addBench(program: Command, device: (text: string) => Config["dev
 
 function collect(text: string, previous: string[]): string[] {
   return [...previous, text];
-}
-
-/** The gate lets go of what was held for 5 s, and a window has its time to settle besides. */
-function windowSeconds(text: string): number {
-  const value = above0(text);
-  if (value > 4)
-    throw new InvalidArgumentError("Expected at most 4 seconds: best-effort work cannot be held for longer.");
-  return value;
 }
 
 /** Before minutes are spent on what could not be written down. */
@@ -258,9 +251,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
         .join(",");
     if (solo) return highs.map((high) => soloJob(bed, pairNames(high), high, policySchema.parse({ name: "priority" })));
     const gpuTimes = highs.map((high) => gpuTimeJob(bed, pairNames(high), high));
-    const live = pairs.flatMap((pair) =>
-      flags.live ? [false, true].flatMap((withMps) => liveJob(bed, pair, ways, withMps) ?? []) : [],
-    );
+    const live = pairs.flatMap((pair) => (flags.live ? liveJobs(bed, pair, ways) : []));
     const anew: Job[] = [];
     for (let round = 0; round < timing.rounds; round++)
       for (const pair of pairs)

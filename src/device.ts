@@ -100,8 +100,10 @@ export class Devices {
   }
 
   async #probeSimulated(): Promise<Device> {
-    const environment = { ...process.env, ...simulatedEnvironment(this.#files, this.#simulation, process.env) };
-    const { devices, said } = await probe(this.#files, environment, this.#simulation.state);
+    // In a file of its own, as programs may be at work in the other one: those of a benchmark are started by several launches.
+    const simulation = { ...this.#simulation, state: `${this.#simulation.state}-0` };
+    const environment = { ...process.env, ...simulatedEnvironment(this.#files, simulation, process.env) };
+    const { devices, said } = await probe(this.#files, environment, simulation.state);
     const device = devices.find((candidate) => candidate.simulated);
     if (device) return device;
     throw new RigelError("device", `the simulated GPU in ${this.#files.simulator} does not answer: ${said}`);

@@ -60,6 +60,8 @@ const ECHO_ms = 150;
 export class Interrupt implements Disposable {
   /** The first signal that came. */
   signal: keyof typeof SIGNAL_STATUS | undefined;
+  /** When it came, by Date.now(). */
+  at_ms = Number.POSITIVE_INFINITY;
   /** Settles when it comes. */
   readonly raised: Promise<void>;
   clients: ClientProcess[] = [];
@@ -78,6 +80,7 @@ export class Interrupt implements Disposable {
         return;
       }
       this.signal = signal;
+      this.at_ms = at_ms;
       progress(`${signal}: stopping the clients (once more kills them)`);
       resolve();
     });

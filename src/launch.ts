@@ -192,6 +192,9 @@ interface PhaseResult {
   failed: { name: string; status: number; text: string; after_ms: number } | undefined;
 }
 
+/** How many this process has run, or is running: each has a segment of its own. */
+let phasesRun = 0;
+
 async function runPhase(
   plan: Plan,
   phase: Phase,
@@ -201,7 +204,7 @@ async function runPhase(
   mps: Mps,
   durations: Durations,
 ): Promise<PhaseResult> {
-  const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${plan.phases.indexOf(phase)}`;
+  const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${phasesRun++}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
   // No other process has this in its environment.
   const mark = `RIGEL_LAUNCH=${basename(segment.path)}`;
@@ -252,7 +255,7 @@ async function runPhase(
       guard.watch(child.pid);
       running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
     }
-    interrupt.clients = running.map(({ child }) => child);
+    interrupt.clients = [...interrupt.clients, ...running.map(({ child }) => child)];
     options.started?.(segment);
     await using hangs =
       plan.config.hang_s === 0
@@ -306,7 +309,7 @@ async function runPhase(
       await Promise.all(running.map(({ child }) => child.stop("SIGKILL")));
       for (const { child } of running) guard.forget(child.pid);
     } finally {
-      interrupt.clients = [];
+      interrupt.clients = interrupt.clients.filter((client) => !running.some(({ child }) => child === client));
       process.off("exit", cleanUp);
       cleanUp();
     }

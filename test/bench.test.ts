@@ -9,9 +9,12 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { allWays, choosePairs, choosePolicies, chooseWays, isLive } from "../src/bench-matrix.ts";
+import type { Bed } from "../src/bench-jobs.ts";
+import { liveJobs } from "../src/bench-live.ts";
+import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
 import { documentOf, markdown } from "../src/bench-report.ts";
+import type { Run } from "../src/bench-run.ts";
 import {
   type Copies,
   type Measurement,
@@ -33,6 +36,7 @@ import {
   together,
   within as withinWindow,
 } from "../src/bench-stats.ts";
+import { Native } from "../src/native.ts";
 import { allowedProcessors } from "../src/proc.ts";
 import { generator } from "../src/random.ts";
 import type { Wait } from "../src/slo-delay.ts";
@@ -217,6 +221,24 @@ describe("statistics", () => {
     expect(windows.at(-1)?.to_s).toBe(10);
   });
 
+  test("between a window and one of another way there may be a gap", () => {
+    const windows = schedule(["a", "b", "c"], {
+      rounds: 2,
+      cycles: 1,
+      window_s: 1,
+      settle_s: 0.5,
+      gap_s: (after) => (after === "b" ? 3 : 0),
+    });
+    expect(windows.map(({ way, from_s }) => `${way} ${from_s}`)).toEqual([
+      "a 0",
+      "b 1.5",
+      "c 6",
+      "c 7.5",
+      "b 9",
+      "a 13.5",
+    ]);
+  });
+
   test("a window holds what falls due while it is counted", () => {
     const window = { way: "a", round: 0, from_s: 0, counted_s: 1, to_s: 3 };
     const samples: Sample[] = [0.9, 1, 2.8, 2.95, 3].map((due_s) => [due_s, 1]);
@@ -259,6 +281,18 @@ describe("statistics", () => {
       ceiling: 0.8,
     });
     expect(x?.harvest).toBeCloseTo(0.65 / 0.8);
+  });
+
+  test("harvest is what a way gives of what its own requests leave, round by round", () => {
+    const measurements = [0, 1, 2].flatMap((round): Measurement[] => [
+      one("alone", round, 2),
+      one("alone", round, undefined, 100),
+      // Fewer requests, for which best-effort work gets more.
+      { ...one("x", round, 3, [80, 95, 90][round]), requests: ten(3).slice(0, [10, 0, 5][round]) },
+    ]);
+    const [, x] = rowsOf(measurements, new Map([["p", 20]]));
+    expect(x).toMatchObject({ ceiling: 0.8, share: { median: 0.9 } });
+    expect(x?.harvest).toBeCloseTo(0.8 / 0.8);
   });
 
   test("what has nothing to be compared with has no ratio", () => {
@@ -494,12 +528,99 @@ describe("pairs, policies and ways", () => {
     expect(chooseWays("rigel gentle", without).map(({ name }) => name)).toEqual(["alone", "rigel gentle"]);
     // What a client takes over when it starts cannot be switched.
     const fair = allWays(choosePolicies("fair", []), { mps: false, clientPriority: false });
-    expect(fair.filter(isLive).map(({ name }) => name)).toEqual(["alone", "time slicing"]);
-    expect(allWays(policies, { mps: true, clientPriority: true }).filter((way) => !isLive(way))).toMatchObject([
-      { name: "MPS" },
-      { name: "MPS, client priority" },
-      { name: "alone, Rigel" },
+    expect(fair.filter(isSwitchable).map(({ name }) => name)).toEqual(["alone", "time slicing"]);
+    expect(fair.filter(isLive).map(({ name }) => name)).toEqual(["alone", "time slicing", "rigel fair"]);
+    const all = allWays(policies, { mps: true, clientPriority: true });
+    expect(all.filter((way) => !isSwitchable(way)).map(({ name }) => name)).toEqual([
+      "MPS",
+      "MPS, client priority",
+      "alone, Rigel",
     ]);
+  });
+});
+
+/** What a run is started with, without starting anything: every program does nothing, and is over at once. */
+async function startedBy(ways: readonly string[], simulated: boolean) {
+  const started: { policy: string | undefined; mps: boolean; runs: readonly Run[] }[] = [];
+  const ran = (policy: string | undefined, mps: boolean, runs: readonly Run[]) => {
+    started.push({ policy, mps, runs });
+    const log = { late_s: 0, requests: [], past: [], ends_s: [] };
+    return { logs: new Map(runs.map(({ name }) => [name, log])), clients: [] };
+  };
+  const bed: Bed = {
+    runner: {
+      bare: async (runs, _, { mps = false } = {}) => ran(undefined, mps, runs),
+      governed: async (runs, _, { name }, { mps = false } = {}) => ran(name, mps, runs),
+    },
+    native: await Native.load(),
+    simulated,
+    load: { rate_per_s: 50, arrivals: "uniform", seed: 1 },
+    environment: (mps) => ({ DAEMON: String(mps) }),
+  };
+  const [pair] = choosePairs("resnet50+resnet50-train+gpt2-train", simulated);
+  if (!pair) throw new Error("there is such a pair");
+  const all = allWays(choosePolicies("slo,orion", []), { mps: true, clientPriority: true });
+  const jobs = liveJobs(bed, pair, chooseWays(ways.join(";"), all));
+  const timing = { rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, copies: 1 };
+  // Nothing was measured, which a run is told of at its end.
+  for (const job of jobs) await job.run(timing).catch(() => {});
+  return { titles: jobs.map(({ title }) => title), started };
+}
+
+/** When a program works, from and to. */
+function spellsOf({ spells_s = [] }: Run): [number, number][] {
+  let at_s = 0;
+  return spells_s.flatMap((seconds, index): [number, number][] => {
+    at_s += seconds;
+    return index % 2 ? [[at_s - seconds, at_s]] : [];
+  });
+}
+
+describe("ways that take turns", () => {
+  const WAYS = ["time slicing", "MPS", "MPS, client priority", "rigel slo", "rigel slo, MPS", "rigel orion, MPS"];
+
+  test("each is started where it belongs: with MPS or without, with its policy, or without Rigel", async () => {
+    const { titles, started } = await startedBy(WAYS, false);
+    expect(titles).toHaveLength(1);
+    const told = started.map(({ policy = "without Rigel", mps, runs }) => [
+      policy,
+      mps,
+      runs.map(({ name }) => name).join(", "),
+      [...new Set(runs.map(({ env }) => Object.entries(env ?? {}).join(" ")))].join("; "),
+    ]);
+    const mps = "DAEMON,true";
+    expect(told).toEqual([
+      ["priority", false, "high, resnet50-train, gpt2-train", "DAEMON,false"],
+      ["priority", true, "high, resnet50-train, gpt2-train", mps],
+      ["none", true, "high", mps],
+      ["without Rigel", true, "resnet50-train, gpt2-train", mps],
+      ["none", true, "high", `${mps} CUDA_MPS_CLIENT_PRIORITY,0`],
+      ["without Rigel", true, "resnet50-train, gpt2-train", `${mps} CUDA_MPS_CLIENT_PRIORITY,1`],
+      ["orion", true, "high, resnet50-train, gpt2-train", mps],
+    ]);
+  });
+
+  test("no two are at work at the same time, and nobody but who is meant in a window", async () => {
+    const { started } = await startedBy(WAYS, false);
+    const best = started.flatMap(({ runs }) => runs.filter(({ name }) => name === "gpt2-train").map(spellsOf));
+    const all = best.flat().toSorted(([a], [b]) => a - b);
+    expect(all.length).toBeGreaterThan(5);
+    for (const [index, [from_s]] of all.entries()) expect(from_s).toBeGreaterThanOrEqual(all[index - 1]?.[1] ?? 0);
+    // Learning, a window alone for itself, and one for each of its two ways, which follow one another.
+    expect(best[0]?.map(([from_s, to_s]) => Number((to_s - from_s).toFixed(3)))).toEqual([20, 4.8]);
+    // Requests come in windows of their crew alone: those of one way, or while its best-effort programs pause.
+    const mps = started.findIndex(({ policy }) => policy === "none");
+    const due_s = started[mps]?.runs[0]?.due_s ?? [];
+    expect(due_s.length).toBeGreaterThan(70);
+    const [[from_s, to_s] = [0, 0]] = started[mps + 1]?.runs.flatMap(spellsOf) ?? [];
+    expect(due_s.every((due) => due >= from_s && due < to_s + 1e-6)).toBe(true);
+  });
+
+  test("the simulated GPU is under MPS or is not: one after the other", async () => {
+    const { titles, started } = await startedBy(["time slicing", "MPS", "rigel slo, MPS"], true);
+    const name = "resnet50+resnet50-train+gpt2-train, live: alone";
+    expect(titles).toEqual([`${name}; time slicing`, `${name} under MPS; rigel slo, MPS; MPS`]);
+    expect(started.map(({ mps }) => mps)).toEqual([false, true, true, true]);
   });
 });
 
@@ -573,6 +694,52 @@ import workload; workload.arguments(sys.argv[2:])`;
     expect({ name, stderr, status }).toEqual({ name, stderr: "", status: 0 });
   }
 });
+
+test.skipIf(python === null)(
+  "workload.py --windows: steps begin in windows alone, and the program stays until the end",
+  async () => {
+    const folder = join(root, "src", "python");
+    using scratch = new Scratch();
+    const windows = scratch.file("windows.json", [0.2, 0.3, 0.5, 0.2]);
+    // By a clock that sleeping, steps and looking at it move on.
+    const script = `import json, sys, types
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import workload
+now = 0.0
+def on(seconds):
+    global now
+    now += seconds
+workload.time = types.SimpleNamespace(perf_counter=lambda: on(1e-5) or now, sleep=on)
+begun = []
+class Work:
+    def step(self):
+        begun.append(round(now, 3))
+        on(0.04)
+class Event:
+    record = synchronize = lambda self: None
+torch = types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=lambda: None, Event=Event))
+args = workload.arguments(sys.argv[2:])
+report = workload.train(torch, Work(), args, workload.Stop())
+print(json.dumps([begun, now, report["iterations"]]))`;
+    const argv = "--mode train --model gpt2 --batch 1 --warmup 0 --duration 2 --windows".split(" ");
+    await using child = Bun.spawn([python ?? "", "-c", script, folder, ...argv, windows], { stdout: "pipe" });
+    const [begun, ended_s, iterations] = z
+      .tuple([z.array(z.number()), z.number(), z.number()])
+      .parse(JSON.parse(await child.stdout.text()));
+    const first = begun.filter((at_s) => at_s < 0.5);
+    expect([first[0], first.length]).toEqual([0.2, 8]);
+    const second = begun.filter((at_s) => at_s >= 0.5);
+    expect([second[0], second.length]).toEqual([1, 5]);
+    expect(ended_s).toBeGreaterThanOrEqual(2);
+    expect(iterations).toBe(13);
+    await using refused = Bun.spawn(
+      [python ?? "", "-c", script, folder, ..."--mode infer --model bert --batch 1 --windows".split(" "), windows],
+      { stderr: "pipe" },
+    );
+    expect(await refused.stderr.text()).toContain("--windows is for --mode train");
+  },
+);
 
 const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
 const intervalSchema = z.tuple([z.number(), z.number()]);
@@ -751,12 +918,12 @@ describe("rigel bench on the simulated GPU measures", () => {
     "a pair whose ways are switched while it runs",
     async () => {
       const policies = ["--policies", "shared,slo", "--policy-json", 'shared={"name":"priority","min_share":0.1}'];
-      const ways = ["--live", "--window", "1", "--ways", "time slicing;rigel shared;rigel slo"];
+      const ways = ["--live", "--window", "1", "--ways", "time slicing;MPS;rigel shared;rigel slo"];
       // Twice, as a window that is switched late on a busy machine is left out.
       const { document } = await wholly(
         [...TINY, "--rounds", "2", ...policies, ...ways],
         ({ rows, loops }) =>
-          rows.length === 4 &&
+          rows.length === 5 &&
           rows.every(({ way, delayed }) => way === "alone" || delayed) &&
           (loops[0]?.seconds.length ?? 0) > 0,
       );
@@ -766,8 +933,9 @@ describe("rigel bench on the simulated GPU measures", () => {
         "time slicing live",
         "rigel shared live",
         "rigel slo live",
+        "MPS live",
       ]);
-      expect(rows.map(({ delayed }) => (delayed?.requests ?? 0) > 0)).toEqual([false, true, true, true]);
+      expect(rows.map(({ delayed }) => (delayed?.requests ?? 0) > 0)).toEqual([false, true, true, true, true]);
       // What the control loop did, a line for each second in which it ran.
       expect(loops).toMatchObject([{ pair: PAIR, way: "rigel slo", method: "live", target: { p99_over_alone: 1.05 } }]);
       const seconds = loops[0]?.seconds.map(({ t_s }) => t_s) ?? [];
@@ -1036,7 +1204,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
     [["--rounds", "1.5"], "Expected a whole number"],
-    [["--window", "5"], "Expected at most 4 seconds"],
+    [["--window", "0"], "Expected a number above 0"],
     [["--arrivals", "never"], "Allowed choices are poisson, bursty, uniform"],
     [["--policies", "magic"], '--policies: name: expected one of "none", "priority"'],
     [["--policy-json", "x"], "--policy-json: expected NAME={...}"],

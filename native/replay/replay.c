@@ -122,7 +122,7 @@ static void wait_until(uint64_t due_ns, bool breakable)
 /* ---- Options */
 
 typedef struct {
-    const char *profile, *arrivals, *log;
+    const char *profile, *arrivals, *windows, *log;
     uint64_t iterations; /* 0: no limit */
     double duration_s;   /* 0: no limit */
     double start_at;     /* UNIX time; 0: as soon as it is ready */
@@ -143,6 +143,7 @@ static const char usage[] =
     "  --rate R              R requests a second, open loop; without, one after the other\n"
     "  --arrivals KIND       uniform, poisson (default), or FILE: a JSON list of gaps in seconds, repeated\n"
     "  --seed N              of the Poisson arrivals (default 1)\n"
+    "  --windows FILE        in a closed loop, a JSON list of seconds: pause, work, pause, ...; then pause until the end\n"
     "  --warmup N            requests or iterations before measuring (default 3)\n"
     "  --start-at T          measure from this UNIX time on, in seconds; what falls due before it is ready is left out\n"
     "  --alternate SEED      of each two requests one goes past Rigel (rigel_bypass_begin), by chance the first or the second\n"
@@ -211,7 +212,7 @@ static options read_options(int argc, char **argv)
         }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
                                                  "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log",
-                                                 "--idle-timeout-s", "--alternate"};
+                                                 "--idle-timeout-s", "--alternate", "--windows"};
         bool known = false;
         for (size_t k = 0; k < sizeof(with_value) / sizeof(with_value[0]); k++)
             known |= strcmp(name, with_value[k]) == 0;
@@ -230,6 +231,8 @@ static options read_options(int argc, char **argv)
             o.rate = number_option(name, value, 1e-6, 1e6);
         else if (strcmp(name, "--arrivals") == 0)
             o.arrivals = value;
+        else if (strcmp(name, "--windows") == 0)
+            o.windows = value;
         else if (strcmp(name, "--start-at") == 0)
             o.start_at = number_option(name, value, 1, 1e11);
         else if (strcmp(name, "--log") == 0)
@@ -270,6 +273,18 @@ static bool open_arrivals(const options *o, rg_arrivals *out)
     enum rg_arrivals_kind kind = poisson ? RG_ARRIVALS_POISSON : RG_ARRIVALS_UNIFORM;
     rg_arrivals_init(out, kind, (uint64_t)(1e9 / o->rate + 0.5), o->seed);
     return true;
+}
+
+/* The spells of --windows, as gaps: of pause and work in turn. Without, none. */
+static void open_windows(const options *o, bool open_loop, rg_arrivals *out)
+{
+    char error[RG_PROFILE_ERROR_BYTES];
+    if (!o->windows)
+        return;
+    if (open_loop)
+        bad_arguments("--windows: expected no --rate and no --arrivals with it: requests come when they fall due");
+    if (rg_arrivals_read(o->windows, out, error, sizeof(error)) < 0)
+        bad_arguments("--windows: %s", error);
 }
 
 /* ---- Output */
@@ -814,11 +829,28 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
         go_past(c, false);
 }
 
-static void run_closed_loop(client *c, uint64_t end_ns)
+/* Outside the spells of work, pauses until the next one or the end, with nothing left on the GPU. */
+static void keep_to(client *c, const rg_arrivals *windows, uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t now = now_ns(), to_ns = start_ns;
+    for (size_t i = 0; i < windows->gap_count; i++) {
+        to_ns += windows->gaps_ns[i];
+        if (now < to_ns && i % 2 == 1)
+            return;
+        if (now < to_ns)
+            break;
+    }
+    drain(c);
+    wait_until(now < to_ns && to_ns < end_ns ? to_ns : end_ns, true);
+}
+
+static void run_closed_loop(client *c, const rg_arrivals *windows, uint64_t start_ns, uint64_t end_ns)
 {
     for (uint64_t i = 0; (c->o->iterations == 0 || i < c->o->iterations) && !stop_asked; i++) {
+        if (windows->gap_count)
+            keep_to(c, windows, start_ns, end_ns);
         uint64_t now = now_ns();
-        if (now >= end_ns)
+        if (now >= end_ns || stop_asked)
             break;
         if (c->profile.waits)
             serve_request(c, now);
@@ -909,7 +941,7 @@ int main(int argc, char **argv)
     if (o.calibrate)
         return rg_calibrate(o.device);
     static client c;
-    rg_arrivals arrivals = {0};
+    rg_arrivals arrivals = {0}, windows = {0};
     c.o = &o;
     char error[RG_PROFILE_ERROR_BYTES];
     if (rg_profile_read(o.profile, &c.profile, error, sizeof(error)) < 0) {
@@ -919,6 +951,7 @@ int main(int argc, char **argv)
     bool open_loop = open_arrivals(&o, &arrivals);
     if (o.alternate && !open_loop)
         bad_arguments("--alternate: expected --rate, or a list of --arrivals, with it");
+    open_windows(&o, open_loop, &windows);
 
     struct sigaction action = {.sa_handler = on_stop_signal}; /* no SA_RESTART: a sleep between requests ends at once */
     sigaction(SIGTERM, &action, NULL);
@@ -939,7 +972,7 @@ int main(int argc, char **argv)
     if (open_loop)
         run_open_loop(&c, &arrivals, start_ns, end_ns);
     else
-        run_closed_loop(&c, end_ns);
+        run_closed_loop(&c, &windows, start_ns, end_ns);
     drain(&c);
     print_report(&c, c.last_finish_ns - start_ns);
     if (o.log && !write_log(&c, open_loop, start_ns)) {

@@ -230,6 +230,11 @@ static void test_arguments(const char *profile, const char *bad_profile, const c
     expect(none, arguments, 2, "--arrivals uniform: expected --rate with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --alternate 1", profile);
     expect(none, arguments, 2, "--alternate: expected --rate, or a list of --arrivals, with it");
+    snprintf(arguments, sizeof(arguments), "--profile %s --windows %s", profile, gaps);
+    snprintf(expected, sizeof(expected), "--windows: %s:1:6: expected a number of seconds", gaps);
+    expect(none, arguments, 2, expected);
+    snprintf(arguments, sizeof(arguments), "--profile %s --windows %s --rate 20", profile, gaps);
+    expect(none, arguments, 2, "--windows: expected no --rate and no --arrivals with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --arrivals %s", profile, gaps);
     snprintf(expected, sizeof(expected), "%s:1:6: expected a number of seconds", gaps);
     expect(none, arguments, 2, expected);
@@ -301,6 +306,26 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     CHECK(number_of(out, "count") == 0 && strstr(out, "\"p50_ms\":null"), "%s", out);
     double rate = number_of(out, "iterations_per_s"), iterations = number_of(out, "iterations");
     CHECK(iterations > 1 && rate <= 1000 && rate >= 1000 * iterations / took_ms, "%f ms: %s", took_ms, out);
+
+    /* In windows: 0.5 s of the 1.6, each of which takes 1 ms of the GPU at least, and what was under way when one ended. */
+    char windows[256], log[256], logged[65536] = "";
+    snprintf(windows, sizeof(windows), "%s/windows.json", scratch);
+    snprintf(log, sizeof(log), "%s/log.json", scratch);
+    write_file(windows, "[0.3, 0.2, 0.4, 0.3]");
+    snprintf(arguments, sizeof(arguments), "--profile %s --duration-s 1.6 --windows %s --log %s", training, windows, log);
+    begun_ms = now_ms();
+    CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+    took_ms = now_ms() - begun_ms;
+    CHECK(took_ms >= 1600, "it stays until the end: %f ms", took_ms);
+    CHECK(number_of(out, "iterations") >= 1 && number_of(out, "iterations") <= 500 + 2 * 17, "%s", out);
+    FILE *file = fopen(log, "r");
+    CHECK(file && fread(logged, 1, sizeof(logged) - 1, file) > 0, "%s", log);
+    if (file)
+        fclose(file);
+    const char *ends = strstr(logged, "\"ends_s\":[");
+    CHECK(ends && strtod(ends + strlen("\"ends_s\":["), NULL) >= 0.301, "none before the first window: %.100s", logged);
+    unlink(windows);
+    unlink(log);
 
     /* SIGTERM: the report all the same. `timeout` sends it, so late that on this machine some requests have been served. */
     for (int seconds = 1, served = 0; !served && seconds <= 32; seconds *= 2) {

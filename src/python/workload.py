@@ -12,7 +12,7 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already.
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
-            the GPU; with --graph each step is one replay of one captured CUDA graph.
+            the GPU; with --graph each step is one replay of one captured CUDA graph. --windows says when it pauses.
 
 One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured.
 """
@@ -22,6 +22,7 @@ import collections
 import gc
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -77,6 +78,9 @@ def arguments(argv=None):
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
     parser.add_argument("--ahead", type=int, default=2, help="training steps issued before the first of them is waited for")
+    parser.add_argument(
+        "--windows", metavar="FILE", help="train by a JSON list of seconds: pause, work, pause, ...; then pause until the end"
+    )
     parser.add_argument("--decode", type=int, default=0, metavar="N", help="a request is N tokens of GPT-2")
     parser.add_argument("--alternate", type=int, metavar="SEED", help="serve through Rigel and past it in turn; --log says which")
     parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
@@ -92,7 +96,10 @@ def arguments(argv=None):
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
         parser.error("--alternate is for --mode infer without --gpu-time")
-    args.gaps = read_gaps(parser, args.arrivals)
+    if args.windows is not None and args.mode != "train":
+        parser.error("--windows is for --mode train")
+    args.gaps = None if args.arrivals in ("poisson", "uniform") else read_seconds(parser, "--arrivals", args.arrivals)
+    args.spells = None if args.windows is None else read_seconds(parser, "--windows", args.windows)
     if args.warmup is None:
         args.warmup = 150 if args.mode == "infer" else 10
     if args.losses and args.requests is None:
@@ -100,15 +107,14 @@ def arguments(argv=None):
     return args
 
 
-def read_gaps(parser, arrivals):
-    """The gaps of a file that --arrivals names; None where it names a process."""
-    if arrivals in ("poisson", "uniform"):
-        return None
+def read_seconds(parser, option, path):
+    """The list in the file that an option names."""
     try:
-        with open(arrivals, encoding="ascii") as file:
-            return [float(gap) for gap in json.load(file)]
+        with open(path, encoding="ascii") as file:
+            return [float(seconds) for seconds in json.load(file)]
     except (OSError, ValueError, TypeError) as error:
-        parser.error(f"--arrivals {arrivals}: expected poisson, uniform, or a JSON list of seconds ({error})")
+        kinds = "poisson, uniform, or " if option == "--arrivals" else ""
+        parser.error(f"{option} {path}: expected {kinds}a JSON list of seconds ({error})")
 
 
 def make_model(torch, args):
@@ -398,6 +404,16 @@ def wait_for_start(args, stop):
     return now + left, 0.0
 
 
+def pause_at(spells, at):
+    """Until when to pause `at` so many seconds after the start, by --windows; 0 where it is time to work."""
+    end = 0.0
+    for index, seconds in enumerate(spells or ()):
+        end += seconds
+        if at < end:
+            return 0.0 if index % 2 else end
+    return 0.0 if spells is None else math.inf
+
+
 def due_times(args, start):
     """Seconds after the start at which requests fall due, one after the other."""
     if args.gaps is not None:
@@ -596,6 +612,14 @@ def train(torch, work, args, stop):
         ends.append(time.perf_counter() - start)
 
     while not stop.asked and (args.requests is None or issued < args.requests):
+        paused_until = pause_at(args.spells, time.perf_counter() - start)
+        if paused_until > 0:
+            while ahead:
+                wait_for_first()
+            wait_until(start + min(paused_until, math.inf if args.duration is None else args.duration), stop)
+            if args.duration is not None and paused_until >= args.duration:
+                break
+            continue
         loss = work.step()
         issued += 1
         ahead.append(torch.cuda.Event())

@@ -1,0 +1,463 @@
+/**
+ * bench-live.ts: a pair whose programs are started once and measured in every way in turn, in windows of seconds, so that what
+ * differs between two starts of a program, and what drifts, drops out of what is compared.
+ *
+ * Ways that are settings of Rigel are switched while the same programs go on. A way that decides how programs start (plain MPS, its
+ * client priority, a policy that a client takes over as it attaches) has programs of its own, a _crew_, that are there all the time and
+ * do nothing outside their windows: requests come in windows alone, and best-effort programs pause by themselves (`--windows`).
+ */
+
+import { isSwitchable } from "./bench-matrix.ts";
+import type { Pair, Program, Way } from "./bench-matrix.ts";
+import { AROUND_s, type Bed, type Found, HIGH, type Job, type Timing, environmentOf, found } from "./bench-jobs.ts";
+import { Interrupted, type Log, type Ran, type Run, RunFailed } from "./bench-run.ts";
+import {
+  ALONE,
+  LIVE,
+  LIVE_MPS,
+  type Measurement,
+  type Off,
+  type Window,
+  arrivalTimes,
+  beginsQueued,
+  counted,
+  schedule,
+  within,
+} from "./bench-stats.ts";
+import { type Policy, policySchema } from "./config.ts";
+import { progress } from "./log.ts";
+import { policySettings, targetOf } from "./policy.ts";
+import { settingsText } from "./show.ts";
+import type { Wait } from "./slo-delay.ts";
+import { SloLoop, type SloReport } from "./slo-loop.ts";
+import type { Segment } from "./segment.ts";
+
+/** After a switch: until what was queued before has drained, and clients have changed their time slices (250 ms at most). */
+const SETTLE_s = 0.6;
+/** After plain MPS, where nothing keeps requests from queueing up for seconds: until those have been served. */
+const QUEUE_s = 2.5;
+/** Requests that fall due this shortly before a switch are not counted. */
+const GUARD_s = 0.05;
+/** What policy `slo` has to find its settings before anything is counted. */
+const LEARN_s = 20;
+/** One start serves many windows, so each crew is given more time than programs that serve a single way. */
+const CREW_LEAD_s = 3;
+/** The round of windows that are not counted. */
+const LEARNING = -1;
+
+const PRIORITY = policySchema.parse({ name: "priority" });
+const NONE = policySchema.parse({ name: "none" });
+
+/** Programs of a pair that are started together, for one way or for several. */
+interface Crew {
+  /** What its ways are compared with. */
+  method: string;
+  /** All are under MPS, or none is: what `alone` is, too, where it is beside ways under MPS. */
+  mps: boolean;
+  ways: readonly [Way, ...Way[]];
+  /** Its ways are switched, `alone` among them; else it has one. */
+  switched: boolean;
+}
+
+/** What happens in a window: a crew is at work in one of its ways. */
+interface Turn {
+  crew: Crew;
+  way: string;
+  /** In a window of `alone` for this best-effort program, which has the GPU; without requests. */
+  only?: Program;
+}
+
+/** The crews that these ways take. */
+function crewsOf(ways: readonly Way[]): Crew[] {
+  const alone = ways.find(({ name }) => name === ALONE);
+  const others = ways.filter(({ together }) => together);
+  if (!alone || others.length === 0) return [];
+  const switched = (mps: boolean): Way[] => others.filter((way) => isSwitchable(way) && way.mps === mps);
+  const underMps = switched(true);
+  return [
+    { method: LIVE, mps: false, ways: [alone, ...switched(false)], switched: true },
+    ...(underMps.length > 0
+      ? [{ method: LIVE_MPS, mps: true, ways: [alone, ...underMps] as const, switched: true }]
+      : []),
+    ...others
+      .filter((way) => !isSwitchable(way))
+      .map((way): Crew => ({ method: LIVE, mps: way.mps, ways: [way], switched: false })),
+  ];
+}
+
+/** All rounds of the ways of a pair that take turns. One job; on the simulated GPU, which is under MPS or is not, one for each. */
+export function liveJobs(bed: Bed, pair: Pair, ways: readonly Way[]): Job[] {
+  const crews = crewsOf(ways);
+  const parts = bed.simulated ? [false, true].map((mps) => crews.filter((crew) => crew.mps === mps)) : [crews];
+  return parts.filter((part) => part.length > 0).map((part) => liveJob(bed, pair, part));
+}
+
+function liveJob(bed: Bed, pair: Pair, crews: readonly Crew[]): Job {
+  const lead_s = (timing: Timing): number => timing.lead_s + CREW_LEAD_s * crews.length;
+  const names = crews.flatMap(({ ways, method }) =>
+    ways.map(({ name }) => (name === ALONE && method === LIVE_MPS ? `${name} under MPS` : name)),
+  );
+  return {
+    pair: pair.name,
+    title: `${pair.name}, live: ${names.join("; ")}`,
+    seconds: (timing) => lead_s(timing) + (windowsOf(pair, crews, timing).at(-1)?.to_s ?? 0) + AROUND_s,
+    run: async (timing) => await runLive(bed, pair, crews, lead_s(timing), windowsOf(pair, crews, timing)),
+  };
+}
+
+function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, window_s }: Timing): Window<Turn>[] {
+  const turns = crews.flatMap((crew) =>
+    crew.ways.flatMap(({ name: way }): Turn[] => [
+      { crew, way },
+      ...(way === ALONE ? pair.best.map((only) => ({ crew, way, only })) : []),
+    ]),
+  );
+  const learning = turns
+    .filter(({ crew, way }) => crew.switched && policyOf(crew, way)?.name === "slo")
+    .map((turn, index): Window<Turn> => {
+      const to_s = (index + 1) * LEARN_s;
+      return { way: turn, round: LEARNING, from_s: to_s - LEARN_s, counted_s: to_s, to_s };
+    });
+  const begin_s = learning.length * LEARN_s;
+  const rest = schedule(turns, {
+    rounds,
+    cycles: Math.max(1, Math.round(duration_s / window_s)),
+    window_s: Math.min(window_s, duration_s),
+    settle_s: SETTLE_s,
+    gap_s: ({ crew }) => (isBare(crew) ? QUEUE_s : 0),
+  }).map((window) => ({
+    ...window,
+    from_s: begin_s + window.from_s,
+    counted_s: begin_s + window.counted_s,
+    to_s: begin_s + window.to_s,
+  }));
+  return [...learning, ...rest];
+}
+
+/** A crew whose programs share the GPU without Rigel. */
+function isBare({ switched, ways: [{ policy }] }: Crew): boolean {
+  return !switched && !policy;
+}
+
+function policyOf({ ways }: Crew, name: string): Policy | undefined {
+  return ways.find((way) => way.name === name)?.policy;
+}
+
+/** What became of a crew. */
+interface Worked {
+  logs: Map<string, Log>;
+  /** By the windows in which its way was put into force, and what Rigel counted in them. */
+  switches: Map<Window<Turn>, Switch>;
+  /** By way: each runs in the windows of its own alone. */
+  loops: Map<string, SloLoop>;
+}
+
+/** Programs of a crew that are started by one launch, or without Rigel. */
+interface Part {
+  crew: Crew;
+  worked: Worked;
+  runs: Run[];
+  /** That of the launch; undefined without Rigel. */
+  policy: Policy | undefined;
+}
+
+/**
+ * A crew is one launch. But where it shares the GPU without Rigel, its high program is a launch of its own with policy none, which leaves
+ * everything as it is and tells how long requests wait, as in `time slicing`.
+ */
+function partsOf(crew: Crew, worked: Worked, runs: Run[]): Part[] {
+  if (!isBare(crew)) return [{ crew, worked, runs, policy: crew.ways[0].policy ?? PRIORITY }];
+  return [
+    { crew, worked, runs: runs.filter(({ name }) => name === HIGH), policy: NONE },
+    { crew, worked, runs: runs.filter(({ name }) => name !== HIGH), policy: undefined },
+  ];
+}
+
+async function runLive(
+  bed: Bed,
+  pair: Pair,
+  crews: readonly Crew[],
+  lead_s: number,
+  windows: readonly Window<Turn>[],
+): Promise<Found> {
+  const start_ms = Date.now() + lead_s * 1000;
+  const due_s = dueTimes(bed, windows);
+  const end_s = windows.at(-1)?.to_s ?? 0;
+  const over = new AbortController();
+  const announced = announce(windows, start_ms, over.signal);
+  const done = new Map<Crew, Worked>(
+    crews.map((crew) => [crew, { logs: new Map(), switches: new Map(), loops: new Map() }]),
+  );
+  const parts = [...done].flatMap(([crew, worked]) => {
+    const runs = [pair.high, ...pair.best].map((program): Run => {
+      const env = environmentOf(bed, { ...crew.ways[0], mps: crew.mps }, program);
+      if (program !== pair.high)
+        return { name: program.name, program, spells_s: spellsOf(windows, crew, program), duration_s: end_s, env };
+      const own_s = windows.flatMap((window, index) => (window.way.crew === crew ? (due_s[index] ?? []) : []));
+      return { name: HIGH, program, due_s: own_s, duration_s: end_s, env };
+    });
+    return partsOf(crew, worked, runs);
+  });
+  const failures: unknown[] = [];
+  let stopped_s = Number.POSITIVE_INFINITY;
+  const logs = await Promise.all(
+    parts.map(async (part) => {
+      try {
+        return (await work(bed, part, windows, start_ms, over.signal)).logs;
+      } catch (thrown) {
+        if (thrown instanceof Interrupted) stopped_s = (thrown.at_ms - start_ms) / 1000;
+        if (thrown instanceof Interrupted && thrown.ran) return thrown.ran.logs;
+        failures.push(thrown);
+        over.abort();
+        return new Map<string, Log>();
+      }
+    }),
+  );
+  over.abort();
+  await announced;
+  if (failures.length > 0) throw failures[0];
+  for (const [index, { worked }] of parts.entries())
+    for (const [name, log] of logs[index] ?? []) worked.logs.set(name, log);
+  const { measurements, queued, late } = measure(
+    pair,
+    windows.filter(({ to_s }) => to_s <= stopped_s),
+    windows,
+    done,
+  );
+  if (measurements.length === 0 && stopped_s > end_s)
+    throw new RunFailed("no window was switched in time, and without requests of an earlier one queued up", []);
+  const loops = [...done].flatMap(([crew, worked]) =>
+    [...worked.loops].map(([way, loop]) => ({
+      pair: pair.name,
+      way,
+      method: crew.method,
+      ...loop.report(),
+    })),
+  );
+  const said = [
+    [
+      `${measurements.length} windows`,
+      ...(late > 0 ? [`${late} switched too late and left out`] : []),
+      ...(queued > 0 ? [`${queued} begun with requests of the way before queued up, and left out`] : []),
+    ].join(", "),
+    ...loops.map((loop) => `${loop.way} ended with ${settled(loop)}`),
+  ].join("; ");
+  const all = new Map(logs.flatMap((some, index) => [...some].map(([name, log]) => [`${index} ${name}`, log])));
+  return found({ logs: all, clients: [] }, { measurements, loops, said });
+}
+
+/** When requests fall due in each window: the same after its beginning in every window of a turn through the ways. */
+function dueTimes(bed: Bed, windows: readonly Window<Turn>[]): number[][] {
+  const { rate_per_s, arrivals, seed } = bed.load;
+  const learning = windows.filter(({ round }) => round === LEARNING).length;
+  const turns = new Set(windows.map(({ way }) => way)).size;
+  return windows.map(({ way: { only }, from_s, to_s }, index) => {
+    if (only) return [];
+    const turn = Math.floor((index - learning) / turns);
+    return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - from_s).map((due) => from_s + due);
+  });
+}
+
+/** Pause and work in turn, in seconds, of a best-effort program of a crew. */
+function spellsOf(windows: readonly Window<Turn>[], crew: Crew, program: Program): number[] {
+  const spells: number[] = [];
+  let at_s = 0;
+  for (const { way: turn, from_s, to_s } of windows) {
+    if (turn.crew !== crew || (turn.way === ALONE && turn.only !== program)) continue;
+    if (from_s === at_s && spells.length > 0) spells[spells.length - 1] = (spells.at(-1) ?? 0) + to_s - from_s;
+    else spells.push(from_s - at_s, to_s - from_s);
+    at_s = to_s;
+  }
+  return spells;
+}
+
+/** Runs a part to its end. */
+async function work(
+  bed: Bed,
+  part: Part,
+  windows: readonly Window<Turn>[],
+  start_ms: number,
+  over: AbortSignal,
+): Promise<Ran> {
+  const { crew, runs, policy } = part;
+  const manner = { mps: crew.mps, over };
+  const start = { at_ms: start_ms };
+  if (!policy) return await bed.runner.bare(runs, start, manner);
+  let driver: Promise<void> | undefined;
+  const started = (segment: Segment, _start_ms: number, ended: AbortSignal): void => {
+    driver = drive(bed, part, segment, windows, start_ms, ended);
+    // Waited for below, once the programs have ended.
+    driver.catch(() => {});
+  };
+  try {
+    return await bed.runner.governed(runs, start, policy, { ...manner, started });
+  } finally {
+    await driver;
+  }
+}
+
+function measure(
+  pair: Pair,
+  ended: readonly Window<Turn>[],
+  windows: readonly Window<Turn>[],
+  crews: ReadonlyMap<Crew, Worked>,
+): { measurements: Measurement[]; queued: number; late: number } {
+  const requests = [...crews.values()].flatMap(({ logs }) => logs.get(HIGH)?.requests ?? []);
+  let queued = 0;
+  let late = 0;
+  const measurements = ended.flatMap((window, index): Measurement[] => {
+    const { way: turn, round, from_s, counted_s, to_s } = window;
+    if (round === LEARNING) return [];
+    const { crew, way, only } = turn;
+    const { logs = new Map<string, Log>(), switches } = crews.get(crew) ?? {};
+    const made = switches?.get(window);
+    const switched_s = made?.at_s ?? (crew.switched ? Number.POSITIVE_INFINITY : from_s);
+    // Switched late, it is not the way that it is called.
+    if (switched_s > from_s + SETTLE_s / 4) {
+      late++;
+      return [];
+    }
+    if (windows[index - 1]?.way !== turn && beginsQueued(requests, window)) {
+      queued++;
+      return [];
+    }
+    const base = { pair: pair.name, method: crew.method, round, window: { from_s, counted_s, to_s, switched_s } };
+    const best = (only ? [only] : pair.best).map(({ name }) => {
+      const ends_s = logs.get(name)?.ends_s ?? [];
+      return { program: name, ...counted(ends_s, counted_s, to_s), ...made?.off.get(name) };
+    });
+    if (only) return [{ ...base, way, requests: [], requests_s: 0, best }];
+    const served = within(logs.get(HIGH)?.requests ?? [], window, GUARD_s);
+    const requests_s = to_s - GUARD_s - counted_s;
+    const waits = made ? { waits: made.waits } : {};
+    return [{ ...base, way, requests: served, requests_s, best: way === ALONE ? [] : best, ...waits }];
+  });
+  return { measurements, queued, late };
+}
+
+/** What a control loop found. */
+function settled({ settings, over_alone, changes, held_s }: SloReport): string {
+  const delayed = over_alone ? `, delayed x${over_alone.p50.toFixed(2)} x${over_alone.p99.toFixed(2)}` : "";
+  return `${settingsText(settings ?? {})}${delayed}, ${changes} changes, held ${held_s.toFixed(1)} s`;
+}
+
+/** False: it is over before. */
+async function until(at_ms: number, over: AbortSignal): Promise<boolean> {
+  for (;;) {
+    const left_ms = at_ms - Date.now();
+    if (over.aborted || left_ms <= 0) return !over.aborted;
+    await Bun.sleep(Math.min(left_ms, 100));
+  }
+}
+
+/** Says where the run is. */
+async function announce(windows: readonly Window<Turn>[], start_ms: number, over: AbortSignal): Promise<void> {
+  const end_s = windows.at(-1)?.to_s ?? 0;
+  for (const [index, { way, round, from_s, to_s }] of windows.entries()) {
+    if (round !== LEARNING && round === windows[index - 1]?.round) continue;
+    if (!(await until(start_ms + from_s * 1000, over))) return;
+    if (round === LEARNING) progress(`${way.way} has ${(to_s - from_s).toFixed(0)} s to find its settings`);
+    else
+      progress(
+        `round ${round + 1} of ${(windows.at(-1)?.round ?? 0) + 1}; ${(end_s - from_s).toFixed(0)} s of this run left`,
+      );
+  }
+}
+
+interface Switch {
+  at_s: number;
+  /** Of the high program's requests in the window. */
+  waits: Wait[];
+  /** How often, and for how long, each best-effort program was taken off the GPU in it. */
+  off: ReadonlyMap<string, Off>;
+}
+
+/** How often what the segment keeps of requests is collected. */
+const COLLECT_s = 0.25;
+
+/** The latest requests of the high program, taken apart, after as many as are given by slot; and how many there have been. */
+function waitsOf(segment: Segment, since: ReadonlyMap<number, bigint>): { waits: Wait[]; counts: Map<number, bigint> } {
+  const counts = new Map<number, bigint>();
+  const waits = segment.slots().flatMap((slot): Wait[] => {
+    if (slot.class !== "high") return [];
+    const { waited, latest } = segment.waits(slot, since.get(slot.index));
+    counts.set(slot.index, waited);
+    // There is one, which has another slot in another launch.
+    return latest.map((wait) => ({ ...wait, client: 0 }));
+  });
+  return { waits, counts };
+}
+
+/** How often, and for how long, each best-effort program was taken off the GPU, by name: more than at an earlier look, or in all. */
+function offOf(segment: Segment, since: ReadonlyMap<string, Off>): Map<string, Off> {
+  const off = new Map<string, Off>();
+  for (const slot of segment.slots()) {
+    if (slot.class === "high") continue;
+    const { suspensions, suspended_ns, starved } = segment.read(slot).usage.counters;
+    const so = off.get(slot.name) ?? {
+      suspensions: -(since.get(slot.name)?.suspensions ?? 0),
+      suspended_ms: -(since.get(slot.name)?.suspended_ms ?? 0),
+      starved: -(since.get(slot.name)?.starved ?? 0),
+    };
+    off.set(slot.name, {
+      suspensions: so.suspensions + suspensions,
+      suspended_ms: so.suspended_ms + suspended_ns / 1e6,
+      starved: so.starved + starved,
+    });
+  }
+  return off;
+}
+
+/** Puts the settings of each window of a crew into force at its beginning, and keeps what Rigel counts in it. */
+async function drive(
+  bed: Bed,
+  { crew, runs, worked: { switches, loops } }: Part,
+  segment: Segment,
+  windows: readonly Window<Turn>[],
+  start_ms: number,
+  over: AbortSignal,
+): Promise<void> {
+  // The end of the launch opens all gates, and that must not be undone.
+  const { shutdown: _, ...defaults } = segment.settings();
+  const set = (policy: Policy): void => {
+    if (!crew.switched) return;
+    // What slo was just trying is not to be put back by the clients later.
+    segment.putBack();
+    segment.apply(defaults);
+    segment.configure({ ...policySettings(policy, [], bed.native), policy: policy.name });
+  };
+  // Streams get their priorities by the policy in force when a program attaches; warming up must not be held back.
+  while (!over.aborted && Date.now() < start_ms - 1000 && segment.slots().length < runs.length) await Bun.sleep(20);
+  if (!over.aborted) set(NONE);
+  const at = async (at_s: number): Promise<boolean> => await until(start_ms + at_s * 1000, over);
+  for (const window of windows) {
+    const { way: turn, from_s, counted_s, to_s } = window;
+    if (turn.crew !== crew) continue;
+    if (!(await at(from_s))) return;
+    const policy = policyOf(crew, turn.way);
+    set(policy ?? NONE);
+    const loop = policy?.name === "slo" ? (loops.get(turn.way) ?? new SloLoop(segment, targetOf(policy))) : undefined;
+    if (loop) {
+      loops.set(turn.way, loop);
+      loop.resume();
+    }
+    try {
+      const made: Switch = { at_s: (Date.now() - start_ms) / 1000, waits: [], off: new Map() };
+      switches.set(window, made);
+      if (!(await at(counted_s))) return;
+      // The segment has the last few hundred alone.
+      let { counts } = waitsOf(segment, new Map());
+      const before = offOf(segment, new Map());
+      for (let at_s = counted_s; at_s < to_s;) {
+        at_s = Math.min(to_s, at_s + COLLECT_s);
+        if (!(await at(at_s))) return;
+        const latest = waitsOf(segment, counts);
+        made.waits.push(...latest.waits);
+        ({ counts } = latest);
+      }
+      made.off = offOf(segment, before);
+    } finally {
+      loop?.pause();
+    }
+  }
+}
