@@ -122,7 +122,10 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       whole(0, 0xffff_ffff),
       1,
     )
-    .option("--live", "start programs once, and let the ways take turns while they run")
+    .option(
+      "--live",
+      "start programs once, and let the ways take turns; a way that decides how they start has programs of its own, all at once",
+    )
     .option(
       "--solo",
       "instead: each high program alone; evenly spaced requests go to bare and governed copies in turn, and one of each two " +
