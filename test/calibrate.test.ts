@@ -4,7 +4,16 @@
  */
 
 import { afterAll, describe, expect, test } from "bun:test";
-import { chmodSync, existsSync, lstatSync, mkdirSync, readFileSync, symlinkSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readFileSync,
+  readdirSync,
+  symlinkSync,
+  writeFileSync,
+} from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { CONSTANTS, devicePath } from "../src/calibrate.ts";
@@ -158,10 +167,12 @@ test.each(["SIGINT", "SIGTERM", "SIGHUP"] as const)(
     await new Devices(files, { state: ${JSON.stringify(state)}, preset: "h200", mps: false }).simulated();
   `;
     await using child = Bun.spawn([process.execPath, "-e", script], { stdout: "inherit", stderr: "inherit" });
-    const pid = await until(() => (existsSync(state) && readFileSync(state, "utf8").trim()) || undefined);
+    // A file of its own beside the one that programs would have.
+    const made = `${state}-0`;
+    const pid = await until(() => (existsSync(made) && readFileSync(made, "utf8").trim()) || undefined);
     child.kill(signal);
     expect(await child.exited).toBe(SIGNAL_STATUS[signal]);
-    expect(existsSync(state)).toBe(false);
+    expect(readdirSync(own.path)).toEqual(["probe"]);
     await until(() => (stateOf(Number(pid)).match(/^[ZX]?$/) ? true : undefined));
   },
 );
