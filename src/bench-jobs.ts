@@ -23,6 +23,7 @@ import {
   together,
 } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
+import type { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import type { ClientReport } from "./report.ts";
 import type { SloReport } from "./slo-loop.ts";
@@ -33,7 +34,7 @@ export interface Timing {
   duration_s: number;
   /** Seconds for programs to start and warm up. Raised when they needed more. */
   lead_s: number;
-  /** Seconds counted of a window, where ways are switched. */
+  /** Seconds counted of a window, where ways take turns. */
   window_s: number;
   /** Of each kind of program, where one serves alone. */
   copies: number;
@@ -55,10 +56,23 @@ export interface Found {
   solo?: Solo & { settle_s: number; samples: Copies<Sample[]> & { past: Sample[][] } };
   /** What the control loop of each way with policy slo did: settings, and a line for each second in which it ran. */
   loops?: (Pick<Measurement, "pair" | "way" | "method"> & SloReport)[];
+  /** Of programs that ran in turn with those that did not fail. */
+  failures?: Failure[];
   /** For the line of progress. */
   said: string;
   late_s: number;
   versions: Record<string, string>;
+}
+
+/** What failed, why, and the last words of its programs. */
+export interface Failure {
+  title: string;
+  problem: string;
+  output: string[];
+}
+
+export function failureOf(thrown: RunFailed | RigelError): Omit<Failure, "title"> {
+  return { problem: thrown.message, output: thrown instanceof RunFailed ? [...thrown.output] : [] };
 }
 
 /** One run of programs. */

@@ -9,7 +9,18 @@
 
 import { isSwitchable } from "./bench-matrix.ts";
 import type { Pair, Program, Way } from "./bench-matrix.ts";
-import { AROUND_s, type Bed, type Found, HIGH, type Job, type Timing, environmentOf, found } from "./bench-jobs.ts";
+import {
+  AROUND_s,
+  type Bed,
+  type Failure,
+  type Found,
+  HIGH,
+  type Job,
+  type Timing,
+  environmentOf,
+  failureOf,
+  found,
+} from "./bench-jobs.ts";
 import { Interrupted, type Log, type Ran, type Run, RunFailed } from "./bench-run.ts";
 import {
   ALONE,
@@ -21,10 +32,12 @@ import {
   arrivalTimes,
   beginsQueued,
   counted,
+  outlasts,
   schedule,
   within,
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
+import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { policySettings, targetOf } from "./policy.ts";
 import { settingsText } from "./show.ts";
@@ -36,6 +49,13 @@ import type { Segment } from "./segment.ts";
 const SETTLE_s = 0.6;
 /** After plain MPS, where nothing keeps requests from queueing up for seconds: until those have been served. */
 const QUEUE_s = 2.5;
+/**
+ * After another crew, to Rigel's clients strangers, beside whom time slices are longer than they are set to be: until those have not been
+ * seen for long enough, and a best-effort client has (gpu-share.ts). Without requests, with best-effort work.
+ */
+const STRANGERS_s = 3;
+/** What programs go on after the last window, so that what happened in it is read while they are there. */
+const TAIL_s = 0.5;
 /** Requests that fall due this shortly before a switch are not counted. */
 const GUARD_s = 0.05;
 /** What policy `slo` has to find its settings before anything is counted. */
@@ -59,6 +79,11 @@ interface Crew {
   switched: boolean;
 }
 
+/** As people are told of it. */
+function nameOf({ ways, method }: Crew): string {
+  return ways.map(({ name }) => (name === ALONE && method === LIVE_MPS ? `${name} under MPS` : name)).join("; ");
+}
+
 /** What happens in a window: a crew is at work in one of its ways. */
 interface Turn {
   crew: Crew;
@@ -73,15 +98,21 @@ function crewsOf(ways: readonly Way[]): Crew[] {
   const others = ways.filter(({ together }) => together);
   if (!alone || others.length === 0) return [];
   const switched = (mps: boolean): Way[] => others.filter((way) => isSwitchable(way) && way.mps === mps);
-  const underMps = switched(true);
+  const underMps = [alone, ...switched(true)] as const;
   return [
     { method: LIVE, mps: false, ways: [alone, ...switched(false)], switched: true },
-    ...(underMps.length > 0
-      ? [{ method: LIVE_MPS, mps: true, ways: [alone, ...underMps] as const, switched: true }]
+    // What Rigel does under MPS is over alone under MPS; MPS without it is over alone without.
+    ...(others.some(({ policy, mps }) => policy && mps)
+      ? [{ method: LIVE_MPS, mps: true, ways: underMps, switched: true }]
       : []),
     ...others
       .filter((way) => !isSwitchable(way))
-      .map((way): Crew => ({ method: LIVE, mps: way.mps, ways: [way], switched: false })),
+      .map((way): Crew => ({
+        method: way.policy && way.mps ? LIVE_MPS : LIVE,
+        mps: way.mps,
+        ways: [way],
+        switched: false,
+      })),
   ];
 }
 
@@ -94,15 +125,16 @@ export function liveJobs(bed: Bed, pair: Pair, ways: readonly Way[]): Job[] {
 
 function liveJob(bed: Bed, pair: Pair, crews: readonly Crew[]): Job {
   const lead_s = (timing: Timing): number => timing.lead_s + CREW_LEAD_s * crews.length;
-  const names = crews.flatMap(({ ways, method }) =>
-    ways.map(({ name }) => (name === ALONE && method === LIVE_MPS ? `${name} under MPS` : name)),
-  );
   return {
     pair: pair.name,
-    title: `${pair.name}, live: ${names.join("; ")}`,
+    title: titleOf(pair, crews),
     seconds: (timing) => lead_s(timing) + (windowsOf(pair, crews, timing).at(-1)?.to_s ?? 0) + AROUND_s,
     run: async (timing) => await runLive(bed, pair, crews, lead_s(timing), windowsOf(pair, crews, timing)),
   };
+}
+
+function titleOf(pair: Pair, crews: readonly Crew[]): string {
+  return `${pair.name}, live: ${crews.map(nameOf).join("; ")}`;
 }
 
 function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, window_s }: Timing): Window<Turn>[] {
@@ -123,8 +155,8 @@ function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, win
     rounds,
     cycles: Math.max(1, Math.round(duration_s / window_s)),
     window_s: Math.min(window_s, duration_s),
-    settle_s: SETTLE_s,
-    gap_s: ({ crew }) => (isBare(crew) ? QUEUE_s : 0),
+    settle_s: ({ crew }, after) => SETTLE_s + (after && after.crew !== crew && heedsStrangers(crew) ? STRANGERS_s : 0),
+    gap_s: (_, { crew }) => (isBare(crew) ? QUEUE_s : 0),
   }).map((window) => ({
     ...window,
     from_s: begin_s + window.from_s,
@@ -137,6 +169,11 @@ function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, win
 /** A crew whose programs share the GPU without Rigel. */
 function isBare({ switched, ways: [{ policy }] }: Crew): boolean {
   return !switched && !policy;
+}
+
+/** A crew with time slices of Rigel's. */
+function heedsStrangers({ switched, mps }: Crew): boolean {
+  return switched && !mps;
 }
 
 function policyOf({ ways }: Crew, name: string): Policy | undefined {
@@ -191,41 +228,41 @@ async function runLive(
   const parts = [...done].flatMap(([crew, worked]) => {
     const runs = [pair.high, ...pair.best].map((program): Run => {
       const env = environmentOf(bed, { ...crew.ways[0], mps: crew.mps }, program);
+      const common = { program, duration_s: end_s + TAIL_s, env };
       if (program !== pair.high)
-        return { name: program.name, program, spells_s: spellsOf(windows, crew, program), duration_s: end_s, env };
+        return { ...common, name: program.name, spells_s: pausesOf(spellsOf(windows, crew, program)) };
       const own_s = windows.flatMap((window, index) => (window.way.crew === crew ? (due_s[index] ?? []) : []));
-      return { name: HIGH, program, due_s: own_s, duration_s: end_s, env };
+      return { ...common, name: HIGH, due_s: own_s };
     });
     return partsOf(crew, worked, runs);
   });
-  const failures: unknown[] = [];
-  let stopped_s = Number.POSITIVE_INFINITY;
-  const logs = await Promise.all(
+  const failures: Failure[] = [];
+  const interruptions: Interrupted[] = [];
+  await Promise.all(
     parts.map(async (part) => {
+      const { crew, worked } = part;
       try {
-        return (await work(bed, part, windows, start_ms, over.signal)).logs;
+        const ran = await work(bed, part, windows, start_ms);
+        for (const [name, log] of ran.logs) worked.logs.set(name, log);
       } catch (thrown) {
-        if (thrown instanceof Interrupted) stopped_s = (thrown.at_ms - start_ms) / 1000;
-        if (thrown instanceof Interrupted && thrown.ran) return thrown.ran.logs;
-        failures.push(thrown);
-        over.abort();
-        return new Map<string, Log>();
+        if (thrown instanceof Interrupted) {
+          interruptions.push(thrown);
+          for (const [name, log] of thrown.ran?.logs ?? []) worked.logs.set(name, log);
+        } else if (thrown instanceof RunFailed || thrown instanceof RigelError)
+          failures.push({ title: titleOf(pair, [crew]), ...failureOf(thrown) });
+        else throw thrown;
       }
     }),
-  );
-  over.abort();
+  ).finally(() => over.abort());
   await announced;
-  if (failures.length > 0) throw failures[0];
-  for (const [index, { worked }] of parts.entries())
-    for (const [name, log] of logs[index] ?? []) worked.logs.set(name, log);
-  const { measurements, queued, late } = measure(
-    pair,
-    windows.filter(({ to_s }) => to_s <= stopped_s),
-    windows,
-    done,
-  );
-  if (measurements.length === 0 && stopped_s > end_s)
-    throw new RunFailed("no window was switched in time, and without requests of an earlier one queued up", []);
+  // What the others of a crew measured without one that failed is not what it is called.
+  for (const [crew, { logs }] of done) if (logs.size < 1 + pair.best.length) done.delete(crew);
+  const [interrupted] = interruptions;
+  if (interrupted && done.size === 0) throw interrupted;
+  const stopped_s = interrupted ? (interrupted.at_ms - start_ms) / 1000 : Number.POSITIVE_INFINITY;
+  const { measurements, left } = measure(pair, windows, stopped_s, done);
+  if (measurements.length === 0 && !interrupted && failures.length === 0)
+    throw new RunFailed(`nothing was measured: ${leftText(left) ?? "there was no window"}`, []);
   const loops = [...done].flatMap(([crew, worked]) =>
     [...worked.loops].map(([way, loop]) => ({
       pair: pair.name,
@@ -235,54 +272,51 @@ async function runLive(
     })),
   );
   const said = [
-    [
-      `${measurements.length} windows`,
-      ...(late > 0 ? [`${late} switched too late and left out`] : []),
-      ...(queued > 0 ? [`${queued} begun with requests of the way before queued up, and left out`] : []),
-    ].join(", "),
+    [`${measurements.length} windows`, leftText(left) ?? []].flat().join(", "),
     ...loops.map((loop) => `${loop.way} ended with ${settled(loop)}`),
   ].join("; ");
-  const all = new Map(logs.flatMap((some, index) => [...some].map(([name, log]) => [`${index} ${name}`, log])));
-  return found({ logs: all, clients: [] }, { measurements, loops, said });
+  const logs = [...done].flatMap(([crew, worked]) =>
+    [...worked.logs].map(([name, log]): [string, Log] => [`${nameOf(crew)}: ${name}`, log]),
+  );
+  return found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, said });
 }
 
-/** When requests fall due in each window: the same after its beginning in every window of a turn through the ways. */
+/** When requests fall due in each window: the same before and after counting begins in every window of a turn through the ways. */
 function dueTimes(bed: Bed, windows: readonly Window<Turn>[]): number[][] {
   const { rate_per_s, arrivals, seed } = bed.load;
   const learning = windows.filter(({ round }) => round === LEARNING).length;
   const turns = new Set(windows.map(({ way }) => way)).size;
-  return windows.map(({ way: { only }, from_s, to_s }, index) => {
+  return windows.map(({ way: { only }, round, from_s, counted_s, to_s }, index) => {
     if (only) return [];
     const turn = Math.floor((index - learning) / turns);
-    return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - from_s).map((due) => from_s + due);
+    const begin_s = round === LEARNING ? from_s : counted_s - SETTLE_s;
+    return arrivalTimes(arrivals, rate_per_s, seed + turn, 0, to_s - begin_s).map((due) => begin_s + due);
   });
 }
 
-/** Pause and work in turn, in seconds, of a best-effort program of a crew. */
-function spellsOf(windows: readonly Window<Turn>[], crew: Crew, program: Program): number[] {
-  const spells: number[] = [];
-  let at_s = 0;
+/** When a best-effort program of a crew works. */
+function spellsOf(windows: readonly Window<Turn>[], crew: Crew, program: Program): { from_s: number; to_s: number }[] {
+  const spells: { from_s: number; to_s: number }[] = [];
   for (const { way: turn, from_s, to_s } of windows) {
     if (turn.crew !== crew || (turn.way === ALONE && turn.only !== program)) continue;
-    if (from_s === at_s && spells.length > 0) spells[spells.length - 1] = (spells.at(-1) ?? 0) + to_s - from_s;
-    else spells.push(from_s - at_s, to_s - from_s);
-    at_s = to_s;
+    const last = spells.at(-1);
+    if (last?.to_s === from_s) last.to_s = to_s;
+    else spells.push({ from_s, to_s });
   }
   return spells;
 }
 
+/** As a program reads them: seconds of pause and work in turn. */
+function pausesOf(spells: ReturnType<typeof spellsOf>): number[] {
+  return spells.flatMap(({ from_s, to_s }, index) => [from_s - (spells[index - 1]?.to_s ?? 0), to_s - from_s]);
+}
+
 /** Runs a part to its end. */
-async function work(
-  bed: Bed,
-  part: Part,
-  windows: readonly Window<Turn>[],
-  start_ms: number,
-  over: AbortSignal,
-): Promise<Ran> {
+async function work(bed: Bed, part: Part, windows: readonly Window<Turn>[], start_ms: number): Promise<Ran> {
   const { crew, runs, policy } = part;
-  const manner = { mps: crew.mps, over };
+  const { mps } = crew;
   const start = { at_ms: start_ms };
-  if (!policy) return await bed.runner.bare(runs, start, manner);
+  if (!policy) return await bed.runner.bare(runs, start, { mps });
   let driver: Promise<void> | undefined;
   const started = (segment: Segment, _start_ms: number, ended: AbortSignal): void => {
     driver = drive(bed, part, segment, windows, start_ms, ended);
@@ -290,49 +324,68 @@ async function work(
     driver.catch(() => {});
   };
   try {
-    return await bed.runner.governed(runs, start, policy, { ...manner, started });
+    return await bed.runner.governed(runs, start, policy, { mps, started });
   } finally {
     await driver;
   }
 }
 
+/** Why windows were left out, and how many. */
+type Left = Map<string, number>;
+
+function leftText(left: Left): string | undefined {
+  return left.size > 0 ? [...left].map(([why, count]) => `${count} left out: ${why}`).join(", ") : undefined;
+}
+
+/** What programs measured in the windows that were over by then. */
 function measure(
   pair: Pair,
-  ended: readonly Window<Turn>[],
   windows: readonly Window<Turn>[],
+  stopped_s: number,
   crews: ReadonlyMap<Crew, Worked>,
-): { measurements: Measurement[]; queued: number; late: number } {
+): { measurements: Measurement[]; left: Left } {
   const requests = [...crews.values()].flatMap(({ logs }) => logs.get(HIGH)?.requests ?? []);
-  let queued = 0;
-  let late = 0;
-  const measurements = ended.flatMap((window, index): Measurement[] => {
+  const trainings = [...crews].flatMap(([crew, { logs }]) =>
+    pair.best.map((program) => ({
+      crew,
+      program,
+      spells: spellsOf(windows, crew, program),
+      ends_s: logs.get(program.name)?.ends_s ?? [],
+    })),
+  );
+  const left: Left = new Map();
+  const leave = (why: string): [] => {
+    left.set(why, (left.get(why) ?? 0) + 1);
+    return [];
+  };
+  const measurements = windows.flatMap((window, index): Measurement[] => {
     const { way: turn, round, from_s, counted_s, to_s } = window;
-    if (round === LEARNING) return [];
     const { crew, way, only } = turn;
-    const { logs = new Map<string, Log>(), switches } = crews.get(crew) ?? {};
-    const made = switches?.get(window);
+    const worked = crews.get(crew);
+    if (!worked || round === LEARNING || to_s > stopped_s) return [];
+    const { logs, switches } = worked;
+    const made = switches.get(window);
     const switched_s = made?.at_s ?? (crew.switched ? Number.POSITIVE_INFINITY : from_s);
-    // Switched late, it is not the way that it is called.
-    if (switched_s > from_s + SETTLE_s / 4) {
-      late++;
-      return [];
-    }
-    if (windows[index - 1]?.way !== turn && beginsQueued(requests, window)) {
-      queued++;
-      return [];
-    }
+    // It is not the way that it is called.
+    if (switched_s > from_s + SETTLE_s / 4) return leave("switched too late");
+    if (windows[index - 1]?.way !== turn && beginsQueued(requests, window))
+      return leave("begun with requests of the way before queued up");
+    if (trainings.some(({ spells, ends_s }) => outlasts(ends_s, spells, window)))
+      return leave("begun with a step of the way before under way");
     const base = { pair: pair.name, method: crew.method, round, window: { from_s, counted_s, to_s, switched_s } };
-    const best = (only ? [only] : pair.best).map(({ name }) => {
-      const ends_s = logs.get(name)?.ends_s ?? [];
-      return { program: name, ...counted(ends_s, counted_s, to_s), ...made?.off.get(name) };
-    });
+    const best = trainings
+      .filter((training) => training.crew === crew && (!only || training.program === only))
+      .map(({ program: { name }, spells, ends_s }) => {
+        const began_s = spells.find((spell) => spell.to_s >= to_s)?.from_s;
+        return { program: name, ...counted(ends_s, counted_s, to_s, began_s), ...made?.off.get(name) };
+      });
     if (only) return [{ ...base, way, requests: [], requests_s: 0, best }];
     const served = within(logs.get(HIGH)?.requests ?? [], window, GUARD_s);
     const requests_s = to_s - GUARD_s - counted_s;
     const waits = made ? { waits: made.waits } : {};
     return [{ ...base, way, requests: served, requests_s, best: way === ALONE ? [] : best, ...waits }];
   });
-  return { measurements, queued, late };
+  return { measurements, left };
 }
 
 /** What a control loop found. */

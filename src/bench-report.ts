@@ -5,7 +5,7 @@
  * requests.
  */
 
-import type { Found, Load, Timing } from "./bench-jobs.ts";
+import type { Failure, Found, Load, Timing } from "./bench-jobs.ts";
 import { ALONE, type Interval, type Row, type Solo, type Spread, rowsOf } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import type { Device } from "./device.ts";
@@ -30,7 +30,7 @@ export interface BenchResult {
   measurements: NonNullable<Found["measurements"]>;
   solo: NonNullable<Found["solo"]>[];
   loops: NonNullable<Found["loops"]>;
-  failures: { title: string; problem: string; output: string[] }[];
+  failures: Failure[];
   notes: string[];
 }
 
@@ -177,7 +177,7 @@ export function wayOf({ way, method }: { way: string; method: string }): string 
 }
 
 export const MPS_COST_TEXT =
-  "Behind alone under MPS: over alone without it, the best-effort programs being there and held back in both; that is what MPS costs, and in " +
+  "Behind alone under MPS: over alone without it, the best-effort programs being there and pausing in both; that is what MPS costs, and in " +
   "none of the ratios to it.";
 
 /** Behind what requests take alone under MPS. */

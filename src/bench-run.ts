@@ -6,7 +6,7 @@
  * kept only to be shown when it fails. What runs under Rigel goes through the launcher, as a user's programs do.
  */
 
-import { readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import type { Program } from "./bench-matrix.ts";
@@ -91,8 +91,6 @@ export class Interrupted extends Error {
 interface Manner {
   /** Under MPS: on the simulated GPU, which has no daemon; on a real one the environment of each program names it. */
   mps?: boolean;
-  /** Ends them before their time. What they measured is lost then. */
-  over?: AbortSignal;
 }
 
 interface Place {
@@ -111,23 +109,23 @@ const KEPT_LINES = 12;
 /** What programs may take longer than they were told before they are ended. */
 const PATIENCE_s = 90;
 const START = "@start";
-const ENDED = "ended with others that were started together";
 
 export class Runner {
   readonly #place: Place;
   #count = 0;
+  readonly #taken = new Set<number>();
 
   constructor(place: Place) {
     this.#place = place;
   }
 
   /** Runs programs without Rigel. */
-  async bare(runs: readonly Run[], start: Start, { mps = false, over }: Manner = {}): Promise<Ran> {
+  async bare(runs: readonly Run[], start: Start, { mps = false }: Manner = {}): Promise<Ran> {
     const { native, device, interrupt } = this.#place;
     const simulation = { ...this.#place.simulation, mps };
     const start_s = startOf(start);
-    const count = ++this.#count;
-    const mark = `RIGEL_BENCH_RUN=${process.pid}-${count}`;
+    using place = this.#take();
+    const mark = `RIGEL_BENCH_RUN=${process.pid}-${++this.#count}`;
     const output = new Output(runs);
     using guard = new Guard(mark, device.simulated ? [simulation.state] : []);
     const children: ClientProcess[] = [];
@@ -140,7 +138,7 @@ export class Runner {
           {
             name: run.name,
             where: `rigel bench: ${run.program.name}`,
-            argv: this.#argv(run, count).map((part) => (part === START ? start_s.toFixed(6) : part)),
+            argv: this.#argv(run, place.folder).map((part) => (part === START ? start_s.toFixed(6) : part)),
             env: {
               ...given,
               ...deviceEnvironment([device], native.files, simulation, given),
@@ -158,8 +156,6 @@ export class Runner {
       interrupt.clients = [...interrupt.clients, ...children];
       const limit_s = start_s - Date.now() / 1000 + Math.max(...runs.map((run) => run.duration_s)) + PATIENCE_s;
       const failed = Promise.withResolvers<void>();
-      over?.addEventListener("abort", () => failed.resolve());
-      if (over?.aborted) failed.resolve();
       for (const child of children)
         void child.ended.then(() => {
           if (child.exit?.status !== 0) failed.resolve();
@@ -178,10 +174,9 @@ export class Runner {
       interrupt.clients = interrupt.clients.filter((client) => !children.includes(client));
       rmSync(simulation.state, { force: true });
     }
-    if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, count, []));
+    if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, place.folder, []));
     if (problems.length > 0) throw new RunFailed(problems.join("; "), output.lines());
-    if (over?.aborted) throw new RunFailed(ENDED, []);
-    return { logs: this.#logs(runs, count, output), clients: [] };
+    return { logs: this.#logs(runs, place.folder, output), clients: [] };
   }
 
   /** Runs programs under Rigel. `started` gets the segment as soon as they run. */
@@ -191,13 +186,13 @@ export class Runner {
     policy: Policy,
     options: Manner & { started?: (segment: Segment, start_ms: number, over: AbortSignal) => void } = {},
   ): Promise<Ran> {
-    const { native, device, simulation, scratch, segmentFolder, interrupt } = this.#place;
-    const count = ++this.#count;
-    const file = join(scratch, `${count}-config.json`);
+    const { native, device, simulation, segmentFolder, interrupt } = this.#place;
+    using place = this.#take();
+    const file = join(place.folder, "config.json");
     const clients = runs.map((run) => ({
       name: run.name,
       class: run.program.class,
-      command: this.#argv(run, count),
+      command: this.#argv(run, place.folder),
       env: run.env ?? {},
       // It decides by what is known of each kernel; a program that was never recorded fails, and the error says so.
       ...(policy.name === "orion" &&
@@ -224,7 +219,6 @@ export class Runner {
     let tooLong = false;
     const timer = setTimeout(() => {
       tooLong = true;
-      for (const client of interrupt.clients) client.signal("SIGKILL");
     }, limit_s * 1000);
     const over = new AbortController();
     try {
@@ -235,47 +229,55 @@ export class Runner {
         show: (name, line) => output.keep(name, line),
         started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
         ownLoop: options.started !== undefined,
-        over: () => options.over?.aborted === true,
+        over: () => tooLong,
       });
-      if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, count, report.clients));
+      if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, place.folder, report.clients));
       if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
       const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
       if (exitStatus !== 0 || failed)
         throw new RunFailed(`${failed?.name ?? "a program"} ended with status ${exitStatus}`, output.lines());
       const apart = report.clients.find((client) => !client.attached);
-      if (options.over?.aborted) throw new RunFailed(ENDED, []);
       // What it measured would be called what it is not.
       const elsewhere = report.clients.find((client) => client.mps !== (options.mps ?? false));
       if (elsewhere)
         throw new RunFailed(`${elsewhere.name} ran ${elsewhere.mps ? "under" : "without"} MPS`, output.lines());
       if (apart) throw new RunFailed(`${apart.name} was not under Rigel: ${apart.attach_problem}`, output.lines());
-      return { logs: this.#logs(runs, count, output), clients: report.clients };
+      return { logs: this.#logs(runs, place.folder, output), clients: report.clients };
     } finally {
       over.abort();
       clearTimeout(timer);
     }
   }
 
-  #argv(run: Run, count: number): string[] {
+  /**
+   * A folder for the files of programs that are started together, of which there are several at once. Those after them have it again: a
+   * program is known by its arguments, by which what was learned of its kernels is found.
+   */
+  #take(): Disposable & { folder: string } {
+    let index = 0;
+    while (this.#taken.has(index)) index++;
+    this.#taken.add(index);
+    const folder = join(this.#place.scratch, String(index));
+    rmSync(folder, { recursive: true, force: true });
+    mkdirSync(folder);
+    return { folder, [Symbol.dispose]: () => void this.#taken.delete(index) };
+  }
+
+  #argv(run: Run, folder: string): string[] {
     const pinned = run.processor === undefined ? [] : ["taskset", "-c", String(run.processor)];
-    return [...pinned, ...this.#program(run, count)];
+    return [...pinned, ...this.#program(run, folder)];
   }
 
-  /** A file of one of the programs that were started together. */
-  #file(count: number, name: string, ending: string): string {
-    return join(this.#place.scratch, `${count}-${name}.${ending}`);
-  }
-
-  #program({ name, program, due_s, spells_s, duration_s, more = [] }: Run, count: number): string[] {
+  #program({ name, program, due_s, spells_s, duration_s, more = [] }: Run, folder: string): string[] {
     const { native, device } = this.#place;
-    const common = ["--start-at", START, "--log", this.#file(count, name, "log")];
+    const common = ["--start-at", START, "--log", join(folder, `${name}.log`)];
     if (spells_s) {
-      const spells = this.#file(count, name, "windows");
+      const spells = join(folder, `${name}.windows`);
       writeFileSync(spells, JSON.stringify(spells_s));
       common.push("--windows", spells);
     }
     if (due_s) {
-      const gaps = this.#file(count, name, "gaps");
+      const gaps = join(folder, `${name}.gaps`);
       // One that is too late to be served, so that the list is never empty and never begun again.
       writeFileSync(gaps, JSON.stringify(gapsOf([...due_s, duration_s + 1])));
       common.push("--arrivals", gaps);
@@ -294,19 +296,19 @@ export class Runner {
     return ["python3", native.files.workload, ...program.args, "--duration", length, ...common, ...more];
   }
 
-  #soFar(runs: readonly Run[], count: number, clients: ClientReport[]): Ran | undefined {
+  #soFar(runs: readonly Run[], folder: string, clients: ClientReport[]): Ran | undefined {
     try {
-      return { logs: this.#logs(runs, count, new Output(runs)), clients };
+      return { logs: this.#logs(runs, folder, new Output(runs)), clients };
     } catch (thrown) {
       if (thrown instanceof RunFailed) return undefined;
       throw thrown;
     }
   }
 
-  #logs(runs: readonly Run[], count: number, output: Output): Map<string, Log> {
+  #logs(runs: readonly Run[], folder: string, output: Output): Map<string, Log> {
     return new Map(
       runs.map(({ name }) => {
-        const path = this.#file(count, name, "log");
+        const path = join(folder, `${name}.log`);
         try {
           return [name, logSchema.parse(JSON.parse(readFileSync(path, "utf8")))];
         } catch (thrown) {

@@ -81,14 +81,15 @@ export function slopeOf(points: readonly (readonly [x: number, y: number])[]): n
 }
 
 /** Steps done between two moments, of a program whose steps ended at `ends_s`; parts of a step count as such. */
-export function stepsBetween(ends_s: readonly number[], from_s: number, to_s: number): number {
-  return stepsUntil(ends_s, to_s) - stepsUntil(ends_s, from_s);
+export function stepsBetween(ends_s: readonly number[], from_s: number, to_s: number, began_s = 0): number {
+  return stepsUntil(ends_s, to_s, began_s) - stepsUntil(ends_s, from_s, began_s);
 }
 
-/** Up to the last end known; what was under way then is not counted. */
-function stepsUntil(ends_s: readonly number[], at_s: number): number {
+/** Up to the last end known; what was under way then is not counted. A program that paused until `began_s` began no step before. */
+function stepsUntil(ends_s: readonly number[], at_s: number, began_s: number): number {
   let before_s = 0;
   for (const [done, end_s] of ends_s.entries()) {
+    if (began_s < end_s) before_s = Math.max(before_s, began_s);
     if (at_s < end_s) return done + Math.max(0, at_s - before_s) / (end_s - before_s);
     before_s = end_s;
   }
@@ -120,9 +121,14 @@ export function together(
 }
 
 /** Steps between two moments, as far as they are known; of a program that ended none it is known that it did none. */
-export function counted(ends_s: readonly number[], from_s: number, to_s: number): { steps: number; seconds: number } {
+export function counted(
+  ends_s: readonly number[],
+  from_s: number,
+  to_s: number,
+  began_s = 0,
+): { steps: number; seconds: number } {
   const until_s = Math.min(to_s, ends_s.findLast((end_s) => end_s > from_s) ?? to_s);
-  return { steps: stepsBetween(ends_s, from_s, until_s), seconds: Math.max(0, until_s - from_s) };
+  return { steps: stepsBetween(ends_s, from_s, until_s, began_s), seconds: Math.max(0, until_s - from_s) };
 }
 
 /* ---- Arrivals */
@@ -176,20 +182,26 @@ export interface Window<Way = string> extends Spell {
 }
 
 /**
- * The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. `gap_s`: for how long
- * nothing is done between a window and one of another way, by the way before.
+ * The ways in turn, `cycles` times a round, every second time in reverse, so that what drifts hits all alike. `settle_s`: what is not
+ * counted of a window, by the way and that before; `gap_s`: for how long nothing is done between a window and one of another way.
  */
 export function schedule<Way>(
   ways: readonly Way[],
-  lengths: { rounds: number; cycles: number; window_s: number; settle_s: number; gap_s?: (after: Way) => number },
+  lengths: {
+    rounds: number;
+    cycles: number;
+    window_s: number;
+    settle_s: (way: Way, after: Way | undefined) => number;
+    gap_s?: (way: Way, after: Way) => number;
+  },
 ): Window<Way>[] {
   const { rounds, cycles, window_s, settle_s, gap_s = () => 0 } = lengths;
   const windows: Window<Way>[] = [];
   for (let turn = 0; turn < rounds * cycles; turn++)
     for (const way of turn % 2 === 0 ? ways : ways.toReversed()) {
       const last = windows.at(-1);
-      const from_s = last ? last.to_s + (last.way === way ? 0 : gap_s(last.way)) : 0;
-      const counted_s = from_s + settle_s;
+      const from_s = last ? last.to_s + (last.way === way ? 0 : gap_s(way, last.way)) : 0;
+      const counted_s = from_s + settle_s(way, last?.way);
       windows.push({ way, round: Math.floor(turn / cycles), from_s, counted_s, to_s: counted_s + window_s });
     }
   return windows;
@@ -206,6 +218,19 @@ export function within(samples: readonly Sample[], { counted_s, to_s }: Spell, g
  */
 export function beginsQueued(samples: readonly Sample[], { from_s, counted_s }: Spell): boolean {
   return samples.some(([due_s, ms]) => due_s < from_s && due_s + ms / 1000 > (from_s + counted_s) / 2);
+}
+
+/**
+ * Whether a step of a program that pauses throughout a window was under way when counting began. `spells`: when it works; its steps
+ * ended at `ends_s`.
+ */
+export function outlasts(
+  ends_s: readonly number[],
+  spells: readonly Pick<Spell, "from_s" | "to_s">[],
+  { counted_s, to_s }: Spell,
+): boolean {
+  const next_s = spells.find((spell) => spell.to_s > counted_s)?.from_s ?? Number.POSITIVE_INFINITY;
+  return next_s >= to_s && ends_s.some((end_s) => end_s > counted_s && end_s < next_s);
 }
 
 /* ---- The matrix */
@@ -228,7 +253,7 @@ export interface Measurement {
   requests: Sample[];
   /** Seconds in which requests could fall due. */
   requests_s: number;
-  /** Where ways are switched, when it was so, and when the switch was really made. */
+  /** Where ways take turns, when it was so, and when the way was really in force. */
   window?: { from_s: number; counted_s: number; to_s: number; switched_s: number };
   /** For each best-effort program that ran; where ways are switched, also how often, and for how long, it was taken off the GPU. */
   best: ({ program: string; steps: number; seconds: number } & Partial<Off>)[];
@@ -261,7 +286,7 @@ export interface Row {
   /** Share over the ceiling of the requests that fell due beside it: the median of the rounds, as no two have the same requests. */
   harvest: number | null;
   /**
-   * Of requests alone under MPS: over those alone without it, of another start of the programs; the best-effort ones are there and held back
+   * Of requests alone under MPS: over those alone without it, of another start of the programs; the best-effort ones are there and pause
    * in both. That is what MPS costs, which is in none of the ratios to them. Null in other rows, and where the other was not measured.
    */
   mps_cost: { p50: number; p95: number; p99: number } | null;

@@ -11,8 +11,17 @@ import { cpus, tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { type Command, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
-import { above0, between, whole } from "./arguments.ts";
-import { type Job, type Load, type Timing, anewJobs, gpuTimeJob, soloJob } from "./bench-jobs.ts";
+import { between, whole } from "./arguments.ts";
+import {
+  type Failure,
+  type Job,
+  type Load,
+  type Timing,
+  anewJobs,
+  failureOf,
+  gpuTimeJob,
+  soloJob,
+} from "./bench-jobs.ts";
 import { liveJobs } from "./bench-live.ts";
 import {
   type Pair,
@@ -111,7 +120,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       "seconds for programs to start and warm up (default: 12; simulated: 3)",
       between(0.001, 1e6),
     )
-    .option("--window <seconds>", "seconds of a window where ways take turns", above0, 2)
+    .option("--window <seconds>", "seconds of a window where ways take turns", between(0.001, 600), 2)
     .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
     .addOption(
       new Option("--arrivals <kind>", "how requests arrive; with --solo, uniform").choices(ARRIVALS).default("poisson"),
@@ -340,12 +349,18 @@ async function runJobs(
   let told = false;
   for (const [index, job] of jobs.entries()) {
     if (interrupt.signal) return;
+    const fail = (failure: Failure): void => {
+      result.failures.push(failure);
+      progress(`[${index + 1}/${jobs.length}] ${failure.title}: FAILED: ${failure.problem}`);
+      for (const line of failure.output) progress(`  ${line}`);
+    };
     try {
       const found = await inTime(job, timing, interrupt);
       result.measurements.push(...(found.measurements ?? []));
       if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
       if (found.solo) result.solo.push(found.solo);
       result.loops.push(...(found.loops ?? []));
+      for (const failure of found.failures ?? []) fail(failure);
       Object.assign(result.versions, found.versions);
       const late = found.late_s > 0 ? ` (LATE by ${found.late_s.toFixed(1)} s: raise --lead)` : "";
       if (late) result.notes.push(`${job.title}: a program was ready ${found.late_s.toFixed(1)} s late`);
@@ -355,10 +370,7 @@ async function runJobs(
     } catch (thrown) {
       if (thrown instanceof Interrupted) return;
       if (!(thrown instanceof RunFailed) && !(thrown instanceof RigelError)) throw thrown;
-      const output = thrown instanceof RunFailed ? [...thrown.output] : [];
-      result.failures.push({ title: job.title, problem: thrown.message, output });
-      progress(`[${index + 1}/${jobs.length}] ${job.title}: FAILED: ${thrown.message}`);
-      for (const line of output) progress(`  ${line}`);
+      fail({ title: job.title, ...failureOf(thrown) });
     }
     result.done = index + 1;
     // What has been measured is not lost, however this ends.

@@ -137,7 +137,7 @@ async function soak(native: Native): Promise<Measured> {
       rounds: Math.floor(options.seconds / (2 * each_s)),
       cycles: 1,
       window_s: each_s * (1 - SETTLE_PART),
-      settle_s: each_s * SETTLE_PART,
+      settle_s: () => each_s * SETTLE_PART,
     }).map((window) => shifted(window, from_s));
     progress(`both clients run; ${windows.length} windows of ${each_s.toFixed(1)} s`);
     const load = new SoakLoad(url, options);

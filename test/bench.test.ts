@@ -9,12 +9,12 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import type { Bed } from "../src/bench-jobs.ts";
+import type { Bed, Found } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
 import { documentOf, markdown } from "../src/bench-report.ts";
-import type { Run } from "../src/bench-run.ts";
+import { type Log, type Run, RunFailed } from "../src/bench-run.ts";
 import {
   type Copies,
   type Measurement,
@@ -22,9 +22,11 @@ import {
   type Solo,
   arrivalTimes,
   beginsQueued,
+  counted as countedSteps,
   gapsOf,
   latencyOf,
   median,
+  outlasts,
   quantile,
   rowsOf,
   pairedRatios,
@@ -177,6 +179,25 @@ describe("statistics", () => {
     expect(stepsBetween([], 0, 1)).toBe(0);
   });
 
+  test("the first step after a pause began when the pause was over", () => {
+    // Steps of 1 s, and a pause from 2 to 10.
+    const ends_s = [1, 2, 11, 12, 13];
+    expect(stepsBetween(ends_s, 10.5, 12.5, 10)).toBe(2);
+    expect(countedSteps(ends_s, 10.5, 12.5, 10)).toEqual({ steps: 2, seconds: 2 });
+  });
+
+  test("a step lasts into a window in which its program pauses", () => {
+    const window = { from_s: 10, counted_s: 11, to_s: 13 };
+    const spells = [
+      { from_s: 5, to_s: 10 },
+      { from_s: 13, to_s: 20 },
+    ];
+    expect(outlasts([9, 10.9, 14], spells, window)).toBe(false);
+    expect(outlasts([9, 11.1, 14], spells, window)).toBe(true);
+    expect(outlasts([9, 14], spells.slice(0, 1), window)).toBe(true);
+    expect(outlasts([9, 12], [{ from_s: 5, to_s: 13 }], window)).toBe(false);
+  });
+
   test.each(["poisson", "bursty", "uniform"] as const)(
     "%s arrivals: in order, in the window, by seed, at the rate",
     (kind) => {
@@ -215,7 +236,7 @@ describe("statistics", () => {
   });
 
   test("a schedule takes every way once a cycle, every second cycle in reverse", () => {
-    const windows = schedule(["a", "b"], { rounds: 2, cycles: 1, window_s: 2, settle_s: 0.5 });
+    const windows = schedule(["a", "b"], { rounds: 2, cycles: 1, window_s: 2, settle_s: () => 0.5 });
     expect(windows.map(({ way, round }) => `${way}${round}`)).toEqual(["a0", "b0", "b1", "a1"]);
     expect(windows[1]).toEqual({ way: "b", round: 0, from_s: 2.5, counted_s: 3, to_s: 5 });
     expect(windows.at(-1)?.to_s).toBe(10);
@@ -226,8 +247,8 @@ describe("statistics", () => {
       rounds: 2,
       cycles: 1,
       window_s: 1,
-      settle_s: 0.5,
-      gap_s: (after) => (after === "b" ? 3 : 0),
+      settle_s: (way, after) => (way === "a" && after === "b" ? 4.5 : 0.5),
+      gap_s: (_, after) => (after === "b" ? 3 : 0),
     });
     expect(windows.map(({ way, from_s }) => `${way} ${from_s}`)).toEqual([
       "a 0",
@@ -237,6 +258,7 @@ describe("statistics", () => {
       "b 9",
       "a 13.5",
     ]);
+    expect(windows.at(-1)?.counted_s).toBe(18);
   });
 
   test("a window holds what falls due while it is counted", () => {
@@ -539,13 +561,31 @@ describe("pairs, policies and ways", () => {
   });
 });
 
-/** What a run is started with, without starting anything: every program does nothing, and is over at once. */
-async function startedBy(ways: readonly string[], simulated: boolean) {
-  const started: { policy: string | undefined; mps: boolean; runs: readonly Run[] }[] = [];
+interface Started {
+  policy: string | undefined;
+  mps: boolean;
+  runs: readonly Run[];
+}
+
+/** What a program writes down whose requests take 2 ms, and whose steps end every 0.1 s while it works. */
+function logOf(run: Run): Log {
+  const ends_s = spellsOf(run).flatMap(([from_s, to_s]) =>
+    Array.from({ length: Math.round((to_s - from_s) / 0.1) }, (_, index) => from_s + (index + 1) * 0.1),
+  );
+  return { late_s: 0, requests: (run.due_s ?? []).map((due_s): [number, number] => [due_s, 2]), past: [], ends_s };
+}
+
+/** What a run is started with and finds, without starting anything: every program is over at once. `log`: what it writes down, or throws. */
+async function startedBy(
+  ways: readonly string[],
+  simulated: boolean,
+  log: (run: Run, started: Started) => Log = logOf,
+) {
+  const started: Started[] = [];
   const ran = (policy: string | undefined, mps: boolean, runs: readonly Run[]) => {
-    started.push({ policy, mps, runs });
-    const log = { late_s: 0, requests: [], past: [], ends_s: [] };
-    return { logs: new Map(runs.map(({ name }) => [name, log])), clients: [] };
+    const these = { policy, mps, runs };
+    started.push(these);
+    return { logs: new Map(runs.map((run) => [run.name, log(run, these)])), clients: [] };
   };
   const bed: Bed = {
     runner: {
@@ -562,9 +602,21 @@ async function startedBy(ways: readonly string[], simulated: boolean) {
   const all = allWays(choosePolicies("slo,orion", []), { mps: true, clientPriority: true });
   const jobs = liveJobs(bed, pair, chooseWays(ways.join(";"), all));
   const timing = { rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, copies: 1 };
-  // Nothing was measured, which a run is told of at its end.
-  for (const job of jobs) await job.run(timing).catch(() => {});
-  return { titles: jobs.map(({ title }) => title), started };
+  const found: Found[] = [];
+  // Nobody switches ways here, so that nothing is measured but of those that need no switch; where there is none, the run says so.
+  for (const job of jobs)
+    try {
+      found.push(await job.run(timing));
+    } catch (thrown) {
+      expect(thrown).toBeInstanceOf(RunFailed);
+    }
+  return {
+    titles: jobs.map(({ title }) => title),
+    started,
+    measurements: found.flatMap(({ measurements }) => measurements ?? []),
+    failures: found.flatMap(({ failures }) => failures ?? []),
+    said: found.map(({ said }) => said).join("\n"),
+  };
 }
 
 /** When a program works, from and to. */
@@ -608,12 +660,58 @@ describe("ways that take turns", () => {
     for (const [index, [from_s]] of all.entries()) expect(from_s).toBeGreaterThanOrEqual(all[index - 1]?.[1] ?? 0);
     // Learning, a window alone for itself, and one for each of its two ways, which follow one another.
     expect(best[0]?.map(([from_s, to_s]) => Number((to_s - from_s).toFixed(3)))).toEqual([20, 4.8]);
+    // Each stays until all windows are over.
+    const durations_s = new Set(started.flatMap(({ runs }) => runs.map(({ duration_s }) => duration_s)));
+    expect(durations_s.size).toBe(1);
+    for (const duration_s of durations_s) expect(duration_s).toBeGreaterThan(all.at(-1)?.[1] ?? 0);
     // Requests come in windows of their crew alone: those of one way, or while its best-effort programs pause.
     const mps = started.findIndex(({ policy }) => policy === "none");
     const due_s = started[mps]?.runs[0]?.due_s ?? [];
     expect(due_s.length).toBeGreaterThan(70);
     const [[from_s, to_s] = [0, 0]] = started[mps + 1]?.runs.flatMap(spellsOf) ?? [];
     expect(due_s.every((due) => due >= from_s && due < to_s + 1e-6)).toBe(true);
+  });
+
+  test("what Rigel does under MPS is over alone under MPS, what MPS does without it over alone without", async () => {
+    const { titles, measurements } = await startedBy(["MPS", "rigel orion, MPS"], false);
+    expect(titles).toEqual([expect.stringContaining(": alone; alone under MPS; MPS; rigel orion, MPS")]);
+    expect(measurements.map(({ way, method }) => `${way}: ${method}`)).toEqual([
+      "MPS: live",
+      "rigel orion, MPS: live, MPS",
+    ]);
+    // 1 s of 50 requests a second, but for the last 50 ms, and of steps of 0.1 s.
+    for (const { requests, best } of measurements) {
+      expect(requests.length).toBeWithin(46, 49);
+      expect(best.map(({ steps, seconds }) => steps / seconds)).toEqual([expect.closeTo(10, 3), expect.closeTo(10, 3)]);
+    }
+  });
+
+  test("ways of which a program fails are told, and the others measured", async () => {
+    const { measurements, failures } = await startedBy(["MPS", "MPS, client priority"], false, (run, { policy }) => {
+      if (!policy && run.name === "gpt2-train" && run.env?.["CUDA_MPS_CLIENT_PRIORITY"])
+        throw new RunFailed("gpt2-train was killed", ["gpt2-train | Killed"]);
+      return logOf(run);
+    });
+    expect(measurements.map(({ way }) => way)).toEqual(["MPS"]);
+    expect(failures).toEqual([
+      {
+        title: "resnet50+resnet50-train+gpt2-train, live: MPS, client priority",
+        problem: "gpt2-train was killed",
+        output: ["gpt2-train | Killed"],
+      },
+    ]);
+  });
+
+  test("windows into which others' steps last are left out", async () => {
+    const { measurements, said } = await startedBy(["MPS", "MPS, client priority"], false, (run, { policy }) => {
+      const log = logOf(run);
+      const [[, to_s] = [0, 0]] = spellsOf(run);
+      // Over in the time that the next window has to settle, or not; that begins 2.5 s later.
+      const more_s = run.env?.["CUDA_MPS_CLIENT_PRIORITY"] ? 2.8 : 3.5;
+      return { ...log, ends_s: [...log.ends_s, ...(!policy && run.name === "gpt2-train" ? [to_s + more_s] : [])] };
+    });
+    expect(measurements.map(({ way }) => way)).toEqual(["MPS"]);
+    expect(said).toContain("1 left out: begun with a step of the way before under way");
   });
 
   test("the simulated GPU is under MPS or is not: one after the other", async () => {
@@ -741,6 +839,32 @@ print(json.dumps([begun, now, report["iterations"]]))`;
   },
 );
 
+test.skipIf(python === null)(
+  "workload.py --duration: a program that serves stays until the end, whenever its last request is due",
+  async () => {
+    using scratch = new Scratch();
+    const gaps = scratch.file("gaps.json", [0.2, 0.3, 5]);
+    const script = `import json, sys, types
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import workload
+now = 0.0
+def on(seconds):
+    global now
+    now += seconds
+workload.time = types.SimpleNamespace(perf_counter=lambda: on(1e-5) or now, sleep=on)
+args = workload.arguments(sys.argv[2:])
+report = workload.serve(types.SimpleNamespace(request=lambda: on(0.04)), args, workload.Stop())
+print(json.dumps([report["count"], now]))`;
+    const argv = "--mode infer --model bert --batch 1 --warmup 0 --duration 2 --arrivals".split(" ");
+    const folder = join(root, "src", "python");
+    await using child = Bun.spawn([python ?? "", "-c", script, folder, ...argv, gaps], { stdout: "pipe" });
+    const [requests, ended_s] = z.tuple([z.number(), z.number()]).parse(JSON.parse(await child.stdout.text()));
+    expect(requests).toBe(2);
+    expect(ended_s).toBeGreaterThanOrEqual(2);
+  },
+);
+
 const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
 const intervalSchema = z.tuple([z.number(), z.number()]);
 const samplesSchema = z.array(z.tuple([z.number(), z.number()]));
@@ -770,7 +894,16 @@ const documentSchema = z.object({
       way: z.string(),
       best: z.array(z.object({ program: z.string(), steps: z.number(), seconds: z.number() })),
       requests: samplesSchema,
-      rigel: z.array(z.object({ attached: z.boolean(), gate: z.object({ waits: z.number() }) })).optional(),
+      rigel: z
+        .array(
+          z.object({
+            name: z.string(),
+            attached: z.boolean(),
+            gate: z.object({ waits: z.number() }),
+            durations: z.object({ seeded: z.number() }),
+          }),
+        )
+        .optional(),
     }),
   ),
   solo: z.array(
@@ -910,6 +1043,20 @@ describe("rigel bench on the simulated GPU measures", () => {
       expect(page).toContain('name="viewport"');
       expect(result.stderr).toMatch(/\[1\/\d\].*left/);
       expect(result.stderr).toContain(`wrote ${html}`);
+    },
+    LIMIT_ms,
+  );
+
+  test(
+    "a program started again for another round, of whose kernels is known what was learned before",
+    async () => {
+      const args = [...SIMULATED, "--rounds", "2", "--duration", "1", "--lead", "2", "--ways", "rigel priority"];
+      const { document } = await wholly(args, ({ rows }) => rows.length === 2);
+      const governed = document.measurements.filter(({ way }) => way === "rigel priority");
+      const seeded = governed.map(({ rigel: clients = [] }) => clients.at(-1)?.durations.seeded);
+      expect(seeded).toHaveLength(2);
+      expect(seeded[0]).toBe(0);
+      expect(seeded[1]).toBeGreaterThan(0);
     },
     LIMIT_ms,
   );
@@ -1204,7 +1351,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],
     [["--rounds", "1.5"], "Expected a whole number"],
-    [["--window", "0"], "Expected a number above 0"],
+    [["--window", "0"], "Expected a number from 0.001 to 600"],
     [["--arrivals", "never"], "Allowed choices are poisson, bursty, uniform"],
     [["--policies", "magic"], '--policies: name: expected one of "none", "priority"'],
     [["--policy-json", "x"], "--policy-json: expected NAME={...}"],

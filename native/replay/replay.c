@@ -45,6 +45,7 @@
 #define NS_PER_S 1000000000ull
 #define NS_PER_MS 1000000ull
 #define SPIN_NS 50000ull /* the end of every wait is spun: a sleep wakes up to 50 us late */
+#define NAP_NS (50 * NS_PER_MS) /* of a wait that a signal ends */
 #define AHEAD 16u        /* iterations a program that never waits may be ahead; the driver's queue ends sooner */
 
 /*
@@ -114,6 +115,8 @@ static void wait_until(uint64_t due_ns, bool breakable)
             continue;
         }
         uint64_t until = due_ns - SPIN_NS;
+        if (breakable && until - now > NAP_NS) /* a signal that comes before the sleep does not end it */
+            until = now + NAP_NS;
         struct timespec t = {(time_t)(until / NS_PER_S), (long)(until % NS_PER_S)};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &t, NULL);
     }
@@ -812,8 +815,10 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
     bool first_past = false;
     for (uint64_t i = 0; c->o->iterations == 0 || i < c->o->iterations; i++) {
         due_ns += rg_arrivals_next_gap_ns(arrivals);
-        if (due_ns >= end_ns)
+        if (due_ns >= end_ns) {
+            wait_until(end_ns, true);
             break;
+        }
         if (due_ns < start_ns + c->late_ns)
             continue;
         if (c->o->alternate) { /* before it is due: what that costs is in no latency */
@@ -829,26 +834,32 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
         go_past(c, false);
 }
 
-/* Outside the spells of work, pauses until the next one or the end, with nothing left on the GPU. */
-static void keep_to(client *c, const rg_arrivals *windows, uint64_t start_ns, uint64_t end_ns)
+/* Until when to pause by --windows at this moment: 0 where it is time to work, UINT64_MAX after the last spell. */
+static uint64_t pause_at(const rg_arrivals *windows, uint64_t start_ns, uint64_t now)
 {
-    uint64_t now = now_ns(), to_ns = start_ns;
+    uint64_t to_ns = start_ns;
     for (size_t i = 0; i < windows->gap_count; i++) {
         to_ns += windows->gaps_ns[i];
-        if (now < to_ns && i % 2 == 1)
-            return;
         if (now < to_ns)
-            break;
+            return i % 2 == 1 ? 0 : to_ns;
     }
-    drain(c);
-    wait_until(now < to_ns && to_ns < end_ns ? to_ns : end_ns, true);
+    return windows->gap_count ? UINT64_MAX : 0;
+}
+
+/* Pauses until it is time to work, or to end, with nothing left on the GPU. */
+static void keep_to(client *c, const rg_arrivals *windows, uint64_t start_ns, uint64_t end_ns)
+{
+    uint64_t to_ns, now;
+    while (!stop_asked && (now = now_ns()) < end_ns && (to_ns = pause_at(windows, start_ns, now)) != 0) {
+        drain(c); /* takes as long as it takes: another spell may have begun by then, or ended */
+        wait_until(to_ns < end_ns ? to_ns : end_ns, true);
+    }
 }
 
 static void run_closed_loop(client *c, const rg_arrivals *windows, uint64_t start_ns, uint64_t end_ns)
 {
     for (uint64_t i = 0; (c->o->iterations == 0 || i < c->o->iterations) && !stop_asked; i++) {
-        if (windows->gap_count)
-            keep_to(c, windows, start_ns, end_ns);
+        keep_to(c, windows, start_ns, end_ns);
         uint64_t now = now_ns();
         if (now >= end_ns || stop_asked)
             break;

@@ -495,6 +495,7 @@ def serve(work, args, stop):
         if stop.asked or (args.requests is not None and len(served) >= args.requests):
             break
         if args.duration is not None and due >= args.duration:
+            wait_until(start + args.duration, stop)
             break
         if due < late_s:
             continue
