@@ -616,6 +616,7 @@ async function startedBy(
     measurements: found.flatMap(({ measurements }) => measurements ?? []),
     failures: found.flatMap(({ failures }) => failures ?? []),
     said: found.map(({ said }) => said).join("\n"),
+    late_s: Math.max(0, ...found.map(({ late_s }) => late_s)),
   };
 }
 
@@ -659,7 +660,7 @@ describe("ways that take turns", () => {
     expect(all.length).toBeGreaterThan(5);
     for (const [index, [from_s]] of all.entries()) expect(from_s).toBeGreaterThanOrEqual(all[index - 1]?.[1] ?? 0);
     // Learning, a window alone for itself, and one for each of its two ways, which follow one another.
-    expect(best[0]?.map(([from_s, to_s]) => Number((to_s - from_s).toFixed(3)))).toEqual([20, 4.8]);
+    expect(best[0]?.map(([from_s, to_s]) => Number((to_s - from_s).toFixed(3)))).toEqual([20, 6.6]);
     // Each stays until all windows are over.
     const durations_s = new Set(started.flatMap(({ runs }) => runs.map(({ duration_s }) => duration_s)));
     expect(durations_s.size).toBe(1);
@@ -707,11 +708,28 @@ describe("ways that take turns", () => {
       const log = logOf(run);
       const [[, to_s] = [0, 0]] = spellsOf(run);
       // Over in the time that the next window has to settle, or not; that begins 2.5 s later.
-      const more_s = run.env?.["CUDA_MPS_CLIENT_PRIORITY"] ? 2.8 : 3.5;
+      const more_s = run.env?.["CUDA_MPS_CLIENT_PRIORITY"] ? 3 : 4;
       return { ...log, ends_s: [...log.ends_s, ...(!policy && run.name === "gpt2-train" ? [to_s + more_s] : [])] };
     });
     expect(measurements.map(({ way }) => way)).toEqual(["MPS"]);
     expect(said).toContain("1 left out: begun with a step of the way before under way");
+  });
+
+  test("programs that are late while a way finds its settings are not started again", async () => {
+    const told = [];
+    for (const [way, ready_s] of [
+      ["rigel slo", 1.5],
+      ["rigel slo", 15],
+      ["time slicing", 1.5],
+    ] as const) {
+      const { late_s, said } = await startedBy(["MPS", way], false, (run) => ({ ...logOf(run), late_s: ready_s }));
+      told.push([late_s, said.includes("of its time to learn 1.5 s were lost")]);
+    }
+    expect(told).toEqual([
+      [0, true],
+      [15, false],
+      [1.5, false],
+    ]);
   });
 
   test("the simulated GPU is under MPS or is not: one after the other", async () => {
