@@ -16,17 +16,14 @@
 
 #include <fcntl.h>
 #include <linux/futex.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 pthread_mutex_t rg_agent_lock = PTHREAD_MUTEX_INITIALIZER;
 _Atomic uint32_t rg_taking_away;
-_Atomic uint32_t rg_own_threads;
 
 static pthread_t thread;
 static _Atomic uint32_t started, stopping;
@@ -198,8 +195,7 @@ static void *agent_main(void *unused)
     (void)unused;
     uint64_t beat = 0;
     uint32_t beats = 0;
-    prctl(PR_SET_NAME, "rigel-agent");
-    prctl(PR_SET_TIMERSLACK, 1000);
+    rg_thread_is_prompt("rigel-agent");
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (rg_real.cuThreadExchangeStreamCaptureMode)
         rg_real.cuThreadExchangeStreamCaptureMode(&relaxed);
@@ -234,31 +230,14 @@ static void *agent_main(void *unused)
 
 bool rg_agent_start(void)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&thread, NULL, agent_main, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    bool ok = rg_thread_start(&thread, agent_main, NULL);
     atomic_store(&started, ok);
-    atomic_fetch_add(&rg_own_threads, ok);
     return ok;
 }
 
 bool rg_agent_is_self(void)
 {
     return atomic_load(&started) && pthread_equal(pthread_self(), thread);
-}
-
-bool rg_join(pthread_t joined)
-{
-    struct timespec limit;
-    clock_gettime(CLOCK_REALTIME, &limit);
-    limit.tv_nsec += 200000000;
-    if (limit.tv_nsec >= 1000000000) {
-        limit.tv_sec++;
-        limit.tv_nsec -= 1000000000;
-    }
-    return pthread_timedjoin_np(joined, NULL, &limit) == 0;
 }
 
 void rg_agent_stop(void)

@@ -39,6 +39,7 @@
 #include "cuda_abi.h"
 #include "estimate.h"
 #include "segment.h"
+#include "thread.h"
 #include "trace.h"
 
 #include <pthread.h>
@@ -686,12 +687,6 @@ bool rg_agent_is_self(void);
  */
 enum { RG_AGENT_OFTEN = 8 };
 bool rg_agent_looks_often(rg_member *m, uint64_t now);
-
-/* rg_own_threads: threads that Rigel has started in this process; each raises it by one. */
-extern _Atomic uint32_t rg_own_threads;
-
-/* rg_join: joins a thread of Rigel's within 200 ms. False if it did not end, since the driver did not return to it, say. */
-bool rg_join(pthread_t thread);
 
 /*
  * rg_agent_lock: held by whoever uses a stream that is not its own thread's to use (the agent, the gate's flush), for a moment, and by

@@ -26,8 +26,6 @@
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <signal.h>
-#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -536,8 +534,7 @@ static void *preempt_main(void *argument)
 {
     preemptor *p = argument;
     rg_device *dev = &rg.segment->devices[p->device];
-    prctl(PR_SET_NAME, "rigel-preempt");
-    prctl(PR_SET_TIMERSLACK, 1000);
+    rg_thread_is_prompt("rigel-preempt");
     while (!atomic_load(&stopping) && rg_is_client()) {
         uint64_t again_ns, left_ns = WAIT_NS;
         uint32_t seen = atomic_load(&dev->busy_wake);
@@ -602,13 +599,8 @@ static uint64_t launched(void)
 
 static void start(preemptor *p)
 {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&p->thread, NULL, preempt_main, p) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    bool ok = rg_thread_start(&p->thread, preempt_main, p);
     atomic_store(&p->started, ok);
-    atomic_fetch_add(&rg_own_threads, ok);
     if (!ok)
         fail(p);
 }

@@ -13,7 +13,6 @@
 #include "replay/profile.h"
 #include "rigel.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -600,12 +599,7 @@ bool rg_record_attach(void)
         return true;
     /* From the first launch on, if that is asked for. */
     follow_level(level_now());
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    started = pthread_create(&thread, NULL, record_main, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    atomic_fetch_add(&rg_own_threads, started);
+    started = rg_thread_start(&thread, record_main, NULL);
     if (!started)
         writes = false;
     return true;

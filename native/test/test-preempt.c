@@ -3,11 +3,13 @@
  */
 #include "gate-testing.h"
 
+#include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 
 static rg_device *dev0(void)
@@ -641,6 +643,55 @@ static void the_program_does_not_wait_for_a_question_to_the_driver(void)
     CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* and all is still known that the process has */
 }
 
+typedef struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+} attributes;
+
+/* The thread of this process that is called so; 0: there is none. */
+static pid_t thread_called(const char *name)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    pid_t found = 0;
+    for (struct dirent *task; tasks && !found && (task = readdir(tasks));) {
+        char path[300], comm[32] = "";
+        snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
+        FILE *file = fopen(path, "r");
+        if (file && fgets(comm, sizeof(comm), file) && strncmp(comm, name, strlen(name)) == 0)
+            found = atoi(task->d_name);
+        if (file)
+            fclose(file);
+    }
+    if (tasks)
+        closedir(tasks);
+    return found;
+}
+
+/* Its thread runs as soon as it is woken: it has the shortest slice of the processor that Linux gives, where it gives any, and the nice value of the
+ * program. The program's own threads have what they had. */
+static void its_thread_is_prompt_and_no_other(void)
+{
+    attributes had = {0}, asked, own = {0}, its = {0};
+    CHECK_EQUAL(setpriority(PRIO_PROCESS, 0, 3), 0);
+    CHECK_EQUAL(syscall(SYS_sched_getattr, 0, &had, sizeof(had), 0), 0);
+    asked = had;
+    asked.runtime_ns = 100000;
+    CHECK_EQUAL(syscall(SYS_sched_setattr, 0, &asked, 0), 0);
+    CHECK_EQUAL(syscall(SYS_sched_getattr, 0, &asked, sizeof(asked), 0), 0);
+    CHECK_EQUAL(syscall(SYS_sched_setattr, 0, &had, 0), 0);
+    become_preemptible();
+    pid_t thread = thread_called("rigel-preempt");
+    CHECK(thread);
+    WAIT_FOR(syscall(SYS_sched_getattr, thread, &its, sizeof(its), 0) == 0 && its.runtime_ns == asked.runtime_ns);
+    CHECK_EQUAL(its.nice, 3);
+    CHECK_EQUAL(its.policy, SCHED_OTHER);
+    CHECK_EQUAL(syscall(SYS_sched_getattr, 0, &own, sizeof(own), 0), 0);
+    CHECK(own.runtime_ns == had.runtime_ns && own.nice == 3);
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -666,6 +717,7 @@ int main(int argc, char **argv)
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(leaving_while_suspended);
+    RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
     return failures ? 1 : 0;
 }
