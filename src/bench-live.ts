@@ -249,7 +249,7 @@ async function runLive(
   });
   const failures: Failure[] = [];
   const interruptions: Interrupted[] = [];
-  await Promise.all(
+  const ended = await Promise.allSettled(
     parts.map(async (part) => {
       const { crew, worked } = part;
       try {
@@ -264,8 +264,10 @@ async function runLive(
         else throw thrown;
       }
     }),
-  ).finally(() => over.abort());
+  );
+  over.abort();
   await announced;
+  for (const one of ended) if (one.status === "rejected") throw one.reason;
   // What the others of a crew measured without one that failed is not what it is called.
   for (const [crew, { logs }] of done) if (logs.size < 1 + pair.best.length) done.delete(crew);
   const [interrupted] = interruptions;
