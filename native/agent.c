@@ -18,6 +18,7 @@
 #include <linux/futex.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -195,7 +196,8 @@ static void *agent_main(void *unused)
     (void)unused;
     uint64_t beat = 0;
     uint32_t beats = 0;
-    rg_thread_is_prompt("rigel-agent");
+    prctl(PR_SET_NAME, "rigel-agent");
+    prctl(PR_SET_TIMERSLACK, 1000);
     CUstreamCaptureMode relaxed = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (rg_real.cuThreadExchangeStreamCaptureMode)
         rg_real.cuThreadExchangeStreamCaptureMode(&relaxed);

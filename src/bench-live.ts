@@ -32,6 +32,7 @@ import {
   arrivalTimes,
   beginsQueued,
   counted,
+  gapsOf,
   outlasts,
   schedule,
   within,
@@ -161,12 +162,15 @@ function windowsOf(pair: Pair, crews: readonly Crew[], { rounds, duration_s, win
       const to_s = (index + 1) * LEARN_s;
       return { way: turn, round: LEARNING, from_s: to_s - LEARN_s, counted_s: to_s, to_s };
     });
-  const begin_s = learning.length * LEARN_s;
+  const learned = learning.at(-1)?.way;
+  const isOther = ({ crew }: Turn, after = learned): boolean => after !== undefined && after.crew !== crew;
+  const [first] = turns;
+  const begin_s = learning.length * LEARN_s + (first && isOther(first) ? DRAIN_s : 0);
   const rest = schedule(turns, {
     rounds,
     cycles: Math.max(1, Math.round(duration_s / window_s)),
     window_s: Math.min(window_s, duration_s),
-    settle_s: ({ crew }, after) => SETTLE_s + (after && after.crew !== crew && heedsStrangers(crew) ? STRANGERS_s : 0),
+    settle_s: (way, after) => SETTLE_s + (isOther(way, after) && heedsStrangers(way.crew) ? STRANGERS_s : 0),
     gap_s: (way, after) => (isBare(after.crew) ? QUEUE_s : way.crew === after.crew ? 0 : DRAIN_s),
   }).map((window) => ({
     ...window,
@@ -269,14 +273,14 @@ async function runLive(
   await announced;
   for (const one of ended) if (one.status === "rejected") throw one.reason;
   // What the others of a crew measured without one that failed is not what it is called.
-  for (const [crew, { logs }] of done) if (logs.size < 1 + pair.best.length) done.delete(crew);
+  const whole = new Map([...done].filter(([, { logs }]) => logs.size === 1 + pair.best.length));
   const [interrupted] = interruptions;
-  if (interrupted && done.size === 0) throw interrupted;
+  if (interrupted && whole.size === 0 && failures.length === 0) throw interrupted;
   const stopped_s = interrupted ? (interrupted.at_ms - start_ms) / 1000 : Number.POSITIVE_INFINITY;
-  const { measurements, left } = measure(pair, windows, stopped_s, done);
+  const { measurements, left } = measure(pair, windows, stopped_s, done, whole);
   if (measurements.length === 0 && !interrupted && failures.length === 0)
     throw new RunFailed(`nothing was measured: ${leftText(left) ?? "there was no window"}`, []);
-  const loops = [...done].flatMap(([crew, worked]) =>
+  const loops = [...whole].flatMap(([crew, worked]) =>
     [...worked.loops].map(([way, loop]) => ({
       pair: pair.name,
       way,
@@ -288,7 +292,7 @@ async function runLive(
     [`${measurements.length} windows`, leftText(left) ?? []].flat().join(", "),
     ...loops.map((loop) => `${loop.way} ended with ${settled(loop)}`),
   ].join("; ");
-  const logs = [...done].flatMap(([crew, worked]) =>
+  const logs = [...whole].flatMap(([crew, worked]) =>
     [...worked.logs].map(([name, log]): [string, Log] => [`${nameOf(crew)}: ${name}`, log]),
   );
   const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, said });
@@ -298,7 +302,7 @@ async function runLive(
   return {
     ...all,
     late_s: 0,
-    said: `${said}; of its time to learn ${all.late_s.toFixed(1)} s were lost, raise --lead`,
+    said: `${said}; programs were ready ${all.late_s.toFixed(1)} s into the time to find settings, raise --lead`,
   };
 }
 
@@ -329,7 +333,7 @@ function spellsOf(windows: readonly Window<Turn>[], crew: Crew, program: Program
 
 /** As a program reads them: seconds of pause and work in turn. */
 function pausesOf(spells: ReturnType<typeof spellsOf>): number[] {
-  return spells.flatMap(({ from_s, to_s }, index) => [from_s - (spells[index - 1]?.to_s ?? 0), to_s - from_s]);
+  return gapsOf(spells.flatMap(({ from_s, to_s }) => [from_s, to_s]));
 }
 
 /** Runs a part to its end. */
@@ -358,13 +362,18 @@ function leftText(left: Left): string | undefined {
   return left.size > 0 ? [...left].map(([why, count]) => `${count} left out: ${why}`).join(", ") : undefined;
 }
 
-/** What programs measured in the windows that were over by then. */
+/** What the programs of whole crews measured in the windows that were over by then; what others of `crews` did may show in those. */
 function measure(
   pair: Pair,
   windows: readonly Window<Turn>[],
   stopped_s: number,
   crews: ReadonlyMap<Crew, Worked>,
+  whole: ReadonlyMap<Crew, Worked>,
 ): { measurements: Measurement[]; left: Left } {
+  const ready_s = Math.max(
+    0,
+    ...[...crews.values()].flatMap(({ logs }) => [...logs.values()].map((log) => log.late_s)),
+  );
   const requests = [...crews.values()].flatMap(({ logs }) => logs.get(HIGH)?.requests ?? []);
   const trainings = [...crews].flatMap(([crew, { logs }]) =>
     pair.best.map((program) => ({
@@ -382,11 +391,12 @@ function measure(
   const measurements = windows.flatMap((window, index): Measurement[] => {
     const { way: turn, round, from_s, counted_s, to_s } = window;
     const { crew, way, only } = turn;
-    const worked = crews.get(crew);
+    const worked = whole.get(crew);
     if (!worked || round === LEARNING || to_s > stopped_s) return [];
     const { logs, switches } = worked;
     const made = switches.get(window);
     const switched_s = made?.at_s ?? (crew.switched ? Number.POSITIVE_INFINITY : from_s);
+    if (from_s < ready_s) return leave("begun before all programs were ready");
     // It is not the way that it is called.
     if (switched_s > from_s + LATE_s) return leave("switched too late");
     if (windows[index - 1]?.way !== turn && beginsQueued(requests, window))
