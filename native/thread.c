@@ -11,15 +11,6 @@
 
 _Atomic uint32_t rg_own_threads;
 
-/* struct sched_attr of linux/sched/types.h, which cannot be included beside every sched.h. */
-typedef struct {
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime_ns, deadline_ns, period_ns;
-} attributes;
-
 bool rg_thread_start(pthread_t *thread, void *(*main)(void *), void *argument)
 {
     sigset_t all, old;
@@ -34,7 +25,7 @@ bool rg_thread_start(pthread_t *thread, void *(*main)(void *), void *argument)
 void rg_thread_is_prompt(const char *name)
 {
     enum { SLICE_NS = 100000 /* the shortest that Linux takes; before 6.12, and where this is refused, nothing changes */ };
-    attributes a = {0};
+    rg_thread_attributes a = {0};
     prctl(PR_SET_NAME, name);
     prctl(PR_SET_TIMERSLACK, 1000);
     if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) != 0 || a.policy != SCHED_OTHER)

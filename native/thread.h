@@ -6,6 +6,15 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* What sched_getattr(2) and sched_setattr(2) take: struct sched_attr of linux/sched/types.h, which cannot be included beside every sched.h. */
+typedef struct {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime_ns, deadline_ns, period_ns;
+} rg_thread_attributes;
+
 /* rg_own_threads: how many Rigel has started in this process. */
 extern _Atomic uint32_t rg_own_threads;
 

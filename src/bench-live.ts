@@ -278,8 +278,6 @@ async function runLive(
   if (interrupted && whole.size === 0 && failures.length === 0) throw interrupted;
   const stopped_s = interrupted ? (interrupted.at_ms - start_ms) / 1000 : Number.POSITIVE_INFINITY;
   const { measurements, left } = measure(pair, windows, stopped_s, done, whole);
-  if (measurements.length === 0 && !interrupted && failures.length === 0)
-    throw new RunFailed(`nothing was measured: ${leftText(left) ?? "there was no window"}`, []);
   const loops = [...whole].flatMap(([crew, worked]) =>
     [...worked.loops].map(([way, loop]) => ({
       pair: pair.name,
@@ -298,7 +296,10 @@ async function runLive(
   const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, said });
   // What programs that are ready a little late lose is of the time in which nothing is counted.
   const spare_s = windows[0]?.round === LEARNING ? LEARN_s / 2 : 0;
-  if (all.late_s === 0 || all.late_s > spare_s) return all;
+  if (all.late_s > spare_s) return all;
+  if (measurements.length === 0 && !interrupted && failures.length === 0)
+    throw new RunFailed(`nothing was measured: ${leftText(left) ?? "there was no window"}`, []);
+  if (all.late_s === 0) return all;
   return {
     ...all,
     late_s: 0,

@@ -725,12 +725,13 @@ describe("ways that take turns", () => {
     expect((await withStep(3, true)).measurements).toHaveLength(1);
   });
 
-  test("programs that are late while a way finds its settings are not started again", async () => {
+  test("programs that are late are started again, but those that are so while a way finds its settings", async () => {
     const told = [];
     for (const [way, ready_s] of [
       ["rigel slo", 1.5],
       ["rigel slo", 15],
       ["time slicing", 1.5],
+      ["time slicing", 1000],
     ] as const) {
       const { late_s, said } = await startedBy(["MPS", way], false, (run) => ({ ...logOf(run), late_s: ready_s }));
       told.push([late_s, said.includes("programs were ready 1.5 s into the time to find settings")]);
@@ -739,6 +740,7 @@ describe("ways that take turns", () => {
       [0, true],
       [15, false],
       [1.5, false],
+      [1000, false],
     ]);
   });
 
@@ -821,14 +823,8 @@ import workload; workload.arguments(sys.argv[2:])`;
   }
 });
 
-test.skipIf(python === null)(
-  "workload.py --windows: steps begin in windows alone, and the program stays until the end",
-  async () => {
-    const folder = join(root, "src", "python");
-    using scratch = new Scratch();
-    const windows = scratch.file("windows.json", [0.2, 0.3, 0.5, 0.2]);
-    // By a clock that sleeping, steps and looking at it move on.
-    const script = `import json, sys, types
+/** workload.py by a clock that sleeping, `on` and looking at it move on. */
+const WITH_CLOCK = `import json, sys, types
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
 import workload
@@ -837,7 +833,15 @@ def on(seconds):
     global now
     now += seconds
 workload.time = types.SimpleNamespace(perf_counter=lambda: on(1e-5) or now, sleep=on)
-begun = []
+`;
+
+test.skipIf(python === null)(
+  "workload.py --windows: steps begin in windows alone, and the program stays until the end",
+  async () => {
+    const folder = join(root, "src", "python");
+    using scratch = new Scratch();
+    const windows = scratch.file("windows.json", [0.2, 0.3, 0.5, 0.2]);
+    const script = `${WITH_CLOCK}begun = []
 class Work:
     def step(self):
         begun.append(round(now, 3))
@@ -872,16 +876,7 @@ test.skipIf(python === null)(
   async () => {
     using scratch = new Scratch();
     const gaps = scratch.file("gaps.json", [0.2, 0.3, 5]);
-    const script = `import json, sys, types
-sys.dont_write_bytecode = True
-sys.path.insert(0, sys.argv[1])
-import workload
-now = 0.0
-def on(seconds):
-    global now
-    now += seconds
-workload.time = types.SimpleNamespace(perf_counter=lambda: on(1e-5) or now, sleep=on)
-args = workload.arguments(sys.argv[2:])
+    const script = `${WITH_CLOCK}args = workload.arguments(sys.argv[2:])
 report = workload.serve(types.SimpleNamespace(request=lambda: on(0.04)), args, workload.Stop())
 print(json.dumps([report["count"], now]))`;
     const argv = "--mode infer --model bert --batch 1 --warmup 0 --duration 2 --arrivals".split(" ");

@@ -643,14 +643,6 @@ static void the_program_does_not_wait_for_a_question_to_the_driver(void)
     CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* and all is still known that the process has */
 }
 
-typedef struct {
-    uint32_t size, policy;
-    uint64_t flags;
-    int32_t nice;
-    uint32_t priority;
-    uint64_t runtime_ns, deadline_ns, period_ns;
-} attributes;
-
 /* The thread of this process that is called so; 0: there is none. */
 static pid_t thread_called(const char *name)
 {
@@ -674,7 +666,7 @@ static pid_t thread_called(const char *name)
  * program. The program's own threads have what they had. */
 static void its_thread_is_prompt_and_no_other(void)
 {
-    attributes had = {0}, asked, own = {0}, its = {0};
+    rg_thread_attributes had = {0}, asked, own = {0}, its = {0};
     CHECK_EQUAL(setpriority(PRIO_PROCESS, 0, 3), 0);
     CHECK_EQUAL(syscall(SYS_sched_getattr, 0, &had, sizeof(had), 0), 0);
     asked = had;
