@@ -675,8 +675,8 @@ static void its_thread_is_prompt_and_no_other(void)
     CHECK_EQUAL(syscall(SYS_sched_getattr, 0, &asked, sizeof(asked), 0), 0);
     CHECK_EQUAL(syscall(SYS_sched_setattr, 0, &had, 0), 0);
     become_preemptible();
-    pid_t thread = thread_called("rigel-preempt");
-    CHECK(thread);
+    pid_t thread = 0;
+    WAIT_FOR((thread = thread_called("rigel-preempt")) != 0); /* it names itself */
     WAIT_FOR(syscall(SYS_sched_getattr, thread, &its, sizeof(its), 0) == 0 && its.runtime_ns == asked.runtime_ns);
     CHECK_EQUAL(its.nice, 3);
     CHECK_EQUAL(its.policy, SCHED_OTHER);
