@@ -214,9 +214,12 @@ static void *agent_main(void *unused)
             rg_clock_beat();
             rg_changed();
             beat = now;
-            if (++beats % 10 == 0 && deserted()) {
-                rigel_shutdown();
-                break;
+            if (++beats % 10 == 0) {
+                rg_durations_beat();
+                if (deserted()) {
+                    rigel_shutdown();
+                    break;
+                }
             }
         }
         uint64_t sleep_ns = BEAT_NS;

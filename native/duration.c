@@ -157,6 +157,29 @@ void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uin
         share(d, t, rg_text_hash(name), name, dims, false);
 }
 
+void rg_durations_beat(void)
+{
+    static uint32_t before[RG_DURATIONS]; /* launches, when it was last told */
+    const uint64_t ENOUGH_NS = 100000000;
+    uint64_t sum_ns = 0, long_ns = 0;
+    for (uint32_t i = 0; i < RG_DURATIONS; i++) {
+        const rg_duration *d = &rg_durations[i];
+        uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
+        /* Beside others' work the shortest sample is closest. */
+        uint64_t ns = atomic_load_explicit(&d->least_ns, memory_order_relaxed);
+        ns *= seen >= before[i] ? seen - before[i] : seen; /* it may be another kernel's place now */
+        sum_ns += ns;
+        long_ns += atomic_load_explicit(&d->least_ns, memory_order_relaxed) >= RG_POLICY_STOP_NS ? ns : 0;
+    }
+    if (sum_ns < ENOUGH_NS)
+        return;
+    for (uint32_t i = 0; i < RG_DURATIONS; i++)
+        before[i] = atomic_load_explicit(&rg_durations[i].seen, memory_order_relaxed);
+    for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++)
+        if (!k || atomic_load(&rg.members[k].mode)) /* else it has no slot */
+            atomic_store(&rg.members[k].slot->long_part, (uint32_t)(1 + 1000 * long_ns / sum_ns));
+}
+
 /* ---- samples ---- */
 
 int rg_sample_begin(rg_track *t, rg_duration *duration)

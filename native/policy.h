@@ -232,6 +232,9 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
 /* Kernels (or graphs) of so long are rather interrupted, by a suspension that takes 500 us, than waited for until the next stop. */
 #define RG_POLICY_LONG_NS 1500000u
 
+/* Kernels (or graphs) of so long: where these are much of what a client launches a suspension is there sooner than the next stop. */
+#define RG_POLICY_STOP_NS 500000u
+
 /*
  * The shortest slice of a process that may not have the GPU to itself while no high client has work. The GPU restores what a process had on it in
  * the first part of its slice: beside one another two processes whose kernels fill an H200's registers and shared memory get nothing done in slices

@@ -240,14 +240,20 @@ static bool suspends_too(const preemptor *p)
             (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
-/* False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. */
+/*
+ * False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. Its streams stop
+ * before it has the lock, which the agent may have for as long as the driver takes to set slices: up to 100 ms while programs start on some GPU.
+ */
 static bool suspend(preemptor *p)
 {
     uint64_t since = rg_now_ns();
+    bool stopped = atomic_load(&p->stops) && !atomic_load(&stopping) && rg_stops_set(p->device, true, true);
     pthread_mutex_lock(&p->lock);
     enum rg_found found = atomic_load(&stopping) ? RG_CHANNELS_NONE : refresh(p);
     bool ok = false, off = false;
-    p->stopped = found != RG_CHANNELS_NONE && atomic_load(&p->stops) && !atomic_load(&stopping) && rg_stops_set(p->device, true, true);
+    p->stopped = stopped && found != RG_CHANNELS_NONE;
+    if (stopped && !p->stopped)
+        rg_stops_set(p->device, false, true);
     p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
     if (p->channels_off) {
         p->held = p->channels;

@@ -12,7 +12,7 @@ import type { ScenarioGpu } from "./calibrate.ts";
 import { RigelError } from "./errors.ts";
 import type { Target } from "./slo-alone.ts";
 import { Controller, TICK_S } from "./slo.ts";
-import { Histogram, type HistogramShape } from "./usage.ts";
+import { Histogram } from "./usage.ts";
 
 /** A program of a scenario: its recorded profile, and when it is asked. */
 export interface ScenarioClient {
@@ -76,7 +76,8 @@ const tickSchema = z.object({
   waits: z.array(z.tuple([z.int(), z.number(), z.number(), z.number()])),
 });
 const progressSchema = z.object({ now_ns: z.number() });
-const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int() });
+/** The first line: the buckets of histograms, and the part of best-effort work that is in long kernels. */
+const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z.int(), long_part: z.number() });
 
 export interface Outcome {
   clients: ClientNumbers[];
@@ -156,7 +157,7 @@ export class Simulator implements Disposable {
     this.#children.add(child);
     const problem = child.stderr.text();
     const controller = target ? new Controller(target) : undefined;
-    let shape: HistogramShape | undefined;
+    let shape: z.infer<typeof shapeSchema> | undefined;
     let outcome: z.infer<typeof outcomeSchema> | undefined;
     try {
       void child.stdin.write(text);
@@ -193,7 +194,7 @@ export class Simulator implements Disposable {
 function answer(
   controller: Controller,
   { launches, requests, waits }: z.infer<typeof tickSchema>,
-  shape: HistogramShape,
+  shape: z.infer<typeof shapeSchema>,
   preemption: boolean,
   configured: Readonly<Record<string, number>>,
 ): string {
@@ -213,6 +214,7 @@ function answer(
     measured: "high",
     preemption,
     stops: preemption && configured["gpu.shared"] === 1,
+    longPart: configured["stop_us"] === 0 ? undefined : shape.long_part,
   });
   if (!settings) return `keep ${Number(hold)}\n`;
   const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun } = settings;

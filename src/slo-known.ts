@@ -39,6 +39,8 @@ export interface Observation {
   preemption: boolean;
   /** By stops in their streams, some of them, and not by their channels: there are no time slices then. */
   stops?: boolean;
+  /** The part of best-effort clients' GPU time that is in kernels of RG_POLICY_STOP_NS or more, the largest of any; undefined: not known. */
+  longPart?: number | undefined;
 }
 
 /** Durations that fade. */

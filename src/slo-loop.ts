@@ -234,6 +234,7 @@ export class SloLoop {
     let launches = 0;
     let preemption = true;
     let stops = false;
+    const longParts: (number | undefined)[] = [];
     const neighbours: number[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
@@ -266,6 +267,7 @@ export class SloLoop {
           neighbours.push(slot.pid);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
           stops ||= work.preemption === "stops";
+          longParts.push(work.longPart);
         }
       }
     }
@@ -280,6 +282,10 @@ export class SloLoop {
       measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,
       stops,
+      longPart: longParts.reduce(
+        (most, part) => (most === undefined || part === undefined ? undefined : Math.max(most, part)),
+        0,
+      ),
     };
   }
 

@@ -39,6 +39,7 @@ const suspended = (need: number, slice_us: number): Rung => ({
   stop_us: STOP_US,
 });
 const sliced = (slice_us: number): Rung => ({ ...suspended(0, slice_us), suspend: false });
+const unstopped = (slice_us: number): Rung => ({ ...sliced(slice_us), stop_us: 0 });
 const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, SHORT_SLICE_US), inflight });
 
 /**
@@ -63,17 +64,15 @@ const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspe
  * suspension, those that keep it busy with one at once, or slices where the target leaves room (measured: docs/measurements.md). Until
  * it is suspended, a long slice lets best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
  * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
- * 500 and `slice_us` 4000, 0.860 with 1000 and 1000, and `stop_us` 0). Stops are for requests that are delayed however early best-effort work gives way. Where it
- * gives way late they only cost (the demo: shares of 0.81 to 0.79 in place of 0.85 with stops on these rungs, too; GPT-2's training beside BERT's requests:
- * docs/measurements.md).
+ * 500 and `slice_us` 4000, 0.860 with 1000 and 1000, and `stop_us` 0). Where best-effort kernels are short, work that gives way late does so by stops: a
+ * suspension takes 0.44 ms, and up to 100 while programs start on some GPU of the host. Where they are long (LONG_PART in slo.ts) nothing but a suspension
+ * ends one in such a slice, and there are no stops on these rungs (docs/measurements.md, "Giving way late").
  */
 export const PREEMPT_RUNGS: readonly Rung[] = [
   ...AT_ONCE,
-  ...[
-    sliced(SHORT_SLICE_US),
-    ...NEEDS.map((need) => suspended(need, 16_000)),
-    ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
-  ].map((rung) => ({ ...rung, stop_us: 0 })),
+  unstopped(SHORT_SLICE_US),
+  ...NEEDS.map((need) => suspended(need, 16_000)),
+  ...[200, 500, 2000].map(unstopped),
 ];
 
 /**

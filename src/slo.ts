@@ -102,6 +102,8 @@ const LONGER = 1.15;
 const LOAD_CHANGE = 1.4;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
 const SILENCE = 5;
+/** Where best-effort kernels are short it gives way late by stops, where more than this part of their time is in long ones by suspension. */
+const LONG_PART = 0.1;
 
 export interface Action {
   /** Undefined: leave the settings as they are. */
@@ -183,6 +185,8 @@ export class Controller {
   #heard_s = Number.NEGATIVE_INFINITY;
   /** When there were none last, as it stood on a rung. */
   #silent_s = Number.NEGATIVE_INFINITY;
+  /** Much of best-effort work is in long kernels, or that is not known. */
+  #hasLong = true;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -217,6 +221,7 @@ export class Controller {
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
     this.#pace(seen);
+    this.#hasLong = seen.longPart === undefined || seen.longPart > LONG_PART;
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -242,16 +247,16 @@ export class Controller {
   }
 
   /**
-   * What the user configured stays until there is something to decide on. A long slice is for requests that best-effort work may run into:
-   * where the host is so fast at the moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU
-   * switch to them while that takes its time.
+   * What the user configured stays until there is something to decide on. In time slices long kernels are suspended where best-effort work gives
+   * way late, and others stop (slo-rungs.ts). A long slice is for requests that best-effort work may run into: where the host is so fast at the
+   * moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU switch to them while that takes its
+   * time; what stops is soon gone.
    */
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     const { suspend, need_us, slice_us } = this.#settings;
-    return suspend && need_us > 0 && this.#isAtOnce
-      ? { ...this.#settings, slice_us: Math.min(slice_us, SHORT_SLICE_US) }
-      : this.#settings;
+    if (!suspend || need_us === 0 || this.#ladder.rungs !== PREEMPT_RUNGS || !this.#hasLong) return this.#settings;
+    return { ...this.#settings, stop_us: 0, slice_us: this.#isAtOnce ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */

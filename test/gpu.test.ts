@@ -130,12 +130,17 @@ describe.skipIf(!gpu)("on a real GPU", () => {
       scratch.file("tiny.csv", TINY_PROFILE);
       const [without, with_] = [join(scratch.path, "bare"), join(scratch.path, "rigel")];
       const train = [...workload, ...args, "--losses"];
+      // Requests go on for as long as the training, however slow the host is.
+      const over = join(scratch.path, "over");
+      const serve = '"$0" --profile "$1" --rate 100 & until [ -e "$2" ]; do sleep 0.2; done; kill $!; wait $!';
+      const replay = [join(root, "native", "build", "rigel-replay"), join(scratch.path, "tiny.csv"), over];
+      const mark = '"$@"; status=$?; touch "$0"; exit $status';
       const path = scratch.file("config.json", {
         sharing: "mps",
         policy: { name: "priority" },
         clients: [
-          { name: "serve", class: "high", replay: { profile: "tiny.csv", rate_per_s: 100, iterations: 2500 } },
-          { name: "train", class: "best-effort", command: [...train, with_], cwd: root },
+          { name: "serve", class: "high", command: ["sh", "-c", serve, ...replay], cwd: root },
+          { name: "train", class: "best-effort", command: ["sh", "-c", mark, over, ...train, with_], cwd: root },
         ],
       });
       await bare([...train, without]);

@@ -20,6 +20,7 @@ interface World {
   neighbours: string;
   preemption: boolean;
   stops?: boolean;
+  longPart?: number;
   /** So many requests more end in a tick because the program paused in the middle of one; `came` says that they are none, or is not there. */
   pauses?: number;
   isSaid?: boolean;
@@ -162,13 +163,15 @@ const SAFEST: Settings = {
   corun: 0,
   stop_us: 250,
 };
-/** As later rungs in time slices have it: without stops. */
+/** As later rungs in time slices have it where kernels are long, or that is not known: without stops. */
 const LATE: Settings = { ...SAFEST, stop_us: 0 };
 
 const lateIsFine: World["effect"] = ({ settings }) => {
   if (!settings || settings.suspend === 0) return { slowdown: 1.2, launches_per_s: 1000 };
   return { slowdown: settings.defer_us > 1500 ? 1.3 : 1.01, launches_per_s: 900 + settings.defer_us / 20 };
 };
+
+const laterIsMore: World["effect"] = ({ settings }) => ({ slowdown: 1, launches_per_s: isLate(settings) ? 1100 : 900 });
 
 const meetsWithLess: World["effect"] = ({ settings }) =>
   settings?.suspend === 0
@@ -320,6 +323,26 @@ describe("the controller", () => {
     expect(bothOver.controller.summary().settings).toEqual({ ...LATE, suspend: 0 });
     const worse = run({ p99_over_alone: 1.05 }, 80, world(sliced({ 50: 1.5, 200: 1.6, 500: 1.7, 2000: 2 }, 1.3)));
     expect(worse.controller.summary().settings).toEqual({ ...SAFEST, stop_us: 60 });
+  });
+
+  test("in time slices short kernels that give way late stop, where long ones are suspended, from one moment to the next", () => {
+    let longPart: number | undefined;
+    const parts = [undefined, 0.02, 0.3, 0.02];
+    const { ticks } = run({ p99_over_alone: 1.05 }, 80, (t_s) => {
+      longPart = parts[Math.floor(t_s / 20)];
+      return { ...world(laterIsMore)(), ...(longPart !== undefined && { longPart }) };
+    });
+    const late = ticks.filter(({ settings }) => isLate(settings));
+    const stopsFrom = (from_s: number): number[] => [
+      ...new Set(
+        late.flatMap(({ settings, t_s }) =>
+          t_s > from_s + TICK_S / 2 && t_s < from_s + 20 - TICK_S / 2 ? [settings?.stop_us ?? -1] : [],
+        ),
+      ),
+    ];
+    expect([0, 20, 40, 60].map(stopsFrom)).toEqual([[0], [250], [0], [250]]);
+    // What was learned on the rungs is known still.
+    expect(late.filter(({ t_s }) => t_s > 20).length).toBeGreaterThan(500);
   });
 
   test("a rung within the target is better than one that misses it, though best-effort gets less", () => {

@@ -251,6 +251,14 @@ static void become_stoppable_in_slices(void)
     WAIT_FOR(!rg_stops_long(0)); /* what was queued before may be */
 }
 
+/* Kernels of so many blocks, of so long each, to their end. */
+static void launch_and_wait(unsigned blocks, uint64_t block_ns)
+{
+    for (int i = 0; i < 10; i++)
+        launch_blocks(spin, NULL, blocks, block_ns);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
 static void in_its_slices_they_are_timed_too(void)
 {
     become_stoppable_in_slices();
@@ -702,6 +710,50 @@ static void suspended_where_stops_end(void)
     done();
 }
 
+static __typeof__(rg_real.rigelSimSetTimeslice) real_slice;
+static _Atomic int slices_wait, waiting;
+static int slow_slice(unsigned device, uint64_t us)
+{
+    while (atomic_load(&slices_wait)) {
+        atomic_store(&waiting, 1);
+        usleep(1000);
+    }
+    return real_slice(device, us);
+}
+
+/* The driver takes its time for the agent, as while programs start on some GPU: streams stop and go on meanwhile. */
+static void stops_while_the_driver_is_busy(void)
+{
+    CHECK(rg_real_ready());
+    real_slice = rg_real.rigelSimSetTimeslice;
+    rg_real.rigelSimSetTimeslice = slow_slice;
+    become_stoppable_in_slices();
+    atomic_store(&slices_wait, 1);
+    seg->settings.slice_us = 16000;
+    WAIT_FOR(atomic_load(&waiting));
+    other_launches();
+    WAIT_FOR(rg_stops_taken(0));
+    CHECK_EQUAL(atomic_load(&rg.slot->suspensions), 0); /* which it counts once that is done */
+    atomic_store(&slices_wait, 0);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    other_is_done();
+    WAIT_FOR(!rg_stops_taken(0));
+    done();
+}
+
+/* It tells for how much of its time its kernels are long: not known, none, nearly all, and none again. */
+static void how_much_of_it_is_long(void)
+{
+    become_stoppable_in_slices();
+    CHECK_EQUAL(atomic_load(&rg.slot->long_part), 0);
+    for (int i = 0; i < 3; i++) {
+        bool is_long = i == 1;
+        for (uint32_t part = 0; !part || (is_long ? part < 901 : part > 101); part = atomic_load(&rg.slot->long_part))
+            launch_and_wait(is_long ? 3 : 2, is_long ? 1000000 : 100000);
+    }
+    done();
+}
+
 static CUresult (*real_write)(CUstream, CUdeviceptr, uint32_t, unsigned);
 static _Atomic CUresult write_answer;
 static CUresult write_value(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
@@ -828,6 +880,8 @@ int main(int argc, char **argv)
     RUN(stops_in_its_slices);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
+    RUN(stops_while_the_driver_is_busy);
+    RUN(how_much_of_it_is_long);
     RUN(long_while_the_gpu_is_at_it);
     RUN(long_for_as_long_as_it_may_run);
     RUN(a_graph_is_long_until_it_is_known);
