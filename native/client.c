@@ -202,8 +202,9 @@ static void attach(void)
         rg_say("rigel: cannot start the agent thread; running without Rigel (check the limit on processes, ulimit -u)");
         return;
     }
-    if (!atomic_load(&shutting_down))
-        atomic_store(&rg.bypass, RG_BYPASS_OFF); /* it may be had from now on */
+    atomic_store(&rg.bypass, RG_BYPASS_OFF); /* it may be had from now on */
+    if (atomic_load(&shutting_down)) /* which may have been before that */
+        atomic_store(&rg.bypass, RG_BYPASS_NONE);
 }
 
 void rg_client_attach(void)

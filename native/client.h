@@ -176,7 +176,7 @@ enum rg_mode {
 /* Whether the work of this process, a client, goes past Rigel for now (rigel_bypass_begin). Its mode is bare then. */
 enum rg_bypass {
     RG_BYPASS_NONE = 0, /* it is no client: not yet, not any more */
-    RG_BYPASS_OFF,
+    RG_BYPASS_OFF,      /* it is one, as it is with */
     RG_BYPASS_ON,
 };
 
@@ -766,8 +766,9 @@ extern rg_client_state rg;
 /* rg_is_client: whether this process is a client, be it that its work goes past Rigel: for what has to be known for later all the same. */
 static inline bool rg_is_client(void)
 {
+    /* Between the two another thread may begin or end a bypass: once the mode was bare, whether it was then says nothing. */
     return RG_LIKELY(atomic_load_explicit(&rg.mode, memory_order_relaxed) != RG_MODE_BARE) ||
-           atomic_load_explicit(&rg.bypass, memory_order_relaxed) == RG_BYPASS_ON;
+           atomic_load_explicit(&rg.bypass, memory_order_relaxed) != RG_BYPASS_NONE;
 }
 #define RG_PROCESS (&rg.members[0])
 

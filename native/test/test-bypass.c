@@ -327,11 +327,22 @@ static void *launch_on(void *of)
 }
 
 /* Four threads launch and allocate while it is switched three hundred times; in the end nothing is left of it. */
+static void *stays_a_client(void *unused)
+{
+    (void)unused;
+    uintptr_t times = 0;
+    while (!atomic_load(&enough))
+        times += !rg_is_client();
+    return (void *)times;
+}
+
 static void switched_under_load(void)
 {
     become("high");
     agent_ends_periods(true);
-    pthread_t threads[4];
+    pthread_t threads[4], observer;
+    void *times;
+    CHECK_EQUAL(pthread_create(&observer, NULL, stays_a_client, NULL), 0);
     for (int i = 0; i < 4; i++)
         CHECK_EQUAL(pthread_create(&threads[i], NULL, launch_on, i ? stream() : NULL), 0);
     for (int i = 0; i < 300; i++) {
@@ -343,6 +354,8 @@ static void switched_under_load(void)
     atomic_store(&enough, true);
     for (int i = 0; i < 4; i++)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(pthread_join(observer, &times), 0);
+    CHECK_EQUAL((uintptr_t)times, 0); /* its agent would have ended, and what it freed would have stayed in its account */
     WAIT_FOR(busy_word() == 0 && atomic_load(&seg->devices[0].high_launching) == 0);
     CHECK_EQUAL(rg_account_used(seg, rg.account), 0);
     CHECK_EQUAL(rg_memory_tracked(), 0);
