@@ -58,6 +58,8 @@ export interface Found {
   loops?: (Pick<Measurement, "pair" | "way" | "method"> & SloReport)[];
   /** Of programs that ran in turn with those that did not fail. */
   failures?: Failure[];
+  /** What whoever reads the results is to know of how they were measured. */
+  notes?: string[];
   /** For the line of progress. */
   said: string;
   late_s: number;

@@ -286,25 +286,24 @@ async function runLive(
       ...loop.report(),
     })),
   );
+  const without = leftText(left);
   const said = [
-    [`${measurements.length} windows`, leftText(left) ?? []].flat().join(", "),
+    [`${measurements.length} windows`, without ?? []].flat().join(", "),
     ...loops.map((loop) => `${loop.way} ended with ${settled(loop)}`),
   ].join("; ");
   const logs = [...whole].flatMap(([crew, worked]) =>
     [...worked.logs].map(([name, log]): [string, Log] => [`${nameOf(crew)}: ${name}`, log]),
   );
-  const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, said });
+  const notes = without === undefined ? [] : [`windows: ${without}`];
+  const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, notes, said });
   // What programs that are ready a little late lose is of the time in which nothing is counted.
   const spare_s = windows[0]?.round === LEARNING ? LEARN_s / 2 : 0;
   if (all.late_s > spare_s) return all;
   if (measurements.length === 0 && !interrupted && failures.length === 0)
-    throw new RunFailed(`nothing was measured: ${leftText(left) ?? "there was no window"}`, []);
+    throw new RunFailed(`nothing was measured: ${without ?? "there was no window"}`, []);
   if (all.late_s === 0) return all;
-  return {
-    ...all,
-    late_s: 0,
-    said: `${said}; programs were ready ${all.late_s.toFixed(1)} s into the time to find settings, raise --lead`,
-  };
+  const late = `programs were ready ${all.late_s.toFixed(1)} s into the time to find settings, raise --lead`;
+  return { ...all, late_s: 0, notes: [...notes, late], said: `${said}; ${late}` };
 }
 
 /** When requests fall due in each window: the same before and after counting begins in every window of a turn through the ways. */

@@ -361,6 +361,7 @@ async function runJobs(
       if (found.solo) result.solo.push(found.solo);
       result.loops.push(...(found.loops ?? []));
       for (const failure of found.failures ?? []) fail(failure);
+      for (const note of found.notes ?? []) result.notes.push(`${job.title}: ${note}`);
       Object.assign(result.versions, found.versions);
       const late = found.late_s > 0 ? ` (LATE by ${found.late_s.toFixed(1)} s: raise --lead)` : "";
       if (late) result.notes.push(`${job.title}: a program was ready ${found.late_s.toFixed(1)} s late`);
@@ -381,13 +382,18 @@ async function runJobs(
   }
 }
 
-/** Once more with a longer lead if programs were not ready in time; that lead is kept. */
+/** Once more with a longer lead if programs were not ready in time; that lead is kept. What was measured late is, where that is cut short. */
 async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnType<Job["run"]> {
   const found = await job.run(timing);
   if (found.late_s <= 0 || interrupt.signal) return found;
   timing.lead_s += found.late_s + LEAD_MARGIN_s;
   progress(`${job.title}: late by ${found.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
-  return await job.run(timing);
+  try {
+    return await job.run(timing);
+  } catch (thrown) {
+    if (thrown instanceof Interrupted) return found;
+    throw thrown;
+  }
 }
 
 /** False if a file could not be written. */

@@ -39,7 +39,6 @@ const suspended = (need: number, slice_us: number): Rung => ({
   stop_us: STOP_US,
 });
 const sliced = (slice_us: number): Rung => ({ ...suspended(0, slice_us), suspend: false });
-const unstopped = (slice_us: number): Rung => ({ ...sliced(slice_us), stop_us: 0 });
 const gated = (inflight: number, need = 0): Rung => ({ ...suspended(need, SHORT_SLICE_US), inflight });
 
 /**
@@ -70,9 +69,9 @@ const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspe
  */
 export const PREEMPT_RUNGS: readonly Rung[] = [
   ...AT_ONCE,
-  unstopped(SHORT_SLICE_US),
+  sliced(SHORT_SLICE_US),
   ...NEEDS.map((need) => suspended(need, 16_000)),
-  ...[200, 500, 2000].map(unstopped),
+  ...[200, 500, 2000].map((slice_us) => sliced(slice_us)),
 ];
 
 /**

@@ -28,6 +28,7 @@ import {
   type Rung,
   type Settings,
   SHORT_SLICE_US,
+  SHORTEST,
   STOP_RUNGS,
 } from "./slo-rungs.ts";
 import type { Histogram } from "./usage.ts";
@@ -102,8 +103,11 @@ const LONGER = 1.15;
 const LOAD_CHANGE = 1.4;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
 const SILENCE = 5;
-/** Where best-effort kernels are short it gives way late by stops, where more than this part of their time is in long ones by suspension. */
-const LONG_PART = 0.1;
+/**
+ * Where best-effort kernels are short it gives way late by stops, where this part of their time or more is in long ones by suspension. They are short
+ * again with less than the first.
+ */
+const LONG_PART = [0.1, 0.15] as const;
 
 export interface Action {
   /** Undefined: leave the settings as they are. */
@@ -221,7 +225,7 @@ export class Controller {
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
     this.#pace(seen);
-    this.#hasLong = seen.longPart === undefined || seen.longPart > LONG_PART;
+    this.#hasLong = seen.longPart === undefined || seen.longPart > LONG_PART[this.#hasLong ? 0 : 1];
     this.#notice(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -255,8 +259,9 @@ export class Controller {
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     const { suspend, need_us, slice_us } = this.#settings;
-    if (!suspend || need_us === 0 || this.#ladder.rungs !== PREEMPT_RUNGS || !this.#hasLong) return this.#settings;
-    return { ...this.#settings, stop_us: 0, slice_us: this.#isAtOnce ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
+    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !this.#hasLong) return this.#settings;
+    const isShort = suspend && need_us > 0 && this.#isAtOnce;
+    return { ...this.#settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */

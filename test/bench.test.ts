@@ -615,6 +615,7 @@ async function startedBy(
     started,
     measurements: found.flatMap(({ measurements }) => measurements ?? []),
     failures: found.flatMap(({ failures }) => failures ?? []),
+    notes: found.flatMap(({ notes }) => notes ?? []),
     said: found.map(({ said }) => said).join("\n"),
     late_s: Math.max(0, ...found.map(({ late_s }) => late_s)),
   };
@@ -720,6 +721,9 @@ describe("ways that take turns", () => {
     const late = await withStep(4);
     expect(late.measurements.map(({ way }) => way)).toEqual(["MPS"]);
     expect(late.said).toContain("1 left out: begun with a step of the way before under way");
+    expect(late.notes).toEqual([
+      expect.stringMatching(/^windows: .*\b1 left out: begun with a step of the way before under way$/),
+    ]);
     // Whatever became of those whose step it was.
     expect((await withStep(4, true)).measurements).toEqual([]);
     expect((await withStep(3, true)).measurements).toHaveLength(1);
@@ -733,8 +737,12 @@ describe("ways that take turns", () => {
       ["time slicing", 1.5],
       ["time slicing", 1000],
     ] as const) {
-      const { late_s, said } = await startedBy(["MPS", way], false, (run) => ({ ...logOf(run), late_s: ready_s }));
-      told.push([late_s, said.includes("programs were ready 1.5 s into the time to find settings")]);
+      const { late_s, said, notes } = await startedBy(["MPS", way], false, (run) => ({
+        ...logOf(run),
+        late_s: ready_s,
+      }));
+      const text = "programs were ready 1.5 s into the time to find settings";
+      told.push([late_s, said.includes(text) && notes.some((note) => note.startsWith(text))]);
     }
     expect(told).toEqual([
       [0, true],

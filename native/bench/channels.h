@@ -1,5 +1,5 @@
 /*
- * channels.h: a process's own channels, without Rigel, for the programs here: found by its calls of the driver, and their time slice.
+ * channels.h: a process's own channels, without Rigel, for the programs here: found by its calls of the driver, disabled, and their time slice.
  *
  * The interface is that of native/channel.c, which says where it comes from. Include it in one file of a program only. Needs CUDA's runtime.
  */
@@ -79,6 +79,24 @@ static bool find_channels()
         if (o.cls == 0x2080 && !channels.empty() && o.parent == group.parent)
             subdevice = o;
     return !channels.empty();
+}
+
+/* Disables the channels, or enables them again. */
+static inline int suspend(bool off)
+{
+    struct {
+        uint8_t disable;
+        uint32_t count;
+        uint8_t only_scheduling, rewind;
+        uint64_t event;
+        uint32_t client[64], channel[64];
+    } d = {};
+    d.disable = off;
+    for (const Object &c : channels) {
+        d.client[d.count] = c.client;
+        d.channel[d.count++] = c.handle;
+    }
+    return control(subdevice, 0x2080110b, &d, sizeof d);
 }
 
 static int set_slice(uint64_t us)

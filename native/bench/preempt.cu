@@ -34,25 +34,6 @@
 
 /* ---- this process's channels ---- */
 
-struct Disable {
-    uint8_t disable;
-    uint32_t count;
-    uint8_t only_scheduling, rewind;
-    uint64_t event;
-    uint32_t client[64], channel[64];
-};
-
-static int suspend(bool on)
-{
-    Disable d = {};
-    d.disable = on;
-    for (const Object &c : channels) {
-        d.client[d.count] = c.client;
-        d.channel[d.count++] = c.handle;
-    }
-    return control(subdevice, 0x2080110b, &d, sizeof d);
-}
-
 /* Off the GPU for once: it is next when nobody else has work, or others' slices are over. */
 static int preempt()
 {
