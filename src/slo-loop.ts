@@ -235,6 +235,7 @@ export class SloLoop {
     let preemption = true;
     let stops = false;
     const longParts: (number | undefined)[] = [];
+    const { stop_us: stopsMost } = this.#segment.kept();
     const neighbours: number[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
@@ -267,7 +268,8 @@ export class SloLoop {
           neighbours.push(slot.pid);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
           stops ||= work.preemption === "stops";
-          longParts.push(work.longPart);
+          // Where stops are none by configuration what was known of launches with some says nothing.
+          longParts.push(stopsMost === 0 ? undefined : work.longPart);
         }
       }
     }

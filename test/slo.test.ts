@@ -539,3 +539,24 @@ test("of a program's requests it is seen when they began and how long they laste
   }
   expect(free_ms).toBeLessThan(segment.now_ns / 1e6);
 });
+
+test("of a best-effort program it is seen how much of its time is in long kernels", async () => {
+  await using programs = new Programs(await Native.load());
+  const { segment, native } = programs;
+  // One kernel in ten takes 2 ms in place of 0.2, which is half of the time.
+  const [head = "", names = "", row = "", ...rest] = TINY_PROFILE.split("\n");
+  const rows = Array.from({ length: 10 }, (_, i) =>
+    i ? row : row.replace(",200000,", ",2000000,").replace(",132,", ",131,"),
+  );
+  const profile = programs.scratch.file("long.csv", [head, names, ...rows, ...rest].join("\n"));
+  programs.run([native.files.replay, "--profile", profile], "train", "best-effort");
+  for (;;) {
+    const [slot] = segment.slots();
+    const part = slot && segment.work(slot).longPart;
+    if (part !== undefined) {
+      expect(part).toBeWithin(0.3, 0.7);
+      break;
+    }
+    await Bun.sleep(50);
+  }
+});
