@@ -242,7 +242,8 @@ static bool suspends_too(const preemptor *p)
 
 /*
  * False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. Its streams stop
- * before it has the lock, which the agent may have for as long as the driver takes to set slices: up to 100 ms while programs start on some GPU.
+ * before it has the lock, which the agent may have for as long as the driver takes to set slices: up to 100 ms while programs start on some GPU. So do
+ * they go on (resume): that they stop is this thread's alone.
  */
 static bool suspend(preemptor *p)
 {
@@ -294,22 +295,22 @@ static bool enable(preemptor *p)
  */
 static void resume(preemptor *p)
 {
+    if (!atomic_load(&p->suspended)) /* which nobody else changes; the lock may be long in coming (suspend) */
+        return;
+    if (p->stopped)
+        rg_stops_set(p->device, false, true);
+    p->stopped = false;
     pthread_mutex_lock(&p->lock);
-    if (atomic_load(&p->suspended)) {
-        if (p->stopped)
-            rg_stops_set(p->device, false, true);
-        int refused = p->channels_off ? rg_channels_resume(&p->held) : 0;
-        if (refused && refresh(p) == RG_CHANNELS_FOUND)
-            refused = rg_channels_resume(&p->channels);
-        atomic_store(&p->suspended, refused != 0);
-        p->stopped = false;
-        p->channels_off = refused != 0;
-        if (!refused) {
-            rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
-            rg_policy_on(&p->had, atomic_load(&rg.segment->devices[p->device].high_busy) != 0, rg_now_ns());
-        } else {
-            fail(p);
-        }
+    int refused = p->channels_off ? rg_channels_resume(&p->held) : 0;
+    if (refused && refresh(p) == RG_CHANNELS_FOUND)
+        refused = rg_channels_resume(&p->channels);
+    atomic_store(&p->suspended, refused != 0);
+    p->channels_off = refused != 0;
+    if (!refused) {
+        rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
+        rg_policy_on(&p->had, atomic_load(&rg.segment->devices[p->device].high_busy) != 0, rg_now_ns());
+    } else {
+        fail(p);
     }
     pthread_mutex_unlock(&p->lock);
 }

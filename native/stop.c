@@ -151,9 +151,12 @@ static bool is_armed(uint32_t device)
 static void write_word(uint32_t device, _Atomic uint64_t *word, bool stopped, bool tell)
 {
     bool armed = !stopped && is_armed(device);
+    uint64_t free = RG_STOP_FREE;
     atomic_store(word, stopped ? RG_STOP_STOPPED : armed ? RG_STOP_ARMED : RG_STOP_FREE);
-    if (armed && !is_armed(device)) /* disarmed since (rg_stop_arm) */
+    if (armed && !is_armed(device)) /* disarmed since (rg_stop_arm), by the agent; or armed */
         atomic_store(word, RG_STOP_FREE);
+    else if (!stopped && !armed && is_armed(device))
+        atomic_compare_exchange_strong(word, &free, RG_STOP_ARMED);
     if (tell && rg_real.rigelSimStop)
         rg_real.rigelSimStop((unsigned)atomic_load(&rg.ordinal[device]), stopped);
 }

@@ -731,13 +731,23 @@ static void stops_while_the_driver_is_busy(void)
     atomic_store(&slices_wait, 1);
     seg->settings.slice_us = 16000;
     WAIT_FOR(atomic_load(&waiting));
+    for (int i = 0; i < 3; i++) { /* its thread has nothing to do, meanwhile, and looks again */
+        atomic_fetch_add(&dev0()->busy_wake, 1);
+        rg_preempt_wake();
+        usleep(10000);
+    }
     other_launches();
     WAIT_FOR(rg_stops_taken(0));
     CHECK_EQUAL(atomic_load(&rg.slot->suspensions), 0); /* which it counts once that is done */
     atomic_store(&slices_wait, 0);
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    atomic_store(&waiting, 0);
+    atomic_store(&slices_wait, 1);
+    seg->settings.slice_us = 50;
+    WAIT_FOR(atomic_load(&waiting));
     other_is_done();
     WAIT_FOR(!rg_stops_taken(0));
+    atomic_store(&slices_wait, 0);
     done();
 }
 
