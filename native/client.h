@@ -554,7 +554,7 @@ static RG_INLINE rg_duration *rg_duration_of(uint64_t key)
  */
 RG_COLD void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
-/* rg_durations_beat: tells how much of its time the process's kernels are long (`long_part`). Agent thread only, once a second. */
+/* rg_durations_beat: tells how much of its time a best-effort process's kernels are long (`long_part`). Agent thread only, once a second. */
 void rg_durations_beat(void);
 
 /* rg_duration_reset: what is known under this key is of another kernel or graph, that had the same handle; `ns`: an estimate for

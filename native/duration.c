@@ -162,14 +162,16 @@ void rg_durations_beat(void)
     static uint32_t before[RG_DURATIONS]; /* launches, when it was last told */
     const uint64_t ENOUGH_NS = 100000000;
     uint64_t sum_ns = 0, long_ns = 0;
+    if (rg_member_class() == RG_CLASS_HIGH)
+        return; /* nobody stops it */
     for (uint32_t i = 0; i < RG_DURATIONS; i++) {
         const rg_duration *d = &rg_durations[i];
         uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
         /* Beside others' work the shortest sample is closest. */
-        uint64_t ns = atomic_load_explicit(&d->least_ns, memory_order_relaxed);
-        ns *= seen >= before[i] ? seen - before[i] : seen; /* it may be another kernel's place now */
+        uint64_t each_ns = atomic_load_explicit(&d->least_ns, memory_order_relaxed);
+        uint64_t ns = each_ns * (seen >= before[i] ? seen - before[i] : seen); /* it may be another kernel's place now */
         sum_ns += ns;
-        long_ns += atomic_load_explicit(&d->least_ns, memory_order_relaxed) >= RG_POLICY_STOP_NS ? ns : 0;
+        long_ns += each_ns >= RG_POLICY_STOP_NS ? ns : 0;
     }
     if (sum_ns < ENOUGH_NS)
         return;
