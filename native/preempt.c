@@ -240,6 +240,26 @@ static bool suspends_too(const preemptor *p)
             (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
+/* A call that began then, and whether all went well, which it hands on. */
+static bool has_called(uint64_t began_ns, bool ok)
+{
+    if (rg_now_ns() - began_ns >= RG_POLICY_SLOW_CALL_NS)
+        atomic_fetch_add_explicit(&rg.slot->slow_calls, 1, memory_order_relaxed);
+    return ok;
+}
+
+static bool disable(const rg_channels *channels)
+{
+    uint64_t began_ns = rg_now_ns();
+    return has_called(began_ns, rg_channels_suspend(channels) == 0);
+}
+
+static bool enable(const rg_channels *channels)
+{
+    uint64_t began_ns = rg_now_ns();
+    return has_called(began_ns, rg_channels_resume(channels) == 0);
+}
+
 /*
  * False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. Its streams stop
  * before it has the lock, which the agent may have for as long as the driver takes to set slices: up to 100 ms while programs start on some GPU. So do
@@ -258,9 +278,9 @@ static bool suspend(preemptor *p)
     p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
     if (p->channels_off) {
         p->held = p->channels;
-        ok = off = rg_channels_suspend(&p->held) == 0;
+        ok = off = disable(&p->held);
         if (!ok) {
-            off = rg_channels_resume(&p->held) != 0; /* some of them may be off, and then counts as suspended until they are not */
+            off = !enable(&p->held); /* some of them may be off, and then counts as suspended until they are not */
             found = refresh(p);                      /* they may have gone just now */
             p->channels_off = off;
         }
@@ -281,10 +301,10 @@ static bool suspend(preemptor *p)
 }
 
 /* Its channels alone: whether they are on again. */
-static bool enable(preemptor *p)
+static bool enable_alone(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    p->channels_off = rg_channels_resume(&p->held) != 0;
+    p->channels_off = !enable(&p->held);
     pthread_mutex_unlock(&p->lock);
     return !p->channels_off;
 }
@@ -301,11 +321,11 @@ static void resume(preemptor *p)
         rg_stops_set(p->device, false, true);
     p->stopped = false;
     pthread_mutex_lock(&p->lock);
-    int refused = p->channels_off ? rg_channels_resume(&p->held) : 0;
+    bool refused = p->channels_off && !enable(&p->held);
     if (refused && refresh(p) == RG_CHANNELS_FOUND)
-        refused = rg_channels_resume(&p->channels);
-    atomic_store(&p->suspended, refused != 0);
-    p->channels_off = refused != 0;
+        refused = !enable(&p->channels);
+    atomic_store(&p->suspended, refused);
+    p->channels_off = refused;
     if (!refused) {
         rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
         rg_policy_on(&p->had, atomic_load(&rg.segment->devices[p->device].high_busy) != 0, rg_now_ns());
@@ -471,7 +491,7 @@ static void stand_aside(preemptor *p)
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
-            if (p->stopped && p->channels_off && enable(p))
+            if (p->stopped && p->channels_off && enable_alone(p))
                 continue; /* its streams stop still */
             if (!bursts(p))
                 break;

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 18,
+    RG_SEGMENT_VERSION = 19,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -187,6 +187,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, weight, 1)          /* [client] fair: in thousandths */ \
     F(u32, long_part, 1)       /* [client] 1 + the thousandths of its process's GPU time in kernels and graphs of RG_POLICY_STOP_NS or more, \
                                   lately, as long as its launches have stops; 0: not known */ \
+    F(u64, slow_calls, 1)      /* [client] calls that took its channels off the GPU, or let them back, of RG_POLICY_SLOW_CALL_NS or more */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
@@ -463,7 +464,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 18. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 19. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -28,6 +28,12 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
   ["rigel_inflight_waits_total", "counter", "Waits for work in flight.", ({ gate }) => gate.inflight_waits],
   ["rigel_suspensions_total", "counter", "Times taken off the GPU.", ({ preemption }) => preemption.suspensions],
   ["rigel_suspended_seconds_total", "counter", "Time off the GPU.", ({ preemption }) => preemption.suspended_ms / 1000],
+  [
+    "rigel_slow_suspension_calls_total",
+    "counter",
+    "Calls to suspend or resume that the driver held up for 2 ms or more.",
+    ({ preemption }) => preemption.slow_calls,
+  ],
   ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],
   ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
   ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],

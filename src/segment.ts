@@ -27,7 +27,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(18),
+  version: z.literal(19),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -774,18 +774,20 @@ export class Segment {
   }
 
   /**
-   * What was launched in a slot so far, whether its process can be taken off the GPU, and the part of its GPU time that is in long kernels,
-   * lately; undefined: not known.
+   * What was launched in a slot so far, whether its process can be taken off the GPU, how many calls for that were slow, and the part of its GPU
+   * time that is in long kernels, lately; undefined: not known.
    */
   work({ index }: Slot): {
     launches: number;
     preemption: "unknown" | "on" | "off" | "stops";
     longPart: number | undefined;
+    slowCalls: number;
   } {
     const base = index * this.#layout.clients.stride;
     const long = this.#word(this.#layout.clients, "long_part", base);
     return {
       longPart: long > 0 ? (long - 1) / 1000 : undefined,
+      slowCalls: this.#long(base, "slow_calls"),
       launches: this.#kernels(base) + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };

@@ -26,6 +26,7 @@ interface Before {
   own: number | undefined;
   waited: bigint | undefined;
   launches: number;
+  slowCalls: number;
 }
 
 /** A client's first process has begun to launch, or its last one has ended. Seconds as in Second. */
@@ -232,6 +233,7 @@ export class SloLoop {
     let requests: Histogram | undefined;
     let came = 0;
     let launches = 0;
+    let slowCalls = 0;
     let preemption = true;
     let stops = false;
     const longParts: (number | undefined)[] = [];
@@ -264,6 +266,8 @@ export class SloLoop {
         const work = this.#segment.work(slot);
         launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;
+        slowCalls += Math.max(0, work.slowCalls - before.slowCalls);
+        before.slowCalls = work.slowCalls;
         if (slot.launched) {
           neighbours.push(slot.pid);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
@@ -280,6 +284,7 @@ export class SloLoop {
       waits,
       came,
       launches,
+      slowCalls: stopsMost === 0 ? 0 : slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,
@@ -311,6 +316,7 @@ export class SloLoop {
         own: known?.own,
         waited: known?.waited,
         launches: known?.launches ?? 0,
+        slowCalls: known?.slowCalls ?? 0,
       };
       this.#seen.set(slot.index, known);
     }

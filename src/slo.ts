@@ -108,6 +108,12 @@ const SILENCE = 5;
  * again with less than the first.
  */
 const LONG_PART = [0.1, 0.15] as const;
+/**
+ * The driver holds calls up that suspend and resume, as it does while programs start on some GPU of the host, where two of them were slow within the first; for the
+ * second after that all gives way by stops, long kernels too. (One in 60 is slow then, native/bench/suspend.cu; else one in thousands.)
+ */
+const SLOW_CALLS_S = 10;
+const HELD_UP_S = 120;
 
 export interface Action {
   /** Undefined: leave the settings as they are. */
@@ -191,6 +197,9 @@ export class Controller {
   #silent_s = Number.NEGATIVE_INFINITY;
   /** Much of best-effort work is in long kernels, or that is not known. */
   #hasLong = true;
+  /** When a call to suspend or resume was slow last, and until when such calls are taken to be. */
+  #slow_s = Number.NEGATIVE_INFINITY;
+  #heldUp_s = Number.NEGATIVE_INFINITY;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -216,6 +225,7 @@ export class Controller {
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
     const held = this.#holds;
+    this.#noticeSlow(seen);
     if (seen.elapsed_s > HOLD_S) {
       this.#stall(seen, held);
       return this.#action();
@@ -252,16 +262,23 @@ export class Controller {
 
   /**
    * What the user configured stays until there is something to decide on. In time slices long kernels are suspended where best-effort work gives
-   * way late, and others stop (slo-rungs.ts). A long slice is for requests that best-effort work may run into: where the host is so fast at the
+   * way late, unless the driver holds that up, and others stop (slo-rungs.ts). A long slice is for requests that best-effort work may run into: where the host is so fast at the
    * moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU switch to them while that takes its
    * time; what stops is soon gone.
    */
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     const { suspend, need_us, slice_us } = this.#settings;
-    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !this.#hasLong) return this.#settings;
+    const suspends = this.#hasLong && this.t_s >= this.#heldUp_s;
+    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !suspends) return this.#settings;
     const isShort = suspend && need_us > 0 && this.#isAtOnce;
     return { ...this.#settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
+  }
+
+  #noticeSlow({ slowCalls = 0 }: Observation): void {
+    if (slowCalls === 0) return;
+    if (slowCalls > 1 || this.t_s - this.#slow_s <= SLOW_CALLS_S) this.#heldUp_s = this.t_s + HELD_UP_S;
+    this.#slow_s = this.t_s;
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */

@@ -78,7 +78,13 @@ const measuredSchema = z.object({
   /** GPU time that policy fair has charged: the sum of its kernels' durations; 0 under other policies. */
   charged_ms: ms,
   /** Time slices and suspensions by channel control, or stops (under MPS); off: neither is possible here, or not wanted. */
-  preemption: z.object({ state: z.enum(["unknown", "on", "off", "stops"]), suspensions: count, suspended_ms: ms }),
+  preemption: z.object({
+    state: z.enum(["unknown", "on", "off", "stops"]),
+    suspensions: count,
+    suspended_ms: ms,
+    /** Calls for that which the driver held up for 2 ms or more, as it does while programs start on some GPU of the host. */
+    slow_calls: count,
+  }),
   /** What the cuBLAS guard counted and repaired. */
   guard: guardSchema,
 });
@@ -384,6 +390,7 @@ export function measured(usage: Usage, counted_s: number, guard: Pick<GuardRepor
       state: usage.preemption,
       suspensions: counters.suspensions,
       suspended_ms: milliseconds(counters.suspended_ns),
+      slow_calls: counters.slow_calls,
     },
     charged_ms: milliseconds(counters.charged_ns),
     guard: {

@@ -30,6 +30,7 @@ interface Counters {
   starved: number;
   suspensions: number;
   suspended_ns: number;
+  slow_calls: number;
   shared: number;
   charged_ns: number;
   unprofiled: number;
@@ -190,6 +191,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     starved: value("starved"),
     suspensions: value("suspensions"),
     suspended_ns: value("suspended_ns"),
+    slow_calls: value("slow_calls"),
     shared: value("shared"),
     charged_ns: value("charged_ns"),
     unprofiled: value("unprofiled"),

@@ -21,6 +21,7 @@ interface World {
   preemption: boolean;
   stops?: boolean;
   longPart?: number;
+  slowCalls?: number;
   /** So many requests more end in a tick because the program paused in the middle of one; `came` says that they are none, or is not there. */
   pauses?: number;
   isSaid?: boolean;
@@ -344,6 +345,30 @@ describe("the controller", () => {
     expect([0, 20, 40, 60, 80].map(stopsFrom)).toEqual([[0], [250], [250], [0], [0]]);
     // What was learned on the rungs is known still.
     expect(late.filter(({ t_s }) => t_s > 20).length).toBeGreaterThan(500);
+  });
+
+  test("where the driver holds up what suspends, long kernels stop, too, for as long as that was seen lately", () => {
+    // One is slow at 30 s, and none for long; two at 50 s; two within 10 s, at 200 and 205 s.
+    const slow = new Map([
+      [30, 1],
+      [50, 2],
+      [200, 1],
+      [205, 1],
+    ]);
+    const { ticks } = run({ p99_over_alone: 1.05 }, 400, (t_s) => ({
+      ...world(laterIsMore)(),
+      longPart: 0.5,
+      slowCalls: (Number.isInteger(Math.round(t_s * 10) / 10) && slow.get(Math.round(t_s))) || 0,
+    }));
+    const late = ticks.filter(({ settings }) => isLate(settings));
+    const stopsIn = (from_s: number, to_s: number): number[] => [
+      ...new Set(late.flatMap(({ settings, t_s }) => (t_s > from_s && t_s < to_s ? [settings?.stop_us ?? -1] : []))),
+    ];
+    expect(stopsIn(10, 49.5)).toEqual([0]);
+    expect(stopsIn(50.5, 169.5)).toEqual([250]);
+    expect(stopsIn(170.5, 204.5)).toEqual([0]);
+    expect(stopsIn(205.5, 324.5)).toEqual([250]);
+    expect(stopsIn(325.5, 400)).toEqual([0]);
   });
 
   test("a rung within the target is better than one that misses it, though best-effort gets less", () => {

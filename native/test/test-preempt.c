@@ -567,6 +567,28 @@ static void a_suspension_that_failed_is_undone_until_that_succeeds(void)
     done();
 }
 
+static int suspend_slowly(unsigned ordinal, int suspend)
+{
+    usleep(RG_POLICY_SLOW_CALL_NS / 1000);
+    return real_suspend(ordinal, suspend);
+}
+
+/* Of calls that the driver holds up it is counted how many there were. */
+static void calls_that_are_held_up_are_counted(void)
+{
+    CHECK(rg_real_ready());
+    real_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = suspend_slowly;
+    become_preemptible();
+    for (uint64_t n = 1; n < 4; n += 2) {
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->slow_calls) == n);
+        other_launches(false);
+        WAIT_FOR(atomic_load(&rg.slot->slow_calls) == n + 1);
+    }
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -708,6 +730,7 @@ int main(int argc, char **argv)
     RUN(preemption_can_be_changed_at_any_time);
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
+    RUN(calls_that_are_held_up_are_counted);
     RUN(leaving_while_suspended);
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
