@@ -77,7 +77,15 @@ const PANELS: readonly Panel[] = [
     " in flight": rate("rigel_inflight_waits_total"),
   }),
   panel("Gate: p99 of a wait", "s", "What one wait at the gate in a hundred takes longer than.", quantile(0.99, WAIT)),
-  panel("Suspensions", "ops", "Times a client was taken off the GPU, a second.", rate("rigel_suspensions_total")),
+  panel(
+    "Suspensions",
+    "ops",
+    "Times a client was taken off the GPU, and calls for that that the driver held up, a second.",
+    {
+      "": rate("rigel_suspensions_total"),
+      " held up": rate("rigel_slow_suspension_calls_total"),
+    },
+  ),
   panel("Time off the GPU", "percentunit", "Of each second, by suspensions.", rate("rigel_suspended_seconds_total")),
   panel("Device memory", "bytes", "What each client has allocated, and its limit where it has one.", {
     "": gauge("sum", "rigel_memory_used_bytes"),

@@ -151,6 +151,7 @@ export function table(report: Report): string {
   const notes = [
     ...report.notes,
     ...notUnderMps(report),
+    ...heldUp(report.clients),
     ...report.clients.flatMap(({ name, attach_problem: problem }) =>
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
@@ -169,6 +170,20 @@ function notUnderMps({ mps, compare, clients }: Report): string[] {
     ...(alone.some((client) => !client.mps) ? ["alone: not under MPS, but for clients that have an sm_percent"] : []),
     ...others.map(({ name }) => `${name}: not under MPS`),
   ];
+}
+
+/** A few of many calls are slow without any reason that could be told. */
+const SLOW_CALLS = 10;
+
+/** Whose suspensions the driver held up, by which requests may have been late. */
+export function heldUp(clients: readonly Pick<ClientReport, "name" | "preemption">[]): string[] {
+  return clients
+    .filter(({ preemption }) => preemption.slow_calls >= SLOW_CALLS)
+    .map(
+      ({ name, preemption }) =>
+        `${name}: ${preemption.slow_calls} calls of the driver to suspend or resume it took 2 ms or more, as they do while programs start on ` +
+        "some GPU of the host; requests may have waited for them",
+    );
 }
 
 /** How clients are on the GPU together, in a few words. */

@@ -5,6 +5,7 @@ import { chmodSync, chownSync, existsSync, readFileSync, readdirSync, truncateSy
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
+import { heldUp } from "../src/report.ts";
 import { Segment } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
@@ -847,6 +848,18 @@ describe("--dry-run", () => {
     ]);
     expect(await Bun.file(marker).exists()).toBe(false);
     expect(status).toBe(0);
+  });
+});
+
+const suspended = (name: string, slow_calls: number) => ({
+  name,
+  preemption: { state: "on" as const, suspensions: 500, suspended_ms: 900, slow_calls },
+});
+
+describe("the report", () => {
+  test("names whose suspensions the driver held up, if it was more than a few", () => {
+    const notes = heldUp([suspended("few", 2), suspended("many", 25)]);
+    expect(notes.map((note) => note.split(" calls")[0])).toEqual(["many: 25"]);
   });
 });
 
