@@ -253,9 +253,17 @@ async function runLive(
   });
   const failures: Failure[] = [];
   const interruptions: Interrupted[] = [];
+  const fail = ({ crew, runs }: Part, failure: Omit<Failure, "title">): void => {
+    // A crew without Rigel has two parts, which may both fail.
+    const title = isBare(crew)
+      ? `${titleOf(pair, [crew])} (${runs.map(({ name }) => name).join(", ")})`
+      : titleOf(pair, [crew]);
+    failures.push({ title, ...failure });
+    progress(`${title}: ${failure.problem}; the others go on`);
+  };
   const ended = await Promise.allSettled(
     parts.map(async (part) => {
-      const { crew, worked } = part;
+      const { worked } = part;
       try {
         const ran = await work(bed, part, windows, start_ms);
         for (const [name, log] of ran.logs) worked.logs.set(name, log);
@@ -263,8 +271,7 @@ async function runLive(
         if (thrown instanceof Interrupted) {
           interruptions.push(thrown);
           for (const [name, log] of thrown.ran?.logs ?? []) worked.logs.set(name, log);
-        } else if (thrown instanceof RunFailed || thrown instanceof RigelError)
-          failures.push({ title: titleOf(pair, [crew]), ...failureOf(thrown) });
+        } else if (thrown instanceof RunFailed || thrown instanceof RigelError) fail(part, failureOf(thrown));
         else throw thrown;
       }
     }),
@@ -303,7 +310,7 @@ async function runLive(
     throw new RunFailed(`nothing was measured: ${without ?? "there was no window"}`, []);
   if (all.late_s === 0) return all;
   const late = `programs were ready ${all.late_s.toFixed(1)} s into the time to find settings, raise --lead`;
-  return { ...all, late_s: 0, notes: [...notes, late], said: `${said}; ${late}` };
+  return { ...all, late_s: 0, short_s: all.late_s, notes: [...notes, late], said: `${said}; ${late}` };
 }
 
 /** When requests fall due in each window: the same before and after counting begins in every window of a turn through the ways. */
@@ -395,7 +402,7 @@ function measure(
     if (!worked || round === LEARNING || to_s > stopped_s) return [];
     const { logs, switches } = worked;
     const made = switches.get(window);
-    const switched_s = made?.at_s ?? (crew.switched ? Number.POSITIVE_INFINITY : from_s);
+    const switched_s = crew.switched ? (made?.at_s ?? Number.POSITIVE_INFINITY) : from_s;
     if (from_s < ready_s) return leave("begun before all programs were ready");
     // It is not the way that it is called.
     if (switched_s > from_s + LATE_s) return leave("switched too late");

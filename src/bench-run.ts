@@ -80,7 +80,7 @@ export class Interrupted extends Error {
   /** When they wanted it, by Date.now(). */
   readonly at_ms: number;
 
-  constructor({ at_ms }: Interrupt, ran?: Ran) {
+  constructor({ at_ms }: Pick<Interrupt, "at_ms">, ran?: Ran) {
     super("interrupted");
     this.at_ms = at_ms;
     this.ran = ran;
@@ -231,11 +231,15 @@ export class Runner {
         ownLoop: options.started !== undefined,
         over: () => tooLong,
       });
-      if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, place.folder, report.clients));
-      if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
       const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
+      if (interrupt.signal && !failed)
+        throw new Interrupted(interrupt, this.#soFar(runs, place.folder, report.clients));
+      if (tooLong) throw new RunFailed(`did not end within ${limit_s.toFixed(0)} s`, output.lines());
       if (exitStatus !== 0 || failed)
-        throw new RunFailed(`${failed?.name ?? "a program"} ended with status ${exitStatus}`, output.lines());
+        throw new RunFailed(
+          `${failed?.name ?? "a program"} ended with status ${failed?.exit_code ?? exitStatus}`,
+          output.lines(),
+        );
       const apart = report.clients.find((client) => !client.attached);
       // What it measured would be called what it is not.
       const elsewhere = report.clients.find((client) => client.mps !== (options.mps ?? false));

@@ -20,6 +20,7 @@ import {
   anewJobs,
   failureOf,
   gpuTimeJob,
+  inTime,
   soloJob,
 } from "./bench-jobs.ts";
 import { liveJobs } from "./bench-live.ts";
@@ -74,8 +75,6 @@ interface Flags {
 
 /** What a benchmark without --pairs may take. */
 const DEFAULT_LIMIT_s = 600;
-/** A retry of programs that were late waits so much longer than they needed. */
-const LEAD_MARGIN_s = 2;
 
 const EXAMPLES = `
 Examples:
@@ -355,7 +354,7 @@ async function runJobs(
       for (const line of failure.output) progress(`  ${line}`);
     };
     try {
-      const found = await inTime(job, timing, interrupt);
+      const found = await inTime(job, timing, () => interrupt.signal !== undefined);
       result.measurements.push(...(found.measurements ?? []));
       if (found.gpu_time) result.gpu_times.push({ ...found.gpu_time, pairs: job.pair.split(",") });
       if (found.solo) result.solo.push(found.solo);
@@ -379,20 +378,6 @@ async function runJobs(
       kept === undefined ? undefined : await tryToWrite("--json", kept, JSON.stringify(documentOf(result)));
     if (problem !== undefined && !told) progress(`${problem}; it is tried again after each run`);
     told ||= problem !== undefined;
-  }
-}
-
-/** Once more with a longer lead if programs were not ready in time; that lead is kept. What was measured late is, where that is cut short. */
-async function inTime(job: Job, timing: Timing, interrupt: Interrupt): ReturnType<Job["run"]> {
-  const found = await job.run(timing);
-  if (found.late_s <= 0 || interrupt.signal) return found;
-  timing.lead_s += found.late_s + LEAD_MARGIN_s;
-  progress(`${job.title}: late by ${found.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
-  try {
-    return await job.run(timing);
-  } catch (thrown) {
-    if (thrown instanceof Interrupted) return found;
-    throw thrown;
   }
 }
 

@@ -9,12 +9,12 @@ import { describe, expect, test } from "bun:test";
 import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import type { Bed, Found } from "../src/bench-jobs.ts";
+import { type Bed, type Found, type Job, inTime } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
 import { documentOf, markdown } from "../src/bench-report.ts";
-import { type Log, type Run, RunFailed } from "../src/bench-run.ts";
+import { Interrupted, type Log, type Run, RunFailed } from "../src/bench-run.ts";
 import {
   type Copies,
   type Measurement,
@@ -641,6 +641,46 @@ async function withStep(more_s: number, fails = false) {
   });
 }
 
+/** A run that finds these in turn; what is made of it, with the leads that it was given. Whoever waits for it ends it in the second start. */
+async function inTimeOf(finds: readonly (Partial<Found> | Error)[], isInterrupted = false) {
+  const leads: number[] = [];
+  const job: Job = {
+    pair: "a+b",
+    title: "a+b",
+    seconds: () => 1,
+    run: async ({ lead_s }) => {
+      const next = finds[leads.length];
+      leads.push(lead_s);
+      if (next instanceof Error) throw next;
+      return { said: String(leads.length), late_s: 0, versions: {}, ...next };
+    },
+  };
+  const timing = { rounds: 1, duration_s: 1, lead_s: 10, window_s: 1, copies: 1 };
+  const { said } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
+  return { said, leads, lead_s: timing.lead_s };
+}
+
+describe("programs that are not ready in time", () => {
+  const ready = { pair: "a+b", way: "MPS", method: "live", round: 0, requests: [], requests_s: 0, best: [] };
+
+  test("are started once more, with a longer lead, which is kept", async () => {
+    expect(await inTimeOf([{ late_s: 3 }, {}])).toEqual({ said: "2", leads: [10, 15], lead_s: 15 });
+    expect(await inTimeOf([{}])).toEqual({ said: "1", leads: [10], lead_s: 10 });
+  });
+
+  test("have a longer lead from then on where nothing is to be measured again", async () => {
+    expect(await inTimeOf([{ short_s: 1.5 }])).toEqual({ said: "1", leads: [10], lead_s: 13.5 });
+  });
+
+  test("count as they were where the second start is cut short, unless that has measured more", async () => {
+    const first = { late_s: 3, measurements: [ready, ready] };
+    expect((await inTimeOf([first, { measurements: [ready] }], true)).said).toBe("1");
+    expect((await inTimeOf([first, { measurements: [ready, ready] }], true)).said).toBe("2");
+    expect((await inTimeOf([first, { measurements: [ready] }])).said).toBe("2");
+    expect((await inTimeOf([first, new Interrupted({ at_ms: 0 })], true)).said).toBe("1");
+  });
+});
+
 describe("ways that take turns", () => {
   const WAYS = ["time slicing", "MPS", "MPS, client priority", "rigel slo", "rigel slo, MPS", "rigel orion, MPS"];
 
@@ -708,16 +748,27 @@ describe("ways that take turns", () => {
     expect(measurements.map(({ way }) => way)).toEqual(["MPS"]);
     expect(failures).toEqual([
       {
-        title: "resnet50+resnet50-train+gpt2-train, live: MPS, client priority",
+        title: "resnet50+resnet50-train+gpt2-train, live: MPS, client priority (resnet50-train, gpt2-train)",
         problem: "gpt2-train was killed",
         output: ["gpt2-train | Killed"],
       },
     ]);
   });
 
+  test("of programs that are started without Rigel it is said which of them failed", async () => {
+    const { failures } = await startedBy(["MPS"], false, (run, { mps }) => {
+      if (mps) throw new RunFailed(`${run.name} was killed`, []);
+      return logOf(run);
+    });
+    expect(failures.map(({ title, problem }) => `${title.split(", live: ")[1]}: ${problem}`).toSorted()).toEqual([
+      "MPS (high): high was killed",
+      "MPS (resnet50-train, gpt2-train): resnet50-train was killed",
+    ]);
+  });
+
   test("windows into which others' steps last are left out", async () => {
-    const inTime = await withStep(3);
-    expect(inTime.measurements.map(({ way }) => way)).toEqual(["MPS", "MPS, client priority"]);
+    const early = await withStep(3);
+    expect(early.measurements.map(({ way }) => way)).toEqual(["MPS", "MPS, client priority"]);
     const late = await withStep(4);
     expect(late.measurements.map(({ way }) => way)).toEqual(["MPS"]);
     expect(late.said).toContain("1 left out: begun with a step of the way before under way");
