@@ -181,7 +181,7 @@ export function heldUp(clients: readonly Pick<ClientReport, "name" | "preemption
     .filter(({ preemption }) => preemption.slow_calls >= SLOW_CALLS)
     .map(
       ({ name, preemption }) =>
-        `${name}: ${preemption.slow_calls} calls of the driver to suspend or resume it took 2 ms or more, as they do while programs start on ` +
+        `${name}: ${preemption.slow_calls} calls of the driver to suspend or resume it took 3 ms or more, as they do while programs start on ` +
         "some GPU of the host; requests may have waited for them",
     );
 }

@@ -109,10 +109,9 @@ const SILENCE = 5;
  */
 const LONG_PART = [0.1, 0.15] as const;
 /**
- * The driver holds calls up that suspend and resume, as it does while programs start on some GPU of the host, where two of them were slow within the first; for the
- * second after that all gives way by stops, long kernels too. (One in 60 is slow then, native/bench/suspend.cu; else one in thousands.)
+ * For so long after a slow call to suspend or resume (RG_POLICY_SLOW_CALL_NS) the driver is taken to hold these up, as it does while programs start on some GPU of
+ * the host, and all that gives way late stops, long kernels too. (One in 60 is slow then, else none in thousands: native/bench/suspend.cu.)
  */
-const SLOW_CALLS_S = 10;
 const HELD_UP_S = 120;
 
 export interface Action {
@@ -197,8 +196,7 @@ export class Controller {
   #silent_s = Number.NEGATIVE_INFINITY;
   /** Much of best-effort work is in long kernels, or that is not known. */
   #hasLong = true;
-  /** When a call to suspend or resume was slow last, and until when such calls are taken to be. */
-  #slow_s = Number.NEGATIVE_INFINITY;
+  /** Until when the driver is taken to hold up what suspends. */
   #heldUp_s = Number.NEGATIVE_INFINITY;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
@@ -275,10 +273,15 @@ export class Controller {
     return { ...this.#settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
   }
 
+  /** Calls that are held up; who does not suspend late has none. */
   #noticeSlow({ slowCalls = 0 }: Observation): void {
     if (slowCalls === 0) return;
-    if (slowCalls > 1 || this.t_s - this.#slow_s <= SLOW_CALLS_S) this.#heldUp_s = this.t_s + HELD_UP_S;
-    this.#slow_s = this.t_s;
+    // What was known of the rungs tells of that.
+    if (this.#hasLong && this.t_s >= this.#heldUp_s) {
+      this.#ladder.forget();
+      this.unsettle();
+    }
+    this.#heldUp_s = this.t_s + HELD_UP_S;
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */

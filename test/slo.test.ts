@@ -348,17 +348,11 @@ describe("the controller", () => {
   });
 
   test("where the driver holds up what suspends, long kernels stop, too, for as long as that was seen lately", () => {
-    // One is slow at 30 s, and none for long; two at 50 s; two within 10 s, at 200 and 205 s.
-    const slow = new Map([
-      [30, 1],
-      [50, 2],
-      [200, 1],
-      [205, 1],
-    ]);
+    const slow_s = [50, 200, 205];
     const { ticks } = run({ p99_over_alone: 1.05 }, 400, (t_s) => ({
       ...world(laterIsMore)(),
       longPart: 0.5,
-      slowCalls: (Number.isInteger(Math.round(t_s * 10) / 10) && slow.get(Math.round(t_s))) || 0,
+      slowCalls: slow_s.filter((at_s) => Math.abs(at_s - t_s) < TICK_S / 2).length,
     }));
     const late = ticks.filter(({ settings }) => isLate(settings));
     const stopsIn = (from_s: number, to_s: number): number[] => [
@@ -366,9 +360,28 @@ describe("the controller", () => {
     ];
     expect(stopsIn(10, 49.5)).toEqual([0]);
     expect(stopsIn(50.5, 169.5)).toEqual([250]);
-    expect(stopsIn(170.5, 204.5)).toEqual([0]);
-    expect(stopsIn(205.5, 324.5)).toEqual([250]);
+    expect(stopsIn(170.5, 199.5)).toEqual([0]);
+    expect(stopsIn(200.5, 324.5)).toEqual([250]);
     expect(stopsIn(325.5, 400)).toEqual([0]);
+  });
+
+  test("what requests took while suspensions were held up says nothing of stops", () => {
+    let suspended = 0;
+    const { ticks } = run({ p99_over_alone: 1.05 }, 40, () => ({
+      ...world((action) => {
+        const suspends = isLate(action.settings) && action.settings?.stop_us === 0;
+        suspended += Number(suspends);
+        return { slowdown: suspends ? 1.4 : 1, launches_per_s: laterIsMore(action).launches_per_s };
+      })(),
+      longPart: 0.5,
+      // One of them is slow.
+      slowCalls: Number(suspended === 4),
+    }));
+    const late = ticks.filter(({ settings }) => isLate(settings));
+    expect(late.filter(({ settings }) => settings?.stop_us === 0).length).toBeWithin(4, 8);
+    const stops = late.filter(({ settings }) => settings?.stop_us === 250);
+    expect((stops[0]?.t_s ?? Number.NaN) - (late[0]?.t_s ?? 0)).toBeLessThan(1);
+    expect(stops.length).toBeGreaterThan(200);
   });
 
   test("a rung within the target is better than one that misses it, though best-effort gets less", () => {
