@@ -243,7 +243,7 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
  * A call that takes a client off the GPU, or lets it back, of so long was held up. On an H100 it takes 0.26 to 0.44 ms, 0.6 at the 99th percentile, and 2 at
  * most; where programs start on some GPU of the host 5 at the 99th percentile, and up to 110 (bench/suspend.cu).
  */
-#define RG_POLICY_SLOW_CALL_NS 3000000u
+#define RG_POLICY_SLOW_CALL_NS 2000000u
 
 /*
  * The shortest slice of a process that may not have the GPU to itself while no high client has work. The GPU restores what a process had on it in

@@ -23,7 +23,7 @@ import {
   together,
 } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
-import type { RigelError } from "./errors.ts";
+import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import type { ClientReport } from "./report.ts";
@@ -118,22 +118,30 @@ export function found(ran: Ran, more: Omit<Found, "late_s" | "versions">): Found
 }
 
 /**
- * Once more with a longer lead if programs were not ready in time; that lead is kept. Where the second start is cut short it is the first that counts, unless
- * the second has measured more.
+ * Once more with a longer lead if programs were not ready in time; that lead is kept. Where the second start fails, or is cut short before it has measured as much, it is the
+ * first that counts, with what failed.
  */
 export async function inTime(job: Job, timing: Timing, isInterrupted: () => boolean): Promise<Found> {
+  const raise = ({ late_s, short_s = 0 }: Found): void => {
+    if (late_s > 0 || short_s > 0) timing.lead_s += Math.max(late_s, short_s) + LEAD_MARGIN_s;
+  };
   const first = await job.run(timing);
-  const short_s = Math.max(first.late_s, first.short_s ?? 0);
-  if (short_s > 0) timing.lead_s += short_s + LEAD_MARGIN_s;
+  raise(first);
   if (first.late_s <= 0 || isInterrupted()) return first;
   progress(`${job.title}: late by ${first.late_s.toFixed(1)} s; once more with --lead ${timing.lead_s.toFixed(1)}`);
+  const firstWith = (failures: readonly Failure[]): Found => ({
+    ...first,
+    failures: [...(first.failures ?? []), ...failures],
+  });
   try {
     const second = await job.run(timing);
+    raise(second);
     const measured = ({ measurements = [] }: Found): number => measurements.length;
-    return isInterrupted() && measured(second) < measured(first) ? first : second;
+    return isInterrupted() && measured(second) < measured(first) ? firstWith(second.failures ?? []) : second;
   } catch (thrown) {
     if (thrown instanceof Interrupted) return first;
-    throw thrown;
+    if (!(thrown instanceof RunFailed) && !(thrown instanceof RigelError)) throw thrown;
+    return firstWith([{ title: job.title, ...failureOf(thrown) }]);
   }
 }
 

@@ -174,8 +174,8 @@ export class Runner {
       interrupt.clients = interrupt.clients.filter((client) => !children.includes(client));
       rmSync(simulation.state, { force: true });
     }
-    if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, place.folder, []));
     if (problems.length > 0) throw new RunFailed(problems.join("; "), output.lines());
+    if (interrupt.signal) throw new Interrupted(interrupt, this.#soFar(runs, place.folder, []));
     return { logs: this.#logs(runs, place.folder, output), clients: [] };
   }
 

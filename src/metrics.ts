@@ -31,7 +31,7 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
   [
     "rigel_slow_suspension_calls_total",
     "counter",
-    "Calls to suspend or resume that the driver held up for 3 ms or more.",
+    "Calls to suspend or resume that the driver held up for 2 ms or more.",
     ({ preemption }) => preemption.slow_calls,
   ],
   ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],

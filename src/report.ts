@@ -172,16 +172,19 @@ function notUnderMps({ mps, compare, clients }: Report): string[] {
   ];
 }
 
-/** A few of many calls are slow without any reason that could be told. */
+/** So many slow calls are told of, and so large a part of all: one in thousands is slow without any reason that could be told. */
 const SLOW_CALLS = 10;
+const SLOW_PART = 0.002;
 
 /** Whose suspensions the driver held up, by which requests may have been late. */
 export function heldUp(clients: readonly Pick<ClientReport, "name" | "preemption">[]): string[] {
   return clients
-    .filter(({ preemption }) => preemption.slow_calls >= SLOW_CALLS)
+    .filter(
+      ({ preemption: { slow_calls, suspensions } }) => slow_calls >= Math.max(SLOW_CALLS, SLOW_PART * suspensions),
+    )
     .map(
       ({ name, preemption }) =>
-        `${name}: ${preemption.slow_calls} calls of the driver to suspend or resume it took 3 ms or more, as they do while programs start on ` +
+        `${name}: ${preemption.slow_calls} calls of the driver to suspend or resume it took 2 ms or more, as they do while programs start on ` +
         "some GPU of the host; requests may have waited for them",
     );
 }

@@ -45,7 +45,9 @@ export class Ladder {
   request_ms: number | undefined;
   /** Now. */
   t_s = 0;
-  #known: Known[] = [];
+  #known: (Known | undefined)[] = [];
+  /** Of late rungs, in the other of two manners to give way: by suspension, and by stops. */
+  #others: (Known | undefined)[] = [];
   #wereBound = false;
 
   constructor(target: Target, alone: RequestsAlone) {
@@ -64,11 +66,22 @@ export class Ladder {
   /** What was learned on the rungs was learned under other circumstances. */
   forget(): void {
     this.#known = [];
+    this.#others = [];
     this.#wereBound = false;
   }
 
+  /** On late rungs best-effort work gives way in the other manner from now on. */
+  changeManner(): void {
+    for (const [rung, { need }] of this.rungs.entries()) {
+      if (need === 0) continue;
+      const other = this.#others[rung];
+      this.#others[rung] = this.#known[rung];
+      this.#known[rung] = other;
+    }
+  }
+
   forgetDurations(): void {
-    for (const known of this.#known) known?.pool.clear();
+    for (const known of [...this.#known, ...this.#others]) known?.pool.clear();
   }
 
   /* ---- How its requests fare */

@@ -262,13 +262,14 @@ export class SloLoop {
         before.own = own;
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
-      } else if (!slot.finished) {
+      } else {
+        // Of those that have ended, too: who comes after one goes on counting where it was.
         const work = this.#segment.work(slot);
         launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;
         slowCalls += Math.max(0, work.slowCalls - before.slowCalls);
         before.slowCalls = work.slowCalls;
-        if (slot.launched) {
+        if (slot.launched && !slot.finished) {
           neighbours.push(slot.pid);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
           stops ||= work.preemption === "stops";

@@ -109,9 +109,11 @@ const SILENCE = 5;
  */
 const LONG_PART = [0.1, 0.15] as const;
 /**
- * For so long after a slow call to suspend or resume (RG_POLICY_SLOW_CALL_NS) the driver is taken to hold these up, as it does while programs start on some GPU of
- * the host, and all that gives way late stops, long kernels too. (One in 60 is slow then, else none in thousands: native/bench/suspend.cu.)
+ * The driver holds up what suspends and resumes, as it does while programs start on some GPU of the host, where two such calls were slow (RG_POLICY_SLOW_CALL_NS) within
+ * the first; for the second after that long kernels have stops as well, and only those that last for 1.5 ms and more are suspended besides. (One call in 60 is slow
+ * then, else one in thousands: native/bench/suspend.cu.)
  */
+const SLOW_CALLS_S = 30;
 const HELD_UP_S = 120;
 
 export interface Action {
@@ -196,8 +198,11 @@ export class Controller {
   #silent_s = Number.NEGATIVE_INFINITY;
   /** Much of best-effort work is in long kernels, or that is not known. */
   #hasLong = true;
-  /** Until when the driver is taken to hold up what suspends. */
+  /** When a call that suspends or resumes was slow last, and until when the driver is taken to hold them up. */
+  #slow_s = Number.NEGATIVE_INFINITY;
   #heldUp_s = Number.NEGATIVE_INFINITY;
+  /** What gives way late is suspended; else it has stops. */
+  #suspends = true;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -223,7 +228,6 @@ export class Controller {
   /** The settings for the next tick, from what happened in the last one. */
   step(seen: Observation): Action {
     const held = this.#holds;
-    this.#noticeSlow(seen);
     if (seen.elapsed_s > HOLD_S) {
       this.#stall(seen, held);
       return this.#action();
@@ -233,8 +237,8 @@ export class Controller {
     if (seen.requests.total > 0) this.#heard_s = this.t_s;
     this.#record(seen, held ? TICK_S : 0);
     this.#pace(seen);
-    this.#hasLong = seen.longPart === undefined || seen.longPart > LONG_PART[this.#hasLong ? 0 : 1];
     this.#notice(seen);
+    this.#noticeKernels(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
       if (held) {
@@ -260,28 +264,32 @@ export class Controller {
 
   /**
    * What the user configured stays until there is something to decide on. In time slices long kernels are suspended where best-effort work gives
-   * way late, unless the driver holds that up, and others stop (slo-rungs.ts). A long slice is for requests that best-effort work may run into: where the host is so fast at the
-   * moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU switch to them while that takes its
-   * time; what stops is soon gone.
+   * way late, unless the driver holds that up, and others stop (slo-rungs.ts). A long slice is for requests that best-effort work may run into: where
+   * the host is so fast at the moment, or the GPU so busy with them, that it is suspended as they begin, a short one lets the GPU switch to them while
+   * that takes its time; what stops is soon gone.
    */
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     const { suspend, need_us, slice_us } = this.#settings;
-    const suspends = this.#hasLong && this.t_s >= this.#heldUp_s;
-    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !suspends) return this.#settings;
+    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !this.#suspends) return this.#settings;
     const isShort = suspend && need_us > 0 && this.#isAtOnce;
     return { ...this.#settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
   }
 
-  /** Calls that are held up; who does not suspend late has none. */
-  #noticeSlow({ slowCalls = 0 }: Observation): void {
-    if (slowCalls === 0) return;
-    // What was known of the rungs tells of that.
-    if (this.#hasLong && this.t_s >= this.#heldUp_s) {
-      this.#ladder.forget();
-      this.unsettle();
-    }
-    this.#heldUp_s = this.t_s + HELD_UP_S;
+  /** How long best-effort kernels are, and whether the driver holds up what suspends them, by which it suspends or stops those that give way late. */
+  #noticeKernels({ longPart, slowCalls = 0 }: Observation): void {
+    if (slowCalls > 1 || (slowCalls > 0 && this.t_s - this.#slow_s <= SLOW_CALLS_S))
+      this.#heldUp_s = this.t_s + HELD_UP_S;
+    if (slowCalls > 0) this.#slow_s = this.t_s;
+    this.#hasLong = longPart === undefined || longPart > LONG_PART[this.#hasLong ? 0 : 1];
+    // Whose streams have no stops tells of no kernels.
+    const suspends = longPart === undefined || (this.#hasLong && this.t_s >= this.#heldUp_s);
+    if (suspends === this.#suspends) return;
+    this.#suspends = suspends;
+    if (this.#ladder.rungs !== PREEMPT_RUNGS) return;
+    if (this.#state === "trial") this.#retreat(true);
+    this.#ladder.changeManner();
+    this.unsettle();
   }
 
   /** Whether requests are no longer than they need the GPU; clearly so, for a slice is set by a call on the driver in each client. */
@@ -312,6 +320,7 @@ export class Controller {
     else this.#since_s = round(this.t_s - spent_s);
     this.#settled = this.#ticks;
     this.#notice(seen);
+    this.#noticeKernels(seen);
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */

@@ -82,7 +82,7 @@ const measuredSchema = z.object({
     state: z.enum(["unknown", "on", "off", "stops"]),
     suspensions: count,
     suspended_ms: ms,
-    /** Calls for that which the driver held up for 3 ms or more, as it does while programs start on some GPU of the host. */
+    /** Calls for that which the driver held up for 2 ms or more, as it does while programs start on some GPU of the host. */
     slow_calls: count,
   }),
   /** What the cuBLAS guard counted and repaired. */

@@ -656,20 +656,26 @@ async function inTimeOf(finds: readonly (Partial<Found> | Error)[], isInterrupte
     },
   };
   const timing = { rounds: 1, duration_s: 1, lead_s: 10, window_s: 1, copies: 1 };
-  const { said } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
-  return { said, leads, lead_s: timing.lead_s };
+  const { said, failures = [] } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
+  return { said, leads, lead_s: timing.lead_s, failed: failures.map(({ problem }) => problem) };
 }
 
 describe("programs that are not ready in time", () => {
   const ready = { pair: "a+b", way: "MPS", method: "live", round: 0, requests: [], requests_s: 0, best: [] };
 
   test("are started once more, with a longer lead, which is kept", async () => {
-    expect(await inTimeOf([{ late_s: 3 }, {}])).toEqual({ said: "2", leads: [10, 15], lead_s: 15 });
-    expect(await inTimeOf([{}])).toEqual({ said: "1", leads: [10], lead_s: 10 });
+    expect(await inTimeOf([{ late_s: 3 }, {}])).toEqual({ said: "2", leads: [10, 15], lead_s: 15, failed: [] });
+    expect(await inTimeOf([{ late_s: 3 }, { late_s: 1 }])).toEqual({
+      said: "2",
+      leads: [10, 15],
+      lead_s: 18,
+      failed: [],
+    });
+    expect(await inTimeOf([{}])).toEqual({ said: "1", leads: [10], lead_s: 10, failed: [] });
   });
 
   test("have a longer lead from then on where nothing is to be measured again", async () => {
-    expect(await inTimeOf([{ short_s: 1.5 }])).toEqual({ said: "1", leads: [10], lead_s: 13.5 });
+    expect(await inTimeOf([{ short_s: 1.5 }])).toEqual({ said: "1", leads: [10], lead_s: 13.5, failed: [] });
   });
 
   test("count as they were where the second start is cut short, unless that has measured more", async () => {
@@ -678,6 +684,16 @@ describe("programs that are not ready in time", () => {
     expect((await inTimeOf([first, { measurements: [ready, ready] }], true)).said).toBe("2");
     expect((await inTimeOf([first, { measurements: [ready] }])).said).toBe("2");
     expect((await inTimeOf([first, new Interrupted({ at_ms: 0 })], true)).said).toBe("1");
+    const failures = [{ title: "a+b", problem: "b was killed", output: [] }];
+    expect(await inTimeOf([first, { failures }], true)).toMatchObject({ said: "1", failed: ["b was killed"] });
+  });
+
+  test("count as they were where the second start fails, which is told", async () => {
+    for (const isInterrupted of [false, true])
+      expect(await inTimeOf([{ late_s: 3 }, new RunFailed("b was killed", [])], isInterrupted)).toMatchObject({
+        said: "1",
+        failed: ["b was killed"],
+      });
   });
 });
 

@@ -851,14 +851,14 @@ describe("--dry-run", () => {
   });
 });
 
-const suspended = (name: string, slow_calls: number) => ({
+const suspended = (name: string, slow_calls: number, suspensions = 500) => ({
   name,
-  preemption: { state: "on" as const, suspensions: 500, suspended_ms: 900, slow_calls },
+  preemption: { state: "on" as const, suspensions, suspended_ms: 900, slow_calls },
 });
 
 describe("the report", () => {
   test("names whose suspensions the driver held up, if it was more than a few", () => {
-    const notes = heldUp([suspended("few", 2), suspended("many", 25)]);
+    const notes = heldUp([suspended("few", 2), suspended("many", 25), suspended("long", 25, 100_000)]);
     expect(notes.map((note) => note.split(" calls")[0])).toEqual(["many: 25"]);
   });
 });
