@@ -259,7 +259,7 @@ async function runLive(
       ? `${titleOf(pair, [crew])} (${runs.map(({ name }) => name).join(", ")})`
       : titleOf(pair, [crew]);
     failures.push({ title, ...failure });
-    progress(`${title}: ${failure.problem}; the others go on`);
+    if (crews.length > 1) progress(`${title}: ${failure.problem}; the others go on`);
   };
   const ended = await Promise.allSettled(
     parts.map(async (part) => {

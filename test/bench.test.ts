@@ -1383,6 +1383,33 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
   );
 
   test(
+    "Ctrl-C does not hide what failed before it",
+    async () => {
+      using scratch = new Scratch();
+      const json = join(scratch.path, "b.json");
+      const args = [...SIMULATED, "--live", "--rounds", "500", "--duration", "1", "--window", "1", "--lead", "2"];
+      await using child = start([...args, "--ways", "time slicing", "--json", json], { env: { TMPDIR: scratch.path } });
+      let stderr = "";
+      let killed = false;
+      for await (const chunk of child.stderr) {
+        stderr += new TextDecoder().decode(chunk);
+        if (killed || !stderr.includes("round 2 of 500")) continue;
+        killed = true;
+        const log = "resnet50-train.log";
+        for (const pid of processesWith(scratch.path, log)) process.kill(pid, "SIGKILL");
+        await until(() => (processesWith(scratch.path, log).length === 0 ? true : undefined));
+        child.kill("SIGINT");
+      }
+      expect(await child.exited, stderr).toBe(130);
+      const { failures } = documentAt(json);
+      expect(failures).toMatchObject([{ problem: "resnet50-train ended with status 137" }]);
+      expect(stderr).toContain("FAILED: resnet50-train ended with status 137");
+      await gone(scratch.path);
+    },
+    LIMIT_ms,
+  );
+
+  test(
     "a run that fails is told with its programs' last words, the rest goes on, and the status says so",
     async () => {
       using scratch = new Scratch();
@@ -1412,21 +1439,22 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
 
 /** Nobody's command line mentions a path any more: what watched over programs ends a moment after the command. */
 async function gone(path: string): Promise<void> {
-  await until(() => (commandsWith(path).length === 0 ? true : undefined));
+  await until(() => (processesWith(path).length === 0 ? true : undefined));
 }
 
-/** Command lines of processes that mention a path. */
-function commandsWith(path: string): string[] {
+/** Processes whose command lines mention all of these. */
+function processesWith(...parts: string[]): number[] {
   return readdirSync("/proc")
     .filter((entry) => /^\d+$/.test(entry))
-    .flatMap((entry) => {
+    .filter((entry) => {
       try {
         const command = readFileSync(`/proc/${entry}/cmdline`, "utf8");
-        return command.includes(path) ? [command] : [];
+        return parts.every((part) => command.includes(part));
       } catch {
-        return [];
+        return false;
       }
-    });
+    })
+    .map(Number);
 }
 
 describe.concurrent("rigel bench refuses", () => {
