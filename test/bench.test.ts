@@ -6,7 +6,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { readFileSync, readdirSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { type Bed, type Found, type Job, inTime } from "../src/bench-jobs.ts";
@@ -1395,9 +1395,10 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
         stderr += new TextDecoder().decode(chunk);
         if (killed || !stderr.includes("round 2 of 500")) continue;
         killed = true;
-        const log = "resnet50-train.log";
-        for (const pid of processesWith(scratch.path, log)) process.kill(pid, "SIGKILL");
-        await until(() => (processesWith(scratch.path, log).length === 0 ? true : undefined));
+        // Its parent has heard of it once nothing of it is left.
+        const pids = processesWith(scratch.path, "resnet50-train.log");
+        for (const pid of pids) process.kill(pid, "SIGKILL");
+        await until(() => (pids.some((pid) => existsSync(`/proc/${pid}`)) ? undefined : true));
         child.kill("SIGINT");
       }
       expect(await child.exited, stderr).toBe(130);
