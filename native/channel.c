@@ -293,6 +293,14 @@ int rg_channels_suspend(const rg_channels *c)
     return disable_some(c, 0, c->channels, true);
 }
 
+static bool is_gone(const rg_channels *c, uint32_t i)
+{
+    bool known = take_lock(), gone = known && !find_object(objects, object_count, c->client[i], c->channel[i]);
+    if (known)
+        pthread_mutex_unlock(&lock);
+    return gone;
+}
+
 int rg_channels_resume(const rg_channels *c)
 {
     if (c->simulated) {
@@ -301,14 +309,9 @@ int rg_channels_resume(const rg_channels *c)
     }
     if (disable_some(c, 0, c->channels, false) == 0)
         return 0;
-    /* One of them may be gone: no reason to leave the others where they are. */
+    /* One of them may be gone, or go meanwhile: no reason to leave the others where they are. */
     uint32_t refused = 0;
-    bool gone[RG_CHANNELS] = {false}, known = take_lock();
-    for (uint32_t i = 0; known && i < c->channels; i++)
-        gone[i] = !find_object(objects, object_count, c->client[i], c->channel[i]);
-    if (known)
-        pthread_mutex_unlock(&lock);
     for (uint32_t i = 0; i < c->channels; i++)
-        refused += !gone[i] && disable_some(c, i, 1, false) != 0;
+        refused += !is_gone(c, i) && disable_some(c, i, 1, false) != 0 && !is_gone(c, i);
     return refused ? -1 : 0;
 }

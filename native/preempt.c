@@ -178,7 +178,8 @@ static bool slice(preemptor *p, uint64_t us)
         return false;
     p->slice_us = us;
     for (uint32_t k = 0; k < atomic_load(&rg.member_count); k++)
-        atomic_store(&rg_share_of(rg.segment, p->device, rg.members[k].slot_index)->slice_us, (uint32_t)us);
+        if (!k || atomic_load(&rg.members[k].mode)) /* else it has no slot */
+            atomic_store(&rg_share_of(rg.segment, p->device, rg.members[k].slot_index)->slice_us, (uint32_t)us);
     atomic_store(&rg.slot->slice_us, (uint32_t)us);
     return true;
 }
@@ -322,8 +323,8 @@ static void resume(preemptor *p)
     p->stopped = false;
     pthread_mutex_lock(&p->lock);
     bool refused = p->channels_off && !enable(&p->held);
-    if (refused && refresh(p) == RG_CHANNELS_FOUND)
-        refused = !enable(&p->channels);
+    if (refused) /* they may be gone, with their context */
+        refused = refresh(p) == RG_CHANNELS_FOUND && !enable(&p->channels);
     atomic_store(&p->suspended, refused);
     p->channels_off = refused;
     if (!refused) {
@@ -455,11 +456,20 @@ static bool outlasts(const preemptor *p, uint64_t since)
     return outlasts_slice(p, since);
 }
 
+/* Adds what it has been off the GPU for since it was counted last. */
+static void count_off(uint64_t *counted)
+{
+    uint64_t now = rg_now_ns();
+    atomic_fetch_add_explicit(&rg.slot->suspended_ns, now - *counted, memory_order_relaxed);
+    *counted = now;
+}
+
 /* Off the GPU until no high client is busy. */
 static void stand_aside(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t since = rg_now_ns(), spent = 0, again_ns, left_ns, idle = atomic_load(&dev->idle_ns);
+    const uint64_t OFTEN_NS = 1000000000;
+    uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, idle = atomic_load(&dev->idle_ns);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     p->again = false;
@@ -470,12 +480,14 @@ static void stand_aside(preemptor *p)
         uint32_t seen = atomic_load(&dev->wake);
         if (p->stopped && !rg_stops_taken(p->device))
             break; /* there are no stops any more: it is looked for what else there is */
+        if (rg_now_ns() - counted > OFTEN_NS) /* high clients that never rest, or a pause */
+            count_off(&counted);
         if (held_back())
             p->had.given_ns = rg_now_ns(); /* a hold is short, and meant, and a pause is asked for */
         if (is_due(p, &left_ns)) {
-            spent += rg_now_ns() - since;
+            count_off(&counted);
             give_back(p);
-            since = rg_now_ns();
+            since = counted = rg_now_ns();
             if ((!to_stand_aside(p, &again_ns) && !outlasts(p, since)) || !may_stand_aside())
                 break;
             p->again = true;
@@ -506,10 +518,11 @@ static void stand_aside(preemptor *p)
             wait_on(&dev->wake, seen, left_ns < again_ns ? left_ns : again_ns);
         atomic_fetch_sub(&dev->waiters, 1);
     }
-    if (atomic_load(&p->suspended))
-        spent += rg_now_ns() - since;
+    bool off = atomic_load(&p->suspended);
+    uint64_t until = rg_now_ns();
     resume(p);
-    atomic_fetch_add_explicit(&rg.slot->suspended_ns, spent, memory_order_relaxed);
+    if (off)
+        atomic_fetch_add_explicit(&rg.slot->suspended_ns, until - counted, memory_order_relaxed);
 }
 
 /*
@@ -690,6 +703,8 @@ void rg_preempt_beat(void)
         bool on = wanted();
         uint64_t usual = usual_slice_us(d, class);
         bool ok = false;
+        /* Before the lock, without which its channels do not come back: the driver may make it wait for what the GPU has to do first. */
+        enum rg_stops ready = on && class == RG_CLASS_BEST_EFFORT ? rg_stops_ready(d) : RG_STOPS_NONE;
         pthread_mutex_lock(&p->lock);
         p->ordinal = atomic_load(&rg.ordinal[d]);
         if (p->channels.simulated && p->slice_us && !p->giving_back)
@@ -700,7 +715,7 @@ void rg_preempt_beat(void)
             ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
         bool none = p->found != RG_CHANNELS_FOUND; /* nobody has refused anything */
         bool may_stop = on && class == RG_CLASS_BEST_EFFORT && (ok || p->found == RG_CHANNELS_FOREIGN);
-        bool stops = may_stop && rg_stops_ready(d) == RG_STOPS_READY;
+        bool stops = may_stop && ready == RG_STOPS_READY;
         atomic_store(&p->stops, stops);
         ok |= stops;
         /* Enabling what is enabled: shows that this driver would let it be disabled. */

@@ -385,6 +385,9 @@ int rg_segment_claim(rg_segment *seg, const char *name, uint32_t class, uint64_t
             for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
                 rg_share_settle(seg, d, i, UINT64_MAX);
                 rg_stop_arm(seg, d, i, false);
+                /* What the one before was at when it ended is none of this one's requests. */
+                atomic_store(&rg_share_of(seg, d, i)->began_ns, 0);
+                atomic_store(&rg_share_of(seg, d, i)->began_launches, rg_progress(c));
             }
             if (!same_client(c, name, class)) {
                 if (atomic_load(&c->first_launch_ns))

@@ -608,6 +608,56 @@ static void calls_that_are_held_up_are_counted(void)
     done();
 }
 
+static int (*real_slice)(unsigned, uint64_t);
+static _Atomic int gone;
+static int no_slice_where_it_is_gone(unsigned ordinal, uint64_t us)
+{
+    return atomic_load(&gone) ? -ENODEV : real_slice(ordinal, us);
+}
+
+static int refuse_where_it_is_gone(unsigned ordinal, int suspend)
+{
+    int result = real_suspend(ordinal, suspend);
+    return atomic_load(&gone) && !suspend ? -EIO : result;
+}
+
+/* Its context ends just as its channels are to come back: that is no refusal, and in the next context it is suspended as before. */
+static void channels_that_go_as_they_come_back_are_no_failure(void)
+{
+    CHECK(rg_real_ready());
+    real_suspend = rg_real.rigelSimSuspend;
+    real_slice = rg_real.rigelSimSetTimeslice;
+    rg_real.rigelSimSuspend = refuse_where_it_is_gone;
+    rg_real.rigelSimSetTimeslice = no_slice_where_it_is_gone;
+    become_preemptible();
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    atomic_store(&gone, 1);
+    other_launches(false);
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    atomic_store(&gone, 0);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 2);
+    CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
+    other_launches(false);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* Beside high clients that never rest it is told meanwhile for how long it has been off the GPU. */
+static void time_off_the_gpu_is_told_meanwhile(void)
+{
+    become_preemptible();
+    seg->settings.starvation_us = 20000;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->starved) >= 2);
+    CHECK(atomic_load(&rg.slot->suspended_ns) > 0);
+    CHECK_EQUAL(atomic_load(&rg.slot->suspensions), 1);
+    other_launches(false);
+    done();
+}
+
 /* A client that leaves, or ends, while it is off the GPU leaves nothing behind that waits. */
 static void leaving_while_suspended(void)
 {
@@ -750,6 +800,8 @@ int main(int argc, char **argv)
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(calls_that_are_held_up_are_counted);
+    RUN(channels_that_go_as_they_come_back_are_no_failure);
+    RUN(time_off_the_gpu_is_told_meanwhile);
     RUN(leaving_while_suspended);
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);

@@ -751,6 +751,42 @@ static void stops_while_the_driver_is_busy(void)
     done();
 }
 
+static __typeof__(rg_real.cuMemHostRegister_v2) real_register;
+static _Atomic int register_waits, registering;
+static CUresult register_slowly(void *at, size_t bytes, unsigned flags)
+{
+    while (atomic_load(&register_waits)) {
+        atomic_store(&registering, 1);
+        usleep(1000);
+    }
+    return real_register(at, bytes, flags);
+}
+
+/* The driver does not let the agent register the page before the GPU has done what was taken off it: that comes back all the same. */
+static void it_is_back_while_the_agent_is_in_the_driver(void)
+{
+    CHECK(rg_real_ready());
+    real_register = rg_real.cuMemHostRegister_v2;
+    rg_real.cuMemHostRegister_v2 = register_slowly;
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    seg->settings.stop_us = 0;
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]));
+    other_launches();
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    atomic_store(&register_waits, 1);
+    seg->settings.stop_us = 250;
+    WAIT_FOR(atomic_load(&registering));
+    other_is_done();
+    WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&register_waits, 0);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE_SLICED);
+    done();
+}
+
 /* It tells for how much of its time its kernels are long: not known, none, nearly all, and none again. */
 static void how_much_of_it_is_long(void)
 {
@@ -891,6 +927,7 @@ int main(int argc, char **argv)
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
     RUN(stops_while_the_driver_is_busy);
+    RUN(it_is_back_while_the_agent_is_in_the_driver);
     RUN(how_much_of_it_is_long);
     RUN(long_while_the_gpu_is_at_it);
     RUN(long_for_as_long_as_it_may_run);
