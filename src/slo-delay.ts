@@ -59,7 +59,7 @@ const UNANIMOUS = 120;
 /** Once the last quantile is known, those between the median and it may be off by so many times what the target allows. */
 const BETWEEN = 1.3;
 
-/** The latest requests. */
+/** The latest requests of each client: a slow one is not to be lost among those of a fast one. */
 export class Waits {
   #list: { wait: Wait; t_s: number }[] = [];
 
@@ -67,12 +67,20 @@ export class Waits {
     for (const wait of waits) this.#list.push({ wait, t_s });
     this.keep(MOST);
   }
-  /** Forgets what is older than that, and what came before a number of requests. */
+  /** Forgets what is older than that. */
   forget(t_s: number): void {
     this.#list = this.#list.filter((entry) => t_s - entry.t_s <= FRESH_S);
   }
+  /** So many of each client. */
   keep(most: number): void {
-    if (this.#list.length > most) this.#list = this.#list.slice(-most);
+    if (this.#list.length <= most) return;
+    const seen = new Map<number, number>();
+    const list = this.#list.toReversed().filter(({ wait: { client } }) => {
+      const n = (seen.get(client) ?? 0) + 1;
+      seen.set(client, n);
+      return n <= most;
+    });
+    if (list.length < this.#list.length) this.#list = list.toReversed();
   }
   clear(): void {
     this.#list = [];

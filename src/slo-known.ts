@@ -122,7 +122,11 @@ export class Known {
   }
   /** What it was like then is no longer known: the host may have been slower or faster. */
   isOld(t_s: number): boolean {
-    return t_s - this.#seen_s > OLD_S;
+    return this.age_s(t_s) > OLD_S;
+  }
+  /** For how long it has not been seen; infinite: never. */
+  age_s(t_s: number): number {
+    return t_s - this.#seen_s;
   }
   /** So many requests are known of it that their 99th percentile is. */
   get tellsP99(): boolean {

@@ -7,7 +7,7 @@
 
 import { ENOUGH, FAR_OVER, mostlyWait, type RequestsAlone, type Target, type Verdict } from "./slo-alone.ts";
 import type { Delay } from "./slo-delay.ts";
-import { Known } from "./slo-known.ts";
+import { BACK_OFF_S, Known } from "./slo-known.ts";
 import { firstRung, GATE_RUNGS, PREEMPT_RUNGS, type Rung, SHORTEST, STOP_RUNGS } from "./slo-rungs.ts";
 
 /**
@@ -20,6 +20,10 @@ const BACK_OFF_TIMES = 8;
 /** The same for slices alone that were tried from a suspension and gave no more (crossesOver), and for letting all run where streams stop. */
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
+/** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
+const FORGIVEN_S = 60;
+/** For so long it is known that the first rung is the worse of two that miss the target; then that is looked at again. */
+const EVIL_MOST_S = 180;
 /** Requests that keep the GPU busy and use more than this part are worth what slices alone give only where that is seen to be more. */
 const ROOM = 0.5;
 /** Best-effort work differs by so much, over the square root of the requests meanwhile, because requests come at random. */
@@ -274,6 +278,7 @@ export class Ladder {
   /** Of the two ways to preempt, the second, where the loop is now, has the shorter requests. */
   isLesserEvil(): boolean {
     if (this.rung !== SHORTEST || this.rungs !== PREEMPT_RUNGS) return false;
+    if (this.at(0).age_s(this.t_s) > EVIL_MOST_S) return false;
     const [first, second] = [this.delay(0), this.delay(SHORTEST)];
     if (first && second && Math.min(first.requests, second.requests) >= ENOUGH)
       return second.p50 < first.p50 && second.p90 < first.p90;
@@ -309,6 +314,8 @@ export class Ladder {
     failed.isOver = over;
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
     const few = failed.pool.count < ENOUGH;
+    // It has held, or could have been tried, for so long: what it failed for before has passed.
+    if (this.t_s - failed.notBefore_s > FORGIVEN_S) failed.backOff_s = BACK_OFF_S;
     if (isTrial) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
     if (this.crossesOver || this.leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
     failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);

@@ -301,8 +301,8 @@ export class Controller {
   }
 
   /**
-   * Nobody asked for longer than a hold lasts. What happened meanwhile is recorded and no more: it is neither known to be alone nor
-   * beside best-effort work. What was under way, a window or a trial, goes on, unless that is how it goes all the time.
+   * Nobody asked for longer than a hold lasts. What happened meanwhile counts on the rung that it stands on; amid a window or a trial it is recorded and no
+   * more, as it is neither known to be alone nor beside best-effort work. Those go on, unless that is how it goes all the time.
    */
   #stall(seen: Observation, held: boolean): void {
     const ticks = Math.max(1, Math.round(seen.elapsed_s / TICK_S));
@@ -318,9 +318,15 @@ export class Controller {
     else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat(true);
     else if (held && this.#stalled_s > STALLED_MOST_S) this.#endWindow();
     else this.#since_s = round(this.t_s - spent_s);
-    this.#settled = this.#ticks;
+    // On a rung that it stands on nothing has changed meanwhile.
+    const stands = this.#state === "run";
+    const isKnown = stands && this.#ticks - ticks > this.#settled;
+    if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen));
+    else this.#settled = this.#ticks - Number(stands);
     this.#notice(seen);
     this.#noticeKernels(seen);
+    const over = isKnown && this.#ladder.rung > 0 && this.#ladder.judge(this.#ladder.rung) === "over";
+    if (over && !this.#ladder.isLesserEvil()) this.#stepBack();
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
@@ -558,15 +564,16 @@ export class Controller {
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
     const stays = over && this.#ladder.isLesserEvil();
     if (this.#ladder.rung > 0 && ((over && !stays) || this.#ladder.gainsNothing())) {
-      this.#ladder.home = this.#ladder.below();
-      return this.#retreat();
+      return this.#stepBack();
     }
     this.#unreachable_s =
       over && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
     const lacks = this.#alone.hasWaits && !this.#ladder.isComparable(this.#ladder.rung);
     const known = this.#knowsAlone;
-    const few = lacks || this.#alone.isDoubted || this.#alone.count < ENOUGH_ALONE;
+    // Those that miss it even there may have become longer by themselves.
+    const atBottom = over && this.#ladder.rung === 0;
+    const few = lacks || atBottom || this.#alone.isDoubted || this.#alone.count < ENOUGH_ALONE;
     if (few && this.#mayHold(known)) {
       this.#alone.beginWindow();
       this.#stay_s = Math.max(0, this.#stay_s - spent_s);
@@ -694,6 +701,12 @@ export class Controller {
     if (next === undefined) return;
     this.#go(next);
     this.#enter("trial");
+  }
+
+  /** Off the rung that it stands on, which does not hold any more. */
+  #stepBack(): void {
+    this.#ladder.home = this.#ladder.below();
+    this.#retreat();
   }
 
   /**

@@ -217,6 +217,23 @@ describe("delay", () => {
     waits.keep(7);
     expect(waits.waits.map(({ worked_ms }) => worked_ms)).toEqual([98, 98, 99, 99, 99, 99, 99]);
   });
+
+  test("keeps as many of a slow client as of a fast one", () => {
+    const waits = new Waits();
+    for (let t_s = 0; t_s < 100; t_s++)
+      for (const client of [0, 0, 0, 0, 0, 1]) waits.add([{ client, worked_ms: t_s, waited_ms: 1 }], t_s);
+    expect(waits.count).toBe(240 + 100);
+    waits.keep(3);
+    const kept = waits.waits.map(({ client, worked_ms }) => [client, worked_ms]);
+    expect(kept).toEqual([
+      [1, 97],
+      [1, 98],
+      [0, 99],
+      [0, 99],
+      [0, 99],
+      [1, 99],
+    ]);
+  });
 });
 
 /** Settings by second, and held seconds, on a host whose speed changes every few seconds. */
@@ -231,6 +248,7 @@ function settle(
     seed = 23,
     stops = false,
     target = { p99_over_alone: 1.05 },
+    elapsed_s = (_t_s: number): number => TICK_S,
   } = {},
 ) {
   const controller = new Controller(target);
@@ -245,14 +263,15 @@ function settle(
     const beside = action.hold || !action.settings ? undefined : effect(action.settings);
     const waits: Wait[] = [];
     const now = host * slower(tick * TICK_S);
-    const requests = rate_per_s(tick * TICK_S) * TICK_S;
+    const passed_s = elapsed_s(tick * TICK_S);
+    const requests = rate_per_s(tick * TICK_S) * passed_s;
     for (let at = -Math.log(1 - noise()); at < requests; at -= Math.log(1 - noise()))
       waits.push(request(noise() < 0.04 ? now * 2 : now, noise, beside?.delay_ms(noise) ?? 0));
     action = controller.step({
-      elapsed_s: TICK_S,
+      elapsed_s: passed_s,
       requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
       waits,
-      launches: (action.hold ? 0 : (beside?.launches_per_s ?? 800)) * TICK_S,
+      launches: (action.hold ? 0 : (beside?.launches_per_s ?? 800)) * passed_s,
       neighbours: "1",
       measured: "7 busy",
       preemption,
@@ -343,6 +362,28 @@ const slices =
   (us: number) =>
   ({ suspend, slice_us }: Settings): boolean =>
     suspend === 0 && slice_us === us;
+
+/** Launches in flight, where of each 150 s so many are such in which all requests are delayed, whatever best-effort work does. */
+function gained(spell_s: number): number {
+  let now_s = 0;
+  const { settings } = settle(
+    hostBound,
+    false,
+    900,
+    ({ inflight }) => ({
+      delay_ms: () => (now_s > 100 && now_s % 150 > 150 - spell_s ? 1.5 : Math.max(0, inflight - 64) * 0.03),
+      launches_per_s: 1000 + 10 * Math.min(64, inflight),
+    }),
+    {
+      rate_per_s: (t_s) => {
+        now_s = t_s;
+        return 60;
+      },
+    },
+  );
+  const last = settings.slice(600 / TICK_S).map((is) => Math.min(64, is?.inflight ?? 0));
+  return last.reduce((sum, inflight) => sum + inflight, 0) / last.length;
+}
 
 describe("the controller on such a host", () => {
   test("under MPS it finds the launches in flight that delay nothing within 15 s, and stays there", () => {
@@ -646,6 +687,85 @@ describe("the controller on such a host", () => {
         expect(Math.max(...runs.split(/ +/).map(({ length }) => length * TICK_S))).toBeLessThan(1.3);
         expect(share(settings, 0, delays)).toBeLessThan(preemption ? 0.16 : 0.1);
       }
+  });
+
+  test("the better of two that miss the target is not kept for good", () => {
+    // For a minute suspension is held up; from then on one at once delays nothing.
+    let now_s = 0;
+    const { settings } = settle(
+      gpuBound,
+      true,
+      300,
+      ({ suspend, need_us, slice_us }) => ({
+        delay_ms: () => (!suspend ? 0.5 + slice_us / 250 : now_s < 60 ? 1.5 : need_us > 0 ? 1.7 : 0),
+        launches_per_s: 1000,
+      }),
+      {
+        rate_per_s: (t_s) => {
+          now_s = t_s;
+          return 60;
+        },
+      },
+    );
+    const late = settings.slice(-60 / TICK_S);
+    expect(late.filter((is) => is?.suspend === 1 && is.need_us === 0).length).toBeGreaterThan(0.9 * late.length);
+    expect(settings.slice(30 / TICK_S, 60 / TICK_S).some((is) => is?.suspend === 0)).toBe(true);
+  });
+
+  test("requests that become longer by themselves are learned anew, and not said to be out of reach", () => {
+    let longer = 1;
+    const { settings, controller } = settle(
+      (host, noise, delay_ms) => {
+        const request = gpuBound(host, noise, delay_ms);
+        return { ...request, waited_ms: request.waited_ms + (longer - 1) * 4 };
+      },
+      false,
+      180,
+      ({ inflight, corun }) => ({
+        delay_ms: () => Math.max(0, inflight - 8) * 0.1 + corun,
+        launches_per_s: 1000 + 50 * inflight,
+      }),
+      {
+        rate_per_s: (t_s) => {
+          longer = t_s < 90 ? 1 : 1.3;
+          return 400;
+        },
+      },
+    );
+    expect(controller.unreachable).toBe(false);
+    // The rungs that delay nothing, as before.
+    const stands = (from_s: number, to_s: number): number =>
+      settings.slice(from_s / TICK_S, to_s / TICK_S).filter((is) => is?.inflight === 8 || is?.inflight === 6).length;
+    expect(stands(60, 90)).toBeGreaterThan(0.8 * (30 / TICK_S));
+    expect(stands(150, 180)).toBeGreaterThan(0.8 * (30 / TICK_S));
+  });
+
+  test("what passes is forgiven: it does not cost more each time that it comes back", () => {
+    expect(gained(3)).toBeGreaterThan(0.8 * gained(0));
+  });
+
+  test("a loop that is always a little late steps back, too", () => {
+    let now_s = 0;
+    const { settings } = settle(
+      hostBound,
+      true,
+      150,
+      ({ suspend, need_us, slice_us }) => ({
+        delay_ms: () => (!suspend ? 0.5 + slice_us / 300 : need_us > 0 && now_s > 90 ? 1 : 0),
+        launches_per_s: need_us > 0 ? 1200 : 1000,
+      }),
+      {
+        rate_per_s: (t_s) => {
+          now_s = t_s;
+          return 60;
+        },
+        elapsed_s: (t_s) => (t_s > 60 ? 2.5 * TICK_S : TICK_S),
+      },
+    );
+    const late = (from_s: number, to_s: number): number =>
+      settings.slice(from_s / TICK_S, to_s / TICK_S).filter((is) => is?.suspend === 1 && is.need_us > 0).length;
+    expect(late(70, 90)).toBeGreaterThan(0.9 * (20 / TICK_S));
+    expect(late(100, 150)).toBe(0);
   });
 
   test("a target that is missed by the most requests, but not by the slowest, is said to be missed by those", () => {
