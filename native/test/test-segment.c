@@ -314,6 +314,8 @@ static void devices_are_the_processes_own(void)
     atomic_store(&share->preemption, RG_PREEMPTION_OFF);
     atomic_store(&share->slice_us, 50);
     atomic_store(&share->usual_launches, 229);
+    atomic_store(&share->began_ns, 5); /* it ends in the middle of a request */
+    atomic_store(&c->launches[0], 61);
     end(pid);
     pid = claimant(seg, &slot);
     CHECK(c == &seg->clients[slot] && c->state == RG_LIVE);
@@ -324,6 +326,8 @@ static void devices_are_the_processes_own(void)
     CHECK_EQUAL(share->preemption, RG_PREEMPTION_UNKNOWN);
     CHECK_EQUAL(share->slice_us, 0);
     CHECK_EQUAL(share->usual_launches, 229); /* what its requests are like is known still */
+    CHECK_EQUAL(share->began_ns, 0);
+    CHECK_EQUAL(share->began_launches, 61);
     end(pid);
     unlink(path);
 }
