@@ -20,6 +20,8 @@ const BACK_OFF_TIMES = 8;
 /** The same for slices alone that were tried from a suspension and gave no more (crossesOver), and for letting all run where streams stop. */
 const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
+/** Where a late suspension gives less than slices alone, one for a part of its `need` is still to be tried. */
+const MUCH_LATER = 0.6;
 /** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
 const FORGIVEN_S = 60;
 /** For so long it is known that the first rung is the worse of two that miss the target; then that is looked at again. */
@@ -326,6 +328,7 @@ export class Ladder {
     for (const [rung, is] of this.rungs.entries()) {
       if (rung <= this.rung || !(over || few || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
+      if (!over && !few && is.need < MUCH_LATER * need) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);
     }

@@ -689,6 +689,15 @@ describe("the controller on such a host", () => {
       }
   });
 
+  test("slices that give more than the first late suspension do not keep it from those that give most", () => {
+    const { settings } = settle(hostBound, true, 120, ({ suspend, defer_us, slice_us }) => ({
+      delay_ms: () => (suspend ? Math.max(0, defer_us - 2000) / 1000 : slice_us > 50 ? 1 : 0),
+      launches_per_s: 1000 + (suspend ? defer_us / 5 : 150),
+    }));
+    const last = settings.slice(60 / TICK_S);
+    expect(last.filter((is) => is?.suspend === 1 && is.defer_us > 1000).length).toBeGreaterThan(0.8 * last.length);
+  });
+
   test("the better of two that miss the target is not kept for good", () => {
     // For a minute suspension is held up; from then on one at once delays nothing.
     let now_s = 0;
