@@ -1057,6 +1057,14 @@ function documentAt(path: string): z.infer<typeof documentSchema> {
 
 const PAIR = "resnet50+resnet50-train";
 const SIMULATED = ["bench", "--device", "simulated", "--pairs", PAIR];
+/** Ways that are switched for longer than a test waits. */
+const TURNS = [
+  ...SIMULATED,
+  "--live",
+  "--ways",
+  "time slicing",
+  ..."--rounds 500 --duration 1 --window 1 --lead 2".split(" "),
+];
 const TINY = [...SIMULATED, "--rounds", "1", "--duration", "1", "--lead", "2"];
 const LIMIT_ms = 240_000;
 
@@ -1331,18 +1339,8 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       using scratch = new Scratch();
       const json = join(scratch.path, "b.json");
       const args = [...SIMULATED, "--rounds", "500", "--duration", "1", "--lead", "1", "--json", json];
-      await using child = start(args, { env: { TMPDIR: scratch.path } });
-      let stderr = "";
-      let sent = false;
-      for await (const chunk of child.stderr) {
-        stderr += new TextDecoder().decode(chunk);
-        // The GPU time, and the high program alone.
-        if (!sent && stderr.includes("[2/")) {
-          sent = true;
-          child.kill("SIGINT");
-        }
-      }
-      expect(await child.exited, stderr).toBe(130);
+      // The GPU time, and the high program alone.
+      await interrupted(args, scratch, "[2/");
       const { done, runs, rows, failures } = documentAt(json);
       expect(done).toBeGreaterThanOrEqual(2);
       expect(done).toBeLessThan(runs);
@@ -1360,18 +1358,7 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
     async () => {
       using scratch = new Scratch();
       const json = join(scratch.path, "b.json");
-      const args = [...SIMULATED, "--live", "--rounds", "500", "--duration", "1", "--window", "1", "--lead", "2"];
-      await using child = start([...args, "--ways", "time slicing", "--json", json], { env: { TMPDIR: scratch.path } });
-      let stderr = "";
-      let sent = false;
-      for await (const chunk of child.stderr) {
-        stderr += new TextDecoder().decode(chunk);
-        if (!sent && stderr.includes("round 3 of 500")) {
-          sent = true;
-          child.kill("SIGINT");
-        }
-      }
-      expect(await child.exited, stderr).toBe(130);
+      await interrupted([...TURNS, "--json", json], scratch, "round 3 of 500");
       const { failures, measurements } = documentAt(json);
       expect(failures).toEqual([]);
       // Three windows a round; those that were switched late are not there.
@@ -1387,21 +1374,12 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
     async () => {
       using scratch = new Scratch();
       const json = join(scratch.path, "b.json");
-      const args = [...SIMULATED, "--live", "--rounds", "500", "--duration", "1", "--window", "1", "--lead", "2"];
-      await using child = start([...args, "--ways", "time slicing", "--json", json], { env: { TMPDIR: scratch.path } });
-      let stderr = "";
-      let killed = false;
-      for await (const chunk of child.stderr) {
-        stderr += new TextDecoder().decode(chunk);
-        if (killed || !stderr.includes("round 2 of 500")) continue;
-        killed = true;
+      const stderr = await interrupted([...TURNS, "--json", json], scratch, "round 2 of 500", async () => {
         // Its parent has heard of it once nothing of it is left.
         const pids = processesWith(scratch.path, "resnet50-train.log");
         for (const pid of pids) process.kill(pid, "SIGKILL");
         await until(() => (pids.some((pid) => existsSync(`/proc/${pid}`)) ? undefined : true));
-        child.kill("SIGINT");
-      }
-      expect(await child.exited, stderr).toBe(130);
+      });
       const { failures } = documentAt(json);
       expect(failures).toMatchObject([{ problem: "resnet50-train ended with status 137" }]);
       expect(stderr).toContain("FAILED: resnet50-train ended with status 137");
@@ -1437,6 +1415,27 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
     LIMIT_ms,
   );
 });
+
+/** Standard error of a benchmark that Ctrl-C ends once it has said so much, after what is to be done first. */
+async function interrupted(
+  args: readonly string[],
+  scratch: Scratch,
+  text: string,
+  first: () => Promise<void> = async () => {},
+): Promise<string> {
+  await using child = start([...args], { env: { TMPDIR: scratch.path } });
+  let stderr = "";
+  let sent = false;
+  for await (const chunk of child.stderr) {
+    stderr += new TextDecoder().decode(chunk);
+    if (sent || !stderr.includes(text)) continue;
+    sent = true;
+    await first();
+    child.kill("SIGINT");
+  }
+  expect(await child.exited, stderr).toBe(130);
+  return stderr;
+}
 
 /** Nobody's command line mentions a path any more: what watched over programs ends a moment after the command. */
 async function gone(path: string): Promise<void> {
