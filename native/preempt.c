@@ -241,24 +241,14 @@ static bool suspends_too(const preemptor *p)
             (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
 }
 
-/* A call that began then, and whether all went well, which it hands on. */
-static bool has_called(uint64_t began_ns, bool ok)
+/* Whether the driver has done it; counted if it took long. */
+static bool switch_channels(const rg_channels *channels, bool on)
 {
+    uint64_t began_ns = rg_now_ns();
+    bool ok = (on ? rg_channels_resume(channels) : rg_channels_suspend(channels)) == 0;
     if (rg_now_ns() - began_ns >= RG_POLICY_SLOW_CALL_NS)
         atomic_fetch_add_explicit(&rg.slot->slow_calls, 1, memory_order_relaxed);
     return ok;
-}
-
-static bool disable(const rg_channels *channels)
-{
-    uint64_t began_ns = rg_now_ns();
-    return has_called(began_ns, rg_channels_suspend(channels) == 0);
-}
-
-static bool enable(const rg_channels *channels)
-{
-    uint64_t began_ns = rg_now_ns();
-    return has_called(began_ns, rg_channels_resume(channels) == 0);
 }
 
 /*
@@ -279,10 +269,10 @@ static bool suspend(preemptor *p)
     p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
     if (p->channels_off) {
         p->held = p->channels;
-        ok = off = disable(&p->held);
+        ok = off = switch_channels(&p->held, false);
         if (!ok) {
-            off = !enable(&p->held); /* some of them may be off, and then counts as suspended until they are not */
-            found = refresh(p);                      /* they may have gone just now */
+            off = !switch_channels(&p->held, true); /* some of them may be off, and then counts as suspended until they are not */
+            found = refresh(p);                     /* they may have gone just now */
             p->channels_off = off;
         }
     }
@@ -302,10 +292,10 @@ static bool suspend(preemptor *p)
 }
 
 /* Its channels alone: whether they are on again. */
-static bool enable_alone(preemptor *p)
+static bool enable(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    p->channels_off = !enable(&p->held);
+    p->channels_off = !switch_channels(&p->held, true);
     pthread_mutex_unlock(&p->lock);
     return !p->channels_off;
 }
@@ -322,9 +312,9 @@ static void resume(preemptor *p)
         rg_stops_set(p->device, false, true);
     p->stopped = false;
     pthread_mutex_lock(&p->lock);
-    bool refused = p->channels_off && !enable(&p->held);
+    bool refused = p->channels_off && !switch_channels(&p->held, true);
     if (refused) /* they may be gone, with their context */
-        refused = refresh(p) == RG_CHANNELS_FOUND && !enable(&p->channels);
+        refused = refresh(p) == RG_CHANNELS_FOUND && !switch_channels(&p->channels, true);
     atomic_store(&p->suspended, refused);
     p->channels_off = refused;
     if (!refused) {
@@ -503,7 +493,7 @@ static void stand_aside(preemptor *p)
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
-            if (p->stopped && p->channels_off && enable_alone(p))
+            if (p->stopped && p->channels_off && enable(p))
                 continue; /* its streams stop still */
             if (!bursts(p))
                 break;

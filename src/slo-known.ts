@@ -41,7 +41,7 @@ export interface Observation {
   stops?: boolean;
   /** The part of best-effort clients' GPU time that is in kernels of RG_POLICY_STOP_NS or more, the largest of any; undefined: not known. */
   longPart?: number | undefined;
-  /** Calls that took them off the GPU, or let them back, and were held up (RG_POLICY_SLOW_CALL_NS), since the last; 0 where there are no stops instead. */
+  /** Calls that took them off the GPU, or let them back, and were held up (RG_POLICY_SLOW_CALL_NS), since the last. */
   slowCalls?: number;
 }
 

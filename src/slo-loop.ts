@@ -285,7 +285,7 @@ export class SloLoop {
       waits,
       came,
       launches,
-      slowCalls: stopsMost === 0 ? 0 : slowCalls,
+      slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
       preemption: preemption && neighbours.length > 0,

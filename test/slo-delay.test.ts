@@ -238,10 +238,10 @@ describe("delay", () => {
 
 /** Settings by second, and held seconds, on a host whose speed changes every few seconds. */
 function settle(
-  request: Request,
+  request: (...given: [...Parameters<Request>, t_s: number]) => Wait,
   preemption: boolean,
   seconds: number,
-  effect: (settings: Settings) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
+  effect: (settings: Settings, t_s: number) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
   {
     rate_per_s = (_t_s: number): number => 60,
     slower = (_t_s: number): number => 1,
@@ -260,13 +260,13 @@ function settle(
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
     // Up to 60% slower, for 1 to 6 seconds.
     if (noise() < TICK_S / 3) host = 1 + 0.6 * noise();
-    const beside = action.hold || !action.settings ? undefined : effect(action.settings);
+    const beside = action.hold || !action.settings ? undefined : effect(action.settings, tick * TICK_S);
     const waits: Wait[] = [];
     const now = host * slower(tick * TICK_S);
     const passed_s = elapsed_s(tick * TICK_S);
     const requests = rate_per_s(tick * TICK_S) * passed_s;
     for (let at = -Math.log(1 - noise()); at < requests; at -= Math.log(1 - noise()))
-      waits.push(request(noise() < 0.04 ? now * 2 : now, noise, beside?.delay_ms(noise) ?? 0));
+      waits.push(request(noise() < 0.04 ? now * 2 : now, noise, beside?.delay_ms(noise) ?? 0, tick * TICK_S));
     action = controller.step({
       elapsed_s: passed_s,
       requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
@@ -365,22 +365,10 @@ const slices =
 
 /** Launches in flight, where of each 150 s so many are such in which all requests are delayed, whatever best-effort work does. */
 function gained(spell_s: number): number {
-  let now_s = 0;
-  const { settings } = settle(
-    hostBound,
-    false,
-    900,
-    ({ inflight }) => ({
-      delay_ms: () => (now_s > 100 && now_s % 150 > 150 - spell_s ? 1.5 : Math.max(0, inflight - 64) * 0.03),
-      launches_per_s: 1000 + 10 * Math.min(64, inflight),
-    }),
-    {
-      rate_per_s: (t_s) => {
-        now_s = t_s;
-        return 60;
-      },
-    },
-  );
+  const { settings } = settle(hostBound, false, 900, ({ inflight }, t_s) => ({
+    delay_ms: () => (t_s > 100 && t_s % 150 > 150 - spell_s ? 1.5 : Math.max(0, inflight - 64) * 0.03),
+    launches_per_s: 1000 + 10 * Math.min(64, inflight),
+  }));
   const last = settings.slice(600 / TICK_S).map((is) => Math.min(64, is?.inflight ?? 0));
   return last.reduce((sum, inflight) => sum + inflight, 0) / last.length;
 }
@@ -700,33 +688,20 @@ describe("the controller on such a host", () => {
 
   test("the better of two that miss the target is not kept for good", () => {
     // For a minute suspension is held up; from then on one at once delays nothing.
-    let now_s = 0;
-    const { settings } = settle(
-      gpuBound,
-      true,
-      300,
-      ({ suspend, need_us, slice_us }) => ({
-        delay_ms: () => (!suspend ? 0.5 + slice_us / 250 : now_s < 60 ? 1.5 : need_us > 0 ? 1.7 : 0),
-        launches_per_s: 1000,
-      }),
-      {
-        rate_per_s: (t_s) => {
-          now_s = t_s;
-          return 60;
-        },
-      },
-    );
+    const { settings } = settle(gpuBound, true, 300, ({ suspend, need_us, slice_us }, t_s) => ({
+      delay_ms: () => (!suspend ? 0.5 + slice_us / 250 : t_s < 60 ? 1.5 : need_us > 0 ? 1.7 : 0),
+      launches_per_s: 1000,
+    }));
     const late = settings.slice(-60 / TICK_S);
     expect(late.filter((is) => is?.suspend === 1 && is.need_us === 0).length).toBeGreaterThan(0.9 * late.length);
     expect(settings.slice(30 / TICK_S, 60 / TICK_S).some((is) => is?.suspend === 0)).toBe(true);
   });
 
   test("requests that become longer by themselves are learned anew, and not said to be out of reach", () => {
-    let longer = 1;
     const { settings, controller } = settle(
-      (host, noise, delay_ms) => {
+      (host, noise, delay_ms, t_s) => {
         const request = gpuBound(host, noise, delay_ms);
-        return { ...request, waited_ms: request.waited_ms + (longer - 1) * 4 };
+        return { ...request, waited_ms: request.waited_ms + (t_s < 90 ? 0 : 1.2) };
       },
       false,
       180,
@@ -734,12 +709,7 @@ describe("the controller on such a host", () => {
         delay_ms: () => Math.max(0, inflight - 8) * 0.1 + corun,
         launches_per_s: 1000 + 50 * inflight,
       }),
-      {
-        rate_per_s: (t_s) => {
-          longer = t_s < 90 ? 1 : 1.3;
-          return 400;
-        },
-      },
+      { rate_per_s: () => 400 },
     );
     expect(controller.unreachable).toBe(false);
     // The rungs that delay nothing, as before.
@@ -754,22 +724,15 @@ describe("the controller on such a host", () => {
   });
 
   test("a loop that is always a little late steps back, too", () => {
-    let now_s = 0;
     const { settings } = settle(
       hostBound,
       true,
       150,
-      ({ suspend, need_us, slice_us }) => ({
-        delay_ms: () => (!suspend ? 0.5 + slice_us / 300 : need_us > 0 && now_s > 90 ? 1 : 0),
+      ({ suspend, need_us, slice_us }, t_s) => ({
+        delay_ms: () => (!suspend ? 0.5 + slice_us / 300 : need_us > 0 && t_s > 90 ? 1 : 0),
         launches_per_s: need_us > 0 ? 1200 : 1000,
       }),
-      {
-        rate_per_s: (t_s) => {
-          now_s = t_s;
-          return 60;
-        },
-        elapsed_s: (t_s) => (t_s > 60 ? 2.5 * TICK_S : TICK_S),
-      },
+      { elapsed_s: (t_s) => (t_s > 60 ? 2.5 * TICK_S : TICK_S) },
     );
     const late = (from_s: number, to_s: number): number =>
       settings.slice(from_s / TICK_S, to_s / TICK_S).filter((is) => is?.suspend === 1 && is.need_us > 0).length;
