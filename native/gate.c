@@ -422,7 +422,7 @@ static void put_off(rg_policy_view *v, uint32_t device, uint64_t now)
     uint64_t known = atomic_load_explicit(&looked[device], memory_order_relaxed);
     if (known >> 1 <= now) {
         uint64_t again_ns;
-        bool late = rg_device_late(rg.segment, device, now, busy_for(&rg.segment->devices[device], now), &again_ns);
+        bool late = !rg_device_until_late(rg.segment, device, now, busy_for(&rg.segment->devices[device], now), &again_ns);
         uint64_t next_ns = late ? LATE_NS : again_ns < EARLY_NS ? again_ns : EARLY_NS;
         known = (now + next_ns) << 1 | !late;
         atomic_store_explicit(&looked[device], known, memory_order_relaxed);

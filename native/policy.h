@@ -245,6 +245,12 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
  */
 #define RG_POLICY_SLOW_CALL_NS 2000000u
 
+/* So many requests in a row have to have as many launches each for the next one to be taken to have as many. */
+#define RG_POLICY_ALIKE 8
+
+/* Best-effort work that is off the GPU comes back if it can have it for so long: to come back and to go again are calls of 0.26 and 0.43 ms. */
+#define RG_POLICY_BETWEEN_NS 1000000u
+
 /*
  * The shortest slice of a process that may not have the GPU to itself while no high client has work. The GPU restores what a process had on it in
  * the first part of its slice: beside one another two processes whose kernels fill an H200's registers and shared memory get nothing done in slices

@@ -238,40 +238,41 @@ static uint64_t until_late(const rg_settings *settings, const rg_share *share, u
     return rg_policy_until_late(made, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
 }
 
-bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns)
+/* For how long a high client at work on the device leaves it to best-effort work; when to look again, in `look_ns`. */
+static uint64_t client_until_late(rg_segment *seg, uint32_t device, int slot, uint64_t now_ns, uint64_t busy_ns, uint64_t *look_ns)
 {
     enum { LEAST_NS = 20000, FIRST_NS = 50000, MOST_NS = 500000 };
-    rg_device *dev = &seg->devices[device];
     const rg_settings *settings = &seg->settings;
+    const rg_share *share = rg_share_of(seg, device, slot);
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint64_t defer_ns = (uint64_t)atomic_load_explicit(&settings->defer_us, memory_order_relaxed) * 1000u;
     bool by_launches = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed) ||
                        atomic_load_explicit(&settings->need_us, memory_order_relaxed);
-    *again_ns = UINT64_MAX;
-    if (!defer_ns && !by_launches)
-        return true;
-    uint64_t busy = atomic_load(&dev->high_busy), launching = atomic_load(&dev->high_launching);
+    if (!by_launches || !rg_policy_regular(usual, atomic_load_explicit(&share->usual_votes, memory_order_relaxed)))
+        return *look_ns = busy_ns < defer_ns ? defer_ns - busy_ns : 0;
+    uint64_t progress = rg_progress(&seg->clients[slot]), began = atomic_load(&share->began_launches);
+    uint64_t made = progress > began ? progress - began : 0;
+    if (made && !(atomic_load(&seg->devices[device].high_launching) >> slot & 1))
+        return *look_ns = 0; /* it waits for what it has launched already; one that begins is about to say that it launches */
+    uint64_t left_ns = until_late(settings, share, made, usual, now_ns), least_ns = made ? LEAST_NS : FIRST_NS;
+    /* Half of what is left; where nothing tells that, soon. */
+    *look_ns = left_ns == UINT64_MAX || left_ns / 2 < least_ns ? least_ns : left_ns / 2 > MOST_NS ? MOST_NS : left_ns / 2;
+    return left_ns;
+}
+
+uint64_t rg_device_until_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *look_ns)
+{
+    const rg_settings *settings = &seg->settings;
+    uint64_t busy = atomic_load(&seg->devices[device].high_busy), least_ns = UINT64_MAX;
+    *look_ns = UINT64_MAX;
+    if (!atomic_load(&settings->defer_us) && !atomic_load(&settings->defer_ppm) && !atomic_load(&settings->need_us))
+        return 0;
     for (; busy; busy &= busy - 1) {
-        int slot = __builtin_ctzll(busy);
-        const rg_share *share = rg_share_of(seg, device, slot);
-        uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-        uint64_t left_ns;
-        if (by_launches && rg_policy_regular(usual, atomic_load_explicit(&share->usual_votes, memory_order_relaxed))) {
-            uint64_t progress = rg_progress(&seg->clients[slot]), began = atomic_load(&share->began_launches);
-            uint64_t made = progress > began ? progress - began : 0;
-            left_ns = until_late(settings, share, made, usual, now_ns);
-            if (!left_ns || (made && !(launching >> slot & 1)))
-                return true; /* or it waits for what it has launched already; one that begins is about to say that it launches */
-            /* Half of what is left; where nothing tells that, soon. */
-            uint64_t least_ns = made ? LEAST_NS : FIRST_NS;
-            left_ns = left_ns == UINT64_MAX || left_ns / 2 < least_ns ? least_ns : left_ns / 2 > MOST_NS ? MOST_NS : left_ns / 2;
-        } else if (busy_ns >= defer_ns) {
-            return true;
-        } else {
-            left_ns = defer_ns - busy_ns;
-        }
-        *again_ns = left_ns < *again_ns ? left_ns : *again_ns;
+        uint64_t its_look_ns, its_ns = client_until_late(seg, device, __builtin_ctzll(busy), now_ns, busy_ns, &its_look_ns);
+        least_ns = its_ns < least_ns ? its_ns : least_ns;
+        *look_ns = its_look_ns < *look_ns ? its_look_ns : *look_ns;
     }
-    return false;
+    return least_ns;
 }
 
 static void clear_client(rg_client *c)

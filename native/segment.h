@@ -96,7 +96,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, suspend, 1)       /* [control] 1: and kept off it while a high client is busy; 0: short time slices only */ \
     F(u32, defer_us, 1)      /* [control] and only once it has been launching for so long: until then its work may queue up on the GPU */ \
     F(u32, defer_ppm, 1)     /* [control] in place of that, of clients whose requests are alike: once a request has made this part of \
-                                its launches, in millionths (rg_device_late); 0, and the next: `defer_us` is what counts */ \
+                                its launches, in millionths (rg_device_until_late); 0, and the next: `defer_us` is what counts */ \
     F(u32, need_us, 1)       /* [control] likewise: once the rest of its launches takes no longer than this, at its pace so far */ \
     F(u32, slice_us, 1)      /* [control] time slice of a best-effort client, where it is the only one at work (rg_preempt_beat has more) */ \
     F(u32, high_slice_us, 1) /* [control] likewise of a high client */ \
@@ -542,14 +542,14 @@ void rg_device_launching(rg_device *dev, int slot, bool on);
 uint64_t rg_progress(const rg_client *client);
 
 /*
- * rg_device_late: whether a high client with work on the device has come so far into its request that best-effort work is to give way
- * (settings defer_us, defer_ppm and need_us); `busy_ns`: for how long they have had some. If not, when to look again, in `again_ns`. Where
- * the requests of a client are alike, how far one has come is told by its launches, not by the clock: on a host whose processors are
- * shared the same request takes 4 ms now and 10 ms then, and it is near its end when most of it is launched, however long that took.
- * What the GPU needs for it is the same then as now, so what counts best is how long the rest of its launches will take (need_us): a
- * part of the launches that is right in a slow moment comes too late in a fast one.
+ * rg_device_until_late: for how long the high clients with work on the device still leave it to best-effort work; 0: one of them has come so far
+ * into its request that it is to give way (settings defer_us, defer_ppm and need_us), UINT64_MAX: nothing tells. `busy_ns`: for how long they have
+ * had some; when to look again, in `look_ns`. Where the requests of a client are alike, how far one has come is told by its launches, not by the clock: on
+ * a host whose processors are shared the same request takes 4 ms now and 10 ms then, and it is near its end when most of it is launched, however
+ * long that took. What the GPU needs for it is the same then as now, so what counts best is how long the rest of its launches will take
+ * (need_us): a part of the launches that is right in a slow moment comes too late in a fast one.
  */
-bool rg_device_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *again_ns);
+uint64_t rg_device_until_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *look_ns);
 
 /* rg_share_forget_requests: nothing is known of what the client's requests launch; the next one is what follows on so many `launches`. */
 void rg_share_forget_requests(rg_share *share, uint64_t launches);

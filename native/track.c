@@ -538,7 +538,7 @@ static bool drain(rg_member *m)
 }
 
 /*
- * How many launches the client's requests make, and in what time, for who has to know how far one has come (rg_device_late). Only those
+ * How many launches the client's requests make, and in what time, for who has to know how far one has come (rg_device_until_late). Only those
  * count that the program waits for: an end that the agent finds may be in the middle of one whose program has lost its processor.
  */
 static void note_launches(rg_share *share, uint64_t progress, uint64_t now)

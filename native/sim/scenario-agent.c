@@ -11,7 +11,7 @@
  */
 #include "scenario-inside.h"
 
-enum { LINGER_NS = 1000000 }; /* as preempt.c */
+enum { LINGER_NS = 1000000, LOOK_NS = 20000 }; /* as preempt.c */
 
 static void stop_best_effort(scenario *s, bool stopped)
 {
@@ -156,6 +156,39 @@ static uint64_t comes_back(scenario *s)
     return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
 }
 
+/* As in preempt.c: what is there has all begun since, and leaves the GPU to best-effort work for long enough: when it comes back for that. */
+static uint64_t comes_between(const scenario *s)
+{
+    if (s->hold || s->idle_ns <= s->agent.off_ns)
+        return NEVER;
+    uint64_t late_ns = rg_scenario_late_at(s, s->idle_ns), back_ns = s->agent.since + (uint64_t)s->o->resume_delay_us * 1000;
+    return late_ns > s->now && late_ns - s->now >= RG_POLICY_BETWEEN_NS ? back_ns : NEVER;
+}
+
+/* The only high client at work, if its requests are alike and the one under way has launched all. */
+static bool has_launched_all(const scenario *s)
+{
+    const player *only = NULL;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        if (p->of->best_effort || !p->busy)
+            continue;
+        if (only)
+            return false;
+        only = p;
+    }
+    return only && rg_policy_regular(only->usual, only->votes) && only->made == only->usual;
+}
+
+/* As in preempt.c: all is launched that is usual, and is not waited for yet: when it comes back for that. */
+static uint64_t comes_early(scenario *s)
+{
+    bool all = s->o->drain && !s->hold && !rg_scenario_stops(s) && !bursts(s) && has_launched_all(s) && !outlasts(s, s->agent.off_ns);
+    if (!all || !s->agent.all_ns)
+        s->agent.all_ns = all ? s->now : 0;
+    return all ? s->agent.all_ns + LOOK_NS : NEVER;
+}
+
 /* High clients stop best-effort streams by themselves, before any thread there is awake (rg_stop_best_effort). */
 static bool stops_at_once(const scenario *s)
 {
@@ -176,7 +209,7 @@ static void look(scenario *s)
     if (wanted != s->agent.wanted) {
         if (wanted && s->agent.lingers)
             s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
-        s->agent.lingers = s->agent.stays = false;
+        s->agent.lingers = s->agent.stays = s->agent.early = false;
         s->agent.wanted = wanted;
         s->agent.since = s->now;
         s->agent.late_ns = NEVER;
@@ -188,9 +221,10 @@ static void look(scenario *s)
             s->agent.late_ns = s->hold ? s->agent.since
                                        : earlier(rg_scenario_late_at(s, s->agent.since), s->agent.since + starvation_ns(s));
         uint64_t late_ns = s->agent.late_ns, delay_ns = stops_at_once(s) ? 0 : s->o->suspend_delay_us * 1000ull;
+        wanted = wanted && !(s->agent.early && has_launched_all(s) && !s->hold);
         s->agent.at = earlier(wanted && late_ns != NEVER ? late_ns + delay_ns : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
-        s->agent.at = earlier(wanted ? NEVER : comes_back(s), is_due(s));
+        s->agent.at = earlier(wanted ? earlier(comes_between(s), comes_early(s)) : comes_back(s), is_due(s));
     } else if (s->agent.state == GIVEN) {
         s->agent.at = s->hold ? s->now : earlier(rests(s), s->agent.given_until_ns);
     }
@@ -246,6 +280,7 @@ bool rg_scenario_agent_act(scenario *s)
         if (s->agent.lingers)
             s->agent.short_gaps <<= 1;
         s->agent.lingers = false;
+        s->agent.early = s->agent.wanted && has_launched_all(s);
         s->agent.state = s->now >= is_due(s) ? GIVING : RESUMING;
         s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->resume_ns);
         break;

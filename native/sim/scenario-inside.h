@@ -103,6 +103,8 @@ typedef struct {
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */
         bool stays;      /* until the high clients are idle, though they only wait */
+        uint64_t all_ns; /* since when the request under way has launched all; 0: it has not */
+        bool early;      /* it is back though that one is not waited for */
         bool channels_off; /* streams that stop are suspended, too, this time */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
@@ -136,7 +138,7 @@ static inline bool rg_scenario_by_stops(const scenario *s)
 
 bool rg_scenario_high_busy(const scenario *s);
 rg_policy_view rg_scenario_view_of(const scenario *s, const player *p);
-/* When high clients whose work began at `since` have come so far that best-effort work is to give way (rg_device_late); NEVER: not yet. */
+/* When high clients whose work began at `since` have come so far that best-effort work is to give way (rg_device_until_late); NEVER: not yet. */
 uint64_t rg_scenario_late_at(const scenario *s, uint64_t since);
 /* Until then it may go on. */
 void rg_scenario_put_off(const scenario *s, rg_policy_view *v);

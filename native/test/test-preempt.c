@@ -335,6 +335,82 @@ static void suspended_when_little_time_is_left_of_a_request(void)
     done();
 }
 
+/* The other client's next request is under way before anybody has seen that the last one is over. */
+static void other_goes_on(void)
+{
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    rg_device_idle(dev0(), OTHER, rg_now_ns());
+    atomic_store(&share->began_launches, atomic_load(&seg->clients[OTHER].launches[0]));
+    atomic_store(&share->began_ns, rg_now_ns());
+    rg_device_busy(dev0(), OTHER, rg_now_ns());
+    rg_device_launching(dev0(), OTHER, true);
+    rg_device_wake(dev0());
+}
+
+/* A request that leaves the GPU to best-effort work at first does that also where it follows on another at once. */
+static void back_as_the_next_request_begins(void)
+{
+    become_preemptible();
+    other_is_regular();
+    seg->settings.defer_ppm = 0;
+    seg->settings.need_us = 50000;
+    atomic_store(&rg_share_of(seg, 0, OTHER)->usual_ns, 60000000000); /* a minute, so not late in this one on a busy machine either */
+    other_launches(true);
+    for (uint64_t i = 1; i <= 3; i++) {
+        atomic_fetch_add(&seg->clients[OTHER].launches[0], 100);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == i);
+        other_goes_on();
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    /* Not where it needs all of it. */
+    seg->settings.need_us = seg->settings.defer_us = 0;
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 4);
+    other_goes_on();
+    launch(spin, NULL, 1000);
+    usleep(20000);
+    CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+    other_launches(false);
+    done();
+}
+
+/* Requests that are alike to the last launch have best-effort work come back as that is launched, until one of them goes on. */
+static void back_as_all_is_launched(void)
+{
+    become_preemptible();
+    other_is_regular();
+    seg->settings.defer_us = seg->settings.defer_ppm = 0;
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    _Atomic uint64_t *launches = &seg->clients[OTHER].launches[0];
+    atomic_store(&share->usual_ns, 1000000);
+    for (int i = 0; i <= RG_POLICY_ALIKE + 1; i++) {
+        uint64_t before = atomic_load(&rg.slot->suspensions);
+        atomic_store(&share->began_ns, rg_now_ns());
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
+        launch(spin, NULL, 1000);
+        atomic_fetch_add(launches, 99);
+        usleep(5000);
+        CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+        atomic_fetch_add(launches, 1);
+        if (i == RG_POLICY_ALIKE) {
+            CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+            usleep(5000);
+            CHECK_EQUAL(rg.slot->suspensions, before + 1);
+            atomic_fetch_add(launches, 1);
+            WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 2);
+            launch(spin, NULL, 1000);
+        }
+        usleep(5000);
+        CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+        other_launches(false);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        atomic_store(&share->began_launches, atomic_load(launches));
+        usleep(5000); /* a pause, not one between two parts of a request */
+    }
+    done();
+}
+
 /* One that stops launching and never waits is stood aside for, too, and best-effort work gets its due. */
 static void a_request_that_stops_is_waited_for_so_long(void)
 {
@@ -791,6 +867,8 @@ int main(int argc, char **argv)
     RUN(an_old_hold_takes_nobody_off);
     RUN(suspended_when_so_much_of_a_request_is_launched);
     RUN(suspended_when_little_time_is_left_of_a_request);
+    RUN(back_as_the_next_request_begins);
+    RUN(back_as_all_is_launched);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(who_has_run_is_owed_nothing);
     RUN(a_break_is_a_share);

@@ -109,7 +109,7 @@ static void how_far_requests_are(void)
 {
     rg_segment *seg = fresh(scratch("late"));
     uint64_t again_ns, ms = 1000000;
-#define LATE(busy_ns) rg_device_late(seg, 0, 1000 * ms + (busy_ns), busy_ns, &again_ns)
+#define LATE(busy_ns) (!rg_device_until_late(seg, 0, 1000 * ms + (busy_ns), busy_ns, &again_ns))
     seg->devices[0].high_busy = seg->devices[0].high_launching = 1 << 3;
     CHECK(LATE(0));
     seg->settings.defer_us = 2000;
