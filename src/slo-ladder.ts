@@ -203,14 +203,17 @@ export class Ladder {
   }
 
   /**
-   * Longer slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
+   * The shortest slices, where requests leave the GPU idle between launches and a late suspension may be tried: that gives best-effort work more. Longer
+   * slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
    * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each, or work go on
    * to a later stop, for next to nothing; and any where suspension at once is too late; and one that comes at once to nearly all requests, if that is so
    * with the next one too.
    */
   #isHopeless(rung: number): boolean {
-    if (this.rungs === GATE_RUNGS || (this.rungs === PREEMPT_RUNGS && rung === SHORTEST)) return false;
+    if (this.rungs === GATE_RUNGS) return false;
+    if (this.rungs === PREEMPT_RUNGS && rung === SHORTEST)
+      return this.#mayBeBetterLate && this.t_s >= this.at(SHORTEST + 1).notBefore_s;
     const { suspend, need = 0, slice_us = 0 } = this.rungs[rung] ?? {};
     if (!suspend)
       return this.rungs === STOP_RUNGS

@@ -602,7 +602,7 @@ describe("the controller on such a host", () => {
     const { settings, controller } = settle(
       hostBound,
       true,
-      240,
+      250,
       ({ suspend, need_us, slice_us }) => ({
         delay_ms: (noise) =>
           (suspend ? (need_us > 0 ? Math.max(0, 2 * factor - need_us / 1e3) : 0) : slice_us / 25) * (0.5 + noise()),
@@ -741,7 +741,7 @@ describe("the controller on such a host", () => {
   });
 
   test("a target that is missed by the most requests, but not by the slowest, is said to be missed by those", () => {
-    const { controller } = settle(hostBound, true, 60, () => ({ delay_ms: () => 0.36, launches_per_s: 1000 }));
+    const { controller } = settle(hostBound, true, 120, () => ({ delay_ms: () => 0.36, launches_per_s: 1000 }));
     const { unreachable, reachable, percentile, over_alone } = controller.summary();
     expect(unreachable).toBe(true);
     expect(over_alone?.p99).toBeLessThan(1.05);
