@@ -257,6 +257,18 @@ static bool switch_channels(const rg_channels *channels, bool on)
 }
 
 /*
+ * Disables the channels as they are known; under the lock. False if the driver refused; some of them may be off then, and that counts as all of them
+ * (channels_off) until they are not.
+ */
+static bool disable(preemptor *p)
+{
+    p->held = p->channels;
+    bool ok = switch_channels(&p->held, false);
+    p->channels_off = ok || !switch_channels(&p->held, true);
+    return ok;
+}
+
+/*
  * False if it is not off the GPU: since there is nothing to suspend, and the gate holds it until a beat finds something; or refused. Its streams stop
  * before it has the lock, which the agent may have for as long as the driver takes to set slices: up to 100 ms while programs start on some GPU. So do
  * they go on (resume): that they stop is this thread's alone.
@@ -271,15 +283,12 @@ static bool suspend(preemptor *p)
     p->stopped = stopped && found != RG_CHANNELS_NONE;
     if (stopped && !p->stopped)
         rg_stops_set(p->device, false, true);
-    p->channels_off = found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p));
-    if (p->channels_off) {
-        p->held = p->channels;
-        ok = off = switch_channels(&p->held, false);
-        if (!ok) {
-            off = !switch_channels(&p->held, true); /* some of them may be off, and then counts as suspended until they are not */
-            found = refresh(p);                     /* they may have gone just now */
-            p->channels_off = off;
-        }
+    p->channels_off = false;
+    if (found == RG_CHANNELS_FOUND && (!p->stopped || suspends_too(p))) {
+        ok = disable(p);
+        off = p->channels_off;
+        if (!ok)
+            found = refresh(p); /* they may have gone just now */
     }
     if (p->stopped)
         ok = off = true;
@@ -303,6 +312,15 @@ static bool enable(preemptor *p)
     p->channels_off = !switch_channels(&p->held, true);
     pthread_mutex_unlock(&p->lock);
     return !p->channels_off;
+}
+
+/* Off the GPU once more, after `enable`, where its streams stop still. */
+static void disable_again(preemptor *p)
+{
+    pthread_mutex_lock(&p->lock);
+    if (!atomic_load(&stopping) && refresh(p) == RG_CHANNELS_FOUND)
+        disable(p);
+    pthread_mutex_unlock(&p->lock);
 }
 
 /*
@@ -539,6 +557,7 @@ static void stand_aside(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     const uint64_t OFTEN_NS = 1000000000;
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
+    bool enabled = false; /* the channels are, though its streams stop */
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
@@ -569,12 +588,14 @@ static void stand_aside(preemptor *p)
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
                 atomic_fetch_add(&dev->waiters, 1);
                 if (atomic_load(&dev->high_busy) && may_stand_aside())
-                    wait_on(&dev->wake, seen, left_ns);
+                    wait_on(&dev->wake, seen, enabled ? LINGER_NS / 10 : left_ns); /* that it launches again would wake nobody */
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
-            if (p->stopped && p->channels_off && enable(p))
-                continue; /* its streams stop still */
+            if (p->stopped && p->channels_off && enable(p)) {
+                enabled = true; /* its streams stop still */
+                continue;
+            }
             if (!bursts(p))
                 break;
             bool more = linger(p, rg_now_ns() + left_ns);
@@ -585,6 +606,9 @@ static void stand_aside(preemptor *p)
         }
         if (comes_between(p, since) || has_launched_all(p, since, &look_ns))
             break;
+        if (enabled && !p->channels_off && suspends_too(p))
+            disable_again(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
+        enabled = false;
         left_ns = left_ns < look_ns ? left_ns : look_ns;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(p, &again_ns))

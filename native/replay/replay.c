@@ -29,6 +29,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -637,7 +638,7 @@ static double launch_ms(client *c, const rg_shape *shape, uint64_t chain, CUeven
 static void calibrate(client *c, const rg_shape_device *device)
 {
     static const uint32_t warps[] = {1, 4, 8, 16, 32, 64};
-    enum { POINTS = sizeof(warps) / sizeof(warps[0]), CHAIN = 2000 };
+    enum { POINTS = sizeof(warps) / sizeof(warps[0]), CHAIN = 2000, TRIES = 50 };
     double ns[POINTS];
     uint32_t points = 0;
     CUevent from, to;
@@ -648,8 +649,13 @@ static void calibrate(client *c, const rg_shape_device *device)
         rg_shape shape = {.blocks = device->sms * blocks_per_sm, .block = {warps[i] * 32 / blocks_per_sm, 1, 1}};
         if (i == 0)
             launch_ms(c, &shape, 20 * CHAIN, from, to); /* raises the clocks */
-        double slope_ms = launch_ms(c, &shape, 2 * CHAIN, from, to) - launch_ms(c, &shape, CHAIN, from, to);
-        ns[i] = slope_ms * 1e6 / CHAIN;
+        double once_ms = INFINITY, twice_ms = INFINITY;
+        ns[i] = 0;
+        for (int tries = 0; tries < TRIES && !(ns[i] > 0.1); tries++) { /* another program that does the same may be in the way of all of one length */
+            twice_ms = fmin(twice_ms, launch_ms(c, &shape, 2 * CHAIN, from, to));
+            once_ms = fmin(once_ms, launch_ms(c, &shape, CHAIN, from, to));
+            ns[i] = (twice_ms - once_ms) * 1e6 / CHAIN;
+        }
         if (!(ns[i] > 0.1)) {
             rg_say("calibration: %g ns an iteration with %u warps on an SM; expected at least 0.1", ns[i], warps[i]);
             exit(1);

@@ -603,10 +603,10 @@ static void a_page_of_its_own_where_the_segment_is_refused(void)
 }
 
 static __typeof__(rg_real.rigelSimSuspend) real_sim_suspend;
-static _Atomic int suspended;
+static _Atomic int suspended, resumed;
 static int count_suspensions(unsigned ordinal, int suspend)
 {
-    atomic_fetch_add(&suspended, suspend);
+    atomic_fetch_add(suspend ? &suspended : &resumed, 1);
     return real_sim_suspend(ordinal, suspend);
 }
 
@@ -656,6 +656,39 @@ static void stops_in_its_slices(void)
     WAIT_FOR(atomic_load(&rg.preemptible[0]) != RG_STOPPABLE_SLICED);
     CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_ON);
     CHECK(rg.preemptible[0] != RG_NOT_PREEMPTIBLE);
+    done();
+}
+
+/*
+ * What it is suspended for besides comes back as the request waits, while its streams stop still: off once more where the request goes on, and where
+ * the next one has begun.
+ */
+static void suspended_again_as_launches_go_on(void)
+{
+    CHECK(rg_real_ready());
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = count_suspensions;
+    become_stoppable_in_slices();
+    rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
+    seg->settings.starvation_us = 600000000; /* not on a busy machine either */
+    launch_blocks(spin, NULL, 2, 60000000000); /* the GPU is at it for a minute */
+    WAIT_FOR(rg_stops_long(0));
+    other_launches();
+    WAIT_FOR(atomic_load(&suspended) == 1);
+    for (int i = 1; i <= 4; i++) {
+        int before = atomic_load(&resumed);
+        other_waits();
+        WAIT_FOR(atomic_load(&resumed) > before);
+        CHECK(rg_stops_taken(0));
+        if (i & 1)
+            rg_device_launching(dev0(), OTHER, true);
+        else
+            other_launches(); /* as if it had been idle for an instant */
+        WAIT_FOR(atomic_load(&suspended) == i + 1);
+    }
+    CHECK_EQUAL(rg.slot->suspensions, 1);
+    other_is_done();
+    WAIT_FOR(!rg_stops_taken(0));
     done();
 }
 
@@ -924,6 +957,7 @@ int main(int argc, char **argv)
     RUN(nothing_is_armed_of_who_is_gone);
     RUN(a_page_of_its_own_where_the_segment_is_refused);
     RUN(stops_in_its_slices);
+    RUN(suspended_again_as_launches_go_on);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
     RUN(stops_while_the_driver_is_busy);
