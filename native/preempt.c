@@ -6,7 +6,8 @@
  *   - time slices: long for a high client, short for a best-effort one, so that the GPU itself switches to a high client within
  *     a slice (and not back while it has work queued) from its first kernel on;
  *   - suspension: one thread per process with best-effort clients, and device, sleeps until a high client becomes busy, disables the
- *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice. That
+ *     channels, and enables them when the high client is idle, or waits for all it has launched and will be done within its slice (or has launched
+ *     all that its requests usually do, and when the next request has begun by then and leaves the GPU to best-effort work for a while). That
  *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
  *     request, each of which would cost the request a switch and back;
  *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle. Then suspension is for what no stop
@@ -55,8 +56,10 @@ typedef struct {
     int32_t alike;      /* suspensions in a row for requests of as many launches, `usual` */
     uint32_t usual;
     struct {
-        uint64_t after, busy, progress; /* 1 + when the high clients had been idle; who was busy, and what that one had launched */
+        uint64_t after, busy, progress, at_ns; /* 1 + when the high clients had been idle; who was busy, and what that one had launched; when */
     } back; /* before the end of a request that had launched all */
+    bool between; /* it comes back into a request that leaves the GPU to it for a while */
+    uint64_t seen_progress, seen_ns; /* of the request under way, and since when */
 } preemptor;
 
 static preemptor preemptors[RG_MAX_DEVICES] = {[0 ... RG_MAX_DEVICES - 1] = {.lock = PTHREAD_MUTEX_INITIALIZER}};
@@ -342,7 +345,7 @@ static void resume(preemptor *p)
     p->channels_off = refused;
     if (!refused) {
         rg_op_end(&p->op, RG_TRACE_suspension, p->again ? RG_RECORD_CONTINUED : 0, p->device);
-        rg_policy_on(&p->had, atomic_load(&rg.segment->devices[p->device].high_busy) != 0, rg_now_ns());
+        rg_policy_on(&p->had, !p->between && atomic_load(&rg.segment->devices[p->device].high_busy), rg_now_ns());
     } else {
         fail(p);
     }
@@ -475,71 +478,92 @@ static bool outlasts(const preemptor *p, uint64_t since)
  */
 static bool comes_between(const preemptor *p, uint64_t since)
 {
-    uint64_t now = rg_now_ns(), idle = atomic_load(&rg.segment->devices[p->device].idle_ns), look_ns;
-    return idle > since && !held_back() &&
+    const rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t now = rg_now_ns(), idle = atomic_load(&dev->idle_ns), look_ns;
+    return idle > since && atomic_load(&dev->high_busy) && !held_back() &&
            rg_device_until_late(rg.segment, p->device, now, rg_since(idle, now), &look_ns) >= RG_POLICY_BETWEEN_NS;
 }
 
-/* The client at work on the device, where it is the only one and its requests are alike, and the launches of the one under way; or -1. */
-static int regular_client(const preemptor *p, uint64_t *made)
+/* The client at work on the device, where it is the only one and its requests are alike; what it has launched, and in the one under way; or -1. */
+static int regular_client(const preemptor *p, uint64_t *progress, uint64_t *made)
 {
     uint64_t busy = atomic_load(&rg.segment->devices[p->device].high_busy);
     if (!busy || busy & (busy - 1))
         return -1;
     int slot = __builtin_ctzll(busy);
     const rg_share *share = rg_share_of(rg.segment, p->device, slot);
-    uint64_t progress = rg_progress(&rg.segment->clients[slot]), began = atomic_load(&share->began_launches);
-    *made = progress > began ? progress - began : 0;
+    uint64_t began = atomic_load(&share->began_launches);
+    *progress = rg_progress(&rg.segment->clients[slot]);
+    *made = *progress > began ? *progress - began : 0;
     return rg_policy_regular(atomic_load(&share->usual_launches), atomic_load(&share->usual_votes)) ? slot : -1;
 }
 
-/* It is back before the end of the request under way, which has launched no more since. */
-static bool came_back_early(const preemptor *p)
+/* Whether it is back before the end of the request under way, which has launched more since, or not. */
+static bool came_back_early(const preemptor *p, bool more)
 {
     const rg_device *dev = &rg.segment->devices[p->device];
     uint64_t busy = atomic_load(&dev->high_busy);
     return p->back.after == atomic_load(&dev->idle_ns) + 1 && busy == p->back.busy &&
-           p->back.progress == rg_progress(&rg.segment->clients[__builtin_ctzll(busy)]);
+           (p->back.progress != rg_progress(&rg.segment->clients[__builtin_ctzll(busy)])) == more;
 }
 
-/* Before a suspension: whether the last requests had as many launches each. */
-static void note_alike(preemptor *p)
+/* A request that had launched all has gone on: that is not tried again soon. */
+static void mistaken(preemptor *p)
 {
     enum { AFTER_MISTAKE = -56 };
-    const rg_device *dev = &rg.segment->devices[p->device];
-    uint64_t made;
-    int slot = regular_client(p, &made);
+    p->alike = AFTER_MISTAKE;
+    p->back.after = 0;
+}
+
+/* Before a suspension: how often in a row the number of launches that requests usually make has been the same. */
+static void note_alike(preemptor *p)
+{
+    uint64_t made, progress;
+    int slot = regular_client(p, &progress, &made);
     uint32_t usual = slot < 0 ? 0 : atomic_load(&rg_share_of(rg.segment, p->device, slot)->usual_launches);
     p->alike = usual && usual == p->usual ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
     p->usual = usual;
-    if (p->back.after == atomic_load(&dev->idle_ns) + 1 && p->back.busy == atomic_load(&dev->high_busy) && !came_back_early(p))
-        p->alike = AFTER_MISTAKE; /* the request that had launched all has gone on */
+    if (!p->back.after)
+        return;
+    /* It goes on, or has ended since, and others like it: those are no less than whole. */
+    bool over = p->back.after != atomic_load(&rg.segment->devices[p->device].idle_ns) + 1;
+    bool whole = slot < 0 || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
+    if (over ? !whole : came_back_early(p, true))
+        mistaken(p);
+    p->back.after = over ? 0 : p->back.after;
 }
 
 /*
- * Whether the request under way has launched all that those like it do, though its program does not wait for it yet; or when to look again. Best-effort
- * work that begins to come back then is there as the GPU is done, in place of 0.4 ms later.
+ * Whether the request under way has launched all that those like it do, though its program does not wait for it yet; or when to look again: later
+ * and later where it launches nothing. Best-effort work that begins to come back then is there as the GPU is done, in place of 0.4 ms later.
  */
 static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
 {
     enum { LEAST_NS = 20000 };
-    uint64_t made, now = rg_now_ns();
-    int slot = p->channels_off && !p->stopped && p->alike >= RG_POLICY_ALIKE && !bursts(p) && !held_back() ? regular_client(p, &made) : -1;
+    const rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t made, progress, now = rg_now_ns(), idle = atomic_load(&dev->idle_ns);
+    bool may = p->channels_off && !p->stopped && p->alike >= RG_POLICY_ALIKE && !bursts(p) && !held_back();
+    int slot = may ? regular_client(p, &progress, &made) : -1;
     *look_ns = WAIT_NS;
     if (slot < 0 || made > p->usual)
         return false;
-    const rg_share *share = rg_share_of(rg.segment, p->device, slot);
     if (made == p->usual) {
-        if (outlasts_slice(p, since))
+        if (outlasts_slice(p, since) || atomic_load(&dev->idle_ns) != idle)
             return false;
-        p->back.after = atomic_load(&rg.segment->devices[p->device].idle_ns) + 1;
+        p->back.after = idle + 1;
         p->back.busy = 1ull << slot;
-        p->back.progress = atomic_load(&share->began_launches) + made;
+        p->back.progress = progress;
+        p->back.at_ns = now;
         return true;
     }
-    uint64_t began = atomic_load(&share->began_ns), spent = began ? rg_since(began, now) : 0;
+    if (progress != p->seen_progress)
+        p->seen_ns = now;
+    p->seen_progress = progress;
+    const rg_share *share = rg_share_of(rg.segment, p->device, slot);
+    uint64_t began = atomic_load(&share->began_ns), spent = began ? rg_since(began, now) : 0, least_ns = LEAST_NS + (now - p->seen_ns) / 4;
     uint64_t left_ns = rg_policy_until_late(made, p->usual, spent, atomic_load(&share->usual_ns), 0, 1) / 2;
-    *look_ns = left_ns < LEAST_NS ? LEAST_NS : left_ns < WAIT_NS ? left_ns : WAIT_NS;
+    left_ns = left_ns < least_ns ? least_ns : left_ns;
+    *look_ns = left_ns < WAIT_NS ? left_ns : WAIT_NS;
     return false;
 }
 
@@ -604,7 +628,8 @@ static void stand_aside(preemptor *p)
                 break;
             continue;
         }
-        if (comes_between(p, since) || has_launched_all(p, since, &look_ns))
+        p->between = comes_between(p, since);
+        if (p->between || has_launched_all(p, since, &look_ns))
             break;
         if (enabled && !p->channels_off && suspends_too(p))
             disable_again(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
@@ -618,6 +643,7 @@ static void stand_aside(preemptor *p)
     bool off = atomic_load(&p->suspended);
     uint64_t until = rg_now_ns();
     resume(p);
+    p->between = false;
     if (off)
         atomic_fetch_add_explicit(&rg.slot->suspended_ns, until - counted, memory_order_relaxed);
 }
@@ -632,6 +658,10 @@ static bool cuts_short(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
     bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
+    if (waits && came_back_early(p, true)) {
+        mistaken(p);
+        p->cut_after = 0; /* of what it has launched since nothing may have run */
+    }
     if (!waits || !suspends(p) || p->cut_after == idle + 1 || !may_stand_aside() ||
         (atomic_load(&s->slice_us) <= RG_POLICY_SHORT_SLICE_US && !long_still(p) && !outlasts(p, rg_now_ns())))
         return false;
@@ -648,7 +678,7 @@ static bool cuts_short(preemptor *p)
  */
 static bool still_there(preemptor *p)
 {
-    enum { LOOK_NS = 100000 };
+    enum { LOOK_NS = 100000, MOST_NS = 2000000 };
     rg_settings *s = &rg.segment->settings;
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t again_ns, left_ns, since = rg_now_ns();
@@ -658,8 +688,9 @@ static bool still_there(preemptor *p)
         bool late = !rg_device_until_late(rg.segment, p->device, since + spent, spent, &left_ns);
         if (!to_stand_aside(p, &again_ns))
             return cuts_short(p);
-        if (late && spent < most && may_stand_aside() && !held_back() && came_back_early(p)) {
-            wait_on(&dev->wake, seen, LOOK_NS); /* nobody has to wake it: its wait tells soon enough */
+        if (late && spent < most && may_stand_aside() && !held_back() && came_back_early(p, false)) {
+            uint64_t look_ns = LOOK_NS + (rg_now_ns() - p->back.at_ns) / 4; /* nobody has to wake it */
+            wait_on(&dev->wake, seen, look_ns < MOST_NS ? look_ns : MOST_NS);
             continue;
         }
         if (late || spent >= most || !may_stand_aside() || held_back())

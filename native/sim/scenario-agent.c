@@ -281,13 +281,14 @@ bool rg_scenario_agent_act(scenario *s)
             s->agent.short_gaps <<= 1;
         s->agent.lingers = false;
         s->agent.early = s->agent.wanted && has_launched_all(s);
+        s->agent.between = s->agent.wanted && !s->agent.early;
         s->agent.state = s->now >= is_due(s) ? GIVING : RESUMING;
         s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->resume_ns);
         break;
     case RESUMING:
         suspend_best_effort(s, false);
         s->agent.channels_off = false;
-        rg_policy_on(&s->agent.had, rg_scenario_high_busy(s), s->now);
+        rg_policy_on(&s->agent.had, !s->agent.between && rg_scenario_high_busy(s), s->now);
         s->agent.state = RUNNING;
         break;
     case GIVING:

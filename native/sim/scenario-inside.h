@@ -105,6 +105,7 @@ typedef struct {
         bool stays;      /* until the high clients are idle, though they only wait */
         uint64_t all_ns; /* since when the request under way has launched all; 0: it has not */
         bool early;      /* it is back though that one is not waited for */
+        bool between;    /* it comes back into one that leaves the GPU to it for a while */
         bool channels_off; /* streams that stop are suspended, too, this time */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */

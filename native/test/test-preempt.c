@@ -363,22 +363,16 @@ static void back_as_the_next_request_begins(void)
         launch(spin, NULL, 1000);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     }
-    /* Not where it needs all of it. */
-    seg->settings.need_us = seg->settings.defer_us = 0;
-    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 4);
-    other_goes_on();
-    launch(spin, NULL, 1000);
-    usleep(20000);
-    CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
-    other_launches(false);
     done();
 }
 
 /* Requests that are alike to the last launch have best-effort work come back as that is launched, until one of them goes on. */
-static void back_as_all_is_launched(void)
+static void back_as_all_is_launched_and(bool waits)
 {
     become_preemptible();
     other_is_regular();
+    seg->settings.slice_us = 16000; /* nothing else ends one that runs then */
+    WAIT_FOR(rg.slot->slice_us == 16000);
     seg->settings.defer_us = seg->settings.defer_ppm = 0;
     rg_share *share = rg_share_of(seg, 0, OTHER);
     _Atomic uint64_t *launches = &seg->clients[OTHER].launches[0];
@@ -397,18 +391,33 @@ static void back_as_all_is_launched(void)
             CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
             usleep(5000);
             CHECK_EQUAL(rg.slot->suspensions, before + 1);
-            atomic_fetch_add(launches, 1);
+            atomic_fetch_add(launches, 30);
+            if (waits) {
+                rg_device_launching(dev0(), OTHER, false);
+                rg_device_wake(dev0());
+            }
             WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 2);
-            launch(spin, NULL, 1000);
+            if (!waits)
+                launch(spin, NULL, 1000);
         }
         usleep(5000);
-        CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+        CHECK_EQUAL(cuStreamQuery(NULL), i == RG_POLICY_ALIKE && waits ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
         other_launches(false);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
         atomic_store(&share->began_launches, atomic_load(launches));
         usleep(5000); /* a pause, not one between two parts of a request */
     }
     done();
+}
+
+static void back_as_all_is_launched(void)
+{
+    back_as_all_is_launched_and(false);
+}
+
+static void a_request_that_goes_on_and_waits_is_suspended_for(void)
+{
+    back_as_all_is_launched_and(true);
 }
 
 /* One that stops launching and never waits is stood aside for, too, and best-effort work gets its due. */
@@ -869,6 +878,7 @@ int main(int argc, char **argv)
     RUN(suspended_when_little_time_is_left_of_a_request);
     RUN(back_as_the_next_request_begins);
     RUN(back_as_all_is_launched);
+    RUN(a_request_that_goes_on_and_waits_is_suspended_for);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(who_has_run_is_owed_nothing);
     RUN(a_break_is_a_share);

@@ -774,6 +774,15 @@ static void test_one_request_after_the_other(void)
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
     EQUAL(r[1].suspensions, 1);
     HOLDS(r[1].finished < between);
+    /* Who has had the GPU between them is owed nothing. */
+    o.need_us = 500;
+    o.starvation_us = 10000;
+    o.be_slice_us = 2000;
+    o.duration_ns = 2000000 * US;
+    clients[0].iterations = 900;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+    EQUAL(r[0].requests, 900);
+    EQUAL(r[1].starved, 0);
     rg_profile_free(&high);
     rg_profile_free(&low);
 }
