@@ -55,9 +55,11 @@ typedef struct {
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
     int32_t alike;      /* suspensions in a row for requests of as many launches, `usual` */
     uint32_t usual;
+    int usual_slot; /* whose */
     struct {
         uint64_t after, busy, progress, at_ns; /* 1 + when the high clients had been idle; who was busy, and what that one had launched; when */
     } back; /* before the end of a request that had launched all */
+    uint64_t asked; /* when the high clients had been idle before the request of which that was asked last */
     bool between; /* it comes back into a request that leaves the GPU to it for a while */
     uint64_t seen_progress, seen_ns; /* of the request under way, and since when */
 } preemptor;
@@ -266,6 +268,7 @@ static bool switch_channels(const rg_channels *channels, bool on)
 static bool disable(preemptor *p)
 {
     p->held = p->channels;
+    p->channels_off = true; /* whoever ends meanwhile has to enable them */
     bool ok = switch_channels(&p->held, false);
     p->channels_off = ok || !switch_channels(&p->held, true);
     return ok;
@@ -476,12 +479,14 @@ static bool outlasts(const preemptor *p, uint64_t since)
  * Whether all that high clients are at has begun since best-effort work was taken off the GPU, and leaves it to it for so long that to come back for
  * that is worth it: where one request follows another at once it has begun before this thread is awake.
  */
-static bool comes_between(const preemptor *p, uint64_t since)
+static bool comes_between(preemptor *p, uint64_t since)
 {
     const rg_device *dev = &rg.segment->devices[p->device];
     uint64_t now = rg_now_ns(), idle = atomic_load(&dev->idle_ns), look_ns;
-    return idle > since && atomic_load(&dev->high_busy) && !held_back() &&
-           rg_device_until_late(rg.segment, p->device, now, rg_since(idle, now), &look_ns) >= RG_POLICY_BETWEEN_NS;
+    if (idle <= since || idle == p->asked || !atomic_load(&dev->high_busy) || held_back())
+        return false;
+    p->asked = idle; /* once: that it takes longer than it seemed to is no reason to come back amid it */
+    return rg_device_until_late(rg.segment, p->device, now, rg_since(idle, now), &look_ns) >= RG_POLICY_BETWEEN_NS;
 }
 
 /* The client at work on the device, where it is the only one and its requests are alike; what it has launched, and in the one under way; or -1. */
@@ -521,13 +526,14 @@ static void note_alike(preemptor *p)
     uint64_t made, progress;
     int slot = regular_client(p, &progress, &made);
     uint32_t usual = slot < 0 ? 0 : atomic_load(&rg_share_of(rg.segment, p->device, slot)->usual_launches);
-    p->alike = usual && usual == p->usual ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
+    p->alike = usual && usual == p->usual && slot == p->usual_slot ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
     p->usual = usual;
+    p->usual_slot = slot;
     if (!p->back.after)
         return;
     /* It goes on, or has ended since, and others like it: those are no less than whole. */
     bool over = p->back.after != atomic_load(&rg.segment->devices[p->device].idle_ns) + 1;
-    bool whole = slot < 0 || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
+    bool whole = !usual || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
     if (over ? !whole : came_back_early(p, true))
         mistaken(p);
     p->back.after = over ? 0 : p->back.after;
@@ -545,7 +551,10 @@ static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
     bool may = p->channels_off && !p->stopped && p->alike >= RG_POLICY_ALIKE && !bursts(p) && !held_back();
     int slot = may ? regular_client(p, &progress, &made) : -1;
     *look_ns = WAIT_NS;
-    if (slot < 0 || made > p->usual)
+    if (slot < 0 || slot != p->usual_slot || made > p->usual)
+        return false;
+    const rg_share *share = rg_share_of(rg.segment, p->device, slot);
+    if (atomic_load(&share->usual_launches) != p->usual)
         return false;
     if (made == p->usual) {
         if (outlasts_slice(p, since) || atomic_load(&dev->idle_ns) != idle)
@@ -559,12 +568,16 @@ static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
     if (progress != p->seen_progress)
         p->seen_ns = now;
     p->seen_progress = progress;
-    const rg_share *share = rg_share_of(rg.segment, p->device, slot);
     uint64_t began = atomic_load(&share->began_ns), spent = began ? rg_since(began, now) : 0, least_ns = LEAST_NS + (now - p->seen_ns) / 4;
     uint64_t left_ns = rg_policy_until_late(made, p->usual, spent, atomic_load(&share->usual_ns), 0, 1) / 2;
     left_ns = left_ns < least_ns ? least_ns : left_ns;
     *look_ns = left_ns < WAIT_NS ? left_ns : WAIT_NS;
     return false;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Adds what it has been off the GPU for since it was counted last. */
@@ -581,7 +594,7 @@ static void stand_aside(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     const uint64_t OFTEN_NS = 1000000000;
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
-    bool enabled = false; /* the channels are, though its streams stop */
+    uint64_t enabled_ns = 0; /* since when the channels are, though its streams stop */
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
@@ -601,6 +614,8 @@ static void stand_aside(preemptor *p)
             count_off(&counted);
             give_back(p);
             since = counted = rg_now_ns();
+            if (atomic_load(&p->suspended)) /* it was refused, and has to be tried again */
+                break;
             if ((!to_stand_aside(p, &again_ns) && !outlasts(p, since)) || !may_stand_aside())
                 break;
             p->again = true;
@@ -611,13 +626,15 @@ static void stand_aside(preemptor *p)
         if (!to_stand_aside(p, &again_ns)) {
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
                 atomic_fetch_add(&dev->waiters, 1);
+                if (enabled_ns) /* that it launches again would wake nobody */
+                    left_ns = earlier(left_ns, LINGER_NS / 10 + (rg_now_ns() - enabled_ns) / 4);
                 if (atomic_load(&dev->high_busy) && may_stand_aside())
-                    wait_on(&dev->wake, seen, enabled ? LINGER_NS / 10 : left_ns); /* that it launches again would wake nobody */
+                    wait_on(&dev->wake, seen, left_ns);
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
             if (p->stopped && p->channels_off && enable(p)) {
-                enabled = true; /* its streams stop still */
+                enabled_ns = rg_now_ns(); /* its streams stop still */
                 continue;
             }
             if (!bursts(p))
@@ -631,9 +648,9 @@ static void stand_aside(preemptor *p)
         p->between = comes_between(p, since);
         if (p->between || has_launched_all(p, since, &look_ns))
             break;
-        if (enabled && !p->channels_off && suspends_too(p))
+        if (enabled_ns && !p->channels_off && suspends_too(p))
             disable_again(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
-        enabled = false;
+        enabled_ns = 0;
         left_ns = left_ns < look_ns ? left_ns : look_ns;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(p, &again_ns))
@@ -678,7 +695,7 @@ static bool cuts_short(preemptor *p)
  */
 static bool still_there(preemptor *p)
 {
-    enum { LOOK_NS = 100000, MOST_NS = 2000000 };
+    enum { LOOK_NS = 100000, MOST_NS = 300000 };
     rg_settings *s = &rg.segment->settings;
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t again_ns, left_ns, since = rg_now_ns();
@@ -689,7 +706,7 @@ static bool still_there(preemptor *p)
         if (!to_stand_aside(p, &again_ns))
             return cuts_short(p);
         if (late && spent < most && may_stand_aside() && !held_back() && came_back_early(p, false)) {
-            uint64_t look_ns = LOOK_NS + (rg_now_ns() - p->back.at_ns) / 4; /* nobody has to wake it */
+            uint64_t look_ns = LOOK_NS + (rg_now_ns() - p->back.at_ns) / 4; /* nobody wakes it, whatever begins */
             wait_on(&dev->wake, seen, look_ns < MOST_NS ? look_ns : MOST_NS);
             continue;
         }
