@@ -245,7 +245,7 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
  */
 #define RG_POLICY_SLOW_CALL_NS 2000000u
 
-/* So many requests in a row have to have as many launches each for the next one to be taken to have as many. */
+/* At so many suspensions in a row what requests usually launch (rg_policy_usual) has to have been the same for the next one to be taken to launch as much. */
 #define RG_POLICY_ALIKE 8
 
 /* Best-effort work that is off the GPU comes back if it can have it for so long: to come back and to go again are calls of 0.26 and 0.43 ms. */

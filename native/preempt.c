@@ -53,7 +53,7 @@ typedef struct {
     rg_policy_had had; /* only the thread's, as what follows */
     uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
-    int32_t alike;      /* suspensions in a row for requests of as many launches, `usual` */
+    int32_t alike;      /* suspensions in a row at which requests usually made as many launches, `usual` */
     uint32_t usual;
     int usual_slot; /* whose */
     struct {
@@ -575,11 +575,6 @@ static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
     return false;
 }
 
-static uint64_t earlier(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Adds what it has been off the GPU for since it was counted last. */
 static void count_off(uint64_t *counted)
 {
@@ -626,8 +621,8 @@ static void stand_aside(preemptor *p)
         if (!to_stand_aside(p, &again_ns)) {
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
                 atomic_fetch_add(&dev->waiters, 1);
-                if (enabled_ns) /* that it launches again would wake nobody */
-                    left_ns = earlier(left_ns, LINGER_NS / 10 + (rg_now_ns() - enabled_ns) / 4);
+                look_ns = enabled_ns ? LINGER_NS / 10 + (rg_now_ns() - enabled_ns) / 4 : WAIT_NS; /* that it launches again would wake nobody */
+                left_ns = left_ns < look_ns ? left_ns : look_ns;
                 if (atomic_load(&dev->high_busy) && may_stand_aside())
                     wait_on(&dev->wake, seen, left_ns);
                 atomic_fetch_sub(&dev->waiters, 1);

@@ -669,6 +669,20 @@ static void test_preempt(void)
     rg_profile_free(&low);
 }
 
+/* In time slices, a suspension of requests for as long as they launch, of which little costs time. */
+static rg_scenario_options preempting(uint64_t duration_ns, uint32_t slice_us)
+{
+    rg_scenario_options o = tiny(1, duration_ns);
+    o.gpu.shared = 0;
+    o.gpu.switch_ns = o.gpu.preempt_ns = 1 * US;
+    o.suspend_delay_us = o.resume_delay_us = 0;
+    o.suspend_ns = o.resume_ns = 2 * US;
+    o.be_slice_us = slice_us;
+    o.high_slice_us = 10000;
+    o.suspend = o.drain = true;
+    return o;
+}
+
 /*
  * Requests of 20 launches, one every 10 us: the tenth is made 90 us after the first. From the third request on the part of its launches
  * says when best-effort work is taken off the GPU; before that the time does.
@@ -682,17 +696,8 @@ static void test_part_of_a_request(void)
     rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,0\n");
     rg_scenario_client clients[2] = {one_request(&high, 3000 * US), {.profile = &low, .best_effort = true}};
     clients[0].iterations = REQUESTS;
-    rg_scenario_options o = tiny(1, 20000 * US);
+    rg_scenario_options o = preempting(20000 * US, 500);
     rg_scenario_result by_time[2], by_part[2];
-    o.gpu.shared = 0;
-    o.gpu.switch_ns = 1 * US;
-    o.gpu.preempt_ns = 1 * US;
-    o.suspend_delay_us = o.resume_delay_us = 0;
-    o.suspend_ns = 2 * US;
-    o.resume_ns = 2 * US;
-    o.be_slice_us = 500;
-    o.high_slice_us = 10000;
-    o.suspend = o.drain = true;
     o.defer_us = 90;
     run(&o, RG_SCENARIO_PREEMPT, clients, 2, by_time);
     EQUAL(by_time[0].requests, REQUESTS);
@@ -753,16 +758,9 @@ static void test_one_request_after_the_other(void)
         {.profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 2010 * US, .iterations = REQUESTS},
         {.profile = &low, .best_effort = true},
     };
-    rg_scenario_options o = tiny(1, 25000 * US);
+    rg_scenario_options o = preempting(25000 * US, 50);
     rg_scenario_result r[2];
-    o.gpu.shared = 0;
-    o.gpu.switch_ns = o.gpu.preempt_ns = 1 * US;
-    o.suspend_delay_us = 0;
     o.resume_delay_us = 150;
-    o.suspend_ns = o.resume_ns = 2 * US;
-    o.be_slice_us = 50;
-    o.high_slice_us = 10000;
-    o.suspend = o.drain = true;
     o.defer_us = 100000;
     o.starvation_us = 1000000;
     o.need_us = 500;
