@@ -41,7 +41,7 @@ import { type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { policySettings, targetOf } from "./policy.ts";
-import { settingsText } from "./show.ts";
+import { changesText, settingsText } from "./show.ts";
 import type { Wait } from "./slo-delay.ts";
 import { SloLoop, type SloReport } from "./slo-loop.ts";
 import type { Segment } from "./segment.ts";
@@ -427,9 +427,10 @@ function measure(
 }
 
 /** What a control loop found. */
-function settled({ settings, over_alone, changes, held_s }: SloReport): string {
+function settled(report: SloReport): string {
+  const { settings, over_alone, held_s } = report;
   const delayed = over_alone ? `, delayed x${over_alone.p50.toFixed(2)} x${over_alone.p99.toFixed(2)}` : "";
-  return `${settingsText(settings ?? {})}${delayed}, ${changes} changes, held ${held_s.toFixed(1)} s`;
+  return `${settingsText(settings ?? {})}${delayed}, ${changesText(report)}, held ${held_s.toFixed(1)} s`;
 }
 
 /** False: it is over before. */

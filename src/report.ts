@@ -12,7 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { digits, missedText, settingsText, shareText, targetText } from "./show.ts";
+import { changesText, digits, missedText, settingsText, shareText, targetText } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -292,7 +292,7 @@ function latencies({ requests, p50_ms, p99_ms }: SloReport["now"]): string {
 
 /** What the control loop aimed at, and where it stands. */
 function sloLines(slo: SloOutcome): string[] {
-  const { target, alone, now, over_alone, settings, held_s, changes } = slo;
+  const { target, alone, now, over_alone, settings, held_s } = slo;
   return [
     `slo: target p99 ${targetText(target)}${slo.missed ? `, ${missedText(slo)}` : slo.missed === null ? ", too few requests to tell" : ""}`,
     ...(alone.requests > 0
@@ -304,7 +304,8 @@ function sloLines(slo: SloOutcome): string[] {
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${settings ? settingsText(settings) : "the settings as they were"}; ${changes} changes`,
+    `     at the end: ${latencies(now)} with ${settings ? settingsText(settings) : "the settings as they were"}`,
+    `     ${changesText(slo)}`,
   ];
 }
 

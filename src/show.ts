@@ -6,7 +6,7 @@
 
 import type { Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
-import { type Controller, isTold } from "./slo.ts";
+import { type Controller, isTold, type Move } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */
@@ -87,6 +87,13 @@ export function settingsText(settings: Partial<Settings>): string {
     return name === "defer_ppm" ? `defer_part ${value / 1e6}` : `${name} ${value}`;
   });
   return told.join(", ");
+}
+
+/** How often the loop has changed its settings, and why, the most frequent first. */
+export function changesText({ changes, moves }: { changes: number; moves: readonly Pick<Move, "why">[] }): string {
+  const counts = [...Map.groupBy(moves, ({ why }) => why)].map(([why, of]) => [why, of.length] as const);
+  const told = counts.toSorted((a, b) => b[1] - a[1]).map(([why, times]) => `${why} ${times}`);
+  return `${changes} changes${told.length > 0 ? ` (${told.join(", ")})` : ""}`;
 }
 
 type Found = Pick<

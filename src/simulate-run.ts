@@ -82,7 +82,7 @@ const shapeSchema = z.object({ buckets: z.int(), sub_bits: z.int(), min_shift: z
 export interface Outcome {
   clients: ClientNumbers[];
   /** Policy slo: what the loop came to. */
-  slo: ReturnType<Controller["summary"]> | undefined;
+  slo: (ReturnType<Controller["summary"]> & Pick<Controller, "moves">) | undefined;
 }
 
 export class Simulator implements Disposable {
@@ -186,7 +186,7 @@ export class Simulator implements Disposable {
       const said = (await problem).trim();
       throw new RigelError(status === 2 ? "profile" : "native", said || `${this.#program} ended with ${status}`);
     }
-    return { clients: outcome.clients, slo: controller?.summary() };
+    return { clients: outcome.clients, slo: controller && { ...controller.summary(), moves: controller.moves } };
   }
 }
 

@@ -4,7 +4,7 @@
 
 import { basename } from "node:path";
 import { aligned } from "./report.ts";
-import { digits, isMissed, missedText, settingsText, targetText } from "./show.ts";
+import { changesText, digits, isMissed, missedText, settingsText, targetText } from "./show.ts";
 import type { Point, PredictedClient, PredictedWay, Prediction } from "./simulate.ts";
 
 export function predictionText(prediction: Prediction): string {
@@ -163,7 +163,7 @@ function sloLines(points: readonly Point[]): string[] {
       if (!slo) return [];
       const reached = isMissed(slo) ? [missedText(slo)] : [];
       const told = [
-        `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings ?? {})}, ${slo.changes} changes`,
+        `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings ?? {})}, ${changesText(slo)}`,
         ...reached,
       ];
       return ["", `${way}: ${told.join("; ")}`];

@@ -24,6 +24,8 @@ const BACK_OFF_MAX_S = 120;
 const MUCH_LATER = 0.6;
 /** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
 const FORGIVEN_S = 60;
+/** A rung of which trials show neither that it holds nor that it fails is tried more and more rarely, until this is between two of them. */
+const UNDECIDED_MOST_S = 16;
 /** For so long it is known that the first rung is the worse of two that miss the target; then that is looked at again. */
 const EVIL_MOST_S = 180;
 /** Requests that keep the GPU busy and use more than this part are worth what slices alone give only where that is seen to be more. */
@@ -35,6 +37,11 @@ const BURSTS = 2;
 /** Requests that use less than this part of what the target allows them are far from it, as so many of them tell. */
 const CLEAR = 0.25;
 const CLEAR_REQUESTS = 45;
+/**
+ * For a rung to be stayed on the median of its requests has to use no more than this part: a rung at the limit is tried until chance has it within, and
+ * what delays all of them is worse than what delays some.
+ */
+const SURE = 0.8;
 
 export class Ladder {
   readonly #target: Target;
@@ -188,6 +195,14 @@ export class Ladder {
     return Math.max(delayed.p50, delayed.p90, delayed.p95) < 1 + part * (this.#target.p99_over_alone - 1);
   }
 
+  /** The rung's requests, of which one trial shows few, are not just within the target. */
+  get isSure(): boolean {
+    const delayed = this.delay(this.rung);
+    return (
+      !delayed || !("p99_over_alone" in this.#target) || delayed.p50 <= 1 + SURE * (this.#target.p99_over_alone - 1)
+    );
+  }
+
   /** It stood where streams stop and is where all run. */
   get leavesStops(): boolean {
     return this.rungs === STOP_RUNGS && !this.rungs[this.rung]?.suspend && this.rungs[this.home]?.suspend === true;
@@ -323,15 +338,19 @@ export class Ladder {
     if (this.t_s - failed.notBefore_s > FORGIVEN_S) failed.backOff_s = BACK_OFF_S;
     if (isTrial) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
     if (this.crossesOver || this.leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
-    failed.notBefore_s = this.t_s + (again ? STAY_S : failed.backOff_s);
-    // What lies above and is in nothing less gives best-effort still more; but slices say nothing of suspension, nor that of them.
+    // Of few requests a trial shows too little in any case; else the more often, the closer it is to the limit.
+    const again_s = Math.min(STAY_S * 2 ** failed.undecided, UNDECIDED_MOST_S);
+    failed.notBefore_s = this.t_s + (again ? again_s : failed.backOff_s);
+    failed.undecided = again && !few ? failed.undecided + 1 : 0;
+    // What lies above and is in nothing less gives best-effort still more, and is no better to try while this is not known to hold; but slices
+    // say nothing of suspension, nor that of them.
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
     const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};
     const other = less && this.rungs[this.home]?.suspend !== suspend;
     for (const [rung, is] of this.rungs.entries()) {
-      if (rung <= this.rung || !(over || few || other) || is.suspend !== suspend) continue;
+      if (rung <= this.rung || !(over || few || again || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
-      if (!over && !few && is.need < MUCH_LATER * need) continue;
+      if (!over && !few && !again && is.need < MUCH_LATER * need) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);
     }

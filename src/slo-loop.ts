@@ -11,7 +11,7 @@ import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
 import type { Observation } from "./slo-known.ts";
 import type { Target } from "./slo-alone.ts";
-import { type Action, Controller, HOLD_S, TICK_S, type Second } from "./slo.ts";
+import { type Action, Controller, HOLD_S, type Move, TICK_S, type Second } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
 import { type Histogram, nothing } from "./usage.ts";
@@ -39,6 +39,8 @@ export interface Mark {
 export interface SloReport extends ReturnType<Controller["summary"]> {
   /** One line a second. */
   seconds: Second[];
+  /** Each change of the settings, and why, the last thousand. */
+  moves: Move[];
   /** Who came and went meanwhile, the last MARKS_KEPT of them. */
   marks: Mark[];
 }
@@ -173,8 +175,8 @@ export class SloLoop {
 
   /** What it finds at this moment; `atEnd`: what is to be told of all of it. */
   report(atEnd = false): SloReport {
-    const { seconds } = this.#controller;
-    return { ...(atEnd ? this.#controller.found() : this.#controller.summary()), seconds, marks: this.#marks };
+    const { seconds, moves } = this.#controller;
+    return { ...(atEnd ? this.#controller.found() : this.#controller.summary()), seconds, moves, marks: this.#marks };
   }
 
   /** Leaves the settings alone, and holds nobody any more; what happens until `resume` is not counted. */

@@ -138,6 +138,31 @@ export interface Second {
   best_effort_launches_per_s: number;
 }
 
+/** Why it left a rung. Those after "stalled" are other circumstances, under which nothing of what was learned on rungs holds. */
+export type Why =
+  | "to try it"
+  | "over the target"
+  | "gives no more"
+  | "not known to hold"
+  | "stalled"
+  | "suspension held up, or no more"
+  | "other best-effort clients"
+  | "other ways to preempt"
+  | "other high clients"
+  | "another load"
+  | "other requests";
+
+/** One change of the rung, or of what is known of all. `worst`: how the requests of the one that it left fared, over alone, where that is known. */
+export interface Move {
+  t_s: number;
+  from: number;
+  to: number;
+  why: Why;
+  worst: { percentile: number; ratio: number } | null;
+}
+
+const MOVES_KEPT = 1000;
+
 /** What was found by some moment. */
 interface Summary {
   target: Target;
@@ -217,12 +242,14 @@ export class Controller {
     ticks: 0,
   };
   readonly seconds: Second[] = [];
+  /** The latest of them. */
+  readonly moves: Move[] = [];
 
   constructor(target: Target) {
     this.#target = target;
     this.#alone = new RequestsAlone(target);
     this.#ladder = new Ladder(target, this.#alone);
-    this.#reset();
+    this.#reset("other ways to preempt");
   }
 
   /** The settings for the next tick, from what happened in the last one. */
@@ -287,7 +314,7 @@ export class Controller {
     if (suspends === this.#suspends) return;
     this.#suspends = suspends;
     if (this.#ladder.rungs !== PREEMPT_RUNGS) return;
-    if (this.#state === "trial") this.#retreat(true);
+    if (this.#state === "trial") this.#retreat("suspension held up, or no more", true);
     this.#ladder.changeManner();
     this.unsettle();
   }
@@ -315,7 +342,7 @@ export class Controller {
     this.#alone.fade(ticks * TICK_S);
     this.#stalled_s += ticks * TICK_S;
     if (this.#state === "run") this.#ladder.here.fade(ticks * TICK_S);
-    else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat(true);
+    else if (this.#state === "trial" && this.#stalled_s > STALLED_MOST_S) this.#retreat("stalled", true);
     else if (held && this.#stalled_s > STALLED_MOST_S) this.#endWindow();
     else this.#since_s = round(this.t_s - spent_s);
     // On a rung that it stands on nothing has changed meanwhile.
@@ -326,7 +353,7 @@ export class Controller {
     this.#notice(seen);
     this.#noticeKernels(seen);
     const over = isKnown && this.#ladder.rung > 0 && this.#ladder.judge(this.#ladder.rung) === "over";
-    if (over && !this.#ladder.isLesserEvil()) this.#stepBack();
+    if (over && !this.#ladder.isLesserEvil()) this.#stepBack("over the target");
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
@@ -336,7 +363,7 @@ export class Controller {
 
   /** What is to stay where nobody goes on with this: not what is just being tried. */
   leave(): Settings | undefined {
-    if (this.#state === "trial") this.#retreat(true);
+    if (this.#state === "trial") this.#retreat("not known to hold", true);
     return this.#inForce;
   }
 
@@ -400,8 +427,9 @@ export class Controller {
   }
 
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
-  #reset(): void {
+  #reset(why: Why): void {
     const rung = firstRung(this.#ladder.rungs);
+    this.#noteMove(rung, why);
     this.#ladder.forget();
     this.#ladder.request_ms = undefined;
     this.#ladder.home = rung;
@@ -411,6 +439,22 @@ export class Controller {
     this.#state = this.#state === "waiting" ? "waiting" : "run";
     this.#since_s = this.t_s;
     this.#unreachable_s = 0;
+  }
+
+  /** Before it leaves the rung. */
+  #noteMove(to: number, why: Why): void {
+    if (this.#state === "waiting") return;
+    const { rung } = this.#ladder;
+    const worst = this.#alone.worst(this.#ladder.here, this.#ladder.delay(rung));
+    const isKnown = "p99_over_alone" in this.#target && Number.isFinite(worst.ratio);
+    this.moves.push({
+      t_s: this.t_s,
+      from: rung,
+      to,
+      why,
+      worst: isKnown ? { percentile: worst.percentile, ratio: round(worst.ratio) } : null,
+    });
+    if (this.moves.length > MOVES_KEPT) this.moves.shift();
   }
 
   #go(rung: number): void {
@@ -455,13 +499,14 @@ export class Controller {
     }
     if (isOther) {
       this.#ladder.rungs = ladder;
+      const why = seen.neighbours === this.#neighbours ? "other ways to preempt" : "other best-effort clients";
       this.#neighbours = seen.neighbours;
-      this.#reset();
+      this.#reset(why);
     }
     if (seen.measured !== this.#measured) {
       const first = this.#measured === "";
       this.#measured = seen.measured;
-      if (!first) this.#forgetAlone();
+      if (!first) this.#forgetAlone("other high clients");
     }
     const rate = (seen.came ?? seen.requests.total) / seen.elapsed_s;
     if (this.#state === "waiting") return;
@@ -480,7 +525,7 @@ export class Controller {
       this.#slow_per_s = this.#fast_per_s;
       this.#alone.shrink();
       this.#relearned++;
-      this.#reset();
+      this.#reset("another load");
     }
   }
 
@@ -516,7 +561,7 @@ export class Controller {
   #doubt(): void {
     const known = this.#ladder.here;
     const delayed = this.#ladder.delay(this.#ladder.rung);
-    if (!this.#holds && this.#alone.isTooShort(known, delayed)) return this.#forgetAlone();
+    if (!this.#holds && this.#alone.isTooShort(known, delayed)) return this.#forgetAlone("other requests");
     const since = (this.t_s - this.#window_s) * this.#slow_per_s;
     if (!delayed || delayed.verdict === "over" || since <= SAME_HOST) return;
     this.#alone.isDoubted ||= this.#alone.isGrosslyLonger(known);
@@ -525,14 +570,14 @@ export class Controller {
   /** A tick of a trial: whether the rung is kept, or left for the one before. */
   #tryOut(spent_s: number): void {
     if (this.#ladder.leavesStops && spent_s >= FAR_TRIAL_S && this.#alone.isFarOver(this.#ladder.here)) {
-      this.#retreat();
+      this.#retreat("over the target");
       this.#ladder.at(this.#ladder.rungs.length - 1).notBefore_s = this.t_s + BACK_OFF_FAR_S;
       return;
     }
     const verdict = this.#ladder.judge(this.#ladder.rung);
     // Where neither is within the target, the better of the two is kept.
     const lesser = verdict === "over" && this.#ladder.home === 0 && this.#ladder.isLesserEvil();
-    if (verdict === "over" && !lesser) return this.#retreat();
+    if (verdict === "over" && !lesser) return this.#retreat("over the target");
     const isBetter = verdict === "within" && this.#ladder.judge(this.#ladder.home) === "over";
     const [here, home] = [this.#ladder.here, this.#ladder.at(this.#ladder.home)];
     // Slices alone that cross over have to be seen to give more: where they do not, whether they delay requests need not be known.
@@ -540,16 +585,18 @@ export class Controller {
       isBetter || (this.#ladder.crossesOver ? this.#ladder.getsLess(home, here) : !this.#ladder.getsLess(here, home));
     const clear = this.#ladder.isClear();
     if (spent_s < (verdict === "within" && more && clear ? CLEAR_TRIAL_S : TRIAL_S)) return;
-    if (lesser || (verdict === "within" && more)) {
+    const holds = verdict === "within" && (this.#ladder.isSure || isBetter);
+    if (lesser || (holds && more)) {
       this.#ladder.home = this.#ladder.rung;
       this.#ladder.here.isOver = false;
+      this.#ladder.here.undecided = 0;
       this.#skips = clear ? Math.min(this.#skips + 1, SKIPS_MOST) : 0;
       this.#stay_s = 0;
       this.#enter("run");
     } else {
       const less = !more && (verdict === "within" || this.#ladder.crossesOver);
       const goesOn = "p99_ms" in this.#target || this.#ladder.isComparable(this.#ladder.rung);
-      this.#retreat(verdict === "unknown" && !less && goesOn, less);
+      this.#retreat(less ? "gives no more" : "not known to hold", !holds && !less && goesOn, less);
     }
   }
 
@@ -563,9 +610,9 @@ export class Controller {
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
     const stays = over && this.#ladder.isLesserEvil();
-    if (this.#ladder.rung > 0 && ((over && !stays) || this.#ladder.gainsNothing())) {
-      return this.#stepBack();
-    }
+    const falls = over && !stays;
+    if (this.#ladder.rung > 0 && (falls || this.#ladder.gainsNothing()))
+      return this.#stepBack(falls ? "over the target" : "gives no more");
     this.#unreachable_s =
       over && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
@@ -652,7 +699,7 @@ export class Controller {
       if (differs === "durations" && this.#alone.windowIsEnough) {
         this.#forgetDurations();
         this.#anchor(STEADY);
-      } else this.#forgetAlone();
+      } else this.#forgetAlone("other requests");
     } else if (this.#alone.isDoubted && this.#alone.windowTells) {
       this.#forgetDurations();
     }
@@ -662,10 +709,10 @@ export class Controller {
   }
 
   /** What was learned of requests alone no longer holds. */
-  #forgetAlone(): void {
+  #forgetAlone(why: Why): void {
     this.#alone.clear();
     this.#relearned++;
-    this.#reset();
+    this.#reset(why);
   }
 
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
@@ -683,37 +730,41 @@ export class Controller {
     if (now_ms === undefined) return;
     const ratio = now_ms / (this.#ladder.request_ms ?? Number.NaN);
     if (!(ratio > factor || ratio < 1 / factor)) return;
-    this.#ladder.forget();
-    this.#ladder.request_ms = now_ms;
     const here = this.#ladder.rungs[this.#ladder.rung];
     const apart = ({ need }: Rung): number => Math.abs(Math.log((need * ratio) / (here?.need ?? 0)));
     const alike = this.#ladder.rungs.filter(
       ({ suspend, corun, need }) => suspend && need > 0 && here && here.need > 0 && corun === here.corun,
     );
     const [closest] = alike.toSorted((a, b) => apart(a) - apart(b));
-    this.#go(closest ? this.#ladder.rungs.indexOf(closest) : this.#ladder.rung);
-    this.#ladder.home = this.#ladder.rung;
+    const to = closest ? this.#ladder.rungs.indexOf(closest) : this.#ladder.rung;
+    this.#noteMove(to, "other requests");
+    this.#ladder.forget();
+    this.#ladder.request_ms = now_ms;
+    this.#go(to);
+    this.#ladder.home = to;
   }
 
   /** Tries the next rung up that is not being left alone; where next to nothing is delayed so far, one further up. */
   #tryNext(): void {
     const next = this.#ladder.next(this.#skips);
     if (next === undefined) return;
+    this.#noteMove(next, "to try it");
     this.#go(next);
     this.#enter("trial");
   }
 
   /** Off the rung that it stands on, which does not hold any more. */
-  #stepBack(): void {
+  #stepBack(why: Why): void {
     this.#ladder.home = this.#ladder.below();
-    this.#retreat();
+    this.#retreat(why);
   }
 
   /**
    * Back to where the target held, or may hold. A rung that failed is left alone for a while, and longer the next time; one of which a trial
    * showed too little (few requests came) is tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
    */
-  #retreat(again = false, less = false): void {
+  #retreat(why: Why, again = false, less = false): void {
+    this.#noteMove(this.#ladder.home, why);
     this.#ladder.leave(this.#state === "trial", again, less);
     this.#skips = 0;
     this.#stay_s = again ? 0 : STAY_S;

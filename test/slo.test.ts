@@ -311,6 +311,26 @@ describe("the controller", () => {
     expect(ticks.filter(({ slowdown, t_s }) => slowdown > 1.05 && t_s > 30).length).toBeLessThan(60);
   });
 
+  test("tells of each change why", () => {
+    const target = { p99_over_alone: 1.05 };
+    const { moves } = run(target, 80, visited).controller;
+    for (const [before, after] of moves.slice(1).map((move, i) => [moves[i], move] as const))
+      expect(before?.to).toBe(after.from);
+    const at = (t_s: number) => moves.filter((move) => move.t_s >= t_s && move.t_s < t_s + 0.3).map(({ why }) => why);
+    expect(at(30)).toContain("other best-effort clients");
+    expect(at(60)).toContain("other best-effort clients");
+    // Slices that delay by a third and more are tried and left, and by how much is told.
+    const failed = moves.filter(
+      ({ t_s, from, why }) => t_s > 31 && t_s < 60 && from === 3 && why === "over the target",
+    );
+    expect(failed.length).toBeGreaterThan(0);
+    for (const { worst } of failed) expect(worst?.ratio).toBeGreaterThan(1.2);
+    const whys = run(target, 60, loaded).controller.moves.map(({ why }) => why);
+    expect(whys).toContain("another load");
+    // Milliseconds are not over anything.
+    for (const { worst } of run({ p99_ms: 8 }, 40, visited).controller.moves) expect(worst).toBeNull();
+  });
+
   test("says when a target cannot be reached, and what can", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 60, world(sliced({}, 1.4)));
     expect(controller.unreachable).toBe(true);
