@@ -201,6 +201,44 @@ uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64
     return most_ns && pace_ns > most_ns ? most_ns : pace_ns;
 }
 
+/* At so many eighths of the launches; at none and at all there is no difference. */
+static int64_t more_at(const int64_t more[RG_POLICY_COURSE], int64_t knot)
+{
+    return knot > 0 && knot <= RG_POLICY_COURSE ? more[knot - 1] : 0;
+}
+
+enum { PARTS = RG_POLICY_COURSE + 1, PART_ONE = RG_POLICY_ONE / PARTS };
+
+static int64_t course_at(const int64_t more[RG_POLICY_COURSE], int64_t part)
+{
+    int64_t knot = part / PART_ONE, beyond = part % PART_ONE;
+    return part + (more_at(more, knot) * (PART_ONE - beyond) + more_at(more, knot + 1) * beyond) / PART_ONE;
+}
+
+uint64_t rg_policy_course(const int64_t more[RG_POLICY_COURSE], uint64_t made, uint32_t usual)
+{
+    if (made >= usual)
+        return made;
+    return ((uint64_t)course_at(more, (int64_t)(made * RG_POLICY_ONE / usual)) * usual + RG_POLICY_ONE / 2) / RG_POLICY_ONE;
+}
+
+void rg_policy_learn_course(int64_t more[RG_POLICY_COURSE], uint32_t part, uint64_t spent_ns, uint64_t took_ns)
+{
+    enum { KEPT = 16, LEAST = PART_ONE / 8 }; /* no part of the launches takes less time than that */
+    const uint64_t LONGEST_NS = 1ull << 40;
+    if (!took_ns || took_ns > LONGEST_NS || spent_ns > took_ns || part >= RG_POLICY_ONE)
+        return;
+    int64_t off = (int64_t)(spent_ns * RG_POLICY_ONE / took_ns) - course_at(more, part), beyond = part % PART_ONE;
+    for (int64_t next = 0; next < 2; next++) {
+        int64_t knot = part / PART_ONE + next, weight = next ? beyond : PART_ONE - beyond;
+        if (knot < 1 || knot > RG_POLICY_COURSE)
+            continue;
+        int64_t is = more[knot - 1] + off * weight / PART_ONE / KEPT;
+        int64_t least = more_at(more, knot - 1) - PART_ONE + LEAST, most = more_at(more, knot + 1) + PART_ONE - LEAST;
+        more[knot - 1] = is < least ? least : is > most ? most : is;
+    }
+}
+
 uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns, uint32_t ppm, uint64_t need_ns)
 {
     const uint64_t LONGEST_NS = 1ull << 34; /* times a number of launches it is no more than 64 bits */

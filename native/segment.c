@@ -229,13 +229,51 @@ uint64_t rg_progress(const rg_client *c)
     return rg_launches(c) + atomic_load(&c->graph_launches);
 }
 
+static void course_of(const rg_share *share, int64_t more[RG_POLICY_COURSE])
+{
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        more[i] = (int64_t)atomic_load_explicit(&share->course[i], memory_order_relaxed);
+}
+
+/* What was seen of a request (rg_share): which, its launches as a part of the usual ones, and how long it had launched, up to a minute. */
+enum { SEEN_NS = 16 };
+
+static uint64_t which(uint64_t began_ns)
+{
+    return began_ns >> 10 & 0xffff;
+}
+
+static void see(rg_share *share, uint64_t made, uint32_t usual, uint64_t began_ns, uint64_t spent_ns)
+{
+    uint64_t spent = spent_ns / SEEN_NS;
+    if (made && made < usual && spent <= UINT32_MAX)
+        atomic_store_explicit(&share->seen, which(began_ns) << 48 | made * RG_POLICY_ONE / usual << 32 | spent, memory_order_relaxed);
+}
+
+void rg_share_learn_course(rg_share *share, uint64_t began_ns, uint64_t took_ns)
+{
+    uint64_t seen = atomic_exchange_explicit(&share->seen, 0, memory_order_relaxed);
+    int64_t more[RG_POLICY_COURSE];
+    if (!seen || seen >> 48 != which(began_ns))
+        return;
+    course_of(share, more);
+    rg_policy_learn_course(more, seen >> 32 & 0xffff, (seen & UINT32_MAX) * SEEN_NS, took_ns);
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        atomic_store_explicit(&share->course[i], (uint64_t)more[i], memory_order_relaxed);
+}
+
 /* Of a client whose requests are alike, see rg_policy_until_late. */
-static uint64_t until_late(const rg_settings *settings, const rg_share *share, uint64_t made, uint32_t usual, uint64_t now_ns)
+static uint64_t until_late(const rg_settings *settings, rg_share *share, uint64_t made, uint32_t usual, uint64_t now_ns)
 {
     uint32_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed);
     uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
     uint64_t began_ns = atomic_load(&share->began_ns), spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
-    return rg_policy_until_late(made, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
+    int64_t more[RG_POLICY_COURSE];
+    course_of(share, more);
+    if (began_ns)
+        see(share, made, usual, began_ns, spent_ns);
+    uint64_t come = ppm ? made : rg_policy_course(more, made, usual); /* a part of the launches is counted */
+    return rg_policy_until_late(come, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
 }
 
 /* For how long a high client at work on the device leaves it to best-effort work; when to look again, in `look_ns`. */
@@ -243,7 +281,7 @@ static uint64_t client_until_late(rg_segment *seg, uint32_t device, int slot, ui
 {
     enum { LEAST_NS = 20000, FIRST_NS = 50000, MOST_NS = 500000 };
     const rg_settings *settings = &seg->settings;
-    const rg_share *share = rg_share_of(seg, device, slot);
+    rg_share *share = rg_share_of(seg, device, slot);
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint64_t defer_ns = (uint64_t)atomic_load_explicit(&settings->defer_us, memory_order_relaxed) * 1000u;
     bool by_launches = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed) ||
@@ -322,11 +360,19 @@ static void clear_trace(rg_segment *seg, int slot)
     }
 }
 
+void rg_share_forget_course(rg_share *share)
+{
+    atomic_store_explicit(&share->seen, 0, memory_order_relaxed);
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        atomic_store_explicit(&share->course[i], 0, memory_order_relaxed);
+}
+
 void rg_share_forget_requests(rg_share *share, uint64_t launches)
 {
     atomic_store(&share->usual_votes, 0);
     atomic_store(&share->usual_launches, 0);
     atomic_store(&share->usual_ns, 0);
+    rg_share_forget_course(share);
     atomic_store(&share->began_ns, 0);
     atomic_store(&share->began_launches, launches);
 }

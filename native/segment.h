@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 19,
+    RG_SEGMENT_VERSION = 20,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -137,7 +137,9 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, usual_launches, 1) /* [client] high: what a request of it launches, as far as they are alike (rg_policy_usual) */ \
     F(u32, usual_votes, 1)    /* [client] how sure that is */ \
     F(u64, began_ns, 1)       /* [client] high: when the request under way began, later by what it paused; 0: none is */ \
-    F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual) */
+    F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual) */ \
+    F(words, course, RG_POLICY_COURSE) /* [client] high: their course (rg_policy_course), in two's complement */ \
+    F(u64, seen, 1)           /* [any] high: how far the request under way was when it was last looked at (segment.c) */
 
 /*
  * What profiles say of kernels, for policy orion: a table with open addressing, written before any client starts. By name, whoever
@@ -464,7 +466,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 19. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 20. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -473,18 +475,18 @@ _Static_assert(offsetof(rg_client, launches) == 128, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
 _Static_assert(sizeof(rg_client) == 56064, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3657984, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16166912, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3723520, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16232448, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3690752, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3756288, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5787904, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5853440, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5800192, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6324480, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7373056, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15761664, "segment layout");
-_Static_assert(offsetof(rg_segment, stops) == 16101376, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5865728, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6390016, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7438592, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15827200, "segment layout");
+_Static_assert(offsetof(rg_segment, stops) == 16166912, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*
@@ -550,6 +552,12 @@ uint64_t rg_progress(const rg_client *client);
  * (need_us): a part of the launches that is right in a slow moment comes too late in a fast one.
  */
 uint64_t rg_device_until_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *look_ns);
+
+/* rg_share_learn_course: the request that began then, of which somebody may have seen how far it was, has launched for so long. */
+void rg_share_learn_course(rg_share *share, uint64_t began_ns, uint64_t took_ns);
+
+/* rg_share_forget_course: the client's requests are others now. */
+void rg_share_forget_course(rg_share *share);
 
 /* rg_share_forget_requests: nothing is known of what the client's requests launch; the next one is what follows on so many `launches`. */
 void rg_share_forget_requests(rg_share *share, uint64_t launches);

@@ -3,6 +3,8 @@
  */
 #include "scenario-inside.h"
 
+#include <string.h>
+
 bool rg_scenario_high_busy(const scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
@@ -136,11 +138,13 @@ static uint64_t busy_ns(const scenario *s)
 }
 
 /* Of a request that is like the others: when it has come far enough, at its pace; NEVER: its launches tell. */
-static uint64_t late_at(const scenario *s, const player *p)
+static uint64_t late_at(const scenario *s, player *p)
 {
     const rg_scenario_options *o = s->o;
-    uint64_t left_ns =
-        rg_policy_until_late(p->made, p->usual, s->now - p->busy_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
+    uint64_t made = o->defer_ppm ? p->made : rg_policy_course(p->course, p->made, p->usual), spent_ns = s->now - p->busy_ns;
+    p->seen_made = p->made;
+    p->seen_ns = spent_ns;
+    uint64_t left_ns = rg_policy_until_late(made, p->usual, spent_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
     return left_ns && (!o->need_us || left_ns == UINT64_MAX) ? NEVER : s->now + left_ns;
 }
 
@@ -151,7 +155,7 @@ uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)
     if (!defer_ns && !by_launches)
         return since;
     for (uint32_t i = 0; i < s->count; i++) {
-        const player *p = &s->players[i];
+        player *p = &s->players[i];
         if (!p->busy || p->of->best_effort)
             continue;
         uint64_t its = since + defer_ns;
@@ -266,6 +270,17 @@ void rg_scenario_wake_gate(scenario *s)
     }
 }
 
+/* As note_launches in track.c. */
+static void learn_request(player *p, uint64_t took_ns)
+{
+    uint32_t was = p->usual;
+    rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);
+    if (p->usual > was + was / 8 || p->usual < was - was / 8)
+        memset(p->course, 0, sizeof p->course);
+    else if (p->made == p->usual && p->seen_made && p->seen_made < p->usual)
+        rg_policy_learn_course(p->course, (uint32_t)(p->seen_made * RG_POLICY_ONE / p->usual), p->seen_ns, took_ns);
+}
+
 void rg_scenario_become_idle(scenario *s, player *p)
 {
     if (!p->busy)
@@ -273,8 +288,8 @@ void rg_scenario_become_idle(scenario *s, player *p)
     p->busy = false;
     p->idle_ns = s->now;
     if (!p->launching) {
-        rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, p->wait_ns - p->busy_ns);
-        p->made = 0;
+        learn_request(p, p->wait_ns - p->busy_ns);
+        p->made = p->seen_made = 0;
         p->waited_ns[p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns)] = s->now - p->wait_ns;
     }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)

@@ -356,6 +356,28 @@ static void what_requests_launch_is_learned(void)
     WAIT_FOR(cuStreamQuery(NULL) == CUDA_SUCCESS);
     CHECK_EQUAL(share->began_launches, launches + 40);
     CHECK_EQUAL(share->usual_votes, 100);
+    /* Who looks as half of its launches are made, after most of the time, tells how uneven they are; of others that is not known. */
+    seg->settings.need_us = 1;
+    uint64_t look_ns;
+    for (int i = 0; i < 20; i++) {
+        launch(spin, NULL, 1000);
+        if (i != 9)
+            continue;
+        usleep(20000);
+        rg_device_until_late(seg, 0, rg_now_ns(), 20000000, &look_ns);
+        CHECK(share->seen != 0);
+    }
+    CHECK_EQUAL(share->course[3], 0);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(share->seen, 0);
+    CHECK((int64_t)share->course[3] > 0 && !share->course[2] && !share->course[4]);
+    for (int request = 0; request < 3; request++) {
+        for (int i = 0; i < 60; i++)
+            launch(spin, NULL, 1000);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(share->usual_launches, 60);
+    CHECK_EQUAL(share->course[3], 0);
     done();
 }
 

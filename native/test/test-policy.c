@@ -4,6 +4,8 @@
 #include "policy.h"
 #include "testing.h"
 
+#include <string.h>
+
 enum { LAUNCH = RG_POLICY_LAUNCH };
 
 /* A best-effort launch with room in flight and no high client about: passes. Each check below changes what it says. */
@@ -231,6 +233,60 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(REST(110, 550000), 0);
 }
 
+/* Requests launch more in one part than in another: that is learned from what was seen of them. */
+static void course_of_requests(void)
+{
+    int64_t more[RG_POLICY_COURSE] = {0};
+    for (uint64_t made = 0; made < 220; made++)
+        CHECK_EQUAL(rg_policy_course(more, made, 200), made);
+    more[3] = RG_POLICY_ONE / 16; /* 9/16 of the time for half of the launches */
+    CHECK_EQUAL(rg_policy_course(more, 75, 200), 75);
+    CHECK_EQUAL(rg_policy_course(more, 100, 200), 113);
+    CHECK_EQUAL(rg_policy_course(more, 125, 200), 125);
+    CHECK_EQUAL(rg_policy_course(more, 112, 200), 118); /* about half way to there */
+    CHECK_EQUAL(rg_policy_course(more, 200, 200), 200);
+    CHECK_EQUAL(rg_policy_course(more, 300, 200), 300);
+    CHECK_EQUAL(rg_policy_course(more, 5, 0), 5);
+    /* A third of the time for a quarter of the launches. */
+    more[3] = 0;
+    for (int i = 0; i < 200; i++)
+        rg_policy_learn_course(more, RG_POLICY_ONE / 4, 1000000, 3000000);
+    CHECK_EQUAL(more[1] / 100, RG_POLICY_ONE / 12 / 100);
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        CHECK(i == 1 || !more[i]);
+    /* What is seen between two of those parts counts for both, at the ends for one. */
+    memset(more, 0, sizeof more);
+    for (int i = 0; i < 2000; i++) {
+        rg_policy_learn_course(more, RG_POLICY_ONE / 16 * 5, RG_POLICY_ONE / 16 * 4, RG_POLICY_ONE);
+        rg_policy_learn_course(more, RG_POLICY_ONE / 16, RG_POLICY_ONE / 32, RG_POLICY_ONE);
+        rg_policy_learn_course(more, RG_POLICY_ONE / 16 * 15, RG_POLICY_ONE / 32 * 29, RG_POLICY_ONE);
+    }
+    CHECK_EQUAL(rg_policy_course(more, 5000, 16000) / 50, 4000 / 50);
+    CHECK_EQUAL(rg_policy_course(more, 1000, 16000) / 50, 500 / 50);
+    CHECK_EQUAL(rg_policy_course(more, 15000, 16000) / 50, 14500 / 50);
+    /* Whatever is seen, more launches are never less of a request. */
+    uint64_t random = 7;
+    for (int i = 0; i < 20000; i++) {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        bool most = i / 1000 % 2; /* all of the time for the first launch, or none for all but the last */
+        rg_policy_learn_course(more, random >> 48, most ? 1000 : 0, 1000);
+        uint64_t before = 0;
+        for (uint64_t made = 0; made <= 400; made += 7) {
+            uint64_t come = rg_policy_course(more, made, 400);
+            CHECK(come >= before && come <= 400);
+            before = come;
+        }
+    }
+    /* Nothing is learned from what cannot be. */
+    int64_t kept[RG_POLICY_COURSE];
+    memcpy(kept, more, sizeof more);
+    rg_policy_learn_course(more, RG_POLICY_ONE / 2, 5, 0);
+    rg_policy_learn_course(more, RG_POLICY_ONE / 2, 6, 5);
+    rg_policy_learn_course(more, RG_POLICY_ONE, 5, 10);
+    rg_policy_learn_course(more, RG_POLICY_ONE / 2, 5, UINT64_MAX);
+    CHECK(!memcmp(kept, more, sizeof more));
+}
+
 static void fair(void)
 {
 #define FAIR(...) DECIDE(v_.policy = RG_POLICY_FAIR, v_.quantum_ns = 500, __VA_ARGS__)
@@ -296,6 +352,7 @@ int main(void)
     least_share();
     who_waits_for_longer_than_a_slice();
     pace_of_a_request();
+    course_of_requests();
     requests_that_are_alike();
     fair();
     orion();

@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 19 segment");
+    refuse(path, "is not a version 20 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -176,6 +176,43 @@ static void how_far_requests_are(void)
     CHECK(!LATE(40 * ms));
     seg->clients[3].launches[0] = 550 + 200;
     CHECK(LATE(5000 * ms));
+    /* Half of the launches: of requests that launch more in their second half 0.75 of the time is over then. */
+    share->usual_ns = 80 * ms;
+    seg->settings.need_us = 20000;
+    seg->clients[3].launches[0] = 550 + 100;
+    CHECK(!LATE(40 * ms));
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        share->course[i] = RG_POLICY_ONE / 16 * (uint64_t)(i < 3 ? i + 1 : 7 - i);
+    CHECK(LATE(60 * ms));
+    CHECK(!LATE(70 * ms));
+    seg->settings.defer_ppm = 510000; /* counts launches */
+    CHECK(!LATE(40 * ms));
+    seg->settings.defer_ppm = 0;
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        share->course[i] = -share->course[i];
+    CHECK(!LATE(20 * ms));
+    CHECK_EQUAL(again_ns, 500000);
+    rg_share_forget_course(share);
+    CHECK(!share->course[0] && !share->seen);
+    /* How far it was when it was looked at last is learned from once it is over, in what time; of another one nothing. */
+    CHECK(!LATE(30 * ms));
+    CHECK(share->seen != 0);
+    rg_share_learn_course(share, 1001 * ms, 60 * ms);
+    CHECK(!share->seen && !share->course[3]);
+    CHECK(!LATE(30 * ms));
+    rg_share_learn_course(share, 1000 * ms, 40 * ms);
+    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 4 / 16);
+    CHECK(!share->seen && !share->course[2] && !share->course[4]);
+    rg_share_learn_course(share, 1000 * ms, 40 * ms);
+    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 4 / 16);
+    CHECK(LATE(5 * ms));
+    rg_share_learn_course(share, 1000 * ms, 40 * ms);
+    CHECK((int64_t)share->course[3] < RG_POLICY_ONE / 4 / 16);
+    rg_share_forget_requests(share, 1000);
+    CHECK(!share->course[3]);
+    share->began_ns = 1000 * ms;
+    share->usual_launches = 200;
+    share->usual_votes = 400;
     share->usual_ns = 0;
     seg->settings.need_us = 0;
     seg->settings.defer_ppm = 500000;
