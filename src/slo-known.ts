@@ -89,7 +89,7 @@ export class Known {
   /** Not to be tried before; how long it is left alone next time. */
   notBefore_s = 0;
   backOff_s = BACK_OFF_S;
-  /** So many trials in a row of it, of enough requests, have not shown whether it holds. */
+  /** So many trials in a row, of enough requests, have shown neither that it holds nor that it fails. */
   undecided = 0;
   /** Its last trial showed that it misses the target. */
   isOver = false;

@@ -6,7 +6,7 @@
  */
 
 import { ENOUGH, FAR_OVER, mostlyWait, type RequestsAlone, type Target, type Verdict } from "./slo-alone.ts";
-import type { Delay } from "./slo-delay.ts";
+import { type Delay, FRESH_S } from "./slo-delay.ts";
 import { BACK_OFF_S, Known } from "./slo-known.ts";
 import { firstRung, GATE_RUNGS, PREEMPT_RUNGS, type Rung, SHORTEST, STOP_RUNGS } from "./slo-rungs.ts";
 
@@ -24,7 +24,10 @@ const BACK_OFF_MAX_S = 120;
 const MUCH_LATER = 0.6;
 /** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
 const FORGIVEN_S = 60;
-/** A rung of which trials show neither that it holds nor that it fails is tried more and more rarely, until this is between two of them. */
+/**
+ * A rung of which trials show neither that it holds nor that it fails is tried more and more rarely, until this is between two of them; but so often
+ * that enough requests are known of it that are not too old.
+ */
 const UNDECIDED_MOST_S = 16;
 /** For so long it is known that the first rung is the worse of two that miss the target; then that is looked at again. */
 const EVIL_MOST_S = 180;
@@ -38,8 +41,8 @@ const BURSTS = 2;
 const CLEAR = 0.25;
 const CLEAR_REQUESTS = 45;
 /**
- * For a rung to be stayed on the median of its requests has to use no more than this part: a rung at the limit is tried until chance has it within, and
- * what delays all of them is worse than what delays some.
+ * For a rung to be stayed on the median of its requests has to use no more than this part of what the target allows, or than on the rung to go back to: a
+ * rung at the limit is tried until chance has it within, and what delays all of them is worse than what delays some.
  */
 const SURE = 0.8;
 
@@ -197,10 +200,10 @@ export class Ladder {
 
   /** The rung's requests, of which one trial shows few, are not just within the target. */
   get isSure(): boolean {
-    const delayed = this.delay(this.rung);
-    return (
-      !delayed || !("p99_over_alone" in this.#target) || delayed.p50 <= 1 + SURE * (this.#target.p99_over_alone - 1)
-    );
+    const [delayed, home] = [this.delay(this.rung), this.delay(this.home)];
+    if (!delayed || !("p99_over_alone" in this.#target)) return true;
+    const known = home && home.requests >= ENOUGH ? home.p50 : 1;
+    return delayed.p50 <= Math.max(1 + SURE * (this.#target.p99_over_alone - 1), known);
   }
 
   /** It stood where streams stop and is where all run. */
@@ -228,7 +231,9 @@ export class Ladder {
   #isHopeless(rung: number): boolean {
     if (this.rungs === GATE_RUNGS) return false;
     if (this.rungs === PREEMPT_RUNGS && rung === SHORTEST)
-      return this.#mayBeBetterLate && this.t_s >= this.at(SHORTEST + 1).notBefore_s;
+      return (
+        this.#mayBeBetterLate && (this.at(SHORTEST + 1).undecided > 0 || this.t_s >= this.at(SHORTEST + 1).notBefore_s)
+      );
     const { suspend, need = 0, slice_us = 0 } = this.rungs[rung] ?? {};
     if (!suspend)
       return this.rungs === STOP_RUNGS
@@ -325,8 +330,8 @@ export class Ladder {
   }
 
   /**
-   * The one in force failed (in a trial), and is left alone for a while, and longer the next time; `again`: a trial has shown too little of it, so that it is
-   * tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
+   * The one in force failed (in a trial), and is left alone for a while, and longer the next time; `again`: a trial has shown too little of it, or that it is
+   * just within the target, so that what was seen of it counts when it is tried again: soon, and each time later (undecided). `less`: best-effort got less on it.
    */
   leave(isTrial: boolean, again: boolean, less: boolean): void {
     const failed = this.here;
@@ -335,22 +340,33 @@ export class Ladder {
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
     const few = failed.pool.count < ENOUGH;
     // It has held, or could have been tried, for so long: what it failed for before has passed.
-    if (this.t_s - failed.notBefore_s > FORGIVEN_S) failed.backOff_s = BACK_OFF_S;
+    if (this.t_s - failed.notBefore_s > FORGIVEN_S) {
+      failed.backOff_s = BACK_OFF_S;
+      failed.undecided = Math.min(failed.undecided, 1);
+    }
     if (isTrial) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_TIMES * failed.seconds);
-    if (this.crossesOver || this.leavesStops) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
-    // Of few requests a trial shows too little in any case; else the more often, the closer it is to the limit.
-    const again_s = Math.min(STAY_S * 2 ** failed.undecided, UNDECIDED_MOST_S);
+    const rarely = this.crossesOver || this.leavesStops;
+    if (rarely) failed.backOff_s = Math.max(failed.backOff_s, BACK_OFF_OVER_S);
+    if (!again) failed.undecided = 0;
+    const per_s = failed.seconds > 0 ? failed.pool.count / failed.seconds : 0;
+    const fresh_s = (FRESH_S * per_s) / (2 * ENOUGH) - TRIAL_S;
+    const later_s = Math.min(
+      STAY_S * 2 ** Math.max(0, failed.undecided - 1),
+      UNDECIDED_MOST_S,
+      Math.max(STAY_S, fresh_s),
+    );
+    const again_s = rarely && failed.undecided > 0 ? BACK_OFF_OVER_S : later_s;
     failed.notBefore_s = this.t_s + (again ? again_s : failed.backOff_s);
-    failed.undecided = again && !few ? failed.undecided + 1 : 0;
     // What lies above and is in nothing less gives best-effort still more, and is no better to try while this is not known to hold; but slices
     // say nothing of suspension, nor that of them.
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
     const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};
     const other = less && this.rungs[this.home]?.suspend !== suspend;
+    const unknown = few || again;
     for (const [rung, is] of this.rungs.entries()) {
-      if (rung <= this.rung || !(over || few || again || other) || is.suspend !== suspend) continue;
+      if (rung <= this.rung || !(over || unknown || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
-      if (!over && !few && !again && is.need < MUCH_LATER * need) continue;
+      if (!over && !unknown && is.need < MUCH_LATER * need) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);
     }

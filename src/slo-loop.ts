@@ -39,7 +39,7 @@ export interface Mark {
 export interface SloReport extends ReturnType<Controller["summary"]> {
   /** One line a second. */
   seconds: Second[];
-  /** Each change of the settings, and why, the last thousand. */
+  /** Each change of the rung, and why, the last thousand. */
   moves: Move[];
   /** Who came and went meanwhile, the last MARKS_KEPT of them. */
   marks: Mark[];

@@ -12,7 +12,7 @@
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
- * best-effort gets more and the target holds, and steps back as soon as it does not. It begins with what `priority` does, or
+ * best-effort gets more and the target holds, with some room for the median, and steps back as soon as it does not. It begins with what `priority` does, or
  * stricter, so that a trial is all that can make things worse than `priority`, and a second or two on the way down from a rung that
  * no longer holds the target.
  */
@@ -138,13 +138,14 @@ export interface Second {
   best_effort_launches_per_s: number;
 }
 
-/** Why it left a rung. Those after "stalled" are other circumstances, under which nothing of what was learned on rungs holds. */
+/** Why it left a rung. The last five are other circumstances, under which nothing of what was learned on rungs holds. */
 export type Why =
   | "to try it"
   | "over the target"
   | "gives no more"
   | "not known to hold"
   | "stalled"
+  | "ended"
   | "suspension held up, or no more"
   | "other best-effort clients"
   | "other ways to preempt"
@@ -152,9 +153,14 @@ export type Why =
   | "another load"
   | "other requests";
 
-/** One change of the rung, or of what is known of all. `worst`: how the requests of the one that it left fared, over alone, where that is known. */
+/**
+ * One change of the rung; of its number on one of the three ladders (slo-rungs.ts). `worst`: how the requests of the one that it left fared, over alone,
+ * where that is known.
+ */
 export interface Move {
   t_s: number;
+  ladder: "slices" | "stops" | "gate";
+  /** "other ways to preempt": a rung of another ladder. */
   from: number;
   to: number;
   why: Why;
@@ -363,7 +369,7 @@ export class Controller {
 
   /** What is to stay where nobody goes on with this: not what is just being tried. */
   leave(): Settings | undefined {
-    if (this.#state === "trial") this.#retreat("not known to hold", true);
+    if (this.#state === "trial") this.#retreat("ended", true);
     return this.#inForce;
   }
 
@@ -443,12 +449,13 @@ export class Controller {
 
   /** Before it leaves the rung. */
   #noteMove(to: number, why: Why): void {
-    if (this.#state === "waiting") return;
-    const { rung } = this.#ladder;
+    const { rung, rungs } = this.#ladder;
+    if (this.#state === "waiting" || rung === to) return;
     const worst = this.#alone.worst(this.#ladder.here, this.#ladder.delay(rung));
     const isKnown = "p99_over_alone" in this.#target && Number.isFinite(worst.ratio);
     this.moves.push({
       t_s: this.t_s,
+      ladder: rungs === GATE_RUNGS ? "gate" : rungs === STOP_RUNGS ? "stops" : "slices",
       from: rung,
       to,
       why,
@@ -523,9 +530,9 @@ export class Controller {
     const noise = 4 * Math.sqrt(Math.max(high, 1));
     if (this.#rated_s > 2 && high > low * LOAD_CHANGE && high - low > noise) {
       this.#slow_per_s = this.#fast_per_s;
+      this.#reset("another load");
       this.#alone.shrink();
       this.#relearned++;
-      this.#reset("another load");
     }
   }
 
@@ -596,6 +603,7 @@ export class Controller {
     } else {
       const less = !more && (verdict === "within" || this.#ladder.crossesOver);
       const goesOn = "p99_ms" in this.#target || this.#ladder.isComparable(this.#ladder.rung);
+      if (here.pool.count >= ENOUGH) here.undecided++;
       this.#retreat(less ? "gives no more" : "not known to hold", !holds && !less && goesOn, less);
     }
   }
@@ -710,9 +718,9 @@ export class Controller {
 
   /** What was learned of requests alone no longer holds. */
   #forgetAlone(why: Why): void {
+    this.#reset(why);
     this.#alone.clear();
     this.#relearned++;
-    this.#reset(why);
   }
 
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
@@ -761,7 +769,7 @@ export class Controller {
 
   /**
    * Back to where the target held, or may hold. A rung that failed is left alone for a while, and longer the next time; one of which a trial
-   * showed too little (few requests came) is tried again soon, and what was seen of it counts. `less`: best-effort got less on it.
+   * showed too little is tried `again`, and what was seen of it counts. `less`: best-effort got less on it.
    */
   #retreat(why: Why, again = false, less = false): void {
     this.#noteMove(this.#ladder.home, why);

@@ -388,6 +388,16 @@ function gained(spell_s: number): number {
 }
 
 describe("the controller on such a host", () => {
+  test("what delays requests by as much under all settings does not keep best-effort work low", () => {
+    // By 0.17 ms of 3.4; free to 256 launches in flight otherwise.
+    const alike = ({ inflight }: Settings) => ({ delay_ms: () => 0.17, launches_per_s: 1000 + 5 * inflight });
+    const parts = [23, 24, 25, 26].map((seed) => {
+      const { settings } = settle(hostBound, false, 150, alike, { seed });
+      return share(settings, 50, (is) => is.inflight > 64);
+    });
+    expect(parts.reduce((sum, part) => sum + part, 0) / parts.length).toBeGreaterThan(0.5);
+  });
+
   test("settings that may miss the target are tried rarely, and none beyond them", () => {
     // Was 0.115 while what was not known to hold was tried every other second, and what was beyond it meanwhile.
     expect(timeOver(12, 0.2)).toBeLessThan(0.08);
