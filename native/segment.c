@@ -243,10 +243,12 @@ static uint64_t which(uint64_t began_ns)
     return began_ns >> 10 & 0xffff;
 }
 
-static void see(rg_share *share, uint64_t made, uint32_t usual, uint64_t began_ns, uint64_t spent_ns)
+/* Once it is late no more, so that what is learned is where it counts: who looks on at the gate would see each request at its end. */
+static void see(rg_share *share, uint64_t made, uint32_t usual, uint64_t began_ns, uint64_t spent_ns, bool late)
 {
     uint64_t spent = spent_ns / SEEN_NS;
-    if (made && made < usual && spent <= UINT32_MAX)
+    bool first = atomic_load_explicit(&share->seen, memory_order_relaxed) >> 48 != which(began_ns);
+    if (began_ns && made && made < usual && spent <= UINT32_MAX && (first || !late))
         atomic_store_explicit(&share->seen, which(began_ns) << 48 | made * RG_POLICY_ONE / usual << 32 | spent, memory_order_relaxed);
 }
 
@@ -270,10 +272,10 @@ static uint64_t until_late(const rg_settings *settings, rg_share *share, uint64_
     uint64_t began_ns = atomic_load(&share->began_ns), spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
     int64_t more[RG_POLICY_COURSE];
     course_of(share, more);
-    if (began_ns)
-        see(share, made, usual, began_ns, spent_ns);
     uint64_t come = ppm ? made : rg_policy_course(more, made, usual); /* a part of the launches is counted */
-    return rg_policy_until_late(come, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
+    uint64_t left_ns = rg_policy_until_late(come, usual, spent_ns, atomic_load(&share->usual_ns), ppm, need_ns);
+    see(share, made, usual, began_ns, spent_ns, !left_ns);
+    return left_ns;
 }
 
 /* For how long a high client at work on the device leaves it to best-effort work; when to look again, in `look_ns`. */

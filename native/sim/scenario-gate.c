@@ -142,9 +142,11 @@ static uint64_t late_at(const scenario *s, player *p)
 {
     const rg_scenario_options *o = s->o;
     uint64_t made = o->defer_ppm ? p->made : rg_policy_course(p->course, p->made, p->usual), spent_ns = s->now - p->busy_ns;
-    p->seen_made = p->made;
-    p->seen_ns = spent_ns;
     uint64_t left_ns = rg_policy_until_late(made, p->usual, spent_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
+    if (left_ns || !p->seen_made) {
+        p->seen_made = p->made;
+        p->seen_ns = spent_ns;
+    }
     return left_ns && (!o->need_us || left_ns == UINT64_MAX) ? NEVER : s->now + left_ns;
 }
 
