@@ -215,6 +215,18 @@ static int64_t course_at(const int64_t more[RG_POLICY_COURSE], int64_t part)
     return part + (more_at(more, knot) * (PART_ONE - beyond) + more_at(more, knot + 1) * beyond) / PART_ONE;
 }
 
+/* So much; those around it, of which nothing may have been seen, follow as far as they have to. */
+static void set_course(int64_t more[RG_POLICY_COURSE], int64_t knot, int64_t is)
+{
+    const int64_t STEP = PART_ONE - PART_ONE / 8; /* an eighth of the launches takes a 64th of the time at least */
+    int64_t least = -knot * STEP, most = (PARTS - knot) * STEP;
+    more[knot - 1] = is < least ? least : is > most ? most : is;
+    for (int64_t k = knot + 1; k <= RG_POLICY_COURSE && more[k - 1] < more[k - 2] - STEP; k++)
+        more[k - 1] = more[k - 2] - STEP;
+    for (int64_t k = knot - 1; k >= 1 && more[k - 1] > more[k] + STEP; k--)
+        more[k - 1] = more[k] + STEP;
+}
+
 uint64_t rg_policy_course(const int64_t more[RG_POLICY_COURSE], uint64_t made, uint32_t usual)
 {
     if (made >= usual)
@@ -224,18 +236,16 @@ uint64_t rg_policy_course(const int64_t more[RG_POLICY_COURSE], uint64_t made, u
 
 void rg_policy_learn_course(int64_t more[RG_POLICY_COURSE], uint32_t part, uint64_t spent_ns, uint64_t took_ns)
 {
-    enum { KEPT = 16, LEAST = PART_ONE / 8 }; /* no part of the launches takes less time than that */
+    enum { KEPT = 16 };
     const uint64_t LONGEST_NS = 1ull << 40;
     if (!took_ns || took_ns > LONGEST_NS || spent_ns > took_ns || part >= RG_POLICY_ONE)
         return;
     int64_t off = (int64_t)(spent_ns * RG_POLICY_ONE / took_ns) - course_at(more, part), beyond = part % PART_ONE;
+    off = off > PART_ONE ? PART_ONE : off < -PART_ONE ? -PART_ONE : off; /* one that stood still afterwards, or before, says little of others */
     for (int64_t next = 0; next < 2; next++) {
         int64_t knot = part / PART_ONE + next, weight = next ? beyond : PART_ONE - beyond;
-        if (knot < 1 || knot > RG_POLICY_COURSE)
-            continue;
-        int64_t is = more[knot - 1] + off * weight / PART_ONE / KEPT;
-        int64_t least = more_at(more, knot - 1) - PART_ONE + LEAST, most = more_at(more, knot + 1) + PART_ONE - LEAST;
-        more[knot - 1] = is < least ? least : is > most ? most : is;
+        if (knot >= 1 && knot <= RG_POLICY_COURSE)
+            set_course(more, knot, more[knot - 1] + off * weight / PART_ONE / KEPT);
     }
 }
 

@@ -279,14 +279,15 @@ uint64_t rg_policy_course(const int64_t more[RG_POLICY_COURSE], uint64_t made, u
 
 /*
  * rg_policy_learn_course: a request that launched for `took_ns` had made `part` of its launches, in RG_POLICY_ONE, after `spent_ns`. A sixteenth of what
- * that differs from what was known is learned.
+ * that differs from what was known is learned, of an eighth at most; an eighth of the launches is taken to last for a 64th of the time at least.
  */
 void rg_policy_learn_course(int64_t more[RG_POLICY_COURSE], uint32_t part, uint64_t spent_ns, uint64_t took_ns);
 
 /*
  * rg_policy_until_late: for how long a request still launches, at its pace, until it has come far enough for best-effort work to give way: it
  * has made this part of its launches (`ppm`, in millionths; 0: none), or the rest of them takes no longer than `need_ns` (0: none).
- * 0: it has; UINT64_MAX: nothing tells the pace. The rest as rg_policy_pace has it, `made`, without a part, as rg_policy_course; `spent_ns` counts up to 17 s.
+ * 0: it has; UINT64_MAX: nothing tells the pace. The rest as rg_policy_pace has it; `made` are those of an
+ * even request (rg_policy_course) where that matters and no part of them is asked for. `spent_ns` counts up to 17 s.
  */
 uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns, uint32_t ppm, uint64_t need_ns);
 

@@ -235,28 +235,39 @@ static void course_of(const rg_share *share, int64_t more[RG_POLICY_COURSE])
         more[i] = (int64_t)atomic_load_explicit(&share->course[i], memory_order_relaxed);
 }
 
-/* What was seen of a request (rg_share): which, its launches as a part of the usual ones, and how long it had launched, up to a minute. */
+/* What was seen of a request (rg_share): which, whether it was late, its launches as a part of the usual ones, and how long it had launched, up to a minute. */
 enum { SEEN_NS = 16 };
+#define SEEN_LATE (1ull << 48)
 
 static uint64_t which(uint64_t began_ns)
 {
-    return began_ns >> 10 & 0xffff;
+    return began_ns >> 10 << 49;
 }
 
-/* Once it is late no more, so that what is learned is where it counts: who looks on at the gate would see each request at its end. */
+static bool same(uint64_t seen, uint64_t began_ns)
+{
+    return seen && seen >> 49 << 49 == which(began_ns);
+}
+
+/*
+ * The first look at which it is late is the last one that counts, so that what is learned is where it is needed: who looks on at the gate would see each
+ * request at its end. In no time nothing is launched: what was launched is then of the one before, which ended amid the look.
+ */
 static void see(rg_share *share, uint64_t made, uint32_t usual, uint64_t began_ns, uint64_t spent_ns, bool late)
 {
-    uint64_t spent = spent_ns / SEEN_NS;
-    bool first = atomic_load_explicit(&share->seen, memory_order_relaxed) >> 48 != which(began_ns);
-    if (began_ns && made && made < usual && spent <= UINT32_MAX && (first || !late))
-        atomic_store_explicit(&share->seen, which(began_ns) << 48 | made * RG_POLICY_ONE / usual << 32 | spent, memory_order_relaxed);
+    uint64_t spent = spent_ns / SEEN_NS, before = atomic_load_explicit(&share->seen, memory_order_relaxed);
+    if (!began_ns || !made || made >= usual || !spent || spent > UINT32_MAX || (same(before, began_ns) && before & SEEN_LATE))
+        return;
+    atomic_store_explicit(&share->seen, which(began_ns) | (late ? SEEN_LATE : 0) | made * RG_POLICY_ONE / usual << 32 | spent, memory_order_relaxed);
 }
 
 void rg_share_learn_course(rg_share *share, uint64_t began_ns, uint64_t took_ns)
 {
-    uint64_t seen = atomic_exchange_explicit(&share->seen, 0, memory_order_relaxed);
     int64_t more[RG_POLICY_COURSE];
-    if (!seen || seen >> 48 != which(began_ns))
+    if (!atomic_load_explicit(&share->seen, memory_order_relaxed))
+        return;
+    uint64_t seen = atomic_exchange_explicit(&share->seen, 0, memory_order_relaxed);
+    if (!same(seen, began_ns))
         return;
     course_of(share, more);
     rg_policy_learn_course(more, seen >> 32 & 0xffff, (seen & UINT32_MAX) * SEEN_NS, took_ns);

@@ -549,7 +549,8 @@ uint64_t rg_progress(const rg_client *client);
  * had some; when to look again, in `look_ns`. Where the requests of a client are alike, how far one has come is told by its launches, not by the clock: on
  * a host whose processors are shared the same request takes 4 ms now and 10 ms then, and it is near its end when most of it is launched, however
  * long that took. What the GPU needs for it is the same then as now, so what counts best is how long the rest of its launches will take
- * (need_us): a part of the launches that is right in a slow moment comes too late in a fast one.
+ * (need_us): a part of the launches that is right in a slow moment comes too late in a fast one. What it sees is left for the client to learn
+ * from (rg_share_learn_course).
  */
 uint64_t rg_device_until_late(rg_segment *seg, uint32_t device, uint64_t now_ns, uint64_t busy_ns, uint64_t *look_ns);
 

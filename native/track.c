@@ -436,9 +436,11 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD_TO_WRITE(&d->high_launching);
     RG_AHEAD(&rg.segment->stops[device].armed);
     RG_AHEAD_TO_WRITE(&c->requests);
-    RG_AHEAD_TO_WRITE(rg_share_of(rg.segment, device, m->slot_index)); /* a cache line */
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    RG_AHEAD_TO_WRITE(share); /* two cache lines, of which the second is for the end */
     if (!ends)
         return;
+    RG_AHEAD(&share->seen);
     RG_AHEAD_TO_WRITE(&c->waited);
 }
 

@@ -143,9 +143,10 @@ static uint64_t late_at(const scenario *s, player *p)
     const rg_scenario_options *o = s->o;
     uint64_t made = o->defer_ppm ? p->made : rg_policy_course(p->course, p->made, p->usual), spent_ns = s->now - p->busy_ns;
     uint64_t left_ns = rg_policy_until_late(made, p->usual, spent_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
-    if (left_ns || !p->seen_made) {
-        p->seen_made = p->made;
+    if (p->made && p->made < p->usual && !p->seen_late) {
+        p->seen_part = (uint32_t)(p->made * RG_POLICY_ONE / p->usual);
         p->seen_ns = spent_ns;
+        p->seen_late = !left_ns;
     }
     return left_ns && (!o->need_us || left_ns == UINT64_MAX) ? NEVER : s->now + left_ns;
 }
@@ -279,8 +280,8 @@ static void learn_request(player *p, uint64_t took_ns)
     rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);
     if (p->usual > was + was / 8 || p->usual < was - was / 8)
         memset(p->course, 0, sizeof p->course);
-    else if (p->made == p->usual && p->seen_made && p->seen_made < p->usual)
-        rg_policy_learn_course(p->course, (uint32_t)(p->seen_made * RG_POLICY_ONE / p->usual), p->seen_ns, took_ns);
+    else if (p->made == p->usual && p->seen_ns)
+        rg_policy_learn_course(p->course, p->seen_part, p->seen_ns, took_ns);
 }
 
 void rg_scenario_become_idle(scenario *s, player *p)
@@ -291,7 +292,8 @@ void rg_scenario_become_idle(scenario *s, player *p)
     p->idle_ns = s->now;
     if (!p->launching) {
         learn_request(p, p->wait_ns - p->busy_ns);
-        p->made = p->seen_made = 0;
+        p->made = p->seen_ns = 0;
+        p->seen_late = false;
         p->waited_ns[p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns)] = s->now - p->wait_ns;
     }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)

@@ -53,7 +53,9 @@ typedef struct {
     uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
     uint64_t usual_ns;         /* and for how long it launches them */
     int64_t course[RG_POLICY_COURSE]; /* and how evenly (rg_policy_course) */
-    uint64_t seen_made, seen_ns;      /* of the one under way: how many it had launched when it was last looked at, and in what time */
+    uint32_t seen_part; /* of the one under way: of its launches, in what time, and whether it was late, as it was looked at (see in segment.c) */
+    uint64_t seen_ns;
+    bool seen_late;
     rg_arrivals spells;        /* of its processor's pace */
     uint64_t spell_until;
     bool slow;

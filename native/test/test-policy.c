@@ -264,6 +264,16 @@ static void course_of_requests(void)
     CHECK_EQUAL(rg_policy_course(more, 5000, 16000) / 50, 4000 / 50);
     CHECK_EQUAL(rg_policy_course(more, 1000, 16000) / 50, 500 / 50);
     CHECK_EQUAL(rg_policy_course(more, 15000, 16000) / 50, 14500 / 50);
+    /* And what is known to be far off, in a part in which all is seen, moves those around it. */
+    memset(more, 0, sizeof more);
+    for (int i = 0; i < 4000; i++)
+        rg_policy_learn_course(more, RG_POLICY_ONE / 8 * 3, 80, 100);
+    CHECK_EQUAL((rg_policy_course(more, 6000, 16000) + 50) / 100, 12800 / 100);
+    CHECK(more[3] > 0 && more[4] > 0);
+    memset(more, 0, sizeof more);
+    for (int i = 0; i < 4000; i++)
+        rg_policy_learn_course(more, RG_POLICY_ONE / 64, 50, 1000);
+    CHECK(rg_policy_course(more, 1000, 64000) > 3000 && rg_policy_course(more, 1000, 64000) <= 3200);
     /* Whatever is seen, more launches are never less of a request. */
     uint64_t random = 7;
     for (int i = 0; i < 20000; i++) {

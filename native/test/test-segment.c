@@ -201,13 +201,18 @@ static void how_far_requests_are(void)
     CHECK(!share->seen && !share->course[3]);
     CHECK(!LATE(30 * ms));
     rg_share_learn_course(share, 1000 * ms, 40 * ms);
-    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 4 / 16);
+    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 8 / 16);
     CHECK(!share->seen && !share->course[2] && !share->course[4]);
     rg_share_learn_course(share, 1000 * ms, 40 * ms);
-    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 4 / 16);
+    CHECK_EQUAL(share->course[3], RG_POLICY_ONE / 8 / 16);
+    CHECK(LATE(0)); /* in no time nothing is launched */
+    CHECK(!share->seen);
+    /* The first look at which it is late counts, and none after that. */
     CHECK(LATE(5 * ms));
+    CHECK(LATE(6 * ms));
+    CHECK_EQUAL(share->seen & UINT32_MAX, 5 * ms / 16);
     rg_share_learn_course(share, 1000 * ms, 40 * ms);
-    CHECK((int64_t)share->course[3] < RG_POLICY_ONE / 4 / 16);
+    CHECK((int64_t)share->course[3] < RG_POLICY_ONE / 8 / 16);
     rg_share_forget_requests(share, 1000);
     CHECK(!share->course[3]);
     share->began_ns = 1000 * ms;
