@@ -201,7 +201,7 @@ uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64
     return most_ns && pace_ns > most_ns ? most_ns : pace_ns;
 }
 
-/* At so many eighths of the launches; at none and at all there is no difference. */
+/* How much more of the time is over at so many eighths of the launches; at none and at all there is no difference. */
 static int64_t more_at(const int64_t more[RG_POLICY_COURSE], int64_t knot)
 {
     return knot > 0 && knot <= RG_POLICY_COURSE ? more[knot - 1] : 0;

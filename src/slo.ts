@@ -154,8 +154,8 @@ export type Why =
   | "other requests";
 
 /**
- * One change of the rung; of its number on one of the three ladders (slo-rungs.ts). `worst`: how the requests of the one that it left fared, over alone,
- * where that is known.
+ * One change of the rung; `from` and `to` count from the safest of one of the three ladders (slo-rungs.ts). `worst`: how the requests of the rung that it
+ * left fared, over alone, where that is known.
  */
 export interface Move {
   t_s: number;
