@@ -174,7 +174,7 @@ uint64_t rg_policy_due_beside(uint64_t away_ns, uint32_t ppm)
     return away_ns / 1000 * (2 * ppm) / (1000000 - 2 * ppm) * 1000;
 }
 
-void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made64, uint64_t took_ns)
+enum rg_request rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made64, uint64_t took_ns)
 {
     enum { MOST = UINT32_MAX / 8, KEPT = 8 };
     uint32_t made = made64 < MOST ? (uint32_t)made64 : MOST;
@@ -185,12 +185,15 @@ void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint6
         *votes = *votes < most && most - *votes > made ? *votes + made : most;
         *usual = made ? made : *usual;
         *usual_ns = *usual_ns ? *usual_ns - *usual_ns / 4 + took_ns / 4 : took_ns;
-    } else if (*votes > against) {
-        *votes -= against;
-    } else {
-        *usual = *votes = made;
-        *usual_ns = took_ns;
+        return RG_REQUEST_USUAL;
     }
+    if (*votes > against) {
+        *votes -= against;
+        return RG_REQUEST_OTHER;
+    }
+    *usual = *votes = made;
+    *usual_ns = took_ns;
+    return RG_REQUEST_NEW;
 }
 
 uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns)

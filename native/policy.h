@@ -216,9 +216,10 @@ uint64_t rg_policy_due_beside(uint64_t away_ns, uint32_t min_share_ppm);
  * it has launched (`took_ns`). `usual` is the number that requests with most of the launches have, give or take an eighth, and `votes` by
  * how many launches they outnumber the others (a majority vote, Boyer and Moore 1981), no more than in eight of them, and each of the
  * others for a sixteenth of one at least, so that it follows a program that changes. `usual_ns` is for how long those requests launch, a
- * quarter of it the last one's.
+ * quarter of it the last one's. Returns what that request was: one of those, another, or the first of others that are usual from now on.
  */
-void rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made, uint64_t took_ns);
+enum rg_request { RG_REQUEST_USUAL, RG_REQUEST_OTHER, RG_REQUEST_NEW };
+enum rg_request rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usual_ns, uint64_t made, uint64_t took_ns);
 
 /* rg_policy_regular: requests are so much alike, and of launches enough, that these tell how far one of them has come. */
 static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)

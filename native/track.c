@@ -548,12 +548,12 @@ static void note_launches(rg_share *share, uint64_t progress, uint64_t now)
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
     uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
     uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
-    uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), was = usual;
-    rg_policy_usual(&usual, &votes, &usual_ns, made, began ? rg_since(began, now) : 0);
-    if (usual > was + was / 8 || usual < was - was / 8)
+    uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
+    enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
+    if (is == RG_REQUEST_NEW)
         rg_share_forget_course(share);
-    else if (began && made == usual)
-        rg_share_learn_course(share, began, rg_since(began, now));
+    else if (is == RG_REQUEST_USUAL)
+        rg_share_learn_course(share, began, took_ns);
     atomic_store(&share->began_launches, progress);
     atomic_store(&share->began_ns, 0);
     atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);

@@ -276,11 +276,10 @@ void rg_scenario_wake_gate(scenario *s)
 /* As note_launches in track.c. */
 static void learn_request(player *p, uint64_t took_ns)
 {
-    uint32_t was = p->usual;
-    rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);
-    if (p->usual > was + was / 8 || p->usual < was - was / 8)
+    enum rg_request is = rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);
+    if (is == RG_REQUEST_NEW)
         memset(p->course, 0, sizeof p->course);
-    else if (p->made == p->usual && p->seen_ns)
+    else if (is == RG_REQUEST_USUAL && p->seen_ns)
         rg_policy_learn_course(p->course, p->seen_part, p->seen_ns, took_ns);
 }
 

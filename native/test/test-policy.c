@@ -211,6 +211,12 @@ static void requests_that_are_alike(void)
     usual = votes = 0;
     for (int i = 0; i < 20; i++)
         CHECK(!AFTER(15));
+    /* Which of them a request was. */
+    usual = votes = 0;
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 200, 10), RG_REQUEST_NEW);
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 210, 10), RG_REQUEST_USUAL);
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 3, 10), RG_REQUEST_OTHER);
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 500, 10), RG_REQUEST_NEW);
     /* More than any program launches between two waits overflows nothing. */
     for (int i = 0; i < 20; i++)
         AFTER(UINT64_MAX);
