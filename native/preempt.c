@@ -51,7 +51,7 @@ typedef struct {
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
     rg_policy_had had; /* only the thread's, as what follows */
-    uint32_t short_gaps; /* bit per idle time of the high clients: it was short; the last one is the lowest */
+    uint32_t short_gaps, short_pauses; /* bit per idle time of the high clients: it was short, or very short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
     int32_t alike;      /* suspensions in a row at which requests usually made as many launches, `usual` */
     uint32_t usual;
@@ -443,8 +443,31 @@ static bool bursts(const preemptor *p)
     return __builtin_popcount(p->short_gaps & 0xff) >= 4;
 }
 
-/* True if a high client launches again soon; not later than `deadline`, and not where suspension is no longer wanted. */
-static bool linger(preemptor *p, uint64_t deadline)
+/* They work again, and had been idle since then. */
+static void note_pause(preemptor *p, uint64_t now, uint64_t idle)
+{
+    p->short_pauses = p->short_pauses << 1 | (idle && now - idle < RG_POLICY_SHORT_PAUSE_NS);
+}
+
+/* Whether the next request is expected at once, and best-effort work stays off the GPU for that. Who gives way late leaves it most of that one anyway. */
+static bool follows(const preemptor *p)
+{
+    const rg_settings *s = &rg.segment->settings;
+    bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
+    return p->stopped && at_once && rg_policy_follows(p->short_pauses);
+}
+
+/* For how long an idle time of the high clients is waited for before it is believed. */
+static uint64_t linger_ns(const preemptor *p)
+{
+    return bursts(p) ? LINGER_NS : follows(p) ? RG_POLICY_FOLLOWS_NS : 0;
+}
+
+/*
+ * True if a high client launches again before it has been idle for that long; not later than `deadline`, and not where suspension is no longer
+ * wanted.
+ */
+static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     uint64_t until = 0, again_ns;
@@ -457,7 +480,7 @@ static bool linger(preemptor *p, uint64_t deadline)
             return false;
         /* What it waits for may take long; counted is from when that is done. */
         if (!until && !atomic_load(&dev->high_busy))
-            until = now + LINGER_NS;
+            until = atomic_load(&dev->idle_ns) + stay_ns;
         if (until && now >= until)
             return false;
         atomic_fetch_add(&dev->busy_waiters, 1);
@@ -467,10 +490,13 @@ static bool linger(preemptor *p, uint64_t deadline)
     }
 }
 
-/* Whether to stay off the GPU though they only wait. Streams that stop are back at once, so they stop for as long as there is work. */
+/*
+ * Whether to stay off the GPU though they only wait. Streams that stop are back at once, so they stop for as long as there is work; what is suspended
+ * besides comes back meanwhile, unless that would be in the way of the next request.
+ */
 static bool outlasts(const preemptor *p, uint64_t since)
 {
-    if (atomic_load(&p->stops) && !p->channels_off)
+    if (atomic_load(&p->stops) && (!p->channels_off || follows(p)))
         return suspends(p) && atomic_load(&rg.segment->devices[p->device].high_busy);
     return outlasts_slice(p, since);
 }
@@ -593,6 +619,7 @@ static void stand_aside(preemptor *p)
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
+    note_pause(p, since, idle);
     p->again = false;
     if (!suspend(p))
         return;
@@ -628,16 +655,17 @@ static void stand_aside(preemptor *p)
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
-            if (p->stopped && p->channels_off && enable(p)) {
+            uint64_t stay_ns = linger_ns(p);
+            if (p->stopped && p->channels_off && stay_ns != RG_POLICY_FOLLOWS_NS && enable(p)) {
                 enabled_ns = rg_now_ns(); /* its streams stop still */
                 continue;
             }
-            if (!bursts(p))
-                break;
-            bool more = linger(p, rg_now_ns() + left_ns);
-            p->short_gaps = p->short_gaps << 1 | more;
+            bool more = stay_ns && linger(p, stay_ns, rg_now_ns() + left_ns);
+            if (more || stay_ns == LINGER_NS)
+                p->short_gaps = p->short_gaps << 1 | more;
             if (!more)
                 break;
+            note_pause(p, rg_now_ns(), atomic_load(&dev->idle_ns));
             continue;
         }
         p->between = comes_between(p, since);

@@ -125,10 +125,26 @@ static uint64_t earlier(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static bool gives_way_at_once(const scenario *s)
+{
+    return s->o->suspend && !s->o->defer_us && !s->o->defer_ppm && !s->o->need_us;
+}
+
+static void note_pause(scenario *s)
+{
+    s->agent.short_pauses = s->agent.short_pauses << 1 | (s->idle_ns && s->now - s->idle_ns < RG_POLICY_SHORT_PAUSE_NS);
+}
+
+/* As in preempt.c: the next request is expected at once. */
+static bool follows(const scenario *s)
+{
+    return rg_scenario_stops(s) && gives_way_at_once(s) && rg_policy_follows(s->agent.short_pauses);
+}
+
 /* As in preempt.c: what high clients wait for may last longer than their slice; best-effort work has been off the GPU since then. */
 static bool outlasts(const scenario *s, uint64_t off_ns)
 {
-    if (rg_scenario_by_stops(s))
+    if (rg_scenario_by_stops(s) || follows(s))
         return s->o->suspend && rg_scenario_high_busy(s);
     for (uint32_t i = 0; s->o->suspend && i < s->count; i++) {
         const player *p = &s->players[i];
@@ -150,8 +166,12 @@ static uint64_t comes_back(scenario *s)
         s->agent.stays = true;
         return NEVER;
     }
-    if (!bursts(s))
-        return (s->agent.stays ? s->idle_ns : s->agent.since) + (uint64_t)s->o->resume_delay_us * 1000;
+    if (!bursts(s)) {
+        uint64_t back_ns = (s->agent.stays ? s->idle_ns : s->agent.since) + (uint64_t)s->o->resume_delay_us * 1000;
+        s->agent.follows = follows(s);
+        uint64_t until_ns = s->agent.follows ? s->idle_ns + RG_POLICY_FOLLOWS_NS : 0;
+        return back_ns > until_ns ? back_ns : until_ns;
+    }
     s->agent.lingers = true;
     return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
 }
@@ -192,7 +212,7 @@ static uint64_t comes_early(scenario *s)
 /* High clients stop best-effort streams by themselves, before any thread there is awake (rg_stop_best_effort). */
 static bool stops_at_once(const scenario *s)
 {
-    return rg_scenario_stops(s) && s->o->suspend && !s->o->defer_us && !s->o->defer_ppm && !s->o->need_us;
+    return rg_scenario_stops(s) && gives_way_at_once(s);
 }
 
 /* When it acts next, in the states that wait for the high clients. */
@@ -207,9 +227,11 @@ static void look(scenario *s)
         s->agent.late_ns = earlier(s->agent.late_ns, s->now);
     }
     if (wanted != s->agent.wanted) {
-        if (wanted && s->agent.lingers)
+        if (wanted && (s->agent.lingers || s->agent.follows)) {
             s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
-        s->agent.lingers = s->agent.stays = s->agent.early = false;
+            note_pause(s);
+        }
+        s->agent.lingers = s->agent.follows = s->agent.stays = s->agent.early = false;
         s->agent.wanted = wanted;
         s->agent.since = s->now;
         s->agent.late_ns = NEVER;
@@ -266,6 +288,7 @@ bool rg_scenario_agent_act(scenario *s)
         }
         s->agent.cut_after = s->idle_ns + 1;
         s->agent.short_gaps = s->agent.short_gaps << 1 | (s->idle_ns && s->now - s->idle_ns < LINGER_NS);
+        note_pause(s);
         begin_suspension(s);
         break;
     case SUSPENDING:
@@ -279,7 +302,7 @@ bool rg_scenario_agent_act(scenario *s)
     case SUSPENDED:
         if (s->agent.lingers)
             s->agent.short_gaps <<= 1;
-        s->agent.lingers = false;
+        s->agent.lingers = s->agent.follows = false;
         s->agent.early = s->agent.wanted && has_launched_all(s);
         s->agent.between = s->agent.wanted && !s->agent.early;
         s->agent.state = s->now >= is_due(s) ? GIVING : RESUMING;

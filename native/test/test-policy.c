@@ -361,6 +361,17 @@ static void orion(void)
     CHECK_EQUAL(ORION(v_.sms = 80, v_.allowance_ns = 1000), RG_WAIT_HIGH);
 }
 
+/* Two of the last 32 pauses between requests: whichever they were. */
+static void requests_that_follow(void)
+{
+    CHECK(!rg_policy_follows(0));
+    CHECK(!rg_policy_follows(1));
+    CHECK(!rg_policy_follows(1u << 31));
+    CHECK(rg_policy_follows(1u << 31 | 1));
+    CHECK(rg_policy_follows(3));
+    CHECK(rg_policy_follows(UINT32_MAX));
+}
+
 int main(void)
 {
     slo_is_priority();
@@ -370,6 +381,7 @@ int main(void)
     pace_of_a_request();
     course_of_requests();
     requests_that_are_alike();
+    requests_that_follow();
     fair();
     orion();
     CHECK_EQUAL(DECIDE(), RG_PASS);
