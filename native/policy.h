@@ -253,7 +253,8 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
  * Programs that serve requests from a queue begin the next one soon after the last: of 4,000 requests of BERT as one graph, 60 a second at random, on an
  * H200's host 0.24 did within 300 us, half of those within 33 and nine in ten within 100. To come back for that long is an exchange of processes there and
  * another one back, some 300 us of the GPU, in the way of that request. So where two of the last 32 pauses were shorter than RG_POLICY_SHORT_PAUSE_NS, as
- * whoever has to wake up sees them, streams that have stopped go on when nothing has followed for RG_POLICY_FOLLOWS_NS.
+ * whoever has to wake up sees them, streams that have stopped in time slices go on when nothing has followed for RG_POLICY_FOLLOWS_NS. (Under MPS nothing is
+ * exchanged.)
  */
 #define RG_POLICY_FOLLOWS_NS 100000u
 #define RG_POLICY_SHORT_PAUSE_NS 200000u

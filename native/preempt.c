@@ -10,8 +10,9 @@
  *     all that its requests usually do, and when the next request has begun by then and leaves the GPU to best-effort work for a while). That
  *     takes some 500 us and 250 us; until it holds the slices do. It keeps best-effort work out of the gaps between the launches of a
  *     request, each of which would cost the request a switch and back;
- *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle. Then suspension is for what no stop
- *     ends soon (long kernels and graphs, while a request is launched or slices are long), and for requests that outlast the high client's slice.
+ *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle; where requests often follow one another at
+ *     once, until none has (RG_POLICY_FOLLOWS_NS). Then suspension is for what no stop ends soon (long kernels and graphs, while a request is
+ *     launched, or one may follow, or slices are long), and for requests that outlast the high client's slice.
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
@@ -443,10 +444,12 @@ static bool bursts(const preemptor *p)
     return __builtin_popcount(p->short_gaps & 0xff) >= 4;
 }
 
-/* They work again, and had been idle since then. */
-static void note_pause(preemptor *p, uint64_t now, uint64_t idle)
+/* They are at work again, and had been idle. A hold is none of theirs. */
+static void note_pause(preemptor *p)
 {
-    p->short_pauses = p->short_pauses << 1 | (idle && now - idle < RG_POLICY_SHORT_PAUSE_NS);
+    uint64_t idle = atomic_load(&rg.segment->devices[p->device].idle_ns);
+    if (!held_back())
+        p->short_pauses = p->short_pauses << 1 | (idle && rg_since(idle, rg_now_ns()) < RG_POLICY_SHORT_PAUSE_NS);
 }
 
 /* Whether the next request is expected at once, and best-effort work stays off the GPU for that. Who gives way late leaves it most of that one anyway. */
@@ -454,18 +457,12 @@ static bool follows(const preemptor *p)
 {
     const rg_settings *s = &rg.segment->settings;
     bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
-    return p->stopped && at_once && rg_policy_follows(p->short_pauses);
-}
-
-/* For how long an idle time of the high clients is waited for before it is believed. */
-static uint64_t linger_ns(const preemptor *p)
-{
-    return bursts(p) ? LINGER_NS : follows(p) ? RG_POLICY_FOLLOWS_NS : 0;
+    return p->stopped && p->found == RG_CHANNELS_FOUND && at_once && rg_policy_follows(p->short_pauses);
 }
 
 /*
- * True if a high client launches again before it has been idle for that long; not later than `deadline`, and not where suspension is no longer
- * wanted.
+ * True if high clients are at work again before they have been idle for that long; not later than `deadline`, and not where suspension is no longer
+ * wanted. One that had launched all before this thread was awake is at work all the same.
  */
 static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
 {
@@ -474,12 +471,13 @@ static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
     for (;;) {
         uint32_t seen = atomic_load(&dev->busy_wake);
         uint64_t now = rg_now_ns();
-        if (to_stand_aside(p, &again_ns))
+        bool busy = atomic_load(&dev->high_busy);
+        if (to_stand_aside(p, &again_ns) || (until && busy))
             return true;
         if (now >= deadline || !may_stand_aside() || !atomic_load(&rg.segment->settings.suspend))
             return false;
         /* What it waits for may take long; counted is from when that is done. */
-        if (!until && !atomic_load(&dev->high_busy))
+        if (!busy)
             until = atomic_load(&dev->idle_ns) + stay_ns;
         if (until && now >= until)
             return false;
@@ -619,7 +617,7 @@ static void stand_aside(preemptor *p)
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
-    note_pause(p, since, idle);
+    note_pause(p);
     p->again = false;
     if (!suspend(p))
         return;
@@ -655,17 +653,18 @@ static void stand_aside(preemptor *p)
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;
             }
-            uint64_t stay_ns = linger_ns(p);
-            if (p->stopped && p->channels_off && stay_ns != RG_POLICY_FOLLOWS_NS && enable(p)) {
+            bool more = follows(p) && linger(p, RG_POLICY_FOLLOWS_NS, rg_now_ns() + left_ns);
+            if (!more && p->stopped && p->channels_off && enable(p)) {
                 enabled_ns = rg_now_ns(); /* its streams stop still */
                 continue;
             }
-            bool more = stay_ns && linger(p, stay_ns, rg_now_ns() + left_ns);
-            if (more || stay_ns == LINGER_NS)
-                p->short_gaps = p->short_gaps << 1 | more;
+            if (!more && !bursts(p))
+                break;
+            more = more || linger(p, LINGER_NS, rg_now_ns() + left_ns);
+            p->short_gaps = p->short_gaps << 1 | more;
             if (!more)
                 break;
-            note_pause(p, rg_now_ns(), atomic_load(&dev->idle_ns));
+            note_pause(p);
             continue;
         }
         p->between = comes_between(p, since);

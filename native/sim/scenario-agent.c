@@ -132,13 +132,14 @@ static bool gives_way_at_once(const scenario *s)
 
 static void note_pause(scenario *s)
 {
-    s->agent.short_pauses = s->agent.short_pauses << 1 | (s->idle_ns && s->now - s->idle_ns < RG_POLICY_SHORT_PAUSE_NS);
+    if (!s->hold)
+        s->agent.short_pauses = s->agent.short_pauses << 1 | (s->idle_ns && s->now - s->idle_ns < RG_POLICY_SHORT_PAUSE_NS);
 }
 
 /* As in preempt.c: the next request is expected at once. */
 static bool follows(const scenario *s)
 {
-    return rg_scenario_stops(s) && gives_way_at_once(s) && rg_policy_follows(s->agent.short_pauses);
+    return rg_scenario_stops(s) && !s->o->gpu.shared && gives_way_at_once(s) && rg_policy_follows(s->agent.short_pauses);
 }
 
 /* As in preempt.c: what high clients wait for may last longer than their slice; best-effort work has been off the GPU since then. */
@@ -173,7 +174,7 @@ static uint64_t comes_back(scenario *s)
         return back_ns > until_ns ? back_ns : until_ns;
     }
     s->agent.lingers = true;
-    return rg_scenario_high_busy(s) ? NEVER : (s->idle_ns > s->agent.since ? s->idle_ns : s->agent.since) + LINGER_NS;
+    return rg_scenario_high_busy(s) ? NEVER : s->idle_ns + LINGER_NS;
 }
 
 /* As in preempt.c: what is there has all begun since, and leaves the GPU to best-effort work for long enough: when it comes back for that. */

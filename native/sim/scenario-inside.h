@@ -103,7 +103,7 @@ typedef struct {
         rg_policy_had had; /* what best-effort work has had */
         uint64_t cut_after;  /* 1 + when the high clients had been idle before a long slice was last cut short */
         uint32_t short_gaps, short_pauses; /* bit per idle time of the high clients: it was short, or very short; the last one is the lowest */
-        bool lingers, follows; /* an idle time of those is waited for before it is believed; for no longer than a request that waited takes to begin */
+        bool lingers, follows; /* an idle time of those is waited for before it is believed: for LINGER_NS, for RG_POLICY_FOLLOWS_NS */
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */
         bool stays;      /* until the high clients are idle, though they only wait */

@@ -692,6 +692,78 @@ static void suspended_again_as_launches_go_on(void)
     done();
 }
 
+/* Two requests for each of which it is seen that the high clients had been idle for next to nothing: until a time to come. */
+static void requests_follow(void)
+{
+    for (uint64_t i = 0, n = rg.slot->suspensions; i < 2; i++) {
+        atomic_store(&dev0()->idle_ns, rg_now_ns() + 10000000000);
+        other_launches();
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == n + i + 1);
+        other_waits();
+        other_is_done();
+        WAIT_FOR(!rg_stops_taken(0));
+    }
+}
+
+/*
+ * Where requests follow one another its streams stop a little longer than there is one, here until 80 ms from now, and for the next one, also where that
+ * has launched all before anybody is awake. Whatever takes this test so long says nothing, and is tried again.
+ */
+static void what_follows_is_waited_for(void)
+{
+    become_stoppable_in_slices();
+    seg->settings.starvation_us = 600000000;
+    requests_follow();
+    bool in_time = false;
+    for (int tries = 0; tries < 20 && !in_time; tries++) {
+        other_launches();
+        WAIT_FOR(rg_stops_taken(0));
+        other_waits();
+        uint64_t n = atomic_load(&rg.slot->suspensions), until = rg_now_ns() + 80000000;
+        rg_device_idle(dev0(), OTHER, until - RG_POLICY_FOLLOWS_NS);
+        rg_device_wake(dev0());
+        usleep(20000);
+        bool stopped = rg_stops_taken(0);
+        in_time = rg_now_ns() < until;
+        CHECK(stopped || !in_time);
+        rg_device_busy(dev0(), OTHER, rg_now_ns());
+        in_time &= rg_now_ns() < until;
+        usleep(200000);
+        if (in_time) {
+            CHECK(rg_stops_taken(0));
+            CHECK_EQUAL(rg.slot->suspensions, n);
+        }
+        other_is_done();
+        WAIT_FOR(!rg_stops_taken(0));
+    }
+    CHECK(in_time);
+    done();
+}
+
+/* And what is suspended besides stays so as the request waits, until none has followed. */
+static void what_is_long_is_off_until_none_follows(void)
+{
+    CHECK(rg_real_ready());
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = count_suspensions;
+    become_stoppable_in_slices();
+    seg->settings.starvation_us = 600000000;
+    requests_follow();
+    rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
+    launch_blocks(spin, NULL, 2, 60000000000);
+    WAIT_FOR(rg_stops_long(0));
+    int before = atomic_load(&suspended), back = atomic_load(&resumed);
+    other_launches();
+    WAIT_FOR(atomic_load(&suspended) == before + 1);
+    other_waits();
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&resumed), back);
+    other_is_done();
+    WAIT_FOR(atomic_load(&resumed) == back + 1);
+    WAIT_FOR(!rg_stops_taken(0));
+    done();
+}
+
 static _Atomic int refused;
 static int refuse_to_resume(unsigned ordinal, int suspend)
 {
@@ -958,6 +1030,8 @@ int main(int argc, char **argv)
     RUN(a_page_of_its_own_where_the_segment_is_refused);
     RUN(stops_in_its_slices);
     RUN(suspended_again_as_launches_go_on);
+    RUN(what_follows_is_waited_for);
+    RUN(what_is_long_is_off_until_none_follows);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
     RUN(stops_while_the_driver_is_busy);
