@@ -457,7 +457,8 @@ static bool follows(const preemptor *p)
 {
     const rg_settings *s = &rg.segment->settings;
     bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
-    return p->stopped && p->found == RG_CHANNELS_FOUND && at_once && rg_policy_follows(p->short_pauses);
+    bool sliced = atomic_load(&rg.preemptible[p->device]) == RG_STOPPABLE_SLICED; /* under MPS nothing is exchanged */
+    return p->stopped && sliced && at_once && rg_policy_follows(p->short_pauses);
 }
 
 /*

@@ -81,8 +81,8 @@ static bool find_channels()
     return !channels.empty();
 }
 
-/* Disables the channels, or enables them again. */
-static inline int suspend(bool off)
+/* Disables the channels, or enables them again; `only_scheduling`: they stay on the GPU until their slice ends. */
+static inline int suspend(bool off, bool only_scheduling = false)
 {
     struct {
         uint8_t disable;
@@ -92,6 +92,7 @@ static inline int suspend(bool off)
         uint32_t client[64], channel[64];
     } d = {};
     d.disable = off;
+    d.only_scheduling = only_scheduling;
     for (const Object &c : channels) {
         d.client[d.count] = c.client;
         d.channel[d.count++] = c.handle;
