@@ -4,8 +4,8 @@
  *
  *   nvcc -O2 -std=c++17 -arch=native -I native/bench -o handover native/bench/handover.cu -lcuda && ./handover [trials of each kind]
  *
- * Two processes, without Rigel, that count in memory of the host while their kernels run. One has kernels of half a millisecond back to back, which
- * fill the GPU, in slices of 16 ms. The other one launches a kernel of a millisecond 0.3 ms before the first is taken off the GPU. Once that is over the
+ * Two processes, without Rigel, that count in memory of the host while their kernels run. One has kernels of some half a millisecond back to back, which
+ * fill the GPU, in slices of 16 ms. The other one launches a kernel 0.3 ms before the first is taken off the GPU. Once that is over the
  * first is let back. Medians, in microseconds from the beginning of each call.
  */
 #include <algorithm>
@@ -40,12 +40,15 @@ static struct Shared {
 __global__ void count(long long iterations, volatile unsigned *counter, unsigned from)
 {
     __shared__ unsigned scratch[8192];
-    unsigned x = threadIdx.x;
+    unsigned x = threadIdx.x + 1;
     for (long long i = 0; i < iterations; i++) {
-        for (int k = 0; k < 64; k++)
-            x = x * 1664525u + 1013904223u;
+        for (int k = 0; k < 8; k++) { /* xorshift (Marsaglia 2003): steps of a linear congruence would be made one by the compiler */
+            x ^= x << 13;
+            x ^= x >> 17;
+            x ^= x << 5;
+        }
         scratch[x >> 8 & 8191] = x;
-        if (blockIdx.x == 0 && threadIdx.x == 0)
+        if (i % 8 == 0 && blockIdx.x == 0 && threadIdx.x == 0) /* a store to the host's memory is slow: this block is to take no longer than others */
             *counter = from + (unsigned)i + 1;
     }
     if (x == 12345)
@@ -165,6 +168,8 @@ int main(int argc, char **argv)
     CHECK(cudaStreamCreate(&stream));
     unsigned from = 0, at = 0;
     auto feed = [&] {
+        if (waitpid(child, nullptr, WNOHANG) == child) /* it has said why */
+            _exit(1);
         for (; cudaEventQuery(events[at % 4]) == cudaSuccess; at++, from += 100000) {
             count<<<SMS * 4, 256, 0, stream>>>(2000, counter.device, from);
             CHECK(cudaEventRecord(events[at % 4], stream));
@@ -199,7 +204,7 @@ int main(int argc, char **argv)
             double counts = last;
             while (shared->ended != shared->asked)
                 feed();
-            if (!ran || first < off || left > first + 300) /* its turn came before the call, or the first was back already */
+            if (!ran || first < off || left > first + 300 || counts <= on) /* its turn came before the call, or the first was back already, or never */
                 continue;
             call.push_back(done - off);
             leaves.push_back(left - off);

@@ -713,13 +713,14 @@ static void what_follows_is_waited_for(void)
 {
     become_stoppable_in_slices();
     seg->settings.starvation_us = 600000000;
-    requests_follow();
     bool in_time = false;
     for (int tries = 0; tries < 20 && !in_time; tries++) {
+        requests_follow();
+        uint64_t n = atomic_load(&rg.slot->suspensions) + 1;
         other_launches();
-        WAIT_FOR(rg_stops_taken(0));
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == n);
         other_waits();
-        uint64_t n = atomic_load(&rg.slot->suspensions), until = rg_now_ns() + 80000000;
+        uint64_t until = rg_now_ns() + 80000000;
         rg_device_idle(dev0(), OTHER, until - RG_POLICY_FOLLOWS_NS);
         rg_device_wake(dev0());
         usleep(20000);
