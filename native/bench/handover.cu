@@ -87,21 +87,15 @@ static void second()
     _exit(0);
 }
 
-/* Of the channels from one on. */
-static int some(bool off, size_t from, size_t n, bool only_scheduling = false)
+static int disable_one_by_one()
 {
     std::vector<Object> all = channels;
-    channels.assign(all.begin() + (long)from, all.begin() + (long)std::min(from + n, all.size()));
-    int result = suspend(off, only_scheduling);
-    channels = all;
-    return result;
-}
-
-static int one_by_one(bool off)
-{
     int result = 0;
-    for (size_t i = 0; i < channels.size(); i++)
-        result |= some(off, i, 1);
+    for (const Object &channel : all) {
+        channels = {channel};
+        result |= suspend(true);
+    }
+    channels = all;
     return result;
 }
 
@@ -122,8 +116,8 @@ static const struct Way {
     bool stays; /* off the GPU until it is let back, so nothing has to be launched meanwhile */
 } WAYS[] = {
     {"disabled, all in one call", [] { return suspend(true); }, [] { return suspend(false); }, true},
-    {"disabled, one by one", [] { return one_by_one(true); }, [] { return suspend(false); }, true},
-    {"not scheduled, and preempted", [] { return some(true, 0, 64, true) | preempt(false); }, [] { return some(false, 0, 64, true); }, true},
+    {"disabled, one by one", disable_one_by_one, [] { return suspend(false); }, true},
+    {"not scheduled, and preempted", [] { return suspend(true, true) | preempt(false); }, [] { return suspend(false, true); }, true},
     {"preempted, waited for", [] { return preempt(true); }, [] { return 0; }, false},
     {"preempted", [] { return preempt(false); }, [] { return 0; }, false},
     {"slice of 50 us", [] { return set_slice(50); }, [] { return set_slice(SLICE_US); }, false},
@@ -170,7 +164,8 @@ int main(int argc, char **argv)
     auto feed = [&] {
         if (waitpid(child, nullptr, WNOHANG) == child) /* it has said why */
             _exit(1);
-        for (; cudaEventQuery(events[at % 4]) == cudaSuccess; at++, from += 100000) {
+        for (cudaError_t done; (done = cudaEventQuery(events[at % 4])) != cudaErrorNotReady; at++, from += 100000) {
+            CHECK(done);
             count<<<SMS * 4, 256, 0, stream>>>(2000, counter.device, from);
             CHECK(cudaEventRecord(events[at % 4], stream));
         }

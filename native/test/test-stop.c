@@ -759,7 +759,12 @@ static void what_is_long_is_off_until_none_follows(void)
     other_waits();
     usleep(50000);
     CHECK_EQUAL(atomic_load(&resumed), back);
-    other_is_done();
+    uint64_t until = rg_now_ns() + 80000000;
+    rg_device_idle(dev0(), OTHER, until - RG_POLICY_FOLLOWS_NS);
+    rg_device_wake(dev0());
+    usleep(20000);
+    bool off = atomic_load(&resumed) == back;
+    CHECK(off || rg_now_ns() >= until);
     WAIT_FOR(atomic_load(&resumed) == back + 1);
     WAIT_FOR(!rg_stops_taken(0));
     done();
