@@ -276,6 +276,11 @@ bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns)
     return wait_ns && slice_ns && kept_ns % slice_ns + wait_ns > slice_ns - slice_ns / 8;
 }
 
+uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns)
+{
+    return worked_ns <= RG_POLICY_BRIEF_NS && launched_ns < 2 * worked_ns ? 2 * worked_ns - launched_ns : 0;
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

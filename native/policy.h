@@ -234,6 +234,15 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
 #define RG_POLICY_LONG_NS 1500000u
 
 /*
+ * rg_policy_brief: for how long a request that has launched for `launched_ns` may still launch before best-effort work that slices have interrupted is
+ * taken off the GPU as well, where the last ones launched for `worked_ns` at most (UINT64_MAX: none is known); 0: at once. To disable channels takes the GPU from
+ * whoever is at work there for 0.2 ms (bench/follow.cu), and what was interrupted comes back only where a request leaves the GPU to it between its launches:
+ * one that launches all at once, as CUDA graphs are, has nothing from that. Twice as long as the last ones, where those launched for RG_POLICY_BRIEF_NS at most.
+ */
+#define RG_POLICY_BRIEF_NS 500000u
+uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns);
+
+/*
  * Kernels (or graphs) of so long: where these are much of what a client launches a suspension is there sooner than the next stop. On an H200 they have 0.04
  * of the time of ResNet-50's training, none of BERT's, 0.22 of MobileNetV2's and GPT-2's; on an H100, whose kernels take up to 1.4 times as long, 0.06
  * and 0.24. (Of 500 us it would be 0.06 and, on an H100, 0.13 of ResNet-50's: profiles/.)

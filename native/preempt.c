@@ -139,6 +139,12 @@ static bool was_stopped(const preemptor *p, bool act)
     return false;
 }
 
+static bool held_back(void)
+{
+    rg_settings *s = &rg.segment->settings;
+    return rg_member_paused() || (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, rg_now_ns()));
+}
+
 static void wait_on(_Atomic uint32_t *word, uint32_t value, uint64_t ns)
 {
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
@@ -207,49 +213,86 @@ static void fail(preemptor *p)
 }
 
 /*
+ * For how long at most the client's requests on that device launched, and waited for all that, of the last ones; false: none is known that is not old.
+ * Of a request that waits several times it is known only for how long in all.
+ */
+static bool lately(const rg_client *c, uint32_t device, uint64_t now, uint64_t *worked_ns, uint64_t *wait_ns)
+{
+    enum { LATELY = 4 };
+    const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up take longer than they do later */
+    uint64_t n = atomic_load(&c->waited);
+    uint32_t seen = 0;
+    *worked_ns = *wait_ns = 0;
+    for (uint64_t i = n; i > 0 && n - i < RG_WAITED / 2 && seen < LATELY; i--) {
+        uint64_t at = (i - 1) % RG_WAITED, entry = atomic_load_explicit(&c->waited_ring[at], memory_order_relaxed);
+        if (rg_since(atomic_load_explicit(&c->began_ring[at], memory_order_relaxed), now) > FRESH_NS)
+            break;
+        if ((entry & 15) != device)
+            continue;
+        uint64_t worked = (entry >> 32) * RG_WAITED_NS, wait = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+        *worked_ns = worked > *worked_ns ? worked : *worked_ns;
+        *wait_ns = wait > *wait_ns ? wait : *wait_ns;
+        seen++;
+    }
+    return seen;
+}
+
+/*
  * Whether high clients wait for so much, as they did lately, that they may need the GPU for longer than their slice; best-effort work has been
- * off it `since`. Of a request that waits several times it is known only for how long in all.
+ * off it `since`.
  */
 static bool outlasts_slice(const preemptor *p, uint64_t since)
 {
-    enum { LATELY = 4 };
-    const uint64_t FRESH_NS = 30000000000ull; /* programs that warm up wait for longer than they do later */
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
     uint64_t now = rg_now_ns(), busy = suspends(p) ? atomic_load(&dev->high_busy) : 0;
     for (; busy; busy &= busy - 1) {
         int slot = __builtin_ctzll(busy);
-        rg_client *c = &rg.segment->clients[slot];
         const rg_share *share = rg_share_of(rg.segment, p->device, slot);
-        uint64_t n = atomic_load(&c->waited), wait_ns = 0, began = atomic_load(&share->began_ns);
+        uint64_t worked_ns, wait_ns, began = atomic_load(&share->began_ns);
         uint64_t kept_ns = rg_since(began > since ? began : since, now);
-        uint32_t slice_us = atomic_load(&share->slice_us), seen = 0;
-        for (uint64_t i = n; i > 0 && n - i < RG_WAITED / 2 && seen < LATELY; i--) {
-            uint64_t at = (i - 1) % RG_WAITED, entry = atomic_load_explicit(&c->waited_ring[at], memory_order_relaxed);
-            if (rg_since(atomic_load_explicit(&c->began_ring[at], memory_order_relaxed), now) > FRESH_NS)
-                break;
-            if ((entry & 15) != p->device)
-                continue;
-            uint64_t ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
-            wait_ns = ns > wait_ns ? ns : wait_ns;
-            seen++;
-        }
+        uint32_t slice_us = atomic_load(&share->slice_us);
+        lately(&rg.segment->clients[slot], p->device, now, &worked_ns, &wait_ns);
         if (rg_policy_outlasts(kept_ns, wait_ns, (slice_us ? slice_us : atomic_load(&s->high_slice_us)) * 1000ull))
             return true;
     }
     return false;
 }
 
+/* For how long the requests under way may still launch and be such as leave the GPU to nobody before they end (rg_policy_brief); 0: not all are. */
+static uint64_t brief_ns(const preemptor *p)
+{
+    uint64_t now = rg_now_ns(), busy = atomic_load(&rg.segment->devices[p->device].high_busy), least_ns = busy ? WAIT_NS : 0;
+    for (; busy && least_ns; busy &= busy - 1) {
+        int slot = __builtin_ctzll(busy);
+        uint64_t worked_ns, wait_ns, began = atomic_load(&rg_share_of(rg.segment, p->device, slot)->began_ns);
+        bool known = lately(&rg.segment->clients[slot], p->device, now, &worked_ns, &wait_ns);
+        uint64_t left_ns = began && known ? rg_policy_brief(rg_since(began, now), worked_ns) : 0; /* it has just ended; or none is known */
+        least_ns = left_ns < least_ns ? left_ns : least_ns;
+    }
+    return least_ns;
+}
+
+/*
+ * Programs that wait for the GPU in the middle of what they do (a token of a decoding loop, a step of a solver) are idle for an
+ * instant many times a request. To come back in each would cost the next part a switch. So where half of the last idle times
+ * were shorter than LINGER_NS, the next one is waited for that long before it is believed.
+ */
+static bool bursts(const preemptor *p)
+{
+    return __builtin_popcount(p->short_gaps & 0xff) >= 4;
+}
+
 /*
  * Where its streams stop: that is not enough. Between its launches a request leaves the GPU to what runs, which slices end as it waits; and
- * what they have interrupted is back after each slice of a high client.
+ * what they have interrupted is back after each slice of a high client, and each time that it waits in the middle of what it does.
  */
 static bool suspends_too(const preemptor *p)
 {
     uint64_t again_ns;
     return outlasts_slice(p, rg_now_ns()) ||
            (rg_stops_long(p->device) &&
-            (to_stand_aside(p, &again_ns) || p->slice_us > RG_POLICY_SHORT_SLICE_US));
+            (p->slice_us > RG_POLICY_SHORT_SLICE_US || (to_stand_aside(p, &again_ns) && (held_back() || bursts(p) || !brief_ns(p)))));
 }
 
 /* Whether the driver has done it; counted if it took long. */
@@ -356,12 +399,6 @@ static void resume(preemptor *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-static bool held_back(void)
-{
-    rg_settings *s = &rg.segment->settings;
-    return rg_member_paused() || (atomic_load(&s->hold_until_ms) && rg_hold_left_ms(s, rg_now_ns()));
-}
-
 /* Whether high clients have made a break, as the least share counts them: programs that wait for each of their steps make none. */
 static bool rested(rg_device *dev, uint64_t now)
 {
@@ -433,16 +470,6 @@ static void give_back(preemptor *p)
 }
 
 /* ---- when to come back ---- */
-
-/*
- * Programs that wait for the GPU in the middle of what they do (a token of a decoding loop, a step of a solver) are idle for an
- * instant many times a request. To come back in each would cost the next part a switch. So where half of the last idle times
- * were shorter than LINGER_NS, the next one is waited for that long before it is believed.
- */
-static bool bursts(const preemptor *p)
-{
-    return __builtin_popcount(p->short_gaps & 0xff) >= 4;
-}
 
 /* They are at work again, and had been idle. A hold is none of theirs. */
 static void note_pause(preemptor *p)
@@ -615,6 +642,7 @@ static void stand_aside(preemptor *p)
     const uint64_t OFTEN_NS = 1000000000;
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
     uint64_t enabled_ns = 0; /* since when the channels are, though its streams stop */
+    bool may_suspend_too;    /* if what is under way launches for longer than it seemed to */
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
@@ -623,6 +651,7 @@ static void stand_aside(preemptor *p)
     if (!suspend(p))
         return;
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
+    may_suspend_too = p->stopped && !p->channels_off;
     while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
         if (p->stopped && !rg_stops_taken(p->device))
@@ -642,6 +671,7 @@ static void stand_aside(preemptor *p)
             p->again = true;
             if (!suspend(p))
                 break;
+            may_suspend_too = p->stopped && !p->channels_off;
             continue;
         }
         if (!to_stand_aside(p, &again_ns)) {
@@ -666,14 +696,18 @@ static void stand_aside(preemptor *p)
             if (!more)
                 break;
             note_pause(p);
+            may_suspend_too = p->stopped && !p->channels_off;
             continue;
         }
         p->between = comes_between(p, since);
         if (p->between || has_launched_all(p, since, &look_ns))
             break;
-        if (enabled_ns && !p->channels_off && suspends_too(p))
+        if ((enabled_ns || may_suspend_too) && !p->channels_off && suspends_too(p))
             disable_again(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
         enabled_ns = 0;
+        uint64_t still_brief_ns = may_suspend_too && !p->channels_off ? brief_ns(p) : 0;
+        may_suspend_too = still_brief_ns;
+        look_ns = may_suspend_too && still_brief_ns < look_ns ? still_brief_ns : look_ns;
         left_ns = left_ns < look_ns ? left_ns : look_ns;
         atomic_fetch_add(&dev->waiters, 1);
         if (to_stand_aside(p, &again_ns))

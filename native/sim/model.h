@@ -40,7 +40,8 @@
  *   7. At one instant: endings, then what they let start, then arrivals, then exchange of contexts, then dispatch.
  *   8. A suspended context starts nothing but copies and memsets (they go through channels that are not suspended) and
  *      does not get the SMs. If it has them, its blocks run on for `preempt_ns`, unless it loses the SMs before; then
- *      the SMs are empty, and whoever gets them next, itself or another, pays a switch. What it has queued stays.
+ *      the SMs are empty, and whoever gets them next, itself or another, pays a switch. What it has queued stays. If another context has
+ *      the SMs, no block of that runs for `disturb_ns`, after which it has a slice from its beginning.
  *   9. A stop is an operation that takes no time, unless its context is stopped: then it waits until that is so no more, and with it what
  *      follows in its stream. What runs runs on.
  */
@@ -100,6 +101,7 @@ typedef struct {
     uint64_t restore_ns; /* of switch_ns, what counts in the slice that follows */
     uint64_t idle_ns;    /* how long a context without work keeps the SMs from others that have some */
     uint64_t preempt_ns; /* from suspending a context that is on the SMs to their being empty */
+    uint64_t disturb_ns; /* what suspending one that is not on them takes of whoever is */
     uint32_t sm_contention;    /* thousandths: 1000, kernels that want twice the GPU take twice as long; 0, no longer */
     uint32_t mixed_contention; /* thousandths of that, between kernels bound by memory and others */
     uint32_t shared; /* 1: contexts share the SMs (MPS); 0: time slices */
@@ -266,6 +268,7 @@ typedef struct {
     uint64_t switch_end; /* 0: not switching */
     uint64_t preempt_at; /* when `active` has to leave, if it is suspended */
     uint32_t vacated;    /* domain + 1 that a suspension took off the SMs, until somebody gets them; 0: none */
+    uint8_t disturbed;   /* another one than that on the SMs was suspended at this instant */
     uint32_t wanting;    /* domains with load that are not suspended */
     uint8_t kick;        /* something changed outside an instant: look at the present again */
 

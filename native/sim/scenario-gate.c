@@ -293,7 +293,9 @@ void rg_scenario_become_idle(scenario *s, player *p)
         learn_request(p, p->wait_ns - p->busy_ns);
         p->made = p->seen_ns = 0;
         p->seen_late = false;
-        p->waited_ns[p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns)] = s->now - p->wait_ns;
+        uint32_t at = p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns);
+        p->waited_ns[at] = s->now - p->wait_ns;
+        p->worked_ns[at] = p->wait_ns - p->busy_ns;
     }
     if (s->tick.requests && !p->of->best_effort && !p->of->reports)
         s->tick.requests[rg_hist_bucket(s->now - p->busy_ns)]++;

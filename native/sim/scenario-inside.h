@@ -47,7 +47,7 @@ typedef struct {
     bool launching;       /* high: from first launch to the wait for all of it */
     uint64_t busy_ns, idle_ns; /* when that began and was over */
     uint64_t wait_ns;          /* when it began to wait for all of it */
-    uint64_t waited_ns[4];     /* for how long it waited, the last times */
+    uint64_t waited_ns[4], worked_ns[4]; /* for how long it waited, and launched before, the last times */
     uint32_t waits;
     uint64_t made;             /* high: kernels launched since it last waited for all of them */
     uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
@@ -111,6 +111,7 @@ typedef struct {
         bool early;      /* it is back though that one is not waited for */
         bool between;    /* it comes back into one that leaves the GPU to it for a while */
         bool channels_off; /* streams that stop are suspended, too, this time */
+        bool may_suspend_too; /* and if not, may be yet, as what is under way launches for longer than it seemed to */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
     bool long_requests; /* that outlast the high clients' slice */

@@ -61,7 +61,7 @@ typedef struct {
 #define OPTION(name) FIELD(rg_scenario_options, name)
 static const number_field option_fields[] = {
     GPU(launch_ns),     GPU(chain_ns),          GPU(graph_node_ns),     GPU(slice_ns),       GPU(switch_ns), GPU(restore_ns),
-    GPU(idle_ns),       GPU(preempt_ns),        GPU(shared),            GPU(memory_bytes_per_us), GPU(h2d_bytes_per_us),
+    GPU(idle_ns),       GPU(preempt_ns),        GPU(disturb_ns),        GPU(shared),            GPU(memory_bytes_per_us), GPU(h2d_bytes_per_us),
     GPU(d2h_bytes_per_us), GPU(sm_contention),  GPU(mixed_contention),
     OPTION(duration_ns), OPTION(policy),        OPTION(inflight),       OPTION(unit_us),     OPTION(corun),
     OPTION(starvation_us), OPTION(spin_us),     OPTION(bulk_bytes),     OPTION(min_share_ppm), OPTION(quantum_us),

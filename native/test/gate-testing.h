@@ -43,15 +43,20 @@ static inline void other_busy(bool yes)
         rg_segment_clear_busy(seg, OTHER);
 }
 
-/* The last requests of the other client waited for so long. */
-static inline void other_waited(uint64_t ns)
+/* The last requests of the other client launched for so long, and waited. */
+static inline void other_worked_and_waited(uint64_t worked_ns, uint64_t ns)
 {
     uint64_t n = atomic_load(&seg->clients[OTHER].waited);
     for (int k = 0; k < 4; k++) {
-        atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], ns / RG_WAITED_NS << 4);
+        atomic_store(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], worked_ns / RG_WAITED_NS << 32 | ns / RG_WAITED_NS << 4);
         atomic_store(&seg->clients[OTHER].began_ring[(n + k) % RG_WAITED], rg_now_ns());
     }
     atomic_store(&seg->clients[OTHER].waited, n + 4);
+}
+
+static inline void other_waited(uint64_t ns)
+{
+    other_worked_and_waited(0, ns);
 }
 
 static inline CUcontext current(void)

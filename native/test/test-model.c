@@ -677,6 +677,40 @@ static void test_suspend_running(void)
     model_free(m);
 }
 
+/* Suspending B takes the SMs from A, which has them, for 30: from 300 on, its 1000 end at 1030; where nobody has work there, from nobody. */
+static void test_suspend_disturbs(void)
+{
+    rg_model_params p = tiny;
+    p.shared = 0;
+    p.switch_ns = 100;
+    p.slice_ns = 10000;
+    p.disturb_ns = 30;
+    rg_model *m = model_new(&p);
+    uint32_t a = context(m), b = context(m), sa = stream(m, a, 0), sb = stream(m, b, 0);
+    uint64_t ta = launch(m, sa, 8, 1000), tb;
+    rg_model_advance(m, 300);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    EQUAL(rg_model_suspend(m, b, true), 0); /* no second time */
+    EQUAL(end_of(m, sa, ta), 1030);
+    EQUAL(busy_ns(m, a), 1000);
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    rg_model_advance(m, 2000);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    rg_model_advance(m, 2001);
+    ta = launch(m, sa, 8, 50);
+    EQUAL(end_of(m, sa, ta), 2051);
+    /* B waits for them, for the end of A's slice. */
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    rg_model_advance(m, 3000);
+    ta = launch(m, sa, 8, 1000);
+    tb = launch(m, sb, 8, 10);
+    rg_model_advance(m, 3300);
+    EQUAL(rg_model_suspend(m, b, true), 0);
+    EQUAL(end_of(m, sa, ta), 4030);
+    EQUAL(end_of(m, sb, tb), RG_MODEL_NEVER);
+    model_free(m);
+}
+
 /* Two waves; the second one's blocks are placed only when the context is back. */
 static void test_suspend_waves(void)
 {
@@ -1290,6 +1324,7 @@ static void program_start(program *g, uint64_t seed)
     p.graph_node_ns = random_below(20);
     p.slice_ns = 1 + random_below(2000);
     p.preempt_ns = random_below(2) * random_below(100);
+    p.disturb_ns = random_below(2) * random_below(100);
     p.sm_contention = random_below(2) * random_below(1500);
     p.mixed_contention = random_below(1001);
     p.idle_ns = random_below(2) * random_below(300);
@@ -1447,6 +1482,7 @@ int main(void)
         {"time slices: without work", test_slices_idle},
         {"time slices: short and long", test_slices_asymmetric},
         {"suspended while it runs", test_suspend_running},
+        {"suspended, another has the SMs", test_suspend_disturbs},
         {"suspended between waves", test_suspend_waves},
         {"suspended beside others", test_suspend_beside},
         {"stops", test_stops},

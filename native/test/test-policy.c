@@ -151,6 +151,19 @@ static void who_waits_for_longer_than_a_slice(void)
     CHECK_EQUAL(rg_policy_outlasts(3ull * MS, 6ull * MS, 0), false);
 }
 
+/* Requests that launch all at once have twice the time of the last ones before more is done for them. */
+static void brief_requests(void)
+{
+    enum { US = 1000 };
+    CHECK_EQUAL(rg_policy_brief(0, 150 * US), 300 * US);
+    CHECK_EQUAL(rg_policy_brief(299 * US, 150 * US), 1 * US);
+    CHECK_EQUAL(rg_policy_brief(300 * US, 150 * US), 0);
+    CHECK_EQUAL(rg_policy_brief(5000 * US, 150 * US), 0);
+    CHECK_EQUAL(rg_policy_brief(0, RG_POLICY_BRIEF_NS), 2 * RG_POLICY_BRIEF_NS);
+    CHECK_EQUAL(rg_policy_brief(0, RG_POLICY_BRIEF_NS + 1), 0);
+    CHECK_EQUAL(rg_policy_brief(0, UINT64_MAX), 0); /* none is known */
+}
+
 /* How fast a request launches: its own pace, and at first that of the ones before. */
 static void pace_of_a_request(void)
 {
@@ -378,6 +391,7 @@ int main(void)
     held_and_preemptible();
     least_share();
     who_waits_for_longer_than_a_slice();
+    brief_requests();
     pace_of_a_request();
     course_of_requests();
     requests_that_are_alike();

@@ -62,7 +62,7 @@ static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
     rg_scenario_options o = rg_scenario_defaults();
     o.gpu.sms = sms;
     o.gpu.blocks_per_sm = 1;
-    o.gpu.launch_ns = o.gpu.chain_ns = o.gpu.switch_ns = o.gpu.idle_ns = 0;
+    o.gpu.launch_ns = o.gpu.chain_ns = o.gpu.switch_ns = o.gpu.idle_ns = o.gpu.disturb_ns = 0;
     o.gpu.shared = 1;
     o.duration_ns = duration_ns;
     o.launch_ns = 1000;
@@ -596,6 +596,35 @@ static void test_stops_of_long_work(void)
     }
 }
 
+/*
+ * Beside kernels of 20 ms, in slices of 50 us. The call that takes those off the GPU is in effect 100 us after a request begins, which has the SM by then, and
+ * loses it for 40. Requests that launch all at once are spared that from the second on; of those that launch on after 0.6 ms each has it, and
+ * finds no best-effort work on the GPU then, 200 us after the end of what it had launched first.
+ */
+static void test_brief_requests(void)
+{
+    static const char *const HIGH[] = {
+        "k,kernel,0,1,1,1,32,1,1,16,0,0,400000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n",
+        "k,kernel,0,1,1,1,32,1,1,16,0,0,400000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,400000,699000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n",
+    };
+    for (int brief = 1; brief >= 0; brief--) {
+        rg_profile high = profile_of(HIGH[!brief]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,20000000,0\n");
+        rg_scenario_client clients[2] = {one_request(&high, 10000 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = preempting(100000 * US, 50);
+        rg_scenario_result r[2];
+        clients[0].iterations = 9;
+        o.suspend_ns = 100 * US;
+        o.gpu.disturb_ns = 40 * US;
+        o.stop_us = 10;
+        o.stop_ns = o.stop_gpu_ns = 0;
+        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        EQUAL(r[0].requests, 9);
+        EQUAL(r[0].p50_ns, (brief ? 44 + 1 + 400 : 700 + 400) * US); /* what is left of a slice, the exchange, and its own */
+        rg_profile_free(&high);
+        rg_profile_free(&low);
+    }
+}
+
 /* A request of two kernels at 10 us: the loop is told for how long it was launched and for how long it was then waited for. */
 static rg_scenario_wait told[4];
 static uint32_t told_count;
@@ -682,6 +711,10 @@ static void test_preempt(void)
     o.suspend_delay_us = 60;
     o.resume_delay_us = 0;
     preempted(&o, 105, 1085);
+    /* In effect at 185 it takes the SM from high until 192. High is idle at 217; resumed at 232, best-effort has 850 left at 242. */
+    o.gpu.disturb_ns = 7 * US;
+    preempted(&o, 112, 1092);
+    o.gpu.disturb_ns = 0;
     /* It takes effect at 255, and cannot be stopped at 210. Best-effort runs from 220 to 260, when the call returns.
      * Resumed at 275 it has 810 left at 285. */
     o.suspend_ns = 90 * US;
@@ -1142,9 +1175,9 @@ static void test_pair(const char *high, const char *low, bool table, const numbe
                    (double)r[way][0].p99_ns / (double)r[ALONE][0].p99_ns,
                    (double)r[way][1].iterations / (double)r[ALONE][1].iterations);
     }
-    /* Suspended, the high client has nearly what it has alone, for no less of the others' work than 0.95 of the
-     * gate's. */
-    HOLDS(20 * r[SUSPENDED][0].p99_ns <= 21 * r[ALONE][0].p99_ns);
+    /* Suspended, the high client has what it has alone but for what the call takes from it, for no less of the others' work than
+     * 0.95 of the gate's. */
+    HOLDS(10 * r[SUSPENDED][0].p99_ns <= 11 * r[ALONE][0].p99_ns);
     HOLDS(r[SUSPENDED][0].p99_ns <= r[PRIORITY][0].p99_ns);
     HOLDS(20 * r[SUSPENDED][1].iterations >= 19 * r[PRIORITY][1].iterations);
     rg_profile_free(&serving);
@@ -1167,10 +1200,10 @@ static const numbers bert_gpt2[WAYS] = {
     {189, 7775362, 23967337, 32483692, 25, 24454, 0, 0},
     {189, 4531051, 8876912, 11515071, 25, 23994, 647826439, 3005},
     {189, 3593490, 7182138, 10700198, 26, 24456, 0, 0},
-    {189, 3593491, 7068673, 10700198, 25, 24454, 0, 0},
-    {189, 3598818, 7072384, 10448286, 25, 24454, 0, 0},
+    {189, 3799176, 7674211, 11301395, 25, 24454, 0, 0},
+    {189, 3801013, 7239823, 10655725, 25, 24454, 0, 0},
     {189, 3593490, 7182138, 10700198, 25, 24276, 195669625, 3127},
-    {189, 3589706, 7056430, 10448286, 25, 24454, 0, 0},
+    {189, 3601788, 7265351, 10713972, 25, 24454, 0, 0},
 };
 
 int main(int argc, char **argv)
@@ -1196,6 +1229,7 @@ int main(int argc, char **argv)
     test_stops_in_slices();
     test_requests_that_follow();
     test_stops_of_long_work();
+    test_brief_requests();
     test_part_of_a_request();
     test_one_request_after_the_other();
     test_least_share();

@@ -770,6 +770,49 @@ static void what_is_long_is_off_until_none_follows(void)
     done();
 }
 
+/*
+ * A request that launches all at once, as the last ones did, leaves the GPU to nobody: what runs long is suspended only if it launches on for longer.
+ */
+static void what_is_long_is_left_to_slices_for_brief_requests(void)
+{
+    CHECK(rg_real_ready());
+    real_sim_suspend = rg_real.rigelSimSuspend;
+    rg_real.rigelSimSuspend = count_suspensions;
+    become_stoppable_in_slices();
+    seg->settings.starvation_us = 600000000;
+    seg->settings.slice_us = 50;
+    other_launches();
+    WAIT_FOR(rg.slot->slice_us == RG_POLICY_LEAST_SLICE_US); /* there is high work */
+    other_is_done();
+    WAIT_FOR(!rg_stops_taken(0) && atomic_load(&rg.slot->suspended_ns));
+    rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
+    launch_blocks(spin, NULL, 2, 60000000000);
+    WAIT_FOR(rg_stops_long(0));
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    static const uint64_t WORKED_NS[] = {150000, 150000, RG_POLICY_BRIEF_NS + 100000};
+    for (uint32_t i = 0, n = 2; i < 3; i++, n++) {
+        bool brief = i < 2, goes_on = i == 1;
+        int before = atomic_load(&suspended);
+        other_worked_and_waited(WORKED_NS[i], 1000000);
+        atomic_store(&share->began_ns, rg_now_ns() + 600000000000ull); /* it has launched for no time yet, however long this takes */
+        other_launches();
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == n && rg_stops_taken(0));
+        usleep(20000);
+        CHECK_EQUAL(atomic_load(&suspended), before + !brief);
+        if (goes_on) {
+            atomic_store(&share->began_ns, rg_now_ns() - 1000000);
+            WAIT_FOR(atomic_load(&suspended) == before + 1);
+        }
+        other_waits();
+        usleep(20000);
+        CHECK_EQUAL(atomic_load(&suspended), before + (!brief || goes_on));
+        other_is_done();
+        WAIT_FOR(!rg_stops_taken(0));
+        usleep(20000); /* no short pause */
+    }
+    done();
+}
+
 static _Atomic int refused;
 static int refuse_to_resume(unsigned ordinal, int suspend)
 {
@@ -1038,6 +1081,7 @@ int main(int argc, char **argv)
     RUN(suspended_again_as_launches_go_on);
     RUN(what_follows_is_waited_for);
     RUN(what_is_long_is_off_until_none_follows);
+    RUN(what_is_long_is_left_to_slices_for_brief_requests);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
     RUN(stops_while_the_driver_is_busy);

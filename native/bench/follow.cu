@@ -1,0 +1,199 @@
+/*
+ * follow.cu: what taking a best-effort process's channels off the GPU (native/channel.c) does to a request that has it, and to another one that begins soon
+ * after, where its streams stop for both anyway (native/stop.c). The numbers in docs/measurements.md.
+ *
+ *   nvcc -O2 -std=c++17 -arch=native -I native/bench -o follow native/bench/follow.cu -lcuda && ./follow [pairs of requests of each kind]
+ *
+ * Two processes, without Rigel. One has kernels back to back, in slices of 50 us, a stop in front of each. The other one has two requests every 6 to 9
+ * ms, each a CUDA graph of some 1 ms of kernels that leave most of the GPU idle, the second so long after it saw the end of the first. Shown for no
+ * best-effort work; for streams that go on between the two, and that stop for both; and for channels that are disabled besides, as the first request
+ * begins or 0.3 ms later, until both are over, or until the first is; and not scheduled in place of disabled.
+ */
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cuda.h>
+#include <cuda_runtime.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <thread>
+
+#include "channels.h"
+
+#define CHECK(call)                                                       \
+    do {                                                                  \
+        int error = (int)(call);                                          \
+        if (error) {                                                      \
+            fprintf(stderr, "follow: %s: error %d\n", #call, error);      \
+            _exit(1);                                                     \
+        }                                                                 \
+    } while (0)
+
+enum { SMS = 132, ITERATIONS_PER_US = 170, KERNELS = 200 };
+
+enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, WAYS };
+static const char *const ways[] = {"alone",          "goes on between",          "stops for both",           "disabled at once",
+                                    "disabled later", "disabled later, on between", "not scheduled, later"};
+
+static struct Shared {
+    std::atomic<int> ready, quit, length_us, paused;
+    std::atomic<int> off, is_off, late_us; /* what its channels are to be, and are; how much later */
+    std::atomic<int> only_scheduling;
+    std::atomic<long> kernels;
+    alignas(4096) volatile uint32_t word; /* its streams stop */
+    char rest[4092];
+} *shared;
+
+__global__ void work(long long iterations, unsigned *out)
+{
+    unsigned x = threadIdx.x;
+    for (long long i = 0; i < iterations; i++)
+        x = x * 1664525u + 1013904223u;
+    if (x == 12345)
+        *out = x;
+}
+
+static CUdeviceptr mapped(volatile uint32_t *word)
+{
+    void *at = nullptr;
+    CHECK(cudaHostRegister((void *)word, 4096, cudaHostRegisterMapped));
+    CHECK(cudaHostGetDevicePointer(&at, (void *)word, 0));
+    return (CUdeviceptr)at;
+}
+
+static int best_effort()
+{
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    CHECK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", (void **)&wait_value, 12000, cudaEnableDefault, &found));
+    unsigned *out;
+    CUdeviceptr word = mapped(&shared->word);
+    CHECK(cudaMalloc(&out, 64));
+    CHECK(cudaDeviceSynchronize());
+    if (!find_channels() || set_slice(50) != 0)
+        return fprintf(stderr, "follow: this process cannot control its channels here\n"), 1;
+    std::thread agent([] {
+        for (int off = 0; !shared->quit;)
+            if (shared->off != off) {
+                off = !off;
+                if (off)
+                    usleep(shared->late_us);
+                CHECK(suspend(off, off && shared->only_scheduling));
+                shared->is_off = off;
+            }
+    });
+    cudaEvent_t events[8];
+    for (cudaEvent_t &e : events)
+        CHECK(cudaEventCreateWithFlags(&e, cudaEventDisableTiming));
+    shared->ready = 1;
+    for (long k = 0; !shared->quit;) {
+        if (shared->paused) {
+            CHECK(cudaDeviceSynchronize());
+            usleep(100);
+            continue;
+        }
+        if (k >= 8)
+            CHECK(cudaEventSynchronize(events[k % 8]));
+        CHECK(wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        work<<<SMS * 8, 256>>>((long long)shared->length_us * ITERATIONS_PER_US, out);
+        CHECK(cudaEventRecord(events[k % 8]));
+        shared->kernels = ++k;
+    }
+    agent.join();
+    CHECK(cudaDeviceSynchronize());
+    return 0;
+}
+
+static void until(double at)
+{
+    while (now_us() < at)
+        ;
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, nullptr, _IOLBF, 0);
+    int n = argc > 1 ? atoi(argv[1]) : 60;
+    if (n < 10)
+        return fprintf(stderr, "follow: expected 10 pairs or more\n"), 2;
+    shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shared->paused = 1;
+    shared->length_us = 60;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(best_effort());
+    unsigned *out;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaEvent_t end;
+    CHECK(cudaMalloc(&out, 64));
+    CHECK(cudaEventCreateWithFlags(&end, cudaEventDisableTiming));
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (int i = 0; i < KERNELS; i++)
+        work<<<SMS, 256, 0, stream>>>(20 * ITERATIONS_PER_US, out); /* a block on each: a fourth of the 20 us */
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&exec, graph, 0));
+    CHECK(cudaGraphLaunch(exec, stream));
+    CHECK(cudaDeviceSynchronize());
+    if (!find_channels() || set_slice(10000) != 0)
+        return fprintf(stderr, "follow: this process cannot control its channels here\n"), 1;
+    while (!shared->ready)
+        if (waitpid(child, nullptr, WNOHANG))
+            return 1;
+    for (int length : {60, 300, 2000})
+        for (int gap : {30, 120}) {
+            printf("kernels of %d us, %d us between two requests\n%-28s first: p50    p90  second: p50    p90   kernels a second\n", length, gap, "");
+            for (int way = 0; way < WAYS; way++) {
+                std::vector<double> first, second;
+                shared->paused = way == ALONE;
+                shared->length_us = length;
+                shared->late_us = way == DISABLED ? 0 : 300;
+                shared->only_scheduling = way == UNSCHEDULED_LATER;
+                usleep(50000);
+                long before = shared->kernels;
+                double began = now_us();
+                for (int r = 0; r < n; r++) {
+                    bool disables = way >= DISABLED;
+                    usleep(6000 + rand() % 3000);
+                    double t = now_us(), t1, t2, t3;
+                    shared->word = 1;
+                    if (disables)
+                        shared->off = 1;
+                    CHECK(cudaGraphLaunch(exec, stream));
+                    CHECK(cudaEventRecord(end, stream));
+                    CHECK(cudaEventSynchronize(end));
+                    t1 = now_us();
+                    if (way == GOES_ON)
+                        shared->word = 0;
+                    if (way == ENABLED_BETWEEN)
+                        shared->off = 0;
+                    until(t1 + gap);
+                    t2 = now_us();
+                    shared->word = 1;
+                    CHECK(cudaGraphLaunch(exec, stream));
+                    CHECK(cudaEventRecord(end, stream));
+                    CHECK(cudaEventSynchronize(end));
+                    t3 = now_us();
+                    shared->off = 0;
+                    shared->word = 0;
+                    first.push_back(t1 - t);
+                    second.push_back(t3 - t2);
+                    while (shared->is_off)
+                        ;
+                }
+                std::sort(first.begin(), first.end());
+                std::sort(second.begin(), second.end());
+                printf("%-28s %10.0f %6.0f  %10.0f %6.0f   %10.0f\n", ways[way], first[n / 2], first[n * 9 / 10], second[n / 2], second[n * 9 / 10],
+                       (shared->kernels - before) * 1e6 / (now_us() - began));
+            }
+        }
+    shared->quit = 1;
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
