@@ -12,7 +12,7 @@
  *     request, each of which would cost the request a switch and back;
  *   - stops: its streams stop between two kernels (stop.c), at once and until the high clients are idle; where requests often follow one another at
  *     once, until none has (RG_POLICY_FOLLOWS_NS). Then suspension is for what no stop ends soon (long kernels and graphs, while a request is
- *     launched, or one may follow, or slices are long), and for requests that outlast the high client's slice.
+ *     launched that does not launch all at once, or one may follow, or slices are long), and for requests that outlast the high client's slice.
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
@@ -259,12 +259,13 @@ static bool outlasts_slice(const preemptor *p, uint64_t since)
     return false;
 }
 
-/* For how long the requests under way may still launch and be such as leave the GPU to nobody before they end (rg_policy_brief); 0: not all are. */
+/* For how long the requests that launch may still do so and be such as leave the GPU to nobody before they end (rg_policy_brief); 0: not all are. */
 static uint64_t brief_ns(const preemptor *p)
 {
-    uint64_t now = rg_now_ns(), busy = atomic_load(&rg.segment->devices[p->device].high_busy), least_ns = busy ? WAIT_NS : 0;
-    for (; busy && least_ns; busy &= busy - 1) {
-        int slot = __builtin_ctzll(busy);
+    const rg_device *dev = &rg.segment->devices[p->device];
+    uint64_t now = rg_now_ns(), launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy), least_ns = launching ? WAIT_NS : 0;
+    for (; launching && least_ns; launching &= launching - 1) {
+        int slot = __builtin_ctzll(launching);
         uint64_t worked_ns, wait_ns, began = atomic_load(&rg_share_of(rg.segment, p->device, slot)->began_ns);
         bool known = lately(&rg.segment->clients[slot], p->device, now, &worked_ns, &wait_ns);
         uint64_t left_ns = began && known ? rg_policy_brief(rg_since(began, now), worked_ns) : 0; /* it has just ended; or none is known */
@@ -283,16 +284,33 @@ static bool bursts(const preemptor *p)
     return __builtin_popcount(p->short_gaps & 0xff) >= 4;
 }
 
+/* They are at work again, and had been idle. A hold is none of theirs. */
+static void note_pause(preemptor *p)
+{
+    uint64_t idle = atomic_load(&rg.segment->devices[p->device].idle_ns);
+    if (!held_back())
+        p->short_pauses = p->short_pauses << 1 | (idle && rg_since(idle, rg_now_ns()) < RG_POLICY_SHORT_PAUSE_NS);
+}
+
+/* Whether the next request is expected at once, and best-effort work stays off the GPU for that. Who gives way late leaves it most of that one anyway. */
+static bool follows(const preemptor *p)
+{
+    const rg_settings *s = &rg.segment->settings;
+    bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
+    bool sliced = atomic_load(&rg.preemptible[p->device]) == RG_STOPPABLE_SLICED; /* under MPS nothing is exchanged */
+    return p->stopped && sliced && at_once && rg_policy_follows(p->short_pauses);
+}
+
 /*
  * Where its streams stop: that is not enough. Between its launches a request leaves the GPU to what runs, which slices end as it waits; and
- * what they have interrupted is back after each slice of a high client, and each time that it waits in the middle of what it does.
+ * what they have interrupted is back after each slice of a high client, and in each pause of one that waits time and again in the middle of what it does.
  */
 static bool suspends_too(const preemptor *p)
 {
     uint64_t again_ns;
     return outlasts_slice(p, rg_now_ns()) ||
            (rg_stops_long(p->device) &&
-            (p->slice_us > RG_POLICY_SHORT_SLICE_US || (to_stand_aside(p, &again_ns) && (held_back() || bursts(p) || !brief_ns(p)))));
+            (p->slice_us > RG_POLICY_SHORT_SLICE_US || (to_stand_aside(p, &again_ns) && (held_back() || (bursts(p) && follows(p)) || !brief_ns(p)))));
 }
 
 /* Whether the driver has done it; counted if it took long. */
@@ -364,11 +382,17 @@ static bool enable(preemptor *p)
     return !p->channels_off;
 }
 
-/* Off the GPU once more, after `enable`, where its streams stop still. */
-static void disable_again(preemptor *p)
+/* Whether its streams stop, its channels are on, and that could be changed. */
+static bool could_suspend_too(const preemptor *p)
+{
+    return p->stopped && !p->channels_off && atomic_load(&rg.preemptible[p->device]) == RG_STOPPABLE_SLICED;
+}
+
+/* Off the GPU, too, where its streams stop already: if that is wanted still once it has the lock. */
+static void disable_too(preemptor *p)
 {
     pthread_mutex_lock(&p->lock);
-    if (!atomic_load(&stopping) && refresh(p) == RG_CHANNELS_FOUND)
+    if (!atomic_load(&stopping) && suspends_too(p) && refresh(p) == RG_CHANNELS_FOUND)
         disable(p);
     pthread_mutex_unlock(&p->lock);
 }
@@ -470,23 +494,6 @@ static void give_back(preemptor *p)
 }
 
 /* ---- when to come back ---- */
-
-/* They are at work again, and had been idle. A hold is none of theirs. */
-static void note_pause(preemptor *p)
-{
-    uint64_t idle = atomic_load(&rg.segment->devices[p->device].idle_ns);
-    if (!held_back())
-        p->short_pauses = p->short_pauses << 1 | (idle && rg_since(idle, rg_now_ns()) < RG_POLICY_SHORT_PAUSE_NS);
-}
-
-/* Whether the next request is expected at once, and best-effort work stays off the GPU for that. Who gives way late leaves it most of that one anyway. */
-static bool follows(const preemptor *p)
-{
-    const rg_settings *s = &rg.segment->settings;
-    bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
-    bool sliced = atomic_load(&rg.preemptible[p->device]) == RG_STOPPABLE_SLICED; /* under MPS nothing is exchanged */
-    return p->stopped && sliced && at_once && rg_policy_follows(p->short_pauses);
-}
 
 /*
  * True if high clients are at work again before they have been idle for that long; not later than `deadline`, and not where suspension is no longer
@@ -641,7 +648,7 @@ static void stand_aside(preemptor *p)
     rg_device *dev = &rg.segment->devices[p->device];
     const uint64_t OFTEN_NS = 1000000000;
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
-    uint64_t enabled_ns = 0; /* since when the channels are, though its streams stop */
+    uint64_t enabled_ns = 0; /* since when the channels are on, though its streams stop, and high clients only wait */
     bool may_suspend_too;    /* if what is under way launches for longer than it seemed to */
     note_alike(p);
     p->cut_after = idle + 1; /* and is not cut short when it is back */
@@ -651,7 +658,7 @@ static void stand_aside(preemptor *p)
     if (!suspend(p))
         return;
     atomic_fetch_add_explicit(&rg.slot->suspensions, 1, memory_order_relaxed);
-    may_suspend_too = p->stopped && !p->channels_off;
+    may_suspend_too = could_suspend_too(p);
     while (may_stand_aside()) {
         uint32_t seen = atomic_load(&dev->wake);
         if (p->stopped && !rg_stops_taken(p->device))
@@ -671,11 +678,13 @@ static void stand_aside(preemptor *p)
             p->again = true;
             if (!suspend(p))
                 break;
-            may_suspend_too = p->stopped && !p->channels_off;
+            may_suspend_too = could_suspend_too(p);
             continue;
         }
         if (!to_stand_aside(p, &again_ns)) {
             if (outlasts(p, since)) { /* no more comes of them, but for the end of what they wait for */
+                if (!enabled_ns && may_suspend_too && could_suspend_too(p) && rg_stops_long(p->device))
+                    enabled_ns = rg_now_ns();
                 atomic_fetch_add(&dev->waiters, 1);
                 look_ns = enabled_ns ? LINGER_NS / 10 + (rg_now_ns() - enabled_ns) / 4 : WAIT_NS; /* that it launches again would wake nobody */
                 left_ns = left_ns < look_ns ? left_ns : look_ns;
@@ -696,16 +705,17 @@ static void stand_aside(preemptor *p)
             if (!more)
                 break;
             note_pause(p);
-            may_suspend_too = p->stopped && !p->channels_off;
+            may_suspend_too = could_suspend_too(p);
             continue;
         }
         p->between = comes_between(p, since);
         if (p->between || has_launched_all(p, since, &look_ns))
             break;
-        if ((enabled_ns || may_suspend_too) && !p->channels_off && suspends_too(p))
-            disable_again(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
+        may_suspend_too |= enabled_ns != 0;
         enabled_ns = 0;
-        uint64_t still_brief_ns = may_suspend_too && !p->channels_off ? brief_ns(p) : 0;
+        if (may_suspend_too && could_suspend_too(p) && suspends_too(p))
+            disable_too(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
+        uint64_t still_brief_ns = may_suspend_too && could_suspend_too(p) ? brief_ns(p) : 0;
         may_suspend_too = still_brief_ns;
         look_ns = may_suspend_too && still_brief_ns < look_ns ? still_brief_ns : look_ns;
         left_ns = left_ns < look_ns ? left_ns : look_ns;

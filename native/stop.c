@@ -13,7 +13,7 @@
  * 120 alone: one that has to interrupt a kernel is there later. From a process that has stopped, or has nothing to do, it takes 137 us
  * (native/bench/switch.cu).
  *
- * What lasts for RG_POLICY_LONG_NS no stop ends soon, and has to be interrupted (preempt.c). When that runs the GPU tells by itself: the stream
+ * What lasts for RG_POLICY_LONG_NS no stop ends soon, and may have to be interrupted (preempt.c). When that runs the GPU tells by itself: the stream
  * writes a word of its own in front of it and one behind it (cuStreamWriteValue32). Beside GPT-2's training 12 to 30 in 110 of BERT's requests, of
  * 3.5 ms, come upon such a kernel, and to suspend it for the others, too, cost each of them 0.2 ms (an H100; docs/measurements.md).
  *

@@ -7,7 +7,7 @@
  * Two processes, without Rigel. One has kernels back to back, in slices of 50 us, a stop in front of each. The other one has two requests every 6 to 9
  * ms, each a CUDA graph of some 1 ms of kernels that leave most of the GPU idle, the second so long after it saw the end of the first. Shown for no
  * best-effort work; for streams that go on between the two, and that stop for both; and for channels that are disabled besides, as the first request
- * begins or 0.3 ms later, until both are over, or until the first is; and not scheduled in place of disabled.
+ * begins or 0.3 ms later, until both are over, or until the first is (that call goes on into the second); and not scheduled in place of disabled.
  */
 #include <algorithm>
 #include <atomic>
@@ -79,7 +79,7 @@ static int best_effort()
         for (int off = 0; !shared->quit;)
             if (shared->off != off) {
                 off = !off;
-                if (off)
+                if (off && shared->late_us)
                     usleep(shared->late_us);
                 CHECK(suspend(off, off && shared->only_scheduling));
                 shared->is_off = off;
@@ -184,7 +184,8 @@ int main(int argc, char **argv)
                     first.push_back(t1 - t);
                     second.push_back(t3 - t2);
                     while (shared->is_off)
-                        ;
+                        if (waitpid(child, nullptr, WNOHANG))
+                            return 1;
                 }
                 std::sort(first.begin(), first.end());
                 std::sort(second.begin(), second.end());

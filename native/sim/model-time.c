@@ -723,14 +723,14 @@ static void exchange(rg_model *m)
         m->vacated = (uint32_t)m->active + 1;
         lose_sms(m);
     }
-    if (m->disturbed && m->active >= 0 && !leaving(m) && m->domains[m->active].load) {
+    bool disturbed = m->disturbed && m->active >= 0 && !leaving(m);
+    m->disturbed = 0;
+    if (disturbed) {
         int32_t same = m->active;
-        m->disturbed = 0;
         lose_sms(m);
         begin_switch(m, same, m->p.disturb_ns);
         return;
     }
-    m->disturbed = 0;
     if (m->active < 0) {
         int32_t to = next_wanting(m, m->vacated ? (int32_t)m->vacated - 1 : RG_MODEL_MAX_CONTEXTS - 1);
         if (to < 0) return;

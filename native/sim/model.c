@@ -174,7 +174,7 @@ int rg_model_suspend(rg_model *m, uint32_t context, bool suspended)
     m->kick = 1;
     if (suspended) {
         if (m->active == (int32_t)slot) m->preempt_at = m->now + m->p.preempt_ns;
-        else m->disturbed = m->p.disturb_ns > 0;
+        else if (m->active >= 0 && m->domains[m->active].load) m->disturbed = m->p.disturb_ns > 0;
         return 0;
     }
     pump_context(m, c);

@@ -41,7 +41,7 @@
  *   8. A suspended context starts nothing but copies and memsets (they go through channels that are not suspended) and
  *      does not get the SMs. If it has them, its blocks run on for `preempt_ns`, unless it loses the SMs before; then
  *      the SMs are empty, and whoever gets them next, itself or another, pays a switch. What it has queued stays. If another context has
- *      the SMs, no block of that runs for `disturb_ns`, after which it has a slice from its beginning.
+ *      the SMs, no block of that runs for `disturb_ns`, after which it has another slice.
  *   9. A stop is an operation that takes no time, unless its context is stopped: then it waits until that is so no more, and with it what
  *      follows in its stream. What runs runs on.
  */

@@ -215,20 +215,32 @@ static bool stops_at_once(const scenario *s)
     return rg_scenario_stops(s) && gives_way_at_once(s);
 }
 
-/* As in preempt.c: for how long the requests under way may still launch and be such as leave the GPU to nobody before they end. */
+/* As in preempt.c: for how long the requests that launch may still do so and be such as leave the GPU to nobody before they end. */
 static uint64_t brief_ns(const scenario *s)
 {
-    uint64_t least_ns = rg_scenario_high_busy(s) ? NEVER : 0;
+    uint64_t least_ns = NEVER;
     for (uint32_t i = 0; i < s->count; i++) {
         const player *p = &s->players[i];
-        if (p->of->best_effort || !p->busy)
+        if (p->of->best_effort || !p->busy || !p->launching)
             continue;
         uint64_t worked_ns = p->waits ? 0 : UINT64_MAX;
         for (uint32_t k = 0; k < sizeof p->worked_ns / sizeof *p->worked_ns; k++)
             worked_ns = p->worked_ns[k] > worked_ns ? p->worked_ns[k] : worked_ns;
         least_ns = earlier(least_ns, rg_policy_brief(s->now - p->busy_ns, worked_ns));
     }
-    return least_ns;
+    return least_ns == NEVER ? 0 : least_ns;
+}
+
+/* As in preempt.c: what slices have interrupted would be in the way of the requests under way, or of the next. */
+static bool is_in_the_way(const scenario *s)
+{
+    return !has_short_slices(s) || s->hold || (bursts(s) && follows(s)) || !brief_ns(s);
+}
+
+/* Whether streams stop, and no more; not under MPS, where there is no more. */
+static bool could_suspend_too(const scenario *s)
+{
+    return rg_scenario_by_stops(s) && !s->o->gpu.shared;
 }
 
 /* When it acts next, in the states that wait for the high clients. */
@@ -244,6 +256,7 @@ static void look(scenario *s)
     }
     if (wanted != s->agent.wanted) {
         if (wanted && (s->agent.lingers || s->agent.follows)) {
+            s->agent.may_suspend_too = could_suspend_too(s);
             s->agent.short_gaps = s->agent.short_gaps << 1 | 1;
             note_pause(s);
         }
@@ -263,8 +276,8 @@ static void look(scenario *s)
         s->agent.at = earlier(wanted && late_ns != NEVER ? late_ns + delay_ns : NEVER, is_due(s));
     } else if (s->agent.state == SUSPENDED) {
         s->agent.at = earlier(wanted ? earlier(comes_between(s), comes_early(s)) : comes_back(s), is_due(s));
-        if (s->agent.may_suspend_too && wanted && !s->hold)
-            s->agent.at = earlier(s->agent.at, s->now + brief_ns(s));
+        if (s->agent.may_suspend_too && wanted)
+            s->agent.at = earlier(s->agent.at, is_in_the_way(s) ? s->now : s->now + brief_ns(s));
     } else if (s->agent.state == GIVEN) {
         s->agent.at = s->hold ? s->now : earlier(rests(s), s->agent.given_until_ns);
     }
@@ -276,8 +289,7 @@ static bool suspends_too(const scenario *s)
     bool runs_long = false;
     for (uint32_t i = 0; i < s->count; i++)
         runs_long |= s->players[i].of->best_effort && rg_model_runs_long(s->model, s->players[i].context, RG_POLICY_LONG_NS);
-    bool in_the_way = !has_short_slices(s) || s->hold || bursts(s) || !brief_ns(s);
-    return !s->o->gpu.shared && (s->long_requests || (runs_long && in_the_way));
+    return !s->o->gpu.shared && (s->long_requests || (runs_long && is_in_the_way(s)));
 }
 
 static void begin_suspension(scenario *s)
@@ -287,7 +299,7 @@ static void begin_suspension(scenario *s)
         s->players[i].result->suspensions += s->players[i].of->best_effort;
     s->agent.state = SUSPENDING;
     s->agent.channels_off = rg_scenario_stops(s) && suspends_too(s);
-    s->agent.may_suspend_too = rg_scenario_by_stops(s) && !s->o->gpu.shared;
+    s->agent.may_suspend_too = could_suspend_too(s);
     s->agent.at = s->now + (rg_scenario_by_stops(s) ? 0 : s->o->suspend_ns);
     s->agent.off_ns = s->now;
     if (rg_scenario_stops(s))
@@ -322,7 +334,7 @@ bool rg_scenario_agent_act(scenario *s)
         s->agent.state = SUSPENDED;
         break;
     case SUSPENDED:
-        if (s->agent.may_suspend_too && s->agent.wanted && !s->hold && !brief_ns(s)) {
+        if (s->agent.may_suspend_too && s->agent.wanted && is_in_the_way(s)) {
             s->agent.may_suspend_too = false;
             if (suspends_too(s)) {
                 s->agent.channels_off = true;

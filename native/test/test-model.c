@@ -708,6 +708,12 @@ static void test_suspend_disturbs(void)
     EQUAL(rg_model_suspend(m, b, true), 0);
     EQUAL(end_of(m, sa, ta), 4030);
     EQUAL(end_of(m, sb, tb), RG_MODEL_NEVER);
+    /* While they go over from A to B, from 5000 to 5100, they are nobody's: suspended then, A costs B nothing. */
+    rg_model_advance(m, 5000);
+    EQUAL(rg_model_suspend(m, b, false), 0);
+    rg_model_advance(m, 5050);
+    EQUAL(rg_model_suspend(m, a, true), 0);
+    EQUAL(end_of(m, sb, tb), 5110);
     model_free(m);
 }
 

@@ -1175,9 +1175,9 @@ static void test_pair(const char *high, const char *low, bool table, const numbe
                    (double)r[way][0].p99_ns / (double)r[ALONE][0].p99_ns,
                    (double)r[way][1].iterations / (double)r[ALONE][1].iterations);
     }
-    /* Suspended, the high client has what it has alone but for what the call takes from it, for no less of the others' work than
-     * 0.95 of the gate's. */
-    HOLDS(10 * r[SUSPENDED][0].p99_ns <= 11 * r[ALONE][0].p99_ns);
+    /* Suspended, the high client has nearly what it has alone, for no less of the others' work than 0.95 of the
+     * gate's. */
+    HOLDS(20 * r[SUSPENDED][0].p99_ns <= 21 * r[ALONE][0].p99_ns);
     HOLDS(r[SUSPENDED][0].p99_ns <= r[PRIORITY][0].p99_ns);
     HOLDS(20 * r[SUSPENDED][1].iterations >= 19 * r[PRIORITY][1].iterations);
     rg_profile_free(&serving);
@@ -1200,10 +1200,10 @@ static const numbers bert_gpt2[WAYS] = {
     {189, 7775362, 23967337, 32483692, 25, 24454, 0, 0},
     {189, 4531051, 8876912, 11515071, 25, 23994, 647826439, 3005},
     {189, 3593490, 7182138, 10700198, 26, 24456, 0, 0},
-    {189, 3799176, 7674211, 11301395, 25, 24454, 0, 0},
-    {189, 3801013, 7239823, 10655725, 25, 24454, 0, 0},
+    {189, 3801822, 7250886, 10894549, 25, 24454, 0, 0},
+    {189, 3799423, 7239823, 10655725, 25, 24454, 0, 0},
     {189, 3593490, 7182138, 10700198, 25, 24276, 195669625, 3127},
-    {189, 3601788, 7265351, 10713972, 25, 24454, 0, 0},
+    {189, 3599879, 7257125, 10692764, 25, 24454, 0, 0},
 };
 
 int main(int argc, char **argv)
