@@ -308,9 +308,10 @@ static bool follows(const preemptor *p)
 static bool suspends_too(const preemptor *p)
 {
     uint64_t again_ns;
+    uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* p->slice_us is under the lock */
     return outlasts_slice(p, rg_now_ns()) ||
            (rg_stops_long(p->device) &&
-            (p->slice_us > RG_POLICY_SHORT_SLICE_US || (to_stand_aside(p, &again_ns) && (held_back() || (bursts(p) && follows(p)) || !brief_ns(p)))));
+            (slice_us > RG_POLICY_SHORT_SLICE_US || (to_stand_aside(p, &again_ns) && (held_back() || (bursts(p) && follows(p)) || !brief_ns(p)))));
 }
 
 /* Whether the driver has done it; counted if it took long. */
