@@ -193,6 +193,11 @@ export class RequestsAlone {
 
   /* ---- How others compare with them */
 
+  /** By how much the requests of a rung are delayed is said of most of them. */
+  #isOfMost({ waits: { count } }: Known, compared: number | undefined): boolean {
+    return count < ENOUGH || (compared ?? 0) >= COMPARABLE * count;
+  }
+
   /** By how much the requests of a rung are delayed, as of then; undefined where that cannot be told. */
   delay(known: Known, t_s: number): Delay | undefined {
     if (!("p99_over_alone" in this.#target)) return undefined;
@@ -207,10 +212,14 @@ export class RequestsAlone {
     return known.delay.is;
   }
 
-  /** Enough is known of requests alone for most of those on a rung, of which so many are compared, to be compared. */
+  /** Enough is known of requests alone for most of those on a rung, of which so many are compared, to be compared well. */
   isComparable(known: Known, delayed: Delay | undefined): boolean {
-    const { count } = known.waits;
-    return this.hasWaits && (count < ENOUGH || (delayed?.requests ?? 0) >= COMPARABLE * count);
+    return this.hasWaits && this.#isOfMost(known, delayed?.wellKnown);
+  }
+
+  /** Most of those on a rung are within the target, however little they would have taken alone. */
+  areSurelyWithin(known: Known, delayed: Delay | undefined): boolean {
+    return delayed?.verdict === "within" && this.#isOfMost(known, delayed.requests);
   }
 
   /**

@@ -118,26 +118,29 @@ export class Alone {
       this.#clients.set(client, { list, slopes, little: last_ms <= BEYOND * (list.at(-1)?.worked_ms ?? 0) });
     }
     // Each against the others, so that chance has the same part in these pairs as in those beside other work.
-    const pairs = new Sample(fromArrival(waits, (wait) => this.pair(wait, wait)));
+    const pairs = new Sample(fromArrival(waits, (wait) => this.pair(wait, { except: wait })));
     this.count = pairs.count;
     this.ratios = pairs.ratios();
   }
 
   /**
    * A request beside what it would have been alone; nothing where too little is known of its client's alone, or nothing of
-   * requests with as much work.
+   * requests with as much work. `atLeast`: of those the least that it may have been.
    */
-  pair(wait: Wait, except?: Wait): Pair | undefined {
+  pair(wait: Wait, { except, atLeast = false }: { except?: Wait; atLeast?: boolean } = {}): Pair | undefined {
     const { list, slopes, little } = this.#clients.get(wait.client) ?? { list: [], slopes: [], little: false };
     const [least, most] = [list[0], list.at(-1)];
     if (!least || !most || list.length <= NEAREST) return undefined;
-    if (wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least)) return undefined;
+    const isLess = wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least);
     // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
-    if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return undefined;
+    const isMore = !little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most);
+    if ((isLess || isMore) && !atLeast) return undefined;
     // The ones next to it by work: from where it would stand, outwards.
     let high = lowerBound(list, wait.worked_ms);
     let low = high - 1;
-    const slope = slopes[Math.min(slopes.length - 1, Math.floor(high / PART))] ?? 1;
+    const usual = slopes[Math.min(slopes.length - 1, Math.floor(high / PART))] ?? 1;
+    // A request with a millisecond less of work is shorter by that at most, and one with more of it no shorter.
+    const slope = isLess ? 1 : isMore ? 0 : usual;
     const near: number[] = [];
     while (near.length < NEAREST) {
       const [below, above] = [list[low], list[high]];
@@ -149,7 +152,8 @@ export class Alone {
       else high++;
       if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
     }
-    return { took_ms: duration_ms(wait), alone_ms: median(near), parts: 1 };
+    const alone_ms = isMore ? Math.max(median(near), wait.worked_ms) : median(near);
+    return { took_ms: duration_ms(wait), alone_ms, parts: 1 };
   }
 }
 
@@ -357,8 +361,9 @@ function sorted(values: readonly number[]): Sorted {
 }
 
 export interface Delay {
-  /** Busy periods that were compared. */
+  /** Busy periods that were compared, and of how many of them it is known well what they took alone. */
   requests: number;
+  wellKnown: number;
   /** At these percentiles. */
   p50: number;
   p90: number;
@@ -374,9 +379,21 @@ export interface Delay {
  * By how much requests are delayed, in times of what they take alone; of less than `enough` that can be compared the verdict is "unknown".
  * Beside other work the expected durations have less spread than real ones: the same ratio of the requests alone, each against
  * the others, is what no delay looks like.
+ *
+ * A host is fast for some seconds and slow for the next, and requests alone are known of short moments: of requests with less work than any of
+ * those, or more, it is known what they took alone at least. Where that is enough for all to be within the limit they are; else those alone
+ * are compared of which it is known better.
  */
 export function delay(waits: readonly Wait[], alone: Alone, limit: number, enough: number): Delay {
-  const here = new Sample(fromArrival(waits, (wait) => alone.pair(wait)));
+  const known = judged(waits, alone, limit, enough, false);
+  if (known.requests >= waits.length) return known;
+  const most = judged(waits, alone, limit, enough, true);
+  const tells = most.requests > known.requests && most.verdict === "within";
+  return tells ? { ...most, wellKnown: known.requests } : known;
+}
+
+function judged(waits: readonly Wait[], alone: Alone, limit: number, enough: number, atLeast: boolean): Delay {
+  const here = new Sample(fromArrival(waits, (wait) => alone.pair(wait, { atLeast })));
   // Of all first, then of the draws.
   const [told = [], ...draws] = here
     .ratios()
@@ -395,5 +412,14 @@ export function delay(waits: readonly Wait[], alone: Alone, limit: number, enoug
   const place = furthest.indexOf(Math.max(...furthest));
   const worst = { percentile: Math.round(100 * (QUANTILES[place] ?? 1)), ratio: ratios[place] ?? Number.NaN };
   const at = (q: (typeof QUANTILES)[number]): number => told[QUANTILES.indexOf(q)] ?? Number.NaN;
-  return { requests: here.parts, p50: at(0.5), p90: at(0.9), p95: at(0.95), p99: at(0.99), worst, verdict };
+  return {
+    requests: here.parts,
+    wellKnown: here.parts,
+    p50: at(0.5),
+    p90: at(0.9),
+    p95: at(0.95),
+    p99: at(0.99),
+    worst,
+    verdict,
+  };
 }

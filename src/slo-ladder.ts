@@ -112,6 +112,11 @@ export class Ladder {
     return this.#alone.isComparable(this.at(rung), this.delay(rung));
   }
 
+  /** That is so, or most of them are within the target anyway. */
+  tells(rung: number): boolean {
+    return this.isComparable(rung) || this.#alone.areSurelyWithin(this.at(rung), this.delay(rung));
+  }
+
   /** By how much the requests of a rung are delayed; undefined where that cannot be told. */
   delay(rung: number): Delay | undefined {
     return this.#alone.delay(this.at(rung), this.t_s);
@@ -362,7 +367,7 @@ export class Ladder {
     // Where late suspension gives less than slices alone, still later suspension is not worth a trial at once.
     const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};
     const other = less && this.rungs[this.home]?.suspend !== suspend;
-    const unknown = few || again;
+    const unknown = few || again || this.judge(this.rung) === "unknown";
     for (const [rung, is] of this.rungs.entries()) {
       if (rung <= this.rung || !(over || unknown || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;

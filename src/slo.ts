@@ -602,7 +602,7 @@ export class Controller {
       this.#enter("run");
     } else {
       const less = !more && (verdict === "within" || this.#ladder.crossesOver);
-      const goesOn = "p99_ms" in this.#target || this.#ladder.isComparable(this.#ladder.rung);
+      const goesOn = "p99_ms" in this.#target || this.#ladder.tells(this.#ladder.rung);
       if (here.pool.count >= ENOUGH) here.undecided++;
       this.#retreat(less ? "gives no more" : "not known to hold", !holds && !less && goesOn, less);
     }
@@ -639,7 +639,9 @@ export class Controller {
     const works = this.#ladder.here.seconds >= TICK_S && this.#ladder.here.launches_per_s > 0;
     const asked_s = Math.min(spent_s, this.t_s - this.#silent_s);
     if (!this.#ladder.hasP99 && asked_s < PATIENCE_P99_S) return;
-    if ((!over || other) && known && !lacks && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
+    // Those that are within it, however little they would take alone, need not be known better for that.
+    const tells = !lacks || this.#ladder.tells(this.#ladder.rung);
+    if ((!over || other) && known && tells && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }
 
   /**

@@ -122,6 +122,27 @@ describe("delay", () => {
     expect(over).toBeLessThanOrEqual(3);
   });
 
+  for (const [name, request, hosts] of [
+    ["less", hostBound, [2, 1]],
+    ["more", gpuBound, [1, 2.5]],
+  ] as const)
+    test(`requests with ${name} work than any alone are within the limit where what they took at least alone says so, and else nothing is said of them`, () => {
+      const noise = random(31);
+      const alone = new Alone(many(60, () => request(hosts[0], noise, 0)));
+      const of60 = (delay_ms: number): Wait[] => many(60, () => request(hosts[1], noise, delay_ms));
+      const none = delay(of60(0), alone, 1.05, 20);
+      expect(none).toMatchObject({ verdict: "within", requests: 60 });
+      expect(none.wellKnown).toBeLessThan(20);
+      expect(none.p50).toBeWithin(0.95, 1.05);
+      const some = delay(of60(0.6), alone, 1.05, 20);
+      expect(some.verdict).toBe("unknown");
+      expect(some.requests).toBe(some.wellKnown);
+      // One of those that are known better says so of all that it can.
+      const both = delay([...of60(0.6), ...many(60, () => request(hosts[0], noise, 0.8))], alone, 1.05, 20);
+      expect(both).toMatchObject({ verdict: "over" });
+      expect(both.requests).toBeWithin(55, 81);
+    });
+
   test("each client is compared with itself, and one that is not known alone with nobody", () => {
     const noise = random(13);
     const alone = new Alone([
@@ -245,6 +266,7 @@ function settle(
   {
     rate_per_s = (_t_s: number): number => 60,
     slower = (_t_s: number): number => 1,
+    slowerHeld = 1,
     seed = 23,
     stops = false,
     target = { p99_over_alone: 1.05 },
@@ -262,7 +284,7 @@ function settle(
     if (noise() < TICK_S / 3) host = 1 + 0.6 * noise();
     const beside = action.hold || !action.settings ? undefined : effect(action.settings, tick * TICK_S);
     const waits: Wait[] = [];
-    const now = host * slower(tick * TICK_S);
+    const now = host * slower(tick * TICK_S) * (action.hold ? slowerHeld : 1);
     const passed_s = elapsed_s(tick * TICK_S);
     const requests = rate_per_s(tick * TICK_S) * passed_s;
     for (let at = -Math.log(1 - noise()); at < requests; at -= Math.log(1 - noise()))
@@ -421,8 +443,10 @@ describe("the controller on such a host", () => {
   });
 
   test("where all that runs beside them makes requests twice as long a few requests are enough to see it, for ten minutes", () => {
-    const { settings } = settle(hostBound, true, 300, stopped(8), { stops: true });
-    expect(settings.filter((is) => is?.suspend === 0).length).toBeWithin(1, 5);
+    for (const seed of [1, 2, 3]) {
+      const { settings } = settle(hostBound, true, 300, stopped(8), { stops: true, seed });
+      expect(settings.filter((is) => is?.suspend === 0).length).toBeWithin(1, 5);
+    }
   });
 
   test("where requests keep the GPU busy letting all run is not tried, unless the target allows for what that does", () => {
@@ -538,6 +562,20 @@ describe("the controller on such a host", () => {
         { seed },
       );
       expect(share(settings, 20, isLate)).toBeWithin(least, most);
+    }
+  });
+
+  test("a host that was slow whenever requests ran alone does not keep best-effort work low where nothing delays them", () => {
+    for (const seed of [1, 2, 3]) {
+      const { settings, controller } = settle(hostBound, true, 60, preempt, { slowerHeld: 2, seed });
+      expect(share(settings, 20, ({ suspend, defer_us }) => suspend === 1 && defer_us > 1000)).toBeGreaterThan(0.7);
+      expect(controller.summary().over_alone?.p50).toBeLessThan(1.05);
+      // What delays each by 0.5 ms is seen as soon as the host is as it was: until then it is as safe as it was before.
+      const delayed = settle(hostBound, true, 60, (is) => ({ ...preempt(is), delay_ms: () => (isLate(is) ? 1 : 0) }), {
+        slowerHeld: 2,
+        seed,
+      });
+      expect(share(delayed.settings, 20, isLate)).toBeLessThan(0.2);
     }
   });
 
