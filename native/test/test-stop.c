@@ -610,13 +610,18 @@ static int count_suspensions(unsigned ordinal, int suspend)
     return real_sim_suspend(ordinal, suspend);
 }
 
-/* A client that has its channels, too: its streams stop in its slices, and it is suspended only for what no stop ends soon. */
-static void stops_in_its_slices(void)
+static void become_counted(void)
 {
     CHECK(rg_real_ready());
     real_sim_suspend = rg_real.rigelSimSuspend;
     rg_real.rigelSimSuspend = count_suspensions;
     become_stoppable_in_slices();
+}
+
+/* A client that has its channels, too: its streams stop in its slices, and it is suspended only for what no stop ends soon. */
+static void stops_in_its_slices(void)
+{
+    become_counted();
     uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1));
     for (uint32_t i = 0, n = 1; i < 5; i++, n++) {
         bool is_long = i > 0 && i < 4, at_gaps = i == 1, in_long_slices = i == 2, outlasts = i == 4;
@@ -665,10 +670,7 @@ static void stops_in_its_slices(void)
  */
 static void suspended_again_as_launches_go_on(void)
 {
-    CHECK(rg_real_ready());
-    real_sim_suspend = rg_real.rigelSimSuspend;
-    rg_real.rigelSimSuspend = count_suspensions;
-    become_stoppable_in_slices();
+    become_counted();
     rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
     seg->settings.starvation_us = 600000000; /* not on a busy machine either */
     launch_blocks(spin, NULL, 2, 60000000000); /* the GPU is at it for a minute */
@@ -744,10 +746,7 @@ static void what_follows_is_waited_for(void)
 /* And what is suspended besides stays so as the request waits, until none has followed. */
 static void what_is_long_is_off_until_none_follows(void)
 {
-    CHECK(rg_real_ready());
-    real_sim_suspend = rg_real.rigelSimSuspend;
-    rg_real.rigelSimSuspend = count_suspensions;
-    become_stoppable_in_slices();
+    become_counted();
     seg->settings.starvation_us = 600000000;
     requests_follow();
     rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
@@ -773,10 +772,7 @@ static void what_is_long_is_off_until_none_follows(void)
 /* Beside high work, with a kernel on the GPU that lasts for a minute; the last requests of the other client launched for 150 us. */
 static void work_for_long(void)
 {
-    CHECK(rg_real_ready());
-    real_sim_suspend = rg_real.rigelSimSuspend;
-    rg_real.rigelSimSuspend = count_suspensions;
-    become_stoppable_in_slices();
+    become_counted();
     seg->settings.starvation_us = 600000000;
     seg->settings.slice_us = 50;
     other_launches();
@@ -890,6 +886,67 @@ static void who_only_waits_does_not_launch_on(void)
     done();
 }
 
+/* A hold, and a pause, are meant, whatever requests are like. */
+static void what_is_long_is_off_for_a_hold_amid_a_brief_request(void)
+{
+    work_for_long();
+    int before = atomic_load(&suspended);
+    begin(false);
+    CHECK_EQUAL(atomic_load(&suspended), before);
+    for (int tries = 0; tries < 500 && atomic_load(&suspended) == before; tries++) { /* for 5 of the 30 s after which nothing is known of requests */
+        rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
+        usleep(10000);
+    }
+    CHECK_EQUAL(atomic_load(&suspended), before + 1);
+    rg_segment_hold(seg, 0);
+    end();
+    done();
+}
+
+/* What is due amid a brief request is no reason not to look at it again. */
+static void what_is_long_is_off_for_who_launches_on_after_what_is_due(void)
+{
+    work_for_long();
+    int before = atomic_load(&suspended);
+    begin(false);
+    uint64_t n = atomic_load(&rg.slot->starved);
+    seg->settings.starvation_us = 20000;
+    rg_device_wake(dev0());
+    WAIT_FOR(atomic_load(&rg.slot->starved) > n);
+    seg->settings.starvation_us = 600000000;
+    WAIT_FOR(rg_stops_taken(0));
+    usleep(20000);
+    CHECK_EQUAL(atomic_load(&suspended), before);
+    atomic_store(&rg_share_of(seg, 0, OTHER)->began_ns, rg_now_ns() - 5000000);
+    WAIT_FOR(atomic_load(&suspended) == before + 1);
+    end();
+    done();
+}
+
+/*
+ * Programs that wait time and again for next to nothing launch all at once each time, and leave the GPU to it in between: half of eight pauses were short, and two
+ * very short. How long they seem is up to when the thread is awake, so there are as many as it takes.
+ */
+static void what_is_long_is_off_for_bursts_that_follow(void)
+{
+    work_for_long();
+    int before = atomic_load(&suspended);
+    for (int i = 0; i < 3; i++) {
+        begin(false);
+        end();
+    }
+    CHECK_EQUAL(atomic_load(&suspended), before);
+    for (int tries = 0; tries < 100 && atomic_load(&suspended) == before; tries++) {
+        uint64_t n = atomic_load(&rg.slot->suspensions) + 1;
+        atomic_store(&dev0()->idle_ns, rg_now_ns());
+        other_launches();
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == n && rg_stops_taken(0));
+        end();
+    }
+    CHECK_EQUAL(atomic_load(&suspended), before + 1);
+    done();
+}
+
 static _Atomic int refused;
 static int refuse_to_resume(unsigned ordinal, int suspend)
 {
@@ -921,10 +978,7 @@ static void who_failed_to_come_back_is_stopped_by_nobody(void)
 /* Stops that end in the middle of a request: its channels are suspended in their place. */
 static void suspended_where_stops_end(void)
 {
-    CHECK(rg_real_ready());
-    real_sim_suspend = rg_real.rigelSimSuspend;
-    rg_real.rigelSimSuspend = count_suspensions;
-    become_stoppable_in_slices();
+    become_counted();
     other_launches();
     WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
     CHECK_EQUAL(atomic_load(&suspended), 0);
@@ -1161,6 +1215,9 @@ int main(int argc, char **argv)
     RUN(what_is_long_is_left_to_slices_for_brief_requests);
     RUN(what_is_long_is_off_for_the_next_that_launches_on);
     RUN(who_only_waits_does_not_launch_on);
+    RUN(what_is_long_is_off_for_a_hold_amid_a_brief_request);
+    RUN(what_is_long_is_off_for_who_launches_on_after_what_is_due);
+    RUN(what_is_long_is_off_for_bursts_that_follow);
     RUN(who_failed_to_come_back_is_stopped_by_nobody);
     RUN(suspended_where_stops_end);
     RUN(stops_while_the_driver_is_busy);
