@@ -193,7 +193,7 @@ export class RequestsAlone {
 
   /* ---- How others compare with them */
 
-  /** By how much the requests of a rung are delayed is said of most of them. */
+  /** So many are most of the requests of a rung. */
   #isOfMost({ waits: { count } }: Known, compared: number | undefined): boolean {
     return count < ENOUGH || (compared ?? 0) >= COMPARABLE * count;
   }
@@ -217,7 +217,7 @@ export class RequestsAlone {
     return this.hasWaits && this.#isOfMost(known, delayed?.wellKnown);
   }
 
-  /** Most of those on a rung are within the target, however little they would have taken alone. */
+  /** Most of those on a rung are within the target, though of some it is known only how little they may have taken alone (Alone.pair). */
   areSurelyWithin(known: Known, delayed: Delay | undefined): boolean {
     return delayed?.verdict === "within" && this.#isOfMost(known, delayed.requests);
   }

@@ -125,22 +125,21 @@ export class Alone {
 
   /**
    * A request beside what it would have been alone; nothing where too little is known of its client's alone, or nothing of
-   * requests with as much work. `atLeast`: of those the least that it may have been.
+   * requests with as much work. `orLess`: of one with less work than any of those, at least so much, if it is the same request on a host that is
+   * faster: neither its program nor what it then waits for gains by more than the launches do.
    */
-  pair(wait: Wait, { except, atLeast = false }: { except?: Wait; atLeast?: boolean } = {}): Pair | undefined {
+  pair(wait: Wait, { except, orLess = false }: { except?: Wait; orLess?: boolean } = {}): Pair | undefined {
     const { list, slopes, little } = this.#clients.get(wait.client) ?? { list: [], slopes: [], little: false };
     const [least, most] = [list[0], list.at(-1)];
     if (!least || !most || list.length <= NEAREST) return undefined;
     const isLess = wait.worked_ms < least.worked_ms - BEYOND * duration_ms(least);
+    if (isLess && !orLess) return undefined;
     // With still more work nothing waits longer: where that was next to nothing already, it is no more now.
-    const isMore = !little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most);
-    if ((isLess || isMore) && !atLeast) return undefined;
+    if (!little && wait.worked_ms > most.worked_ms + BEYOND * duration_ms(most)) return undefined;
     // The ones next to it by work: from where it would stand, outwards.
     let high = lowerBound(list, wait.worked_ms);
     let low = high - 1;
-    const usual = slopes[Math.min(slopes.length - 1, Math.floor(high / PART))] ?? 1;
-    // A request with a millisecond less of work is shorter by that at most, and one with more of it no shorter.
-    const slope = isLess ? 1 : isMore ? 0 : usual;
+    const slope = slopes[Math.min(slopes.length - 1, Math.floor(high / PART))] ?? 1;
     const near: number[] = [];
     while (near.length < NEAREST) {
       const [below, above] = [list[low], list[high]];
@@ -150,10 +149,11 @@ export class Alone {
       if (!next) break;
       if (takesBelow) low--;
       else high++;
-      if (next !== except) near.push(duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
+      if (next === except) continue;
+      const scaled_ms = (duration_ms(next) * wait.worked_ms) / next.worked_ms;
+      near.push(isLess ? scaled_ms : duration_ms(next) + slope * (wait.worked_ms - next.worked_ms));
     }
-    const alone_ms = isMore ? Math.max(median(near), wait.worked_ms) : median(near);
-    return { took_ms: duration_ms(wait), alone_ms, parts: 1 };
+    return { took_ms: duration_ms(wait), alone_ms: median(near), parts: 1 };
   }
 }
 
@@ -381,19 +381,18 @@ export interface Delay {
  * the others, is what no delay looks like.
  *
  * A host is fast for some seconds and slow for the next, and requests alone are known of short moments: of requests with less work than any of
- * those, or more, it is known what they took alone at least. Where that is enough for all to be within the limit they are; else those alone
- * are compared of which it is known better.
+ * those a bound is known (Alone.pair). Where all are within the limit by that, they are; else those alone are compared of which more is known.
  */
 export function delay(waits: readonly Wait[], alone: Alone, limit: number, enough: number): Delay {
   const known = judged(waits, alone, limit, enough, false);
-  if (known.requests >= waits.length) return known;
+  if (known.requests >= waits.length || known.verdict === "over") return known;
   const most = judged(waits, alone, limit, enough, true);
   const tells = most.requests > known.requests && most.verdict === "within";
   return tells ? { ...most, wellKnown: known.requests } : known;
 }
 
-function judged(waits: readonly Wait[], alone: Alone, limit: number, enough: number, atLeast: boolean): Delay {
-  const here = new Sample(fromArrival(waits, (wait) => alone.pair(wait, { atLeast })));
+function judged(waits: readonly Wait[], alone: Alone, limit: number, enough: number, orLess: boolean): Delay {
+  const here = new Sample(fromArrival(waits, (wait) => alone.pair(wait, { orLess })));
   // Of all first, then of the draws.
   const [told = [], ...draws] = here
     .ratios()

@@ -112,7 +112,7 @@ export class Ladder {
     return this.#alone.isComparable(this.at(rung), this.delay(rung));
   }
 
-  /** That is so, or most of them are within the target anyway. */
+  /** Enough is known for that, or for most of them to be within the target anyway. */
   tells(rung: number): boolean {
     return this.isComparable(rung) || this.#alone.areSurelyWithin(this.at(rung), this.delay(rung));
   }
@@ -227,7 +227,7 @@ export class Ladder {
 
   /**
    * The shortest slices, where requests leave the GPU idle between launches and a late suspension may be tried: that gives best-effort work more. Longer
-   * slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told what delays requests, since
+   * slices, where the shortest delay requests already; to let all run under MPS, where it cannot be told well what delays requests, since
    * that alone can make some wait for seconds (GPT-2 decoding beside ResNet-50's training on an H200: p95 twice that alone for each trial of
    * a second), or where requests keep the GPU busy; a late suspension where they do, which lets a long slice run into each, or work go on
    * to a later stop, for next to nothing; and any where suspension at once is too late; and one that comes at once to nearly all requests, if that is so
@@ -242,7 +242,7 @@ export class Ladder {
     const { suspend, need = 0, slice_us = 0 } = this.rungs[rung] ?? {};
     if (!suspend)
       return this.rungs === STOP_RUNGS
-        ? "p99_over_alone" in this.#target && (this.delay(this.rung) === undefined || this.#isBound())
+        ? "p99_over_alone" in this.#target && (!this.isComparable(this.rung) || this.#isBound())
         : this.#blocksSlices || this.#waitsFor(slice_us);
     if (need > 0 && this.#areBound()) return true;
     if (this.home === 0 && this.judge(0) === "over" && !(need > 0 && this.#mayBeBetterLate)) return true;

@@ -639,7 +639,7 @@ export class Controller {
     const works = this.#ladder.here.seconds >= TICK_S && this.#ladder.here.launches_per_s > 0;
     const asked_s = Math.min(spent_s, this.t_s - this.#silent_s);
     if (!this.#ladder.hasP99 && asked_s < PATIENCE_P99_S) return;
-    // Those that are within it, however little they would take alone, need not be known better for that.
+    // Those that are within it by what little they may take alone need not be known better for that.
     const tells = !lacks || this.#ladder.tells(this.#ladder.rung);
     if ((!over || other) && known && tells && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
   }

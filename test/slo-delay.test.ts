@@ -122,26 +122,43 @@ describe("delay", () => {
     expect(over).toBeLessThanOrEqual(3);
   });
 
-  for (const [name, request, hosts] of [
-    ["less", hostBound, [2, 1]],
-    ["more", gpuBound, [1, 2.5]],
-  ] as const)
-    test(`requests with ${name} work than any alone are within the limit where what they took at least alone says so, and else nothing is said of them`, () => {
-      const noise = random(31);
-      const alone = new Alone(many(60, () => request(hosts[0], noise, 0)));
-      const of60 = (delay_ms: number): Wait[] => many(60, () => request(hosts[1], noise, delay_ms));
-      const none = delay(of60(0), alone, 1.05, 20);
-      expect(none).toMatchObject({ verdict: "within", requests: 60 });
-      expect(none.wellKnown).toBeLessThan(20);
-      expect(none.p50).toBeWithin(0.95, 1.05);
-      const some = delay(of60(0.6), alone, 1.05, 20);
-      expect(some.verdict).toBe("unknown");
-      expect(some.requests).toBe(some.wellKnown);
-      // One of those that are known better says so of all that it can.
-      const both = delay([...of60(0.6), ...many(60, () => request(hosts[0], noise, 0.8))], alone, 1.05, 20);
-      expect(both).toMatchObject({ verdict: "over" });
-      expect(both.requests).toBeWithin(55, 81);
+  test("requests with less work than any alone are within the limit where they are by what they took alone at least, and else nothing is said of them", () => {
+    const noise = random(31);
+    const alone = new Alone(many(60, () => hostBound(2, noise, 0)));
+    const faster = (count: number, delay_ms: number): Wait[] => many(count, () => hostBound(1, noise, delay_ms));
+    const none = delay(faster(60, 0), alone, 1.05, 20);
+    expect(none).toMatchObject({ verdict: "within", requests: 60 });
+    expect(none.wellKnown).toBeLessThan(20);
+    expect(none.p50).toBeWithin(0.97, 1.05);
+    const some = delay(faster(60, 0.6), alone, 1.05, 20);
+    expect(some.verdict).toBe("unknown");
+    expect(some.requests).toBe(some.wellKnown);
+    // Nor does it hide that those of which more is known are delayed.
+    const both = [...faster(240, 0), ...many(40, () => hostBound(2, noise, 0.8))];
+    expect(delay(both, alone, 1.05, 20).verdict).toBe("over");
+  });
+
+  test("requests that wait for less on a faster host are not within the limit for that", () => {
+    const noise = random(37);
+    const slow = (host: number, delay_ms: number): Wait => ({
+      client: 0,
+      worked_ms: 3 * host * (1 + 0.2 * noise()),
+      waited_ms: 0.4 * host + delay_ms,
     });
+    const alone = new Alone(many(60, () => slow(2, 0)));
+    const within = (delay_ms: number): number =>
+      many(20, () => slow(1, 0)).filter(
+        () =>
+          delay(
+            many(90, () => slow(1, delay_ms)),
+            alone,
+            1.05,
+            20,
+          ).verdict === "within",
+      ).length;
+    expect(within(0)).toBeGreaterThan(15);
+    expect(within(0.35)).toBe(0); // a tenth
+  });
 
   test("each client is compared with itself, and one that is not known alone with nobody", () => {
     const noise = random(13);
@@ -411,6 +428,14 @@ function gained(spell_s: number): number {
   return last.reduce((sum, inflight) => sum + inflight, 0) / last.length;
 }
 
+/** Of each of five hosts, for how many ticks all ran where that makes requests more than twice as long; the fewest first. */
+function allRan(slowerHeld: number): number[] {
+  return Array.from({ length: 5 }, (_, seed) => {
+    const { settings } = settle(hostBound, true, 100, stopped(8), { stops: true, seed: 20 + seed, slowerHeld });
+    return settings.filter((is) => is?.suspend === 0).length;
+  }).toSorted((a, b) => a - b);
+}
+
 describe("the controller on such a host", () => {
   test("what delays requests by as much under all settings does not keep best-effort work low", () => {
     const parts = [23, 24, 25, 26].map((seed) => {
@@ -443,10 +468,12 @@ describe("the controller on such a host", () => {
   });
 
   test("where all that runs beside them makes requests twice as long a few requests are enough to see it, for ten minutes", () => {
-    for (const seed of [1, 2, 3]) {
-      const { settings } = settle(hostBound, true, 300, stopped(8), { stops: true, seed });
-      expect(settings.filter((is) => is?.suspend === 0).length).toBeWithin(1, 5);
-    }
+    // How many it takes is chance, as is whether enough is known at that moment: of most seeds.
+    const known = allRan(1);
+    expect(known[0]).toBeGreaterThanOrEqual(1);
+    expect(known[3]).toBeLessThan(5);
+    // Where no request was known that was as fast, that could not be seen: it is not tried.
+    expect(allRan(2)[4]).toBe(0);
   });
 
   test("where requests keep the GPU busy letting all run is not tried, unless the target allows for what that does", () => {
@@ -570,12 +597,12 @@ describe("the controller on such a host", () => {
       const { settings, controller } = settle(hostBound, true, 60, preempt, { slowerHeld: 2, seed });
       expect(share(settings, 20, ({ suspend, defer_us }) => suspend === 1 && defer_us > 1000)).toBeGreaterThan(0.7);
       expect(controller.summary().over_alone?.p50).toBeLessThan(1.05);
-      // What delays each by 0.5 ms is seen as soon as the host is as it was: until then it is as safe as it was before.
+      // What delays each by 1 ms is never seen to hold, and tried more and more rarely.
       const delayed = settle(hostBound, true, 60, (is) => ({ ...preempt(is), delay_ms: () => (isLate(is) ? 1 : 0) }), {
         slowerHeld: 2,
         seed,
       });
-      expect(share(delayed.settings, 20, isLate)).toBeLessThan(0.2);
+      expect(share(delayed.settings, 0, isLate)).toBeLessThan(0.05);
     }
   });
 
