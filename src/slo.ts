@@ -62,6 +62,11 @@ const FIRST_REQUESTS = 40;
  */
 const STEADY_REQUESTS = 8;
 const WARM_UP_MOST_S = 15;
+/**
+ * For so long what takes best-effort clients off the GPU may seem to have gone: their agents say so as another policy is left, some tenths of a second later
+ * where the driver has them wait for the GPU (a graph of 89 ms a step, which began anew from the first rung each time).
+ */
+const GONE_MOST_S = 1;
 /** By this factor requests alone differ from those that the rungs are parts of: more than a host whose processors are shared explains. */
 const OTHER_REQUESTS = 2.5;
 /** Windows whose durations differ, so soon after, show that it was not: all is learned anew. */
@@ -218,6 +223,8 @@ export class Controller {
   #rated_s = 0;
   /** The tick of the last change. */
   #settled = 0;
+  /** When best-effort clients could be taken off the GPU last. */
+  #preempted_s = Number.NEGATIVE_INFINITY;
   /** While waiting: requests of the sample that is under way, the median of the last one, and when the first request came. */
   readonly #sample = new Pool();
   #sampled_ms = Number.NaN;
@@ -498,6 +505,10 @@ export class Controller {
 
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
+    if (seen.preemption) this.#preempted_s = this.t_s;
+    const isGone = !seen.preemption && this.#ladder.rungs !== GATE_RUNGS && seen.neighbours !== "";
+    if (isGone && seen.neighbours === this.#neighbours && this.t_s - this.#preempted_s < GONE_MOST_S)
+      return this.unsettle();
     const ladder = !seen.preemption ? GATE_RUNGS : seen.stops ? STOP_RUNGS : PREEMPT_RUNGS;
     const isOther = ladder !== this.#ladder.rungs || seen.neighbours !== this.#neighbours;
     if (isOther || seen.measured !== this.#measured) {

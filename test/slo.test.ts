@@ -366,6 +366,22 @@ describe("the controller", () => {
     expect(ticks.filter(({ settings, t_s }) => isLate(settings) && t_s > 20).length).toBeGreaterThan(700);
   });
 
+  test("what takes best-effort clients off the GPU may be gone for half a second and nothing is begun anew, but not for long", () => {
+    const [short, long] = [30.5, 40].map((to_s) => {
+      const preemption = (t_s: number): boolean => t_s < 30 || t_s >= to_s;
+      const { ticks, controller } = run({ p99_over_alone: 1.05 }, 60, (t_s) =>
+        world(laterIsMore, { preemption: preemption(t_s) })(),
+      );
+      const late = ticks.filter(({ t_s, settings }) => t_s > 29 && t_s < 35 && isLate(settings)).length;
+      return { late, moves: controller.moves.filter(({ why }) => why === "other ways to preempt") };
+    });
+    expect(short?.moves).toEqual([]);
+    expect(short?.late).toBeGreaterThan(0.8 * (6 / TICK_S));
+    expect(long?.moves.map(({ ladder }) => ladder)).toEqual(["gate", "slices"]);
+    expect(long?.moves[0]?.t_s).toBeWithin(30.9, 31.3);
+    expect(long?.moves[1]?.t_s).toBeWithin(39.9, 40.3);
+  });
+
   test("where the driver holds up what suspends, long kernels stop, too, for as long as that was seen lately", () => {
     // One call is slow and none after it; two at once; two within half a minute.
     const slow = [
