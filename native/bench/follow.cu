@@ -21,17 +21,9 @@
 #include <thread>
 
 #include "channels.h"
+#include "work.h"
 
-#define CHECK(call)                                                       \
-    do {                                                                  \
-        int error = (int)(call);                                          \
-        if (error) {                                                      \
-            fprintf(stderr, "follow: %s: error %d\n", #call, error);      \
-            _exit(1);                                                     \
-        }                                                                 \
-    } while (0)
-
-enum { SMS = 132, ITERATIONS_PER_US = 170, KERNELS = 200 };
+enum { KERNELS = 200 };
 
 enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, WAYS };
 static const char *const ways[] = {"alone",          "goes on between",          "stops for both",           "disabled at once",
@@ -46,29 +38,9 @@ static struct Shared {
     char rest[4092];
 } *shared;
 
-__global__ void work(long long iterations, unsigned *out)
-{
-    unsigned x = threadIdx.x;
-    for (long long i = 0; i < iterations; i++)
-        x = x * 1664525u + 1013904223u;
-    if (x == 12345)
-        *out = x;
-}
-
-static CUdeviceptr mapped(volatile uint32_t *word)
-{
-    void *at = nullptr;
-    CHECK(cudaHostRegister((void *)word, 4096, cudaHostRegisterMapped));
-    CHECK(cudaHostGetDevicePointer(&at, (void *)word, 0));
-    return (CUdeviceptr)at;
-}
-
 static int best_effort()
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    CHECK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", (void **)&wait_value, 12000, cudaEnableDefault, &found));
     unsigned *out;
     CUdeviceptr word = mapped(&shared->word);
     CHECK(cudaMalloc(&out, 64));
@@ -97,7 +69,7 @@ static int best_effort()
         }
         if (k >= 8)
             CHECK(cudaEventSynchronize(events[k % 8]));
-        CHECK(wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        stop_at(word);
         work<<<SMS * 8, 256>>>((long long)shared->length_us * ITERATIONS_PER_US, out);
         CHECK(cudaEventRecord(events[k % 8]));
         shared->kernels = ++k;

@@ -19,17 +19,9 @@
 #include <thread>
 
 #include "channels.h"
+#include "work.h"
 
-#define CHECK(call)                                                        \
-    do {                                                                   \
-        int error = (int)(call);                                           \
-        if (error) {                                                       \
-            fprintf(stderr, "handover: %s: error %d\n", #call, error);     \
-            _exit(1);                                                      \
-        }                                                                  \
-    } while (0)
-
-enum { SMS = 132, SLICE_US = 16000, LIMIT_US = 30000 };
+enum { SLICE_US = 16000, LIMIT_US = 30000 };
 
 static struct Shared {
     std::atomic<uint64_t> asked, launched, ended; /* kernels of the second process */

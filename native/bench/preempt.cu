@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "channels.h"
+#include "work.h"
 
 /* ---- this process's channels ---- */
 
@@ -55,15 +56,6 @@ static int set_mode(uint32_t mode)
 
 /* ---- the two processes ---- */
 
-__global__ void work(long long iterations, unsigned *out)
-{
-    unsigned x = threadIdx.x;
-    for (long long i = 0; i < iterations; i++)
-        x = x * 1664525u + 1013904223u;
-    if (x == 12345)
-        *out = x;
-}
-
 enum { SLICES, SUSPENDED, UNTIL_LAUNCHED, PREEMPTED, STOPS, WAYS };
 static const char *const ways[] = {"slices", "suspended", "until launched", "preempted once", "stops"};
 
@@ -76,7 +68,7 @@ static struct Shared {
 } *shared;
 static bool mps;
 
-enum { SMS = 132, LONG = 400000, LONG_US = 2400, SHORT = LONG / 400, MIDDLE = LONG / 40 };
+enum { LONG = 400000, LONG_US = 2400, SHORT = LONG / 400, MIDDLE = LONG / 40 };
 
 static void *stand_aside(void *)
 {

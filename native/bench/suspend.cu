@@ -12,15 +12,7 @@
 #include <cuda_runtime.h>
 
 #include "channels.h"
-
-__global__ void work(long long iterations, unsigned *out)
-{
-    unsigned x = threadIdx.x;
-    for (long long i = 0; i < iterations; i++)
-        x = x * 1664525u + 1013904223u;
-    if (x == 12345)
-        *out = x;
-}
+#include "work.h"
 
 static double quantile(std::vector<double> &list, double q)
 {
@@ -49,7 +41,7 @@ int main(int argc, char **argv)
     double began = now_us(), next = began + 2e6;
     while (now_us() - began < seconds * 1e6) {
         for (int i = 0; i < 3; i++)
-            work<<<132 * 8, 256>>>(20000, nullptr);
+            work<<<SMS * 8, 256>>>(20000, nullptr);
         usleep(2000);
         double before = now_us();
         int result = suspend(true);

@@ -26,26 +26,9 @@
 #include <vector>
 
 #include "channels.h"
+#include "work.h"
 
-#define CHECK(call)                                                                                                                                \
-    do {                                                                                                                                           \
-        int error = (int)(call);                                                                                                                   \
-        if (error) {                                                                                                                               \
-            fprintf(stderr, "switch: %s: error %d\n", #call, error);                                                                               \
-            _exit(1);                                                                                                                              \
-        }                                                                                                                                          \
-    } while (0)
-
-enum { SMS = 132, ITERATIONS_PER_US = 170, KERNELS = 60, INPUT = 4 * 3 * 224 * 224 * 4 };
-
-__global__ void work(long long iterations, unsigned *out)
-{
-    unsigned x = threadIdx.x;
-    for (long long i = 0; i < iterations; i++)
-        x = x * 1664525u + 1013904223u;
-    if (x == 12345)
-        *out = x;
-}
+enum { KERNELS = 60, INPUT = 4 * 3 * 224 * 224 * 4 };
 
 enum { OVER = 1, STOPPED };
 
@@ -58,20 +41,9 @@ static struct Shared {
     char rest2[4092];
 } *shared;
 
-static CUdeviceptr mapped(volatile uint32_t *word)
-{
-    void *at = nullptr;
-    CHECK(cudaHostRegister((void *)word, 4096, cudaHostRegisterMapped));
-    CHECK(cudaHostGetDevicePointer(&at, (void *)word, 0));
-    return (CUdeviceptr)at;
-}
-
 static int best_effort()
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    CUresult (*wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    CHECK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", (void **)&wait_value, 12000, cudaEnableDefault, &found));
     unsigned *out;
     CUdeviceptr word = mapped(&shared->word);
     CHECK(cudaMalloc(&out, 64));
@@ -92,7 +64,7 @@ static int best_effort()
                 CHECK(cudaDeviceSynchronize());
             } else {
                 shared->word = 1;
-                CHECK(wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+                stop_at(word);
                 work<<<SMS * 8, 256>>>((long long)shared->length_us * ITERATIONS_PER_US, out);
             }
             shared->one = 0;
@@ -108,7 +80,7 @@ static int best_effort()
         }
         if (k >= 8)
             CHECK(cudaEventSynchronize(events[k % 8]));
-        CHECK(wait_value(nullptr, word, 0, CU_STREAM_WAIT_VALUE_EQ));
+        stop_at(word);
         work<<<SMS * 8, 256>>>((long long)shared->length_us * ITERATIONS_PER_US, out);
         CHECK(cudaEventRecord(events[k % 8]));
         shared->kernels = ++k;
