@@ -286,6 +286,18 @@ static inline bool rg_policy_follows(uint32_t short_pauses)
 #define RG_POLICY_LEAST_SLICE_US 200u
 
 /*
+ * rg_policy_peers_slice_us: the slices of best-effort processes that share a GPU, where one alone would have slices of `alone_us`: the driver's, in place
+ * of shorter ones, in which they would do nothing but switch. Longer ones are for work that is suspended in time, and each that is over costs them an exchange
+ * of 0.14 ms and more, 7% of the driver's 2 ms. No longer than this: a program that leaves the GPU idle for a moment waits for the other one's.
+ */
+#define RG_POLICY_PEERS_SLICE_US 8000u
+static inline uint64_t rg_policy_peers_slice_us(uint64_t alone_us, uint64_t drivers_us)
+{
+    uint64_t most_us = drivers_us > RG_POLICY_PEERS_SLICE_US ? drivers_us : RG_POLICY_PEERS_SLICE_US;
+    return alone_us < drivers_us ? drivers_us : alone_us < most_us ? alone_us : most_us;
+}
+
+/*
  * rg_policy_pace: what each launch of a request takes its program, in nanoseconds; 0: not known yet. It is the request's own pace so far,
  * `made` of `usual` launches in `spent_ns`, in which the `usual_ns` that requests like it took last (0: unknown) stand for an eighth of the
  * launches, since the first few say little of the rest. No more than four times that of those: a program that has stood still for long, for

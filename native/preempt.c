@@ -16,7 +16,8 @@
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
- * of its class at work on the device goes back to the driver's slice.
+ * of its class at work on the device goes back to the driver's slice, or, if it is best-effort and would have longer ones, to one that is not that long
+ * (rg_policy_peers_slice_us).
  *
  * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
  * have made no break for the starvation bound, and this client has had no more than the least share (min_share_ppm, a hundredth at least) of the
@@ -889,13 +890,15 @@ static bool has_high_work(const rg_device *dev)
 }
 
 /*
- * How long the slices of a client of this class are to be, where nobody of its class is at work beside it. Beside strangers short ones cost it
- * and them much of the GPU: it has them for high clients that are at work, not for those that may come.
+ * How long the slices of a client of this class are to be. Beside strangers short ones cost it and them much of the GPU: it has them for high clients
+ * that are at work, not for those that may come.
  */
-static uint64_t usual_slice_us(uint32_t device, uint32_t class)
+static uint64_t wanted_slice_us(uint32_t device, uint32_t class)
 {
     rg_settings *s = &rg.segment->settings;
     uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
+    if (peers(device, class))
+        return class == RG_CLASS_HIGH ? DRIVER_SLICE_US : rg_policy_peers_slice_us(us, DRIVER_SLICE_US);
     if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device, class))
         return us;
     return class == RG_CLASS_HIGH || has_high_work(&rg.segment->devices[device]) ? RG_POLICY_LEAST_SLICE_US : DRIVER_SLICE_US;
@@ -919,7 +922,7 @@ void rg_preempt_beat(void)
         if (!atomic_load(&p->started))
             p->device = d;
         bool on = wanted();
-        uint64_t usual = usual_slice_us(d, class);
+        uint64_t wanted_us = wanted_slice_us(d, class);
         bool ok = false;
         /* Before the lock, without which its channels do not come back: the driver may make it wait for what the GPU has to do first. */
         enum rg_stops ready = on && class == RG_CLASS_BEST_EFFORT ? rg_stops_ready(d) : RG_STOPS_NONE;
@@ -930,7 +933,7 @@ void rg_preempt_beat(void)
         if (on && p->giving_back && p->found == RG_CHANNELS_FOUND)
             ok = true;
         else if (on || p->slice_us)
-            ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on && !peers(d, class) ? usual : DRIVER_SLICE_US);
+            ok = refresh(p) == RG_CHANNELS_FOUND && slice(p, on ? wanted_us : DRIVER_SLICE_US);
         bool none = p->found != RG_CHANNELS_FOUND; /* nobody has refused anything */
         bool may_stop = on && class == RG_CLASS_BEST_EFFORT && (ok || p->found == RG_CHANNELS_FOREIGN);
         bool stops = may_stop && ready == RG_STOPS_READY;

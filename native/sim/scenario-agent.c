@@ -35,7 +35,7 @@ static void suspend_best_effort(scenario *s, bool suspended)
         stop_best_effort(s, suspended);
 }
 
-/* Whoever finds another of its class on the device goes back to the driver's slice. */
+/* Whoever finds another of its class on the device has other slices. */
 static bool alone_in_class(const scenario *s, const player *p)
 {
     uint32_t n = 0;
@@ -46,7 +46,12 @@ static bool alone_in_class(const scenario *s, const player *p)
 
 static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
 {
-    return slice_us && alone_in_class(s, p) ? slice_us * 1000 : s->o->gpu.slice_ns;
+    uint64_t drivers_ns = s->o->gpu.slice_ns;
+    if (!slice_us)
+        return drivers_ns;
+    if (alone_in_class(s, p))
+        return slice_us * 1000;
+    return p->of->best_effort ? rg_policy_peers_slice_us(slice_us, drivers_ns / 1000) * 1000 : drivers_ns;
 }
 
 static void set_slice(scenario *s, const player *p, uint64_t slice_us)

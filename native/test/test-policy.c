@@ -385,12 +385,23 @@ static void requests_that_follow(void)
     CHECK(rg_policy_follows(UINT32_MAX));
 }
 
+/* Two best-effort processes have slices as long as one alone would, but no shorter ones than the driver's, and none that is too long. */
+static void slices_beside_one_another(void)
+{
+    CHECK_EQUAL(rg_policy_peers_slice_us(0, 2048), 2048);
+    CHECK_EQUAL(rg_policy_peers_slice_us(50, 2048), 2048);
+    CHECK_EQUAL(rg_policy_peers_slice_us(5000, 2048), 5000);
+    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 2048), RG_POLICY_PEERS_SLICE_US);
+    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 12000), 12000);
+}
+
 int main(void)
 {
     slo_is_priority();
     held_and_preemptible();
     least_share();
     who_waits_for_longer_than_a_slice();
+    slices_beside_one_another();
     brief_requests();
     pace_of_a_request();
     course_of_requests();

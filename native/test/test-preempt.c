@@ -91,6 +91,23 @@ static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
     done();
 }
 
+/* Beside another best-effort client that launches the driver's, or those of a late suspension, if not as long; then its own again. */
+static void slices_are_longer_beside_another_best_effort_client(void)
+{
+    become_preemptible();
+    atomic_store(&dev0()->own_until_ns, UINT64_MAX);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.slice_us);
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
+    atomic_store(&seg->clients[OTHER].devices, 1);
+    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
+#define LAUNCHING(us) (atomic_fetch_add(&seg->clients[OTHER].launches[0], 1), atomic_load(&rg.slot->slice_us) == (us))
+    WAIT_FOR(LAUNCHING(2048));
+    seg->settings.slice_us = 16000;
+    WAIT_FOR(LAUNCHING(RG_POLICY_PEERS_SLICE_US));
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
+    done();
+}
+
 /* How long its kernels take is learned though it passes no gate, by a few samples of each, while it is new. */
 static void preemptible_and_timed_while_new(void)
 {
@@ -868,6 +885,7 @@ int main(int argc, char **argv)
     RUN(preemptible_and_timed_while_new);
     RUN(awake_as_it_becomes_preemptible);
     RUN(slices_are_short_only_where_it_has_the_gpu_to_itself);
+    RUN(slices_are_longer_beside_another_best_effort_client);
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(stays_away_from_requests_that_outlast_their_slice);

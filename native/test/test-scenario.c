@@ -473,6 +473,29 @@ static rg_scenario_options preempting(uint64_t duration_ns, uint32_t slice_us)
 }
 
 /*
+ * Two best-effort clients that never rest, kernels of 100 us on one SM that is exchanged in 100: 20 or 21 in each of the driver's slices, and 80 in one
+ * of 8 ms.
+ */
+static void test_peers_slices(void)
+{
+    static const struct {
+        uint32_t slice_us, least, most;
+    } CASES[] = {{50, 9450, 9600}, {4000, 9700, 9800}, {16000, 9850, 9900}};
+    for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
+        rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+        rg_scenario_client clients[2] = {{.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}};
+        rg_scenario_options o = preempting(1000000 * US, CASES[i].slice_us);
+        rg_scenario_result r[2];
+        o.gpu.switch_ns = 100 * US;
+        o.gpu.stopped_switch_ns = 100 * US;
+        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        HOLDS(r[0].iterations + r[1].iterations >= CASES[i].least);
+        HOLDS(r[0].iterations + r[1].iterations <= CASES[i].most);
+        rg_profile_free(&low);
+    }
+}
+
+/*
  * Stops in time slices, on one SM that is exchanged in 10 us, and in 4 from a client that has stopped. Best-effort: kernels of 100 us, with a stop
  * in front of each; a request of 50 us is launched at 105, and waits from 106 on. The second kernel has 95 us left then.
  */
@@ -1226,6 +1249,7 @@ int main(int argc, char **argv)
     test_corun();
     test_preempt();
     test_stops();
+    test_peers_slices();
     test_stops_in_slices();
     test_requests_that_follow();
     test_stops_of_long_work();
