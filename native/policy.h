@@ -286,15 +286,14 @@ static inline bool rg_policy_follows(uint32_t short_pauses)
 #define RG_POLICY_LEAST_SLICE_US 200u
 
 /*
- * rg_policy_peers_slice_us: the slices of best-effort processes that share a GPU, where one alone would have slices of `alone_us`: the driver's, in place
- * of shorter ones, in which they would do nothing but switch. Longer ones are for work that is suspended in time, and each that is over costs them an exchange
- * of 0.14 ms and more, 7% of the driver's 2 ms. No longer than this: a program that leaves the GPU idle for a moment waits for the other one's.
+ * rg_policy_peers_slice_us: the slices of a best-effort process beside `peers` others, where one alone would have slices of `alone_us` and is suspended in
+ * time: the driver's, in place of shorter ones, in which they would do nothing but switch; and of longer ones a part, so that all of them together take no longer
+ * than the slice of one. Each that is over costs them an exchange of 0.14 ms and more, 7% of the driver's 2 ms.
  */
-#define RG_POLICY_PEERS_SLICE_US 8000u
-static inline uint64_t rg_policy_peers_slice_us(uint64_t alone_us, uint64_t drivers_us)
+static inline uint64_t rg_policy_peers_slice_us(uint64_t alone_us, uint32_t peers, uint64_t drivers_us)
 {
-    uint64_t most_us = drivers_us > RG_POLICY_PEERS_SLICE_US ? drivers_us : RG_POLICY_PEERS_SLICE_US;
-    return alone_us < drivers_us ? drivers_us : alone_us < most_us ? alone_us : most_us;
+    uint64_t part_us = alone_us / (peers + 1);
+    return part_us > drivers_us ? part_us : drivers_us;
 }
 
 /*

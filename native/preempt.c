@@ -16,7 +16,7 @@
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
- * of its class at work on the device goes back to the driver's slice, or, if it is best-effort and would have longer ones, to one that is not that long
+ * of its class at work on the device goes back to the driver's slice, or, if it is best-effort and would be suspended in longer ones, to a part of those
  * (rg_policy_peers_slice_us).
  *
  * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
@@ -897,8 +897,9 @@ static uint64_t wanted_slice_us(uint32_t device, uint32_t class)
 {
     rg_settings *s = &rg.segment->settings;
     uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
-    if (peers(device, class))
-        return class == RG_CLASS_HIGH ? DRIVER_SLICE_US : rg_policy_peers_slice_us(us, DRIVER_SLICE_US);
+    uint32_t others = peers(device, class);
+    if (others)
+        return class == RG_CLASS_HIGH || !atomic_load(&s->suspend) ? DRIVER_SLICE_US : rg_policy_peers_slice_us(us, others, DRIVER_SLICE_US);
     if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device, class))
         return us;
     return class == RG_CLASS_HIGH || has_high_work(&rg.segment->devices[device]) ? RG_POLICY_LEAST_SLICE_US : DRIVER_SLICE_US;

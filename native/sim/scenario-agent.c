@@ -35,35 +35,36 @@ static void suspend_best_effort(scenario *s, bool suspended)
         stop_best_effort(s, suspended);
 }
 
-/* Whoever finds another of its class on the device has other slices. */
-static bool alone_in_class(const scenario *s, const player *p)
+/* Others of its class on the device. */
+static uint32_t peers(const scenario *s, const player *p)
 {
     uint32_t n = 0;
     for (uint32_t i = 0; i < s->count; i++)
-        n += s->players[i].of->best_effort == p->of->best_effort;
-    return n == 1;
+        n += &s->players[i] != p && s->players[i].of->best_effort == p->of->best_effort;
+    return n;
 }
 
 static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
 {
     uint64_t drivers_ns = s->o->gpu.slice_ns;
+    uint32_t others = peers(s, p);
     if (!slice_us)
         return drivers_ns;
-    if (alone_in_class(s, p))
+    if (!others)
         return slice_us * 1000;
-    return p->of->best_effort ? rg_policy_peers_slice_us(slice_us, drivers_ns / 1000) * 1000 : drivers_ns;
+    return p->of->best_effort && s->o->suspend ? rg_policy_peers_slice_us(slice_us, others, drivers_ns / 1000) * 1000 : drivers_ns;
 }
 
-static void set_slice(scenario *s, const player *p, uint64_t slice_us)
+static void set_slice_ns(scenario *s, const player *p, uint64_t ns)
 {
-    if (!s->o->gpu.shared && rg_model_set_slice(s->model, p->context, slice_ns(s, p, slice_us)) < 0)
+    if (!s->o->gpu.shared && rg_model_set_slice(s->model, p->context, ns) < 0)
         rg_scenario_fail(s, "the model refused a time slice");
 }
 
 void rg_scenario_set_slices(scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
-        set_slice(s, &s->players[i], s->players[i].of->best_effort ? s->o->be_slice_us : s->o->high_slice_us);
+        set_slice_ns(s, &s->players[i], slice_ns(s, &s->players[i], s->players[i].of->best_effort ? s->o->be_slice_us : s->o->high_slice_us));
 }
 
 /* Whether best-effort processes are to be off the GPU. */
@@ -365,7 +366,7 @@ bool rg_scenario_agent_act(scenario *s)
     case GIVING:
         for (uint32_t i = 0; i < s->count; i++)
             if (s->players[i].of->best_effort) {
-                set_slice(s, &s->players[i], due_us(s) > RG_POLICY_LEAST_SLICE_US ? due_us(s) : RG_POLICY_LEAST_SLICE_US);
+                set_slice_ns(s, &s->players[i], (due_us(s) > RG_POLICY_LEAST_SLICE_US ? due_us(s) : RG_POLICY_LEAST_SLICE_US) * 1000);
                 s->players[i].result->starved++;
             }
         suspend_best_effort(s, false);

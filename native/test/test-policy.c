@@ -385,14 +385,15 @@ static void requests_that_follow(void)
     CHECK(rg_policy_follows(UINT32_MAX));
 }
 
-/* Two best-effort processes have slices as long as one alone would, but no shorter ones than the driver's, and none that is too long. */
+/* Best-effort processes have slices that together are as long as that of one alone, but none shorter than the driver's. */
 static void slices_beside_one_another(void)
 {
-    CHECK_EQUAL(rg_policy_peers_slice_us(0, 2048), 2048);
-    CHECK_EQUAL(rg_policy_peers_slice_us(50, 2048), 2048);
-    CHECK_EQUAL(rg_policy_peers_slice_us(5000, 2048), 5000);
-    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 2048), RG_POLICY_PEERS_SLICE_US);
-    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 12000), 12000);
+    CHECK_EQUAL(rg_policy_peers_slice_us(0, 1, 2048), 2048);
+    CHECK_EQUAL(rg_policy_peers_slice_us(50, 1, 2048), 2048);
+    CHECK_EQUAL(rg_policy_peers_slice_us(4000, 1, 2048), 2048);
+    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 1, 2048), 8000);
+    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 3, 2048), 4000);
+    CHECK_EQUAL(rg_policy_peers_slice_us(16000, 7, 2048), 2048);
 }
 
 int main(void)

@@ -91,10 +91,13 @@ static void slices_are_short_only_where_it_has_the_gpu_to_itself(void)
     done();
 }
 
-/* Beside another best-effort client that launches the driver's, or those of a late suspension, if not as long; then its own again. */
-static void slices_are_longer_beside_another_best_effort_client(void)
+/* Beside another best-effort client that launches the driver's, or half of those in which it is suspended; then its own again. */
+static void slices_beside_another_best_effort_client(void)
 {
     become_preemptible();
+    other_launches(true);
+    other_launches(false);
+    atomic_store(&dev0()->idle_ns, rg_now_ns() + 3600000000000); /* lately, for as long as this takes */
     atomic_store(&dev0()->own_until_ns, UINT64_MAX);
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.slice_us);
     atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
@@ -103,7 +106,9 @@ static void slices_are_longer_beside_another_best_effort_client(void)
 #define LAUNCHING(us) (atomic_fetch_add(&seg->clients[OTHER].launches[0], 1), atomic_load(&rg.slot->slice_us) == (us))
     WAIT_FOR(LAUNCHING(2048));
     seg->settings.slice_us = 16000;
-    WAIT_FOR(LAUNCHING(RG_POLICY_PEERS_SLICE_US));
+    WAIT_FOR(LAUNCHING(8000));
+    seg->settings.suspend = 0;
+    WAIT_FOR(LAUNCHING(2048));
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
     done();
 }
@@ -885,7 +890,7 @@ int main(int argc, char **argv)
     RUN(preemptible_and_timed_while_new);
     RUN(awake_as_it_becomes_preemptible);
     RUN(slices_are_short_only_where_it_has_the_gpu_to_itself);
-    RUN(slices_are_longer_beside_another_best_effort_client);
+    RUN(slices_beside_another_best_effort_client);
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(stays_away_from_requests_that_outlast_their_slice);

@@ -473,24 +473,28 @@ static rg_scenario_options preempting(uint64_t duration_ns, uint32_t slice_us)
 }
 
 /*
- * Two best-effort clients that never rest, kernels of 100 us on one SM that is exchanged in 100: 20 or 21 in each of the driver's slices, and 80 in one
- * of 8 ms.
+ * Best-effort clients that never rest, kernels of 100 us on one SM that is exchanged in 100: 20 or 21 in each of the driver's slices, and of two 80 in each
+ * where one alone would be suspended in slices of 16 ms, of four 40.
  */
 static void test_peers_slices(void)
 {
     static const struct {
-        uint32_t slice_us, least, most;
-    } CASES[] = {{50, 9450, 9600}, {4000, 9700, 9800}, {16000, 9850, 9900}};
+        uint32_t clients, slice_us;
+        bool suspend;
+        uint64_t least, most;
+    } CASES[] = {{2, 50, true, 9450, 9600}, {2, 8000, true, 9700, 9800}, {2, 16000, true, 9850, 9900}, {4, 16000, true, 9700, 9800}, {2, 16000, false, 9450, 9600}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
         rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-        rg_scenario_client clients[2] = {{.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[4] = {{.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}};
         rg_scenario_options o = preempting(1000000 * US, CASES[i].slice_us);
-        rg_scenario_result r[2];
-        o.gpu.switch_ns = 100 * US;
-        o.gpu.stopped_switch_ns = 100 * US;
-        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
-        HOLDS(r[0].iterations + r[1].iterations >= CASES[i].least);
-        HOLDS(r[0].iterations + r[1].iterations <= CASES[i].most);
+        rg_scenario_result r[4];
+        uint64_t all = 0;
+        o.gpu.switch_ns = o.gpu.stopped_switch_ns = 100 * US;
+        o.suspend = CASES[i].suspend;
+        run(&o, RG_SCENARIO_PREEMPT, clients, CASES[i].clients, r);
+        for (uint32_t k = 0; k < CASES[i].clients; k++)
+            all += r[k].iterations;
+        HOLDS(all >= CASES[i].least && all <= CASES[i].most);
         rg_profile_free(&low);
     }
 }
