@@ -37,6 +37,7 @@ Examples:
   rigel simulate jobs.json --policy priority time-slicing --duration 20
   rigel simulate jobs.json --sweep rate=20:200:20 --html rates.html
   rigel simulate jobs.json --sweep stop_us=0,50,100,250,500,1000 --policy priority+mps
+  rigel simulate jobs.json --host bench.json            on a host as fast as the one that rigel bench --live --json saw
   rigel simulate --reference                            how far predictions are off, pair by pair
   rigel simulate --import-bench bench.json -o profiles/reference-h200.json
   rigel simulate jobs.json --seed 7 --json | jq '.points[0].ways[].harvest'`;
@@ -49,6 +50,7 @@ interface Flags {
   seed?: number;
   duration?: number;
   slow?: number;
+  host?: string;
   reference?: string | true;
   keep?: true;
   importBench?: string;
@@ -75,6 +77,10 @@ export function addSimulateCommand(program: Command): void {
       "of a host whose processors are shared: by what programs take longer between launches in spells of 2 s, on average, every other one",
       between(1, 10),
     )
+    .option(
+      "--host <file>",
+      "how fast the high clients' host is from moment to moment, instead: of requests alone that rigel bench --live --json measured",
+    )
     .option("--reference [file]", "compare predictions with measurements (default: those that come with Rigel)")
     .option("--keep", "with --reference: write the median errors into the file, for every prediction to cite")
     .option(
@@ -100,8 +106,10 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   if (flags.output !== undefined && flags.importBench === undefined) throw alone("-o", "--import-bench");
   if (flags.keep && flags.reference === undefined) throw alone("--keep", "--reference");
   if (flags.reference !== undefined || flags.importBench !== undefined)
-    for (const option of ["slow", "policy", "sweep", "seed", "duration", "html"] as const)
+    for (const option of ["slow", "host", "policy", "sweep", "seed", "duration", "html"] as const)
       if (flags[option] !== undefined) throw alone(`--${option}`, "a configuration or the demo");
+  if (flags.slow !== undefined && flags.host !== undefined)
+    throw new RigelError("command", "rigel simulate: expected --slow or --host: both say how fast the host is");
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);
@@ -121,6 +129,7 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
         seed: flags.seed,
         duration_s: flags.duration,
         slow: flags.slow,
+        host: flags.host,
       },
       native,
       watch,

@@ -10,6 +10,7 @@ import { availableParallelism } from "node:os";
 import { z } from "zod";
 import type { ScenarioGpu } from "./calibrate.ts";
 import { RigelError } from "./errors.ts";
+import type { Moment } from "./simulate-host.ts";
 import type { Target } from "./slo-alone.ts";
 import { Controller, TICK_S } from "./slo.ts";
 import { Histogram } from "./usage.ts";
@@ -29,6 +30,8 @@ export interface ScenarioClient {
   weight: number;
   /** Tells Rigel its latencies, as a replay does; of others Rigel sees the busy periods. */
   reports: boolean;
+  /** How fast its host is; undefined: as its profile's was. */
+  moments?: readonly Moment[];
 }
 
 /** As rg_scenario_mode in native/sim/scenario.h. */
@@ -231,7 +234,7 @@ function description({ gpu, mode, duration_s, settings, clients, target }: Scena
     `duration_ns ${Math.round(duration_s * 1e9)}`,
     ...Object.entries(settings).map(([key, value]) => `${key} ${value}`),
     ...(target ? [`tick_ns ${Math.round(TICK_S * 1e9)}`] : []),
-    ...clients.flatMap(({ class: kind, profile, rate, arrivals, iterations, weight, reports }) => [
+    ...clients.flatMap(({ class: kind, profile, rate, arrivals, iterations, weight, reports, moments = [] }) => [
       "client",
       `class ${kind}`,
       `profile ${profile}`,
@@ -240,6 +243,7 @@ function description({ gpu, mode, duration_s, settings, clients, target }: Scena
       ...(iterations === undefined ? [] : [`iterations ${iterations}`]),
       `weight ${Math.round(weight * 1000)}`,
       `reports ${Number(reports)}`,
+      ...moments.map(({ at_ms, work_ms }) => `moment ${Math.round(at_ms * 1e6)} ${Math.round(work_ms * 1e6)}`),
     ]),
     "run",
   ];

@@ -17,12 +17,18 @@ export function predictionText(prediction: Prediction): string {
   return [...lines, ...sloLines(points)].join("\n");
 }
 
-function heading({ preset, calibration, sweep, slow }: Prediction, { duration_s, ceiling }: Point): string[] {
+function heading({ preset, calibration, sweep, slow, host }: Prediction, { duration_s, ceiling }: Point): string[] {
   return [
     `simulated ${preset}, ${sweep === "duration" ? "" : `${duration_s} s of `}virtual time, with the values of ${calibration === null ? "the preset" : basename(calibration)}`,
     ...(slow === 1
       ? []
       : [`programs take ${slow} times as long between launches in every other spell of 2 s, on average`]),
+    ...(host
+      ? [
+          `the high clients' host is as fast as in ${basename(host.file)}: ${host.requests} requests, which take their program ` +
+            `${digits(host.work_p50_ms)} ms (p50)`,
+        ]
+      : []),
     ...(sweep === null
       ? [`ceiling ${ceiling.toFixed(2)}: the part of the GPU's time that the high clients leave`]
       : []),

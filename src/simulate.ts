@@ -6,12 +6,14 @@
  */
 
 import { type ScenarioGpu, gpuOf } from "./calibrate.ts";
+import { median } from "./bench-stats.ts";
 import type { Config } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import { inField } from "./plan.ts";
 import { checkArrivals, readProfile } from "./profile.ts";
 import { type ClientNumbers, type Outcome, type Scenario, type ScenarioClient, Simulator } from "./simulate-run.ts";
+import { readHost } from "./simulate-host.ts";
 import { type Sweep, sweptTo } from "./simulate-sweep.ts";
 import { type Way, aloneOf, scenarioOf, waysOf } from "./simulate-ways.ts";
 
@@ -23,6 +25,8 @@ export interface SimulateOptions {
   duration_s: number | undefined;
   /** Of half the time: by what programs take longer between launches. */
   slow?: number | undefined;
+  /** A file of measurements that tells how fast the high clients' host is instead. */
+  host?: string | undefined;
 }
 
 /** What one client is predicted to have. */
@@ -77,6 +81,8 @@ export interface Prediction {
   sweep: string | null;
   /** By what programs take longer between launches, every other spell; 1: never. */
   slow: number;
+  /** The file that tells how fast the high clients' host is, and what a request takes the program there (p50); null: it is their profiles'. */
+  host: { file: string; requests: number; work_p50_ms: number } | null;
   points: Point[];
   notes: string[];
 }
@@ -102,13 +108,17 @@ export async function predict(
   const values = options.sweep?.values ?? [null];
   const { preset } = config.simulated;
   const gpu = await gpuOf(preset, native.files.profiles);
+  const moments = options.host === undefined ? undefined : await readHost(options.host);
   using simulator = new Simulator(native.files.simulate);
   const points = values.map((value) => {
     const own = options.sweep && value !== null ? sweptTo(config, options.sweep, value) : config;
     const duration_s =
       (options.sweep?.key === "duration" ? own.duration_s : options.duration_s) ?? own.duration_s ?? DURATION_s;
     const seed = options.sweep?.key === "seed" && value !== null ? value : options.seed;
-    const clients = own.clients.map((client, index) => clientOf(client, index, seed));
+    const clients = own.clients.map((client, index) => ({
+      ...clientOf(client, index, seed),
+      ...(moments && client.class === "high" && { moments }),
+    }));
     return { value, duration_s, clients, ways: waysOf(options.ways, own) };
   });
   const running = points.map(
@@ -123,6 +133,10 @@ export async function predict(
     calibration: gpu.calibration,
     sweep: options.sweep?.key ?? null,
     slow: options.slow ?? 1,
+    host:
+      options.host !== undefined && moments
+        ? { file: options.host, requests: moments.length, work_p50_ms: median(moments.map(({ work_ms }) => work_ms)) }
+        : null,
     points: await Promise.all(running),
     notes,
   };

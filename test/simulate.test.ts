@@ -75,6 +75,11 @@ async function predicted(...args: string[]) {
   return predictionSchema.parse(JSON.parse(stdout));
 }
 
+/** Busy periods of that work. */
+function work(worked_ms: number, n: number) {
+  return Array.from({ length: n }, (_, i) => ({ client: 0, began_ms: 1000 + 10 * i, worked_ms, waited_ms: 0.2 }));
+}
+
 describe.concurrent("rigel simulate", () => {
   test("a schedule worked out by hand: alone, and in time slices", async () => {
     using scratch = new Scratch();
@@ -168,6 +173,60 @@ describe.concurrent("rigel simulate", () => {
     expect(p50).toEqual(new Set([0.203, 0.212]));
     expect(new Set(others.map((point) => point[1]))).toEqual(new Set([0.212]));
     expect(await latencies("--slow", "1")).toEqual([[0.203, 0.203, 3999]]);
+  });
+
+  test("a host is as fast as the one on which requests alone were measured, for high clients", async () => {
+    using scratch = new Scratch();
+    // A short wait is no request.
+    const pair = "resnet50+resnet50-train";
+    const short = { client: 0, began_ms: 5, worked_ms: 0.001, waited_ms: 0 };
+    const measured = {
+      schema: 2,
+      simulated: false,
+      measurements: [
+        { pair, way: "alone", waits: [short, ...work(0.5, 80)] },
+        { pair, way: "rigel slo", waits: work(9, 80) },
+        { pair, way: "alone" },
+        { pair: "resnet50+bert-train", way: "alone", waits: work(1, 20) },
+      ],
+    };
+    const gaps =
+      "k,kernel,0,1,1,1,32,1,1,16,0,0,2000,1000\nk,kernel,0,1,1,1,32,1,1,16,0,0,2000,100000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0";
+    scratch.file("work.csv", `${SERVE.split("\n").slice(0, 2).join("\n")}\n${gaps}\n`);
+    const clients = [
+      { name: "serve", class: "high", replay: { profile: "work.csv", rate_per_s: 100, arrivals: "uniform" } },
+      { name: "train", class: "best-effort", replay: { profile: "work.csv" } },
+    ];
+    const file = jobs(scratch, { clients });
+    const alone = async (...args: string[]) => (await predicted(file, "--policy", "mps", ...args)).points[0]?.alone;
+    const own = await alone();
+    const [serve, train] = (await alone("--host", scratch.file("bench.json", measured))) ?? [];
+    // Of a work of 0.105 ms 0.1 is a gap; of 0.5 and 1 ms the rest.
+    expect(own?.[0]?.p50_ms).toBeCloseTo(0.109, 2);
+    expect(serve?.p50_ms).toBeCloseTo(0.5, 1);
+    expect(serve?.p99_ms).toBeCloseTo(1, 1);
+    expect(train?.per_s).toBe(own?.[1]?.per_s ?? 0);
+    const { stdout } = await rigel("simulate", file, "--policy", "mps", "--host", join(scratch.path, "bench.json"));
+    expect(stdout).toContain("host is as fast as in bench.json: 100 requests, which take their program 0.500 ms (p50)");
+  });
+
+  test.each([
+    [{ simulated: true, measurements: [] }, "expected measurements of a GPU"],
+    [{ simulated: false, measurements: [] }, "measurements: expected 100 requests alone or more"],
+    [{ simulated: false }, "measurements: "],
+    [
+      {
+        simulated: false,
+        measurements: ["resnet50+resnet50-train", "bert+gpt2-train"].map((pair) => ({ pair, way: "alone", waits: [] })),
+      },
+      "measurements: expected one high program, whose requests are compared, got resnet50 and bert",
+    ],
+  ])("--host %j is refused", async (measured, expected) => {
+    using scratch = new Scratch();
+    const host = scratch.file("bench.json", { schema: 2, ...measured });
+    const { stderr, status } = await rigel("simulate", jobs(scratch), "--host", host);
+    expect(stderr).toContain(`${host}: ${expected}`);
+    expect(status).toBe(2);
   });
 
   test("the same seed gives the same bytes, another seed other numbers", async () => {
@@ -310,6 +369,8 @@ describe.concurrent("rigel simulate", () => {
     [["-o", "/dev/null"], "-o: expected --import-bench with it"],
     [["--keep"], "--keep: expected --reference with it"],
     [["--slow", "0.5"], "Expected a number from 1 to 10."],
+    [["--slow", "2", "--host", "bench.json"], "expected --slow or --host"],
+    [["--host", "/nowhere.json"], "/nowhere.json"],
     [["--slow", "2", "--reference"], "--slow: expected a configuration or the demo with it"],
     [["--html", "/nowhere/page.html"], "--html: /nowhere/page.html: cannot be written"],
     [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
@@ -475,6 +536,10 @@ describe("rigel-simulate", () => {
     ["inflate 1\n", 'unknown key "inflate"'],
     ["client\nrun\n", "client 0 has no profile"],
     ["client\nrate poisson 5\n", "rate: expected a kind, a mean gap in ns and a seed"],
+    ["client\nmoment 5\n", 'moment: expected two times in ns, got "5"'],
+    ["client\nmoment 0 0\n", "moment: expected work, and each later than the one before"],
+    ["client\nmoment 5 1\nmoment 5 1\n", "moment: expected work, and each later than the one before"],
+    ["client\nmoment 0 -1\n", "moment: expected a whole number from 0 to 3600000000000"],
     ["run", "has no end"],
   ])("refuses %p", (text, expected) => {
     const { stderr, exitCode } = Bun.spawnSync([program], { stdin: Buffer.from(text) });

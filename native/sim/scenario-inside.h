@@ -59,6 +59,9 @@ typedef struct {
     rg_arrivals spells;        /* of its processor's pace */
     uint64_t spell_until;
     bool slow;
+    uint64_t own_gaps_ns, own_launch_ns; /* of an iteration, behind its first launch */
+    uint32_t moment;                     /* of its host, the present one, until then, and what its gaps are times a million */
+    uint64_t moment_until, pace_ppm;
     uint64_t virtual_ns, inverse; /* fair */
     uint64_t outstanding_ns;      /* orion */
 

@@ -56,9 +56,27 @@ static bool waits(const player *p)
     return p->of->open_loop || p->of->profile->waits;
 }
 
-/* What a gap takes the program at this moment. The spells are the same however the GPU is shared. */
+/* From the moment on, or the first. */
+static void begin_moment(player *p, uint32_t moment)
+{
+    const uint64_t LEAST_PPM = 100000;
+    const rg_scenario_moment *all = p->of->moments;
+    uint32_t next = moment + 1;
+    p->moment = moment;
+    p->moment_until += next < p->of->moment_count ? all[next].at_ns - all[moment].at_ns : all[moment].work_ns;
+    uint64_t gaps_ns = all[moment].work_ns > p->own_launch_ns ? all[moment].work_ns - p->own_launch_ns : 0;
+    p->pace_ppm = p->own_gaps_ns ? gaps_ns * 1000000 / p->own_gaps_ns : 1000000;
+    p->pace_ppm = p->pace_ppm < LEAST_PPM ? LEAST_PPM : p->pace_ppm;
+}
+
+/* What a gap takes the program at this moment. Spells and moments are the same however the GPU is shared. */
 static uint64_t gap_of(const scenario *s, player *p, uint64_t gap_ns)
 {
+    if (p->of->moment_count) {
+        while (p->moment_until <= s->now)
+            begin_moment(p, (p->moment + 1) % p->of->moment_count);
+        return gap_ns / 1000000 * p->pace_ppm + gap_ns % 1000000 * p->pace_ppm / 1000000;
+    }
     if (!s->o->slow_ppm)
         return gap_ns;
     while (p->spell_until <= s->now) {
@@ -498,6 +516,11 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     rg_arrivals_init(&p->spells, RG_ARRIVALS_POISSON, RG_SCENARIO_SPELL_NS, seed);
     p->slow = rg_random(&seed) & 1;
     p->spell_until = rg_arrivals_next_gap_ns(&p->spells);
+    for (uint32_t i = 1; i < of->profile->op_count; i++)
+        p->own_gaps_ns += of->profile->ops[i].gap_ns;
+    p->own_launch_ns = s->o->launch_ns * of->profile->launches;
+    if (of->moment_count)
+        begin_moment(p, (uint32_t)(rg_random(&seed) % of->moment_count));
     p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
     if (!p->shapes)
         return false;

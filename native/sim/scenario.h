@@ -29,6 +29,12 @@ enum { RG_SCENARIO_MAX_CLIENTS = 32 };
  * other within seconds (docs/measurements.md). */
 #define RG_SCENARIO_SPELL_NS 2000000000u
 
+/* From then on a request of the program takes it so long, on a real host, from its first launch until it waits for all it has launched. */
+typedef struct {
+    uint64_t at_ns, work_ns;
+} rg_scenario_moment;
+enum { RG_SCENARIO_MOST_MOMENTS = 1000000 };
+
 typedef struct {
     const rg_profile *profile;
     bool best_effort;
@@ -37,6 +43,8 @@ typedef struct {
     enum rg_arrivals_kind arrivals;
     uint64_t mean_gap_ns, seed;     /* uniform and Poisson */
     const rg_arrivals *list;        /* a list, as read */
+    const rg_scenario_moment *moments; /* by which its pace goes, in their order, over and over, from one on that the seed tells; the last is as long as its work */
+    uint32_t moment_count;             /* 0: its profile's */
     uint64_t iterations; /* end after so many; 0: no limit */
     uint32_t weight;     /* fair: in thousandths; 0: RG_POLICY_WEIGHT_ONE */
 } rg_scenario_client;

@@ -16,6 +16,7 @@
  *   reports 1                    see rg_scenario_client, likewise iterations and weight
  *   rate uniform 20000000 1      or poisson: mean gap in ns, and seed
  *   arrivals /a/gaps.json        a list
+ *   moment 0 5000000             of its host: since then a request takes its program so long; in ns, one after the other
  *   run                          ends it
  *
  * At every hundredth of the duration, roughly, {"now_ns": n} goes out.
@@ -115,6 +116,7 @@ typedef struct {
     rg_scenario_client clients[RG_SCENARIO_MAX_CLIENTS];
     rg_profile profiles[RG_SCENARIO_MAX_CLIENTS];
     rg_arrivals lists[RG_SCENARIO_MAX_CLIENTS];
+    rg_scenario_moment *moments[RG_SCENARIO_MAX_CLIENTS];
     uint32_t count;
 } description;
 
@@ -152,6 +154,28 @@ static void set_rate(rg_scenario_client *c, char *value)
     c->seed = number("rate", seed, UINT64_MAX);
 }
 
+static void add_moment(description *d, uint32_t index, char *value)
+{
+    rg_scenario_client *c = &d->clients[index];
+    uint32_t n = c->moment_count;
+    char at[32], work[32], more;
+    if (n == RG_SCENARIO_MOST_MOMENTS)
+        give_up(2, "moment: expected at most %d of a client", RG_SCENARIO_MOST_MOMENTS);
+    if (sscanf(value, "%31s %31s %c", at, work, &more) != 2)
+        give_up(2, "moment: expected two times in ns, got \"%s\"", value);
+    rg_scenario_moment moment = {number("moment", at, UINT64_MAX), number("moment", work, RG_PROFILE_MAX_NS)};
+    if (!moment.work_ns || (n && moment.at_ns <= d->moments[index][n - 1].at_ns))
+        give_up(2, "moment: expected work, and each later than the one before, got \"%s %s\"", at, work);
+    if (!(n & (n - 1))) {
+        d->moments[index] = realloc(d->moments[index], (n ? 2 * (size_t)n : 1) * sizeof(moment));
+        if (!d->moments[index])
+            give_up(1, "out of memory");
+    }
+    d->moments[index][n] = moment;
+    c->moments = d->moments[index];
+    c->moment_count = n + 1;
+}
+
 static void set_of_client(description *d, uint32_t index, const char *key, char *value)
 {
     rg_scenario_client *c = &d->clients[index];
@@ -173,6 +197,8 @@ static void set_of_client(description *d, uint32_t index, const char *key, char 
             give_up(2, "class: expected high or best-effort, got \"%s\"", value);
     } else if (strcmp(key, "rate") == 0) {
         set_rate(c, value);
+    } else if (strcmp(key, "moment") == 0) {
+        add_moment(d, index, value);
     } else if (!SET_NUMBER(client_fields, c, key, value)) {
         give_up(2, "unknown key \"%s\" of a client", key);
     }
@@ -354,6 +380,7 @@ int main(int argc, char **argv)
         print_result(d.clients[i].profile, &results[i]);
         rg_profile_free(&d.profiles[i]);
         rg_arrivals_free(&d.lists[i]);
+        free(d.moments[i]);
     }
     puts("]}");
     return ferror(stdout) || fflush(stdout) ? 1 : 0;

@@ -473,6 +473,34 @@ static rg_scenario_options preempting(uint64_t duration_ns, uint32_t slice_us)
 }
 
 /*
+ * A host's moments: of 32 us of work 2 are launches, and the gaps grow with the rest. Twice as long: 10 us before the first launch, at 10, 51 and 72; over in 72.
+ * As ever, 37; as fast as can be, a tenth of the gaps.
+ */
+static void test_moments(void)
+{
+    static const rg_scenario_moment slow[] = {{0, 62 * US}}, fast[] = {{0, 1 * US}}, both[] = {{0, 62 * US}, {7200 * US, 32 * US}, {14000 * US, 32 * US}};
+    rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,5000\nk,kernel,0,1,1,1,32,1,1,16,0,0,1000,20000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,10000\n");
+    rg_scenario_options o = tiny(1, 7200 * US);
+    rg_scenario_client client = {.profile = &p, .moments = slow, .moment_count = 1};
+    rg_scenario_result r;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.p50_ns, 72 * US);
+    EQUAL(r.p99_ns, 72 * US);
+    client.moments = fast;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.p50_ns, 5500);
+    /* 100 of the first, 185 of the others, ten times over. */
+    o.duration_ns = 10 * 14032 * US;
+    client.moments = both;
+    client.moment_count = 3;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    HOLDS(r.iterations > 2820 && r.iterations < 2870);
+    EQUAL(r.p50_ns, 37 * US);
+    EQUAL(r.p99_ns, 72 * US);
+    rg_profile_free(&p);
+}
+
+/*
  * Best-effort clients that never rest, kernels of 100 us on one SM that is exchanged in 100: 20 or 21 in each of the driver's slices, and of two 80 in each
  * where one alone would be suspended in slices of 16 ms, of four 40.
  */
@@ -1253,6 +1281,7 @@ int main(int argc, char **argv)
     test_corun();
     test_preempt();
     test_stops();
+    test_moments();
     test_peers_slices();
     test_stops_in_slices();
     test_requests_that_follow();
