@@ -59,14 +59,14 @@ static bool waits(const player *p)
 /* From the moment on, or the first. */
 static void begin_moment(player *p, uint32_t moment)
 {
-    const uint64_t LEAST_PPM = 100000;
+    const uint64_t LEAST_PPM = 100000, MOST_PPM = 1000000000;
     const rg_scenario_moment *all = p->of->moments;
     uint32_t next = moment + 1;
     p->moment = moment;
     p->moment_until += next < p->of->moment_count ? all[next].at_ns - all[moment].at_ns : all[moment].work_ns;
     uint64_t gaps_ns = all[moment].work_ns > p->own_launch_ns ? all[moment].work_ns - p->own_launch_ns : 0;
     p->pace_ppm = p->own_gaps_ns ? gaps_ns * 1000000 / p->own_gaps_ns : 1000000;
-    p->pace_ppm = p->pace_ppm < LEAST_PPM ? LEAST_PPM : p->pace_ppm;
+    p->pace_ppm = p->pace_ppm < LEAST_PPM ? LEAST_PPM : p->pace_ppm > MOST_PPM ? MOST_PPM : p->pace_ppm;
 }
 
 /* What a gap takes the program at this moment. Spells and moments are the same however the GPU is shared. */

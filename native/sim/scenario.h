@@ -29,7 +29,10 @@ enum { RG_SCENARIO_MAX_CLIENTS = 32 };
  * other within seconds (docs/measurements.md). */
 #define RG_SCENARIO_SPELL_NS 2000000000u
 
-/* From then on a request of the program takes it so long, on a real host, from its first launch until it waits for all it has launched. */
+/*
+ * From then on a request of the program takes it so long, on a real host, from its first launch until it waits for all it has launched: its gaps are a
+ * tenth of its profile's at least, and a thousand times those at most.
+ */
 typedef struct {
     uint64_t at_ns, work_ns;
 } rg_scenario_moment;
