@@ -16,8 +16,8 @@
  * Where the driver lets it control none of its channels (MPS) there are stops alone: nothing else keeps best-effort work behind what high
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
- * of its class at work on the device goes back to the driver's slice, or, if it is best-effort and would be suspended in longer ones, to a part of those
- * (rg_policy_peers_slice_us).
+ * of its class at work on the device goes back to the driver's slice; or, if it is best-effort and suspended in longer ones, to a part of
+ * those (rg_policy_peers_slice_us).
  *
  * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
  * have made no break for the starvation bound, and this client has had no more than the least share (min_share_ppm, a hundredth at least) of the

@@ -5,10 +5,26 @@
  * requests.
  */
 
+import { z } from "zod";
 import type { Failure, Found, Load, Timing } from "./bench-jobs.ts";
 import { ALONE, type Interval, type Row, type Solo, type Spread, rowsOf } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import type { Device } from "./device.ts";
+import { RigelError } from "./errors.ts";
+
+/** `measurements[].waits[]` of the document, for who reads it: a Wait of slo-delay.ts. */
+export const waitSchema = z.object({
+  client: z.number(),
+  began_ms: z.number(),
+  worked_ms: z.number().nonnegative(),
+  waited_ms: z.number().nonnegative(),
+});
+
+/** Refuses a document, `file`, of the simulated GPU where what a GPU did is asked for. */
+export function requireMeasured(file: string, simulated: boolean): void {
+  if (simulated)
+    throw new RigelError("config", `${file}: expected measurements of a GPU, got a benchmark of the simulated one`);
+}
 
 /** What is collected while a benchmark runs. */
 export interface BenchResult {

@@ -10,6 +10,7 @@ import { readFileSync } from "node:fs";
 import { Command } from "commander";
 import { z } from "zod";
 import { between, whole } from "./arguments.ts";
+import { waitSchema } from "./bench-report.ts";
 import { generator } from "./random.ts";
 import { ENOUGH } from "./slo-alone.ts";
 import { Alone, type Wait, Waits, delay } from "./slo-delay.ts";
@@ -20,9 +21,7 @@ const fileSchema = z.object({
       pair: z.string(),
       method: z.string(),
       way: z.string(),
-      waits: z
-        .array(z.object({ client: z.number(), began_ms: z.number(), worked_ms: z.number(), waited_ms: z.number() }))
-        .optional(),
+      waits: z.array(waitSchema).optional(),
     }),
   ),
 });

@@ -7,6 +7,7 @@
  */
 
 import { z } from "zod";
+import { requireMeasured, waitSchema } from "./bench-report.ts";
 import { ALONE } from "./bench-stats.ts";
 import { RigelError } from "./errors.ts";
 import { readJson } from "./json.ts";
@@ -19,12 +20,6 @@ export interface Moment {
   work_ms: number;
 }
 
-const waitSchema = z.object({
-  client: z.number(),
-  began_ms: z.number(),
-  worked_ms: z.number().nonnegative(),
-  waited_ms: z.number().nonnegative(),
-});
 const benchSchema = z.object({
   // They differ in what is not read here.
   schema: z.literal([1, 2]),
@@ -40,8 +35,7 @@ const LEAST = 100;
 /** Windows of requests alone, one after the other; in a file of several pairs those of one high program, the only one there is. */
 export async function readHost(file: string): Promise<Moment[]> {
   const { simulated, measurements } = parse(benchSchema, await readJson(file), file);
-  if (simulated)
-    throw new RigelError("config", `${file}: expected measurements of a GPU, got a benchmark of the simulated one`);
+  requireMeasured(file, simulated);
   const alone = measurements.filter(({ way, waits }) => way === ALONE && waits);
   const programs = new Set(alone.map(({ pair }) => pair.split("+")[0]));
   if (programs.size > 1)

@@ -8,6 +8,7 @@
 import { existsSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { z } from "zod";
+import { requireMeasured } from "./bench-report.ts";
 import { ALONE, median } from "./bench-stats.ts";
 import { gpuOf } from "./calibrate.ts";
 import { allPairs } from "./bench-matrix.ts";
@@ -205,8 +206,7 @@ const benchSchema = z.object({
 /** A benchmark's rows as measurements to compare with. `notes` says what was left out and why. */
 export async function referenceFromBench(file: string, notes: string[]): Promise<Reference> {
   const bench = parse(benchSchema, await readJson(file), file);
-  if (bench.simulated)
-    throw new RigelError("config", `${file}: expected measurements of a GPU, got a benchmark of the simulated one`);
+  requireMeasured(file, bench.simulated);
   if (bench.options.arrivals !== "poisson")
     throw new RigelError("config", `${file}: options.arrivals: expected poisson, got ${bench.options.arrivals}`);
   const preset = (["h200", "a100", "l4"] as const).find((name) => bench.device.name.toLowerCase().includes(name));

@@ -404,7 +404,7 @@ static void tick(scenario *s)
         rg_scenario_fail(s, "the control loop ended");
         return;
     }
-    bool slices = t->slice_us != o->be_slice_us;
+    bool slices = t->slice_us != o->be_slice_us || (t->suspend != 0) != o->suspend;
     o->suspend = t->suspend != 0;
     o->defer_us = t->defer_us;
     o->defer_ppm = t->defer_ppm;

@@ -12,8 +12,8 @@
  *
  * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and an agent that
  * stands for a thread in each best-effort process watches the high clients, and calls on the driver one after the other, to the
- * end. Where there are two of a class, they keep the driver's slices, or have somewhat longer ones (rg_policy_peers_slice_us). Policy slo's control loop is
- * the caller's: see rg_scenario_tick.
+ * end. Where there are two of a class, they keep the driver's slices, or best-effort ones have a part of longer ones (rg_policy_peers_slice_us).
+ * Policy slo's control loop is the caller's: see rg_scenario_tick.
  */
 #ifndef RIGEL_SCENARIO_H
 #define RIGEL_SCENARIO_H
