@@ -28,7 +28,8 @@ const train = (model: string, batch: number, ...more: string[]): string[] => [
   String(batch),
   ...more,
 ];
-const serve = (model: string, batch: number, ...more: string[]): string[] => [
+/** `batch`: a size, or several joined by commas, of which each request has one by chance. */
+const serve = (model: string, batch: number | string, ...more: string[]): string[] => [
   ..."--mode infer --model".split(" "),
   model,
   "--batch",
@@ -62,6 +63,30 @@ const PROGRAMS: readonly Program[] = [
     class: "high",
     title: "BERT-base inference, batch 2, 128 tokens, CUDA graph",
     args: serve("bert", 2, "--seq", "128", "--graph"),
+  },
+  {
+    name: "resnet50-mixed",
+    class: "high",
+    title: "ResNet-50 inference, batch 1, 4 or 12 by chance",
+    args: serve("resnet50", "1,4,12"),
+  },
+  {
+    name: "bert-mixed",
+    class: "high",
+    title: "BERT-base inference, batch 1, 2 or 4 by chance, 128 tokens",
+    args: serve("bert", "1,2,4", "--seq", "128"),
+  },
+  {
+    name: "bert-texts",
+    class: "high",
+    title: "BERT-base inference, batch 2, 24 to 384 tokens by chance",
+    args: serve("bert", 2, "--seq", Array.from({ length: 16 }, (_, n) => 24 * (n + 1)).join(",")),
+  },
+  {
+    name: "bert-mixed-graph",
+    class: "high",
+    title: "BERT-base inference, batch 1, 2 or 4 by chance, 128 tokens, a CUDA graph each",
+    args: serve("bert", "1,2,4", "--seq", "128", "--graph"),
   },
   {
     name: "gpt2-decode",

@@ -524,8 +524,8 @@ describe("solo, within a process", () => {
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
-    expect(pairs).toHaveLength(26);
-    expect(new Set(pairs).size).toBe(26);
+    expect(pairs).toHaveLength(46);
+    expect(new Set(pairs).size).toBe(46);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
@@ -883,7 +883,7 @@ test("bun run bench:verdict tells how soon requests are found to miss a target",
 test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
-  expect(programs.size).toBe(10);
+  expect(programs.size).toBe(14);
   const folder = join(root, "src", "python");
   // Nothing of what it needs on a GPU host is imported before the arguments have been read.
   const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
@@ -897,6 +897,45 @@ import workload; workload.arguments(sys.argv[2:])`;
     expect({ name, stderr, status }).toEqual({ name, stderr: "", status: 0 });
   }
 });
+
+test.skipIf(python === null)(
+  "workload.py: requests of several sizes and lengths come equally often, by chance",
+  async () => {
+    const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
+import itertools, json, workload
+args = workload.arguments(sys.argv[2:])
+print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(workload.by_chance(args.kinds, 1), 4 * len(args.kinds)))]))`;
+    const run = async (...args: string[]) => {
+      await using child = Bun.spawn([python ?? "", "-c", script, join(root, "src", "python"), ...args], {
+        stdout: "pipe",
+        stderr: "pipe",
+      });
+      return await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    };
+    const serving = ["--mode", "infer", "--model", "bert"];
+    const [stdout] = await run(...serving, "--batch", "1,4", "--seq", "32,64,128");
+    const [kinds, batch, seq, drawn] = z
+      .tuple([z.array(z.unknown()), z.number(), z.number(), z.array(z.unknown())])
+      .parse(JSON.parse(stdout));
+    expect(kinds).toEqual([1, 4].flatMap((size) => [32, 64, 128].map((length) => [size, length])));
+    expect([batch, seq]).toEqual([4, 128]);
+    const times = Map.groupBy(drawn, (kind) => JSON.stringify(kind));
+    expect([...times.values()].map(({ length }) => length)).toEqual(kinds.map(() => 4));
+    expect(drawn.slice(0, 6)).not.toEqual(drawn.slice(6, 12));
+    for (const [args, message] of [
+      [[...serving, "--batch", "1,x"], "--batch: expected whole numbers of at least 1, joined by commas, got 1,x"],
+      [
+        [...serving, "--batch", "1", "--seq", "0"],
+        "--seq: expected whole numbers of at least 1, joined by commas, got 0",
+      ],
+      [["--mode", "train", "--model", "bert", "--batch", "1,2"], "are for --mode infer without --decode"],
+    ] as const) {
+      const [, stderr, status] = await run(...args);
+      expect(stderr).toContain(message);
+      expect(status).toBe(2);
+    }
+  },
+);
 
 /** workload.py by a clock that sleeping, `on` and looking at it move on. */
 const WITH_CLOCK = `import json, sys, types
@@ -1462,7 +1501,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "resnet50+nothing"], "expected a best-effort program, one of resnet50-train, bert-train"],
     [
       ["--pairs", "resnet50-train+resnet50"],
-      'expected a high program, one of resnet50, bert, resnet50-graph, bert-graph, gpt2-decode, got "resnet50-train"',
+      'expected a high program, one of resnet50, bert, resnet50-graph, bert-graph, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, got "resnet50-train"',
     ],
     [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],

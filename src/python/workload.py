@@ -7,8 +7,10 @@ Rigel, it must never import anything of Rigel, read a RIGEL_* variable, or do an
 Weights are random and nothing is fetched. Precision is PyTorch's default (fp32; TF32 in cuDNN convolutions only).
 
   serving   an open loop: requests fall due at --rate whatever happened to those before, and a latency counts from
-            the due time to the output being in host memory. Input starts in pinned host memory. With --alternate one
-            request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
+            the due time to the output being in host memory. Input starts in pinned host memory. With several sizes
+            of --batch, or lengths of --seq, each request has one of each by chance, all equally often, as where texts
+            are of any length, and a server batches what has come.
+            With --alternate one request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already.
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
@@ -65,8 +67,8 @@ def arguments(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True, choices=MODELS)
     parser.add_argument("--mode", required=True, choices=("infer", "train"))
-    parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--seq", type=int, default=128, help="tokens, for bert and gpt2")
+    parser.add_argument("--batch", required=True, metavar="N[,N...]", help="size of a batch; serving: or several, by chance")
+    parser.add_argument("--seq", default="128", metavar="N[,N...]", help="tokens, for bert and gpt2; serving: or several, by chance")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 is a closed loop")
     parser.add_argument("--arrivals", default="poisson", help="poisson, uniform, or a JSON list of gaps in seconds")
     parser.add_argument("--seed", type=int, default=1)
@@ -86,8 +88,13 @@ def arguments(argv=None):
     parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
     parser.add_argument("--gpu-time", action="store_true", help="only measure the GPU time of one request")
     args = parser.parse_args(argv)
-    if args.batch < 1 or args.seq < 1 or args.rate < 0 or args.ahead < 0:
-        parser.error("--batch and --seq must be at least 1, --rate and --ahead at least 0")
+    args.batches, args.lengths = (whole_numbers(parser, name, getattr(args, name)) for name in ("batch", "seq"))
+    args.batch, args.seq = max(args.batches), max(args.lengths)
+    if args.rate < 0 or args.ahead < 0:
+        parser.error("--rate and --ahead must be at least 0")
+    args.kinds = [(size, length) for size in args.batches for length in args.lengths]
+    if len(args.kinds) > 1 and (args.mode != "infer" or args.decode):
+        parser.error("several sizes of --batch, or lengths of --seq, are for --mode infer without --decode")
     if args.graph and args.mode == "train" and args.model != "gpt2":
         parser.error("--graph with --mode train is for --model gpt2")
     if args.decode and (args.mode != "infer" or args.model != "gpt2" or args.decode < 1):
@@ -105,6 +112,17 @@ def arguments(argv=None):
     if args.losses and args.requests is None:
         args.requests = 20
     return args
+
+
+def whole_numbers(parser, name, text):
+    """One or several of 1 or more, joined by commas."""
+    try:
+        numbers = [int(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < 1:
+        parser.error(f"--{name}: expected whole numbers of at least 1, joined by commas, got {text}")
+    return numbers
 
 
 def read_seconds(parser, option, path):
@@ -154,6 +172,13 @@ def make_model(torch, args):
     return model, batch, result
 
 
+def by_chance(kinds, seed):
+    """One of them after the other: each once, in an order drawn anew, and so on."""
+    order = random.Random(seed)
+    while True:
+        yield from order.sample(kinds, len(kinds))
+
+
 class Inference:
     """request() = issue() + finish(): input to the GPU, forward pass, output in host memory."""
 
@@ -161,33 +186,36 @@ class Inference:
         self.torch = torch
         model, batch, self.result = make_model(torch, args)
         self.net = torch.compile(model) if args.compile else model
-        self.host = batch.pin_memory()
-        self.graph = None
-        if args.graph:
-            self._capture()
+        # Images have no length.
+        hosts = [(batch[:size, :length] if batch.dim() == 2 else batch[:size]).contiguous().pin_memory() for size, length in args.kinds]
+        # Each with its captured graph, if that is what serves it.
+        self.kinds = [(host, *(self._capture(host) if args.graph else ())) for host in hosts]
+        self.turn = by_chance(self.kinds, args.seed)
 
-    def _capture(self):
+    def _capture(self, host):
         torch = self.torch
-        self.static_in = self.host.cuda()
+        static_in = host.cuda()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
             for _ in range(5):
-                self.result(self.net, self.static_in)
+                self.result(self.net, static_in)
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph):
-            self.static_out = self.result(self.net, self.static_in)
-        self.graph = graph
+            static_out = self.result(self.net, static_in)
+        return graph, static_in, static_out
 
     def issue(self):
+        host, *captured = next(self.turn)
         with self.torch.no_grad():
-            if self.graph is not None:
-                self.static_in.copy_(self.host, non_blocking=True)
-                self.graph.replay()
-                return self.static_out
-            return self.result(self.net, self.host.to("cuda", non_blocking=True))
+            if captured:
+                graph, static_in, static_out = captured
+                static_in.copy_(host, non_blocking=True)
+                graph.replay()
+                return static_out
+            return self.result(self.net, host.to("cuda", non_blocking=True))
 
     def finish(self, output):
         return output.cpu()
@@ -553,14 +581,15 @@ def gpu_events(torch, iterate, times):
     return [e for e in events if e.get("ph") == "X" and e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
 
 
-def gpu_time_ms(torch, work):
-    """Time in which the GPU does anything for one request, from a trace of its kernels and copies."""
-    for _ in range(30):
+def gpu_time_ms(torch, work, kinds):
+    """Time in which the GPU does anything for one request, from a trace of its kernels and copies; of so many kinds the mean."""
+    for _ in range(30 * kinds):
         work.request()
     torch.cuda.synchronize()
+    traced = TRACED * kinds
     spans = sorted(
         (float(event["ts"]), float(event["ts"]) + float(event.get("dur", 0)))
-        for event in gpu_events(torch, work.request, TRACED)
+        for event in gpu_events(torch, work.request, traced)
     )
     if not spans:
         raise SystemExit("workload: --gpu-time: the trace holds no work of the GPU; is profiling allowed on this host?")
@@ -569,7 +598,7 @@ def gpu_time_ms(torch, work):
     for begin, end in spans:
         busy_us += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
-    return busy_us / 1e3 / TRACED
+    return busy_us / 1e3 / traced
 
 
 def infer_report(args, latencies, elapsed, late):
@@ -581,7 +610,7 @@ def infer_report(args, latencies, elapsed, late):
     return {
         "role": "infer",
         "model": args.model,
-        "batch": args.batch,
+        "batch": args.batches if len(args.batches) > 1 else args.batch,
         "count": len(ordered),
         "elapsed_s": round(elapsed, 6),
         "p50_ms": ms(percentile(ordered, 50)),
@@ -664,7 +693,7 @@ def main():
             raise SystemExit("workload: no CUDA device: torch.cuda.is_available() is false")
         work = make(torch, args)
         if args.gpu_time:
-            gpu_ms = gpu_time_ms(torch, work)
+            gpu_ms = gpu_time_ms(torch, work, len(args.kinds))
             write_log(args, 0.0, gpu_ms=gpu_ms)
             report = {"role": "gpu-time", "gpu_ms": round(gpu_ms, 6)}
         elif args.mode == "infer":
