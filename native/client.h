@@ -289,6 +289,8 @@ void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
+enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
+
 /*
  * State of a track's work: clean, dirty, or a token (rg_token) of whoever will know when the work so far is done; new work
  * makes it dirty again, which the token's holder notices because its compare-and-swap fails. The low two bits tell a thread
@@ -373,8 +375,12 @@ bool rg_track_finished(rg_track *track, uint64_t token);
 /* rg_idle_check: if no track of the client on the device has unfinished work, the busy period is over; true if it ended just now. */
 bool rg_idle_check(rg_member *member, uint32_t device);
 
-/* rg_busy_begin: marks this high client busy on the device: slow half, taken once per busy period. */
-void rg_busy_begin(rg_member *member, uint32_t device);
+/* rg_busy_begin: marks this high client busy on the device, by work with this key (rg_request_key, or 0): slow half, taken once per busy
+ * period. */
+void rg_busy_begin(rg_member *member, uint32_t device, uint64_t key);
+
+/* rg_busy_begin_with: the same by this work. */
+RG_COLD void rg_busy_begin_with(rg_member *member, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
 /*
  * rg_drain: a thread is about to block until work is done. If all the work of this high client on a device is waited for, nothing
@@ -404,9 +410,25 @@ bool rg_streams_restamp(rg_member *member);
 /* rg_busy_leave: clears this client's busy bits for good; the mode is bare already. */
 void rg_busy_leave(rg_member *member);
 
-/* ---- gate.c ---- */
+/* ---- requests.c: what a high client's requests launch, kind by kind ---- */
 
-enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
+/* rg_request_key: the kind of a request that begins with this: bytes, function and shape, or graph. Never 0, which is none. */
+uint64_t rg_request_key(enum rg_kind kind, uintptr_t units, rg_dims dims);
+
+/* rg_requests_begin: a request of that kind begins (0: of the one before), or goes on whose program the agent took for idle: its launches
+ * are counted on, so its time is too, but for the pause. */
+void rg_requests_begin(rg_member *member, uint32_t device, uint64_t key, uint64_t now);
+
+/* rg_requests_end: one is over that its program has waited for: an end that the agent finds may be in the middle of one whose program has lost its
+ * processor; `waited`: for the GPU (rg_policy_waited). rg_requests_skip: such an end: of a whole request, or of one that has not launched as much
+ * as usual yet and goes on. */
+void rg_requests_end(rg_member *member, uint32_t device, bool waited);
+void rg_requests_skip(rg_member *member, uint32_t device, uint64_t now);
+
+/* rg_requests_forget: nothing is known of them; what was launched so far was none. */
+void rg_requests_forget(rg_member *member, uint32_t device);
+
+/* ---- gate.c ---- */
 
 typedef struct rg_duration rg_duration;
 
@@ -862,15 +884,26 @@ typedef struct {
  * The order pairs with rg_idle_check: the track is marked, then (a full barrier) `busy` is read; the checker clears `busy`,
  * then reads the tracks. One of the two sees the other.
  */
-static inline void rg_mark(rg_member *m, rg_track *t)
+static inline bool rg_mark_begins(rg_member *m, rg_track *t)
 {
     if (RG_UNLIKELY(atomic_load_explicit(&t->state, memory_order_relaxed) != RG_DIRTY)) {
         atomic_store_explicit(&t->state, RG_DIRTY, memory_order_seq_cst);
         if (RG_UNLIKELY(atomic_load_explicit(&m->period[rg_track_device(t)].draining, memory_order_seq_cst)))
             rg_drain_end(m, t->device);
     }
-    if (RG_UNLIKELY(!atomic_load_explicit(&m->busy[rg_track_device(t)], memory_order_seq_cst)))
-        rg_busy_begin(m, t->device);
+    return !atomic_load_explicit(&m->busy[rg_track_device(t)], memory_order_seq_cst);
+}
+static inline void rg_mark(rg_member *m, rg_track *t)
+{
+    if (RG_UNLIKELY(rg_mark_begins(m, t)))
+        rg_busy_begin(m, t->device, 0);
+}
+
+/* rg_mark_work: the same by work that the program asks for: a busy period that begins with it is a request of its kind. */
+static inline void rg_mark_work(rg_member *m, rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    if (RG_UNLIKELY(rg_mark_begins(m, t)))
+        rg_busy_begin_with(m, t, kind, units, dims);
 }
 
 /* rg_work_pass: rg_work_begin for what the program did not ask for one by one: pieces of a graph, of which one is counted. */
@@ -882,14 +915,14 @@ static RG_INLINE rg_work rg_work_pass(rg_member *m, uint32_t mode, enum rg_kind 
     if (RG_UNLIKELY(!t))
         return work;
     if (mode == RG_MODE_HIGH) {
-        rg_mark(m, t);
+        rg_mark_work(m, t, kind, units, dims);
         work.track = t;
         return work;
     }
     if (RG_UNLIKELY(mode & RG_MODE_PAUSED))
         rg_gate_paused(m, kind, units);
     if (RG_UNLIKELY(mode & RG_MODE_HIGH)) {
-        rg_mark(m, t);
+        rg_mark_work(m, t, kind, units, dims);
         work.track = t;
         work.weight = 0; /* what leaves early below only marks again, and counts for nothing */
         if (!(mode & RG_MODE_BEST_EFFORT)) {

@@ -419,7 +419,7 @@ void rg_member_become(rg_member *m, uint32_t class, bool paused)
         for (uint32_t d = 0; d < RG_MAX_DEVICES; d++) {
             rg_share_settle(rg.segment, d, m->slot_index, UINT64_MAX);
             /* What it has launched so far was no request. */
-            rg_share_forget_requests(rg_share_of(rg.segment, d, m->slot_index), rg_progress(m->slot));
+            rg_requests_forget(m, d);
         }
     }
     /* Whoever leaves Rigel meanwhile has stored its own. */

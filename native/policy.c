@@ -271,6 +271,14 @@ uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, 
     return left_ns;
 }
 
+uint32_t rg_policy_balance(uint32_t part, uint32_t own, uint32_t all)
+{
+    enum { STEPS = 32, BACK = 512, LEAST = RG_POLICY_ONE / 2, MOST = RG_POLICY_ONE * 2 };
+    int64_t now = part ? part : RG_POLICY_ONE, off = ((int64_t)own - all) * now / RG_POLICY_ONE;
+    now += off / STEPS + (RG_POLICY_ONE - now) / BACK;
+    return (uint32_t)(now < LEAST ? LEAST : now > MOST ? MOST : now);
+}
+
 bool rg_policy_outlasts(uint64_t kept_ns, uint64_t wait_ns, uint64_t slice_ns)
 {
     return wait_ns && slice_ns && kept_ns % slice_ns + wait_ns > slice_ns - slice_ns / 8;

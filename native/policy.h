@@ -329,6 +329,18 @@ void rg_policy_learn_course(int64_t more[RG_POLICY_COURSE], uint32_t part, uint6
 uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns, uint32_t ppm, uint64_t need_ns);
 
 /*
+ * rg_policy_waited: a request that worked for so long, and waited for the GPU for so long at its end, did so for a 32nd of the time or more.
+ * rg_policy_balance: what part of the time for which requests are taken to need the GPU (need_us) it is for one kind of them, in RG_POLICY_ONE:
+ * some more each time where more of that kind have waited lately than of others (`own`, `all`, likewise), some less where fewer. Between half and
+ * twice. So as many wait of each kind, and need_us, which the latencies of all decide on, is not what the longest ones need.
+ */
+static inline bool rg_policy_waited(uint64_t worked_ns, uint64_t waited_ns)
+{
+    return waited_ns > worked_ns / 32;
+}
+uint32_t rg_policy_balance(uint32_t part, uint32_t own, uint32_t all);
+
+/*
  * fair: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of GPU time. A client's virtual time is the GPU time that
  * it was charged over its weight. A launch goes when its client is ahead of the slowest active one by no more than a quantum;
  * a client that comes back from being idle starts at the slowest active one's time, so that idle time is not saved up.

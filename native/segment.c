@@ -280,6 +280,8 @@ static uint64_t until_late(const rg_settings *settings, rg_share *share, uint64_
 {
     uint32_t ppm = atomic_load_explicit(&settings->defer_ppm, memory_order_relaxed);
     uint64_t need_ns = (uint64_t)atomic_load_explicit(&settings->need_us, memory_order_relaxed) * 1000u;
+    uint32_t part = atomic_load_explicit(&share->need_part, memory_order_relaxed);
+    need_ns = part ? need_ns * part / RG_POLICY_ONE : need_ns;
     uint64_t began_ns = atomic_load(&share->began_ns), spent_ns = began_ns ? rg_since(began_ns, now_ns) : 0; /* it ended just now */
     int64_t more[RG_POLICY_COURSE];
     course_of(share, more);
@@ -385,6 +387,7 @@ void rg_share_forget_requests(rg_share *share, uint64_t launches)
     atomic_store(&share->usual_votes, 0);
     atomic_store(&share->usual_launches, 0);
     atomic_store(&share->usual_ns, 0);
+    atomic_store(&share->need_part, 0);
     rg_share_forget_course(share);
     atomic_store(&share->began_ns, 0);
     atomic_store(&share->began_launches, launches);

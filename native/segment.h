@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 20,
+    RG_SEGMENT_VERSION = 21,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -139,6 +139,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, began_ns, 1)       /* [client] high: when the request under way began, later by what it paused; 0: none is */ \
     F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual) */ \
     F(words, course, RG_POLICY_COURSE) /* [client] high: their course (rg_policy_course), in two's complement */ \
+    F(u32, need_part, 1)      /* [client] high: the part of need_us that such requests need (rg_policy_balance); 0: all of it */ \
     F(u64, seen, 1)           /* [any] high: how far the request under way was when it was last looked at (segment.c) */
 
 /*
@@ -466,7 +467,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 20. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 21. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -475,18 +476,18 @@ _Static_assert(offsetof(rg_client, launches) == 128, "segment layout");
 _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
 _Static_assert(sizeof(rg_client) == 56064, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
-_Static_assert(offsetof(rg_segment, kernels) == 3723520, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16232448, "segment layout");
+_Static_assert(offsetof(rg_segment, kernels) == 3789056, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16297984, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
-_Static_assert(offsetof(rg_segment, estimates) == 3756288, "segment layout");
+_Static_assert(offsetof(rg_segment, estimates) == 3821824, "segment layout");
 _Static_assert(sizeof(rg_account) == 192, "segment layout");
-_Static_assert(offsetof(rg_segment, accounts) == 5853440, "segment layout");
+_Static_assert(offsetof(rg_segment, accounts) == 5918976, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5865728, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6390016, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7438592, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15827200, "segment layout");
-_Static_assert(offsetof(rg_segment, stops) == 16166912, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5931264, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6455552, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7504128, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15892736, "segment layout");
+_Static_assert(offsetof(rg_segment, stops) == 16232448, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -437,25 +437,14 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD(&rg.segment->stops[device].armed);
     RG_AHEAD_TO_WRITE(&c->requests);
     rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
-    RG_AHEAD_TO_WRITE(share); /* two cache lines, of which the second is for the end */
+    RG_AHEAD_TO_WRITE(share); /* three cache lines, of which the others are for the end, or for another kind of request */
     if (!ends)
         return;
     RG_AHEAD(&share->seen);
     RG_AHEAD_TO_WRITE(&c->waited);
 }
 
-/* A request begins, or goes on whose program the agent took for idle: its launches are counted on, so its time is too, but for the pause. */
-static void begin_launches(rg_member *m, uint32_t device, uint64_t now)
-{
-    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
-    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-    uint64_t made = rg_progress(m->slot) - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns);
-    /* That by which it begins may be counted already, and a few between requests. */
-    bool goes_on = began && made > 1 + usual / 8;
-    atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
-}
-
-void rg_busy_begin(rg_member *m, uint32_t device)
+void rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
 {
     period_ahead(m, device, false);
     pthread_mutex_lock(&busy_lock);
@@ -465,7 +454,7 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
-        begin_launches(m, device, now);
+        rg_requests_begin(m, device, key, now);
         record_request(m, device, false);
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         rg_stop_best_effort(rg.segment, device);
@@ -474,6 +463,11 @@ void rg_busy_begin(rg_member *m, uint32_t device)
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
     }
     pthread_mutex_unlock(&busy_lock);
+}
+
+void rg_busy_begin_with(rg_member *m, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    rg_busy_begin(m, t->device, rg_request_key(kind, units, dims));
 }
 
 /* Whether all work of the client there is done; or, `or_covered`, somebody waits for what is not. */
@@ -539,46 +533,11 @@ static bool drain(rg_member *m)
     return drains;
 }
 
-/*
- * How many launches the client's requests make, and in what time, for who has to know how far one has come (rg_device_until_late). Only those
- * count that the program waits for: an end that the agent finds may be in the middle of one whose program has lost its processor.
- */
-static void note_launches(rg_share *share, uint64_t progress, uint64_t now)
-{
-    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-    uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
-    uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
-    uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
-    enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
-    if (is == RG_REQUEST_NEW)
-        rg_share_forget_course(share);
-    else if (is == RG_REQUEST_USUAL)
-        rg_share_learn_course(share, began, took_ns);
-    atomic_store(&share->began_launches, progress);
-    atomic_store(&share->began_ns, 0);
-    atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
-    atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
-    atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
-}
-
-/* An end that was not waited for: of a whole request, or of one that has not launched as much as usual yet and goes on. */
-static void skip_launches(rg_member *m, uint32_t device, uint64_t now)
-{
-    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
-    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-    uint64_t progress = rg_progress(m->slot);
-    atomic_store(&m->period[device].paused_since, now);
-    if (progress - atomic_load(&share->began_launches) < usual - usual / 8)
-        return;
-    atomic_store(&share->began_launches, progress);
-    atomic_store(&share->began_ns, 0);
-}
-
 /* A busy period is over: how much of it the program worked, and how much of it, at the end, it only waited. */
 static void note_wait(rg_member *m, uint32_t device, uint64_t now)
 {
     if (atomic_load(&m->period[device].draining) != RG_DRAINING) { /* the agent found out, or the program asks instead of waiting */
-        skip_launches(m, device, now);
+        rg_requests_skip(m, device, now);
         return;
     }
     uint64_t began = atomic_load(&m->period[device].busy_since), drain = atomic_load(&m->period[device].drain_since);
@@ -592,8 +551,7 @@ static void note_wait(rg_member *m, uint32_t device, uint64_t now)
     atomic_store_explicit(&m->slot->waited_ring[n % RG_WAITED], entry, memory_order_relaxed);
     atomic_store_explicit(&m->slot->began_ring[n % RG_WAITED], began, memory_order_relaxed);
     atomic_store_explicit(&m->slot->waited, n + 1, memory_order_release);
-    note_launches(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot),
-                  atomic_load(&m->period[device].launched_at));
+    rg_requests_end(m, device, rg_policy_waited(worked, waited));
 }
 
 bool rg_drain(void)

@@ -381,6 +381,119 @@ static void what_requests_launch_is_learned(void)
     done();
 }
 
+static CUdeviceptr input_memory;
+
+/* A request of so many launches that begins with a copy of so many bytes; what is known of those like it meanwhile. `looks`: somebody looks half way. */
+static uint32_t usual_of(const rg_share *share, size_t bytes, int launches, bool looks, bool *regular)
+{
+    static char input[4096];
+    uint64_t look_ns;
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input_memory, input, bytes, NULL), CUDA_SUCCESS);
+    uint32_t usual = share->usual_launches;
+    *regular = rg_policy_regular(usual, share->usual_votes);
+    for (int i = 0; i < launches; i++) {
+        launch(spin, NULL, 1000);
+        if (!looks || i != launches / 2 - 1)
+            continue;
+        usleep(20000);
+        rg_device_until_late(seg, 0, rg_now_ns(), 20000000, &look_ns);
+    }
+    CHECK_EQUAL(share->usual_launches, usual);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    return usual;
+}
+
+/* Requests of several kinds, told by what they begin with: each is known by itself, by its launches and its course. */
+static void each_kind_of_request_is_known(void)
+{
+    enum { ONE = 100, OTHER_KIND = 200 };
+    become_high_without_agent();
+    seg->settings.need_us = 1;
+    CHECK_EQUAL(cuMemAlloc_v2(&input_memory, 4096), CUDA_SUCCESS);
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    bool regular;
+    for (int request = 0; request < 4; request++)
+        usual_of(share, ONE, 20, false, &regular);
+    CHECK(regular);
+    /* One that begins in another way is taken to be like those so far, until some have shown that it is not. */
+    CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, false, &regular), 20);
+    CHECK(regular);
+    CHECK_EQUAL(usual_of(share, ONE, 20, false, &regular), 20);
+    CHECK(regular);
+    CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, false, &regular), 60);
+    CHECK(!regular);
+    for (int round = 0; round < 10; round++) {
+        CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, round == 9, &regular), 60);
+        CHECK(regular);
+        CHECK_EQUAL((int64_t)share->course[3] > 0, round == 9);
+        CHECK_EQUAL(usual_of(share, ONE, 20, false, &regular), 20);
+        CHECK(regular);
+        CHECK_EQUAL(share->course[3], 0);
+    }
+    usual_of(share, OTHER_KIND, 60, false, &regular);
+    CHECK((int64_t)share->course[3] > 0);
+    done();
+}
+
+/* Of more kinds than there is room for, which launch the same, each is known as well as one alone. */
+static void many_kinds_that_launch_the_same_are_known(void)
+{
+    become_high_without_agent();
+    CHECK_EQUAL(cuMemAlloc_v2(&input_memory, 4096), CUDA_SUCCESS);
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    bool regular;
+    for (size_t request = 0; request < 120; request++) {
+        uint32_t usual = usual_of(share, (8 + request % 8) << (request % 40 / 8 + 3), 20, false, &regular);
+        CHECK(request < 3 || (usual == 20 && regular));
+    }
+    done();
+}
+
+/* A request of this kind, of so many launches; what part of need_us it was taken to need. */
+static uint32_t need_of(uint64_t kind, uint64_t launches, bool waits)
+{
+    rg_requests_begin(RG_PROCESS, 0, kind, rg_now_ns());
+    uint32_t need = rg_share_of(seg, 0, rg.slot_index)->need_part;
+    atomic_fetch_add(&rg.slot->launches[0], launches);
+    rg_requests_end(RG_PROCESS, 0, waits);
+    return need;
+}
+
+/* Of kinds of requests those that wait for the GPU more often are taken to need it for longer, others for less; one alone needs what it is said to. */
+static void kinds_that_wait_need_more(void)
+{
+    enum { ONE = 1, OFTEN = 3, ALWAYS = 5, TINY = 7 };
+    become_high_without_agent();
+    for (int request = 0; request < 50; request++)
+        CHECK(need_of(ONE, 20, request % 2) == RG_POLICY_ONE || !request);
+    for (int request = 0; request < 50; request++)
+        CHECK_EQUAL(need_of(ONE, 20, false), RG_POLICY_ONE);
+    /* What always waits keeps the GPU busy: nobody else has less for it. What launches next to nothing has no part in it. */
+    uint32_t always = 0;
+    for (int round = 0; round < 100; round++) {
+        CHECK(need_of(ONE, 20, false) >= RG_POLICY_ONE - RG_POLICY_ONE / 8);
+        always = need_of(ALWAYS, 20, true);
+        need_of(TINY, 1, round % 2);
+    }
+    CHECK_EQUAL(always, 2 * RG_POLICY_ONE);
+    CHECK_EQUAL(need_of(TINY, 1, true), RG_POLICY_ONE);
+    /* Two that wait now and then, one of them more often. */
+    uint32_t one = 0, often = 0;
+    for (int round = 0; round < 100; round++) {
+        one = need_of(ONE, 20, false);
+        often = need_of(OFTEN, 20, round % 2);
+    }
+    CHECK(one < RG_POLICY_ONE - RG_POLICY_ONE / 4);
+    CHECK(often > RG_POLICY_ONE + RG_POLICY_ONE / 4);
+    /* Once as many wait of both it is as it was. */
+    for (int round = 0; round < 5000; round++) {
+        one = need_of(ONE, 20, false);
+        often = need_of(OFTEN, 20, false);
+    }
+    CHECK(one > RG_POLICY_ONE - RG_POLICY_ONE / 64 && often < RG_POLICY_ONE + RG_POLICY_ONE / 64);
+    done();
+}
+
 static CUevent awaited;
 static uint64_t busy_after;
 static void *wait_for_event(void *context)
@@ -1143,6 +1256,9 @@ int main(int argc, char **argv)
     RUN(another_clients_copy_drains_nobody);
     RUN(who_launches_beside_waits_is_seen);
     RUN(what_requests_launch_is_learned);
+    RUN(each_kind_of_request_is_known);
+    RUN(many_kinds_that_launch_the_same_are_known);
+    RUN(kinds_that_wait_need_more);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);

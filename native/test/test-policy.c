@@ -316,6 +316,23 @@ static void course_of_requests(void)
     CHECK(!memcmp(kept, more, sizeof more));
 }
 
+/* Kinds of requests that wait more often than others are given the GPU for longer, and the others for less. */
+static void balance_of_kinds(void)
+{
+    enum { ONE = RG_POLICY_ONE };
+    CHECK(!rg_policy_waited(3200, 100) && rg_policy_waited(3200, 101) && !rg_policy_waited(0, 0));
+    CHECK_EQUAL(rg_policy_balance(0, 0, 0), ONE);
+    CHECK_EQUAL(rg_policy_balance(ONE, ONE / 3, ONE / 3), ONE);
+    CHECK_EQUAL(rg_policy_balance(ONE, ONE, 0), ONE + ONE / 32);
+    CHECK_EQUAL(rg_policy_balance(ONE, 0, ONE), ONE - ONE / 32);
+    CHECK_EQUAL(rg_policy_balance(ONE, ONE / 2, ONE / 4), ONE + ONE / 128);
+    CHECK_EQUAL(rg_policy_balance(2 * ONE, ONE, 0), 2 * ONE);
+    CHECK_EQUAL(rg_policy_balance(ONE / 2, 0, ONE), ONE / 2);
+    /* As many of each: back to all of it, in time. */
+    CHECK_EQUAL(rg_policy_balance(ONE + 512, 0, 0), ONE + 511);
+    CHECK_EQUAL(rg_policy_balance(ONE - 512, 0, 0), ONE - 511);
+}
+
 static void fair(void)
 {
 #define FAIR(...) DECIDE(v_.policy = RG_POLICY_FAIR, v_.quantum_ns = 500, __VA_ARGS__)
@@ -406,6 +423,7 @@ int main(void)
     brief_requests();
     pace_of_a_request();
     course_of_requests();
+    balance_of_kinds();
     requests_that_are_alike();
     requests_that_follow();
     fair();

@@ -84,7 +84,7 @@ static void refusals(void)
     refuse(path, "version 99");
     seg->header.version = RG_SEGMENT_VERSION;
     seg->header.magic ^= 1;
-    refuse(path, "is not a version 20 segment");
+    refuse(path, "is not a version 21 segment");
     seg->header.magic ^= 1;
     if (geteuid() == 0) {
         CHECK_EQUAL(chown(path, 12345, 0), 0);
@@ -158,6 +158,14 @@ static void how_far_requests_are(void)
     CHECK(LATE(ms));
     CHECK(!LATE(2 * ms));
     CHECK(again_ns > 400000 && again_ns <= 500000);
+    /* 50 in 2 ms: 150 take 6. Such as need the GPU for twice as long as others have 6 ms; for half as long, 1.5. */
+    share->need_part = 2 * RG_POLICY_ONE;
+    CHECK(LATE(2 * ms));
+    share->need_part = RG_POLICY_ONE / 2;
+    CHECK(!LATE(ms));
+    share->need_part = RG_POLICY_ONE;
+    CHECK(LATE(ms));
+    share->need_part = 0;
     /* What requests took before counts for 25 launches. */
     share->usual_ns = 8 * ms;
     CHECK(LATE(ms / 2));

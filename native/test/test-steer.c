@@ -137,7 +137,7 @@ static void a_busy_period_without_work_ends(void)
     launch(NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK(!own_busy());
-    rg_busy_begin(RG_PROCESS, 0);
+    rg_busy_begin(RG_PROCESS, 0, 0);
     CHECK(own_busy());
     agent_ends_periods(true);
     WAIT_FOR(!own_busy());

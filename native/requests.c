@@ -1,0 +1,194 @@
+/*
+ * requests.c: what a high client's requests launch, and in what time, as who gives way late in a request has to know (rg_device_until_late).
+ *
+ * A program's requests may be of several kinds: a batch of another size goes to other kernels, in another number, or to as many that take
+ * longer; and a step that a program waits for in the middle of a request is one of its own. A kind is known by what it begins with: a copy of about so
+ * many bytes, a kernel and its grid, a graph. (BERT on an H100: 273 kernels for one sequence of 128 tokens, 154 for two and more.)
+ * What is known of the kind of the request under way, or the last one, is in the share, for all to see; of the others here. A kind
+ * that is new begins with what is known of all requests together: one of many kinds that launch the same is known as well as ever.
+ *
+ * For how long a request needs the GPU (need_us) is one number for all, though a longer text needs it for longer. So it is more of it for kinds that wait for
+ * the GPU at their end more often than others, and less for those that do not (rg_policy_balance). Kinds that wait in any case keep the GPU busy:
+ * they get more of it by themselves, at nobody's expense; what launches too little for need_us to matter, as a number that is read back, has no part in it.
+ *
+ * Called by track.c under its lock.
+ */
+#include "client.h"
+#include "estimate.h"
+
+#include <string.h>
+
+enum { KINDS = 32 };
+typedef struct {
+    uint64_t usual_ns;
+    uint32_t usual, votes;
+    uint32_t need, waits, part; /* rg_policy_balance, and its part of the latest requests, in RG_POLICY_ONE */
+    uint64_t course[RG_POLICY_COURSE];
+} request_kind;
+
+typedef struct {
+    uint32_t now;  /* 1 + the kind that the share tells of; 0: of all, as it was found */
+    uint32_t uses; /* how often another kind has begun */
+    uint64_t keys[KINDS]; /* 0: none */
+    uint32_t used[KINDS]; /* the smallest one's is longest ago */
+    request_kind all, kinds[KINDS];
+} requests;
+
+static requests table[RG_MAX_CLIENTS][RG_MAX_DEVICES];
+
+static requests *requests_of(const rg_member *m, uint32_t device)
+{
+    return &table[m - rg.members][device];
+}
+
+static void read_share(const rg_share *share, request_kind *k)
+{
+    k->usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    k->votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
+    k->usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        k->course[i] = atomic_load_explicit(&share->course[i], memory_order_relaxed);
+}
+
+static void write_share(rg_share *share, const request_kind *k)
+{
+    atomic_store_explicit(&share->usual_votes, 0, memory_order_relaxed); /* who looks amid it takes them for unlike, not for others */
+    atomic_store(&share->usual_launches, k->usual);
+    atomic_store_explicit(&share->usual_ns, k->usual_ns, memory_order_relaxed);
+    atomic_store_explicit(&share->need_part, k->need, memory_order_relaxed);
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        atomic_store_explicit(&share->course[i], k->course[i], memory_order_relaxed);
+    atomic_store(&share->usual_votes, k->votes);
+}
+
+/* How many of all requests waited, lately, without those of kinds that nearly always do; `otherwise`: there are no others. */
+static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
+{
+    enum { ALWAYS = RG_POLICY_ONE / 8 * 7 };
+    uint64_t waits = 0, parts = 0;
+    for (int i = 0; i < KINDS; i++) {
+        uint32_t part = r->kinds[i].waits < ALWAYS ? r->kinds[i].part : 0;
+        waits += (uint64_t)r->kinds[i].waits * part;
+        parts += part;
+    }
+    return parts ? (uint32_t)(waits / parts) : otherwise;
+}
+
+/* The kind with this key; the one that was used longest ago becomes it. */
+static uint32_t kind_of(requests *r, uint64_t key)
+{
+    uint32_t oldest = 0;
+    for (uint32_t i = 0; i < KINDS; i++) {
+        if (r->keys[i] == key)
+            return i;
+        oldest = r->used[i] < r->used[oldest] ? i : oldest;
+    }
+    request_kind *k = &r->kinds[oldest];
+    r->keys[oldest] = key;
+    *k = r->all;
+    k->need = RG_POLICY_ONE;
+    k->waits = waits_of_all(r, 0);
+    /* No surer than it has to be: a request or two show that it is another. */
+    k->votes = k->votes < 2 * k->usual ? k->votes : 2 * k->usual;
+    return oldest;
+}
+
+/* A request begins that begins with this. */
+static void turn_to(rg_share *share, requests *r, uint64_t key)
+{
+    if (r->now && r->keys[r->now - 1] == key)
+        return;
+    read_share(share, r->now ? &r->kinds[r->now - 1] : &r->all);
+    r->now = 1 + kind_of(r, key);
+    r->used[r->now - 1] = ++r->uses;
+    write_share(share, &r->kinds[r->now - 1]);
+}
+
+/* Sizes an eighth apart at most are one: of as many lengths as there are texts there would be as many kinds. */
+static uintptr_t about(uintptr_t bytes)
+{
+    uint32_t low = bytes >> 4 ? (uint32_t)(60 - __builtin_clzll(bytes)) : 0;
+    return bytes >> low << low;
+}
+
+uint64_t rg_request_key(enum rg_kind kind, uintptr_t units, rg_dims dims)
+{
+    uint64_t what = rg_hash_fold((uint64_t)kind + 1, kind > RG_GRAPH ? about(units) : units);
+    return rg_hash_fold(rg_hash_fold(what, dims.grid), dims.block) | 1;
+}
+
+void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now)
+{
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    uint64_t made = rg_progress(m->slot) - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns);
+    /* That by which it begins may be counted already, and a few between requests. */
+    bool goes_on = began && made > 1 + usual / 8;
+    if (!goes_on && key)
+        turn_to(share, requests_of(m, device), key);
+    atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
+}
+
+void rg_requests_skip(rg_member *m, uint32_t device, uint64_t now)
+{
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    uint64_t progress = rg_progress(m->slot);
+    atomic_store(&m->period[device].paused_since, now);
+    if (progress - atomic_load(&share->began_launches) < usual - usual / 8)
+        return;
+    atomic_store(&share->began_launches, progress);
+    atomic_store(&share->began_ns, 0);
+}
+
+/* Of all requests together: what a new kind begins with. Called when the share knows of the request that has ended. */
+static void note_all(requests *r, const rg_share *share, uint64_t made, uint64_t took_ns)
+{
+    request_kind *all = &r->all;
+    if (rg_policy_usual(&all->usual, &all->votes, &all->usual_ns, made, took_ns) != RG_REQUEST_OTHER)
+        for (int i = 0; i < RG_POLICY_COURSE; i++)
+            all->course[i] = atomic_load_explicit(&share->course[i], memory_order_relaxed);
+}
+
+/* The request that has ended, one of those that are alike, waited for the GPU or did not. */
+static void balance(rg_share *share, requests *r, bool waited)
+{
+    enum { KEPT = 8, LATELY = 64 };
+    request_kind *now = &r->kinds[r->now - 1];
+    for (int i = 0; i < KINDS; i++)
+        r->kinds[i].part -= r->kinds[i].part / LATELY;
+    now->part += RG_POLICY_ONE / LATELY;
+    now->waits = now->waits - now->waits / KEPT + (waited ? RG_POLICY_ONE / KEPT : 0);
+    now->need = rg_policy_balance(now->need, now->waits, waits_of_all(r, now->waits));
+    atomic_store_explicit(&share->need_part, now->need, memory_order_relaxed);
+}
+
+void rg_requests_end(rg_member *m, uint32_t device, bool waited)
+{
+    rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    uint64_t progress = rg_progress(m->slot), now = atomic_load(&m->period[device].launched_at);
+    uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
+    uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
+    uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
+    uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
+    enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
+    if (is == RG_REQUEST_NEW)
+        rg_share_forget_course(share);
+    else if (is == RG_REQUEST_USUAL)
+        rg_share_learn_course(share, began, took_ns);
+    atomic_store(&share->began_launches, progress);
+    atomic_store(&share->began_ns, 0);
+    atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
+    atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
+    atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
+    requests *r = requests_of(m, device);
+    note_all(r, share, made, took_ns);
+    if (r->now && rg_policy_regular(usual, votes))
+        balance(share, r, waited);
+}
+
+void rg_requests_forget(rg_member *m, uint32_t device)
+{
+    memset(requests_of(m, device), 0, sizeof(requests));
+    rg_share_forget_requests(rg_share_of(rg.segment, device, m->slot_index), rg_progress(m->slot));
+}
