@@ -22,7 +22,7 @@ enum { KINDS = 32 };
 typedef struct {
     uint64_t usual_ns;
     uint32_t usual, votes;
-    uint32_t need, waits, part; /* rg_policy_balance, and its part of the latest requests, in RG_POLICY_ONE */
+    uint32_t need; /* rg_policy_balance */
     uint64_t course[RG_POLICY_COURSE];
 } request_kind;
 
@@ -31,6 +31,7 @@ typedef struct {
     uint32_t uses; /* how often another kind has begun */
     uint64_t keys[KINDS]; /* 0: none */
     uint32_t used[KINDS]; /* the smallest one's is longest ago */
+    uint32_t waits[KINDS], parts[KINDS]; /* how many of a kind's requests waited for the GPU lately, and its part of all, in RG_POLICY_ONE */
     request_kind all, kinds[KINDS];
 } requests;
 
@@ -67,8 +68,8 @@ static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
     enum { ALWAYS = RG_POLICY_ONE / 8 * 7 };
     uint64_t waits = 0, parts = 0;
     for (int i = 0; i < KINDS; i++) {
-        uint32_t part = r->kinds[i].waits < ALWAYS ? r->kinds[i].part : 0;
-        waits += (uint64_t)r->kinds[i].waits * part;
+        uint32_t part = r->waits[i] < ALWAYS ? r->parts[i] : 0;
+        waits += (uint64_t)r->waits[i] * part;
         parts += part;
     }
     return parts ? (uint32_t)(waits / parts) : otherwise;
@@ -87,7 +88,8 @@ static uint32_t kind_of(requests *r, uint64_t key)
     r->keys[oldest] = key;
     *k = r->all;
     k->need = RG_POLICY_ONE;
-    k->waits = waits_of_all(r, 0);
+    r->parts[oldest] = 0;
+    r->waits[oldest] = waits_of_all(r, 0);
     /* No surer than it has to be: a request or two show that it is another. */
     k->votes = k->votes < 2 * k->usual ? k->votes : 2 * k->usual;
     return oldest;
@@ -98,6 +100,8 @@ static void turn_to(rg_share *share, requests *r, uint64_t key)
 {
     if (r->now && r->keys[r->now - 1] == key)
         return;
+    if (r->now)
+        r->used[r->now - 1] = ++r->uses; /* until now */
     read_share(share, r->now ? &r->kinds[r->now - 1] : &r->all);
     r->now = 1 + kind_of(r, key);
     r->used[r->now - 1] = ++r->uses;
@@ -154,13 +158,13 @@ static void note_all(requests *r, const rg_share *share, uint64_t made, uint64_t
 static void balance(rg_share *share, requests *r, bool waited)
 {
     enum { KEPT = 8, LATELY = 64 };
-    request_kind *now = &r->kinds[r->now - 1];
+    uint32_t now = r->now - 1, *waits = &r->waits[now], *need = &r->kinds[now].need;
     for (int i = 0; i < KINDS; i++)
-        r->kinds[i].part -= r->kinds[i].part / LATELY;
-    now->part += RG_POLICY_ONE / LATELY;
-    now->waits = now->waits - now->waits / KEPT + (waited ? RG_POLICY_ONE / KEPT : 0);
-    now->need = rg_policy_balance(now->need, now->waits, waits_of_all(r, now->waits));
-    atomic_store_explicit(&share->need_part, now->need, memory_order_relaxed);
+        r->parts[i] -= r->parts[i] / LATELY;
+    r->parts[now] += RG_POLICY_ONE / LATELY;
+    *waits = *waits - *waits / KEPT + (waited ? RG_POLICY_ONE / KEPT : 0);
+    *need = rg_policy_balance(*need, *waits, waits_of_all(r, *waits));
+    atomic_store_explicit(&share->need_part, *need, memory_order_relaxed);
 }
 
 void rg_requests_end(rg_member *m, uint32_t device, bool waited)

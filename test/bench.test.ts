@@ -919,8 +919,8 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
       .parse(JSON.parse(stdout));
     expect(kinds).toEqual([1, 4].flatMap((size) => [32, 64, 128].map((length) => [size, length])));
     expect([batch, seq]).toEqual([4, 128]);
-    const times = Map.groupBy(drawn, (kind) => JSON.stringify(kind));
-    expect([...times.values()].map(({ length }) => length)).toEqual(kinds.map(() => 4));
+    const counted = Map.groupBy(drawn, (kind) => JSON.stringify(kind));
+    expect([...counted.values()].map(({ length }) => length)).toEqual(kinds.map(() => 4));
     expect(drawn.slice(0, 6)).not.toEqual(drawn.slice(6, 12));
     for (const [args, message] of [
       [[...serving, "--batch", "1,x"], "--batch: expected whole numbers of at least 1, joined by commas, got 1,x"],

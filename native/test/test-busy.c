@@ -485,7 +485,41 @@ static void kinds_that_wait_need_more(void)
     }
     CHECK(one < RG_POLICY_ONE - RG_POLICY_ONE / 4);
     CHECK(often > RG_POLICY_ONE + RG_POLICY_ONE / 4);
-    /* Once as many wait of both it is as it was. */
+    done();
+}
+
+/* Where there are more kinds than are kept, the one that was longest ago is forgotten: not the one that has been the only one for long. */
+static void the_kind_of_longest_ago_goes(void)
+{
+    enum { KEPT = 32, ONE = 1, OTHERS = 101 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    for (uint64_t kind = 0; kind < KEPT - 1; kind++)
+        need_of(OTHERS + kind, 20, false);
+    for (int request = 0; request < 10; request++)
+        need_of(ONE, 40, false);
+    for (uint64_t kind = 0; kind < KEPT - 1; kind++)
+        need_of(OTHERS + KEPT + kind, 20, false);
+    need_of(ONE, 40, false);
+    CHECK_EQUAL(share->usual_launches, 40);
+    CHECK(rg_policy_regular(40, share->usual_votes));
+    for (uint64_t kind = 0; kind < KEPT; kind++)
+        need_of(OTHERS + kind, 20, false);
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    CHECK_EQUAL(share->usual_launches, 20);
+    done();
+}
+
+/* Once as many wait of kinds as of others each needs what it is said to. */
+static void kinds_that_wait_alike_need_the_same(void)
+{
+    enum { ONE = 1, OFTEN = 3 };
+    become_high_without_agent();
+    uint32_t one = 0, often = 0;
+    for (int round = 0; round < 100; round++) {
+        need_of(ONE, 20, false);
+        need_of(OFTEN, 20, round % 2);
+    }
     for (int round = 0; round < 5000; round++) {
         one = need_of(ONE, 20, false);
         often = need_of(OFTEN, 20, false);
@@ -1259,6 +1293,8 @@ int main(int argc, char **argv)
     RUN(each_kind_of_request_is_known);
     RUN(many_kinds_that_launch_the_same_are_known);
     RUN(kinds_that_wait_need_more);
+    RUN(the_kind_of_longest_ago_goes);
+    RUN(kinds_that_wait_alike_need_the_same);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
     RUN(the_agent_finds_what_nobody_waits_for);
