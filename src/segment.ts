@@ -349,6 +349,11 @@ export class Segment {
    * still slo. `isTrial`: where this process dies the clients put back what there was before.
    */
   move(settings: Readonly<Record<string, number>>, isTrial = false): boolean {
+    // Nobody who reads settings of another policy is to find these for a moment.
+    if (this.policy !== "slo") {
+      this.putBack();
+      return false;
+    }
     this.keep();
     const { control } = this.#layout;
     if (isTrial) this.#put(control, "trying", 0, 1);
