@@ -331,8 +331,8 @@ uint64_t rg_policy_until_late(uint64_t made, uint32_t usual, uint64_t spent_ns, 
 /*
  * rg_policy_waited: a request that worked for so long, and waited for the GPU for so long at its end, did so for a 32nd of the time or more.
  * rg_policy_balance: what part of the time for which requests are taken to need the GPU (need_us) it is for one kind of them, in RG_POLICY_ONE:
- * some more each time where more of that kind have waited lately than of others (`own`, `all`, likewise), some less where fewer. Between half and
- * twice. So as many wait of each kind, and need_us, which the latencies of all decide on, is not what the longest ones need.
+ * some more each time where more of that kind have waited lately than of others (`own`, `all`, likewise), some less where fewer. Between half
+ * and twice. So about as many wait of each kind, and need_us, which the latencies of all decide on, is not what the longest ones need.
  */
 static inline bool rg_policy_waited(uint64_t worked_ns, uint64_t waited_ns)
 {

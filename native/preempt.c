@@ -587,14 +587,15 @@ static void note_alike(preemptor *p)
     uint64_t made, progress;
     int slot = regular_client(p, &progress, &made);
     uint32_t usual = slot < 0 ? 0 : atomic_load(&rg_share_of(rg.segment, p->device, slot)->usual_launches);
-    p->alike = usual && usual == p->usual && slot == p->usual_slot ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
+    bool same = usual == p->usual;
+    p->alike = usual && same && slot == p->usual_slot ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
     p->usual = usual;
     p->usual_slot = slot;
     if (!p->back.after)
         return;
     /* It goes on, or has ended since, and others like it: those are no less than whole. */
     bool over = p->back.after != atomic_load(&rg.segment->devices[p->device].idle_ns) + 1;
-    bool whole = !usual || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
+    bool whole = !usual || !same || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
     if (over ? !whole : came_back_early(p, true))
         mistaken(p);
     p->back.after = over ? 0 : p->back.after;

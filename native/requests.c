@@ -3,13 +3,15 @@
  *
  * A program's requests may be of several kinds: a batch of another size goes to other kernels, in another number, or to as many that take
  * longer; and a step that a program waits for in the middle of a request is one of its own. A kind is known by what it begins with: a copy of about so
- * many bytes, a kernel and its grid, a graph. (BERT on an H100: 273 kernels for one sequence of 128 tokens, 154 for two and more.)
+ * many bytes, a kernel and its grid, a graph; and by the copy before it, where that was waited for by itself, as one from pageable memory is.
+ * (BERT on an H100: 273 kernels for one sequence of 128 tokens, 154 for two and more.)
  * What is known of the kind of the request under way, or the last one, is in the share, for all to see; of the others here. A kind
  * that is new begins with what is known of all requests together: one of many kinds that launch the same is known as well as ever.
  *
  * For how long a request needs the GPU (need_us) is one number for all, though a longer text needs it for longer. So it is more of it for kinds that wait for
- * the GPU at their end more often than others, and less for those that do not (rg_policy_balance). Kinds that wait in any case keep the GPU busy:
- * they get more of it by themselves, at nobody's expense; what launches too little for need_us to matter, as a number that is read back, has no part in it.
+ * the GPU at their end more often than others, and more often than in moments without best-effort work, and less for those that do not
+ * (rg_policy_balance). Others do not have less for kinds that wait mostly, which may do so whatever they are given; what launches too little for
+ * need_us to matter, as a number that is read back, has no part in it.
  *
  * Called by track.c under its lock.
  */
@@ -18,7 +20,7 @@
 
 #include <string.h>
 
-enum { KINDS = 32 };
+enum { KINDS = 32 }; /* of which there is a bit each in a word */
 typedef struct {
     uint64_t usual_ns;
     uint32_t usual, votes;
@@ -31,7 +33,10 @@ typedef struct {
     uint32_t uses; /* how often another kind has begun */
     uint64_t keys[KINDS]; /* 0: none */
     uint32_t used[KINDS]; /* the smallest one's is longest ago */
-    uint32_t waits[KINDS], parts[KINDS]; /* how many of a kind's requests waited for the GPU lately, and its part of all, in RG_POLICY_ONE */
+    uint32_t waits[KINDS], alone[KINDS]; /* how many of a kind's requests waited for the GPU lately, and in holds, in RG_POLICY_ONE */
+    uint32_t parts[KINDS]; /* its part of all requests, likewise */
+    uint32_t is_new;       /* a bit for each of which none has ended */
+    uint64_t begun, copy;  /* what the last request began with; the same if it launched nothing, else 0 */
     request_kind all, kinds[KINDS];
 } requests;
 
@@ -53,7 +58,7 @@ static void read_share(const rg_share *share, request_kind *k)
 
 static void write_share(rg_share *share, const request_kind *k)
 {
-    atomic_store_explicit(&share->usual_votes, 0, memory_order_relaxed); /* who looks amid it takes them for unlike, not for others */
+    atomic_store(&share->usual_votes, 0); /* who looks amid it takes them for unlike; or goes once by what it has read of the kind before */
     atomic_store(&share->usual_launches, k->usual);
     atomic_store_explicit(&share->usual_ns, k->usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->need_part, k->need, memory_order_relaxed);
@@ -62,14 +67,20 @@ static void write_share(rg_share *share, const request_kind *k)
     atomic_store(&share->usual_votes, k->votes);
 }
 
-/* How many of all requests waited, lately, without those of kinds that nearly always do; `otherwise`: there are no others. */
+/* How many more of a kind's requests wait than without best-effort work. */
+static uint32_t waits_of(const requests *r, uint32_t kind)
+{
+    return r->waits[kind] > r->alone[kind] ? r->waits[kind] - r->alone[kind] : 0;
+}
+
+/* The same of all, without those of kinds that mostly wait; `otherwise`: there are no others. */
 static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
 {
-    enum { ALWAYS = RG_POLICY_ONE / 8 * 7 };
+    enum { MOSTLY = RG_POLICY_ONE / 4 * 3 };
     uint64_t waits = 0, parts = 0;
-    for (int i = 0; i < KINDS; i++) {
-        uint32_t part = r->waits[i] < ALWAYS ? r->parts[i] : 0;
-        waits += (uint64_t)r->waits[i] * part;
+    for (uint32_t i = 0; i < KINDS; i++) {
+        uint32_t part = r->waits[i] < MOSTLY ? r->parts[i] : 0;
+        waits += (uint64_t)waits_of(r, i) * part;
         parts += part;
     }
     return parts ? (uint32_t)(waits / parts) : otherwise;
@@ -88,9 +99,10 @@ static uint32_t kind_of(requests *r, uint64_t key)
     r->keys[oldest] = key;
     *k = r->all;
     k->need = RG_POLICY_ONE;
-    r->parts[oldest] = 0;
+    r->parts[oldest] = r->alone[oldest] = 0;
     r->waits[oldest] = waits_of_all(r, 0);
-    /* No surer than it has to be: a request or two show that it is another. */
+    r->is_new |= 1u << oldest;
+    /* No surer than it has to be. */
     k->votes = k->votes < 2 * k->usual ? k->votes : 2 * k->usual;
     return oldest;
 }
@@ -128,8 +140,13 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     uint64_t made = rg_progress(m->slot) - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns);
     /* That by which it begins may be counted already, and a few between requests. */
     bool goes_on = began && made > 1 + usual / 8;
-    if (!goes_on && key)
-        turn_to(share, requests_of(m, device), key);
+    requests *r = requests_of(m, device);
+    /* Of one whose end the agent has found it is not known that it was one: as where that was the copy of the input. */
+    if (!began && key) {
+        r->begun = key;
+        turn_to(share, r, r->copy ? rg_hash_fold(key, r->copy) | 1 : key);
+        r->copy = 0;
+    }
     atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
 
@@ -154,16 +171,30 @@ static void note_all(requests *r, const rg_share *share, uint64_t made, uint64_t
             all->course[i] = atomic_load_explicit(&share->course[i], memory_order_relaxed);
 }
 
-/* The request that has ended, one of those that are alike, waited for the GPU or did not. */
+/* So many of the requests lately; `is`: the last one was. */
+static uint32_t lately(uint32_t part, bool is)
+{
+    enum { KEPT = 8 };
+    return part - part / KEPT + (is ? RG_POLICY_ONE / KEPT : 0);
+}
+
+/* The request that has ended, one of those that are alike, waited for the GPU or did not. It tells of need_us only where that is in force. */
 static void balance(rg_share *share, requests *r, bool waited)
 {
-    enum { KEPT = 8, LATELY = 64 };
-    uint32_t now = r->now - 1, *waits = &r->waits[now], *need = &r->kinds[now].need;
+    enum { LATELY = 64 };
+    const rg_settings *settings = &rg.segment->settings;
+    uint32_t now = r->now - 1, *need = &r->kinds[now].need;
+    if (atomic_load_explicit(&settings->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(settings, rg_now_ns())) {
+        r->alone[now] = lately(r->alone[now], waited);
+        return;
+    }
+    if (!atomic_load_explicit(&settings->need_us, memory_order_relaxed))
+        return;
     for (int i = 0; i < KINDS; i++)
         r->parts[i] -= r->parts[i] / LATELY;
     r->parts[now] += RG_POLICY_ONE / LATELY;
-    *waits = *waits - *waits / KEPT + (waited ? RG_POLICY_ONE / KEPT : 0);
-    *need = rg_policy_balance(*need, *waits, waits_of_all(r, *waits));
+    r->waits[now] = lately(r->waits[now], waited);
+    *need = rg_policy_balance(*need, waits_of(r, now), waits_of_all(r, waits_of(r, now)));
     atomic_store_explicit(&share->need_part, *need, memory_order_relaxed);
 }
 
@@ -175,6 +206,12 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     uint32_t votes = atomic_load_explicit(&share->usual_votes, memory_order_relaxed);
     uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
     uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
+    requests *r = requests_of(m, device);
+    if (r->now && r->is_new & 1u << (r->now - 1)) {
+        r->is_new &= ~(1u << (r->now - 1));
+        if ((made > usual ? made - usual : usual - made) > usual / 8)
+            votes = 0; /* that was no more than a guess, from all */
+    }
     enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
     if (is == RG_REQUEST_NEW)
         rg_share_forget_course(share);
@@ -185,8 +222,8 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
-    requests *r = requests_of(m, device);
     note_all(r, share, made, took_ns);
+    r->copy = made ? 0 : r->begun;
     if (r->now && rg_policy_regular(usual, votes))
         balance(share, r, waited);
 }

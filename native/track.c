@@ -437,9 +437,10 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD(&rg.segment->stops[device].armed);
     RG_AHEAD_TO_WRITE(&c->requests);
     rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
-    RG_AHEAD_TO_WRITE(share); /* three cache lines, of which the others are for the end, or for another kind of request */
+    RG_AHEAD_TO_WRITE(share); /* three cache lines, of which the others are for the end */
     if (!ends)
         return;
+    RG_AHEAD_TO_WRITE(&share->course);
     RG_AHEAD(&share->seen);
     RG_AHEAD_TO_WRITE(&c->waited);
 }

@@ -273,7 +273,7 @@ void rg_scenario_wake_gate(scenario *s)
     }
 }
 
-/* As note_launches in track.c. */
+/* As rg_requests_end in requests.c, of requests of one kind. */
 static void learn_request(player *p, uint64_t took_ns)
 {
     enum rg_request is = rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);

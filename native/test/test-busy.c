@@ -464,6 +464,12 @@ static void kinds_that_wait_need_more(void)
 {
     enum { ONE = 1, OFTEN = 3, ALWAYS = 5, TINY = 7 };
     become_high_without_agent();
+    /* Where need_us is not in force nothing is told by it. */
+    for (int request = 0; request < 50; request++) {
+        CHECK(need_of(ONE, 20, false) == RG_POLICY_ONE || request < 1);
+        CHECK_EQUAL(need_of(OFTEN, 20, request % 2), RG_POLICY_ONE);
+    }
+    seg->settings.need_us = 1000;
     for (int request = 0; request < 50; request++)
         CHECK(need_of(ONE, 20, request % 2) == RG_POLICY_ONE || !request);
     for (int request = 0; request < 50; request++)
@@ -485,6 +491,115 @@ static void kinds_that_wait_need_more(void)
     }
     CHECK(one < RG_POLICY_ONE - RG_POLICY_ONE / 4);
     CHECK(often > RG_POLICY_ONE + RG_POLICY_ONE / 4);
+    done();
+}
+
+/* So many more than in holds, in which nobody else has the GPU: what waits by itself needs no more. */
+static void kinds_that_wait_alone_need_no_more(void)
+{
+    enum { ONE = 1, OFTEN = 3 };
+    become_high_without_agent();
+    seg->settings.need_us = 1000;
+    need_of(ONE, 20, false);
+    need_of(OFTEN, 20, false);
+    rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
+    for (int round = 0; round < 50; round++) {
+        CHECK_EQUAL(need_of(ONE, 20, false), RG_POLICY_ONE);
+        CHECK_EQUAL(need_of(OFTEN, 20, round % 2), RG_POLICY_ONE);
+    }
+    rg_segment_hold(seg, 0);
+    for (int round = 0; round < 200; round++) {
+        CHECK(need_of(ONE, 20, false) > RG_POLICY_ONE - RG_POLICY_ONE / 16);
+        CHECK(need_of(OFTEN, 20, round % 2) < RG_POLICY_ONE + RG_POLICY_ONE / 16);
+    }
+    done();
+}
+
+/* Whether a request has waited is told by its end: one of launches that the GPU is at work on for 50 ms after the last of them. */
+static void a_wait_is_seen(void)
+{
+    enum { ONE = 1 };
+    become_high_without_agent();
+    seg->settings.need_us = 1000;
+    CHECK_EQUAL(cuMemAlloc_v2(&input_memory, 4096), CUDA_SUCCESS);
+    static char input[4096];
+    for (int round = 0; round < 8; round++) {
+        CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input_memory, input, 200, NULL), CUDA_SUCCESS);
+        for (int i = 0; i < 20; i++)
+            launch(spin, NULL, i == 19 ? 50000000 : 1000);
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        if (round > 3)
+            CHECK(rg_share_of(seg, 0, rg.slot_index)->need_part > RG_POLICY_ONE);
+        need_of(ONE, 20, false);
+    }
+    done();
+}
+
+/* What tells kinds from one another. */
+static void what_a_request_begins_with(void)
+{
+    const rg_dims one = {1, 1}, other = {2, 1};
+    const uintptr_t function = (uintptr_t)&one, another = (uintptr_t)&other;
+    CHECK(rg_request_key(RG_COPY, 0, RG_DIMS_NONE) != 0);
+    CHECK(rg_request_key(RG_COPY, 1000, RG_DIMS_NONE) == rg_request_key(RG_COPY, 1023, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_COPY, 1000, RG_DIMS_NONE) != rg_request_key(RG_COPY, 1024, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_COPY, 15, RG_DIMS_NONE) != rg_request_key(RG_COPY, 14, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_COPY, SIZE_MAX, RG_DIMS_NONE) != rg_request_key(RG_COPY, SIZE_MAX / 2, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_COPY, 1000, RG_DIMS_NONE) != rg_request_key(RG_MEMSET, 1000, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_LAUNCH, function, one) == rg_request_key(RG_LAUNCH, function, one));
+    CHECK(rg_request_key(RG_LAUNCH, function, one) != rg_request_key(RG_LAUNCH, function, other));
+    CHECK(rg_request_key(RG_LAUNCH, function, one) != rg_request_key(RG_LAUNCH, another, one));
+    CHECK(rg_request_key(RG_GRAPH, function, RG_DIMS_NONE) != rg_request_key(RG_GRAPH, another, RG_DIMS_NONE));
+}
+
+/* A copy that is waited for by itself is the input of what follows, and one whose end the agent has found is of the same request. */
+static void the_copy_before_tells_the_kind(void)
+{
+    enum { COPY = 1, OTHER_COPY = 3, KERNEL = 5 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    for (int round = 0; round < 6; round++)
+        for (int kind = 0; kind < 2; kind++) {
+            need_of(kind ? COPY : OTHER_COPY, 0, true);
+            rg_requests_begin(RG_PROCESS, 0, KERNEL, rg_now_ns());
+            if (round > 2)
+                CHECK_EQUAL(share->usual_launches, kind ? 20 : 60);
+            if (round > 2)
+                CHECK(rg_policy_regular(share->usual_launches, share->usual_votes));
+            atomic_fetch_add(&rg.slot->launches[0], kind ? 20 : 60);
+            rg_requests_end(RG_PROCESS, 0, false);
+        }
+    /* Kinds that launch 40 and 80, by the copy alone. */
+    for (int round = 0; round < 6; round++)
+        for (uint64_t kind = 101; kind <= 103; kind += 2) {
+            rg_requests_begin(RG_PROCESS, 0, kind, rg_now_ns());
+            rg_requests_skip(RG_PROCESS, 0, rg_now_ns()); /* nobody waits for it */
+            rg_requests_begin(RG_PROCESS, 0, KERNEL, rg_now_ns());
+            if (round > 2)
+                CHECK_EQUAL(share->usual_launches, kind == 101 ? 40 : 80);
+            atomic_fetch_add(&rg.slot->launches[0], kind == 101 ? 40 : 80);
+            rg_requests_end(RG_PROCESS, 0, false);
+        }
+    done();
+}
+
+/* Who was best-effort meanwhile begins anew. */
+static void kinds_are_forgotten(void)
+{
+    enum { ONE = 1, OTHER_KIND = 3 };
+    become_high_without_agent();
+    seg->settings.need_us = 1000;
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    for (int round = 0; round < 100; round++) {
+        need_of(ONE, 20, false);
+        need_of(OTHER_KIND, 60, round % 2);
+    }
+    CHECK(share->need_part > RG_POLICY_ONE);
+    rg_requests_forget(RG_PROCESS, 0);
+    CHECK(!share->usual_launches && !share->usual_votes && !share->need_part);
+    rg_requests_begin(RG_PROCESS, 0, OTHER_KIND, rg_now_ns());
+    CHECK(!share->usual_launches && share->need_part == RG_POLICY_ONE);
+    rg_requests_end(RG_PROCESS, 0, false);
     done();
 }
 
@@ -515,6 +630,7 @@ static void kinds_that_wait_alike_need_the_same(void)
 {
     enum { ONE = 1, OFTEN = 3 };
     become_high_without_agent();
+    seg->settings.need_us = 1000;
     uint32_t one = 0, often = 0;
     for (int round = 0; round < 100; round++) {
         need_of(ONE, 20, false);
@@ -1293,6 +1409,11 @@ int main(int argc, char **argv)
     RUN(each_kind_of_request_is_known);
     RUN(many_kinds_that_launch_the_same_are_known);
     RUN(kinds_that_wait_need_more);
+    RUN(kinds_that_wait_alone_need_no_more);
+    RUN(a_wait_is_seen);
+    what_a_request_begins_with();
+    RUN(the_copy_before_tells_the_kind);
+    RUN(kinds_are_forgotten);
     RUN(the_kind_of_longest_ago_goes);
     RUN(kinds_that_wait_alike_need_the_same);
     RUN(a_look_in_vain_changes_nothing);
