@@ -21,6 +21,7 @@
 #include <string.h>
 
 enum { KINDS = 32 }; /* of which there is a bit each in a word */
+enum { COPIES = 2 }; /* in a key: it begins with a copy or memset */
 typedef struct {
     uint64_t usual_ns;
     uint32_t usual, votes;
@@ -112,9 +113,12 @@ static void turn_to(rg_share *share, requests *r, uint64_t key)
 {
     if (r->now && r->keys[r->now - 1] == key)
         return;
-    if (r->now)
+    if (!r->now) {
+        read_share(share, &r->all);
+    } else if (r->keys[r->now - 1]) {
+        read_share(share, &r->kinds[r->now - 1]);
         r->used[r->now - 1] = ++r->uses; /* until now */
-    read_share(share, r->now ? &r->kinds[r->now - 1] : &r->all);
+    }
     r->now = 1 + kind_of(r, key);
     r->used[r->now - 1] = ++r->uses;
     write_share(share, &r->kinds[r->now - 1]);
@@ -129,8 +133,9 @@ static uintptr_t about(uintptr_t bytes)
 
 uint64_t rg_request_key(enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
-    uint64_t what = rg_hash_fold((uint64_t)kind + 1, kind > RG_GRAPH ? about(units) : units);
-    return rg_hash_fold(rg_hash_fold(what, dims.grid), dims.block) | 1;
+    bool copies = kind > RG_GRAPH;
+    uint64_t what = rg_hash_fold((uint64_t)kind + 1, copies ? about(units) : units);
+    return (rg_hash_fold(rg_hash_fold(what, dims.grid), dims.block) & ~3ull) | (copies ? COPIES | 1 : 1);
 }
 
 void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now)
@@ -142,10 +147,13 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     bool goes_on = began && made > 1 + usual / 8;
     requests *r = requests_of(m, device);
     /* Of one whose end the agent has found it is not known that it was one: as where that was the copy of the input. */
-    if (!began && key) {
+    if (!began) {
+        /* What is right in front of a launch is its input; in front of a copy it may be the last request's result. */
+        uint64_t input = key & COPIES ? 0 : r->copy;
         r->begun = key;
-        turn_to(share, r, r->copy ? rg_hash_fold(key, r->copy) | 1 : key);
         r->copy = 0;
+        if (key)
+            turn_to(share, r, input ? (rg_hash_fold(key, input) & ~3ull) | 1 : key);
     }
     atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
@@ -208,9 +216,13 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
     requests *r = requests_of(m, device);
     if (r->now && r->is_new & 1u << (r->now - 1)) {
+        if (!made) { /* nothing but copies: it takes no place of its own */
+            r->keys[r->now - 1] = 0;
+            r->used[r->now - 1] = 0;
+        } else if ((made > usual ? made - usual : usual - made) > usual / 8) {
+            votes = 0; /* what is usual was no more than a guess, from all */
+        }
         r->is_new &= ~(1u << (r->now - 1));
-        if ((made > usual ? made - usual : usual - made) > usual / 8)
-            votes = 0; /* that was no more than a guess, from all */
     }
     enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
     if (is == RG_REQUEST_NEW)
@@ -224,7 +236,7 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
     note_all(r, share, made, took_ns);
     r->copy = made ? 0 : r->begun;
-    if (r->now && rg_policy_regular(usual, votes))
+    if (r->now && made && rg_policy_regular(usual, votes))
         balance(share, r, waited);
 }
 

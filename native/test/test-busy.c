@@ -555,7 +555,7 @@ static void what_a_request_begins_with(void)
 /* A copy that is waited for by itself is the input of what follows, and one whose end the agent has found is of the same request. */
 static void the_copy_before_tells_the_kind(void)
 {
-    enum { COPY = 1, OTHER_COPY = 3, KERNEL = 5 };
+    enum { COPIES = 2, COPY = 1 | COPIES, OTHER_COPY = 5 | COPIES, KERNEL = 9 }; /* as rg_request_key has them */
     become_high_without_agent();
     const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
     for (int round = 0; round < 6; round++)
@@ -571,7 +571,7 @@ static void the_copy_before_tells_the_kind(void)
         }
     /* Kinds that launch 40 and 80, by the copy alone. */
     for (int round = 0; round < 6; round++)
-        for (uint64_t kind = 101; kind <= 103; kind += 2) {
+        for (uint64_t kind = 101; kind <= 105; kind += 4) {
             rg_requests_begin(RG_PROCESS, 0, kind, rg_now_ns());
             rg_requests_skip(RG_PROCESS, 0, rg_now_ns()); /* nobody waits for it */
             rg_requests_begin(RG_PROCESS, 0, KERNEL, rg_now_ns());
@@ -579,6 +579,24 @@ static void the_copy_before_tells_the_kind(void)
                 CHECK_EQUAL(share->usual_launches, kind == 101 ? 40 : 80);
             atomic_fetch_add(&rg.slot->launches[0], kind == 101 ? 40 : 80);
             rg_requests_end(RG_PROCESS, 0, false);
+        }
+    done();
+}
+
+/* Copies that are waited for by themselves, of any size, in front of requests and behind them, are no kinds for which others are forgotten. */
+static void copies_take_no_place(void)
+{
+    enum { COPIES = 3, KINDS = 20 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    for (uint64_t round = 0; round < 6; round++)
+        for (uint64_t kind = 0; kind < KINDS; kind++) {
+            need_of(kind << 8 | COPIES, 0, true);
+            rg_requests_begin(RG_PROCESS, 0, kind << 16 | 1, rg_now_ns());
+            CHECK(round < 3 || (share->usual_launches == 20 + 20 * kind && rg_policy_regular(share->usual_launches, share->usual_votes)));
+            atomic_fetch_add(&rg.slot->launches[0], 20 + 20 * kind);
+            rg_requests_end(RG_PROCESS, 0, false);
+            need_of((kind + 100 + round) << 24 | COPIES, 0, true);
         }
     done();
 }
@@ -1413,6 +1431,7 @@ int main(int argc, char **argv)
     RUN(a_wait_is_seen);
     what_a_request_begins_with();
     RUN(the_copy_before_tells_the_kind);
+    RUN(copies_take_no_place);
     RUN(kinds_are_forgotten);
     RUN(the_kind_of_longest_ago_goes);
     RUN(kinds_that_wait_alike_need_the_same);
