@@ -308,8 +308,9 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
     if (!b->member)
         return false;
     b->track = b->several ? rg_track_for(b->stream, b->member) : rg_track_of(b->stream);
-    b->work = b->several ? rg_work_several_begin(b->member, b->kind, b->track, gated, RG_DIMS_NONE)
-                         : rg_work_begin(RG_PROCESS, b->mode, b->kind, b->track, gated, RG_DIMS_NONE);
+    enum rg_kind kind = b->to ? RG_COPYWAIT : b->kind; /* to the host: for who begins a request by it */
+    b->work = b->several ? rg_work_several_begin(b->member, kind, b->track, gated, RG_DIMS_NONE)
+                         : rg_work_begin(RG_PROCESS, b->mode, kind, b->track, gated, RG_DIMS_NONE);
     if (back && (!b->several || b->work.mode & RG_MODE_HIGH))
         b->kind = RG_COPYWAIT;
     bool high = b->mode & RG_MODE_HIGH, waits = b->kind == RG_COPYWAIT;

@@ -10,8 +10,8 @@
  *
  * For how long a request needs the GPU (need_us) is one number for all, though a longer text needs it for longer. So it is more of it for kinds that wait for
  * the GPU at their end more often than others, and more often than in moments without best-effort work, and less for those that do not
- * (rg_policy_balance). Others do not have less for kinds that wait mostly, which may do so whatever they are given; what launches too little for
- * need_us to matter, as a number that is read back, has no part in it.
+ * (rg_policy_balance). Kinds that mostly wait keep the GPU busy, whatever they are given: they get more of it, and nobody else less for it. What launches
+ * too little for need_us to matter, as a number that is read back, has no part in it.
  *
  * Called by track.c under its lock.
  */
@@ -20,8 +20,9 @@
 
 #include <string.h>
 
-enum { KINDS = 32 }; /* of which there is a bit each in a word */
-enum { COPIES = 2 }; /* in a key: it begins with a copy or memset */
+enum { KINDS = 32 }; /* of which there is a bit each in a word; one of them for copies by themselves, if there are such */
+enum { COPIES = 2, RESULT = 4, BITS = 7 }; /* in a key: it begins with a copy or memset; to the host */
+enum { MOSTLY = RG_POLICY_ONE / 4 * 3 };
 typedef struct {
     uint64_t usual_ns;
     uint32_t usual, votes;
@@ -37,7 +38,8 @@ typedef struct {
     uint32_t waits[KINDS], alone[KINDS]; /* how many of a kind's requests waited for the GPU lately, and in holds, in RG_POLICY_ONE */
     uint32_t parts[KINDS]; /* its part of all requests, likewise */
     uint32_t is_new;       /* a bit for each of which none has ended */
-    uint64_t begun, copy;  /* what the last request began with; the same if it launched nothing, else 0 */
+    bool held;             /* the last one began in a hold */
+    uint64_t begun, copy;  /* what it began with; the same if it was nothing but a copy to the GPU, else 0 */
     request_kind all, kinds[KINDS];
 } requests;
 
@@ -68,19 +70,21 @@ static void write_share(rg_share *share, const request_kind *k)
     atomic_store(&share->usual_votes, k->votes);
 }
 
-/* How many more of a kind's requests wait than without best-effort work. */
+/* How many of a kind's requests wait, of those that do not without best-effort work. */
 static uint32_t waits_of(const requests *r, uint32_t kind)
 {
-    return r->waits[kind] > r->alone[kind] ? r->waits[kind] - r->alone[kind] : 0;
+    uint64_t waits = r->waits[kind], alone = r->alone[kind];
+    if (alone >= MOSTLY)
+        return RG_POLICY_ONE;
+    return waits > alone ? (uint32_t)((waits - alone) * RG_POLICY_ONE / (RG_POLICY_ONE - alone)) : 0;
 }
 
 /* The same of all, without those of kinds that mostly wait; `otherwise`: there are no others. */
 static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
 {
-    enum { MOSTLY = RG_POLICY_ONE / 4 * 3 };
     uint64_t waits = 0, parts = 0;
     for (uint32_t i = 0; i < KINDS; i++) {
-        uint32_t part = r->waits[i] < MOSTLY ? r->parts[i] : 0;
+        uint32_t part = r->waits[i] < MOSTLY && r->alone[i] < MOSTLY ? r->parts[i] : 0;
         waits += (uint64_t)waits_of(r, i) * part;
         parts += part;
     }
@@ -135,7 +139,14 @@ uint64_t rg_request_key(enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     bool copies = kind > RG_GRAPH;
     uint64_t what = rg_hash_fold((uint64_t)kind + 1, copies ? about(units) : units);
-    return (rg_hash_fold(rg_hash_fold(what, dims.grid), dims.block) & ~3ull) | (copies ? COPIES | 1 : 1);
+    uint64_t bits = copies ? COPIES | (kind == RG_COPYWAIT ? RESULT : 0) : 0;
+    return (rg_hash_fold(rg_hash_fold(what, dims.grid), dims.block) & ~(uint64_t)BITS) | bits | 1;
+}
+
+static bool in_hold(void)
+{
+    const rg_settings *settings = &rg.segment->settings;
+    return atomic_load_explicit(&settings->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(settings, rg_now_ns());
 }
 
 void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now)
@@ -146,14 +157,15 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     /* That by which it begins may be counted already, and a few between requests. */
     bool goes_on = began && made > 1 + usual / 8;
     requests *r = requests_of(m, device);
-    /* Of one whose end the agent has found it is not known that it was one: as where that was the copy of the input. */
-    if (!began) {
-        /* What is right in front of a launch is its input; in front of a copy it may be the last request's result. */
+    /* One whose end the agent has found may have been the copy of the input, and this is the rest of it; not where this is a copy, too. */
+    if (!began || (!goes_on && key & COPIES)) {
+        /* What is right in front of a launch is its input. */
         uint64_t input = key & COPIES ? 0 : r->copy;
         r->begun = key;
         r->copy = 0;
+        r->held = in_hold();
         if (key)
-            turn_to(share, r, input ? (rg_hash_fold(key, input) & ~3ull) | 1 : key);
+            turn_to(share, r, input ? (rg_hash_fold(key, input) & ~(uint64_t)BITS) | 1 : key);
     }
     atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
@@ -190,13 +202,11 @@ static uint32_t lately(uint32_t part, bool is)
 static void balance(rg_share *share, requests *r, bool waited)
 {
     enum { LATELY = 64 };
-    const rg_settings *settings = &rg.segment->settings;
     uint32_t now = r->now - 1, *need = &r->kinds[now].need;
-    if (atomic_load_explicit(&settings->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(settings, rg_now_ns())) {
+    bool held = in_hold();
+    if (r->held && held)
         r->alone[now] = lately(r->alone[now], waited);
-        return;
-    }
-    if (!atomic_load_explicit(&settings->need_us, memory_order_relaxed))
+    if (r->held || held || !atomic_load_explicit(&rg.segment->settings.need_us, memory_order_relaxed))
         return;
     for (int i = 0; i < KINDS; i++)
         r->parts[i] -= r->parts[i] / LATELY;
@@ -235,7 +245,7 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
     note_all(r, share, made, took_ns);
-    r->copy = made ? 0 : r->begun;
+    r->copy = made || r->begun & RESULT ? 0 : r->begun;
     if (r->now && made && rg_policy_regular(usual, votes))
         balance(share, r, waited);
 }

@@ -422,6 +422,9 @@ static void each_kind_of_request_is_known(void)
     CHECK(regular);
     CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, false, &regular), 60);
     CHECK(!regular);
+    /* An odd one of a kind that is known changes nothing. */
+    usual_of(share, ONE, 60, false, &regular);
+    CHECK_EQUAL(usual_of(share, ONE, 20, false, &regular), 20);
     for (int round = 0; round < 10; round++) {
         CHECK_EQUAL(usual_of(share, OTHER_KIND, 60, round == 9, &regular), 60);
         CHECK(regular);
@@ -497,21 +500,41 @@ static void kinds_that_wait_need_more(void)
 /* So many more than in holds, in which nobody else has the GPU: what waits by itself needs no more. */
 static void kinds_that_wait_alone_need_no_more(void)
 {
-    enum { ONE = 1, OFTEN = 3 };
+    enum { ONE = 1, OFTEN = 9, ALWAYS = 17 };
     become_high_without_agent();
     seg->settings.need_us = 1000;
     need_of(ONE, 20, false);
     need_of(OFTEN, 20, false);
+    need_of(ALWAYS, 20, false);
     rg_segment_hold(seg, RG_HOLD_LIMIT_MS);
     for (int round = 0; round < 50; round++) {
         CHECK_EQUAL(need_of(ONE, 20, false), RG_POLICY_ONE);
         CHECK_EQUAL(need_of(OFTEN, 20, round % 2), RG_POLICY_ONE);
+        CHECK_EQUAL(need_of(ALWAYS, 20, true), RG_POLICY_ONE);
     }
     rg_segment_hold(seg, 0);
     for (int round = 0; round < 200; round++) {
-        CHECK(need_of(ONE, 20, false) > RG_POLICY_ONE - RG_POLICY_ONE / 16);
-        CHECK(need_of(OFTEN, 20, round % 2) < RG_POLICY_ONE + RG_POLICY_ONE / 16);
+        CHECK(need_of(ONE, 20, false) > RG_POLICY_ONE - RG_POLICY_ONE / 8);
+        CHECK(need_of(OFTEN, 20, round % 2) < RG_POLICY_ONE + RG_POLICY_ONE / 8);
+        CHECK(need_of(ALWAYS, 20, true) >= RG_POLICY_ONE);
     }
+    /* What keeps the GPU busy has more of it, at nobody's expense. */
+    CHECK_EQUAL(need_of(ALWAYS, 20, true), 2 * RG_POLICY_ONE);
+    /* A request that began or ended outside a hold tells nothing of those alone. */
+    for (int round = 0; round < 200; round++) {
+        rg_segment_hold(seg, round % 2 ? 0 : RG_HOLD_LIMIT_MS);
+        rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+        rg_segment_hold(seg, round % 2 ? RG_HOLD_LIMIT_MS : 0);
+        atomic_fetch_add(&rg.slot->launches[0], 20);
+        rg_requests_end(RG_PROCESS, 0, true);
+    }
+    rg_segment_hold(seg, 0);
+    uint32_t one = need_of(ONE, 20, false);
+    for (int round = 0; round < 200; round++) {
+        need_of(OFTEN, 20, round % 2);
+        one = need_of(ONE, 20, true);
+    }
+    CHECK(one > RG_POLICY_ONE + RG_POLICY_ONE / 4);
     done();
 }
 
@@ -546,6 +569,7 @@ static void what_a_request_begins_with(void)
     CHECK(rg_request_key(RG_COPY, 15, RG_DIMS_NONE) != rg_request_key(RG_COPY, 14, RG_DIMS_NONE));
     CHECK(rg_request_key(RG_COPY, SIZE_MAX, RG_DIMS_NONE) != rg_request_key(RG_COPY, SIZE_MAX / 2, RG_DIMS_NONE));
     CHECK(rg_request_key(RG_COPY, 1000, RG_DIMS_NONE) != rg_request_key(RG_MEMSET, 1000, RG_DIMS_NONE));
+    CHECK(rg_request_key(RG_COPY, 1000, RG_DIMS_NONE) != rg_request_key(RG_COPYWAIT, 1000, RG_DIMS_NONE));
     CHECK(rg_request_key(RG_LAUNCH, function, one) == rg_request_key(RG_LAUNCH, function, one));
     CHECK(rg_request_key(RG_LAUNCH, function, one) != rg_request_key(RG_LAUNCH, function, other));
     CHECK(rg_request_key(RG_LAUNCH, function, one) != rg_request_key(RG_LAUNCH, another, one));
@@ -555,7 +579,7 @@ static void what_a_request_begins_with(void)
 /* A copy that is waited for by itself is the input of what follows, and one whose end the agent has found is of the same request. */
 static void the_copy_before_tells_the_kind(void)
 {
-    enum { COPIES = 2, COPY = 1 | COPIES, OTHER_COPY = 5 | COPIES, KERNEL = 9 }; /* as rg_request_key has them */
+    enum { COPIES = 2, COPY = 1 | COPIES, OTHER_COPY = 9 | COPIES, KERNEL = 17 }; /* as rg_request_key has them */
     become_high_without_agent();
     const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
     for (int round = 0; round < 6; round++)
@@ -571,32 +595,53 @@ static void the_copy_before_tells_the_kind(void)
         }
     /* Kinds that launch 40 and 80, by the copy alone. */
     for (int round = 0; round < 6; round++)
-        for (uint64_t kind = 101; kind <= 105; kind += 4) {
+        for (uint64_t kind = 103; kind <= 111; kind += 8) {
             rg_requests_begin(RG_PROCESS, 0, kind, rg_now_ns());
             rg_requests_skip(RG_PROCESS, 0, rg_now_ns()); /* nobody waits for it */
             rg_requests_begin(RG_PROCESS, 0, KERNEL, rg_now_ns());
             if (round > 2)
-                CHECK_EQUAL(share->usual_launches, kind == 101 ? 40 : 80);
-            atomic_fetch_add(&rg.slot->launches[0], kind == 101 ? 40 : 80);
+                CHECK_EQUAL(share->usual_launches, kind == 103 ? 40 : 80);
+            atomic_fetch_add(&rg.slot->launches[0], kind == 103 ? 40 : 80);
             rg_requests_end(RG_PROCESS, 0, false);
         }
     done();
 }
 
-/* Copies that are waited for by themselves, of any size, in front of requests and behind them, are no kinds for which others are forgotten. */
+/*
+ * Copies that are waited for by themselves, of any size, in front of requests and behind them, are no kinds for which others are forgotten; nor do results
+ * tell the kind of the next request, or one whose end the agent has found.
+ */
 static void copies_take_no_place(void)
 {
-    enum { COPIES = 3, KINDS = 20 };
+    enum { INPUT = 3, BACK = 7, KINDS = 20 };
     become_high_without_agent();
     const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    uint64_t drawn = 1;
+    for (uint64_t request = 0; request < 400; request++) {
+        uint64_t kind = (drawn = drawn * 6364136223846793005u + 1442695040888963407u) >> 60;
+        rg_requests_begin(RG_PROCESS, 0, kind << 16 | 1, rg_now_ns());
+        CHECK(request < 200 || share->usual_launches == 20 + 20 * kind);
+        atomic_fetch_add(&rg.slot->launches[0], 20 + 20 * kind);
+        rg_requests_end(RG_PROCESS, 0, false);
+        need_of(kind << 8 | BACK, 0, true);
+    }
+    for (uint64_t request = 0; request < 400; request++) {
+        uint64_t kind = 32 + ((drawn = drawn * 6364136223846793005u + 1442695040888963407u) >> 62);
+        rg_requests_begin(RG_PROCESS, 0, kind << 16 | INPUT, rg_now_ns());
+        CHECK(request < 200 || share->usual_launches == 20 + 20 * kind);
+        atomic_fetch_add(&rg.slot->launches[0], 20 + 20 * kind);
+        rg_requests_end(RG_PROCESS, 0, false);
+        rg_requests_begin(RG_PROCESS, 0, kind << 8 | BACK, rg_now_ns());
+        rg_requests_skip(RG_PROCESS, 0, rg_now_ns());
+    }
     for (uint64_t round = 0; round < 6; round++)
         for (uint64_t kind = 0; kind < KINDS; kind++) {
-            need_of(kind << 8 | COPIES, 0, true);
+            need_of(kind << 8 | INPUT, 0, true);
             rg_requests_begin(RG_PROCESS, 0, kind << 16 | 1, rg_now_ns());
             CHECK(round < 3 || (share->usual_launches == 20 + 20 * kind && rg_policy_regular(share->usual_launches, share->usual_votes)));
             atomic_fetch_add(&rg.slot->launches[0], 20 + 20 * kind);
             rg_requests_end(RG_PROCESS, 0, false);
-            need_of((kind + 100 + round) << 24 | COPIES, 0, true);
+            need_of((kind + 100 + round) << 24 | BACK, 0, true);
         }
     done();
 }
