@@ -196,6 +196,16 @@ enum rg_request rg_policy_usual(uint32_t *usual, uint32_t *votes, uint64_t *usua
     return RG_REQUEST_NEW;
 }
 
+int32_t rg_policy_alike(int32_t alike, uint32_t usual, uint64_t made, enum rg_request is)
+{
+    enum { AFTER_MISTAKE = RG_POLICY_ALIKE - 64 };
+    if (made == usual)
+        return alike < RG_POLICY_ALIKE ? alike + 1 : RG_POLICY_ALIKE;
+    if (made > usual && alike == RG_POLICY_ALIKE)
+        return AFTER_MISTAKE;
+    return is == RG_REQUEST_OTHER && made < usual ? alike : alike < 0 ? alike : 0;
+}
+
 uint64_t rg_policy_pace(uint64_t made, uint32_t usual, uint64_t spent_ns, uint64_t usual_ns)
 {
     uint64_t before = usual_ns && usual ? usual / 8 : 0;

@@ -255,8 +255,14 @@ uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns);
  */
 #define RG_POLICY_SLOW_CALL_NS 2000000u
 
-/* At so many suspensions in a row what requests usually launch (rg_policy_usual) has to have been the same for the next one to be taken to launch as much. */
+/*
+ * rg_policy_alike: in so many requests in a row has what they launched been the same; called at the end of each, with what was `usual` until then, what it has
+ * `made`, and what rg_policy_usual says it `is`. From RG_POLICY_ALIKE on the next one is taken to launch as much, and to have launched all once it has.
+ * One that then goes on has best-effort work in its way, so that it takes 64 requests until that is tried again (below 0). One that launches far less
+ * is in nobody's way.
+ */
 #define RG_POLICY_ALIKE 8
+int32_t rg_policy_alike(int32_t alike, uint32_t usual, uint64_t made, enum rg_request is);
 
 /*
  * Programs that serve requests from a queue begin the next one soon after the last: of 4,000 requests of BERT as one graph, 60 a second at random, on an

@@ -55,9 +55,6 @@ typedef struct {
     rg_policy_had had; /* only the thread's, as what follows */
     uint32_t short_gaps, short_pauses; /* bit per idle time of the high clients: it was short, or very short; the last one is the lowest */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
-    int32_t alike;      /* suspensions in a row at which requests usually made as many launches, `usual` */
-    uint32_t usual;
-    int usual_slot; /* whose */
     struct {
         uint64_t after, busy, progress, at_ns; /* 1 + when the high clients had been idle; who was busy, and what that one had launched; when */
     } back; /* before the end of a request that had launched all */
@@ -550,8 +547,8 @@ static bool comes_between(preemptor *p, uint64_t since)
     return rg_device_until_late(rg.segment, p->device, now, rg_since(idle, now), &look_ns) >= RG_POLICY_BETWEEN_NS;
 }
 
-/* The client at work on the device, where it is the only one and its requests are alike; what it has launched, and in the one under way; or -1. */
-static int regular_client(const preemptor *p, uint64_t *progress, uint64_t *made)
+/* The client at work on the device, where it is the only one and its requests launch `usual`, each; what it has launched, and in the one under way; or -1. */
+static int regular_client(const preemptor *p, uint64_t *progress, uint64_t *made, uint32_t *usual)
 {
     uint64_t busy = atomic_load(&rg.segment->devices[p->device].high_busy);
     if (!busy || busy & (busy - 1))
@@ -561,7 +558,8 @@ static int regular_client(const preemptor *p, uint64_t *progress, uint64_t *made
     uint64_t began = atomic_load(&share->began_launches);
     *progress = rg_progress(&rg.segment->clients[slot]);
     *made = *progress > began ? *progress - began : 0;
-    return rg_policy_regular(atomic_load(&share->usual_launches), atomic_load(&share->usual_votes)) ? slot : -1;
+    *usual = atomic_load(&share->usual_launches);
+    return rg_policy_regular(*usual, atomic_load(&share->usual_votes)) && atomic_load(&share->alike) ? slot : -1;
 }
 
 /* Whether it is back before the end of the request under way, which has launched more since, or not. */
@@ -573,33 +571,6 @@ static bool came_back_early(const preemptor *p, bool more)
            (p->back.progress != rg_progress(&rg.segment->clients[__builtin_ctzll(busy)])) == more;
 }
 
-/* A request that had launched all has gone on: that is not tried again soon. */
-static void mistaken(preemptor *p)
-{
-    enum { AFTER_MISTAKE = -56 };
-    p->alike = AFTER_MISTAKE;
-    p->back.after = 0;
-}
-
-/* Before a suspension: how often in a row the number of launches that requests usually make has been the same. */
-static void note_alike(preemptor *p)
-{
-    uint64_t made, progress;
-    int slot = regular_client(p, &progress, &made);
-    uint32_t usual = slot < 0 ? 0 : atomic_load(&rg_share_of(rg.segment, p->device, slot)->usual_launches);
-    bool same = usual == p->usual;
-    p->alike = usual && same && slot == p->usual_slot ? p->alike + (p->alike < RG_POLICY_ALIKE) : p->alike < 0 ? p->alike : 0;
-    p->usual = usual;
-    p->usual_slot = slot;
-    if (!p->back.after)
-        return;
-    /* It goes on, or has ended since, and others like it: those are no less than whole. */
-    bool over = p->back.after != atomic_load(&rg.segment->devices[p->device].idle_ns) + 1;
-    bool whole = !usual || !same || p->back.busy != 1ull << slot || (progress - made - p->back.progress) % usual == 0;
-    if (over ? !whole : came_back_early(p, true))
-        mistaken(p);
-    p->back.after = over ? 0 : p->back.after;
-}
 
 /*
  * Whether the request under way has launched all that those like it do, though its program does not wait for it yet; or when to look again: later
@@ -610,15 +581,14 @@ static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
     enum { LEAST_NS = 20000 };
     const rg_device *dev = &rg.segment->devices[p->device];
     uint64_t made, progress, now = rg_now_ns(), idle = atomic_load(&dev->idle_ns);
-    bool may = p->channels_off && !p->stopped && p->alike >= RG_POLICY_ALIKE && !bursts(p) && !held_back();
-    int slot = may ? regular_client(p, &progress, &made) : -1;
+    uint32_t usual;
+    bool may = p->channels_off && !p->stopped && !bursts(p) && !held_back();
+    int slot = may ? regular_client(p, &progress, &made, &usual) : -1;
     *look_ns = WAIT_NS;
-    if (slot < 0 || slot != p->usual_slot || made > p->usual)
+    if (slot < 0 || made > usual)
         return false;
     const rg_share *share = rg_share_of(rg.segment, p->device, slot);
-    if (atomic_load(&share->usual_launches) != p->usual)
-        return false;
-    if (made == p->usual) {
+    if (made == usual) {
         if (outlasts_slice(p, since) || atomic_load(&dev->idle_ns) != idle)
             return false;
         p->back.after = idle + 1;
@@ -631,7 +601,7 @@ static bool has_launched_all(preemptor *p, uint64_t since, uint64_t *look_ns)
         p->seen_ns = now;
     p->seen_progress = progress;
     uint64_t began = atomic_load(&share->began_ns), spent = began ? rg_since(began, now) : 0, least_ns = LEAST_NS + (now - p->seen_ns) / 4;
-    uint64_t left_ns = rg_policy_until_late(made, p->usual, spent, atomic_load(&share->usual_ns), 0, 1) / 2;
+    uint64_t left_ns = rg_policy_until_late(made, usual, spent, atomic_load(&share->usual_ns), 0, 1) / 2;
     left_ns = left_ns < least_ns ? least_ns : left_ns;
     *look_ns = left_ns < WAIT_NS ? left_ns : WAIT_NS;
     return false;
@@ -653,7 +623,7 @@ static void stand_aside(preemptor *p)
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
     uint64_t enabled_ns = 0; /* since when the channels are on, though its streams stop, and high clients only wait */
     bool may_suspend_too;    /* if what is under way launches for longer than it seemed to */
-    note_alike(p);
+    p->back.after = came_back_early(p, false) ? p->back.after : 0; /* a request that goes on after all */
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     note_pause(p);
@@ -746,7 +716,7 @@ static bool cuts_short(preemptor *p)
     uint64_t busy = atomic_load(&dev->high_busy), idle = atomic_load(&dev->idle_ns);
     bool waits = busy && !(atomic_load(&dev->high_launching) & busy);
     if (waits && came_back_early(p, true)) {
-        mistaken(p);
+        p->back.after = 0;
         p->cut_after = 0; /* of what it has launched since nothing may have run */
     }
     if (!waits || !suspends(p) || p->cut_after == idle + 1 || !may_stand_aside() ||

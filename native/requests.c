@@ -20,13 +20,15 @@
 
 #include <string.h>
 
-enum { KINDS = 32 }; /* of which there is a bit each in a word; one of them for copies by themselves, if there are such */
+enum { KINDS = 32 }; /* one of them for copies by themselves, if there are such */
 enum { COPIES = 2, RESULT = 4, BITS = 7 }; /* in a key: it begins with a copy or memset; to the host */
 enum { MOSTLY = RG_POLICY_ONE / 4 * 3 };
 typedef struct {
     uint64_t usual_ns;
     uint32_t usual, votes;
     uint32_t need; /* rg_policy_balance */
+    int32_t alike; /* rg_policy_alike */
+    bool is_new;   /* none has ended */
     uint64_t course[RG_POLICY_COURSE];
 } request_kind;
 
@@ -37,9 +39,8 @@ typedef struct {
     uint32_t used[KINDS]; /* the smallest one's is longest ago */
     uint32_t waits[KINDS], alone[KINDS]; /* how many of a kind's requests waited for the GPU lately, and in holds, in RG_POLICY_ONE */
     uint32_t parts[KINDS]; /* its part of all requests, likewise */
-    uint32_t is_new;       /* a bit for each of which none has ended */
-    bool held;             /* the last one began in a hold */
-    uint64_t begun, copy;  /* what it began with; the same if it was nothing but a copy to the GPU, else 0 */
+    bool held;            /* the last one began in a hold */
+    uint64_t begun, copy; /* what it began with; the same if it was nothing but a copy to the GPU, else 0 */
     request_kind all, kinds[KINDS];
 } requests;
 
@@ -65,6 +66,7 @@ static void write_share(rg_share *share, const request_kind *k)
     atomic_store(&share->usual_launches, k->usual);
     atomic_store_explicit(&share->usual_ns, k->usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->need_part, k->need, memory_order_relaxed);
+    atomic_store_explicit(&share->alike, k->alike >= RG_POLICY_ALIKE, memory_order_relaxed);
     for (int i = 0; i < RG_POLICY_COURSE; i++)
         atomic_store_explicit(&share->course[i], k->course[i], memory_order_relaxed);
     atomic_store(&share->usual_votes, k->votes);
@@ -104,9 +106,10 @@ static uint32_t kind_of(requests *r, uint64_t key)
     r->keys[oldest] = key;
     *k = r->all;
     k->need = RG_POLICY_ONE;
+    k->alike = 0;
+    k->is_new = true;
     r->parts[oldest] = r->alone[oldest] = 0;
     r->waits[oldest] = waits_of_all(r, 0);
-    r->is_new |= 1u << oldest;
     /* No surer than it has to be. */
     k->votes = k->votes < 2 * k->usual ? k->votes : 2 * k->usual;
     return oldest;
@@ -225,16 +228,20 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
     uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
     requests *r = requests_of(m, device);
-    if (r->now && r->is_new & 1u << (r->now - 1)) {
+    request_kind *kind = r->now ? &r->kinds[r->now - 1] : &r->all;
+    if (kind->is_new) {
         if (!made) { /* nothing but copies: it takes no place of its own */
             r->keys[r->now - 1] = 0;
             r->used[r->now - 1] = 0;
         } else if ((made > usual ? made - usual : usual - made) > usual / 8) {
             votes = 0; /* what is usual was no more than a guess, from all */
         }
-        r->is_new &= ~(1u << (r->now - 1));
+        kind->is_new = false;
     }
+    uint32_t until_now = usual;
     enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
+    if (made)
+        kind->alike = rg_policy_alike(kind->alike, until_now, made, is);
     if (is == RG_REQUEST_NEW)
         rg_share_forget_course(share);
     else if (is == RG_REQUEST_USUAL)
@@ -244,6 +251,7 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
+    atomic_store_explicit(&share->alike, kind->alike >= RG_POLICY_ALIKE, memory_order_relaxed);
     note_all(r, share, made, took_ns);
     r->copy = made || r->begun & RESULT ? 0 : r->begun;
     if (r->now && made && rg_policy_regular(usual, votes))

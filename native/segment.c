@@ -388,6 +388,7 @@ void rg_share_forget_requests(rg_share *share, uint64_t launches)
     atomic_store(&share->usual_launches, 0);
     atomic_store(&share->usual_ns, 0);
     atomic_store(&share->need_part, 0);
+    atomic_store(&share->alike, 0);
     rg_share_forget_course(share);
     atomic_store(&share->began_ns, 0);
     atomic_store(&share->began_launches, launches);

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 21,
+    RG_SEGMENT_VERSION = 22,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -140,6 +140,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, usual_ns, 1)       /* [client] high: for how long such requests launch (rg_policy_usual) */ \
     F(words, course, RG_POLICY_COURSE) /* [client] high: their course (rg_policy_course), in two's complement */ \
     F(u32, need_part, 1)      /* [client] high: the part of need_us that such requests need (rg_policy_balance); 0: all of it */ \
+    F(u32, alike, 1)          /* [client] high: such requests launch no more than usual_launches (rg_policy_alike) */ \
     F(u64, seen, 1)           /* [any] high: how far the request under way was when it was last looked at (segment.c) */
 
 /*
@@ -467,7 +468,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 21. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 22. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -19,6 +19,9 @@ import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
+/** RG_SEGMENT_VERSION of native/segment.h. */
+const VERSION = 22;
+
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
   type: z.enum(["u32", "u64", "words", "i32", "char", "hist"]),
@@ -27,7 +30,7 @@ const fieldSchema = z.object({
 const recordSchema = z.object({ offset: z.int().nonnegative(), fields: z.record(z.string(), fieldSchema) });
 const tableSchema = recordSchema.extend({ stride: z.int().positive(), count: z.int().positive() });
 const layoutSchema = z.object({
-  version: z.literal(21),
+  version: z.literal(VERSION),
   size: z.int().positive(),
   histogram: z.object({ buckets: z.int().positive(), sub_bits: z.int(), min_shift: z.int() }),
   header: recordSchema,
@@ -220,9 +223,21 @@ export interface Table {
   words(row: number, field: string): BigUint64Array;
 }
 
+/** The layout that a library has; throws if that is another version's (RIGEL_LIB). */
+function layoutOf(native: Pick<Native, "layout">): Layout {
+  const layout = layoutSchema.safeParse(JSON.parse(native.layout));
+  if (layout.success) return layout.data;
+  throw new RigelError(
+    "native",
+    `librigel.so belongs to another version of Rigel, its segments are not of version ${VERSION} (${layout.error.issues[0]?.message}); ` +
+      "unset RIGEL_LIB, or build it anew (make -C native)",
+    { cause: layout.error },
+  );
+}
+
 /** What a segment file takes. */
-export function segmentBytes(native: Native): number {
-  return layoutSchema.parse(JSON.parse(native.layout)).size;
+export function segmentBytes(native: Pick<Native, "layout">): number {
+  return layoutOf(native).size;
 }
 
 export class Segment {
@@ -262,7 +277,7 @@ export class Segment {
   private constructor(native: Native, path: string) {
     this.path = path;
     this.#native = native;
-    this.#layout = layoutSchema.parse(JSON.parse(native.layout));
+    this.#layout = layoutOf(native);
     this.#bytes = Bun.mmap(path, { shared: true });
     this.#words = new Uint32Array(this.#bytes.buffer, this.#bytes.byteOffset, this.#layout.size >> 2);
     this.#longs = new BigUint64Array(this.#bytes.buffer, this.#bytes.byteOffset, this.#layout.size >> 3);

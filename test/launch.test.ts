@@ -6,7 +6,7 @@ import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
 import { heldUp } from "../src/report.ts";
-import { Segment } from "../src/segment.ts";
+import { Segment, segmentBytes } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
 import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 import { until as eventually } from "./serving.ts";
@@ -877,5 +877,13 @@ describe("the library", () => {
     await using child = start(["launch", config([serve])], { env: { RIGEL_LIB: broken } });
     expect(await child.stderr.text()).toContain(`${broken} cannot be loaded`);
     expect(await child.exited).toBe(1);
+  });
+
+  test("of another version is told to be that", async () => {
+    const native = await Native.load();
+    const layout = native.layout.replace(/"version": ?\d+/, '"version":1');
+    expect(layout).not.toBe(native.layout);
+    expect(() => segmentBytes({ layout })).toThrow(/another version of Rigel.*unset RIGEL_LIB, or build it anew/);
+    expect(segmentBytes(native)).toBeGreaterThan(1e6);
   });
 });

@@ -586,10 +586,7 @@ static void the_copy_before_tells_the_kind(void)
         for (int kind = 0; kind < 2; kind++) {
             need_of(kind ? COPY : OTHER_COPY, 0, true);
             rg_requests_begin(RG_PROCESS, 0, KERNEL, rg_now_ns());
-            if (round > 2)
-                CHECK_EQUAL(share->usual_launches, kind ? 20 : 60);
-            if (round > 2)
-                CHECK(rg_policy_regular(share->usual_launches, share->usual_votes));
+            CHECK(round < 3 || (share->usual_launches == (kind ? 20 : 60) && rg_policy_regular(share->usual_launches, share->usual_votes)));
             atomic_fetch_add(&rg.slot->launches[0], kind ? 20 : 60);
             rg_requests_end(RG_PROCESS, 0, false);
         }
@@ -643,6 +640,35 @@ static void copies_take_no_place(void)
             rg_requests_end(RG_PROCESS, 0, false);
             need_of((kind + 100 + round) << 24 | BACK, 0, true);
         }
+    done();
+}
+
+/* That requests launch no more than usual is known of each kind; it begins as unknown, whatever others do. */
+static void a_kind_that_launches_no_more(void)
+{
+    enum { ONE = 1, OTHER_KIND = 9, THIRD = 17, RESULT = 31 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+#define ALIKE(kind, made) (need_of(kind, made, false), share->alike)
+    for (int round = 0; round < 20; round++) {
+        CHECK_EQUAL(ALIKE(ONE, 20), round >= RG_POLICY_ALIKE);
+        CHECK_EQUAL(ALIKE(OTHER_KIND, 60 + (uint32_t)round % 2), 0);
+        need_of(RESULT, 0, true);
+    }
+    /* As it begins the share tells of it. */
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    CHECK_EQUAL(share->alike, 1);
+    atomic_fetch_add(&rg.slot->launches[0], 20);
+    rg_requests_end(RG_PROCESS, 0, false);
+    for (int round = 0; round <= RG_POLICY_ALIKE; round++)
+        CHECK_EQUAL(ALIKE(THIRD, 20), round == RG_POLICY_ALIKE);
+    /* One goes on: that one's kind is not taken for alike until 64 more were. */
+    CHECK_EQUAL(ALIKE(ONE, 21), 0);
+    CHECK_EQUAL(ALIKE(THIRD, 20), 1);
+    for (int round = 0; round < 66; round++)
+        CHECK_EQUAL(ALIKE(ONE, 21), round >= 63);
+    rg_requests_forget(RG_PROCESS, 0);
+    CHECK_EQUAL(share->alike, 0);
     done();
 }
 
@@ -1477,6 +1503,7 @@ int main(int argc, char **argv)
     what_a_request_begins_with();
     RUN(the_copy_before_tells_the_kind);
     RUN(copies_take_no_place);
+    RUN(a_kind_that_launches_no_more);
     RUN(kinds_are_forgotten);
     RUN(the_kind_of_longest_ago_goes);
     RUN(kinds_that_wait_alike_need_the_same);

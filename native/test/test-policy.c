@@ -252,6 +252,29 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(REST(110, 550000), 0);
 }
 
+/* Requests that have launched exactly as many lately are taken to launch no more, for long not if one did all the same. */
+static void requests_that_launch_no_more(void)
+{
+    int32_t alike = 0;
+    for (int i = 1; i <= 10; i++) {
+        alike = rg_policy_alike(alike, 200, 200, RG_REQUEST_USUAL);
+        CHECK_EQUAL(alike, i < RG_POLICY_ALIKE ? i : RG_POLICY_ALIKE);
+    }
+    /* What launches far less tells nothing. One launch less is another number; one more was in the way. */
+    CHECK_EQUAL(rg_policy_alike(alike, 200, 3, RG_REQUEST_OTHER), RG_POLICY_ALIKE);
+    CHECK_EQUAL(rg_policy_alike(alike, 200, 199, RG_REQUEST_USUAL), 0);
+    CHECK_EQUAL(rg_policy_alike(alike, 200, 3, RG_REQUEST_NEW), 0);
+    CHECK_EQUAL(rg_policy_alike(alike, 200, 201, RG_REQUEST_USUAL), RG_POLICY_ALIKE - 64);
+    alike = rg_policy_alike(alike, 200, 500, RG_REQUEST_OTHER);
+    CHECK_EQUAL(alike, RG_POLICY_ALIKE - 64);
+    for (int i = 0; i < 63; i++)
+        alike = rg_policy_alike(alike, 200, 200, RG_REQUEST_USUAL);
+    CHECK_EQUAL(alike, RG_POLICY_ALIKE - 1);
+    CHECK_EQUAL(rg_policy_alike(alike, 200, 201, RG_REQUEST_USUAL), 0); /* nobody had come back for it */
+    CHECK_EQUAL(rg_policy_alike(-5, 200, 201, RG_REQUEST_USUAL), -5);
+    CHECK_EQUAL(rg_policy_alike(-5, 200, 3, RG_REQUEST_NEW), -5);
+}
+
 /* Requests launch more in one part than in another: that is learned from what was seen of them. */
 static void course_of_requests(void)
 {
@@ -425,6 +448,7 @@ int main(void)
     course_of_requests();
     balance_of_kinds();
     requests_that_are_alike();
+    requests_that_launch_no_more();
     requests_that_follow();
     fair();
     orion();

@@ -399,8 +399,10 @@ static void back_as_all_is_launched_and(bool waits)
     rg_share *share = rg_share_of(seg, 0, OTHER);
     _Atomic uint64_t *launches = &seg->clients[OTHER].launches[0];
     atomic_store(&share->usual_ns, 1000000);
-    for (int i = 0; i <= RG_POLICY_ALIKE + 1; i++) {
+    enum { ALIKE = 1, GOES_ON = 2 }; /* until the first, and after the second, they are not known to launch no more */
+    for (int i = 0; i <= GOES_ON + 1; i++) {
         uint64_t before = atomic_load(&rg.slot->suspensions);
+        atomic_store(&share->alike, i >= ALIKE && i <= GOES_ON);
         atomic_store(&share->began_ns, rg_now_ns());
         other_launches(true);
         WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
@@ -409,10 +411,12 @@ static void back_as_all_is_launched_and(bool waits)
         usleep(5000);
         CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
         atomic_fetch_add(launches, 1);
-        if (i == RG_POLICY_ALIKE) {
+        if (i == ALIKE || i == GOES_ON) {
             CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
             usleep(5000);
             CHECK_EQUAL(rg.slot->suspensions, before + 1);
+        }
+        if (i == GOES_ON) {
             atomic_fetch_add(launches, 30);
             if (waits) {
                 rg_device_launching(dev0(), OTHER, false);
@@ -423,7 +427,7 @@ static void back_as_all_is_launched_and(bool waits)
                 launch(spin, NULL, 1000);
         }
         usleep(5000);
-        CHECK_EQUAL(cuStreamQuery(NULL), i == RG_POLICY_ALIKE && waits ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
+        CHECK_EQUAL(cuStreamQuery(NULL), i == ALIKE || (i == GOES_ON && waits) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
         other_launches(false);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
         atomic_store(&share->began_launches, atomic_load(launches));
