@@ -95,6 +95,12 @@ const PROGRAMS: readonly Program[] = [
     args: serve("gpt2", 4, "--seq", "256", "--decode", "4"),
   },
   {
+    name: "gpt2-stream",
+    class: "high",
+    title: "GPT-2 decoding, batch 4, 4 tokens a request after 256, kernel by kernel, each read back before the next",
+    args: serve("gpt2", 4, "--seq", "256", "--decode", "4", "--stream"),
+  },
+  {
     name: "resnet50-train",
     class: "best-effort",
     title: "ResNet-50 training, batch 64",

@@ -87,7 +87,8 @@ Examples:
 Pairs are a high and one or more best-effort programs:
   high         resnet50, bert; resnet50-graph, bert-graph: the same as one CUDA graph; gpt2-decode;
                resnet50-mixed, bert-mixed, bert-mixed-graph: batches of three sizes by chance;
-               bert-texts: texts of 16 lengths by chance
+               bert-texts: texts of 16 lengths by chance;
+               gpt2-stream: decoding without graphs, each token read back (best with --rate 10)
   best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph
   --pairs all runs each high program with each best-effort one, and resnet50+resnet50-train+gpt2-train.
 On a machine without a GPU those run that a profile was recorded of: resnet50, bert, and all best-effort ones but

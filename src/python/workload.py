@@ -12,7 +12,7 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
             are of any length, and a server batches what has come.
             With --alternate one request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
-            of --seq tokens whose keys and values are there already.
+            of --seq tokens whose keys and values are there already. With --stream kernel by kernel, and each is read back.
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
             the GPU; with --graph each step is one replay of one captured CUDA graph. --windows says when it pauses.
 
@@ -84,6 +84,7 @@ def arguments(argv=None):
         "--windows", metavar="FILE", help="train by a JSON list of seconds: pause, work, pause, ...; then pause until the end"
     )
     parser.add_argument("--decode", type=int, default=0, metavar="N", help="a request is N tokens of GPT-2")
+    parser.add_argument("--stream", action="store_true", help="decode without a graph; each token is read back before the next")
     parser.add_argument("--alternate", type=int, metavar="SEED", help="serve through Rigel and past it in turn; --log says which")
     parser.add_argument("--log", metavar="FILE", help="write every latency, or every step's end, as JSON")
     parser.add_argument("--gpu-time", action="store_true", help="only measure the GPU time of one request")
@@ -99,6 +100,8 @@ def arguments(argv=None):
         parser.error("--graph with --mode train is for --model gpt2")
     if args.decode and (args.mode != "infer" or args.model != "gpt2" or args.decode < 1):
         parser.error("--decode is for --mode infer --model gpt2, and at least 1")
+    if args.stream and not args.decode:
+        parser.error("--stream is for --decode")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
@@ -309,6 +312,23 @@ class Decoding:
         return self.finish(self.issue())
 
 
+class Streaming(Decoding):
+    """The same kernel by kernel, as generate() of transformers has it: each token is in host memory before the next is begun."""
+
+    def _capture(self):
+        pass
+
+    def issue(self):
+        with self.torch.no_grad():
+            self.token.copy_(self.host, non_blocking=True)
+            self.position.fill_(self.past)
+            for i in range(self.decoded.size(1)):
+                self._step()
+                self.decoded[:, i].copy_(self.token[:, 0])
+                self.token.tolist()
+        return self.decoded
+
+
 class Training:
     """step() = one optimiser step; it returns the loss, still on the GPU."""
 
@@ -397,7 +417,9 @@ def make(torch, args):
         torch.backends.cudnn.deterministic = True
         torch.use_deterministic_algorithms(True, warn_only=True)
     if args.mode == "infer":
-        return Decoding(torch, args) if args.decode else Inference(torch, args)
+        if args.decode:
+            return (Streaming if args.stream else Decoding)(torch, args)
+        return Inference(torch, args)
     return GraphTraining(torch, args) if args.graph else Training(torch, args)
 
 
