@@ -258,7 +258,7 @@ uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns);
 /*
  * rg_policy_alike: in so many requests in a row has what they launched been the same; called at the end of each, with what was `usual` until then, what it has
  * `made`, and what rg_policy_usual says it `is`. From RG_POLICY_ALIKE on the next one is taken to launch as much, and to have launched all once it has.
- * One that then goes on has best-effort work in its way, so that it takes 64 requests until that is tried again (below 0). One that launches far less
+ * One that then goes on has best-effort work in its way: that is not tried again before 64 more have launched what is usual. One that launches far less
  * is in nobody's way.
  */
 #define RG_POLICY_ALIKE 8

@@ -93,6 +93,14 @@ static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
     return parts ? (uint32_t)(waits / parts) : otherwise;
 }
 
+static bool is_known(const requests *r, uint64_t key)
+{
+    for (uint32_t i = 0; i < KINDS; i++)
+        if (key && r->keys[i] == key)
+            return true;
+    return false;
+}
+
 /* The kind with this key; the one that was used longest ago becomes it. */
 static uint32_t kind_of(requests *r, uint64_t key)
 {
@@ -160,8 +168,11 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     /* That by which it begins may be counted already, and a few between requests. */
     bool goes_on = began && made > 1 + usual / 8;
     requests *r = requests_of(m, device);
-    /* One whose end the agent has found may have been the copy of the input, and this is the rest of it; not where this is a copy, too. */
-    if (!began || (!goes_on && key & COPIES)) {
+    /*
+     * One whose end the agent has found may have been the copy of the input, and this is the rest of it; not where this is a copy, too, or what began with
+     * a launch, as what nobody waits for after a request does, and another kind begins with this.
+     */
+    if (!began || (!goes_on && (key & COPIES || (!(r->begun & COPIES) && is_known(r, key))))) {
         /* What is right in front of a launch is its input. */
         uint64_t input = key & COPIES ? 0 : r->copy;
         r->begun = key;
@@ -173,14 +184,28 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
     atomic_store(&share->began_ns, goes_on ? began + rg_since(atomic_load(&m->period[device].paused_since), now) : now);
 }
 
+static request_kind *kind_under_way(requests *r)
+{
+    return r->now ? &r->kinds[r->now - 1] : &r->all;
+}
+
+static void note_alike(rg_share *share, request_kind *kind, uint32_t usual, uint64_t made, enum rg_request is)
+{
+    kind->alike = rg_policy_alike(kind->alike, usual, made, is);
+    atomic_store_explicit(&share->alike, kind->alike >= RG_POLICY_ALIKE, memory_order_relaxed);
+}
+
 void rg_requests_skip(rg_member *m, uint32_t device, uint64_t now)
 {
     rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
     uint32_t usual = atomic_load_explicit(&share->usual_launches, memory_order_relaxed);
-    uint64_t progress = rg_progress(m->slot);
+    uint64_t progress = rg_progress(m->slot), made = progress - atomic_load(&share->began_launches);
     atomic_store(&m->period[device].paused_since, now);
-    if (progress - atomic_load(&share->began_launches) < usual - usual / 8)
+    if (made < usual - usual / 8)
         return;
+    requests *r = requests_of(m, device);
+    if (made > usual)
+        note_alike(share, kind_under_way(r), usual, made, RG_REQUEST_OTHER);
     atomic_store(&share->began_launches, progress);
     atomic_store(&share->began_ns, 0);
 }
@@ -228,7 +253,7 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     uint64_t usual_ns = atomic_load_explicit(&share->usual_ns, memory_order_relaxed);
     uint64_t made = progress - atomic_load(&share->began_launches), began = atomic_load(&share->began_ns), took_ns = began ? rg_since(began, now) : 0;
     requests *r = requests_of(m, device);
-    request_kind *kind = r->now ? &r->kinds[r->now - 1] : &r->all;
+    request_kind *kind = kind_under_way(r);
     if (kind->is_new) {
         if (!made) { /* nothing but copies: it takes no place of its own */
             r->keys[r->now - 1] = 0;
@@ -240,8 +265,6 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     }
     uint32_t until_now = usual;
     enum rg_request is = rg_policy_usual(&usual, &votes, &usual_ns, made, took_ns);
-    if (made)
-        kind->alike = rg_policy_alike(kind->alike, until_now, made, is);
     if (is == RG_REQUEST_NEW)
         rg_share_forget_course(share);
     else if (is == RG_REQUEST_USUAL)
@@ -251,7 +274,8 @@ void rg_requests_end(rg_member *m, uint32_t device, bool waited)
     atomic_store_explicit(&share->usual_ns, usual_ns, memory_order_relaxed);
     atomic_store_explicit(&share->usual_launches, usual, memory_order_relaxed);
     atomic_store_explicit(&share->usual_votes, votes, memory_order_relaxed);
-    atomic_store_explicit(&share->alike, kind->alike >= RG_POLICY_ALIKE, memory_order_relaxed);
+    if (made || is == RG_REQUEST_NEW)
+        note_alike(share, kind, until_now, made, is);
     note_all(r, share, made, took_ns);
     r->copy = made || r->begun & RESULT ? 0 : r->begun;
     if (r->now && made && rg_policy_regular(usual, votes))

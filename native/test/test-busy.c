@@ -672,6 +672,64 @@ static void a_kind_that_launches_no_more(void)
     done();
 }
 
+/* One that goes on tells of its kind though nobody waits for it, and of no other's where others launch something after requests that nobody waits for. */
+static void a_kind_that_goes_on(void)
+{
+    enum { ONE = 1, OTHER_KIND = 9, THIRD = 17, INPUT = 27, LEAST = 8 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    /* Nothing, as often as not, and no kind at all. */
+    for (int request = 0; request < 20; request++)
+        CHECK_EQUAL(ALIKE(0, 0), 0);
+    for (int request = 0; request <= LEAST; request++)
+        CHECK_EQUAL(ALIKE(0, 20), request == LEAST);
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    CHECK_EQUAL(share->alike, 0);
+    atomic_fetch_add(&rg.slot->launches[0], 20);
+    rg_requests_end(RG_PROCESS, 0, false);
+    while (!ALIKE(ONE, 20))
+        ;
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    atomic_fetch_add(&rg.slot->launches[0], 21);
+    rg_requests_skip(RG_PROCESS, 0, rg_now_ns());
+    CHECK_EQUAL(share->alike, 0);
+    for (int request = 0; request < 64; request++)
+        CHECK_EQUAL(ALIKE(ONE, 20), request == 63);
+    for (int request = 0; request <= LEAST; request++)
+        CHECK_EQUAL(ALIKE(OTHER_KIND, 60), request == LEAST);
+    for (int round = 0; round < 20; round++) {
+        CHECK_EQUAL(ALIKE(ONE, 20), 1);
+        /* Before the next one, which is another. */
+        rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+        atomic_fetch_add(&rg.slot->launches[0], 1);
+        rg_requests_skip(RG_PROCESS, 0, rg_now_ns());
+        rg_requests_begin(RG_PROCESS, 0, OTHER_KIND, rg_now_ns());
+        CHECK_EQUAL(share->usual_launches, 60);
+        atomic_fetch_add(&rg.slot->launches[0], 59);
+        rg_requests_end(RG_PROCESS, 0, false);
+        CHECK_EQUAL(share->alike, 1);
+    }
+    /* What stands still for a moment early on is of the same kind, whatever it launches then. */
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    atomic_fetch_add(&rg.slot->launches[0], 1);
+    rg_requests_skip(RG_PROCESS, 0, rg_now_ns());
+    rg_requests_begin(RG_PROCESS, 0, THIRD, rg_now_ns());
+    CHECK(share->usual_launches == 20 && share->alike);
+    atomic_fetch_add(&rg.slot->launches[0], 19);
+    rg_requests_end(RG_PROCESS, 0, false);
+    CHECK_EQUAL(share->alike, 1);
+    /* So is what an input has come for, though others begin as that launches. */
+    for (int request = 0; request <= LEAST; request++)
+        CHECK_EQUAL(ALIKE(INPUT, 40), request == LEAST);
+    ALIKE(ONE, 20);
+    rg_requests_begin(RG_PROCESS, 0, INPUT, rg_now_ns());
+    rg_requests_skip(RG_PROCESS, 0, rg_now_ns());
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    CHECK(share->usual_launches == 40 && share->alike);
+    rg_requests_end(RG_PROCESS, 0, false);
+    done();
+}
+
 /* Who was best-effort meanwhile begins anew. */
 static void kinds_are_forgotten(void)
 {
@@ -1504,6 +1562,7 @@ int main(int argc, char **argv)
     RUN(the_copy_before_tells_the_kind);
     RUN(copies_take_no_place);
     RUN(a_kind_that_launches_no_more);
+    RUN(a_kind_that_goes_on);
     RUN(kinds_are_forgotten);
     RUN(the_kind_of_longest_ago_goes);
     RUN(kinds_that_wait_alike_need_the_same);

@@ -272,6 +272,7 @@ static void requests_that_launch_no_more(void)
     CHECK_EQUAL(alike, RG_POLICY_ALIKE - 1);
     CHECK_EQUAL(rg_policy_alike(alike, 200, 201, RG_REQUEST_USUAL), 0); /* nobody had come back for it */
     CHECK_EQUAL(rg_policy_alike(-5, 200, 201, RG_REQUEST_USUAL), -5);
+    CHECK_EQUAL(rg_policy_alike(5, 200, 500, RG_REQUEST_OTHER), 0);
     CHECK_EQUAL(rg_policy_alike(-5, 200, 3, RG_REQUEST_NEW), -5);
 }
 

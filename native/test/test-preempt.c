@@ -446,6 +446,38 @@ static void a_request_that_goes_on_and_waits_is_suspended_for(void)
     back_as_all_is_launched_and(true);
 }
 
+/* So few launches tell nothing, and of two high clients at once the other one may launch more: it comes back when they wait. */
+static void back_as_they_wait(void)
+{
+    enum { ANOTHER = OTHER + 1 };
+    become_preemptible();
+    other_is_regular();
+    seg->settings.defer_us = seg->settings.defer_ppm = 0;
+    rg_share *share = rg_share_of(seg, 0, OTHER);
+    for (uint64_t two = 0; two < 2; two++) {
+        uint64_t before = atomic_load(&rg.slot->suspensions);
+        uint32_t usual = two ? 100 : 8;
+        atomic_store(&share->usual_launches, usual);
+        atomic_store(&share->alike, 1);
+        atomic_store(&share->began_launches, atomic_load(&seg->clients[OTHER].launches[0]));
+        if (two)
+            rg_device_busy(dev0(), ANOTHER, rg_now_ns());
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == before + 1);
+        launch(spin, NULL, 1000);
+        atomic_fetch_add(&seg->clients[OTHER].launches[0], usual);
+        rg_device_wake(dev0());
+        usleep(20000);
+        CHECK_EQUAL(cuStreamQuery(NULL), CUDA_ERROR_NOT_READY);
+        if (two)
+            rg_device_idle(dev0(), ANOTHER, rg_now_ns());
+        other_launches(false);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        usleep(5000);
+    }
+    done();
+}
+
 /* One that stops launching and never waits is stood aside for, too, and best-effort work gets its due. */
 static void a_request_that_stops_is_waited_for_so_long(void)
 {
@@ -906,6 +938,7 @@ int main(int argc, char **argv)
     RUN(back_as_the_next_request_begins);
     RUN(back_as_all_is_launched);
     RUN(a_request_that_goes_on_and_waits_is_suspended_for);
+    RUN(back_as_they_wait);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(who_has_run_is_owed_nothing);
     RUN(a_break_is_a_share);
