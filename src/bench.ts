@@ -154,7 +154,7 @@ export function addBench(program: Command, device: (text: string) => Config["dev
       whole(0, 100_000),
     )
     .option("--device <device>", "auto, simulated, a device index, or a UUID", device, "auto")
-    .option("--dry-run", "show what would run and how long it would take")
+    .option("--dry-run", "show what would run and how long it would take, with --json - as JSON; write no file")
     .option("--json <file>", "write everything measured as JSON; - is standard output")
     .option("--markdown <file>", "write the table as Markdown")
     .option("--html <file>", "write a page with plots")
@@ -209,7 +209,9 @@ function checkPin(first: number, copies: number, solo: boolean): void {
 
 async function runBench(flags: Flags, command: Command): Promise<void> {
   if (flags.solo) checkSolo(flags, command);
-  if (!flags.dryRun) await checkOutputs(flags);
+  else if (flags.copies !== undefined)
+    throw new RigelError("command", "rigel bench: expected --copies with --solo only");
+  await checkOutputs(flags);
   const native = await Native.load();
   const state = join(defaultSegmentFolder(process.env), `rigel-bench-sim-${process.getuid?.() ?? 0}-${process.pid}`);
   const simulation = { state, preset: "h200", mps: false } as const;
@@ -287,7 +289,10 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
     for (const note of notes) progress(`note: ${note}`);
     progress(`${jobs.length} runs, about ${duration(total_s(jobs, timing))}`);
     if (flags.dryRun) {
-      print(jobs.map((job) => `${job.title} (${job.seconds(timing).toFixed(0)} s)`).join("\n"));
+      const runs = jobs.map((job) => ({ title: job.title, seconds: Math.round(job.seconds(timing)) }));
+      if (flags.json === "-")
+        print(JSON.stringify({ schema: 1, dry_run: true, device, seconds: total_s(jobs, timing), runs, notes }));
+      else print(runs.map(({ title, seconds }) => `${title} (${seconds} s)`).join("\n"));
       return;
     }
     const result: BenchResult = {

@@ -131,7 +131,7 @@ export function devicePath(device: string, folder = devicesFolder()): string {
 }
 
 export async function readCalibration(path: string): Promise<Calibration> {
-  return parse(calibrationSchema, await readJson(path), path);
+  return parse(calibrationSchema, await readJson(path, { once: true }), path);
 }
 
 /** Makes the folder of the user's own, before a minute is spent on what goes into it. */

@@ -17,6 +17,7 @@ import { clearDurations, durationsFolder, durationsText, keptDurations } from ".
 import { addDoctor } from "./doctor.ts";
 import { RigelError, reason } from "./errors.ts";
 import { addHangs } from "./hangs-command.ts";
+import { withPlaces } from "./json.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
@@ -152,6 +153,8 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const planned = await plan(config, native, simulationState);
   if (flags.mps !== undefined && !planned.device.simulated)
     planned.notes.push("--mps has no effect on a real GPU; use --sharing");
+  if (flags.mps === "off" && planned.device.simulated && config.sharing === "mps")
+    planned.notes.push('--mps off has no effect, as sharing is "mps"');
   if (flags.trace !== undefined && !config.recorder)
     throw new RigelError("config", `--trace: expected a configuration whose recorder is on, got ${config.file}`);
   if (flags.html !== undefined) await checkOutput("--html", flags.html);
@@ -315,7 +318,7 @@ try {
     // Commander has printed its message; help and version are no errors.
     process.exitCode = thrown.exitCode === 0 ? 0 : 2;
   } else if (thrown instanceof RigelError) {
-    for (const line of thrown.message.split("\n")) progress(line);
+    for (const line of withPlaces(thrown.message).split("\n")) progress(line);
     process.exitCode = thrown.exitStatus;
   } else if (noRoom(thrown)) {
     progress(reason(thrown));

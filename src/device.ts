@@ -68,7 +68,9 @@ export class Devices {
     throw new RigelError(
       "device",
       `${where}: there is no GPU ${selector} here; ` +
-        (there ? `there is ${there}` : 'no GPU was found, "simulated" needs none'),
+        (there
+          ? `there is ${there}`
+          : 'no GPU was found; "simulated" needs none, and has its clients see all devices of "simulated.devices"'),
     );
   }
 

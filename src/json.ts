@@ -2,8 +2,8 @@
  * json.ts: reads JSON that people write by hand, so that a slip is named by line and column.
  *
  * JSON.parse of JavaScriptCore gives no position, and of a field that is there twice it drops the first. It stays the parser; the scan
- * below runs after it has refused a text, to find where, and over configurations, to find such fields. It must never accept or reject
- * anything else on its own.
+ * below runs after it has refused a text, to find where, over configurations, to find such fields, and where one is refused later, to find that
+ * field. It must never accept or reject anything else on its own.
  */
 
 import { RigelError, reason } from "./errors.ts";
@@ -28,9 +28,49 @@ export async function readJson(file: string, strictness: Strictness = {}): Promi
   } catch (thrown) {
     throw new RigelError("config", `${path}: cannot be read (${reason(thrown)})`, { cause: thrown });
   }
-  const value = parseJson(decoded(bytes, path), path, strictness);
+  const text = decoded(bytes, path);
+  const value = parseJson(text, path, strictness);
   checkDepth(value, path);
+  if (strictness.once) handWritten.set(path, text);
   return value;
+}
+
+/** Files that people write, as they were read, by what errors call them. */
+const handWritten = new Map<string, string>();
+
+/**
+ * An error's message, with line and column in those of its lines that name a field of such a file: `jobs.json: clients[0].name: expected ...`
+ * becomes `jobs.json:3:15: clients[0].name: expected ...`. Of a field that is missing it is where that is of which it is one.
+ */
+export function withPlaces(message: string): string {
+  return message
+    .split("\n")
+    .map((line) => {
+      const [path, text] = [...handWritten].find(([name]) => line.startsWith(`${name}: `)) ?? [];
+      if (path === undefined || text === undefined) return line;
+      const rest = line.slice(path.length + 2);
+      const offset = offsetOf(rest, text);
+      if (offset === undefined) return line;
+      const { line: number, column } = locate(text, offset, "");
+      return `${path}:${number}:${column}: ${rest}`;
+    })
+    .join("\n");
+}
+
+/** Where the field is that `problem` begins with, or what it is missing in; undefined if it begins with none. */
+function offsetOf(problem: string, text: string): number | undefined {
+  const fields = new Map<string, number>();
+  firstFault(text, false, (field, offset) => fields.set(field, offset));
+  const named = [...fields.keys()].filter((field) => problem.startsWith(`${field}: `));
+  const longest = named.reduce((one, other) => (other.length > one.length ? other : one), "");
+  if (longest !== "") return fields.get(longest);
+  // Of `a[0].b.c` first `a[0].b`, then `a[0]`, and `a`.
+  const parts = /^(\w+|\[\d+\])(\.\w+|\[\d+\])*(?=: )/.exec(problem)?.[0].match(/^\w+|\.\w+|\[\d+\]/g) ?? [];
+  for (let kept = parts.length - 1; kept > 0; kept--) {
+    const offset = fields.get(parts.slice(0, kept).join(""));
+    if (offset !== undefined) return offset;
+  }
+  return undefined;
 }
 
 /** Parses a text, which errors call `path`. */
@@ -91,8 +131,18 @@ const SCALAR =
   /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"/y;
 
-/** Walks the text by the JSON grammar with an explicit stack of what is open, up to the first thing that does not fit. */
-function firstFault(text: string, once = false): Fault | undefined {
+/** What is open: an object with the fields that it has so far, or a list; and how its fields are called. */
+interface Open {
+  fields?: Set<unknown>;
+  path: string;
+  entries: number;
+}
+
+/**
+ * Walks the text by the JSON grammar with an explicit stack of what is open, up to the first thing that does not fit. `found` is told each field,
+ * as schema.ts calls it, and where it begins.
+ */
+function firstFault(text: string, once = false, found?: (field: string, offset: number) => void): Fault | undefined {
   let at = 0;
   const take = (pattern: RegExp): boolean => {
     pattern.lastIndex = at;
@@ -106,17 +156,18 @@ function firstFault(text: string, once = false): Fault | undefined {
     return true;
   };
   const expected = (what: string): Fault => locate(text, at, `not valid JSON: expected ${what}`);
-  /** Of an object the fields that it has so far. */
-  const open: (Set<unknown> | "[")[] = [];
+  const open: Open[] = [];
+  /** What the next value is called. */
+  let path = "";
   let want: "value" | "key or end" | "key" | "value or end" | "separator" = "value";
   for (;;) {
     take(BLANK);
     const inner = open.at(-1);
     if (want === "separator") {
       if (inner === undefined) return at < text.length ? expected("the end of the file") : undefined;
-      const close = inner === "[" ? "]" : "}";
+      const close = inner.fields ? "}" : "]";
       if (takeChar(close)) open.pop();
-      else if (takeChar(",")) want = inner === "[" ? "value" : "key";
+      else if (takeChar(",")) want = inner.fields ? "key" : "value";
       else return expected(`"," or "${close}"`);
     } else if (want === "key" || want === "key or end") {
       if (want === "key or end" && takeChar("}")) {
@@ -126,24 +177,30 @@ function firstFault(text: string, once = false): Fault | undefined {
       }
       const begin = at;
       if (!take(STRING)) return expected('a field name in double quotes (and no "," after the last field)');
-      if (once && inner instanceof Set) {
+      if ((once || found) && inner?.fields) {
         const quoted = text.slice(begin, at);
-        const name: unknown = JSON.parse(quoted);
-        if (inner.has(name)) return locate(text, begin, `expected each field once, got ${quoted} again`);
-        inner.add(name);
+        const name = String(JSON.parse(quoted));
+        if (once && inner.fields.has(name)) return locate(text, begin, `expected each field once, got ${quoted} again`);
+        inner.fields.add(name);
+        path = inner.path === "" ? name : `${inner.path}.${name}`;
+        found?.(path, begin);
       }
       take(BLANK);
       if (!takeChar(":")) return expected('":" after the field name');
       want = "value";
+    } else if (want === "value or end" && takeChar("]")) {
+      open.pop();
+      want = "separator";
     } else {
-      if (want === "value or end" && takeChar("]")) {
-        open.pop();
-        want = "separator";
-      } else if (takeChar("{")) {
-        open.push(new Set());
+      if (inner && !inner.fields) {
+        path = `${inner.path}[${inner.entries++}]`;
+        found?.(path, at);
+      }
+      if (takeChar("{")) {
+        open.push({ fields: new Set(), path, entries: 0 });
         want = "key or end";
       } else if (takeChar("[")) {
-        open.push("[");
+        open.push({ path, entries: 0 });
         want = "value or end";
       } else if (take(SCALAR)) {
         want = "separator";

@@ -175,7 +175,7 @@ function fieldsOf(settings: readonly string[]): Record<string, unknown> {
 }
 
 function valueOf(text: string): unknown {
-  return /^(-?\d+(\.\d+)?|true|false|null)$/.test(text) ? JSON.parse(text) : text;
+  return /^(-?\d+(\.\d+)?(e[-+]?\d+)?|true|false|null)$/i.test(text) ? JSON.parse(text.toLowerCase()) : text;
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {

@@ -30,18 +30,24 @@ export function fields<Shape extends z.ZodRawShape>(shape: Shape) {
 export function parse<Schema extends z.ZodType>(schema: Schema, value: unknown, file: string): z.output<Schema> {
   const result = schema.safeParse(value, { reportInput: true });
   if (result.success) return result.data;
-  const lines = result.error.issues.flatMap((issue) => {
-    const keys = issue.code === "unrecognized_keys" ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
-    return keys.map((path) => `${file}: ${fieldPath(path)}${expectation(issue)}`);
-  });
+  const lines = problemsOf(result.error).map(
+    ({ path, message }) => `${file}: ${path === "" ? "" : `${path}: `}${message}`,
+  );
   throw new RigelError("config", lines.join("\n"));
 }
 
+/** What is wrong, field by field, with a value that was parsed with `reportInput`. The value itself has no path. */
+export function problemsOf({ issues }: z.core.$ZodError): { path: string; message: string }[] {
+  return issues.flatMap((issue) => {
+    const keys = issue.code === "unrecognized_keys" ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
+    return keys.map((path) => ({ path: fieldPath(path), message: expectation(issue) }));
+  });
+}
+
 function fieldPath(path: readonly PropertyKey[]): string {
-  const field = path
+  return path
     .map((key, index) => (typeof key === "number" ? `[${key}]` : `${index > 0 ? "." : ""}${String(key)}`))
     .join("");
-  return field === "" ? "" : `${field}: `;
 }
 
 function expectation(issue: z.core.$ZodIssue): string {

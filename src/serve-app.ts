@@ -27,7 +27,7 @@ import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
 import type { Native } from "./native.ts";
-import { fields } from "./schema.ts";
+import { fields, problemsOf } from "./schema.ts";
 import type { Segment } from "./segment.ts";
 import { RequestError, errorBody } from "./serve-error.ts";
 import { launchRoutes } from "./serve-launch.ts";
@@ -101,7 +101,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           return errorBody("not_json", error.cause instanceof RigelError ? error.cause.message : error.message);
         case "VALIDATION": {
           set.status = error.type === "response" ? 500 : 422;
-          const issues = issuesOf(error.all);
+          const issues = issuesOf(error.validator, error.value);
           const what = issues.length === 1 ? "a field is" : `${issues.length} fields are`;
           return errorBody("invalid", `${what} not as expected`, issues);
         }
@@ -145,7 +145,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
     })
     .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
-      query: z.object({
+      query: fields({
         /** What waits for longer hangs; left out: what the server was started with. */
         threshold_s: z.coerce.number().positive().max(86_400).optional(),
       }),
@@ -153,7 +153,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
     })
     .get("/v1/traces", ({ query: { client, segment, last_s } }) => traceOf(watcher, segment, { client, last_s }), {
-      query: z.object({
+      query: fields({
         /** A client's name, or a process number; left out: all. */
         client: z.string().optional(),
         /** Only of this segment. */
@@ -233,7 +233,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         };
       },
       {
-        body: z.strictObject({ policy: policyChangeSchema, segment: z.string().optional() }),
+        body: fields({ policy: policyChangeSchema, segment: z.string().optional() }),
         response: z.object({
           segments: z.array(configSchema),
           /** Fields that have no effect under the policy in force. */
@@ -319,20 +319,11 @@ function traceOf(watcher: Watcher, id: string | undefined, options: TraceOptions
   });
 }
 
-/** zod's issues, whatever Elysia has put round them. */
-function issuesOf(all: readonly unknown[]): { path: string; message: string }[] {
-  const issueSchema = z.object({
-    path: z.union([z.string(), z.array(z.unknown())]).optional(),
-    message: z.string().optional(),
-  });
-  return all.flatMap((one) => {
-    const issue = issueSchema.safeParse(one);
-    if (!issue.success) return [];
-    const { path = [], message = "not as expected" } = issue.data;
-    const keys = typeof path === "string" ? path.split("/").filter((key) => key !== "") : path.map(String);
-    // What is wrong with the whole has no path, as from `POST /v1/launch`.
-    return [{ path: path === "root" ? "" : keys.join("."), message }];
-  });
+/** What is wrong with what a schema has refused, in the words of the command line: Elysia tells no more than zod's texts. */
+function issuesOf(validator: unknown, value: unknown): { path: string; message: string }[] {
+  const { schema } = z.object({ schema: z.instanceof(z.ZodType) }).parse(validator);
+  const result = schema.safeParse(value, { reportInput: true });
+  return result.success ? [] : problemsOf(result.error);
 }
 
 /** Encoded once for all who look on. */

@@ -525,7 +525,7 @@ describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
     expect(pairs).toHaveLength(51);
-    expect(new Set(pairs).size).toBe(46);
+    expect(new Set(pairs).size).toBe(51);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
@@ -1512,6 +1512,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--live", "--solo"], "expected either --live or --solo"],
     [["--solo", "--rounds", "3"], "expected no --rounds with --solo: --duration says how long it measures"],
     [["--pin", "0"], "expected --pin with --solo only"],
+    [["--copies", "2"], "expected --copies with --solo only"],
     [["--solo", "--pin", "99999"], "expected 1 processors from there on, one for each copy of a kind; there are"],
     [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
@@ -1547,6 +1548,18 @@ describe.concurrent("rigel bench refuses", () => {
     expect(dry.stdout).toContain(`${PAIR}, round 1, time slicing`);
     expect(dry.stderr).not.toContain("attached");
     expect(dry.status).toBe(0);
+    const json = await rigel("bench", "--device", "simulated", "--dry-run", "--json", "-", "--pairs", PAIR);
+    expect(JSON.parse(json.stdout)).toMatchObject({
+      schema: 1,
+      device: { simulated: true },
+      runs: expect.arrayContaining([{ title: `${PAIR}, round 1, time slicing`, seconds: expect.any(Number) }]),
+    });
+    const nowhere = await rigel("bench", "--device", "simulated", "--dry-run", "--html", "/nowhere/x.html");
+    expect(nowhere).toMatchObject({
+      status: 2,
+      stdout: "",
+      stderr: expect.stringContaining("--html: /nowhere/x.html"),
+    });
     // 3 s to start, 2 to settle, 4 measured and 2 around them.
     const solo = await rigel(
       "bench",

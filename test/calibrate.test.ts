@@ -230,12 +230,14 @@ describe("rigel simulate", () => {
     const of = calibrated({ slice_ns: number(1, "ns") }, { simulated: true });
     expect((await simulated(of)).stdout).not.toContain("nvidia-h200.json");
     const nothing = await simulated(calibrated({ slice_ns: number(0, "ns") }));
-    expect(nothing.stderr).toContain("nvidia-h200.json: constants.slice_ns.value: expected a number above 0, got 0");
+    expect(nothing.stderr).toContain(
+      "nvidia-h200.json:1:138: constants.slice_ns.value: expected a number above 0, got 0",
+    );
     // Exchanging contexts may cost nothing: then half of the GPU's time is each client's.
     const free = await simulated(calibrated({ slice_ns: number(1e6, "ns"), switch_ns: number(0, "ns") }));
     expect(free.stdout).toMatch(/^time slicing +a .* 0\.50/m);
     const { stderr, status } = await simulated(calibrated({ slice_ns: { value: "long" } }));
-    expect(stderr).toContain("nvidia-h200.json: constants.slice_ns.value: expected a number");
+    expect(stderr).toMatch(/nvidia-h200\.json:1:\d+: constants\.slice_ns\.value: expected a number/);
     expect(status).toBe(2);
   });
 });

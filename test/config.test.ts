@@ -16,7 +16,11 @@ async function refused(config: string | object, files: Record<string, object> = 
   const path = scratch.file("config.json", config);
   const { status, stdout, stderr } = await rigel("launch", path, "--dry-run", "--device", "simulated");
   expect({ status, stdout }, stderr).toEqual({ status: 2, stdout: "" });
-  return stderr.trimEnd().replaceAll(`${scratch.path}/`, "").split("\n");
+  const lines = stderr.trimEnd().replaceAll(`${scratch.path}/`, "").split("\n");
+  // Where a field is in such a file is told by a test of its own.
+  return typeof config === "string"
+    ? lines
+    : lines.map((line) => line.replace(/^(rigel: config\.json):1:\d+: /, "$1: "));
 }
 
 describe.concurrent("a configuration is refused with the field and what was expected:", () => {
@@ -29,6 +33,30 @@ describe.concurrent("a configuration is refused with the field and what was expe
   test("a field that is there twice, by line and column", async () => {
     expect(await refused('{\n  "clients": [\n    { "name": "a", "replay": {}, "n\\u0061me": "b" }\n  ]\n}')).toEqual([
       'rigel: config.json:3:34: expected each field once, got "n\\u0061me" again',
+    ]);
+  });
+
+  test("a field, by line and column; a missing one by where it should be", async () => {
+    const text = `{
+  "durations_s": 3,
+  "clients": [
+    { "name": "a", "class": "high", "command": ["no-such-program-9b1"] },
+    {
+      "class": "best-effort",
+      "replay": { "profile": "tiny.csv", "rate_per_s": "60" } }
+  ]
+}`;
+    expect(await refused(text)).toEqual([
+      "rigel: config.json:5:5: clients[1].name: expected text, but it is missing",
+      'rigel: config.json:7:42: clients[1].replay.rate_per_s: expected a number, got "60"',
+      expect.stringContaining("rigel: config.json:2:3: durations_s: unknown field; expected one of "),
+    ]);
+    const named = text
+      .replace('"durations_s": 3,', "")
+      .replace('"class": "b', '"name": "b", "class": "b')
+      .replace('"60"', "60");
+    expect(await refused(named)).toEqual([
+      "rigel: config.json:4:49: clients[0].command[0]: expected a program on PATH, no-such-program-9b1 is not found",
     ]);
   });
 
@@ -207,7 +235,7 @@ function timed(arrivals: string): object {
 describe.concurrent("what only looks like a configuration is refused:", () => {
   test("a number that is too large for one", async () => {
     expect(await refused('{ "duration_s": 1e999, "clients": [] }')).toContain(
-      "rigel: config.json: duration_s: expected a number, got Infinity",
+      "rigel: config.json:1:3: duration_s: expected a number, got Infinity",
     );
   });
 
@@ -258,7 +286,7 @@ describe.concurrent("what only looks like a configuration is refused:", () => {
     const path = scratch.file("config.json", { device: "simulated", clients: [client] });
     const { status, stderr } = await rigel("launch", path);
     expect(stderr).toContain(
-      `rigel: ${path}: clients[0].command[0]: expected a program that can be started, got ./broken (ENOEXEC`,
+      `rigel: ${path}:1:72: clients[0].command[0]: expected a program that can be started, got ./broken (ENOEXEC`,
     );
     expect(status).toBe(2);
   });

@@ -2,7 +2,7 @@
 
 import { expect, test } from "bun:test";
 import { RigelError, reason } from "../src/errors.ts";
-import { parseJson, readJson } from "../src/json.ts";
+import { parseJson, readJson, withPlaces } from "../src/json.ts";
 import { Scratch } from "./rigel.ts";
 
 async function refusal(text: string): Promise<string> {
@@ -44,6 +44,34 @@ test("a field that is there twice is the last one, unless it is to be there once
   );
   const same = '{"a": {"a": [{"a": 1}, {"a": "b:\\"{"}]}, "b": {}, "c": []}';
   expect(parseJson(same, "x", { once: true })).toEqual(JSON.parse(same));
+});
+
+test("a field of a file is found by how errors call it", async () => {
+  using scratch = new Scratch();
+  const text = '{"a": {"b.c": [1,\n {"d": 2}]}, "b": 3,\n "a\\u0062": "\\"b\\": 1", "x y": {}}';
+  const path = scratch.file("fields.json", text);
+  await readJson(path, { once: true });
+  const at = (problem: string): string => withPlaces(`${path}: ${problem}`).slice(path.length);
+  expect(at("a: wrong")).toBe(":1:2: a: wrong");
+  expect(at("a.b.c: wrong")).toBe(":1:8: a.b.c: wrong");
+  expect(at("a.b.c[0]: wrong: b: no")).toBe(":1:16: a.b.c[0]: wrong: b: no");
+  expect(at("a.b.c[1]: wrong")).toBe(":2:2: a.b.c[1]: wrong");
+  expect(at("a.b.c[1].d: wrong")).toBe(":2:3: a.b.c[1].d: wrong");
+  expect(at("b: wrong")).toBe(":2:14: b: wrong");
+  expect(at("ab: wrong")).toBe(":3:2: ab: wrong");
+  expect(at("x y: wrong")).toBe(":3:25: x y: wrong");
+  // Missing ones, by the last of those that they are in.
+  expect(at("b.e.f[3]: is missing")).toBe(":2:14: b.e.f[3]: is missing");
+  expect(at("a.e: is missing")).toBe(":1:2: a.e: is missing");
+  for (const nowhere of ["e: is missing", "wrong", "", "a]: no", "expected a: b"])
+    expect(at(nowhere)).toBe(`: ${nowhere}`);
+  // Only at the start of a line, and of files that people write.
+  expect(withPlaces(`one\n${path}: b: two\nsee ${path}: b: three`)).toBe(
+    `one\n${path}:2:14: b: two\nsee ${path}: b: three`,
+  );
+  const measured = scratch.file("measured.json", text);
+  await readJson(measured);
+  expect(withPlaces(`${measured}: b: wrong`)).toBe(`${measured}: b: wrong`);
 });
 
 test("a file that is not there is named", async () => {

@@ -2,7 +2,7 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
-import { Scratch, TINY_PROFILE, reportOf, rigel } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, reportOf, rigel, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
 let program: string;
@@ -118,7 +118,7 @@ describe.concurrent("clients[].memory", () => {
     const size =
       'expected a size such as "40GiB" or "512MiB", a share of the device such as "30%", or a number of bytes';
     const expected = (value: unknown): string => (value === 0 || value === -1 ? "expected a number above 0" : size);
-    expect(stderr.trimEnd().split("\n")).toEqual(
+    expect(withoutPlaces(stderr).trimEnd().split("\n")).toEqual(
       wrong.map(
         (memory, index) =>
           `rigel: ${path}: clients[${index}].memory: ${expected(memory)}, got ${JSON.stringify(memory)}`,

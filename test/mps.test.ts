@@ -13,7 +13,7 @@ import { findDaemon } from "../src/mps-daemon.ts";
 import { Native } from "../src/native.ts";
 import { living, startedWith } from "../src/proc.ts";
 import { adviceFor, areBound, areShort } from "../src/sharing-advice.ts";
-import { type Result, Scratch, TINY_PROFILE, reportOf, root, start } from "./rigel.ts";
+import { type Result, Scratch, TINY_PROFILE, reportOf, root, start, withoutPlaces } from "./rigel.ts";
 
 const PROGRAM = "nvidia-cuda-mps-control";
 let scratch: Scratch;
@@ -276,7 +276,7 @@ describe("sharing mps starts a daemon", () => {
     await using machine = new Machine(fault);
     const marker = join(machine.path, "must-not-appear");
     const result = await machine.run([shell("a", "high", `touch ${marker}`)], { sharing: "mps" }, "--json");
-    expect(result.stderr).toContain(`rigel: ${machine.path}/jobs.json: sharing: "mps" cannot be had: `);
+    expect(withoutPlaces(result.stderr)).toContain(`rigel: ${machine.path}/jobs.json: sharing: "mps" cannot be had: `);
     expect(result.stderr).toContain(
       {
         denied: `${PROGRAM} -d ended with status 1: Failed to create the pipe directory: permission denied`,
@@ -295,7 +295,7 @@ describe("sharing mps starts a daemon", () => {
     await using machine = new Machine();
     machine.env["PATH"] = join(machine.path, "run"); // where there is no program at all
     const result = await machine.run([serve], { sharing: "mps" }, "--dry-run");
-    expect(result.stderr).toContain(`jobs.json: sharing: expected ${PROGRAM} on PATH for "mps"`);
+    expect(withoutPlaces(result.stderr)).toContain(`jobs.json: sharing: expected ${PROGRAM} on PATH for "mps"`);
     expect(result).toMatchObject({ status: 1, stdout: "" });
   });
 });
@@ -840,6 +840,10 @@ test("--sharing is for the configuration's, and --mps for the simulated GPU alon
   expect(await shown("--device", "simulated", "--sharing", "auto", "--mps", "on")).toMatchObject({
     sharing: { mode: "mps", daemon: null },
   });
+  expect(await shown("--device", "simulated", "--mps", "off")).toMatchObject({
+    sharing: { mode: "mps" },
+    notes: ['--mps off has no effect, as sharing is "mps"'],
+  });
   const refused = await machine.run([train], {}, "--sharing", "mig");
   expect(refused.stderr).toContain("Allowed choices are auto, time-slice, mps.");
   expect(refused).toMatchObject({ status: 2, stdout: "" });
@@ -864,7 +868,7 @@ describe("a configuration", () => {
     await using machine = new Machine();
     const path = machine.config([], { device: "simulated", ...config });
     await using child = start(["launch", path, "--dry-run"], { env: machine.env });
-    expect(await child.stderr.text()).toContain(`rigel: ${path}: ${message}`);
+    expect(withoutPlaces(await child.stderr.text())).toContain(`rigel: ${path}: ${message}`);
     expect(await child.exited).toBe(2);
   });
 });

@@ -91,9 +91,9 @@ describe.concurrent("Orion's configuration", () => {
       status: 2,
       stdout: "",
       stderr: [
-        `rigel: ${path}: clients[0].kernel_file: expected text, but it is missing`,
-        `rigel: ${path}: clients[0].num_iters: expected a number above 0, got -1`,
-        `rigel: ${path}: clients[0].args.rps: expected 0 or a number from 0.000001 to 1000000, got "fast"`,
+        `rigel: ${path}:1:13: clients[0].kernel_file: expected text, but it is missing`,
+        `rigel: ${path}:1:27: clients[0].num_iters: expected a number above 0, got -1`,
+        `rigel: ${path}:1:50: clients[0].args.rps: expected 0 or a number from 0.000001 to 1000000, got "fast"`,
         "",
       ].join("\n"),
     });
@@ -108,15 +108,15 @@ describe.concurrent("Orion's configuration", () => {
       { ...client, kernel_file: "a\0b" },
     ]);
     expect((await rigel("launch", path, "--dry-run")).stderr.split("\n")).toEqual([
-      `rigel: ${path}: [0].args.rps: expected a number of at most 1000000, got 10000000`,
-      `rigel: ${path}: [1].args.rps: expected a number of at least 0.000001, got -1`,
-      `rigel: ${path}: [1].args.input_file: expected text without NUL characters, got "a\\u0000b"`,
-      `rigel: ${path}: [2].kernel_file: expected text without NUL characters, got "a\\u0000b"`,
+      `rigel: ${path}:1:46: [0].args.rps: expected a number of at most 1000000, got 10000000`,
+      `rigel: ${path}:1:107: [1].args.rps: expected a number of at least 0.000001, got -1`,
+      `rigel: ${path}:1:116: [1].args.input_file: expected text without NUL characters, got "a\\u0000b"`,
+      `rigel: ${path}:1:156: [2].kernel_file: expected text without NUL characters, got "a\\u0000b"`,
       "",
     ]);
     const crowd = scratch.file("crowd.json", { clients: Array.from({ length: 65 }, () => client) });
     const { status, stderr } = await rigel("launch", crowd, "--dry-run");
-    expect(stderr).toStartWith(`rigel: ${crowd}: clients: expected at most 64 entries, got`);
+    expect(stderr).toStartWith(`rigel: ${crowd}:1:2: clients: expected at most 64 entries, got`);
     expect(status).toBe(2);
   });
 
@@ -148,7 +148,7 @@ describe.concurrent("Orion's configuration", () => {
     using scratch = new Scratch();
     const path = scratch.file("orion.json", [{ arch: "gpt", kernel_file: "absent.csv" }]);
     const { status, stderr } = await rigel("launch", path, "--dry-run", "--device", "simulated");
-    expect(stderr).toStartWith(`rigel: ${path}: [0].kernel_file: ${scratch.path}/absent.csv: cannot be read`);
+    expect(stderr).toStartWith(`rigel: ${path}:1:16: [0].kernel_file: ${scratch.path}/absent.csv: cannot be read`);
     expect(status).toBe(2);
   });
 });

@@ -126,7 +126,7 @@ test("the command line names file, line and field, and starts nothing", async ()
   expect(await rigel("launch", config, "--device", "simulated")).toEqual({
     status: 2,
     stdout: "",
-    stderr: `rigel: ${config}: clients[0].replay.profile: ${profile}:3: Duration: expected a number from 0 to 3600000000000, got "soon"\n`,
+    stderr: `rigel: ${config}:1:50: clients[0].replay.profile: ${profile}:3: Duration: expected a number from 0 to 3600000000000, got "soon"\n`,
   });
 });
 

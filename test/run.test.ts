@@ -375,7 +375,7 @@ describe("running clients", () => {
   test("change policy, and what is wrong is said without changing anything", async () => {
     await using train = run("best-effort", "train");
     await working("train");
-    const changed = await rigel("set", "policy", "name=priority", "inflight=3", "min_share=0.2", "suspend=false");
+    const changed = await rigel("set", "policy", "name=priority", "inflight=3", "min_share=2E-1", "suspend=false");
     expect(changed.status).toBe(0);
     expect((await ps())[0]).toMatchObject({
       policy: "priority",

@@ -246,7 +246,33 @@ describe("the server", () => {
     });
     const unknown = await server.ask("/v1/clients/train", { method: "PATCH", body: { weigth: 2 } });
     const message = "unknown field; expected one of class, memory, weight, paused, pause_s";
-    expect(unknown).toMatchObject({ status: 422, body: { error: { issues: [{ path: "", message }] } } });
+    expect(unknown).toMatchObject({ status: 422, body: { error: { issues: [{ path: "weigth", message }] } } });
+    const inner = await server.ask("/v1/config", {
+      method: "PUT",
+      body: { policy: { name: "slo", target: { p99: 1 } }, segmnt: "x" },
+    });
+    expect(inner).toMatchObject({
+      status: 422,
+      body: {
+        error: {
+          issues: [
+            { path: "policy.target.p99", message: "unknown field; expected one of p99_over_alone, p99_ms" },
+            { path: "policy.target", message: 'expected either "p99_over_alone" or "p99_ms", got neither' },
+            { path: "segmnt", message: "unknown field; expected one of policy, segment" },
+          ],
+        },
+      },
+    });
+    for (const [query, path, wrong] of [
+      ["hangs?threshold=5", "threshold", "unknown field; expected one of threshold_s"],
+      ["hangs?threshold_s=-1", "threshold_s", "expected a number above 0, got -1"],
+      ["traces?last_s=abc", "last_s", "expected a number, got NaN"],
+      ["traces?last=1", "last", "unknown field; expected one of client, segment, last_s"],
+    ])
+      expect(await server.ask(`/v1/${query}`)).toMatchObject({
+        status: 422,
+        body: { error: { issues: [{ path, message: wrong }] } },
+      });
     const config = place.file("pair.json", place.pair());
     await using first = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
     await using second = place.start(["launch", config, "--duration", "60", "--segment", place.segments]);
