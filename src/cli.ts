@@ -17,7 +17,7 @@ import { clearDurations, durationsFolder, durationsText, keptDurations } from ".
 import { addDoctor } from "./doctor.ts";
 import { RigelError, reason } from "./errors.ts";
 import { addHangs } from "./hangs-command.ts";
-import { withPlaces } from "./json.ts";
+import { setElsewhere, withPlaces } from "./json.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
@@ -189,6 +189,16 @@ async function leaveStatus(path: string): Promise<void> {
 }
 
 function overridden(config: Config, flags: LaunchFlags): Config {
+  const given = {
+    compare: flags.compare,
+    duration_s: flags.duration,
+    device: flags.device,
+    sharing: flags.sharing,
+    "policy.name": flags.policy,
+    "policy.inflight": flags.inflight,
+    "simulated.mps": flags.mps,
+  };
+  for (const [field, flag] of Object.entries(given)) if (flag !== undefined) setElsewhere(config.file, field);
   return {
     ...config,
     ...(flags.compare !== undefined && { compare: flags.compare }),

@@ -31,12 +31,17 @@ export async function readJson(file: string, strictness: Strictness = {}): Promi
   const text = decoded(bytes, path);
   const value = parseJson(text, path, strictness);
   checkDepth(value, path);
-  if (strictness.once) handWritten.set(path, text);
+  if (strictness.once) handWritten.set(path, new Places(text));
   return value;
 }
 
 /** Files that people write, as they were read, by what errors call them. */
-const handWritten = new Map<string, string>();
+const handWritten = new Map<string, Places>();
+
+/** Says that what errors tell of a field is not what the file has: an option stands for it. */
+export function setElsewhere(path: string, field: string): void {
+  handWritten.get(path)?.elsewhere.add(field);
+}
 
 /**
  * An error's message, with line and column in those of its lines that name a field of such a file: `jobs.json: clients[0].name: expected ...`
@@ -46,31 +51,46 @@ export function withPlaces(message: string): string {
   return message
     .split("\n")
     .map((line) => {
-      const [path, text] = [...handWritten].find(([name]) => line.startsWith(`${name}: `)) ?? [];
-      if (path === undefined || text === undefined) return line;
-      const rest = line.slice(path.length + 2);
-      const offset = offsetOf(rest, text);
-      if (offset === undefined) return line;
-      const { line: number, column } = locate(text, offset, "");
-      return `${path}:${number}:${column}: ${rest}`;
+      const [path, places] = [...handWritten].find(([name]) => line.startsWith(`${name}: `)) ?? [];
+      if (path === undefined) return line;
+      const problem = line.slice(path.length + 2);
+      const place = places?.of(problem);
+      return place === undefined ? line : `${path}:${place}: ${problem}`;
     })
     .join("\n");
 }
 
-/** Where the field is that `problem` begins with, or what it is missing in; undefined if it begins with none. */
-function offsetOf(problem: string, text: string): number | undefined {
-  const fields = new Map<string, number>();
-  firstFault(text, false, (field, offset) => fields.set(field, offset));
-  const named = [...fields.keys()].filter((field) => problem.startsWith(`${field}: `));
-  const longest = named.reduce((one, other) => (other.length > one.length ? other : one), "");
-  if (longest !== "") return fields.get(longest);
-  // Of `a[0].b.c` first `a[0].b`, then `a[0]`, and `a`.
-  const parts = /^(\w+|\[\d+\])(\.\w+|\[\d+\])*(?=: )/.exec(problem)?.[0].match(/^\w+|\.\w+|\[\d+\]/g) ?? [];
-  for (let kept = parts.length - 1; kept > 0; kept--) {
-    const offset = fields.get(parts.slice(0, kept).join(""));
-    if (offset !== undefined) return offset;
+/** Where the fields of a text are, once somebody asks. */
+class Places {
+  readonly elsewhere = new Set<string>();
+  readonly #text: string;
+  #found: { fields: Map<string, number>; lines: number[] } | undefined;
+
+  constructor(text: string) {
+    this.#text = text;
   }
-  return undefined;
+
+  /** Line and column of the field that a problem begins with, or of what that is missing in; undefined if it begins with none. */
+  of(problem: string): string | undefined {
+    const { fields, lines } = (this.#found ??= this.#find());
+    const ends = [...problem.matchAll(/: /g)].map(({ index }) => index).toReversed();
+    const named = ends.map((end) => problem.slice(0, end)).find((field) => fields.has(field));
+    if (named !== undefined && this.elsewhere.has(named)) return undefined;
+    // Of `a[0].b.c` first `a[0].b`, then `a[0]`, and `a`.
+    const inner = problem.slice(0, ends.at(-1) ?? 0);
+    const outer = [...inner.matchAll(/[.[]/g)].map(({ index }) => inner.slice(0, index)).toReversed();
+    const offset = fields.get(named ?? outer.find((field) => fields.has(field)) ?? "");
+    if (offset === undefined) return undefined;
+    const line = lines.findLastIndex((start) => start <= offset);
+    return `${line + 1}:${offset - (lines[line] ?? 0) + 1}`;
+  }
+
+  #find(): { fields: Map<string, number>; lines: number[] } {
+    const fields = new Map<string, number>();
+    firstFault(this.#text, false, (field, offset) => fields.set(field, offset));
+    fields.delete("");
+    return { fields, lines: [0, ...[...this.#text.matchAll(/\n/g)].map(({ index }) => index + 1)] };
+  }
 }
 
 /** Parses a text, which errors call `path`. */

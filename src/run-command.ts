@@ -175,7 +175,7 @@ function fieldsOf(settings: readonly string[]): Record<string, unknown> {
 }
 
 function valueOf(text: string): unknown {
-  return /^(-?\d+(\.\d+)?(e[-+]?\d+)?|true|false|null)$/i.test(text) ? JSON.parse(text.toLowerCase()) : text;
+  return /^(-?(0|[1-9]\d*)(\.\d+)?(e[-+]?\d+)?|true|false|null)$/i.test(text) ? JSON.parse(text.toLowerCase()) : text;
 }
 
 function printChanged(changed: readonly Changed[], json: true | undefined): void {

@@ -59,6 +59,9 @@ function configOf({ segment, policy, settings }: Stats, live: readonly Segment[]
   return { segment: segment.id, policy, target: target ?? null, settings };
 }
 
+/** That an answer lists. */
+const MOST_ISSUES = 100;
+
 /** Of errors that are not about what was sent. */
 const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
   ["no_client", 404],
@@ -103,7 +106,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           set.status = error.type === "response" ? 500 : 422;
           const issues = issuesOf(error.validator, error.value);
           const what = issues.length === 1 ? "a field is" : `${issues.length} fields are`;
-          return errorBody("invalid", `${what} not as expected`, issues);
+          return errorBody("invalid", `${what} not as expected`, issues.slice(0, MOST_ISSUES));
         }
         default:
           set.status = 500;

@@ -1551,6 +1551,9 @@ describe.concurrent("rigel bench refuses", () => {
     const json = await rigel("bench", "--device", "simulated", "--dry-run", "--json", "-", "--pairs", PAIR);
     expect(JSON.parse(json.stdout)).toMatchObject({
       schema: 1,
+      dry_run: true,
+      seconds: 63,
+      notes: [expect.stringContaining("simulated")],
       device: { simulated: true },
       runs: expect.arrayContaining([{ title: `${PAIR}, round 1, time slicing`, seconds: expect.any(Number) }]),
     });

@@ -60,6 +60,14 @@ describe.concurrent("a configuration is refused with the field and what was expe
     ]);
   });
 
+  test("what an option stands for, without a place", async () => {
+    using scratch = new Scratch();
+    scratch.file("tiny.csv", TINY_PROFILE);
+    const path = scratch.file("config.json", { device: "simulated", clients: [high] });
+    const { stderr } = await rigel("launch", path, "--dry-run", "--device", "99");
+    expect(stderr).toStartWith(`rigel: ${path}: device: there is no GPU 99 here; `);
+  });
+
   test("unknown fields, at every level", async () => {
     const lines = await refused({
       durations_s: 3,

@@ -2,7 +2,7 @@
 
 import { expect, test } from "bun:test";
 import { RigelError, reason } from "../src/errors.ts";
-import { parseJson, readJson, withPlaces } from "../src/json.ts";
+import { parseJson, readJson, setElsewhere, withPlaces } from "../src/json.ts";
 import { Scratch } from "./rigel.ts";
 
 async function refusal(text: string): Promise<string> {
@@ -48,7 +48,8 @@ test("a field that is there twice is the last one, unless it is to be there once
 
 test("a field of a file is found by how errors call it", async () => {
   using scratch = new Scratch();
-  const text = '{"a": {"b.c": [1,\n {"d": 2}]}, "b": 3,\n "a\\u0062": "\\"b\\": 1", "x y": {}}';
+  const text =
+    '{"a": {"b.c": [1,\n {"d": 2}]}, "b": 3,\n "a\\u0062": "\\"b\\": 1", "x y": {},\r\n "y": false, "y: z": "p", "p-q": {"r s": [0,\t1, {}]}}';
   const path = scratch.file("fields.json", text);
   await readJson(path, { once: true });
   const at = (problem: string): string => withPlaces(`${path}: ${problem}`).slice(path.length);
@@ -60,6 +61,9 @@ test("a field of a file is found by how errors call it", async () => {
   expect(at("b: wrong")).toBe(":2:14: b: wrong");
   expect(at("ab: wrong")).toBe(":3:2: ab: wrong");
   expect(at("x y: wrong")).toBe(":3:25: x y: wrong");
+  expect(at("y: z: wrong: y: no")).toBe(":4:14: y: z: wrong: y: no");
+  expect(at("p-q.r s[2].t.u: is missing")).toBe(":4:49: p-q.r s[2].t.u: is missing");
+  expect(at("p-q.s: is missing")).toBe(":4:27: p-q.s: is missing");
   // Missing ones, by the last of those that they are in.
   expect(at("b.e.f[3]: is missing")).toBe(":2:14: b.e.f[3]: is missing");
   expect(at("a.e: is missing")).toBe(":1:2: a.e: is missing");
@@ -69,6 +73,10 @@ test("a field of a file is found by how errors call it", async () => {
   expect(withPlaces(`one\n${path}: b: two\nsee ${path}: b: three`)).toBe(
     `one\n${path}:2:14: b: two\nsee ${path}: b: three`,
   );
+  setElsewhere(path, "a.b.c");
+  expect(at("a.b.c: wrong")).toBe(": a.b.c: wrong");
+  expect(at("a.b.c[0]: wrong")).toBe(":1:16: a.b.c[0]: wrong");
+  setElsewhere("no such file", "a");
   const measured = scratch.file("measured.json", text);
   await readJson(measured);
   expect(withPlaces(`${measured}: b: wrong`)).toBe(`${measured}: b: wrong`);

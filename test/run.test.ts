@@ -375,7 +375,7 @@ describe("running clients", () => {
   test("change policy, and what is wrong is said without changing anything", async () => {
     await using train = run("best-effort", "train");
     await working("train");
-    const changed = await rigel("set", "policy", "name=priority", "inflight=3", "min_share=2E-1", "suspend=false");
+    const changed = await rigel("set", "policy", "name=priority", "inflight=3", "min_share=2E-1", "suspend=FALSE");
     expect(changed.status).toBe(0);
     expect((await ps())[0]).toMatchObject({
       policy: "priority",
@@ -391,6 +391,7 @@ describe("running clients", () => {
     expect((await ps())[0]).toMatchObject({ policy: "slo", slo: { target: { p99_ms: 12.5 } } });
     for (const [wrong, why] of [
       [["policy", "inflight=x"], "inflight: expected a number"],
+      [["policy", "inflight=01"], 'inflight: expected a number, got "01"'],
       [["policy", "infligt=1"], "infligt: unknown field"],
       [["policy", "name=orion"], "needs every client's profile"],
       [["train", "class=low"], "class: expected one of"],
