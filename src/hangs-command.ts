@@ -12,6 +12,7 @@ import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as seconds
 import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
+import { checkNewFolder } from "./output.ts";
 import { aligned } from "./report.ts";
 import type { Segment } from "./segment.ts";
 import { seconds } from "./trace-command.ts";
@@ -54,6 +55,7 @@ export function addHangs(program: Command): void {
 async function runHangs(flags: HangsFlags): Promise<void> {
   const live = liveSegments(await Native.load(), flags.segment);
   if (flags.watch) {
+    if (flags.bundle !== undefined) checkNewFolder("--bundle", flags.bundle);
     await watch(live, flags);
     return;
   }

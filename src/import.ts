@@ -432,7 +432,9 @@ class Assembler {
         ? `no device ${device} in it; there are ${seen.join(", ")}`
         : request !== undefined && this.#requests.size > 0
           ? `no request ${request} in it; there are ${this.#requests.size}, counted from 0`
-          : `nothing that the GPU did in its ${rows} rows; record with CUDA tracing on`;
+          : this.#begun
+            ? `no kernels in its ${rows} rows, and Orion's form has nothing else`
+            : `nothing that the GPU did in its ${rows} rows; record with CUDA tracing on`;
     return new RigelError("profile", `${files.join(", ")}: ${what}`);
   }
 }
@@ -460,7 +462,7 @@ export function importText(summary: ImportSummary): string {
     `${operations} operations, ${kernels} of them kernels, ${requests} ${requests === 1 ? "request" : "requests"}, ` +
       `${(duration_ns / 1e6).toFixed(3)} ms on ${device ?? "a GPU that the file does not name"}`,
     `by kind: ${counts(families)}`,
-    `kernels bound by: ${counts(bounds)}`,
+    ...(kernels > 0 ? [`kernels bound by: ${counts(bounds)}`] : []),
   ];
   for (const { path, tool, rows, seconds, operations: taken, dropped, bad, bad_rows, notes: own } of files) {
     const rate = `in ${seconds.toFixed(1)} s (${perSecond(rows, seconds * 1000)})`;

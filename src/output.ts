@@ -1,7 +1,8 @@
 /** output.ts: files that results are written to. One appears whole or not at all, and what was there stays until then. */
 
-import { accessSync, constants, rmSync } from "node:fs";
+import { accessSync, constants, existsSync, rmSync } from "node:fs";
 import { type FileHandle, access, open, realpath, rename, stat } from "node:fs/promises";
+import { dirname, resolve } from "node:path";
 import { RigelError, reason } from "./errors.ts";
 import { onEnd } from "./interrupt.ts";
 
@@ -18,6 +19,13 @@ export function checkFolder(option: string, folder: string): void {
       },
     );
   }
+}
+
+/** The same of a folder that may still have to be made, with those that it is in. */
+export function checkNewFolder(option: string, folder: string): void {
+  let made = resolve(folder);
+  while (!existsSync(made) && dirname(made) !== made) made = dirname(made);
+  checkFolder(option, made);
 }
 
 /** Before minutes are spent on what could not be written down. */

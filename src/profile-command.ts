@@ -113,12 +113,14 @@ interface RecordFlags {
   json?: true;
 }
 
-async function runRecord(command: string[], flags: RecordFlags): Promise<void> {
+async function runRecord(command: string[], flags: RecordFlags, given: Command): Promise<void> {
   if (command.length === 0)
     throw new RigelError(
       "command",
       "rigel profile: expected show, diff, or -- and the command to record; see rigel profile --help",
     );
+  if (flags.duration !== undefined && given.getOptionValueSource("requests") === "cli")
+    throw new RigelError("command", "rigel profile: expected either --requests or --duration, got both");
   if (flags.json && flags.output === undefined)
     throw new RigelError(
       "command",

@@ -415,6 +415,12 @@ test("a rank that sleeps before a collective, and what is kept of it", async () 
   const unkept = await rigel("hangs", ...more, nowhere);
   expect(unkept).toMatchObject({ status: 1, stdout: expect.stringContaining("HANGS: train") });
   expect(unkept.stderr).toContain("what shows it cannot be kept: ENOTDIR");
+  const watched = await rigel("hangs", "--watch", ...more, nowhere);
+  expect(watched).toMatchObject({
+    status: 1,
+    stdout: "",
+    stderr: expect.stringContaining("--bundle: expected a folder"),
+  });
   await rigel("hangs", ...more, bundles);
   const left = readdirSync(bundles).toSorted();
   expect(left.filter((file) => file.startsWith("hang-of-"))).toEqual(own.toSorted());

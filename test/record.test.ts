@@ -238,6 +238,9 @@ describe("rigel profile -- command, times by events", () => {
     const none = await rigel("profile");
     expect(none).toMatchObject({ status: 2, stdout: "" });
     expect(none.stderr).toContain("expected show, diff, or -- and the command to record");
+    const both = await rigel("profile", "--requests", "5", "--duration", "1", "--", "/bin/true");
+    expect(both).toMatchObject({ status: 2, stdout: "" });
+    expect(both.stderr).toContain("expected either --requests or --duration, got both");
     const absent = await rigel("profile", "--device", "simulated", "--", "/nowhere/program");
     expect(absent).toMatchObject({ status: 2, stdout: "" });
     expect(absent.stderr).toContain("rigel profile: the command: expected a program that can be executed");
