@@ -571,7 +571,6 @@ static bool came_back_early(const preemptor *p, bool more)
            (p->back.progress != rg_progress(&rg.segment->clients[__builtin_ctzll(busy)])) == more;
 }
 
-
 /*
  * Whether the request under way has launched all that those like it do, though its program does not wait for it yet; or when to look again: later
  * and later where it launches nothing. Best-effort work that begins to come back then is there as the GPU is done, in place of 0.4 ms later.
@@ -623,7 +622,7 @@ static void stand_aside(preemptor *p)
     uint64_t since = rg_now_ns(), counted = since, again_ns, left_ns, look_ns, idle = atomic_load(&dev->idle_ns);
     uint64_t enabled_ns = 0; /* since when the channels are on, though its streams stop, and high clients only wait */
     bool may_suspend_too;    /* if what is under way launches for longer than it seemed to */
-    p->back.after = came_back_early(p, false) ? p->back.after : 0; /* a request that goes on after all */
+    p->back.after = came_back_early(p, false) ? p->back.after : 0; /* else it has gone on after all, or is over */
     p->cut_after = idle + 1; /* and is not cut short when it is back */
     p->short_gaps = p->short_gaps << 1 | (idle && since - idle < LINGER_NS);
     note_pause(p);
