@@ -696,7 +696,7 @@ describe("where a launch comes from does not matter:", () => {
     await using child = from(text);
     await using wrong = from('{"clients": 3}');
     expect(await child.stdout.text()).toContain(join(scratch.path, "tiny.csv"));
-    expect(await wrong.stderr.text()).toBe("rigel: standard input: clients: expected a list, got 3\n");
+    expect(await wrong.stderr.text()).toBe("rigel: standard input:1:2: clients: expected a list, got 3\n");
     expect([await child.exited, await wrong.exited]).toEqual([0, 2]);
   });
 
