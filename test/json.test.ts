@@ -53,20 +53,23 @@ test("a field of a file is found by how errors call it", async () => {
   const path = scratch.file("fields.json", text);
   await readJson(path, { once: true });
   const at = (problem: string): string => withPlaces(`${path}: ${problem}`).slice(path.length);
-  expect(at("a: wrong")).toBe(":1:2: a: wrong");
-  expect(at("a.b.c: wrong")).toBe(":1:8: a.b.c: wrong");
-  expect(at("a.b.c[0]: wrong: b: no")).toBe(":1:16: a.b.c[0]: wrong: b: no");
-  expect(at("a.b.c[1]: wrong")).toBe(":2:2: a.b.c[1]: wrong");
-  expect(at("a.b.c[1].d: wrong")).toBe(":2:3: a.b.c[1].d: wrong");
-  expect(at("b: wrong")).toBe(":2:14: b: wrong");
-  expect(at("ab: wrong")).toBe(":3:2: ab: wrong");
-  expect(at("x y: wrong")).toBe(":3:25: x y: wrong");
-  expect(at("y: z: wrong: y: no")).toBe(":4:14: y: z: wrong: y: no");
-  expect(at("p-q.r s[2].t.u: is missing")).toBe(":4:49: p-q.r s[2].t.u: is missing");
-  expect(at("p-q.s: is missing")).toBe(":4:27: p-q.s: is missing");
-  // Missing ones, by the last of those that they are in.
-  expect(at("b.e.f[3]: is missing")).toBe(":2:14: b.e.f[3]: is missing");
-  expect(at("a.e: is missing")).toBe(":1:2: a.e: is missing");
+  for (const [problem, place] of [
+    ["a: wrong", "1:2"],
+    ["a.b.c: wrong", "1:8"],
+    ["a.b.c[0]: wrong: b: no", "1:16"],
+    ["a.b.c[1]: wrong", "2:2"],
+    ["a.b.c[1].d: wrong", "2:3"],
+    ["b: wrong", "2:14"],
+    ["ab: wrong", "3:2"],
+    ["x y: wrong", "3:25"],
+    ["y: z: wrong: y: no", "4:14"],
+    // Missing ones, by the last of those that they are in.
+    ["p-q.r s[2].t.u: is missing", "4:49"],
+    ["p-q.s: is missing", "4:27"],
+    ["b.e.f[3]: is missing", "2:14"],
+    ["a.e: is missing", "1:2"],
+  ] as const)
+    expect(at(problem)).toBe(`:${place}: ${problem}`);
   for (const nowhere of ["e: is missing", "wrong", "", "a]: no", "expected a: b"])
     expect(at(nowhere)).toBe(`: ${nowhere}`);
   // Only at the start of a line, and of files that people write.
