@@ -21,6 +21,7 @@ import {
   soloOf,
   soloTurns,
   together,
+  moreOf,
 } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import { RigelError } from "./errors.ts";
@@ -221,7 +222,7 @@ async function runAnew(
     if (!isHigh) return { name: program.name, program, duration_s, env };
     // The same requests in every way of a round.
     const due_s = arrivalTimes(arrivals, rate_per_s, seed + round, 0, duration_s);
-    return { name: HIGH, program, due_s, duration_s, env };
+    return { name: HIGH, program, due_s, duration_s, env, more: moreOf(arrivals) };
   });
   const ran = way.policy
     ? await bed.runner.governed(runs, { lead_s }, way.policy, { mps: way.mps })

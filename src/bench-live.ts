@@ -36,6 +36,7 @@ import {
   outlasts,
   schedule,
   within,
+  moreOf,
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
@@ -247,7 +248,7 @@ async function runLive(
       if (program !== pair.high)
         return { ...common, name: program.name, spells_s: pausesOf(spellsOf(windows, crew, program)) };
       const own_s = windows.flatMap((window, index) => (window.way.crew === crew ? (due_s[index] ?? []) : []));
-      return { ...common, name: HIGH, due_s: own_s };
+      return { ...common, name: HIGH, due_s: own_s, more: moreOf(bed.load.arrivals) };
     });
     return partsOf(crew, worked, runs);
   });

@@ -133,7 +133,8 @@ export function counted(
 
 /* ---- Arrivals */
 
-export const ARRIVALS = ["poisson", "bursty", "uniform"] as const;
+/** "closed": Poisson arrivals of one user, who waits for the answer: what falls due meanwhile is left out (--closed of the programs). */
+export const ARRIVALS = ["poisson", "bursty", "uniform", "closed"] as const;
 export type Arrivals = (typeof ARRIVALS)[number];
 
 /** Requests of one burst follow each other this closely. */
@@ -153,11 +154,16 @@ export function arrivalTimes(kind: Arrivals, rate_per_s: number, seed: number, f
       const size = 1 + Math.floor(random() * BURST_MOST);
       for (let i = 0; i < size; i++) due_s.push(at_s + i * BURST_GAP_s);
     } else {
-      at_s += kind === "poisson" ? exponential(1 / rate_per_s) : 1 / rate_per_s;
+      at_s += kind === "uniform" ? 1 / rate_per_s : exponential(1 / rate_per_s);
       due_s.push(at_s);
     }
     if (at_s >= to_s) return ascending(due_s).filter((due) => due < to_s);
   }
+}
+
+/** What its programs are told of it besides when requests fall due. */
+export function moreOf(kind: Arrivals): string[] {
+  return kind === "closed" ? ["--closed"] : [];
 }
 
 /** As a program reads them: from the start to the first, then from each to the next. */

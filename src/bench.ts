@@ -125,7 +125,9 @@ export function addBench(program: Command, device: (text: string) => Config["dev
     .option("--window <seconds>", "seconds of a window where ways take turns", between(0.001, 600), 2)
     .option("--rate <per second>", "requests a second; with --solo, of all copies together", between(0.001, 1e6), 60)
     .addOption(
-      new Option("--arrivals <kind>", "how requests arrive; with --solo, uniform").choices(ARRIVALS).default("poisson"),
+      new Option("--arrivals <kind>", "how requests arrive; closed: one user, who asks again; with --solo, uniform")
+        .choices(ARRIVALS)
+        .default("poisson"),
     )
     .option(
       "--seed <number>",

@@ -794,11 +794,12 @@ export class Segment {
   }
 
   /**
-   * What was launched in a slot so far, whether its process can be taken off the GPU, how many calls for that were slow, and the part of its GPU
-   * time that is in long kernels, lately; undefined: not known.
+   * What was launched in a slot so far, how often only as it had waited too long or had less than the least share, whether its process can be taken off the GPU, how many
+   * calls for that were slow, and the part of its GPU time that is in long kernels, lately; undefined: not known.
    */
   work({ index }: Slot): {
     launches: number;
+    starved: number;
     preemption: "unknown" | "on" | "off" | "stops";
     longPart: number | undefined;
     slowCalls: number;
@@ -808,6 +809,7 @@ export class Segment {
     return {
       longPart: long > 0 ? (long - 1) / 1000 : undefined,
       slowCalls: this.#long(base, "slow_calls"),
+      starved: this.#long(base, "starved") + this.#long(base, "shared"),
       launches: this.#kernels(base) + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };

@@ -74,6 +74,7 @@ export type ClientNumbers = z.infer<typeof numbersSchema>;
 const outcomeSchema = z.object({ clients: z.array(numbersSchema) });
 const tickSchema = z.object({
   launches: z.number(),
+  starved: z.number(),
   requests: z.array(z.tuple([z.int(), z.number()])),
   /** Client, when it began, and for how many nanoseconds it worked and then waited. */
   waits: z.array(z.tuple([z.int(), z.number(), z.number(), z.number()])),
@@ -196,7 +197,7 @@ export class Simulator implements Disposable {
 /** Feeds the loop one tick; the line that goes back. */
 function answer(
   controller: Controller,
-  { launches, requests, waits }: z.infer<typeof tickSchema>,
+  { launches, starved, requests, waits }: z.infer<typeof tickSchema>,
   shape: z.infer<typeof shapeSchema>,
   preemption: boolean,
   configured: Readonly<Record<string, number>>,
@@ -213,6 +214,7 @@ function answer(
       waited_ms: waited_ns / 1e6,
     })),
     launches,
+    starved,
     neighbours: "best-effort",
     measured: "high",
     preemption,

@@ -104,9 +104,17 @@ export class RequestsAlone {
   }
 
   /** The window's durations are what they are now. */
-  takeWindow(): void {
+  takeDurations(): void {
     this.isDoubted = false;
     this.#durations.take(this.#window.durations);
+  }
+
+  /** So are the window's requests in all. */
+  takeWindow(t_s: number): void {
+    this.takeDurations();
+    this.#waits.clear();
+    this.#waits.add(this.#window.waits.waits, t_s);
+    this.#says = undefined;
   }
 
   get count(): number {

@@ -16,6 +16,10 @@ const TELL_P99 = 200;
 /** For how long a rung that failed is left alone the first time. */
 export const BACK_OFF_S = 4;
 
+/** So often a second best-effort work is starved, and for so long at least: what is rarer is a burst of requests. */
+const STARVED_PER_S = 1;
+const STARVED_S = 1;
+
 /** What happened since the last tick. */
 export interface Observation {
   /** For how long that is. */
@@ -31,6 +35,8 @@ export interface Observation {
   came?: number;
   /** Launches of best-effort clients. */
   launches: number;
+  /** How often they were let go on although high clients made no break: for as long as the starvation bound, or for the least share. */
+  starved?: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
   neighbours: string;
   /** Which high clients are there, and by what they are measured: others have other durations alone. */
@@ -81,6 +87,7 @@ export class Known {
   delay: { t_s: number; is: Delay | undefined } | undefined;
   /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
   #launches = 0;
+  #starved = 0;
   #seconds = 0;
   #left_s = 0;
   /** Ticks, and the squares of the launches in each. */
@@ -97,11 +104,12 @@ export class Known {
   #seen_s = Number.NEGATIVE_INFINITY;
 
   /** One tick on it, of which requests alone would have left so much. */
-  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number): void {
+  add({ elapsed_s, requests, waits, launches, starved = 0 }: Observation, t_s: number, left_s: number): void {
     this.#seen_s = t_s;
     this.pool.add(requests);
     this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
+    this.#starved += starved;
     this.#seconds += elapsed_s;
     this.#left_s += left_s;
     this.#ticks++;
@@ -111,6 +119,7 @@ export class Known {
     this.pool.fade(seconds);
     const kept = 0.5 ** (seconds / HALF_LIFE_S);
     this.#launches *= kept;
+    this.#starved *= kept;
     this.#seconds *= kept;
     this.#left_s *= kept;
     this.#ticks *= kept;
@@ -120,7 +129,7 @@ export class Known {
     this.pool.clear();
     this.waits.clear();
     this.delay = undefined;
-    this.#launches = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
+    this.#launches = this.#starved = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
   }
   /** What it was like then is no longer known: the host may have been slower or faster. */
   isOld(t_s: number): boolean {
@@ -140,10 +149,18 @@ export class Known {
   get launches_per_s(): number {
     return this.#seconds > 0 ? this.#launches / this.#seconds : 0;
   }
+  /** High clients make so few breaks that best-effort work has no more on it than what the starvation bound lets it have, time and again. */
+  get isStarved(): boolean {
+    return this.#starved > STARVED_PER_S * Math.max(STARVED_S, this.#seconds);
+  }
   /** The standard deviation of a tick's launches, as a part of all. */
   get burst(): number {
     const variance = this.#squares / this.#ticks - (this.#launches / this.#ticks) ** 2;
     return this.#launches > 0 ? Math.sqrt(Math.max(0, variance)) / this.#launches : 0;
+  }
+  /** The part of the time that requests alone would have left. */
+  get leftPart(): number {
+    return this.#seconds > 0 ? this.#left_s / this.#seconds : 1;
   }
   /** What best-effort gets of the time that it could have: a second with more requests is no worse a rung. */
   get launches_per_left_s(): number {

@@ -22,6 +22,13 @@ const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /** Where a late suspension gives less than slices alone, one for a part of its `need` is still to be tried. */
 const MUCH_LATER = 0.6;
+/**
+ * Where high clients make no break, and best-effort work has what the starvation bound lets it have, one for this part of the `need` is tried next, or of a
+ * whole request: a request has less than a break's time left only late.
+ */
+const LATER = 0.6;
+/** It is tried next, too, where requests leave best-effort work that gives way at once less than this part of the time. */
+const CROWDED = 0.5;
 /** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
 const FORGIVEN_S = 60;
 /**
@@ -317,12 +324,39 @@ export class Ladder {
     return Math.min(one.count, other.count) >= ENOUGH && isShorter(0.5) && isShorter(0.9);
   }
 
+  /**
+   * Best-effort work is starved here, and would not be where it gives way later. Requests are delayed here, if they are, by what it gets all the same,
+   * and by more on stricter rungs (`rigel simulate --policy slo+slices`, ResNet-50's requests one after the other beside its training: p99 1.5 times that alone
+   * with a harvest of 0.15 on the first rungs).
+   */
+  get isBetterLater(): boolean {
+    if (!this.here.isStarved) return false;
+    return this.rungs.some((_, rung) => rung > this.rung && this.#isLater(rung, this.rung) && !this.#isHopeless(rung));
+  }
+
+  /** Best-effort work gives way at once to requests that take most of the time: what little less strict rungs would add is little. */
+  get #isCrowded(): boolean {
+    return this.rungs !== GATE_RUNGS && this.rungs[this.rung]?.need === 0 && this.here.leftPart < CROWDED;
+  }
+
+  /** By so much that best-effort work may run while it is starved on the other one. */
+  #isLater(rung: number, than: number): boolean {
+    const [{ need = 0 } = {}, { need: other = 0 } = {}] = [this.rungs[rung], this.rungs[than]];
+    return need > 0 && need <= LATER * (other || 1);
+  }
+
   /** The next rung up that is not being left alone; where next to nothing is delayed so far, one further up, by so many times. */
   next(times: number): number | undefined {
     const above = this.rungs
       .keys()
       .filter((rung) => rung > this.home && this.t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
       .toArray();
+    const { isStarved } = this.here;
+    if (isStarved || this.#isCrowded) {
+      const late = above.filter((rung) => (this.rungs[rung]?.need ?? 0) > 0);
+      const later = late.find((rung) => this.#isLater(rung, this.rung)) ?? (isStarved ? late.at(-1) : undefined);
+      if (later !== undefined) return later;
+    }
     // Rungs of late suspension are half as far apart.
     const skips = this.rungs === GATE_RUNGS ? times : 2 * times;
     const further = above[this.isClear() ? skips : 0] ?? above[0];
@@ -368,9 +402,11 @@ export class Ladder {
     const { suspend, need = 0, inflight = 0, corun = 0 } = this.rungs[this.rung] ?? {};
     const other = less && this.rungs[this.home]?.suspend !== suspend;
     const unknown = few || again || this.judge(this.rung) === "unknown";
+    const { isStarved } = failed;
     for (const [rung, is] of this.rungs.entries()) {
       if (rung <= this.rung || !(over || unknown || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
+      if (isStarved && this.#isLater(rung, this.rung)) continue;
       if (!over && !unknown && is.need < MUCH_LATER * need) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);

@@ -26,6 +26,7 @@ interface Before {
   own: number | undefined;
   waited: bigint | undefined;
   launches: number;
+  starved: number;
   slowCalls: number;
 }
 
@@ -235,6 +236,7 @@ export class SloLoop {
     let requests: Histogram | undefined;
     let came = 0;
     let launches = 0;
+    let starved = 0;
     let slowCalls = 0;
     let preemption = true;
     let stops = false;
@@ -269,6 +271,8 @@ export class SloLoop {
         const work = this.#segment.work(slot);
         launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;
+        starved += Math.max(0, work.starved - before.starved);
+        before.starved = work.starved;
         slowCalls += Math.max(0, work.slowCalls - before.slowCalls);
         before.slowCalls = work.slowCalls;
         if (slot.launched && !slot.finished) {
@@ -287,6 +291,7 @@ export class SloLoop {
       waits,
       came,
       launches,
+      starved,
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),
@@ -319,6 +324,7 @@ export class SloLoop {
         own: known?.own,
         waited: known?.waited,
         launches: known?.launches ?? 0,
+        starved: known?.starved ?? 0,
         slowCalls: known?.slowCalls ?? 0,
       };
       this.#seen.set(slot.index, known);

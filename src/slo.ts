@@ -241,6 +241,8 @@ export class Controller {
   #heldUp_s = Number.NEGATIVE_INFINITY;
   /** What gives way late is suspended; else it has stops. */
   #suspends = true;
+  /** Nothing is known alone of the requests that there are now, and the rungs are parts of what others took. */
+  #areOthers = false;
   /** When it began to learn, and how often what requests take alone had to be learned anew since. */
   #began_s = 0;
   #relearned = 0;
@@ -579,7 +581,7 @@ export class Controller {
   #doubt(): void {
     const known = this.#ladder.here;
     const delayed = this.#ladder.delay(this.#ladder.rung);
-    if (!this.#holds && this.#alone.isTooShort(known, delayed)) return this.#forgetAlone("other requests");
+    if (!this.#holds && this.#alone.isTooShort(known, delayed)) return this.#relearn();
     const since = (this.t_s - this.#window_s) * this.#slow_per_s;
     if (!delayed || delayed.verdict === "over" || since <= SAME_HOST) return;
     this.#alone.isDoubted ||= this.#alone.isGrosslyLonger(known);
@@ -629,7 +631,8 @@ export class Controller {
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
     const stays = over && this.#ladder.isLesserEvil();
-    const falls = over && !stays;
+    const later = this.#ladder.isBetterLater;
+    const falls = over && !stays && !later;
     if (this.#ladder.rung > 0 && (falls || this.#ladder.gainsNothing()))
       return this.#stepBack(falls ? "over the target" : "gives no more");
     this.#unreachable_s =
@@ -652,7 +655,8 @@ export class Controller {
     if (!this.#ladder.hasP99 && asked_s < PATIENCE_P99_S) return;
     // Those that are within it by what little they may take alone need not be known better for that.
     const tells = !lacks || this.#ladder.tells(this.#ladder.rung);
-    if ((!over || other) && known && tells && this.#trialsTell && spent_s >= this.#stay_s && works) this.#tryNext();
+    if ((!over || other || later) && known && tells && this.#trialsTell && spent_s >= this.#stay_s && works)
+      this.#tryNext();
   }
 
   /**
@@ -710,23 +714,41 @@ export class Controller {
   }
 
   /**
-   * Windows that differ much show a program that was still warming up: all of them are forgotten. Durations, in which the host is, too, say
+   * Windows that differ much show a program that was still warming up: those before are forgotten. Durations, in which the host is, too, say
    * that soon after the start alone.
    */
   #endWindow(): void {
     const isEarly = this.t_s - this.#began_s < DOUBT_S && this.#alone.windowTells;
     const differs = this.#alone.windowDiffers;
-    if (differs === "others" || (differs === "durations" && isEarly)) {
-      if (differs === "durations" && this.#alone.windowIsEnough) {
-        this.#forgetDurations();
-        this.#anchor(STEADY);
-      } else this.#forgetAlone("other requests");
-    } else if (this.#alone.isDoubted && this.#alone.windowTells) {
+    const isOther = differs === "others" || (differs === "durations" && isEarly);
+    if (isOther && (differs === "others" || !this.#alone.windowIsEnough)) {
+      this.#alone.takeWindow(this.t_s);
+      this.#forgetRungs();
+    } else if (isOther || (this.#alone.isDoubted && this.#alone.windowTells)) {
       this.#forgetDurations();
     }
     this.#window_s = this.t_s;
-    this.#anchor(OTHER_REQUESTS);
+    this.#anchor(isOther || this.#areOthers ? STEADY : OTHER_REQUESTS);
+    this.#areOthers = false;
     this.#enter("run");
+  }
+
+  /**
+   * Requests are others than those that were known alone. It stays where it is, as the GPU needs as long for them as it did a moment ago, until a window
+   * has told what they take.
+   */
+  #relearn(): void {
+    if (this.#state === "trial") this.#retreat("other requests", true);
+    this.#alone.clear();
+    this.#forgetRungs();
+    this.#areOthers = true;
+  }
+
+  /** What was seen on rungs was compared with other requests. */
+  #forgetRungs(): void {
+    this.#ladder.forget();
+    this.#skips = 1;
+    this.#relearned++;
   }
 
   /** What was learned of requests alone no longer holds. */
@@ -738,7 +760,7 @@ export class Controller {
 
   /** The window's are what requests take now, alone; of those beside best-effort work it is not known any more whether that was long. */
   #forgetDurations(): void {
-    this.#alone.takeWindow();
+    this.#alone.takeDurations();
     this.#ladder.forgetDurations();
   }
 

@@ -134,7 +134,7 @@ typedef struct {
     double idle_timeout_s; /* 0: none */
     uint64_t seed, warmup, idle_ms, alternate; /* alternate: 1 + seed; 0: not */
     int device;
-    bool probe, inspect, calibrate;
+    bool probe, inspect, calibrate, closed;
 } options;
 
 static const char usage[] =
@@ -146,6 +146,7 @@ static const char usage[] =
     "  --duration-s S        end after S seconds; with neither, run until SIGTERM\n"
     "  --rate R              R requests a second, open loop; without, one after the other\n"
     "  --arrivals KIND       uniform, poisson (default), or FILE: a JSON list of gaps in seconds, repeated\n"
+    "  --closed              of these, those that fall due while the one before is served are left out: one user, who asks again\n"
     "  --seed N              of the Poisson arrivals (default 1)\n"
     "  --windows FILE        in a closed loop, a JSON list of seconds: pause, work, pause, ...; then pause until the end\n"
     "  --warmup N            requests or iterations before measuring (default 3)\n"
@@ -214,6 +215,10 @@ static options read_options(int argc, char **argv)
             o.inspect = true;
             continue;
         }
+        if (strcmp(name, "--closed") == 0) {
+            o.closed = true;
+            continue;
+        }
         static const char *const with_value[] = {"--profile", "--iterations", "--duration-s", "--rate", "--arrivals",
                                                  "--seed",    "--warmup",     "--device",     "--idle-ms", "--start-at", "--log",
                                                  "--idle-timeout-s", "--alternate", "--windows"};
@@ -272,6 +277,8 @@ static bool open_arrivals(const options *o, rg_arrivals *out)
     if (o->rate <= 0) {
         if (o->arrivals)
             bad_arguments("--arrivals %s: expected --rate with it", o->arrivals);
+        if (o->closed)
+            bad_arguments("--closed: expected --rate or --arrivals with it");
         return false;
     }
     enum rg_arrivals_kind kind = poisson ? RG_ARRIVALS_POISSON : RG_ARRIVALS_UNIFORM;
@@ -825,7 +832,7 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
             wait_until(end_ns, true);
             break;
         }
-        if (due_ns < start_ns + c->late_ns)
+        if (due_ns < start_ns + c->late_ns || (c->o->closed && due_ns < now_ns()))
             continue;
         if (c->o->alternate) { /* before it is due: what that costs is in no latency */
             first_past = served % 2 ? first_past : rg_random(&random) & 1;

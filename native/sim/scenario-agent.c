@@ -368,6 +368,7 @@ bool rg_scenario_agent_act(scenario *s)
             if (s->players[i].of->best_effort) {
                 set_slice_ns(s, &s->players[i], (due_us(s) > RG_POLICY_LEAST_SLICE_US ? due_us(s) : RG_POLICY_LEAST_SLICE_US) * 1000);
                 s->players[i].result->starved++;
+                s->tick.starved++;
             }
         suspend_best_effort(s, false);
         s->agent.channels_off = false;

@@ -231,6 +231,7 @@ bool rg_scenario_look_again(scenario *s, player *p)
         if (!p->credit) {
             p->credit = view.policy != RG_POLICY_FAIR && s->o->inflight ? s->o->inflight : 1;
             p->result->starved++;
+            s->tick.starved++;
         }
         p->credit--;
     } else if (!view.high_busy) {
@@ -239,6 +240,7 @@ bool rg_scenario_look_again(scenario *s, player *p)
     if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && view.high_busy))
         s->paid_ns = rg_policy_pay(busy_ns(s), s->paid_ns, view.starvation_ns, s->o->min_share_ppm, rg_scenario_cost_of(p));
     p->result->shared += next == RG_PASS_SHARE;
+    s->tick.starved += next == RG_PASS_SHARE;
     if (!rg_policy_waits(next)) {
         rg_scenario_leave_gate(p);
         return true;

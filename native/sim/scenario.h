@@ -68,10 +68,11 @@ enum { RG_SCENARIO_WAITS = 256 }; /* of a tick; what is more is left out */
 
 /*
  * What a control loop sees at a tick, and what it answers. `requests` counts durations of high clients' requests since the last tick
- * by the buckets of histogram.h, `launches` those of best-effort clients.
+ * by the buckets of histogram.h, `launches` those of best-effort clients, `starved` how often
+ * these were let go on although high clients made no break (`starved` and `shared` of rg_scenario_result).
  */
 typedef struct {
-    uint64_t now_ns, launches;
+    uint64_t now_ns, launches, starved;
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;

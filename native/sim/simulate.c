@@ -252,8 +252,8 @@ static void read_description(description *d)
 /* ---- Results */
 
 /*
- * One tick: out goes {"launches": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns], ...]}, in
- * comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us hold" of nine numbers, or "keep hold", which leaves the
+ * One tick: out goes {"launches": n, "starved": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns],
+ * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us hold" of nine numbers, or "keep hold", which leaves the
  * settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
@@ -262,7 +262,7 @@ static int on_tick(void *user, rg_scenario_tick *t)
     char *rest;
     unsigned v[9];
     (void)user;
-    printf("{\"launches\":%" PRIu64 ",\"requests\":[", t->launches);
+    printf("{\"launches\":%" PRIu64 ",\"starved\":%" PRIu64 ",\"requests\":[", t->launches, t->starved);
     const char *comma = "";
     for (uint32_t i = 0; i < RG_HIST_BUCKETS; i++)
         if (t->requests[i]) {

@@ -71,6 +71,9 @@ def arguments(argv=None):
     parser.add_argument("--seq", default="128", metavar="N[,N...]", help="tokens, for bert and gpt2; serving: or several, by chance")
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 is a closed loop")
     parser.add_argument("--arrivals", default="poisson", help="poisson, uniform, or a JSON list of gaps in seconds")
+    parser.add_argument(
+        "--closed", action="store_true", help="arrivals that fall due while the one before is served are left out: one user, who asks again"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--warmup", type=int, default=None, help="default: 150 requests or 10 iterations")
     parser.add_argument("--start-at", type=float, default=None, help="measure from this UNIX time on")
@@ -470,13 +473,16 @@ def due_times(args, start):
         due = 0.0
         for gap in args.gaps:
             due += gap
-            yield due
+            if not args.closed or due >= time.perf_counter() - start:
+                yield due
         return
     arrivals = random.Random(args.seed)
     due = 0.0
     while True:
         if args.rate > 0:
             due += arrivals.expovariate(args.rate) if args.arrivals == "poisson" else 1.0 / args.rate
+            if args.closed and due < time.perf_counter() - start:
+                continue
         else:
             due = time.perf_counter() - start
         yield due
