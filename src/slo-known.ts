@@ -100,6 +100,8 @@ export class Known {
   undecided = 0;
   /** Its last trial showed that it misses the target. */
   isOver = false;
+  /** It was tried because best-effort work is starved where it gives way earlier, and that went on, or requests missed the target for another reason. */
+  tried: "starved" | "too late" | undefined;
   /** When it was last in force. */
   #seen_s = Number.NEGATIVE_INFINITY;
 

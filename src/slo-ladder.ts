@@ -103,6 +103,11 @@ export class Ladder {
     }
   }
 
+  /** More is known of requests alone: what was too late by less may not be. */
+  forgetTried(): void {
+    for (const known of this.#known) if (known) known.tried = undefined;
+  }
+
   forgetDurations(): void {
     for (const known of [...this.#known, ...this.#others]) known?.pool.clear();
   }
@@ -345,18 +350,31 @@ export class Ladder {
     return need > 0 && need <= LATER * (other || 1);
   }
 
+  /**
+   * Of these the late suspension to try where best-effort work is starved, or next to it: by much later than where that was last seen, or half way to where
+   * it was seen to be too late.
+   */
+  #later(above: readonly number[]): number | undefined {
+    const tried = (as: Known["tried"]): number[] =>
+      this.rungs.flatMap(({ need }, rung) =>
+        need > 0 && rung > this.home && this.#known[rung]?.tried === as ? [rung] : [],
+      );
+    const low = Math.max(this.rung, ...tried("starved"));
+    const high = Math.min(...tried("too late").filter((rung) => rung > low));
+    if (!Number.isFinite(high)) return above.find((rung) => this.#isLater(rung, low));
+    const first = this.rungs.findIndex(({ need }) => need > 0);
+    const middle = (Math.max(low, first - 1) + high) >> 1;
+    return middle > low && above.includes(middle) ? middle : undefined;
+  }
+
   /** The next rung up that is not being left alone; where next to nothing is delayed so far, one further up, by so many times. */
   next(times: number): number | undefined {
     const above = this.rungs
       .keys()
       .filter((rung) => rung > this.home && this.t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
       .toArray();
-    const { isStarved } = this.here;
-    if (isStarved || this.#isCrowded) {
-      const late = above.filter((rung) => (this.rungs[rung]?.need ?? 0) > 0);
-      const later = late.find((rung) => this.#isLater(rung, this.rung)) ?? (isStarved ? late.at(-1) : undefined);
-      if (later !== undefined) return later;
-    }
+    const later = this.here.isStarved || this.#isCrowded ? this.#later(above) : undefined;
+    if (later !== undefined) return later;
     // Rungs of late suspension are half as far apart.
     const skips = this.rungs === GATE_RUNGS ? times : 2 * times;
     const further = above[this.isClear() ? skips : 0] ?? above[0];
@@ -376,6 +394,8 @@ export class Ladder {
     const failed = this.here;
     const over = this.judge(this.rung) === "over";
     failed.isOver = over;
+    if (failed.isStarved) failed.tried = "starved";
+    else if (over) failed.tried = "too late";
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.
     const few = failed.pool.count < ENOUGH;
     // It has held, or could have been tried, for so long: what it failed for before has passed.
@@ -406,7 +426,7 @@ export class Ladder {
     for (const [rung, is] of this.rungs.entries()) {
       if (rung <= this.rung || !(over || unknown || other) || is.suspend !== suspend) continue;
       if (over && need === 0 && is.need > 0 && this.#mayBeBetterLate) continue;
-      if (isStarved && this.#isLater(rung, this.rung)) continue;
+      if (isStarved && is.need > 0) continue;
       if (!over && !unknown && is.need < MUCH_LATER * need) continue;
       if (is.inflight < inflight || is.corun < corun) continue;
       this.at(rung).notBefore_s = Math.max(this.at(rung).notBefore_s, failed.notBefore_s);

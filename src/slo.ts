@@ -641,7 +641,7 @@ export class Controller {
     const lacks = this.#alone.hasWaits && !this.#ladder.isComparable(this.#ladder.rung);
     const known = this.#knowsAlone;
     // Those that miss it even there may have become longer by themselves.
-    const atBottom = over && this.#ladder.rung === 0;
+    const atBottom = over && (this.#ladder.rung === 0 || later);
     const few = lacks || atBottom || this.#alone.isDoubted || this.#alone.count < ENOUGH_ALONE;
     if (few && this.#mayHold(known)) {
       this.#alone.beginWindow();
@@ -727,6 +727,7 @@ export class Controller {
     } else if (isOther || (this.#alone.isDoubted && this.#alone.windowTells)) {
       this.#forgetDurations();
     }
+    this.#ladder.forgetTried();
     this.#window_s = this.t_s;
     this.#anchor(isOther || this.#areOthers ? STEADY : OTHER_REQUESTS);
     this.#areOthers = false;
