@@ -96,16 +96,26 @@ export const policySchema = fields({
   dur_threshold: z.number().positive().max(1000).optional(),
 });
 
+/** RG_PROFILES_MOST of native/replay/profiles.h. */
+const MOST_PROFILES = 16;
+
+/** One or several; read as a list in any case. */
+const profilesSchema = z
+  .union([text.min(1), z.array(text.min(1)).min(1).max(MOST_PROFILES)], {
+    error: () => `expected a path, or a list of 1 to ${MOST_PROFILES} paths`,
+  })
+  .transform((one): readonly string[] => (typeof one === "string" ? [one] : one));
+
 const replaySchema = fields({
-  /** Kernel profile, Orion's or Rigel's own; relative to the configuration file. */
-  profile: text.min(1),
+  /** Kernel profile, Orion's or Rigel's own; relative to the configuration file. Of several each request is of one, by chance. */
+  profile: profilesSchema,
   /** Requests per second in an open loop; without it, one iteration follows the other. */
   rate_per_s: rate.optional(),
   /** How requests arrive: by the rate, or a JSON file with a list of gaps in seconds. */
   arrivals: text.min(1).optional(),
   /** Stop after so many; without it the client runs until the launch ends. */
   iterations: z.int().positive().optional(),
-  /** Seed of Poisson arrivals. */
+  /** Seed of Poisson arrivals, and of which profile a request is. */
   seed: z.int().nonnegative().optional(),
   /** End it, as failed, once one launch or wait of it has not returned for so long, a pause included; without it nothing does. */
   idle_timeout_s: positive.min(0.001).max(86_400).optional(),
@@ -132,9 +142,9 @@ const clientSchema = fields({
   device: clientDeviceSchema.optional(),
   /**
    * Kernel profile of this program, Orion's or Rigel's own, relative to the configuration file: how long its kernels take before
-   * any was timed, and, of a command under `orion`, what they need.
+   * any was timed, and, of a command under `orion`, what they need. Several: of its kinds of requests.
    */
-  profile: text.min(1).optional(),
+  profile: profilesSchema.optional(),
   /** Of a command with a profile: requests per second, in an open loop, that `rigel simulate` takes it to get. */
   rate_per_s: rate.optional(),
   /** The most device memory that all processes of the client may have allocated at once, whatever the policy. */
@@ -237,6 +247,11 @@ export interface FieldNames {
   iterations: string;
 }
 
+/** What errors call each of a client's profiles: the field itself where there is one, else its place in the list; and its path. */
+export function profileFields(field: string, profiles: readonly string[]): [string, string][] {
+  return profiles.map((path, index) => [profiles.length > 1 ? `${field}[${index}]` : field, path]);
+}
+
 /** A configuration as read: file names in it are absolute. */
 export interface Config extends RawConfig {
   /** The file it came from, as the user named it; errors start with it. */
@@ -269,7 +284,7 @@ export function configOf(json: unknown, file: string, base: string | undefined):
     clients: raw.clients.map((client) => ({
       ...client,
       ...(client.cwd !== undefined && { cwd: resolve(base ?? "/", client.cwd) }),
-      ...(client.profile !== undefined && { profile: resolve(base ?? "/", client.profile) }),
+      ...(client.profile !== undefined && { profile: client.profile.map((path) => resolve(base ?? "/", path)) }),
       ...(client.replay && { replay: absolutePaths(client.replay, base ?? "/") }),
     })),
   };
@@ -283,9 +298,9 @@ function refuseRelative({ clients }: RawConfig, names: readonly FieldNames[], fi
     const gaps = replay?.arrivals === "uniform" || replay?.arrivals === "poisson" ? undefined : replay?.arrivals;
     const paths: [string, string | undefined][] = [
       [`${client}.cwd`, cwd],
-      [`${client}.profile`, profile],
+      ...profileFields(`${client}.profile`, profile ?? []),
       [`${client}.command[0]`, program],
-      [replayed, replay?.profile],
+      ...profileFields(replayed, replay?.profile ?? []),
       [arrivals, gaps],
     ];
     return paths
@@ -310,7 +325,7 @@ function absolutePaths(replay: ReplayConfig, base: string): ReplayConfig {
   const arrivals = replay.arrivals;
   return {
     ...replay,
-    profile: resolve(base, replay.profile),
+    profile: replay.profile.map((path) => resolve(base, path)),
     ...(arrivals !== undefined && {
       arrivals: arrivals === "uniform" || arrivals === "poisson" ? arrivals : resolve(base, arrivals),
     }),

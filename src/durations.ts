@@ -104,7 +104,7 @@ export function durationsFolder(): string {
  * any rate and from any folder.
  */
 export function programOf({ command, replay, cwd, sm_percent }: ClientConfig): string {
-  const what = replay ? ["rigel-replay", replay.profile] : [cwd ?? process.cwd(), ...(command ?? [])];
+  const what = replay ? ["rigel-replay", ...replay.profile] : [cwd ?? process.cwd(), ...(command ?? [])];
   return createHash("sha256")
     .update(JSON.stringify([sm_percent ?? 100, ...what]))
     .digest("hex")

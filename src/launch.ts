@@ -24,7 +24,7 @@ import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { manifestOf } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
-import { type Match, matchProfile } from "./match.ts";
+import { type Match, matchProfiles } from "./match.ts";
 import { Mps, type Sharing, sharedFault } from "./mps.ts";
 import type { Native } from "./native.ts";
 import { type Phase, type Plan, type PlannedClient, sharingNotes } from "./plan.ts";
@@ -331,11 +331,11 @@ async function traced(segment: Segment, path: string): Promise<string | undefine
 
 /** What policy orion knows of the clients' kernels. A replay says of each launch itself what it needs. */
 function enterProfiles(segment: Segment, clients: readonly PlannedClient[], native: Native): void {
-  for (const { name, profile, isReplay, device } of clients) {
-    if (profile === undefined || isReplay) continue;
-    const refused = native.enterProfile(segment.path, profile, device.sms);
-    if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
-  }
+  for (const { name, profiles, device } of clients.filter(({ isReplay }) => !isReplay))
+    for (const profile of profiles) {
+      const refused = native.enterProfile(segment.path, profile, device.sms);
+      if (refused !== null) throw new RigelError("profile", `${name}: ${refused}`);
+    }
 }
 
 /** Ends what a client has started under another name and out of its group. */
@@ -590,8 +590,8 @@ function isOver(running: readonly Running[]): boolean {
 /** Clients with a profile count what they launch, to be compared with it: in which files. */
 function countsOf(clients: readonly PlannedClient[], segment: string): Map<string, string> {
   return new Map(
-    clients.flatMap(({ name, profile, env }, index) =>
-      profile !== undefined && env["RIGEL_RECORD"] === undefined ? [[name, `${segment}-counts-${index}`] as const] : [],
+    clients.flatMap(({ name, profiles, env }, index) =>
+      profiles.length > 0 && env["RIGEL_RECORD"] === undefined ? [[name, `${segment}-counts-${index}`] as const] : [],
     ),
   );
 }
@@ -603,8 +603,8 @@ async function matchesOf(
   const matches = new Map<string, Match>();
   for (const { client, child, attached } of running) {
     const recording = recordings.get(client.name);
-    if (attached && recording && client.profile !== undefined)
-      matches.set(client.name, await matchProfile(client.profile, recording.counts(), child.stopped));
+    if (attached && recording && client.profiles.length > 0)
+      matches.set(client.name, await matchProfiles(client.profiles, recording.counts(), child.stopped));
   }
   return matches;
 }

@@ -1,5 +1,5 @@
 /**
- * match.ts: what a client launched against the profile it was given: kernels that were expected and did not come, or that no
+ * match.ts: what a client launched against the profiles it was given: kernels that were expected and did not come, or that no
  * profile has, by name and shape, never by position. Nothing waits for a count: this is looked at when all is over.
  */
 
@@ -19,10 +19,13 @@ export interface MatchDifference {
   seen: number;
 }
 
-/** A client's launches against its profile. Fields are public: they may be added, never renamed. */
+/** A client's launches against its profile, or profiles. Fields are public: they may be added, never renamed. */
 export interface Match {
+  /** Several: one after the other, with commas. */
   profile: string;
-  /** Kernel launches of one iteration by the profile. */
+  /** Kernel launches of one iteration by each profile, and how many of its iterations came. */
+  profiles: { profile: string; kernels: number; iterations: number }[];
+  /** Kernel launches of one iteration by the profile; of several on average. */
   kernels: number;
   /** How many iterations what was launched makes, by most of its kernels. */
   iterations: number;
@@ -40,7 +43,8 @@ interface Expected {
   name: string;
   grid: [number, number, number];
   block: [number, number, number];
-  per_iteration: number;
+  /** By profile. */
+  per_iteration: number[];
   seen: number;
 }
 
@@ -52,50 +56,68 @@ function keyOf(name: string, grid: readonly number[], block: readonly number[]):
   return [comparableName(name), grid.join("x"), block.join("x")].join("\n");
 }
 
-/** Compares. `cutShort`: the client was stopped, perhaps in the middle of an iteration. */
-export async function matchProfile(path: string, counted: readonly Counted[], cutShort: boolean): Promise<Match> {
-  const expected = new Map<string, Expected>();
-  const requests = new Set<number>();
+/**
+ * Compares. `cutShort`: the client was stopped, perhaps in the middle of an iteration. Of several profiles each has iterations of its own,
+ * as many as the kernels make that no other profile has; what others have, too, is to come as often as all of them together launch it.
+ */
+export async function matchProfiles(
+  paths: readonly string[],
+  counted: readonly Counted[],
+  cutShort: boolean,
+): Promise<Match> {
+  let expected = new Map<string, Expected>();
   let shapeless = false;
   let graphs = false;
-  for await (const { name, kind, grid, block, request } of (await openProfile(path)).operations) {
-    requests.add(request);
-    if (kind !== "kernel") continue;
-    const isGraph = grid[0] === 0 && /^graph of \d+ kernels/.test(name);
-    graphs ||= isGraph;
-    shapeless ||= grid[0] === 0 && !isGraph;
-    const key = keyOf(name, grid, block);
-    const known = expected.get(key);
-    if (known) known.per_iteration++;
-    else expected.set(key, { name, grid, block, per_iteration: 1, seen: 0 });
+  for (const [index, path] of paths.entries()) {
+    const requests = new Set<number>();
+    for await (const { name, kind, grid, block, request } of (await openProfile(path)).operations) {
+      requests.add(request);
+      if (kind !== "kernel") continue;
+      const isGraph = grid[0] === 0 && /^graph of \d+ kernels/.test(name);
+      graphs ||= isGraph;
+      shapeless ||= grid[0] === 0 && !isGraph;
+      const one = entryOf(expected, { name, grid, block }, paths.length);
+      one.per_iteration[index] = (one.per_iteration[index] ?? 0) + 1;
+    }
+    for (const { per_iteration } of expected.values())
+      per_iteration[index] = (per_iteration[index] ?? 0) / Math.max(1, requests.size);
   }
-  for (const one of expected.values()) one.per_iteration /= Math.max(1, requests.size);
+  if (shapeless && paths.length > 1) expected = byName(expected, paths.length);
   const added = new Map<string, Expected>();
   let launches_seen = 0;
   for (const { kind, count, node_count } of counted) {
-    const { work, name } = kind;
+    const { work, name, grid, block } = kind;
     // A graph is one row of a profile, or its kernels are.
     const seen = work === "graph" ? (graphs ? count : 0) : work === "kernel" ? count + (graphs ? 0 : node_count) : 0;
     if (seen === 0) continue;
     launches_seen += seen;
-    const [grid, block] = shapeless ? [[...SHAPELESS], [...SHAPELESS]] : [kind.grid, kind.block];
-    const key = keyOf(name, grid ?? SHAPELESS, block ?? SHAPELESS);
+    const key = shapeless ? keyOf(name, SHAPELESS, SHAPELESS) : keyOf(name, grid, block);
     const known = expected.get(key) ?? added.get(key);
     if (known) known.seen += seen;
-    else added.set(key, { name, grid: kind.grid, block: kind.block, per_iteration: 0, seen });
+    else added.set(key, { name, grid, block, per_iteration: paths.map(() => 0), seen });
   }
-  const iterations = iterationsOf([...expected.values()]);
-  const kernels = [...expected.values()].reduce((sum, { per_iteration }) => sum + per_iteration, 0);
+  const { iterations, guessed } = iterationsOf([...expected.values()], paths.length);
+  const kernels = paths.map((_, index) =>
+    [...expected.values()].reduce((sum, { per_iteration }) => sum + (per_iteration[index] ?? 0), 0),
+  );
+  const all = iterations.reduce((sum, one) => sum + one, 0);
+  // Where none came at all: once each.
+  const wantedOf = all > 0 ? iterations : paths.map(() => 1);
   const differences = [...expected.values(), ...added.values()]
-    .flatMap((one) => differenceOf(one, iterations, cutShort) ?? [])
+    .flatMap((one) => differenceOf(one, wantedOf, cutShort, guessed) ?? [])
     .toSorted((a, b) => Math.abs(b.expected - b.seen) - Math.abs(a.expected - a.seen));
   const sum = (of: (one: MatchDifference) => number): number =>
     differences.reduce((total, one) => total + Math.max(0, of(one)), 0);
   return {
-    profile: path,
-    kernels: Math.round(kernels * 1000) / 1000,
-    iterations,
-    launches_expected: Math.round(kernels * iterations),
+    profile: paths.join(", "),
+    profiles: paths.map((profile, index) => ({
+      profile,
+      kernels: rounded(kernels[index] ?? 0),
+      iterations: iterations[index] ?? 0,
+    })),
+    kernels: rounded(dot(kernels, wantedOf) / (all || paths.length)),
+    iterations: all,
+    launches_expected: Math.round(dot(kernels, iterations)),
     launches_seen,
     launches_missing: sum(({ expected: wanted, seen }) => wanted - seen),
     launches_new: sum(({ expected: wanted, seen }) => seen - wanted),
@@ -103,27 +125,103 @@ export async function matchProfile(path: string, counted: readonly Counted[], cu
   };
 }
 
-/** As most launches have it: the middle of how often each kernel came against once an iteration. */
-function iterationsOf(expected: readonly Expected[]): number {
-  const came = expected
+function rounded(value: number): number {
+  return Math.round(value * 1000) / 1000;
+}
+
+function dot(a: readonly number[], b: readonly number[]): number {
+  return a.reduce((sum, one, index) => sum + one * (b[index] ?? 0), 0);
+}
+
+function entryOf(
+  all: Map<string, Expected>,
+  { name, grid, block }: Pick<Expected, "name" | "grid" | "block">,
+  profiles: number,
+): Expected {
+  const key = keyOf(name, grid, block);
+  const known = all.get(key);
+  if (known) return known;
+  const one = { name, grid, block, per_iteration: Array.from({ length: profiles }, () => 0), seen: 0 };
+  all.set(key, one);
+  return one;
+}
+
+/** Where one of several profiles has no shapes, those of the others do not count either. */
+function byName(all: ReadonlyMap<string, Expected>, profiles: number): Map<string, Expected> {
+  const merged = new Map<string, Expected>();
+  for (const { name, per_iteration } of all.values()) {
+    const one = entryOf(merged, { name, grid: [...SHAPELESS], block: [...SHAPELESS] }, profiles);
+    one.per_iteration = one.per_iteration.map((count, index) => count + (per_iteration[index] ?? 0));
+  }
+  return merged;
+}
+
+/**
+ * How many iterations of each profile what came makes, as most launches have it: the middle of how often each kernel came against once an
+ * iteration. First of the profiles with kernels that no other has, then, by what those leave, of those with kernels that no other of the rest has.
+ * What no kernel tells apart is taken to have come equally often: those profiles are `guessed`.
+ */
+function iterationsOf(
+  expected: readonly Expected[],
+  profiles: number,
+): { iterations: number[]; guessed: ReadonlySet<number> } {
+  const iterations = Array.from({ length: profiles }, () => 0);
+  const rest = new Set(iterations.keys());
+  while (rest.size > 0) {
+    const found = [...rest].flatMap((profile) => {
+      const own = expected.filter(({ per_iteration }) =>
+        per_iteration.every((count, index) => (index === profile ? count > 0 : count === 0 || !rest.has(index))),
+      );
+      return own.length > 0 ? [{ profile, times: timesOf(own, [profile], iterations) }] : [];
+    });
+    if (found.length === 0) break;
+    for (const { profile, times } of found) {
+      iterations[profile] = times;
+      rest.delete(profile);
+    }
+  }
+  const together = timesOf(
+    expected.filter(({ per_iteration }) => per_iteration.some((count, index) => count > 0 && rest.has(index))),
+    [...rest],
+    iterations,
+  );
+  for (const profile of rest) iterations[profile] = together;
+  return { iterations, guessed: rest };
+}
+
+/** How often each of these profiles came, if they came equally often and the others as often as is known. */
+function timesOf(kernels: readonly Expected[], profiles: readonly number[], iterations: readonly number[]): number {
+  const came = kernels
     .filter(({ seen }) => seen > 0)
-    .map(({ seen, per_iteration }) => ({ times: seen / per_iteration, weight: per_iteration }))
+    .map(({ seen, per_iteration }) => {
+      const weight = profiles.reduce((sum, profile) => sum + (per_iteration[profile] ?? 0), 0);
+      return { times: (seen - dot(per_iteration, iterations)) / weight, weight };
+    })
     .toSorted((a, b) => a.times - b.times);
   const half = came.reduce((sum, { weight }) => sum + weight, 0) / 2;
   let below = 0;
   for (const { times, weight } of came) {
     below += weight;
-    if (below >= half) return Math.max(1, Math.round(times));
+    if (below >= half) return Math.max(iterations.length === 1 ? 1 : 0, Math.round(times));
   }
   return 0;
 }
 
-function differenceOf(one: Expected, iterations: number, cutShort: boolean): MatchDifference | undefined {
+function differenceOf(
+  one: Expected,
+  iterations: readonly number[],
+  cutShort: boolean,
+  guessed: ReadonlySet<number>,
+): MatchDifference | undefined {
   const { name, grid, block, per_iteration, seen } = one;
-  const expected = Math.round(per_iteration * Math.max(1, iterations));
-  if (per_iteration === 0) return { status: "new", name, grid, block, expected: 0, seen };
-  if (seen === 0) return { status: "missing", name, grid, block, expected, seen };
-  const allowed = cutShort ? per_iteration : 0.5;
+  const wanted = dot(per_iteration, iterations);
+  const expected = Math.round(wanted);
+  const most = Math.max(...per_iteration);
+  if (most === 0) return { status: "new", name, grid, block, expected: 0, seen };
+  // None of those that launch it may have been drawn.
+  if (seen === 0) return wanted > 0 ? { status: "missing", name, grid, block, expected, seen } : undefined;
+  if (per_iteration.some((count, index) => count > 0 && guessed.has(index))) return undefined;
+  const allowed = cutShort ? most : 0.5;
   return Math.abs(seen - expected) > allowed ? { status: "count", name, grid, block, expected, seen } : undefined;
 }
 
@@ -131,12 +229,17 @@ const MOST_LISTED = 5;
 
 /** A few lines, the worst first. */
 export function matchLines(client: string, match: Match): string[] {
-  const { profile, kernels, iterations, launches_missing, launches_new, differences } = match;
-  const of = `${kernels} kernel launches an iteration by ${profile.split("/").at(-1)}`;
+  const { profiles, launches_missing, launches_new, differences } = match;
+  const of = profiles
+    .map(({ profile, kernels, iterations }, index) => {
+      const what = `${kernels}${index === 0 ? " kernel launches an iteration" : ""} by ${profile.split("/").at(-1)}`;
+      return match.launches_seen === 0 ? what : `${what}, ${iterations}${index === 0 ? " iterations" : ""}`;
+    })
+    .join("; ");
   if (match.launches_seen === 0) return [`match: ${client}: ${of}, and none came`];
-  if (differences.length === 0) return [`match: ${client}: ${of}, ${iterations} iterations: all came, and no others`];
+  if (differences.length === 0) return [`match: ${client}: ${of}: all came, and no others`];
   const lines = [
-    `match: ${client}: ${of}, ${iterations} iterations: ${launches_missing} launches missing, ${launches_new} new`,
+    `match: ${client}: ${of}: ${launches_missing} launches missing, ${launches_new} new`,
     ...differences.slice(0, MOST_LISTED).map(({ status, name, grid, block, expected, seen }) => {
       const shape = grid[0] === 0 ? "" : ` ${grid.join("x")}/${block.join("x")}`;
       const how = { missing: "missing", new: "new", count: seen < expected ? "too few" : "too many" }[status];

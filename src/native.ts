@@ -168,9 +168,10 @@ export class Native {
     return this.#symbols.rigel_segment_profile(segment, profile, sms);
   }
 
-  /** How long a request or iteration of the profiled program takes alone, in nanoseconds; 0 if the file cannot be read. */
-  profileLatency_ns(profile: string): number {
-    return Number(this.#symbols.rigel_profile_latency(profile));
+  /** How long requests or iterations of the profiled program take alone, in nanoseconds, on average over its profiles; 0 without any. */
+  profilesLatency_ns(profiles: readonly string[]): number {
+    const sum_ns = profiles.reduce((sum, profile) => sum + Number(this.#symbols.rigel_profile_latency(profile)), 0);
+    return sum_ns / Math.max(1, profiles.length);
   }
 
   /** Holds best-effort work back for `ms`, at most 5 s, or ends that (0). */

@@ -7,7 +7,7 @@
 
 import { accessSync, constants, statSync } from "node:fs";
 import { resolve } from "node:path";
-import type { ClientConfig, Config, FieldNames, ReplayConfig } from "./config.ts";
+import { type ClientConfig, type Config, type FieldNames, type ReplayConfig, profileFields } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, keptOn, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
@@ -46,8 +46,8 @@ export interface PlannedClient {
   isBounded: boolean;
   /** Its part of GPU time under `fair`; 1 unless the configuration says otherwise. */
   weight: number;
-  /** Kernel profile: of a replay, what it launches. */
-  profile: string | undefined;
+  /** Kernel profiles: of a replay, what it launches. None, one, or as many as its requests are of kinds. */
+  profiles: readonly string[];
 }
 
 export interface Phase {
@@ -114,7 +114,7 @@ export async function plan(config: Config, native: Native, simulationState: stri
       isReplay: client.replay !== undefined,
       isBounded: client.replay?.iterations !== undefined,
       weight: client.weight ?? 1,
-      profile: client.replay?.profile ?? client.profile,
+      profiles: client.replay?.profile ?? client.profile ?? [],
     });
   notes.push(...sharingNotes(clients, config), ...notesOnLimits(clients));
   const { mode, daemon, pipe_directory } = decision;
@@ -320,24 +320,35 @@ async function checkReplay(
     );
   if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson")
     await inField(`${file}: ${names.arrivals}`, checkArrivals(arrivals));
-  const { kernels } = await inField(`${file}: ${names.profile}`, readProfile(profile));
   const stated = config.statedKernels.get(name);
-  if (stated !== undefined && stated !== kernels)
-    notes.push(
-      `${name}: the configuration states ${stated} kernels, ${profile} has ${kernels}; ` +
-        "what the file has is replayed, nothing waits for a count",
-    );
+  for (const [field, path] of profileFields(names.profile, profile)) {
+    const { kernels } = await inField(`${file}: ${field}`, readProfile(path));
+    if (stated !== undefined && stated !== kernels)
+      notes.push(
+        `${name}: the configuration states ${stated} kernels, ${path} has ${kernels}; ` +
+          "what the file has is replayed, nothing waits for a count",
+      );
+  }
 }
 
-/** The kernels of a client's profile. */
-async function kernelsOf(name: string, path: string, where: string, notes: string[]): Promise<ProfileKernel[]> {
-  const { kernels, unclear } = await inField(`${where}.profile`, readDurations(path));
-  if (unclear > 0)
-    notes.push(
-      `${name}: ${path} has no shapes; ${kernels.length} of its ${kernels.length + unclear} kernel names are used, of which ` +
-        "all rows take about the same time; the others are learned",
-    );
-  return kernels;
+/** The kernels of a client's profiles, those of the first one first. */
+async function kernelsOf(
+  name: string,
+  profiles: readonly string[],
+  where: string,
+  notes: string[],
+): Promise<ProfileKernel[]> {
+  const all: ProfileKernel[] = [];
+  for (const [field, path] of profileFields(`${where}.profile`, profiles)) {
+    const { kernels, unclear } = await inField(field, readDurations(path));
+    if (unclear > 0)
+      notes.push(
+        `${name}: ${path} has no shapes; ${kernels.length} of its ${kernels.length + unclear} kernel names are used, of which ` +
+          "all rows take about the same time; the others are learned",
+      );
+    all.push(...kernels);
+  }
+  return all;
 }
 
 /** Puts the field that names a file before what is wrong with the file. */
@@ -354,7 +365,7 @@ export async function inField<T>(field: string, check: Promise<T>): Promise<T> {
 function replayCommand(program: string, replay: ReplayConfig): string[] {
   return [
     program,
-    ...option("--profile", replay.profile),
+    ...replay.profile.flatMap((path) => option("--profile", path)),
     ...option("--rate", replay.rate_per_s),
     ...option("--arrivals", replay.arrivals),
     ...option("--iterations", replay.iterations),

@@ -115,7 +115,7 @@ export function policySettings(policy: Policy, clients: readonly PlannedClient[]
 /** A limit of 0 microseconds would be no limit at all. */
 function orionSettings(policy: Policy, clients: readonly PlannedClient[], native: Native) {
   const high = clients.find((client) => client.class === "high");
-  const latency_ns = high?.profile === undefined ? 0 : native.profileLatency_ns(high.profile);
+  const latency_ns = native.profilesLatency_ns(high?.profiles ?? []);
   return {
     sms_limit: policy.sm_threshold ?? high?.device.sms,
     outstanding_us: Math.max(1, Math.round((latency_ns / 1000) * (policy.dur_threshold ?? DUR_THRESHOLD))),

@@ -51,8 +51,7 @@ function fieldPath(path: readonly PropertyKey[]): string {
 }
 
 function expectation(issue: z.core.$ZodIssue): string {
-  if (issue.code === "custom" || issue.code === "unrecognized_keys" || issue.code === "invalid_union")
-    return issue.code === "invalid_union" ? `${issue.message}, got ${shown(issue.input)}` : issue.message;
+  if (issue.code === "custom" || issue.code === "unrecognized_keys") return issue.message;
   // What a parameter's text was read as; JSON has no such number.
   if (Number.isNaN(issue.input)) return wanted(issue);
   const got = issue.input === undefined ? "but it is missing" : `got ${shown(issue.input)}`;

@@ -30,7 +30,7 @@ Ways (--policy): time-slicing and mps are the GPU without Rigel; none, priority,
 configuration says (priority+mps).
 
 A command is replayed by its profile (clients[].profile, made by rigel profile or rigel import), at clients[].rate_per_s requests a second, or
-one iteration after the other.
+one iteration after the other. Of a list of profiles each request is one, by chance.
 
 Examples:
   rigel simulate jobs.json                              every way that fits the clients

@@ -129,7 +129,8 @@ function clientsOf(row: Row, { rate_per_s }: Reference, path: string): ScenarioC
     clients.push({
       name: program,
       class: kind,
-      profile: at,
+      profiles: [at],
+      drawSeed: SEED,
       rate: kind === "high" ? { kind: "poisson", per_s: rate_per_s, seed: SEED } : undefined,
       arrivals: undefined,
       iterations: undefined,

@@ -15,12 +15,14 @@ import type { Target } from "./slo-alone.ts";
 import { Controller, TICK_S } from "./slo.ts";
 import { Histogram } from "./usage.ts";
 
-/** A program of a scenario: its recorded profile, and when it is asked. */
+/** A program of a scenario: its recorded profiles, and when it is asked. */
 export interface ScenarioClient {
   name: string;
   class: "high" | "best-effort";
-  /** Absolute path. */
-  profile: string;
+  /** Absolute paths; each request is of one of them. */
+  profiles: readonly string[];
+  /** Which that is (rg_profiles_draw of native/replay/profiles.h). */
+  drawSeed: number;
   /** An open loop by a rate, or by a file of gaps; neither: one iteration follows the other. */
   rate: { kind: "uniform" | "poisson"; per_s: number; seed: number } | undefined;
   arrivals: string | undefined;
@@ -49,7 +51,7 @@ export interface Scenario {
 }
 
 const numbersSchema = z.object({
-  /** GPU time of one iteration alone. */
+  /** GPU time of one iteration alone; of several profiles this and the next are means. */
   gpu_ns: z.number(),
   launches_per_iteration: z.number(),
   /** Operations that were finished by the end of the duration. */
@@ -236,17 +238,20 @@ function description({ gpu, mode, duration_s, settings, clients, target }: Scena
     `duration_ns ${Math.round(duration_s * 1e9)}`,
     ...Object.entries(settings).map(([key, value]) => `${key} ${value}`),
     ...(target ? [`tick_ns ${Math.round(TICK_S * 1e9)}`] : []),
-    ...clients.flatMap(({ class: kind, profile, rate, arrivals, iterations, weight, reports, moments = [] }) => [
-      "client",
-      `class ${kind}`,
-      `profile ${profile}`,
-      ...(rate ? [`rate ${rate.kind} ${Math.max(1, Math.round(1e9 / rate.per_s))} ${rate.seed}`] : []),
-      ...(arrivals === undefined ? [] : [`arrivals ${arrivals}`]),
-      ...(iterations === undefined ? [] : [`iterations ${iterations}`]),
-      `weight ${Math.round(weight * 1000)}`,
-      `reports ${Number(reports)}`,
-      ...moments.map(({ at_ms, work_ms }) => `moment ${Math.round(at_ms * 1e6)} ${Math.round(work_ms * 1e6)}`),
-    ]),
+    ...clients.flatMap(
+      ({ class: kind, profiles, drawSeed, rate, arrivals, iterations, weight, reports, moments = [] }) => [
+        "client",
+        `class ${kind}`,
+        ...profiles.map((profile) => `profile ${profile}`),
+        `draw_seed ${drawSeed}`,
+        ...(rate ? [`rate ${rate.kind} ${Math.max(1, Math.round(1e9 / rate.per_s))} ${rate.seed}`] : []),
+        ...(arrivals === undefined ? [] : [`arrivals ${arrivals}`]),
+        ...(iterations === undefined ? [] : [`iterations ${iterations}`]),
+        `weight ${Math.round(weight * 1000)}`,
+        `reports ${Number(reports)}`,
+        ...moments.map(({ at_ms, work_ms }) => `moment ${Math.round(at_ms * 1e6)} ${Math.round(work_ms * 1e6)}`),
+      ],
+    ),
     "run",
   ];
   return `${lines.join("\n")}\n`;

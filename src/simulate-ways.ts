@@ -127,7 +127,7 @@ function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: 
     policy;
   const { high_slice_us, min_share, quantum_us, sm_threshold, dur_threshold } = policy;
   const high = clients.find((client) => client.class === "high");
-  const latency_ns = name === "orion" && high ? native.profileLatency_ns(high.profile) : 0;
+  const latency_ns = name === "orion" && high ? native.profilesLatency_ns(high.profiles) : 0;
   const settings = {
     policy: POLICIES.indexOf(name),
     inflight,

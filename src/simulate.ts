@@ -7,7 +7,7 @@
 
 import { type ScenarioGpu, gpuOf } from "./calibrate.ts";
 import { median } from "./bench-stats.ts";
-import type { Config } from "./config.ts";
+import { type Config, profileFields } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import { inField } from "./plan.ts";
@@ -257,18 +257,20 @@ function clientOf(client: Config["clients"][number], index: number, seed: number
   const { name, class: kind, replay, rate_per_s, weight } = client;
   const per_s = replay ? replay.rate_per_s : rate_per_s;
   const uniform = replay?.arrivals === "uniform";
+  // Each has its own arrivals: a seed for all is as many seeds.
+  const ownSeed = seed === undefined ? (replay?.seed ?? 1) : seed + index;
   return {
     name,
     class: kind,
-    profile: replay?.profile ?? client.profile ?? "",
+    profiles: replay?.profile ?? client.profile ?? [],
+    drawSeed: ownSeed,
     rate:
       per_s === undefined
         ? undefined
         : {
             kind: uniform ? "uniform" : "poisson",
             per_s,
-            // Each has its own arrivals: a seed for all is as many seeds.
-            seed: seed === undefined ? (replay?.seed ?? 1) : seed + index,
+            seed: ownSeed,
           },
     arrivals: per_s === undefined ? replay?.arrivals : undefined,
     iterations: replay?.iterations,
@@ -283,16 +285,20 @@ async function checkProfiles({ file, clients, fieldNames }: Config, notes: strin
   for (const [index, client] of clients.entries()) {
     const names = fieldNames[index];
     const where = `${file}: ${names?.client}`;
-    const path = client.replay?.profile ?? client.profile;
+    const profiles = client.replay?.profile ?? client.profile;
     try {
-      if (path === undefined)
+      if (profiles === undefined)
         throw new RigelError(
           "config",
           `${where}.profile: expected a kernel profile of this command, which a simulation replays, but it is missing; ` +
             "record one with `rigel profile -o FILE -- COMMAND`, or with nsys, ncu or torch.profiler and `rigel import`, and name it " +
             "here; with rate_per_s, if it serves requests",
         );
-      await inField(client.replay ? `${file}: ${names?.profile}` : `${where}.profile`, readProfile(path));
+      for (const [field, path] of profileFields(
+        client.replay ? `${file}: ${names?.profile}` : `${where}.profile`,
+        profiles,
+      ))
+        await inField(field, readProfile(path));
       const arrivals = client.replay?.arrivals;
       if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson")
         await inField(`${file}: ${names?.arrivals}`, checkArrivals(arrivals));

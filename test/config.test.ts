@@ -229,6 +229,35 @@ describe.concurrent("a configuration is refused with the field and what was expe
     expect(lines[3]).toBe("rigel: config.json: clients[3].cwd: expected a folder that exists, got absent");
   });
 
+  test("one of several profiles, by its place in the list", async () => {
+    const text = `{ "clients": [
+  { "name": "a", "class": "high", "replay": { "profile": ["tiny.csv", "absent.csv"], "rate_per_s": 5 } },
+  { "name": "b", "class": "best-effort", "command": ["true"], "profile": [
+    "tiny.csv",
+    "gone.csv"] },
+  { "name": "c", "class": "best-effort", "replay": { "profile": ["lone.csv"] } }
+] }`;
+    expect(await refused(text)).toEqual([
+      expect.stringMatching(/^rigel: config.json:2:71: clients\[0\].replay.profile\[1\]: absent.csv: cannot be read /),
+      expect.stringMatching(/^rigel: config.json:5:5: clients\[1\].profile\[1\]: gone.csv: cannot be read /),
+      expect.stringMatching(/^rigel: config.json:6:54: clients\[2\].replay.profile: lone.csv: cannot be read /),
+    ]);
+  });
+
+  const LIST = "expected a path, or a list of 1 to 16 paths";
+  test.each<[string, unknown, string]>([
+    ["missing", undefined, `profile: ${LIST}, but it is missing`],
+    ["a number", 7, `profile: ${LIST}, got 7`],
+    ["one a number", ["tiny.csv", 7], `profile: ${LIST}, got ["tiny.csv",7]`],
+    ["17", Array.from({ length: 17 }, () => "p"), `profile: ${LIST}, got ["p","p",`],
+    ["an empty list", [], "profile: expected at least 1 entry, got []"],
+    ["empty text", "", 'profile: expected at least 1 character, got ""'],
+    ["one empty text", ["tiny.csv", ""], 'profile[1]: expected at least 1 character, got ""'],
+  ])("profiles that are none: %s", async (_, profile, problem) => {
+    const lines = await refused({ clients: [{ ...high, replay: { profile } }] });
+    expect(lines).toEqual([expect.stringContaining(`rigel: config.json: clients[0].replay.${problem}`)]);
+  });
+
   test("a comparison that would never end", async () => {
     expect(await refused({ compare: true, clients: [{ ...high, replay: { profile: "tiny.csv" } }] })).toEqual([
       "rigel: config.json: clients[0].replay.iterations: expected a number, or duration_s: alone, this client would never end",

@@ -161,21 +161,22 @@ describe("durations that a launch has learned", () => {
     expect((await place.train({ name: "renamed" }, "tiny.csv")).seeded).toBe(1);
   });
 
-  test("belong to the command, its folder and its share of the GPU; of a replay to its profile", () => {
+  test("belong to the command, its folder and its share of the GPU; of a replay to its profiles", () => {
     const common = { name: "a", class: "best-effort", isolation: "shared" } as const;
     const client: ClientConfig = { ...common, command: ["python", "train.py"], cwd: "/a" };
-    const replay: ClientConfig = { ...common, replay: { profile: "/p.csv" } };
+    const replay: ClientConfig = { ...common, replay: { profile: ["/p.csv"] } };
     const programs = [
       client,
       { ...client, command: ["python", "train.py", "--batch", "64"] },
       { ...client, cwd: "/b" },
       { ...client, sm_percent: 50 },
       replay,
-      { ...replay, replay: { profile: "/q.csv" } },
+      { ...replay, replay: { profile: ["/q.csv"] } },
+      { ...replay, replay: { profile: ["/p.csv", "/q.csv"] } },
     ].map(programOf);
     expect(new Set(programs).size).toBe(programs.length);
     expect(programOf({ ...client, name: "b", class: "high", env: { SEED: "1" } })).toBe(programs[0] ?? "");
-    expect(programOf({ ...replay, cwd: "/b", replay: { profile: "/p.csv", rate_per_s: 5 } })).toBe(programs[4] ?? "");
+    expect(programOf({ ...replay, cwd: "/b", replay: { profile: ["/p.csv"], rate_per_s: 5 } })).toBe(programs[4] ?? "");
   });
 
   test("carry over the phases of a comparison", async () => {

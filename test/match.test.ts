@@ -6,7 +6,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
-import { matchLines, matchProfile } from "../src/match.ts";
+import { matchLines, matchProfiles } from "../src/match.ts";
 import { make } from "../src/native.ts";
 import type { Kind } from "../src/recording.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
@@ -16,6 +16,7 @@ const HEADER =
   "name,kind,stream,grid_x,grid_y,grid_z,block_x,block_y,block_z,registers,shared_bytes,bytes,duration_ns,gap_ns\n";
 
 const matchSchema = z.object({
+  profiles: z.array(z.object({ profile: z.string(), kernels: z.number(), iterations: z.number() })),
   kernels: z.number(),
   iterations: z.number(),
   launches_expected: z.number(),
@@ -188,6 +189,26 @@ describe("the idle time-out of a replay (S14)", () => {
   });
 });
 
+describe("a replay of several profiles", () => {
+  test("launches of each request what one of them says; how often each came is told by its own kernels", async () => {
+    const short = scratch.file("short.csv", profileOf([...GPT.slice(3), ["short_kernel", "1,1,1,32,1,1", 2]]));
+    const long = scratch.file("long.csv", profileOf([...GPT.slice(2), ["long_kernel", "1,1,1,32,1,1", 1]]));
+    const config = {
+      clients: [{ name: "gpt", class: "high", replay: { profile: [short, long], iterations: 20 } }],
+    };
+    const { clients, status } = await launched(config);
+    expect(status).toBe(0);
+    // By splitmix64 10 of the first 20 are of the first; the three to warm up are of each in turn.
+    const { match } = clients[0] ?? {};
+    expect(match).toMatchObject({ iterations: 23, launches_missing: 0, launches_new: 0, differences: [] });
+    expect(match?.profiles).toEqual([
+      { profile: short, kernels: 425, iterations: 12 },
+      { profile: long, kernels: 652, iterations: 11 },
+    ]);
+    expect(match?.launches_seen).toBe(425 * 12 + 652 * 11);
+  });
+});
+
 describe("a program with a profile", () => {
   test("kernels of CUDA graphs count as what they are; what no profile has is new", async () => {
     const profile = scratch.file(
@@ -226,6 +247,7 @@ const counted = (name: string, count: number, grid: [number, number, number] = [
   count,
   node_count: 0,
 });
+const came = (...counts: [string, number][]) => counts.map(([name, count]) => counted(name, count));
 const rows = (...names: string[]): string =>
   `# rigel-profile 1; x=y\n${HEADER}${names.map((name) => `${name},kernel,0,1,1,1,32,1,1,8,0,0,1000,0\n`).join("")}`;
 
@@ -233,8 +255,8 @@ describe("the comparison itself", () => {
   test("goes by most launches; a client that was stopped may be in the middle of an iteration", async () => {
     const profile = scratch.file("abc.csv", rows("a", "a", "b", "c"));
     const cut = [counted("a", 21), counted("b", 10), counted("c", 10)];
-    expect(await matchProfile(profile, cut, true)).toMatchObject({ iterations: 10, differences: [] });
-    expect(await matchProfile(profile, cut, false)).toMatchObject({
+    expect(await matchProfiles([profile], cut, true)).toMatchObject({ iterations: 10, differences: [] });
+    expect(await matchProfiles([profile], cut, false)).toMatchObject({
       launches_new: 1,
       differences: [{ status: "count", name: "a", expected: 20, seen: 21 }],
     });
@@ -243,16 +265,55 @@ describe("the comparison itself", () => {
   test("by name alone where the profile has no shapes", async () => {
     const header = "Name,Profile,Memory_footprint,SM_usage,Duration\n";
     const profile = scratch.file("orion.csv", `${header}sgemm,1,0,8,1000\nsgemm,1,0,8,1000\n`);
-    const match = await matchProfile(profile, [counted("sgemm", 4, [9, 9, 1]), counted("sgemm", 6, [2, 1, 1])], false);
+    const match = await matchProfiles(
+      [profile],
+      [counted("sgemm", 4, [9, 9, 1]), counted("sgemm", 6, [2, 1, 1])],
+      false,
+    );
     expect(match).toMatchObject({ iterations: 5, launches_seen: 10, differences: [] });
     expect(matchLines("it", match)).toEqual([
       "match: it: 2 kernel launches an iteration by orion.csv, 5 iterations: all came, and no others",
     ]);
   });
 
+  test("by several profiles: what only some have, what all have, and what none has", async () => {
+    const paths = [scratch.file("one.csv", rows("a", "b", "b")), scratch.file("two.csv", rows("a", "c", "d"))];
+    const match = await matchProfiles(paths, came(["a", 12], ["b", 10], ["c", 7], ["d", 7]), false);
+    expect(match).toMatchObject({ kernels: 3, iterations: 12, launches_expected: 36, differences: [] });
+    expect(match.profiles.map(({ iterations }) => iterations)).toEqual([5, 7]);
+    expect(matchLines("it", match)).toEqual([
+      "match: it: 3 kernel launches an iteration by one.csv, 5 iterations; 3 by two.csv, 7: all came, and no others",
+    ]);
+    // One of them is never asked for: that is no difference. One that launches all the same does so too often.
+    expect(await matchProfiles(paths, came(["a", 5], ["b", 10]), false)).toMatchObject({
+      iterations: 5,
+      differences: [],
+    });
+    expect(await matchProfiles(paths, came(["a", 13], ["b", 10], ["c", 7], ["x", 1]), false)).toMatchObject({
+      differences: [
+        { status: "missing", name: "d", expected: 7 },
+        { status: "count", name: "a", expected: 12, seen: 13 },
+        { status: "new", name: "x" },
+      ],
+    });
+  });
+
+  test("by profiles of which one has no kernels of its own, and by such as launch the same", async () => {
+    const both = scratch.file("both.csv", rows("a", "b"));
+    const once = scratch.file("once.csv", rows("a"));
+    const twice = scratch.file("twice.csv", rows("a", "a"));
+    // b says how often the first came, and what is left of a how often the other did.
+    const first = await matchProfiles([both, once], came(["a", 9], ["b", 4]), false);
+    expect(first.profiles.map(({ iterations }) => iterations)).toEqual([4, 5]);
+    // Nothing tells how often each of the others came.
+    const guessed = await matchProfiles([once, twice, both], came(["a", 11], ["b", 4]), false);
+    expect(guessed).toMatchObject({ iterations: 8, differences: [] });
+    expect(guessed.profiles.map(({ iterations }) => iterations)).toEqual([2, 2, 4]);
+  });
+
   test("of a client that launched nothing", async () => {
     const profile = scratch.file("none.csv", rows("a"));
-    const match = await matchProfile(profile, [], false);
+    const match = await matchProfiles([profile], [], false);
     expect(match).toMatchObject({ iterations: 0, launches_seen: 0 });
     expect(matchLines("it", match)).toEqual(["match: it: 1 kernel launches an iteration by none.csv, and none came"]);
   });

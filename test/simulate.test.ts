@@ -104,6 +104,29 @@ describe.concurrent("rigel simulate", () => {
     }
   });
 
+  test("requests of two kinds, each by chance, the same in every run; a list of one is one", async () => {
+    using scratch = new Scratch();
+    scratch.file("long.csv", SERVE.replace(",200000,", ",400000,"));
+    const served = (profile: string | string[]) =>
+      jobs(scratch, {
+        clients: [{ name: "serve", class: "high", replay: { profile, rate_per_s: 100, arrivals: "uniform" } }],
+      });
+    const both = served(["long.csv", "serve.csv"]);
+    // By splitmix64 94 of the 199 are of the first kind with seed 1, and 102 with seed 7.
+    for (const [seed, p50_ms] of [
+      ["1", 0.203],
+      ["7", 0.403],
+    ] as const) {
+      const { points } = await predicted(both, "--policy", "time-slicing", "--seed", seed);
+      expect(points[0]?.alone[0]).toMatchObject({ requests: 199, p50_ms, p99_ms: 0.403 });
+      // By the mean of both.
+      expect(points[0]?.ceiling).toBeCloseTo(1 - (199 * 300) / 2_000_000, 6);
+    }
+    const one = await rigel("simulate", served("serve.csv"), "--json");
+    const list = await rigel("simulate", served(["serve.csv"]), "--json");
+    expect({ ...list, stderr: "" }).toEqual({ ...one, stderr: "" });
+  });
+
   test("preemption: suspended while a request is there, and what the switches cost without", async () => {
     using scratch = new Scratch();
     const { points } = await predicted(jobs(scratch), "--policy", "priority", "priority-gate");
@@ -352,6 +375,7 @@ describe.concurrent("rigel simulate", () => {
       { name: "serve", class: "high", command: ["python"] },
       { name: "train", class: "best-effort", replay: { profile: "bad.csv" } },
       { name: "gone", class: "best-effort", command: ["python"], profile: "gone.csv" },
+      { name: "some", class: "best-effort", command: ["python"], profile: ["train.csv", "gone.csv"] },
     ];
     const file = jobs(scratch, { clients });
     const { stderr: told, stdout, status } = await rigel("simulate", file);
@@ -362,6 +386,7 @@ describe.concurrent("rigel simulate", () => {
       `${file}: clients[1].replay.profile: ${join(scratch.path, "bad.csv")}:5: grid_x: expected`,
     );
     expect(stderr).toContain(`${file}: clients[2].profile: ${join(scratch.path, "gone.csv")}`);
+    expect(stderr).toContain(`${file}: clients[3].profile[1]: ${join(scratch.path, "gone.csv")}`);
     expect(stdout).toBe("");
     expect(status).toBe(2);
   });

@@ -1,6 +1,7 @@
 /*
  * replay.c: rigel-replay, a program that asks of the GPU what a recorded profile says another program asked: the same
- * launches in the same order, with the same durations, SM footprint and host gaps, in a closed loop or at a rate.
+ * launches in the same order, with the same durations, SM footprint and host gaps, in a closed loop or at a rate. Of several profiles
+ * each request is of one, drawn by its number (profiles.h).
  *
  * It is an ordinary CUDA client, on a real GPU and on the simulated one alike: it links no CUDA library, uses the
  * driver API only, and knows Rigel by optional symbols (rigel.h). One thread launches; a second one is there for
@@ -22,7 +23,7 @@
 #include "calibrate.h"
 #include "driver.h"
 #include "inspect.h"
-#include "profile.h"
+#include "profiles.h"
 #include "shape.h"
 #include "spin_ptx.h"
 
@@ -126,7 +127,8 @@ static void wait_until(uint64_t due_ns, bool breakable)
 /* ---- Options */
 
 typedef struct {
-    const char *profile, *arrivals, *windows, *log;
+    const char *profiles[RG_PROFILES_MOST], *arrivals, *windows, *log;
+    uint32_t profile_count;
     uint64_t iterations; /* 0: no limit */
     double duration_s;   /* 0: no limit */
     double start_at;     /* UNIX time; 0: as soon as it is ready */
@@ -138,18 +140,18 @@ typedef struct {
 } options;
 
 static const char usage[] =
-    "usage: rigel-replay --profile FILE [options]\n"
+    "usage: rigel-replay --profile FILE [--profile FILE ...] [options]\n"
     "Launches what a kernel profile (Orion's or Rigel's format) recorded, on the GPU or the simulated one.\n"
     "\n"
-    "  --profile FILE        the kernel profile\n"
+    "  --profile FILE        the kernel profile; up to 16 of them: each request is of one, by chance, each as often\n"
     "  --iterations N        end after N requests or iterations\n"
     "  --duration-s S        end after S seconds; with neither, run until SIGTERM\n"
     "  --rate R              R requests a second, open loop; without, one after the other\n"
     "  --arrivals KIND       uniform, poisson (default), or FILE: a JSON list of gaps in seconds, repeated\n"
     "  --closed              of these, those that fall due while the one before is served are left out: one user, who asks again\n"
-    "  --seed N              of the Poisson arrivals (default 1)\n"
+    "  --seed N              of the Poisson arrivals, and of which profile a request is (default 1)\n"
     "  --windows FILE        in a closed loop, a JSON list of seconds: pause, work, pause, ...; then pause until the end\n"
-    "  --warmup N            requests or iterations before measuring (default 3)\n"
+    "  --warmup N            requests or iterations before measuring, of each profile in turn (default 3, or one of each)\n"
     "  --start-at T          measure from this UNIX time on, in seconds; what falls due before it is ready is left out\n"
     "  --alternate SEED      of each two requests one goes past Rigel (rigel_bypass_begin), by chance the first or the second\n"
     "  --log FILE            write every latency by its due time, or every end of an iteration, as JSON\n"
@@ -196,7 +198,7 @@ static uint64_t integer_option(const char *name, const char *text, uint64_t leas
 
 static options read_options(int argc, char **argv)
 {
-    options o = {.seed = 1, .warmup = 3, .idle_ms = 500};
+    options o = {.seed = 1, .warmup = UINT64_MAX, .idle_ms = 500};
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0) {
@@ -230,8 +232,10 @@ static options read_options(int argc, char **argv)
         if (!value)
             bad_arguments("%s: expected a value", name);
         i++;
+        if (strcmp(name, "--profile") == 0 && o.profile_count == RG_PROFILES_MOST)
+            bad_arguments("--profile: expected at most %u of them", RG_PROFILES_MOST);
         if (strcmp(name, "--profile") == 0)
-            o.profile = value;
+            o.profiles[o.profile_count++] = value;
         else if (strcmp(name, "--iterations") == 0)
             o.iterations = integer_option(name, value, 1, UINT64_MAX);
         else if (strcmp(name, "--duration-s") == 0)
@@ -253,14 +257,16 @@ static options read_options(int argc, char **argv)
         else if (strcmp(name, "--seed") == 0)
             o.seed = integer_option(name, value, 0, UINT64_MAX);
         else if (strcmp(name, "--warmup") == 0)
-            o.warmup = integer_option(name, value, 0, UINT64_MAX);
+            o.warmup = integer_option(name, value, 0, UINT64_MAX - 1);
         else if (strcmp(name, "--device") == 0)
             o.device = (int)integer_option(name, value, 0, 1023);
         else
             o.idle_ms = integer_option(name, value, 1, 3600000);
     }
-    if (!o.probe && !o.inspect && !o.calibrate && !o.profile)
+    if (!o.probe && !o.inspect && !o.calibrate && !o.profile_count)
         bad_arguments("--profile: expected the file of a kernel profile");
+    if (o.warmup == UINT64_MAX)
+        o.warmup = o.profile_count > 3 ? o.profile_count : 3;
     return o;
 }
 
@@ -361,8 +367,10 @@ typedef struct {
 
 typedef struct {
     const options *o;
-    rg_profile profile;
-    step *steps;
+    rg_profiles profiles;
+    step *steps[RG_PROFILES_MOST]; /* of each profile */
+    uint32_t stream_count;         /* of the one that has the most */
+    bool waits;                    /* for every request (rg_profiles_wait) */
     CUfunction spin;
     CUstream streams[RG_PROFILE_MAX_STREAMS]; /* the first is the NULL stream, as PyTorch's default stream is */
     CUdeviceptr memory, memory_to;
@@ -457,7 +465,7 @@ static void leave_call(const client *c)
 static void synchronize(client *c)
 {
     enter_call(c, "a wait for the GPU");
-    for (uint32_t i = 0; i < c->profile.streams; i++)
+    for (uint32_t i = 0; i < c->stream_count; i++)
         CU(cuStreamSynchronize, c->streams[i]);
     leave_call(c);
 }
@@ -505,19 +513,20 @@ static void launch(client *c, const step *s)
     }
 }
 
-/* Launches one iteration with its host gaps. */
-static void launch_iteration(client *c)
+/* Launches one iteration of a profile with its host gaps. */
+static void launch_iteration(client *c, uint32_t kind)
 {
+    const rg_profile *profile = &c->profiles.of[kind];
     c->last_return_ns = now_ns();
-    for (uint32_t i = 0; i < c->profile.op_count; i++) {
-        const step *s = &c->steps[i];
+    for (uint32_t i = 0; i < profile->op_count; i++) {
+        const step *s = &c->steps[kind][i];
         if (s->op.gap_ns)
             wait_until(c->last_return_ns + s->op.gap_ns, false);
         launch(c, s);
         c->last_return_ns = now_ns();
     }
     if (c->measuring)
-        c->launches += c->profile.launches;
+        c->launches += profile->launches;
 }
 
 /* One more iteration has finished at `end_ns`; `latency_ns` is since its due time, or since the one before it. */
@@ -536,11 +545,17 @@ static void count_iteration(client *c, uint64_t end_ns, uint64_t latency_ns)
         c->report_request(latency_ns);
 }
 
-/* A request: waited for, with its latency since `due_ns`. */
-static void serve_request(client *c, uint64_t due_ns)
+static uint32_t kind_of(const client *c, uint64_t iteration)
 {
-    launch_iteration(c);
-    if (!c->profile.waits)
+    return rg_profiles_draw(c->o->seed, iteration, c->profiles.count);
+}
+
+/* A request: waited for, with its latency since `due_ns`. */
+static void serve_request(client *c, uint64_t iteration, uint64_t due_ns)
+{
+    uint32_t kind = kind_of(c, iteration);
+    launch_iteration(c, kind);
+    if (!c->profiles.of[kind].waits)
         synchronize(c);
     uint64_t end_ns = now_ns(), latency_ns = end_ns - due_ns;
     c->last_finish_ns = end_ns;
@@ -578,12 +593,14 @@ static void collect_ahead(client *c, bool wait)
 }
 
 /* An iteration of a program that does not wait for it, as a training loop does not. */
-static void run_ahead(client *c)
+static void run_ahead(client *c, uint64_t iteration)
 {
+    uint32_t kind = kind_of(c, iteration);
+    const rg_profile *profile = &c->profiles.of[kind];
     if (c->ahead_count == AHEAD)
         collect_ahead(c, true);
-    launch_iteration(c);
-    uint32_t stream = c->profile.ops[c->profile.op_count - 1].stream;
+    launch_iteration(c, kind);
+    uint32_t stream = profile->ops[profile->op_count - 1].stream;
     CU(cuEventRecord, c->ahead[(c->ahead_first + c->ahead_count) % AHEAD], c->streams[stream]);
     c->ahead_count++;
     collect_ahead(c, false);
@@ -594,7 +611,7 @@ static void drain(client *c)
 {
     uint64_t start_ns = now_ns(), said_ns = start_ns;
     enter_call(c, "the wait for all that was launched");
-    for (uint32_t i = 0; i < c->profile.streams; i++) {
+    for (uint32_t i = 0; i < c->stream_count; i++) {
         CUresult result;
         while ((result = rg_cu.cuStreamQuery(c->streams[i])) == CUDA_ERROR_NOT_READY) {
             uint32_t before = c->ahead_count;
@@ -668,33 +685,36 @@ static void calibrate(client *c, const rg_shape_device *device)
             exit(1);
         }
     }
-    for (uint32_t i = 0; i < c->profile.op_count; i++) {
-        step *s = &c->steps[i];
-        if (s->op.kind != RG_PROFILE_KERNEL)
-            continue;
-        uint32_t at = 1;
-        while (at < points - 1 && warps[at] < s->shape.warps_per_sm)
-            at++;
-        double part = ((double)s->shape.warps_per_sm - warps[at - 1]) / (double)(warps[at] - warps[at - 1]);
-        double chain_ns = ns[at - 1] + (ns[at] - ns[at - 1]) * (part < 0 ? 0 : part > 1 ? 1 : part);
-        double busy_ns = s->shape.block_ns > EMPTY_KERNEL_NS ? (double)(s->shape.block_ns - EMPTY_KERNEL_NS) : 0;
-        s->chain = (uint64_t)(busy_ns / chain_ns + 0.5);
-    }
+    for (uint32_t kind = 0; kind < c->profiles.count; kind++)
+        for (uint32_t i = 0; i < c->profiles.of[kind].op_count; i++) {
+            step *s = &c->steps[kind][i];
+            if (s->op.kind != RG_PROFILE_KERNEL)
+                continue;
+            uint32_t at = 1;
+            while (at < points - 1 && warps[at] < s->shape.warps_per_sm)
+                at++;
+            double part = ((double)s->shape.warps_per_sm - warps[at - 1]) / (double)(warps[at] - warps[at - 1]);
+            double chain_ns = ns[at - 1] + (ns[at] - ns[at - 1]) * (part < 0 ? 0 : part > 1 ? 1 : part);
+            double busy_ns = s->shape.block_ns > EMPTY_KERNEL_NS ? (double)(s->shape.block_ns - EMPTY_KERNEL_NS) : 0;
+            s->chain = (uint64_t)(busy_ns / chain_ns + 0.5);
+        }
 }
 
+/* For the largest copy of any profile. */
 static void make_memory(client *c)
 {
     uint64_t most = 0;
     bool used = false, host = false, second = false;
-    for (uint32_t i = 0; i < c->profile.op_count; i++) {
-        const rg_profile_op *op = &c->profile.ops[i];
-        if (op->kind == RG_PROFILE_KERNEL || op->kind == RG_PROFILE_SYNC)
-            continue;
-        used = true;
-        host |= op->kind == RG_PROFILE_COPY_H2D || op->kind == RG_PROFILE_COPY_D2H;
-        second |= op->kind == RG_PROFILE_COPY_D2D;
-        most = op->bytes > most ? op->bytes : most;
-    }
+    for (uint32_t kind = 0; kind < c->profiles.count; kind++)
+        for (uint32_t i = 0; i < c->profiles.of[kind].op_count; i++) {
+            const rg_profile_op *op = &c->profiles.of[kind].ops[i];
+            if (op->kind == RG_PROFILE_KERNEL || op->kind == RG_PROFILE_SYNC)
+                continue;
+            used = true;
+            host |= op->kind == RG_PROFILE_COPY_H2D || op->kind == RG_PROFILE_COPY_D2H;
+            second |= op->kind == RG_PROFILE_COPY_D2D;
+            most = op->bytes > most ? op->bytes : most;
+        }
     size_t bytes = most ? (size_t)most : 1;
     if (used)
         CU(cuMemAlloc, &c->memory, bytes);
@@ -720,6 +740,23 @@ static rg_shape_device device_limits(CUdevice device)
     };
 }
 
+static step *steps_of(const rg_profile *profile, const rg_shape_device *limits)
+{
+    step *steps = calloc(profile->op_count, sizeof(*steps));
+    if (!steps) {
+        rg_say("out of memory for %u operations", profile->op_count);
+        exit(1);
+    }
+    for (uint32_t i = 0; i < profile->op_count; i++) {
+        steps[i].op = profile->ops[i];
+        if (profile->ops[i].kind == RG_PROFILE_KERNEL) {
+            rg_shape_plan(&profile->ops[i], limits, &steps[i].shape);
+            describe(&steps[i], limits->sms);
+        }
+    }
+    return steps;
+}
+
 static void set_up(client *c)
 {
     char why[256];
@@ -740,7 +777,7 @@ static void set_up(client *c)
     CU(cuCtxSetCurrent, context);
     CU(cuModuleLoadData, &module, rg_spin_ptx);
     CU(cuModuleGetFunction, &c->spin, module, RG_SPIN_KERNEL);
-    for (uint32_t i = 1; i < c->profile.streams; i++)
+    for (uint32_t i = 1; i < c->stream_count; i++)
         CU(cuStreamCreate, &c->streams[i], CU_STREAM_NON_BLOCKING);
     for (uint32_t i = 0; i < AHEAD; i++)
         CU(cuEventCreate, &c->ahead[i], CU_EVENT_DISABLE_TIMING);
@@ -750,18 +787,8 @@ static void set_up(client *c)
     /* One division of the L1 cache for all launches: changing it makes an SM run empty first. May be refused. */
     (void)rg_cu.cuFuncSetAttribute(c->spin, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100);
     make_memory(c);
-    c->steps = calloc(c->profile.op_count, sizeof(*c->steps));
-    if (!c->steps) {
-        rg_say("out of memory for %u operations", c->profile.op_count);
-        exit(1);
-    }
-    for (uint32_t i = 0; i < c->profile.op_count; i++) {
-        c->steps[i].op = c->profile.ops[i];
-        if (c->profile.ops[i].kind == RG_PROFILE_KERNEL) {
-            rg_shape_plan(&c->profile.ops[i], &limits, &c->steps[i].shape);
-            describe(&c->steps[i], limits.sms);
-        }
-    }
+    for (uint32_t kind = 0; kind < c->profiles.count; kind++)
+        c->steps[kind] = steps_of(&c->profiles.of[kind], &limits);
     if (!rg_simulated)
         calibrate(c, &limits);
     /* Exported by librigel.so when it is preloaded. */
@@ -801,7 +828,7 @@ static uint64_t wait_for_start(client *c)
 static void warm_up(client *c)
 {
     for (uint64_t i = 0; i < c->o->warmup && !stop_asked; i++) {
-        launch_iteration(c);
+        launch_iteration(c, (uint32_t)(i % c->profiles.count));
         synchronize(c);
     }
     synchronize(c);
@@ -841,7 +868,7 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
         wait_until(due_ns, true);
         if (stop_asked)
             break;
-        serve_request(c, due_ns);
+        serve_request(c, i, due_ns);
     }
     if (c->past)
         go_past(c, false);
@@ -876,10 +903,10 @@ static void run_closed_loop(client *c, const rg_arrivals *windows, uint64_t star
         uint64_t now = now_ns();
         if (now >= end_ns || stop_asked)
             break;
-        if (c->profile.waits)
-            serve_request(c, now);
+        if (c->waits)
+            serve_request(c, i, now);
         else
-            run_ahead(c);
+            run_ahead(c, i);
     }
 }
 
@@ -898,7 +925,13 @@ static void print_report(client *c, uint64_t elapsed_ns)
         qsort(s->ns, s->count, sizeof(*s->ns), compare_ns);
     double elapsed_s = (double)elapsed_ns / 1e9;
     fputs("{\"profile\":", stdout);
-    rg_print_json(c->o->profile);
+    rg_print_json(c->o->profiles[0]);
+    for (uint32_t i = 0; c->o->profile_count > 1 && i < c->o->profile_count; i++) {
+        fputs(i ? "," : ",\"profiles\":[", stdout);
+        rg_print_json(c->o->profiles[i]);
+    }
+    if (c->o->profile_count > 1)
+        putchar(']');
     printf(",\"iterations\":%" PRIu64 ",\"elapsed_s\":%.6f,\"iterations_per_s\":%.6f,\"launches\":%" PRIu64,
            c->iterations, elapsed_s, elapsed_ns ? (double)c->iterations / elapsed_s : 0.0, c->launches);
     printf(",\"requests\":{\"count\":%zu", s->count);
@@ -968,10 +1001,15 @@ int main(int argc, char **argv)
     rg_arrivals arrivals = {0}, windows = {0};
     c.o = &o;
     char error[RG_PROFILE_ERROR_BYTES];
-    if (rg_profile_read(o.profile, &c.profile, error, sizeof(error)) < 0) {
-        rg_say("%s", error);
-        return 2;
+    for (uint32_t i = 0; i < o.profile_count; i++) {
+        if (rg_profiles_add(&c.profiles, o.profiles[i], error, sizeof(error)) < 0) {
+            rg_say("%s", error);
+            return 2;
+        }
+        uint32_t streams = c.profiles.of[i].streams;
+        c.stream_count = streams > c.stream_count ? streams : c.stream_count;
     }
+    c.waits = rg_profiles_wait(c.profiles.of, c.profiles.count);
     bool open_loop = open_arrivals(&o, &arrivals);
     if (o.alternate && !open_loop)
         bad_arguments("--alternate: expected --rate, or a list of --arrivals, with it");

@@ -203,7 +203,9 @@ static bool has_launched_all(const scenario *s)
             return false;
         only = p;
     }
-    return only && rg_policy_regular(only->usual, only->votes) && only->made == only->usual;
+    /* Of requests of one profile, which launch the same, that is known from the second on. */
+    bool alike = only && (only->of->profile_count == 1 || atomic_load(&only->share->alike));
+    return alike && rg_scenario_usual(only) && only->made == rg_scenario_usual(only);
 }
 
 /* As in preempt.c: all is launched that is usual, and is not waited for yet: when it comes back for that. */

@@ -3,8 +3,6 @@
  */
 #include "scenario-inside.h"
 
-#include <string.h>
-
 bool rg_scenario_high_busy(const scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
@@ -58,8 +56,8 @@ rg_policy_view rg_scenario_view_of(const scenario *s, const player *p)
         .lead_ns = rg_scenario_lead(s, p),
         .quantum_ns = (uint64_t)s->o->quantum_us * 1000,
     };
-    if (s->o->policy == RG_POLICY_ORION && p->op < p->of->profile->op_count) {
-        const rg_profile_op *op = &p->of->profile->ops[p->op];
+    if (s->o->policy == RG_POLICY_ORION && p->op < p->profile->op_count) {
+        const rg_profile_op *op = &p->profile->ops[p->op];
         v.profiled = op->kind == RG_PROFILE_KERNEL;
         v.sms = v.profiled ? sms_of(s, p) : 0;
         v.bound = rg_scenario_bound_of(op);
@@ -137,14 +135,20 @@ static uint64_t busy_ns(const scenario *s)
     return rg_scenario_high_busy(s) ? s->now - s->spell_ns : 0;
 }
 
-/* Of a request that is like the others: when it has come far enough, at its pace; NEVER: its launches tell. */
+/* Of a request that is like the others: when it has come far enough, at its pace; NEVER: its launches tell. As until_late in segment.c. */
 static uint64_t late_at(const scenario *s, player *p)
 {
     const rg_scenario_options *o = s->o;
-    uint64_t made = o->defer_ppm ? p->made : rg_policy_course(p->course, p->made, p->usual), spent_ns = s->now - p->busy_ns;
-    uint64_t left_ns = rg_policy_until_late(made, p->usual, spent_ns, p->usual_ns, o->defer_ppm, (uint64_t)o->need_us * 1000);
-    if (p->made && p->made < p->usual && !p->seen_late) {
-        p->seen_part = (uint32_t)(p->made * RG_POLICY_ONE / p->usual);
+    int64_t course[RG_POLICY_COURSE];
+    for (int i = 0; i < RG_POLICY_COURSE; i++)
+        course[i] = (int64_t)atomic_load(&p->share->course[i]);
+    uint32_t usual = rg_scenario_usual(p), part = atomic_load(&p->share->need_part);
+    uint64_t need_ns = (uint64_t)o->need_us * 1000, spent_ns = s->now - p->busy_ns;
+    need_ns = part ? need_ns * part / RG_POLICY_ONE : need_ns;
+    uint64_t made = o->defer_ppm ? p->made : rg_policy_course(course, p->made, usual);
+    uint64_t left_ns = rg_policy_until_late(made, usual, spent_ns, atomic_load(&p->share->usual_ns), o->defer_ppm, need_ns);
+    if (p->made && p->made < usual && !p->seen_late) {
+        p->seen_part = (uint32_t)(p->made * RG_POLICY_ONE / usual);
         p->seen_ns = spent_ns;
         p->seen_late = !left_ns;
     }
@@ -162,7 +166,7 @@ uint64_t rg_scenario_late_at(const scenario *s, uint64_t since)
         if (!p->busy || p->of->best_effort)
             continue;
         uint64_t its = since + defer_ns;
-        if (by_launches && rg_policy_regular(p->usual, p->votes))
+        if (by_launches && rg_scenario_usual(p))
             its = p->made && !p->launching ? s->now : late_at(s, p);
         at = its < at ? its : at;
     }
@@ -184,7 +188,7 @@ static uint64_t allowance(const scenario *s)
 
 void rg_scenario_enter_gate(scenario *s, player *p, enum rg_verdict verdict)
 {
-    for (uint32_t i = 0; i < p->of->profile->streams; i++)
+    for (uint32_t i = 0; i < p->stream_count; i++)
         rg_scenario_record_batch(p, i);
     p->state = GATE;
     p->verdict = verdict;
@@ -207,7 +211,7 @@ void rg_scenario_leave_gate(player *p)
 
 uint64_t rg_scenario_cost_of(const player *p)
 {
-    const rg_profile_op *op = &p->of->profile->ops[p->op];
+    const rg_profile_op *op = &p->profile->ops[p->op];
     return op->kind == RG_PROFILE_KERNEL ? op->duration_ns : 0;
 }
 
@@ -262,6 +266,8 @@ void rg_scenario_become_busy(scenario *s, player *p)
     }
     p->busy = true;
     p->busy_ns = s->now;
+    if (!p->of->best_effort)
+        rg_scenario_request_begins(s, p);
 }
 
 void rg_scenario_wake_gate(scenario *s)
@@ -275,16 +281,6 @@ void rg_scenario_wake_gate(scenario *s)
     }
 }
 
-/* As rg_requests_end in requests.c, of requests of one kind. */
-static void learn_request(player *p, uint64_t took_ns)
-{
-    enum rg_request is = rg_policy_usual(&p->usual, &p->votes, &p->usual_ns, p->made, took_ns);
-    if (is == RG_REQUEST_NEW)
-        memset(p->course, 0, sizeof p->course);
-    else if (is == RG_REQUEST_USUAL && p->seen_ns)
-        rg_policy_learn_course(p->course, p->seen_part, p->seen_ns, took_ns);
-}
-
 void rg_scenario_become_idle(scenario *s, player *p)
 {
     if (!p->busy)
@@ -292,7 +288,8 @@ void rg_scenario_become_idle(scenario *s, player *p)
     p->busy = false;
     p->idle_ns = s->now;
     if (!p->launching) {
-        learn_request(p, p->wait_ns - p->busy_ns);
+        if (!p->of->best_effort)
+            rg_scenario_request_ends(s, p);
         p->made = p->seen_ns = 0;
         p->seen_late = false;
         uint32_t at = p->waits++ % (sizeof p->waited_ns / sizeof *p->waited_ns);

@@ -1,11 +1,12 @@
 /*
- * scenario-inside.h: what scenario.c (clients, launches, the loop), scenario-gate.c (who is held back) and
- * scenario-agent.c (who is taken off the GPU) share. Nobody else includes it.
+ * scenario-inside.h: what scenario.c (clients, launches, the loop), scenario-gate.c (who is held back), scenario-agent.c
+ * (who is taken off the GPU) and scenario-requests.c (what requests launch) share. Nobody else includes it.
  */
 #ifndef RIGEL_SCENARIO_INSIDE_H
 #define RIGEL_SCENARIO_INSIDE_H
 
 #include "../replay/shape.h"
+#include "../segment.h"
 #include "scenario.h"
 
 #define NEVER UINT64_MAX
@@ -31,7 +32,11 @@ typedef struct {
 
 typedef struct {
     const rg_scenario_client *of;
-    rg_shape *shapes; /* by operation */
+    const rg_profile *profile; /* of the iteration under way; before the first, any */
+    rg_shape *shapes;          /* by operation of that */
+    rg_shape *all_shapes[RG_PROFILES_MOST]; /* of each profile */
+    uint32_t stream_count; /* of the profile that has the most */
+    bool waited_for;       /* every iteration */
     rg_arrivals arrivals;
     uint32_t context, streams[RG_PROFILE_MAX_STREAMS];
     bool governed; /* passes the gate */
@@ -50,9 +55,7 @@ typedef struct {
     uint64_t waited_ns[4], worked_ns[4]; /* for how long it waited, and launched before, the last times */
     uint32_t waits;
     uint64_t made;             /* high: kernels launched since it last waited for all of them */
-    uint32_t usual, votes;     /* high: how many that usually are (rg_policy_usual) */
-    uint64_t usual_ns;         /* and for how long it launches them */
-    int64_t course[RG_POLICY_COURSE]; /* and how evenly (rg_policy_course) */
+    rg_share *share;           /* high: what such a request usually launches (scenario-requests.c) */
     uint32_t seen_part; /* of the one under way: of its launches, in what time, and whether it was late, as it was looked at (see in segment.c) */
     uint64_t seen_ns;
     bool seen_late;
@@ -173,6 +176,17 @@ void rg_scenario_become_busy(scenario *s, player *p);
 void rg_scenario_become_idle(scenario *s, player *p);
 /* Nothing holds best-effort work back any more: those at the gate look again, sleepers once they are awake. */
 void rg_scenario_wake_gate(scenario *s);
+
+/* ---- scenario-requests.c */
+
+/* Nothing is known of anybody's requests. Scenarios are run one after the other. */
+void rg_scenario_forget_requests(scenario *s);
+/* A high client's request begins, by the present operation; it has launched one more kernel; and is over. */
+void rg_scenario_request_begins(scenario *s, player *p);
+void rg_scenario_request_launches(const scenario *s, const player *p);
+void rg_scenario_request_ends(scenario *s, player *p);
+/* What such requests usually launch, 0 if they are not alike. */
+uint32_t rg_scenario_usual(const player *p);
 
 /* ---- scenario-agent.c */
 

@@ -4,8 +4,6 @@
  */
 #include "scenario-inside.h"
 
-#include "../segment.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +51,7 @@ static void collect_ahead(scenario *s, player *p)
 
 static bool waits(const player *p)
 {
-    return p->of->open_loop || p->of->profile->waits;
+    return p->of->open_loop || p->waited_for;
 }
 
 /* From the moment on, or the first. */
@@ -89,9 +87,9 @@ static uint64_t gap_of(const scenario *s, player *p, uint64_t gap_ns)
 static void go_to_op(scenario *s, player *p, uint32_t op, uint64_t return_ns)
 {
     p->op = op;
-    if (op < p->of->profile->op_count) {
+    if (op < p->profile->op_count) {
         p->state = OP;
-        p->at = return_ns + gap_of(s, p, p->of->profile->ops[op].gap_ns);
+        p->at = return_ns + gap_of(s, p, p->profile->ops[op].gap_ns);
         return;
     }
     if (waits(p)) { /* a last row that is no sync: the request is waited for all the same */
@@ -99,8 +97,8 @@ static void go_to_op(scenario *s, player *p, uint32_t op, uint64_t return_ns)
         p->at = return_ns;
         return;
     }
-    uint32_t last = p->of->profile->op_count - 1;
-    uint32_t stream = p->of->profile->ops[last].stream;
+    uint32_t last = p->profile->op_count - 1;
+    uint32_t stream = p->profile->ops[last].stream;
     uint32_t slot = (p->ahead_first + p->ahead_count++) % AHEAD;
     p->ahead[slot].stream = p->streams[stream];
     p->ahead[slot].ticket = p->stream_ticket[stream];
@@ -111,7 +109,9 @@ static void go_to_op(scenario *s, player *p, uint32_t op, uint64_t return_ns)
 
 static void begin_iteration(scenario *s, player *p)
 {
-    p->begun++;
+    uint32_t kind = rg_profiles_draw(p->of->draw_seed, p->begun++, p->of->profile_count);
+    p->profile = &p->of->profiles[kind];
+    p->shapes = p->all_shapes[kind];
     go_to_op(s, p, 0, s->now);
 }
 
@@ -211,7 +211,7 @@ static int submit_stop(scenario *s, player *p, const rg_profile_op *op)
 /* Launches the present operation, or waits for room in its stream. */
 static bool launch(scenario *s, player *p)
 {
-    const rg_profile_op *op = &p->of->profile->ops[p->op];
+    const rg_profile_op *op = &p->profile->ops[p->op];
     uint64_t ticket = 0;
     int result = submit_stop(s, p, op);
     if (!result)
@@ -231,7 +231,10 @@ static bool launch(scenario *s, player *p)
     p->behind_stop = false;
     p->last_ticket = p->stream_ticket[op->stream] = ticket;
     p->result->launches++;
-    p->made += op->kind == RG_PROFILE_KERNEL;
+    if (op->kind == RG_PROFILE_KERNEL) {
+        p->made++;
+        rg_scenario_request_launches(s, p);
+    }
     if (p->of->best_effort)
         s->tick.launches++;
     if (gated(s, p, op)) {
@@ -256,7 +259,7 @@ static bool launch(scenario *s, player *p)
 
 static bool act_on_op(scenario *s, player *p)
 {
-    const rg_profile_op *op = &p->of->profile->ops[p->op];
+    const rg_profile_op *op = &p->profile->ops[p->op];
     if (op->kind == RG_PROFILE_SYNC) {
         p->state = SYNC;
         p->at = s->now;
@@ -300,7 +303,7 @@ static bool act_on_sync(scenario *s, player *p)
     }
     rg_scenario_become_idle(s, p);
     /* Past the last row, or on it: the request is over. */
-    if (waits(p) && p->op + 1 >= p->of->profile->op_count) {
+    if (waits(p) && p->op + 1 >= p->profile->op_count) {
         finish_request(s, p);
         p->state = NEXT;
         p->at = s->now;
@@ -485,6 +488,28 @@ static uint64_t percentile(const player *p, uint64_t percent)
     return p->latency_count ? p->latencies[rank ? rank - 1 : 0] : 0;
 }
 
+/* What one of the profiles is on this GPU, and what it adds to what is known of all. */
+static bool add_profile(scenario *s, player *p, uint32_t kind, const rg_shape_device *device)
+{
+    const rg_profile *profile = &p->of->profiles[kind];
+    rg_shape *shapes = p->all_shapes[kind] = calloc(profile->op_count, sizeof(*shapes));
+    if (!shapes)
+        return false;
+    uint64_t sum_ns = 0;
+    for (uint32_t i = 0; i < profile->op_count; i++) {
+        const rg_profile_op *op = &profile->ops[i];
+        p->own_gaps_ns += i ? op->gap_ns : 0;
+        if (op->kind != RG_PROFILE_KERNEL)
+            continue;
+        rg_shape_plan(op, device, &shapes[i]);
+        sum_ns += op->duration_ns;
+    }
+    p->own_launch_ns += s->o->launch_ns * profile->launches;
+    p->stream_count = profile->streams > p->stream_count ? profile->streams : p->stream_count;
+    s->long_requests |= !p->of->best_effort && waits(p) && s->o->high_slice_us && sum_ns >= s->o->high_slice_us * 1000ull;
+    return true;
+}
+
 static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scenario_result *result)
 {
     const rg_model_params *gpu = &s->o->gpu;
@@ -516,24 +541,19 @@ static bool set_up(scenario *s, player *p, const rg_scenario_client *of, rg_scen
     rg_arrivals_init(&p->spells, RG_ARRIVALS_POISSON, RG_SCENARIO_SPELL_NS, seed);
     p->slow = rg_random(&seed) & 1;
     p->spell_until = rg_arrivals_next_gap_ns(&p->spells);
-    for (uint32_t i = 1; i < of->profile->op_count; i++)
-        p->own_gaps_ns += of->profile->ops[i].gap_ns;
-    p->own_launch_ns = s->o->launch_ns * of->profile->launches;
+    p->waited_for = rg_profiles_wait(of->profiles, of->profile_count);
+    for (uint32_t kind = 0; kind < of->profile_count; kind++)
+        if (!add_profile(s, p, kind, &device))
+            return false;
+    p->profile = &of->profiles[0];
+    p->shapes = p->all_shapes[0];
+    p->own_gaps_ns /= of->profile_count;
+    p->own_launch_ns /= of->profile_count;
     if (of->moment_count)
         begin_moment(p, (uint32_t)(rg_random(&seed) % of->moment_count));
-    p->shapes = calloc(of->profile->op_count, sizeof(*p->shapes));
-    if (!p->shapes)
-        return false;
-    for (uint32_t i = 0; i < of->profile->op_count; i++)
-        if (of->profile->ops[i].kind == RG_PROFILE_KERNEL)
-            rg_shape_plan(&of->profile->ops[i], &device, &p->shapes[i]);
-    uint64_t sum_ns = 0;
-    for (uint32_t i = 0; i < of->profile->op_count; i++)
-        sum_ns += of->profile->ops[i].kind == RG_PROFILE_KERNEL ? of->profile->ops[i].duration_ns : 0;
-    s->long_requests |= !of->best_effort && waits(p) && s->o->high_slice_us && sum_ns >= s->o->high_slice_us * 1000ull;
     if (rg_model_add_context(s->model, &p->context) < 0)
         return false;
-    for (uint32_t i = 0; i < of->profile->streams; i++) {
+    for (uint32_t i = 0; i < p->stream_count; i++) {
         int sync = i ? RG_MODEL_NON_BLOCKING : RG_MODEL_LEGACY;
         if (rg_model_create_stream(s->model, p->context, priority, sync, &p->streams[i]) < 0)
             return false;
@@ -561,6 +581,7 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
         for (uint32_t i = 0; i < count && !s.failed; i++)
             if (!set_up(&s, &s.players[i], &clients[i], &results[i]))
                 rg_scenario_fail(&s, "out of memory, or out of the model's contexts or streams");
+        rg_scenario_forget_requests(&s);
     }
     if (!s.failed && mode == RG_SCENARIO_PREEMPT)
         rg_scenario_set_slices(&s);
@@ -575,7 +596,8 @@ static int run_together(const rg_scenario_options *o, rg_scenario_mode mode, con
         results[i].p95_ns = percentile(p, 95);
         results[i].p99_ns = percentile(p, 99);
         free(p->latencies);
-        free(p->shapes);
+        for (uint32_t k = 0; k < RG_PROFILES_MOST; k++)
+            free(p->all_shapes[k]);
     }
     free(s.tick.requests);
     free(s.tick.waits);
@@ -632,6 +654,11 @@ int rg_scenario_run(const rg_scenario_options *options, rg_scenario_mode mode, c
         snprintf(error, error_bytes, "processes that share the GPU (MPS) have no slices and cannot be suspended; they have stops, with a stop_us");
         return -1;
     }
+    for (uint32_t i = 0; i < count; i++)
+        if (clients[i].profile_count == 0 || clients[i].profile_count > RG_PROFILES_MOST) {
+            snprintf(error, error_bytes, "client %u: expected 1 to %u profiles, got %u", i, RG_PROFILES_MOST, clients[i].profile_count);
+            return -1;
+        }
     memset(results, 0, count * sizeof(*results));
     if (mode != RG_SCENARIO_ALONE)
         return run_together(options, mode, clients, count, results, error, error_bytes);

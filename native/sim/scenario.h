@@ -10,6 +10,8 @@
  * at while it waits for that; it spins, then sleeps; the starvation bound lets one batch out. Under fair every client is
  * busy in that way, charged and held back, whatever its class; under orion a profile's rows say what a kernel needs.
  *
+ * What a high client's requests launch is learned, kind by kind, by requests.c itself (scenario-requests.c).
+ *
  * Where processes are taken off the GPU instead (RG_SCENARIO_PREEMPT), nothing is gated unless `gate` says so, and an agent that
  * stands for a thread in each best-effort process watches the high clients, and calls on the driver one after the other, to the
  * end. Where there are two of a class, they keep the driver's slices, or best-effort ones have a part of longer ones (rg_policy_peers_slice_us).
@@ -21,7 +23,7 @@
 #include "../histogram.h"
 #include "../policy.h"
 #include "../replay/arrivals.h"
-#include "../replay/profile.h"
+#include "../replay/profiles.h"
 #include "model.h"
 
 enum { RG_SCENARIO_MAX_CLIENTS = 32 };
@@ -39,7 +41,9 @@ typedef struct {
 enum { RG_SCENARIO_MOST_MOMENTS = 1000000 };
 
 typedef struct {
-    const rg_profile *profile;
+    const rg_profile *profiles;     /* each request is of one of them: rg_profiles_draw */
+    uint32_t profile_count;
+    uint64_t draw_seed;
     bool best_effort;
     bool open_loop;                 /* requests fall due by `arrivals`; else one follows the other */
     bool reports;                   /* ticks count its requests from their due times, else its busy periods */

@@ -11,9 +11,9 @@
  *   tick_ns 100000000            likewise: first the shape of the histograms goes out, and at every tick one line goes out and one
  *                                comes in, see on_tick
  *   client                       begins a client; what follows is its own
- *   profile /a/b.csv
+ *   profile /a/b.csv             several: each request is of one of them, by chance (rg_profiles_draw), each as often as another
  *   class high                   or best-effort
- *   reports 1                    see rg_scenario_client, likewise iterations and weight
+ *   reports 1                    see rg_scenario_client, likewise iterations, weight and draw_seed
  *   rate uniform 20000000 1      or poisson: mean gap in ns, and seed
  *   arrivals /a/gaps.json        a list
  *   moment 0 5000000             of its host: since then a request takes its program so long; in ns, one after the other
@@ -73,7 +73,7 @@ static const number_field option_fields[] = {
     OPTION(resume_ns),  OPTION(stop_us),        OPTION(stop_ns),        OPTION(stop_gpu_ns),
 };
 #define CLIENT(name) FIELD(rg_scenario_client, name)
-static const number_field client_fields[] = {CLIENT(reports), CLIENT(iterations), CLIENT(weight)};
+static const number_field client_fields[] = {CLIENT(reports), CLIENT(iterations), CLIENT(weight), CLIENT(draw_seed)};
 
 static uint64_t number(const char *key, const char *text, uint64_t most)
 {
@@ -114,7 +114,7 @@ typedef struct {
     rg_scenario_options options;
     rg_scenario_mode mode;
     rg_scenario_client clients[RG_SCENARIO_MAX_CLIENTS];
-    rg_profile profiles[RG_SCENARIO_MAX_CLIENTS];
+    rg_profiles profiles[RG_SCENARIO_MAX_CLIENTS];
     rg_arrivals lists[RG_SCENARIO_MAX_CLIENTS];
     rg_scenario_moment *moments[RG_SCENARIO_MAX_CLIENTS];
     uint32_t count;
@@ -181,10 +181,10 @@ static void set_of_client(description *d, uint32_t index, const char *key, char 
     rg_scenario_client *c = &d->clients[index];
     char error[RG_PROFILE_ERROR_BYTES];
     if (strcmp(key, "profile") == 0) {
-        rg_profile_free(&d->profiles[index]);
-        if (rg_profile_read(value, &d->profiles[index], error, sizeof(error)) < 0)
+        if (rg_profiles_add(&d->profiles[index], value, error, sizeof(error)) < 0)
             give_up(2, "%s", error);
-        c->profile = &d->profiles[index];
+        c->profiles = d->profiles[index].of;
+        c->profile_count = d->profiles[index].count;
     } else if (strcmp(key, "arrivals") == 0) {
         if (rg_arrivals_read(value, &d->lists[index], error, sizeof(error)) < 0)
             give_up(2, "%s", error);
@@ -228,14 +228,14 @@ static void read_description(description *d)
     while (read_line(line, &value)) {
         if (strcmp(line, "run") == 0) {
             for (uint32_t i = 0; i < d->count; i++)
-                if (!d->clients[i].profile)
+                if (!d->clients[i].profile_count)
                     give_up(2, "client %u has no profile", i);
             return;
         }
         if (strcmp(line, "client") == 0) {
             if (d->count == RG_SCENARIO_MAX_CLIENTS)
                 give_up(2, "expected at most %d clients", RG_SCENARIO_MAX_CLIENTS);
-            d->count++;
+            d->clients[d->count++].draw_seed = 1;
         } else if (d->count) {
             set_of_client(d, d->count - 1, line, value);
         } else if (strcmp(line, "preset") == 0) {
@@ -313,10 +313,16 @@ static uint64_t gpu_ns(const rg_profile *p)
     return sum;
 }
 
-static void print_result(const rg_profile *p, const rg_scenario_result *r)
+/* GPU time and launches of an iteration are means over the profiles, which come equally often. */
+static void print_result(const rg_scenario_client *c, const rg_scenario_result *r)
 {
 #define RESULT(name) printf(",\"" #name "\":%" PRIu64, r->name)
-    printf("{\"gpu_ns\":%" PRIu64 ",\"launches_per_iteration\":%u", gpu_ns(p), p->launches);
+    uint64_t sum_ns = 0, launches = 0;
+    for (uint32_t i = 0; i < c->profile_count; i++) {
+        sum_ns += gpu_ns(&c->profiles[i]);
+        launches += c->profiles[i].launches;
+    }
+    printf("{\"gpu_ns\":%" PRIu64 ",\"launches_per_iteration\":%.15g", sum_ns / c->profile_count, (double)launches / c->profile_count);
     RESULT(iterations);
     RESULT(launches);
     RESULT(finished);
@@ -341,13 +347,14 @@ static double long_part(const description *d)
 {
     double most = 0;
     for (uint32_t i = 0; i < d->count; i++) {
-        const rg_profile *p = d->clients[i].profile;
+        const rg_scenario_client *c = &d->clients[i];
         uint64_t sum_ns = 0, long_ns = 0;
-        for (uint32_t k = 0; d->clients[i].best_effort && k < p->op_count; k++) {
-            uint64_t ns = p->ops[k].kind == RG_PROFILE_KERNEL ? p->ops[k].duration_ns : 0;
-            sum_ns += ns;
-            long_ns += ns >= RG_POLICY_STOP_NS ? ns : 0;
-        }
+        for (const rg_profile *p = c->profiles; c->best_effort && p < c->profiles + c->profile_count; p++)
+            for (uint32_t k = 0; k < p->op_count; k++) {
+                uint64_t ns = p->ops[k].kind == RG_PROFILE_KERNEL ? p->ops[k].duration_ns : 0;
+                sum_ns += ns;
+                long_ns += ns >= RG_POLICY_STOP_NS ? ns : 0;
+            }
         double part = sum_ns ? (double)long_ns / (double)sum_ns : 0;
         most = part > most ? part : most;
     }
@@ -377,8 +384,8 @@ int main(int argc, char **argv)
     for (uint32_t i = 0; i < d.count; i++) {
         if (i)
             putchar(',');
-        print_result(d.clients[i].profile, &results[i]);
-        rg_profile_free(&d.profiles[i]);
+        print_result(&d.clients[i], &results[i]);
+        rg_profiles_free(&d.profiles[i]);
         rg_arrivals_free(&d.lists[i]);
         free(d.moments[i]);
     }

@@ -1,9 +1,10 @@
 /*
- * test-replay.c: arrivals, shapes, and the rigel-replay program itself: its arguments, and a run on the simulated GPU.
+ * test-replay.c: arrivals, what is drawn of several profiles, shapes, and the rigel-replay program itself: its arguments, and a run on the simulated GPU.
  *
  * The program and the simulated GPU are those of the folder this test was built into.
  */
 #include "../replay/arrivals.h"
+#include "../replay/profiles.h"
 #include "../replay/shape.h"
 #include "../sim/model.h"
 
@@ -91,6 +92,34 @@ static void test_lists(void)
         CHECK(rc == -1 && strcmp(error, bad[i].error) == 0, "\"%s\":\n  got      %s\n  expected %s", bad[i].text, error,
               bad[i].error);
         CHECK(a.gaps_ns == NULL, "\"%s\": a failed read leaves nothing to free", bad[i].text);
+    }
+}
+
+/* ---- Several profiles */
+
+static void test_draws(void)
+{
+    /* By another implementation of splitmix64. */
+    static const uint32_t by_3[] = {1, 2, 0, 2, 0, 2, 1, 0, 0, 0}, by_16[] = {5, 15, 0, 12, 3, 12, 10, 3, 2, 3}, by_seed_7[] = {2, 1, 1, 1, 1, 0, 2, 2, 2, 0};
+    for (uint32_t i = 0; i < 10; i++)
+        CHECK(rg_profiles_draw(1, i, 3) == by_3[i] && rg_profiles_draw(1, i, 16) == by_16[i] && rg_profiles_draw(7, i, 3) == by_seed_7[i] &&
+                  rg_profiles_draw(i, 5 * i, 1) == 0, "%u", i);
+    /* Each as often as another, and after each: within five standard errors. */
+    enum { COUNT = 160000, KINDS = 4 };
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        int drawn[KINDS] = {0}, after[KINDS][KINDS] = {{0}};
+        uint32_t before = rg_profiles_draw(seed, 0, KINDS);
+        for (uint64_t i = 1; i <= COUNT; i++) {
+            uint32_t kind = rg_profiles_draw(seed, i, KINDS);
+            drawn[kind]++;
+            after[before][kind]++;
+            before = kind;
+        }
+        for (int a = 0; a < KINDS; a++) {
+            CHECK(abs(drawn[a] - COUNT / KINDS) < 866, "seed %" PRIu64 ", %d: %d", seed, a, drawn[a]);
+            for (int b = 0; b < KINDS; b++)
+                CHECK(abs(after[a][b] - COUNT / KINDS / KINDS) < 484, "seed %" PRIu64 ", %d after %d: %d", seed, b, a, after[a][b]);
+        }
     }
 }
 
@@ -226,6 +255,12 @@ static void test_arguments(const char *profile, const char *bad_profile, const c
     snprintf(arguments, sizeof(arguments), "--profile %s", bad_profile);
     snprintf(expected, sizeof(expected), "%s:2: field 'kind': expected kernel, memset", bad_profile);
     expect(none, arguments, 2, expected);
+    snprintf(arguments, sizeof(arguments), "--profile %s --profile %s", profile, bad_profile);
+    expect(none, arguments, 2, expected);
+    char *at = arguments;
+    for (uint32_t i = 0; i <= RG_PROFILES_MOST; i++)
+        at += sprintf(at, "--profile x ");
+    expect(none, arguments, 2, "--profile: expected at most 16 of them");
     snprintf(arguments, sizeof(arguments), "--profile %s --arrivals uniform", profile);
     expect(none, arguments, 2, "--arrivals uniform: expected --rate with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --alternate 1", profile);
@@ -311,6 +346,19 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     double rate = number_of(out, "iterations_per_s"), iterations = number_of(out, "iterations");
     CHECK(iterations > 1 && rate <= 1000 && rate >= 1000 * iterations / took_ms, "%f ms: %s", took_ms, out);
 
+    /* Each request is of one of both, also waited for where that profile does not; which one is drawn by its number. */
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        double launches = 0;
+        for (uint64_t i = 0; i < 20; i++)
+            launches += rg_profiles_draw(seed, i, 2) ? 10 : 22;
+        snprintf(arguments, sizeof(arguments), "--profile %s --profile %s --iterations 20 --seed %" PRIu64 "%s", serving, training, seed,
+                 seed == 3 ? " --rate 2000" : "");
+        CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+        CHECK(number_of(out, "count") == 20 && number_of(out, "launches") == launches, "%f: %s", launches, out);
+        snprintf(arguments, sizeof(arguments), "{\"profile\":\"%s\",\"profiles\":[\"%s\",\"%s\"],\"iterations\":20,", serving, serving, training);
+        CHECK(strstr(out, arguments), "%s", out);
+    }
+
     /* In windows: 0.5 s of the 1.6, each of which takes 1 ms of the GPU at least, and what was under way when one ended. */
     char windows[256], log[256], logged[65536] = "";
     snprintf(windows, sizeof(windows), "%s/windows.json", scratch);
@@ -350,6 +398,7 @@ int main(void)
 {
     test_poisson();
     test_lists();
+    test_draws();
     test_shapes();
 
     ssize_t bytes = readlink("/proc/self/exe", folder, sizeof(folder) - 1);

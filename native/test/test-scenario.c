@@ -81,7 +81,7 @@ static rg_scenario_options tiny(uint32_t sms, uint64_t duration_ns)
 static void test_closed_loop(void)
 {
     rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,5000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n");
-    rg_scenario_client client = {.profile = &p};
+    rg_scenario_client client = {.profiles = &p, .profile_count = 1};
     rg_scenario_options o = tiny(1, 100 * US);
     rg_scenario_result r;
     run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
@@ -96,12 +96,48 @@ static void test_closed_loop(void)
     rg_profile_free(&p);
 }
 
+/* Of two kinds that take 15 us and 35, the second also where nothing in its profile waits: drawn by seed 1 are 0, 1, 0, 1, 0, 1, 1, 0. */
+static void test_several_profiles(void)
+{
+    rg_profile kinds[2] = {profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,5000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n"),
+                           profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,30000,5000\n")};
+    rg_scenario_client client = {.profiles = kinds, .profile_count = 2, .draw_seed = 1};
+    rg_scenario_options o = tiny(1, 100 * US);
+    rg_scenario_result r;
+    char error[256];
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.requests, 4); /* begun at 0, 15, 50, 65 */
+    o.duration_ns = 1000 * US;
+    client.iterations = 8;
+    run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+    EQUAL(r.requests, 8);
+    EQUAL(r.p50_ns, 15 * US);
+    EQUAL(r.p95_ns, 35 * US);
+    /* As many of each as are drawn. */
+    enum { MANY = 1000 };
+    uint64_t short_ones = 0;
+    for (uint64_t seed = 1; seed <= 3; seed++, short_ones = 0) {
+        for (uint64_t i = 0; i < MANY; i++)
+            short_ones += rg_profiles_draw(seed, i, 2) == 0;
+        client.draw_seed = seed;
+        client.iterations = 0;
+        o.duration_ns = (short_ones * 15 + (MANY - short_ones) * 35) * US;
+        run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
+        EQUAL(r.requests, MANY);
+    }
+    client.profile_count = 0;
+    HOLDS(rg_scenario_run(&o, RG_SCENARIO_ALONE, &client, 1, &r, error, sizeof(error)) == -1);
+    HOLDS(strcmp(error, "client 0: expected 1 to 16 profiles, got 0") == 0);
+    for (int i = 0; i < 2; i++)
+        rg_profile_free(&kinds[i]);
+}
+
 /* Due at 10, 20, 30, 40; each takes 15: done at 25, 40, 55, 70. */
 static void test_open_loop(void)
 {
     rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,5000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,1000\n");
     rg_scenario_client client = {
-        .profile = &p, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 10 * US};
+        .profiles = &p, .profile_count = 1, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 10 * US};
     rg_scenario_options o = tiny(1, 50 * US);
     rg_scenario_result r;
     run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
@@ -119,7 +155,7 @@ static void test_open_loop(void)
 static void test_running_ahead(void)
 {
     rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,0\n");
-    rg_scenario_client client = {.profile = &p};
+    rg_scenario_client client = {.profiles = &p, .profile_count = 1};
     rg_scenario_options o = tiny(1, 100 * US);
     rg_scenario_result r;
     run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
@@ -135,7 +171,7 @@ static void test_waves_and_streams(void)
     rg_profile p = profile_of("a,kernel,0,1,1,1,32,1,1,16,0,0,40000,0\n"
                               "b,kernel,1,3,1,1,32,1,1,16,0,0,40000,0\n"
                               "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
-    rg_scenario_client client = {.profile = &p, .iterations = 1};
+    rg_scenario_client client = {.profiles = &p, .profile_count = 1, .iterations = 1};
     rg_scenario_options o = tiny(2, 1000 * US);
     rg_scenario_result r;
     run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
@@ -147,7 +183,7 @@ static void test_waves_and_streams(void)
 /* A client with one request, due at `due_ns`. */
 static rg_scenario_client one_request(const rg_profile *profile, uint64_t due_ns)
 {
-    return (rg_scenario_client){.profile = profile,
+    return (rg_scenario_client){.profiles = profile, .profile_count = 1,
                                 .open_loop = true,
                                 .arrivals = RG_ARRIVALS_UNIFORM,
                                 .mean_gap_ns = due_ns,
@@ -167,7 +203,7 @@ static void test_gate(void)
     rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
     rg_scenario_client clients[2] = {
         one_request(&high, 100 * US),
-        {.profile = &low, .best_effort = true},
+        {.profiles = &low, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_options o = tiny(2, 200 * US);
     rg_scenario_result r[2];
@@ -206,7 +242,7 @@ static void test_sleeping_gate(void)
     rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
     rg_scenario_client clients[2] = {
         one_request(&high, 100 * US),
-        {.profile = &low, .best_effort = true, .iterations = 3},
+        {.profiles = &low, .profile_count = 1, .best_effort = true, .iterations = 3},
     };
     rg_scenario_options o = tiny(2, 400 * US);
     o.spin_us = 5;
@@ -238,7 +274,7 @@ static void test_starvation(void)
     rg_profile low = profile_of(low_rows);
     rg_scenario_client clients[2] = {
         one_request(&high, 10 * US),
-        {.profile = &low, .best_effort = true},
+        {.profiles = &low, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_options o = tiny(2, 500 * US);
     o.starvation_us = 100;
@@ -258,7 +294,7 @@ static void test_starvation(void)
 static void test_corun(void)
 {
     rg_profile high = profile_of(high_rows), low = profile_of(low_rows);
-    rg_scenario_client clients[2] = {one_request(&high, 100 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 100 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = tiny(2, 150 * US);
     o.corun = 1;
     rg_scenario_result r[2];
@@ -279,7 +315,7 @@ static void test_priority(void)
 {
     rg_profile high = profile_of(high_rows);
     rg_profile low = profile_of("k,kernel,0,10,1,1,32,1,1,16,0,0,100000,0\n");
-    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = tiny(1, 400 * US);
     rg_scenario_result r[2];
     run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
@@ -298,7 +334,7 @@ static void preempted(rg_scenario_options *o, uint64_t high_us, uint64_t end_us)
 {
     rg_profile high = profile_of(high_rows);
     rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n");
-    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_result r[2];
     for (uint64_t early = 0; early < 2; early++) {
         o->duration_ns = (end_us - early) * US;
@@ -319,7 +355,7 @@ static void test_least_share(void)
 {
     rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
     rg_profile low = profile_of(low_rows);
-    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = tiny(2, 500 * US);
     o.starvation_us = 100;
     o.min_share_ppm = 100000;
@@ -350,7 +386,7 @@ static void test_least_share_off_the_gpu(void)
     enum { KINDS = sizeof(HIGH) / sizeof(*HIGH), SHARES = sizeof(PPM) / sizeof(*PPM) };
     for (size_t i = 0; i < KINDS * SHARES * 2; i++) {
         rg_profile high = profile_of(HIGH[i / SHARES % KINDS]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-        rg_scenario_client clients[2] = {{.profile = &high}, {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[2] = {{.profiles = &high, .profile_count = 1}, {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = tiny(1, 5000000 * US);
         rg_scenario_result r[2];
         uint32_t ppm = PPM[i % SHARES];
@@ -369,7 +405,7 @@ static void test_least_share_off_the_gpu(void)
         HOLDS(r[1].starved > 0);
         /* Requests with a break of more than 1 ms between any two owe nothing. */
         clients[0] = (rg_scenario_client){
-            .profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1700 * US, .iterations = 1000};
+            .profiles = &high, .profile_count = 1, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1700 * US, .iterations = 1000};
         run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
         EQUAL(r[1].starved, 0);
         rg_profile_free(&high);
@@ -391,7 +427,7 @@ static void test_least_share_in_long_slices(void)
         size_t two_low = i / 6;
         uint32_t ppm = i % 2 && !two_low ? 300000 : 50000;
         rg_profile high = profile_of(rows[two_low]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-        rg_scenario_client clients[3] = {{.profile = &high}, {.profile = two_low ? &low : &high, .best_effort = two_low}, {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[3] = {{.profiles = &high, .profile_count = 1}, {.profiles = two_low ? &low : &high, .profile_count = 1, .best_effort = two_low}, {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = tiny(1, 4000000 * US);
         rg_scenario_result r[3];
         o.gpu.shared = 0;
@@ -436,7 +472,7 @@ static void test_stops(void)
         char rows[256];
         snprintf(rows, sizeof(rows), "%ssync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n", CASES[i].high);
         rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = tiny(2, 0);
         rg_scenario_result r[2];
         o.suspend = CASES[i].suspend;
@@ -481,7 +517,7 @@ static void test_moments(void)
     static const rg_scenario_moment slow[] = {{0, 62 * US}}, fast[] = {{0, 1 * US}}, both[] = {{0, 62 * US}, {7200 * US, 32 * US}, {14000 * US, 32 * US}};
     rg_profile p = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,5000\nk,kernel,0,1,1,1,32,1,1,16,0,0,1000,20000\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,10000\n");
     rg_scenario_options o = tiny(1, 7200 * US);
-    rg_scenario_client client = {.profile = &p, .moments = slow, .moment_count = 1};
+    rg_scenario_client client = {.profiles = &p, .profile_count = 1, .moments = slow, .moment_count = 1};
     rg_scenario_result r;
     run(&o, RG_SCENARIO_ALONE, &client, 1, &r);
     EQUAL(r.p50_ns, 72 * US);
@@ -513,7 +549,7 @@ static void test_peers_slices(void)
     } CASES[] = {{2, 50, true, 9450, 9600}, {2, 8000, true, 9700, 9800}, {2, 16000, true, 9850, 9900}, {4, 16000, true, 9700, 9800}, {2, 16000, false, 9450, 9600}};
     for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
         rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
-        rg_scenario_client clients[4] = {{.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}, {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[4] = {{.profiles = &low, .profile_count = 1, .best_effort = true}, {.profiles = &low, .profile_count = 1, .best_effort = true}, {.profiles = &low, .profile_count = 1, .best_effort = true}, {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = preempting(1000000 * US, CASES[i].slice_us);
         rg_scenario_result r[4];
         uint64_t all = 0;
@@ -551,7 +587,7 @@ static void test_stops_in_slices(void)
         char rows[256];
         snprintf(rows, sizeof(rows), "k,kernel,0,1,1,1,32,1,1,16,0,0,%llu000,0\n", (unsigned long long)CASES[i].kernel_us);
         rg_profile high = profile_of(high_rows), low = profile_of(rows);
-        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = tiny(1, 0);
         rg_scenario_result r[2];
         o.gpu.shared = 0;
@@ -599,8 +635,8 @@ static void test_requests_that_follow(void)
         uint64_t gaps_ns[] = {5000 * US, 0, 5000 * US, 5000 * US};
         rg_arrivals list = {.kind = RG_ARRIVALS_LIST, .gaps_ns = gaps_ns, .gap_count = 4};
         rg_scenario_client clients[2] = {
-            {.profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_LIST, .list = &list, .iterations = REQUESTS},
-            {.profile = &low, .best_effort = true},
+            {.profiles = &high, .profile_count = 1, .open_loop = true, .arrivals = RG_ARRIVALS_LIST, .list = &list, .iterations = REQUESTS},
+            {.profiles = &low, .profile_count = 1, .best_effort = true},
         };
         rg_scenario_options o = preempting(TIMES * 15000 * US + 10000 * US, 50);
         rg_scenario_result r[2];
@@ -629,7 +665,7 @@ static void test_stops_of_long_work(void)
     for (size_t i = 0; i < sizeof(CASES) / sizeof(*CASES); i++) {
         rg_profile high = profile_of(high_rows);
         rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\nl,kernel,0,1,1,1,32,1,1,16,0,0,2000000,0\n");
-        rg_scenario_client clients[2] = {one_request(&high, CASES[i].at_us * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[2] = {one_request(&high, CASES[i].at_us * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = tiny(1, 500 * US);
         rg_scenario_result r[2];
         o.gpu.shared = 0;
@@ -664,7 +700,7 @@ static void test_brief_requests(void)
     };
     for (int brief = 1; brief >= 0; brief--) {
         rg_profile high = profile_of(HIGH[!brief]), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,20000000,0\n");
-        rg_scenario_client clients[2] = {one_request(&high, 10000 * US), {.profile = &low, .best_effort = true}};
+        rg_scenario_client clients[2] = {one_request(&high, 10000 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
         rg_scenario_options o = preempting(100000 * US, 50);
         rg_scenario_result r[2];
         clients[0].iterations = 9;
@@ -696,7 +732,7 @@ static void test_waits(void)
     rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\nk,kernel,0,1,1,1,32,1,1,16,0,0,20000,30000\n"
                                  "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
     rg_profile low = profile_of(low_rows);
-    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = tiny(2, 500 * US);
     o.tick_ns = 50 * US;
     o.on_tick = note_waits;
@@ -724,7 +760,7 @@ static void note_progress(void *user, uint64_t now_ns)
 static void test_progress(void)
 {
     rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,30000,0\n");
-    rg_scenario_client client = {.profile = &low, .best_effort = true};
+    rg_scenario_client client = {.profiles = &low, .profile_count = 1, .best_effort = true};
     rg_scenario_options o = tiny(2, 1000 * US);
     rg_scenario_result silent, told_of;
     run(&o, RG_SCENARIO_GOVERNED, &client, 1, &silent);
@@ -788,7 +824,7 @@ static void test_preempt(void)
 
     /* A second request, at 210, before the resumption at 225 is begun: best-effort stays off from 130 to the end. */
     rg_profile high = profile_of(high_rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,140000,0\n");
-    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 105 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_result r[2];
     char error[256] = "";
     clients[0].iterations = 2;
@@ -819,7 +855,7 @@ static void test_part_of_a_request(void)
     for (int i = 0; i < LAUNCHES; i++)
         strcat(rows, "h,kernel,0,1,1,1,32,1,1,16,0,0,1000,9000\n");
     rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,0\n");
-    rg_scenario_client clients[2] = {one_request(&high, 3000 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 3000 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     clients[0].iterations = REQUESTS;
     rg_scenario_options o = preempting(20000 * US, 500);
     rg_scenario_result by_time[2], by_part[2];
@@ -869,6 +905,48 @@ static void test_part_of_a_request(void)
 }
 
 /*
+ * Requests of 20 launches and of 40, one every 10 us, drawn as 0, 1, 0, 1, 0, 1, 1, 0, 0, 0; best-effort work waits from the half of one on. Told
+ * apart by the first launch, each kind is known after two of its own. Not told apart, those of 40 are what is usual from the sixth request on, and
+ * the shorter ones of the next four wait at their last launch only.
+ */
+static void test_kinds_of_requests(void)
+{
+    enum { REQUESTS = 10 };
+    static const struct {
+        const char *name; /* of the first kernel of the longer ones; the others' is "h" */
+        int grid;
+        bool reports; /* a replay, whose kernels have no names of their own */
+        uint64_t waits;
+    } cases[] = {{"h", 1, false, 4}, {"g", 1, false, REQUESTS - 4}, {"h", 2, false, REQUESTS - 4}, {"g", 1, true, 4}, {"g", 2, true, REQUESTS - 4}};
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,0\n");
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        rg_profile kinds[2];
+        for (int kind = 0; kind < 2; kind++) {
+            char rows[40 * 64];
+            char *at = rows + sprintf(rows, "%s,kernel,0,%d,1,1,32,1,1,16,0,0,1000,9000\n", kind ? cases[i].name : "h", kind ? cases[i].grid : 1);
+            for (int k = 1; k < 20 << kind; k++)
+                at += sprintf(at, "h,kernel,0,1,1,1,32,1,1,16,0,0,1000,9000\n");
+            kinds[kind] = profile_of(rows);
+        }
+        rg_scenario_client clients[2] = {one_request(kinds, 3000 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
+        clients[0].profile_count = 2;
+        clients[0].draw_seed = 1;
+        clients[0].iterations = REQUESTS;
+        clients[0].reports = cases[i].reports;
+        rg_scenario_options o = tiny(3, 35000 * US);
+        rg_scenario_result r[2];
+        o.defer_us = 100000;
+        o.defer_ppm = 500000;
+        run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
+        EQUAL(r[0].requests, REQUESTS);
+        EQUAL(r[1].gate_waits, cases[i].waits);
+        for (int kind = 0; kind < 2; kind++)
+            rg_profile_free(&kinds[kind]);
+    }
+    rg_profile_free(&low);
+}
+
+/*
  * Requests of 80 launches, one every 25 us, each of which begins 34 us after the last one is over, before anybody is awake: best-effort work
  * comes back in each that leaves the GPU to it for 1 ms, and in no other. Of the first two nothing is known yet.
  */
@@ -880,8 +958,8 @@ static void test_one_request_after_the_other(void)
         strcat(rows, "h,kernel,0,1,1,1,32,1,1,16,0,0,1000,24000\n");
     rg_profile high = profile_of(rows), low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,1000,0\n");
     rg_scenario_client clients[2] = {
-        {.profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 2010 * US, .iterations = REQUESTS},
-        {.profile = &low, .best_effort = true},
+        {.profiles = &high, .profile_count = 1, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 2010 * US, .iterations = REQUESTS},
+        {.profiles = &low, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_options o = preempting(25000 * US, 50);
     rg_scenario_result r[2];
@@ -919,8 +997,8 @@ static void test_least_share_leaves_requests_alone(void)
     rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,80000,0\nsync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
     rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,10000,0\n");
     rg_scenario_client clients[2] = {
-        {.profile = &high, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1080 * US, .iterations = 10},
-        {.profile = &low, .best_effort = true},
+        {.profiles = &high, .profile_count = 1, .open_loop = true, .arrivals = RG_ARRIVALS_UNIFORM, .mean_gap_ns = 1080 * US, .iterations = 10},
+        {.profiles = &low, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_options o = tiny(2, 20000 * US);
     o.starvation_us = 100;
@@ -967,7 +1045,7 @@ static void fair_run(uint32_t mps, const rg_profile *const *profiles, const uint
     rg_scenario_client clients[RG_SCENARIO_MAX_CLIENTS] = {0};
     rg_scenario_result again[RG_SCENARIO_MAX_CLIENTS];
     for (uint32_t i = 0; i < count; i++)
-        clients[i] = (rg_scenario_client){.profile = profiles[i], .best_effort = i > 0, .weight = weights[i]};
+        clients[i] = (rg_scenario_client){.profiles = profiles[i], .profile_count = 1, .best_effort = i > 0, .weight = weights[i]};
     rg_scenario_options o = rg_scenario_defaults();
     o.gpu.shared = mps;
     o.duration_ns = duration_ns;
@@ -1032,8 +1110,8 @@ static void test_fair_idle_time_is_not_saved(void)
                                   "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
                                   "k,kernel,0,1,1,1,32,1,1,16,0,0,1000000,0\n"
                                   "sync,sync,0,0,0,0,0,0,0,0,0,0,0,0\n");
-    rg_scenario_client clients[2] = {{.profile = &now, .best_effort = true},
-                                     {.profile = &later, .best_effort = true, .iterations = 1}};
+    rg_scenario_client clients[2] = {{.profiles = &now, .profile_count = 1, .best_effort = true},
+                                     {.profiles = &later, .profile_count = 1, .best_effort = true, .iterations = 1}};
     rg_scenario_options o = tiny(1, 60000 * US);
     o.policy = RG_POLICY_FAIR;
     rg_scenario_result r[2];
@@ -1065,7 +1143,7 @@ static rg_scenario_result orion_run(const char *low_row, uint32_t sms_limit)
     snprintf(rows, sizeof(rows), "%s%s", names, low_row);
     if (rg_profile_parse("low", rows, strlen(rows), &low, error, sizeof(error)) < 0)
         exit(1);
-    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profile = &low, .best_effort = true}};
+    rg_scenario_client clients[2] = {one_request(&high, 10 * US), {.profiles = &low, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = tiny(3, 200 * US);
     o.policy = RG_POLICY_ORION;
     o.sms_limit = sms_limit;
@@ -1120,10 +1198,10 @@ static void compare(const char *what, const rg_scenario_result r[2], const numbe
 static void test_demo_least_share(void)
 {
     rg_profile training = recorded("h200-resnet50-train-bs64"), gpt = recorded("h200-gpt2-train-bs8x512");
-    rg_scenario_client clients[4] = {{.profile = &training},
-                                     {.profile = &training},
-                                     {.profile = &training, .best_effort = true},
-                                     {.profile = &gpt, .best_effort = true}};
+    rg_scenario_client clients[4] = {{.profiles = &training, .profile_count = 1},
+                                     {.profiles = &training, .profile_count = 1},
+                                     {.profiles = &training, .profile_count = 1, .best_effort = true},
+                                     {.profiles = &gpt, .profile_count = 1, .best_effort = true}};
     rg_scenario_options o = rg_scenario_defaults();
     rg_scenario_result r[4];
     o.duration_ns = 2000000000;
@@ -1145,12 +1223,12 @@ static void test_demo(const char *gpu, uint32_t mps, const numbers expected[3])
     static const char *const modes[] = {"alone", "ungoverned", "governed"};
     rg_profile serving = recorded("h200-resnet50-infer-bs4"), training = recorded("h200-resnet50-train-bs64");
     rg_scenario_client clients[2] = {
-        {.profile = &serving,
+        {.profiles = &serving, .profile_count = 1,
          .open_loop = true,
          .arrivals = RG_ARRIVALS_POISSON,
          .mean_gap_ns = 1000000000 / 60,
          .seed = 1},
-        {.profile = &training, .best_effort = true},
+        {.profiles = &training, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_options o = rg_scenario_defaults();
     o.gpu.shared = mps;
@@ -1210,12 +1288,12 @@ static void test_pair(const char *high, const char *low, bool table, const numbe
 {
     rg_profile serving = recorded(high), training = recorded(low);
     rg_scenario_client clients[2] = {
-        {.profile = &serving,
+        {.profiles = &serving, .profile_count = 1,
          .open_loop = true,
          .arrivals = RG_ARRIVALS_POISSON,
          .mean_gap_ns = 1000000000 / 60,
          .seed = 1},
-        {.profile = &training, .best_effort = true},
+        {.profiles = &training, .profile_count = 1, .best_effort = true},
     };
     rg_scenario_result r[WAYS][2];
     for (int way = 0; way < WAYS; way++) {
@@ -1271,6 +1349,7 @@ int main(int argc, char **argv)
         return failures ? 1 : 0;
     }
     test_closed_loop();
+    test_several_profiles();
     test_open_loop();
     test_running_ahead();
     test_waves_and_streams();
@@ -1288,6 +1367,7 @@ int main(int argc, char **argv)
     test_stops_of_long_work();
     test_brief_requests();
     test_part_of_a_request();
+    test_kinds_of_requests();
     test_one_request_after_the_other();
     test_least_share();
     test_waits();
