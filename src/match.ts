@@ -27,6 +27,8 @@ export interface Match {
   profiles: { profile: string; kernels: number; iterations: number }[];
   /** Kernel launches of one iteration by the profile; of several on average. */
   kernels: number;
+  /** It is told of each profile how many of its iterations came; else no counts are compared of those of which it is not. */
+  counted: boolean;
   /** How many iterations what was launched makes, by most of its kernels. */
   iterations: number;
   /** In all iterations. */
@@ -115,6 +117,7 @@ export async function matchProfiles(
       kernels: rounded(kernels[index] ?? 0),
       iterations: iterations[index] ?? 0,
     })),
+    counted: guessed.size === 0,
     kernels: rounded(dot(kernels, wantedOf) / (all || paths.length)),
     iterations: all,
     launches_expected: Math.round(dot(kernels, iterations)),
@@ -237,7 +240,10 @@ export function matchLines(client: string, match: Match): string[] {
     })
     .join("; ");
   if (match.launches_seen === 0) return [`match: ${client}: ${of}, and none came`];
-  if (differences.length === 0) return [`match: ${client}: ${of}: all came, and no others`];
+  if (differences.length === 0)
+    return [
+      `match: ${client}: ${of}: ${match.counted ? "all came, and no others" : "all kinds came, and no others; how often is not told apart"}`,
+    ];
   const lines = [
     `match: ${client}: ${of}: ${launches_missing} launches missing, ${launches_new} new`,
     ...differences.slice(0, MOST_LISTED).map(({ status, name, grid, block, expected, seen }) => {

@@ -794,12 +794,13 @@ export class Segment {
   }
 
   /**
-   * What was launched in a slot so far, how often only as it had waited too long or had less than the least share, whether its process can be taken off the GPU, how many
+   * What was launched in a slot so far, how often only as it had waited too long, how many launches for the least share, whether its process can be taken off the GPU, how many
    * calls for that were slow, and the part of its GPU time that is in long kernels, lately; undefined: not known.
    */
   work({ index }: Slot): {
     launches: number;
     starved: number;
+    shared: number;
     preemption: "unknown" | "on" | "off" | "stops";
     longPart: number | undefined;
     slowCalls: number;
@@ -809,7 +810,8 @@ export class Segment {
     return {
       longPart: long > 0 ? (long - 1) / 1000 : undefined,
       slowCalls: this.#long(base, "slow_calls"),
-      starved: this.#long(base, "starved") + this.#long(base, "shared"),
+      starved: this.#long(base, "starved"),
+      shared: this.#long(base, "shared"),
       launches: this.#kernels(base) + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };

@@ -330,13 +330,23 @@ export class Ladder {
   }
 
   /**
-   * Best-effort work is starved here, and would not be where it gives way later. Requests are delayed here, if they are, by what it gets all the same,
+   * Best-effort work is starved here, where it gives way at once, and may not be where it gives way later, which is still to be tried. Requests are delayed here, if they are, by what it gets all the same,
    * and by more on stricter rungs (`rigel simulate --policy slo+slices`, ResNet-50's requests one after the other beside its training: p99 1.5 times that alone
    * with a harvest of 0.15 on the first rungs).
    */
   get isBetterLater(): boolean {
-    if (!this.here.isStarved) return false;
-    return this.rungs.some((_, rung) => rung > this.rung && this.#isLater(rung, this.rung) && !this.#isHopeless(rung));
+    if (!this.here.isStarved || this.rung > firstRung(this.rungs)) return false;
+    const isFine = (rung: number): boolean => !this.at(rung).isOld(this.t_s) && this.judge(rung) === "within";
+    if (this.rungs.keys().some((rung) => rung < this.rung && isFine(rung))) return false;
+    return this.#later(this.#above()) !== undefined;
+  }
+
+  /** Those less strict than the one to go back to that are neither left alone nor hopeless. */
+  #above(): number[] {
+    return this.rungs
+      .keys()
+      .filter((rung) => rung > this.home && this.t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
+      .toArray();
   }
 
   /** Best-effort work gives way at once to requests that take most of the time: what little less strict rungs would add is little. */
@@ -355,10 +365,12 @@ export class Ladder {
    * it was seen to be too late.
    */
   #later(above: readonly number[]): number | undefined {
-    const tried = (as: Known["tried"]): number[] =>
-      this.rungs.flatMap(({ need }, rung) =>
-        need > 0 && rung > this.home && this.#known[rung]?.tried === as ? [rung] : [],
-      );
+    const tried = (as: NonNullable<Known["tried"]>): number[] =>
+      this.rungs.flatMap(({ need }, rung) => {
+        const known = this.#known[rung];
+        const isLate = need > 0 && rung > this.home;
+        return isLate && known && known.tried === as && !known.isOld(this.t_s) ? [rung] : [];
+      });
     const low = Math.max(this.rung, ...tried("starved"));
     const high = Math.min(...tried("too late").filter((rung) => rung > low));
     if (!Number.isFinite(high)) return above.find((rung) => this.#isLater(rung, low));
@@ -369,10 +381,7 @@ export class Ladder {
 
   /** The next rung up that is not being left alone; where next to nothing is delayed so far, one further up, by so many times. */
   next(times: number): number | undefined {
-    const above = this.rungs
-      .keys()
-      .filter((rung) => rung > this.home && this.t_s >= this.at(rung).notBefore_s && !this.#isHopeless(rung))
-      .toArray();
+    const above = this.#above();
     const later = this.here.isStarved || this.#isCrowded ? this.#later(above) : undefined;
     if (later !== undefined) return later;
     // Rungs of late suspension are half as far apart.
@@ -394,6 +403,7 @@ export class Ladder {
     const failed = this.here;
     const over = this.judge(this.rung) === "over";
     failed.isOver = over;
+    // Where it is starved, too, that may be why they miss it.
     if (failed.isStarved) failed.tried = "starved";
     else if (over) failed.tried = "too late";
     // Where requests are few it takes several trials to see that a rung fails, and nothing above it is tried until that is known.

@@ -27,6 +27,7 @@ interface Before {
   waited: bigint | undefined;
   launches: number;
   starved: number;
+  shared: number;
   slowCalls: number;
 }
 
@@ -271,8 +272,10 @@ export class SloLoop {
         const work = this.#segment.work(slot);
         launches += Math.max(0, work.launches - before.launches);
         before.launches = work.launches;
-        starved += Math.max(0, work.starved - before.starved);
+        // What the least share lets out is one lump after the other.
+        starved += Math.max(0, work.starved - before.starved) + Number(work.shared > before.shared);
         before.starved = work.starved;
+        before.shared = work.shared;
         slowCalls += Math.max(0, work.slowCalls - before.slowCalls);
         before.slowCalls = work.slowCalls;
         if (slot.launched && !slot.finished) {
@@ -325,6 +328,7 @@ export class SloLoop {
         waited: known?.waited,
         launches: known?.launches ?? 0,
         starved: known?.starved ?? 0,
+        shared: known?.shared ?? 0,
         slowCalls: known?.slowCalls ?? 0,
       };
       this.#seen.set(slot.index, known);

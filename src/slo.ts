@@ -636,7 +636,7 @@ export class Controller {
     if (this.#ladder.rung > 0 && (falls || this.#ladder.gainsNothing()))
       return this.#stepBack(falls ? "over the target" : "gives no more");
     this.#unreachable_s =
-      over && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
+      over && !later && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
     const lacks = this.#alone.hasWaits && !this.#ladder.isComparable(this.#ladder.rung);
     const known = this.#knowsAlone;

@@ -855,11 +855,13 @@ static void run_open_loop(client *c, rg_arrivals *arrivals, uint64_t start_ns, u
     bool first_past = false;
     for (uint64_t i = 0; c->o->iterations == 0 || i < c->o->iterations; i++) {
         due_ns += rg_arrivals_next_gap_ns(arrivals);
+        while (c->o->closed && due_ns < now_ns() && due_ns < end_ns) /* while the one before was served */
+            due_ns += rg_arrivals_next_gap_ns(arrivals);
         if (due_ns >= end_ns) {
             wait_until(end_ns, true);
             break;
         }
-        if (due_ns < start_ns + c->late_ns || (c->o->closed && due_ns < now_ns()))
+        if (due_ns < start_ns + c->late_ns)
             continue;
         if (c->o->alternate) { /* before it is due: what that costs is in no latency */
             first_past = served % 2 ? first_past : rg_random(&random) & 1;

@@ -244,7 +244,8 @@ bool rg_scenario_look_again(scenario *s, player *p)
     if (next == RG_PASS_SHARE || (next == RG_PASS_STARVED && view.high_busy))
         s->paid_ns = rg_policy_pay(busy_ns(s), s->paid_ns, view.starvation_ns, s->o->min_share_ppm, rg_scenario_cost_of(p));
     p->result->shared += next == RG_PASS_SHARE;
-    s->tick.starved += next == RG_PASS_SHARE;
+    s->tick.starved += next == RG_PASS_SHARE && !s->tick.shared;
+    s->tick.shared |= next == RG_PASS_SHARE;
     if (!rg_policy_waits(next)) {
         rg_scenario_leave_gate(p);
         return true;

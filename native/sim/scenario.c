@@ -424,6 +424,7 @@ static void tick(scenario *s)
     memset(t->requests, 0, RG_HIST_BUCKETS * sizeof(*t->requests));
     t->wait_count = 0;
     t->launches = t->starved = 0;
+    t->shared = false;
     s->next_tick_ns += o->tick_ns;
     if (s->next_tick_ns > o->duration_ns) {
         s->next_tick_ns = NEVER;

@@ -73,7 +73,7 @@ enum { RG_SCENARIO_WAITS = 256 }; /* of a tick; what is more is left out */
 /*
  * What a control loop sees at a tick, and what it answers. `requests` counts durations of high clients' requests since the last tick
  * by the buckets of histogram.h, `launches` those of best-effort clients, `starved` how often
- * these were let go on although high clients made no break (`starved` and `shared` of rg_scenario_result).
+ * these were let go on although high clients made no break, all launches for the least share counted once.
  */
 typedef struct {
     uint64_t now_ns, launches, starved;
@@ -81,7 +81,8 @@ typedef struct {
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;
     uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us; /* settings: as they are; to be changed */
-    bool hold; /* best-effort work is held back until the next tick */
+    bool hold;   /* best-effort work is held back until the next tick */
+    bool shared; /* some launches were for the least share */
 } rg_scenario_tick;
 
 typedef struct {
