@@ -16,6 +16,8 @@ import { page as htmlOf } from "../src/bench-page.ts";
 import { documentOf, markdown } from "../src/bench-report.ts";
 import { Interrupted, type Log, type Run, RunFailed } from "../src/bench-run.ts";
 import {
+  ARRIVALS,
+  type Arrivals,
   type Copies,
   type Measurement,
   type Sample,
@@ -26,6 +28,7 @@ import {
   gapsOf,
   latencyOf,
   median,
+  moreOf,
   outlasts,
   quantile,
   rowsOf,
@@ -210,6 +213,18 @@ describe("statistics", () => {
       if (kind !== "uniform") expect(arrivalTimes(kind, 60, 6, 10, 110)).not.toEqual(due_s);
     },
   );
+
+  test("closed arrivals are Poisson's, and the program leaves out what falls due meanwhile", () => {
+    const due_s = arrivalTimes("closed", 60, 5, 10, 110);
+    expect(due_s.length).toBeGreaterThan(5000);
+    expect(due_s).toEqual(arrivalTimes("poisson", 60, 5, 10, 110));
+    expect(ARRIVALS.map((kind) => [kind, moreOf(kind)])).toEqual([
+      ["poisson", []],
+      ["bursty", []],
+      ["uniform", []],
+      ["closed", ["--closed"]],
+    ]);
+  });
 
   test("programs are measured from when the last of them is ready", () => {
     const requests = [0.5, 1.5, 2.5, 3.5].map((due_s): Sample => [due_s, 3 + due_s]);
@@ -580,6 +595,7 @@ async function startedBy(
   ways: readonly string[],
   simulated: boolean,
   log: (run: Run, started: Started) => Log = logOf,
+  arrivals: Arrivals = "uniform",
 ) {
   const started: Started[] = [];
   const ran = (policy: string | undefined, mps: boolean, runs: readonly Run[]) => {
@@ -594,7 +610,7 @@ async function startedBy(
     },
     native: await Native.load(),
     simulated,
-    load: { rate_per_s: 50, arrivals: "uniform", seed: 1 },
+    load: { rate_per_s: 50, arrivals, seed: 1 },
     environment: (mps) => ({ DAEMON: String(mps) }),
   };
   const [pair] = choosePairs("resnet50+resnet50-train+gpt2-train", simulated);
@@ -819,6 +835,19 @@ describe("ways that take turns", () => {
     ]);
   });
 
+  test("the program with requests alone is told that they are of one user, who asks again", async () => {
+    for (const [arrivals, more] of [
+      ["closed", ["--closed"]],
+      ["poisson", []],
+    ] as const) {
+      const { started } = await startedBy(["time slicing", "rigel slo"], false, logOf, arrivals);
+      const runs = started.flatMap((all) => all.runs);
+      expect(runs.length).toBeGreaterThan(2);
+      for (const { due_s, more: own = [] } of runs) expect(own).toEqual(due_s ? [...more] : []);
+      expect(runs.some(({ due_s }) => due_s)).toBe(true);
+    }
+  });
+
   test("the simulated GPU is under MPS or is not: one after the other", async () => {
     const { titles, started } = await startedBy(["time slicing", "MPS", "rigel slo, MPS"], true);
     const name = "resnet50+resnet50-train+gpt2-train, live: alone";
@@ -938,6 +967,9 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
   },
 );
 
+/** Of requests that began to be served at those. */
+const dueIn = (log: readonly (readonly [due_s: number, begun_s: number])[]): number[] => log.map(([due_s]) => due_s);
+
 /** workload.py by a clock that sleeping, `on` and looking at it move on. */
 const WITH_CLOCK = `import json, sys, types
 sys.dont_write_bytecode = True
@@ -985,6 +1017,42 @@ print(json.dumps([begun, now, report["iterations"]]))`;
     expect(await refused.stderr.text()).toContain("--windows is for --mode train");
   },
 );
+
+test.skipIf(python === null)("workload.py --closed: what falls due while a request is served is left out", async () => {
+  using scratch = new Scratch();
+  // Requests of 0.4 s: of those due at 1.25 and 1.625 the ones before are still served.
+  const gaps = scratch.file("gaps.json", [0.5, 0.5, 0.25, 0.25, 0.125, 0.5, 1]);
+  const script = `${WITH_CLOCK}args = workload.arguments(sys.argv[2:])
+log = []
+for due in workload.due_times(args, 0.0):
+    if due > 2.5:
+        break
+    workload.time.sleep(max(0.0, due - now))
+    log.append([round(due, 3), round(now, 3)])
+    on(0.4)
+print(json.dumps(log))`;
+  const run = async (...args: string[]) => {
+    const argv = ["--mode", "infer", "--model", "bert", "--batch", "1", ...args];
+    await using child = Bun.spawn([python ?? "", "-c", script, join(root, "src", "python"), ...argv], {
+      stdout: "pipe",
+    });
+    return z.array(z.tuple([z.number(), z.number()])).parse(JSON.parse(await child.stdout.text()));
+  };
+  const listed = ["--arrivals", gaps];
+  expect(dueIn(await run(...listed))).toEqual([0.5, 1, 1.25, 1.5, 1.625, 2.125]);
+  expect(dueIn(await run(...listed, "--closed"))).toEqual([0.5, 1, 1.5, 2.125]);
+  for (const arrivals of ["poisson", "uniform"]) {
+    const [open, closed] = await Promise.all(
+      [[], ["--closed"]].map((more) => run("--rate", "8", "--arrivals", arrivals, ...more)),
+    );
+    if (!open || !closed) throw new Error("nothing was run");
+    // Of the same moments, each one that is served is served as it falls due.
+    expect(dueIn(open)).toEqual(expect.arrayContaining(dueIn(closed)));
+    expect(closed.length).toBeLessThan(open.length);
+    for (const [due_s, begun_s] of closed) expect(begun_s).toBeCloseTo(due_s, 2);
+    expect(open.at(-1)?.[1]).toBeGreaterThan(3);
+  }
+});
 
 test.skipIf(python === null)(
   "workload.py --duration: a program that serves stays until the end, whenever its last request is due",
@@ -1144,6 +1212,24 @@ function rate(measurements: z.infer<typeof documentSchema>["measurements"], way:
 }
 
 describe("rigel bench on the simulated GPU measures", () => {
+  test(
+    "with --arrivals closed requests that fall due one after the other",
+    async () => {
+      // Of 2 ms at least: more than can be served.
+      const args = [...TINY, "--ways", "time slicing", "--rate", "1000", "--arrivals", "closed"];
+      const { document } = await wholly(args, ({ measurements }) =>
+        measurements.some(({ requests }) => requests.length > 2),
+      );
+      expect(document.options.arrivals).toBe("closed");
+      for (const { requests } of document.measurements)
+        for (const [index, [due_s, latency_ms]] of requests.entries()) {
+          const [next_s] = requests[index + 1] ?? [];
+          if (next_s !== undefined) expect(next_s).toBeGreaterThan(due_s + latency_ms / 1000 - 1e-5);
+        }
+    },
+    LIMIT_ms,
+  );
+
   test(
     "a pair started anew for two ways: JSON, Markdown and a page",
     async () => {
@@ -1543,6 +1629,7 @@ describe.concurrent("rigel bench refuses", () => {
     const help = await rigel("bench", "--help");
     expect(help.stdout).toContain("rigel bench --live --pairs bert+gpt2-train");
     expect(help.stdout).toContain("Ways: alone; time slicing; MPS");
+    expect(help.stdout.replaceAll(/\s+/g, " ")).toContain("closed: one user, who asks again; ");
     expect(help.status).toBe(0);
     const dry = await rigel("bench", "--device", "simulated", "--dry-run");
     expect(dry.stdout).toContain(`${PAIR}, round 1, time slicing`);

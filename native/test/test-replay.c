@@ -237,6 +237,16 @@ static void write_file(const char *path, const char *text)
     }
 }
 
+static void read_file(const char *path, char *text, size_t bytes)
+{
+    FILE *file = fopen(path, "r");
+    size_t got = file ? fread(text, 1, bytes - 1, file) : 0;
+    CHECK(got > 0, "%s", path);
+    text[got] = '\0';
+    if (file)
+        fclose(file);
+}
+
 static void test_arguments(const char *profile, const char *bad_profile, const char *gaps)
 {
     static const char *const none = "LD_LIBRARY_PATH=/nonexistent";
@@ -263,6 +273,8 @@ static void test_arguments(const char *profile, const char *bad_profile, const c
     expect(none, arguments, 2, "--profile: expected at most 16 of them");
     snprintf(arguments, sizeof(arguments), "--profile %s --arrivals uniform", profile);
     expect(none, arguments, 2, "--arrivals uniform: expected --rate with it");
+    snprintf(arguments, sizeof(arguments), "--profile %s --closed", profile);
+    expect(none, arguments, 2, "--closed: expected --rate or --arrivals with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --alternate 1", profile);
     expect(none, arguments, 2, "--alternate: expected --rate, or a list of --arrivals, with it");
     snprintf(arguments, sizeof(arguments), "--profile %s --windows %s", profile, gaps);
@@ -337,6 +349,22 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     CHECK(number_of(out, "count") == 100 && number_of(out, "p50_ms") >= 12 && number_of(out, "p99_ms") >= 24,
           "latency from the due time: %s", out);
 
+    /* The same of one user: of those that fall due while the one before is served none is. */
+    char log[256], logged[65536] = "";
+    snprintf(log, sizeof(log), "%s/log.json", scratch);
+    snprintf(arguments, sizeof(arguments), "--profile %s --rate 4000 --arrivals uniform --iterations 100 --closed --log %s", serving, log);
+    CHECK(run(environment, arguments, out, sizeof(out)) == 0, "%s", out);
+    read_file(log, logged, sizeof(logged));
+    uint32_t served = 0;
+    double free_s = 0, due_s, latency_ms;
+    const char *at = strstr(logged, "\"requests\":[");
+    for (at = at ? at + strlen("\"requests\":[") : ""; sscanf(at, "[%lf,%lf]", &due_s, &latency_ms) == 2; at += strcspn(at, "]") + 1, at += *at == ',') {
+        CHECK(due_s > free_s, "request %u: due at %f s, the one before ended at %f", served, due_s, free_s);
+        free_s = due_s + latency_ms / 1e3 - 2e-6; /* as they are rounded */
+        served++;
+    }
+    CHECK(served >= 2 && served == number_of(out, "count"), "%u: %.100s", served, logged);
+
     /* A program that runs ahead: no requests, iterations as fast as the GPU: 10 kernels of 100 us. */
     snprintf(arguments, sizeof(arguments), "--profile %s --duration-s 1", training);
     begun_ms = now_ms();
@@ -360,9 +388,8 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     }
 
     /* In windows: 0.5 s of the 1.6, each of which takes 1 ms of the GPU at least, and what was under way when one ended. */
-    char windows[256], log[256], logged[65536] = "";
+    char windows[256];
     snprintf(windows, sizeof(windows), "%s/windows.json", scratch);
-    snprintf(log, sizeof(log), "%s/log.json", scratch);
     write_file(windows, "[0.3, 0.2, 0.4, 0.3]");
     snprintf(arguments, sizeof(arguments), "--profile %s --duration-s 1.6 --windows %s --log %s", training, windows, log);
     begun_ms = now_ms();
@@ -370,10 +397,7 @@ static void test_simulated(const char *scratch, const char *serving, const char 
     took_ms = now_ms() - begun_ms;
     CHECK(took_ms >= 1600, "it stays until the end: %f ms", took_ms);
     CHECK(number_of(out, "iterations") >= 1 && number_of(out, "iterations") <= 500 + 2 * 17, "%s", out);
-    FILE *file = fopen(log, "r");
-    CHECK(file && fread(logged, 1, sizeof(logged) - 1, file) > 0, "%s", log);
-    if (file)
-        fclose(file);
+    read_file(log, logged, sizeof(logged));
     const char *ends = strstr(logged, "\"ends_s\":[");
     CHECK(ends && strtod(ends + strlen("\"ends_s\":["), NULL) >= 0.301, "none before the first window: %.100s", logged);
     unlink(windows);

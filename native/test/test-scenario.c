@@ -264,6 +264,15 @@ static void test_sleeping_gate(void)
     rg_profile_free(&low);
 }
 
+/* How often best-effort work was let go on by then, all ticks together. */
+static uint64_t starved_in_ticks;
+static int note_starved(void *user, rg_scenario_tick *t)
+{
+    (void)user;
+    starved_in_ticks += t->starved;
+    return 0;
+}
+
 /*
  * A high client that is busy for long: at 10, for 1000 us. Best-effort waits from 10 to 110 (bound 100 us), then
  * launches its batch of two at 110 and 111; the first of them is finished at 120: waits again until 220, and so on.
@@ -278,9 +287,13 @@ static void test_starvation(void)
     };
     rg_scenario_options o = tiny(2, 500 * US);
     o.starvation_us = 100;
+    o.tick_ns = 50 * US;
+    o.on_tick = note_starved;
+    starved_in_ticks = 0;
     rg_scenario_result r[2];
     run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
     EQUAL(r[1].starved, 4);          /* at 110, 220, 330, 440 */
+    EQUAL(starved_in_ticks, 4);
     EQUAL(r[1].launches, 2 + 4 * 2); /* 0 and 1, then two for each */
     EQUAL(r[1].iterations, 10);
     rg_profile_free(&high);
@@ -359,9 +372,13 @@ static void test_least_share(void)
     rg_scenario_options o = tiny(2, 500 * US);
     o.starvation_us = 100;
     o.min_share_ppm = 100000;
+    o.tick_ns = 50 * US;
+    o.on_tick = note_starved;
+    starved_in_ticks = 0;
     rg_scenario_result r[2], slo[2];
     run(&o, RG_SCENARIO_GOVERNED, clients, 2, r);
     EQUAL(r[1].shared, 4);
+    EQUAL(starved_in_ticks, 4);
     EQUAL(r[1].starved, 0);
     EQUAL(r[1].launches, 2 + 4); /* 0 and 1, then at 110, 210, 310, 410 */
     EQUAL(r[1].charged_ns, 60 * US);
@@ -397,7 +414,11 @@ static void test_least_share_off_the_gpu(void)
         o.be_slice_us = 50;
         o.starvation_us = 100000;
         o.min_share_ppm = ppm;
+        o.tick_ns = 100000 * US;
+        o.on_tick = note_starved;
+        starved_in_ticks = 0;
         run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        HOLDS(starved_in_ticks <= r[1].starved && starved_in_ticks + 20 >= r[1].starved); /* but those since the last tick */
         double had = 1.0 * (double)r[1].iterations, share = had / (had + 5 * (double)r[0].iterations);
         HOLDS(share > 0.95e-6 * ppm);
         if (i / SHARES % KINDS == 0) /* else it has a slice between two requests, too */
