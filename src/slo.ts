@@ -635,8 +635,10 @@ export class Controller {
     const falls = over && !stays && !later;
     if (this.#ladder.rung > 0 && (falls || this.#ladder.gainsNothing()))
       return this.#stepBack(falls ? "over the target" : "gives no more");
-    this.#unreachable_s =
-      over && !later && ("p99_ms" in this.#target || this.#neighbours !== "") ? this.#unreachable_s + TICK_S : 0;
+    // On another rung, until later ones have been tried, that says nothing.
+    const isMissed = over && ("p99_ms" in this.#target || this.#neighbours !== "");
+    if (!isMissed) this.#unreachable_s = 0;
+    else if (this.#ladder.rung === 0 || stays) this.#unreachable_s += TICK_S;
     // Programs that wait are compared by that or not at all: what is beyond what is known of them has to be learned.
     const lacks = this.#alone.hasWaits && !this.#ladder.isComparable(this.#ladder.rung);
     const known = this.#knowsAlone;

@@ -123,6 +123,32 @@ describe("requests that follow each other, beside which best-effort work is star
     expect(controller.moves[0]).toMatchObject({ from: FIRST, to: FIRST - 1 });
   });
 
+  // To go on late delays all from then on; by little where it gives way at once, which is within the target with what the starvation bound gives it.
+  test.each(SEEDS)("it goes back where late begins to delay them, and all is starved: seed %d", (seed) => {
+    let seconds = 0;
+    const isBad = ({ need_us }: Settings): boolean => need_us > 0 && need_us < 2300 && seconds > 40;
+    const { ticks } = follow(
+      100,
+      seed,
+      (settings) => ({
+        delay_ms: settings.suspend === 0 || isBad(settings) ? 2 : 0,
+        every: 1,
+        starved_per_s: 3,
+        launches_per_s: settings.need_us > 0 ? 4000 - settings.need_us : 200,
+      }),
+      { works_ms: (t_s) => ((seconds = t_s), 2) },
+    );
+    expect(ticks.filter(({ t_s, need_us }) => t_s > 30 && t_s < 40 && need_us > 0 && need_us < 2300)).not.toEqual([]);
+    const late = ticks.slice(400).filter(({ need_us }) => need_us > 0 && need_us < 2300);
+    expect(late.length * TICK_S).toBeLessThan(15);
+    expect(longest_s(ticks.slice(400), (need_us) => need_us > 0 && need_us < 2300)).toBeLessThan(3);
+  });
+
+  test.each(SEEDS)("it is at the strictest settings where nothing helps: seed %d", (seed) => {
+    const { controller } = follow(120, seed, () => ({ delay_ms: 5, every: 8, starved_per_s: 10, launches_per_s: 200 }));
+    expect(controller.summary()).toMatchObject({ rung: 0, unreachable: true });
+  });
+
   test.each(SEEDS)("it stays late as they become shorter: seed %d", (seed) => {
     // As many a second: else it is another load.
     const { controller, ticks } = follow(80, seed, between(1000, 2300), {
