@@ -330,12 +330,12 @@ export class Ladder {
   }
 
   /**
-   * Best-effort work is starved here, where it gives way at once, and may not be where it gives way later, which is still to be tried. Requests are delayed here, if they are, by what it gets all the same,
+   * Best-effort work is starved here, and may not be where it gives way later, which is still to be tried. Requests are delayed here, if they are, by what it gets all the same,
    * and by more on stricter rungs (`rigel simulate --policy slo+slices`, ResNet-50's requests one after the other beside its training: p99 1.5 times that alone
    * with a harvest of 0.15 on the first rungs).
    */
   get isBetterLater(): boolean {
-    if (!this.here.isStarved || this.rung > firstRung(this.rungs)) return false;
+    if (!this.here.isStarved) return false;
     const isFine = (rung: number): boolean => !this.at(rung).isOld(this.t_s) && this.judge(rung) === "within";
     if (this.rungs.keys().some((rung) => rung < this.rung && isFine(rung))) return false;
     return this.#later(this.#above()) !== undefined;

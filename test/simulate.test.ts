@@ -334,10 +334,10 @@ describe.concurrent("rigel simulate", () => {
         { name: "train", class: "best-effort", replay: { profile: `${profile}train-bs64.csv` } },
       ],
     });
-    // Where best-effort work gives way at once, or by little later, the harvest is 0.19 and p95 1.7 of alone; on hosts slower by 1.4 to 3 now 0.30 to 0.43, and 1.08.
-    const { points } = await predicted(path, "--policy", "slo+slices", "--duration", "30", "--slow", "1.5");
+    // Where best-effort work gives way at once, or by little later, the harvest is 0.17 and p95 1.7 of alone.
+    const { points } = await predicted(path, "--policy", "slo+slices", "--duration", "30", "--slow", "2");
     const [way] = points[0]?.ways ?? [];
-    expect(way?.harvest).toBeGreaterThan(0.25);
+    expect(way?.harvest).toBeGreaterThan(0.28);
     expect(way?.clients[0]?.p95_over_alone).toBeLessThan(1.1);
   });
 
