@@ -22,12 +22,9 @@ const BACK_OFF_OVER_S = 30;
 const BACK_OFF_MAX_S = 120;
 /** Where a late suspension gives less than slices alone, one for a part of its `need` is still to be tried. */
 const MUCH_LATER = 0.6;
-/**
- * Where high clients make no break, and best-effort work has what the starvation bound lets it have, one for this part of the `need` is tried next, or of a
- * whole request: a request has less than a break's time left only late.
- */
+/** Where best-effort work is starved a suspension for this part of the `need` is tried next; where it gives way at once, for this part of a request. */
 const LATER = 0.6;
-/** It is tried next, too, where requests leave best-effort work that gives way at once less than this part of the time. */
+/** The same where requests leave less than this part of the time to best-effort work that gives way at once. */
 const CROWDED = 0.5;
 /** Since a rung might be tried again, and did not fail: then it is left alone for no longer than at first. */
 const FORGIVEN_S = 60;
@@ -330,9 +327,8 @@ export class Ladder {
   }
 
   /**
-   * Best-effort work is starved here, and may not be where it gives way later, which is still to be tried. Requests are delayed here, if they are, by what it gets all the same,
-   * and by more on stricter rungs (`rigel simulate --policy slo+slices`, ResNet-50's requests one after the other beside its training: p99 1.5 times that alone
-   * with a harvest of 0.15 on the first rungs).
+   * Best-effort work is starved here, and may not be where it gives way later, which is still to be tried. What delays requests here is what it gets all
+   * the same, and on stricter rungs it gets no less (docs/measurements.md, "Requests back to back").
    */
   get isBetterLater(): boolean {
     if (!this.here.isStarved) return false;

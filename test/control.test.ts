@@ -1,13 +1,13 @@
 /** control.test.ts: what changes running clients and policies does to a segment, without any client. */
 
-import { afterAll, beforeAll, expect, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { afterAll, beforeAll, expect, spyOn, test } from "bun:test";
+import { closeSync, openSync, readFileSync, writeSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { changePolicy, policyChange } from "../src/control.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
-import { TICK_S } from "../src/slo.ts";
+import { Controller, TICK_S } from "../src/slo.ts";
 import { LoopKeeper, SloLoop } from "../src/slo-loop.ts";
 import type { Settings } from "../src/slo-rungs.ts";
 import { Scratch } from "./rigel.ts";
@@ -113,6 +113,39 @@ test("a loop that nobody keeps says by itself that it runs: clients would put ba
     loop.pause();
     expect(segment.loop?.holder_pid).toBeNull();
   }
+  segment.remove();
+});
+
+test("a loop is told how often best-effort work was starved, and of launches for the least share that there were some", () => {
+  const field = z.object({ offset: z.int() });
+  const { clients } = z
+    .object({
+      clients: z.object({
+        offset: z.int(),
+        fields: z.object({ state: field, starved: field, shared: field }),
+      }),
+    })
+    .parse(JSON.parse(native.layout));
+  const segment = underSlo();
+  const write = (name: keyof typeof clients.fields, value: bigint): void => {
+    const bytes = Buffer.alloc(name === "state" ? 4 : 8);
+    if (name === "state") bytes.writeUInt32LE(Number(value));
+    else bytes.writeBigUInt64LE(value);
+    const file = openSync(segment.path, "r+");
+    writeSync(file, bytes, 0, bytes.length, clients.offset + clients.fields[name].offset);
+    closeSync(file);
+  };
+  write("state", 2n);
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  using step = spyOn(Controller.prototype, "step");
+  const seen = (starved: bigint, shared: bigint): number | undefined => {
+    write("starved", starved);
+    write("shared", shared);
+    loop.tick(TICK_S);
+    return step.mock.lastCall?.[0].starved;
+  };
+  expect([seen(3n, 0n), seen(5n, 0n), seen(5n, 40n), seen(6n, 90n), seen(6n, 90n)]).toEqual([3, 2, 1, 2, 0]);
+  loop.pause();
   segment.remove();
 });
 
