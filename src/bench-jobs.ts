@@ -18,10 +18,10 @@ import {
   type Sample,
   type Solo,
   arrivalTimes,
+  moreOf,
   soloOf,
   soloTurns,
   together,
-  moreOf,
 } from "./bench-stats.ts";
 import type { Policy } from "./config.ts";
 import { RigelError } from "./errors.ts";

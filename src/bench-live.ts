@@ -33,10 +33,10 @@ import {
   beginsQueued,
   counted,
   gapsOf,
+  moreOf,
   outlasts,
   schedule,
   within,
-  moreOf,
 } from "./bench-stats.ts";
 import { type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";

@@ -794,8 +794,8 @@ export class Segment {
   }
 
   /**
-   * What was launched in a slot so far, how often only as it had waited too long, how many launches for the least share, whether its process can be taken off the GPU, how many
-   * calls for that were slow, and the part of its GPU time that is in long kernels, lately; undefined: not known.
+   * What was launched in a slot so far, how often only as it had waited too long, how many launches for the least share, whether its process
+   * can be taken off the GPU, how many calls for that were slow, and the part of its GPU time that is in long kernels, lately; undefined: not known.
    */
   work({ index }: Slot): {
     launches: number;

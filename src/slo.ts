@@ -526,7 +526,7 @@ export class Controller {
     if (seen.measured !== this.#measured) {
       const first = this.#measured === "";
       this.#measured = seen.measured;
-      if (!first) this.#forgetAlone("other high clients");
+      if (!first) this.#forgetAlone();
     }
     const rate = (seen.came ?? seen.requests.total) / seen.elapsed_s;
     if (this.#state === "waiting") return;
@@ -754,9 +754,9 @@ export class Controller {
     this.#relearned++;
   }
 
-  /** What was learned of requests alone no longer holds. */
-  #forgetAlone(why: Why): void {
-    this.#reset(why);
+  /** Of other high clients nothing is known. */
+  #forgetAlone(): void {
+    this.#reset("other high clients");
     this.#alone.clear();
     this.#relearned++;
   }
