@@ -151,13 +151,22 @@ void rg_policy_count(rg_policy_had *had, const rg_policy_due_view *v, uint64_t n
     had->idle_then_ns = v->idle_ns;
 }
 
-uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint64_t starvation_ns, uint32_t ppm)
+/* What is left of that long since then. */
+static uint64_t left_of(uint64_t ns, uint64_t since_ns, uint64_t now_ns)
 {
-    uint64_t left_ns = starvation_ns > passed_ns ? starvation_ns - passed_ns : 0;
+    uint64_t passed_ns = now_ns > since_ns ? now_ns - since_ns : 0;
+    return ns > passed_ns ? ns - passed_ns : 0;
+}
+
+uint64_t rg_policy_due_in(const rg_policy_had *had, const rg_policy_due_view *v, bool runs, uint64_t now_ns)
+{
+    uint64_t bound_ns = left_of(v->starvation_ns, v->spell_ns > had->given_ns ? v->spell_ns : had->given_ns, now_ns);
+    uint64_t period_ns = had->given_ns ? left_of(v->period_ns, had->given_ns, now_ns) : 0;
+    uint64_t left_ns = bound_ns > period_ns ? bound_ns : period_ns;
     if (runs)
-        return rg_policy_credit(credit_ns, left_ns, left_ns, starvation_ns, ppm) < 0 ? left_ns : UINT64_MAX;
-    ppm = least_share(ppm);
-    uint64_t used_up_ns = credit_ns > 0 ? ((uint64_t)credit_ns * 1000000 + ppm - 1) / ppm : 0;
+        return rg_policy_credit(had->credit_ns, left_ns, left_ns, v->starvation_ns, v->min_share_ppm) < 0 ? left_ns : UINT64_MAX;
+    uint64_t ppm = least_share(v->min_share_ppm);
+    uint64_t used_up_ns = had->credit_ns > 0 ? ((uint64_t)had->credit_ns * 1000000 + ppm - 1) / ppm : 0;
     return used_up_ns > left_ns ? used_up_ns : left_ns;
 }
 

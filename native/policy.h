@@ -184,7 +184,7 @@ typedef struct {
 typedef struct {
     uint64_t spell_ns, idle_ns; /* of the device (segment.h) */
     bool short_slices;
-    uint64_t starvation_ns;
+    uint64_t starvation_ns, period_ns; /* rg_policy_share_period */
     uint32_t min_share_ppm;
 } rg_policy_due_view;
 
@@ -193,13 +193,22 @@ void rg_policy_on(rg_policy_had *had, bool high_busy, uint64_t now_ns);
 void rg_policy_count(rg_policy_had *had, const rg_policy_due_view *view, uint64_t now_ns);
 
 /*
- * rg_policy_due_in: in how long it is to have its share, with that credit, where high clients have gone on without a break for `passed_ns`: once
- * that is the starvation bound, and the credit is used up. UINT64_MAX: not as long as it has the GPU (`runs`).
+ * rg_policy_share_period: from one time that it has its share to the next, of the settings of these names. Each of them delays the requests that are
+ * under way, all the longer the longer it is, so where there are many of these few are delayed if it comes rarely.
  */
-uint64_t rg_policy_due_in(uint64_t passed_ns, int64_t credit_ns, bool runs, uint64_t starvation_ns, uint32_t min_share_ppm);
+static inline uint64_t rg_policy_share_period(uint32_t starvation_us, uint32_t share_period_us)
+{
+    return (starvation_us > share_period_us ? starvation_us : share_period_us) * 1000ull;
+}
 
 /*
- * rg_policy_due: the same where best-effort work was off the GPU for `away_ns` (preempt.c): for how long it then has the GPU, while
+ * rg_policy_due_in: in how long it is to have its share: once high clients have gone on without a break for the starvation bound since it last had, a
+ * period has passed since then, and the credit is used up. UINT64_MAX: not as long as it has the GPU (`runs`).
+ */
+uint64_t rg_policy_due_in(const rg_policy_had *had, const rg_policy_due_view *view, bool runs, uint64_t now_ns);
+
+/*
+ * rg_policy_due: the same where best-effort work was off the GPU for `away_ns`, a period (preempt.c): for how long it then has the GPU, while
  * high clients are let on for `high_slice_ns` only, so that it has its share of all three. A hundredth at least: off for ever is
  * nobody; half at most.
  */

@@ -429,9 +429,15 @@ static bool rested(rg_device *dev, uint64_t now)
     return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
 }
 
+static uint64_t share_period_ns(void)
+{
+    const rg_settings *s = &rg.segment->settings;
+    return rg_policy_share_period(atomic_load(&s->starvation_us), atomic_load(&s->share_period_us));
+}
+
 /*
- * Whether high clients have gone on without a break for the starvation bound, since this client last had its due, and it has had no more than its
- * share lately; or when that can be.
+ * Whether high clients have gone on without a break for the starvation bound, since this client last had its due, a period ago or more, and it has had
+ * no more than its share lately; or when that can be.
  */
 static bool is_due(preemptor *p, uint64_t *left_ns)
 {
@@ -443,15 +449,16 @@ static bool is_due(preemptor *p, uint64_t *left_ns)
         .idle_ns = atomic_load(&dev->idle_ns),
         .short_slices = (slice_us && slice_us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&s->suspend),
         .starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u,
+        .period_ns = share_period_ns(),
         .min_share_ppm = atomic_load(&s->min_share_ppm),
     };
-    uint64_t now = rg_now_ns(), since = v.spell_ns > p->had.given_ns ? v.spell_ns : p->had.given_ns;
+    uint64_t now = rg_now_ns();
     rg_policy_count(&p->had, &v, now);
     *left_ns = WAIT_NS;
     if (!v.spell_ns || rested(dev, now))
         return false;
     bool runs = !p->had.off && !v.short_slices;
-    uint64_t in_ns = rg_policy_due_in(now > since ? now - since : 0, p->had.credit_ns, runs, v.starvation_ns, v.min_share_ppm);
+    uint64_t in_ns = rg_policy_due_in(&p->had, &v, runs, now);
     *left_ns = in_ns < WAIT_NS ? in_ns : WAIT_NS;
     return !in_ns;
 }
@@ -461,12 +468,12 @@ static void give_back(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
-    uint64_t starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u;
+    uint64_t away_ns = share_period_ns();
     uint32_t ppm = atomic_load(&s->min_share_ppm);
     pthread_mutex_lock(&p->lock);
     bool beside = p->found != RG_CHANNELS_FOUND; /* where there are no slices */
     uint64_t high_ns = beside ? 0 : (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
-    uint64_t due_ns = beside ? rg_policy_due_beside(starvation_ns, ppm) : rg_policy_due(starvation_ns, high_ns, ppm);
+    uint64_t due_ns = beside ? rg_policy_due_beside(away_ns, ppm) : rg_policy_due(away_ns, high_ns, ppm);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
     rg_stops_arm(p->device, false);

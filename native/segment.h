@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 22,
+    RG_SEGMENT_VERSION = 23,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -103,6 +103,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, stop_us, 1)       /* [control] after so much work a best-effort stream stops if high clients have some (stop.c); 0: there are no \
                                 stops: its channels alone keep it off, and where they are not its own (MPS) its launches are held */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
+    F(u32, share_period_us, 1) /* [control] and, off the GPU for them, it has that in one piece each time so much has passed; 0, or \
+                                  less than that: starvation_us */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
     F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
@@ -360,7 +362,7 @@ enum rg_stop { RG_STOP_STOPPED = 0, RG_STOP_ARMED = 1, RG_STOP_FREE = 2 };
     F(u32, over_requests, 1)  /* [control] requests of which it is known what they would have taken alone; 0: none, so neither the next */ \
     F(u32, over_p50, 1)       /* [control] what they took over that, in thousandths */ \
     F(u32, over_p99, 1)       /* [control] */ \
-    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next eight are what they were before */ \
+    F(u32, kept, 1)           /* [control] 1: the loop has moved settings, and the next nine are what they were before */ \
     F(u32, kept_suspend, 1)   /* [control] */ \
     F(u32, kept_defer_us, 1)  /* [control] */ \
     F(u32, kept_defer_ppm, 1) /* [control] */ \
@@ -369,6 +371,7 @@ enum rg_stop { RG_STOP_STOPPED = 0, RG_STOP_ARMED = 1, RG_STOP_FREE = 2 };
     F(u32, kept_inflight, 1)  /* [control] */ \
     F(u32, kept_corun, 1)     /* [control] */ \
     F(u32, kept_stop_us, 1)   /* [control] */ \
+    F(u32, kept_share_period_us, 1) /* [control] */ \
     F(u32, trying, 1)         /* [any] 1: the settings are only being tried; where nobody runs the loop any more a client puts those back */ \
     F(char, manifest, RG_MANIFEST_BYTES) /* [control] JSON for who joins (src/join.ts); written before any client starts */
 
@@ -468,7 +471,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 22. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 23. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

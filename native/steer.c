@@ -68,6 +68,7 @@ static void end_trial(uint64_t now_ns)
     PUT_BACK(inflight);
     PUT_BACK(corun);
     PUT_BACK(stop_us);
+    PUT_BACK(share_period_us);
 #undef PUT_BACK
 }
 

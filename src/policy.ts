@@ -13,6 +13,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
   min_share: ["priority", "slo"],
+  share_period_us: ["priority", "slo"],
   corun: ["priority", "slo"],
   quantum_us: ["fair"],
   sm_threshold: ["orion"],
@@ -29,6 +30,7 @@ const MOVED_BY_SLO = [
   "defer_part",
   "need_us",
   "slice_us",
+  "share_period_us",
 ] as const satisfies (keyof Policy)[];
 
 /** The policies that read a field of `policy`; undefined: all may. */

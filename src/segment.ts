@@ -20,7 +20,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 22;
+const VERSION = 23;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -72,7 +72,17 @@ const PREEMPTION = ["unknown", "on", "off", "stops"] as const;
 /** RG_GUARD_EVENT_WORDS in native/segment.h. */
 const GUARD_EVENT_WORDS = 12;
 /** Settings that policy slo moves and others have too. */
-const KEPT = ["suspend", "defer_us", "defer_ppm", "need_us", "slice_us", "inflight", "corun", "stop_us"] as const;
+const KEPT = [
+  "suspend",
+  "defer_us",
+  "defer_ppm",
+  "need_us",
+  "slice_us",
+  "inflight",
+  "corun",
+  "stop_us",
+  "share_period_us",
+] as const;
 /** RG_WAITED_NS in native/segment.h. */
 const WAITED_NS = 16;
 const CLIENT_FREE = 0;
@@ -206,6 +216,7 @@ interface Settings {
   high_slice_us?: number | undefined;
   stop_us?: number | undefined;
   min_share_ppm?: number | undefined;
+  share_period_us?: number | undefined;
   quantum_us?: number | undefined;
   sms_limit?: number | undefined;
   trace?: boolean | undefined;

@@ -82,8 +82,9 @@ export function targetText(target: Target): string {
 
 /** What slo moves, in the words of a policy. */
 export function settingsText(settings: Partial<Settings>): string {
-  const told = Object.entries(settings).map(([name, value]) => {
+  const told = Object.entries(settings).flatMap(([name, value]) => {
     if (name === "suspend") return `suspend ${value !== 0}`;
+    if (name === "share_period_us" && value === 0) return [];
     return name === "defer_ppm" ? `defer_part ${value / 1e6}` : `${name} ${value}`;
   });
   return told.join(", ");

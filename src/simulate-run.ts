@@ -217,6 +217,7 @@ function answer(
     })),
     launches,
     starved,
+    ...(configured["starvation_us"] !== undefined && { starvation_s: configured["starvation_us"] / 1e6 }),
     neighbours: "best-effort",
     measured: "high",
     preemption,
@@ -224,9 +225,10 @@ function answer(
     longPart: configured["stop_us"] === 0 ? undefined : shape.long_part,
   });
   if (!settings) return `keep ${Number(hold)}\n`;
-  const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun } = settings;
+  const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, share_period_us } = settings;
   const stop_us = Math.min(settings.stop_us, configured["stop_us"] ?? settings.stop_us);
-  return `${[suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us, Number(hold)].join(" ")}\n`;
+  const answered = [suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us, share_period_us];
+  return `${[...answered, Number(hold)].join(" ")}\n`;
 }
 
 /** What rigel-simulate reads. */

@@ -29,6 +29,7 @@ const OF_POLICY = [
   "defer_part",
   "need_us",
   "min_share",
+  "share_period_us",
   "quantum_us",
   "sm_threshold",
   "dur_threshold",

@@ -125,7 +125,7 @@ export function aloneOf(client: ScenarioClient, duration_s: number, gpu: Scenari
 function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: Native): Record<string, number> {
   const { name, inflight, corun, unit_us, starvation_us, suspend, defer_us, defer_part, need_us, slice_us, stop_us } =
     policy;
-  const { high_slice_us, min_share, quantum_us, sm_threshold, dur_threshold } = policy;
+  const { high_slice_us, min_share, share_period_us, quantum_us, sm_threshold, dur_threshold } = policy;
   const high = clients.find((client) => client.class === "high");
   const latency_ns = name === "orion" && high ? native.profilesLatency_ns(high.profiles) : 0;
   const settings = {
@@ -142,6 +142,7 @@ function settingsOf(policy: Policy, clients: readonly ScenarioClient[], native: 
     high_slice_us,
     stop_us,
     min_share_ppm: min_share === undefined ? undefined : Math.round(min_share * 1e6),
+    share_period_us,
     quantum_us,
     sms_limit: sm_threshold,
     outstanding_us:

@@ -16,8 +16,8 @@ const TELL_P99 = 200;
 /** For how long a rung that failed is left alone the first time. */
 export const BACK_OFF_S = 4;
 
-/** So often a second best-effort work is starved, and for so long at least: what is rarer is a burst of requests. */
-const STARVED_PER_S = 1;
+/** Best-effort work is starved where it waits for its least share for this part of the time, of so long at least: what is rarer is a burst of requests. */
+const STARVED_PART = 0.1;
 const STARVED_S = 1;
 
 /** What happened since the last tick. */
@@ -37,6 +37,8 @@ export interface Observation {
   launches: number;
   /** How often they were let go on although high clients made no break: for as long as the starvation bound, or for the least share. */
   starved?: number;
+  /** The starvation bound; 0.1, if it is not given. */
+  starvation_s?: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
   neighbours: string;
   /** Which high clients are there, and by what they are measured: others have other durations alone. */
@@ -87,7 +89,7 @@ export class Known {
   delay: { t_s: number; is: Delay | undefined } | undefined;
   /** Best-effort launches in so many seconds, and what requests alone would have left of those. */
   #launches = 0;
-  #starved = 0;
+  #starved_s = 0;
   #seconds = 0;
   #left_s = 0;
   /** Ticks, and the squares of the launches in each. */
@@ -105,13 +107,13 @@ export class Known {
   /** When it was last in force. */
   #seen_s = Number.NEGATIVE_INFINITY;
 
-  /** One tick on it, of which requests alone would have left so much. */
-  add({ elapsed_s, requests, waits, launches, starved = 0 }: Observation, t_s: number, left_s: number): void {
+  /** One tick on it, of which requests alone would have left so much; for how long best-effort work was starved before it was let go on. */
+  add({ elapsed_s, requests, waits, launches }: Observation, t_s: number, left_s: number, starved_s = 0): void {
     this.#seen_s = t_s;
     this.pool.add(requests);
     this.waits.add(waits ?? [], t_s);
     this.#launches += launches;
-    this.#starved += starved;
+    this.#starved_s += starved_s;
     this.#seconds += elapsed_s;
     this.#left_s += left_s;
     this.#ticks++;
@@ -121,7 +123,7 @@ export class Known {
     this.pool.fade(seconds);
     const kept = 0.5 ** (seconds / HALF_LIFE_S);
     this.#launches *= kept;
-    this.#starved *= kept;
+    this.#starved_s *= kept;
     this.#seconds *= kept;
     this.#left_s *= kept;
     this.#ticks *= kept;
@@ -131,7 +133,7 @@ export class Known {
     this.pool.clear();
     this.waits.clear();
     this.delay = undefined;
-    this.#launches = this.#starved = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
+    this.#launches = this.#starved_s = this.#seconds = this.#left_s = this.#ticks = this.#squares = 0;
   }
   /** What it was like then is no longer known: the host may have been slower or faster. */
   isOld(t_s: number): boolean {
@@ -153,7 +155,7 @@ export class Known {
   }
   /** High clients make so few breaks that best-effort work has no more on it than what the starvation bound lets it have, time and again. */
   get isStarved(): boolean {
-    return this.#starved > STARVED_PER_S * Math.max(STARVED_S, this.#seconds);
+    return this.#starved_s > STARVED_PART * Math.max(STARVED_S, this.#seconds);
   }
   /** The standard deviation of a tick's launches, as a part of all. */
   get burst(): number {

@@ -295,6 +295,7 @@ export class SloLoop {
       came,
       launches,
       starved,
+      starvation_s: (this.#segment.settings()["starvation_us"] ?? 0) / 1e6,
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),

@@ -3,9 +3,23 @@
  * where it is held at the gate, each from the rung that is safest for the high clients to the one that gives best-effort most.
  */
 
-/** Settings of the segment that a rung stands for. A rung says all, so that nothing of the other ladder stays. */
+/**
+ * Settings of the segment that a rung stands for, and how often best-effort work has its least share. A rung says all, so that nothing of the other ladder
+ * stays.
+ */
 export type Settings = Readonly<
-  Record<"suspend" | "defer_us" | "defer_ppm" | "need_us" | "slice_us" | "inflight" | "corun" | "stop_us", number>
+  Record<
+    | "suspend"
+    | "defer_us"
+    | "defer_ppm"
+    | "need_us"
+    | "slice_us"
+    | "inflight"
+    | "corun"
+    | "stop_us"
+    | "share_period_us",
+    number
+  >
 >;
 
 /**

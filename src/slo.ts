@@ -106,6 +106,19 @@ const LATELY = 20;
 const LONGER = 1.15;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
+/**
+ * As best-effort work has its least share it delays what each high client has under way, by as much as that is: by 5 ms ten times a second, which of requests
+ * back to back is more than one in a hundred. So it comes once in so many requests of a client, and once in so long at least: in fewer and larger pieces, of
+ * which a 99th percentile tells nothing. Where that is less than SHARE_FEWEST requests it comes as often as the starvation bound says, in pieces as small as
+ * that makes them.
+ */
+const SHARE_REQUESTS = 250;
+const SHARE_PERIOD_MOST_S = 1;
+const SHARE_FEWEST = 125;
+/** By so much fewer requests than those it is until it comes often again. */
+const SHARE_FEWER = 0.8;
+/** Where nobody says otherwise. */
+const STARVATION_S = 0.1;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
 const SILENCE = 5;
 /**
@@ -221,6 +234,8 @@ export class Controller {
   #fast_per_s = 0;
   /** What they are averages of. */
   #rated_s = 0;
+  /** How often best-effort work has its least share; 0: as the starvation bound says. */
+  #sharePeriod_s = 0;
   /** The tick of the last change. */
   #settled = 0;
   /** When best-effort clients could be taken off the GPU last. */
@@ -288,7 +303,8 @@ export class Controller {
         const alone_ms = 1000 * (this.t_s - this.#since_s - TICK_S);
         const waits = (seen.waits ?? []).filter(({ worked_ms, waited_ms }) => worked_ms + waited_ms <= alone_ms);
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
-      } else if (this.#state !== "waiting") this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen));
+      } else if (this.#state !== "waiting")
+        this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), this.#starved_s(seen));
     }
     this.#alone.fade(TICK_S);
     this.#decide(seen);
@@ -312,10 +328,12 @@ export class Controller {
    */
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
-    const { suspend, need_us, slice_us } = this.#settings;
-    if (this.#ladder.rungs !== PREEMPT_RUNGS || this.#ladder.rung < SHORTEST || !this.#suspends) return this.#settings;
+    if (this.#ladder.rungs !== PREEMPT_RUNGS) return this.#settings;
+    const settings = { ...this.#settings, share_period_us: Math.round(1e6 * this.#sharePeriod_s) };
+    if (this.#ladder.rung < SHORTEST || !this.#suspends) return settings;
+    const { suspend, need_us, slice_us } = settings;
     const isShort = suspend && need_us > 0 && this.#isAtOnce;
-    return { ...this.#settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
+    return { ...settings, stop_us: 0, slice_us: isShort ? Math.min(slice_us, SHORT_SLICE_US) : slice_us };
   }
 
   /** How long best-effort kernels are, and whether the driver holds up what suspends them, by which it suspends or stops those that give way late. */
@@ -363,7 +381,7 @@ export class Controller {
     // On a rung that it stands on nothing has changed meanwhile.
     const stands = this.#state === "run";
     const isKnown = stands && this.#ticks - ticks > this.#settled;
-    if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen));
+    if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), this.#starved_s(seen));
     else this.#settled = this.#ticks - Number(stands);
     this.#notice(seen);
     this.#noticeKernels(seen);
@@ -495,6 +513,7 @@ export class Controller {
       inflight: to.inflight,
       corun: to.corun,
       stop_us: to.stop_us,
+      share_period_us: 0,
     };
   }
 
@@ -547,6 +566,23 @@ export class Controller {
       this.#alone.shrink();
       this.#relearned++;
     }
+    this.#spreadShare();
+  }
+
+  /** In tenths of a second, so that it is changed now and then. */
+  #spreadShare(): void {
+    const count = (list: string, separator: string): number => (list === "" ? 0 : list.split(separator).length);
+    const each_per_s = this.#slow_per_s / Math.max(1, count(this.#measured, ", "));
+    // Each best-effort client has its own.
+    const between_per_s = each_per_s / Math.max(1, count(this.#neighbours, " "));
+    const fewest = SHARE_FEWEST * (this.#sharePeriod_s > 0 ? SHARE_FEWER : 1);
+    const spreads = between_per_s * SHARE_PERIOD_MOST_S >= fewest;
+    const period_s = Math.ceil((10 * SHARE_REQUESTS) / between_per_s) / 10;
+    this.#sharePeriod_s = spreads ? Math.min(SHARE_PERIOD_MOST_S, period_s) : 0;
+  }
+
+  #starved_s({ starved = 0, starvation_s = STARVATION_S }: Observation): number {
+    return starved * Math.max(starvation_s, this.#sharePeriod_s);
   }
 
   #decide(seen: Observation): void {

@@ -38,6 +38,7 @@ const MOVED: Settings = {
   inflight: 2,
   corun: 3,
   stop_us: 60,
+  share_period_us: 400_000,
 };
 
 test("a policy that takes over while slo is about to move settings gets them back", () => {

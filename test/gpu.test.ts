@@ -60,6 +60,25 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     expect(result.status).toBe(0);
   });
 
+  test("a replay of two profiles has requests of each", async () => {
+    using scratch = new Scratch();
+    const [kernel, wait] = TINY_PROFILE.trimEnd().split("\n").slice(2);
+    scratch.file("one.csv", TINY_PROFILE);
+    scratch.file("three.csv", TINY_PROFILE.replace(`${kernel}\n${wait}`, [kernel, kernel, kernel, wait].join("\n")));
+    const launches = async (...profile: string[]): Promise<number> => {
+      const path = scratch.file("config.json", {
+        clients: [{ name: "serve", class: "high", replay: { profile, iterations: 400 } }],
+      });
+      const result = await rigel("launch", path, "--json");
+      const [serve] = reportOf(result).clients;
+      expect(serve, result.stderr).toMatchObject({ attached: true, exit_code: 0, requests: { count: 400 } });
+      return serve?.launches ?? 0;
+    };
+    const one = await launches("one.csv");
+    // By chance each request has one kernel or three: seven standard deviations off the mean. What a replay launches to begin with it always does.
+    expect((await launches("one.csv", "three.csv")) - one).toBeWithin(260, 540);
+  });
+
   const noMps = Bun.which("nvidia-cuda-mps-control") === null;
   if (gpu && noMps) console.warn("gpu.test.ts: there is no nvidia-cuda-mps-control, so MPS is not tested");
   // A container may lack the program, and a machine may have a daemon that is not ours to start beside.

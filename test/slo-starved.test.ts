@@ -31,6 +31,9 @@ function follow(
     waits_ms = (_t_s: number): number => 0.5,
     tellsStarved = true,
     preemption = true,
+    stops = false,
+    neighbours = "1",
+    measured = "7 busy",
   } = {},
 ) {
   const controller = new Controller({ p99_over_alone: 1.05 });
@@ -38,7 +41,7 @@ function follow(
   let action: Action = { settings: undefined, hold: false };
   let t_ms = 0;
   let served = 0;
-  const ticks: { t_s: number; rung: number; need_us: number }[] = [];
+  const ticks: { t_s: number; rung: number; need_us: number; share_period_us: number }[] = [];
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
     const t_s = tick * TICK_S;
     const is = action.hold || !action.settings ? undefined : beside(action.settings);
@@ -57,11 +60,13 @@ function follow(
       came: waits.length,
       launches: (is?.launches_per_s ?? 0) * TICK_S,
       ...(tellsStarved && { starved: (is?.starved_per_s ?? 0) * TICK_S }),
-      neighbours: "1",
-      measured: "7 busy",
+      neighbours,
+      measured,
       preemption,
+      stops,
     });
-    ticks.push({ t_s, rung: controller.summary().rung, need_us: action.settings?.need_us ?? 0 });
+    const { need_us = 0, share_period_us = 0 } = action.settings ?? {};
+    ticks.push({ t_s, rung: controller.summary().rung, need_us, share_period_us });
   }
   return { controller, ticks };
 }
@@ -160,6 +165,74 @@ describe("requests that follow each other, beside which best-effort work is star
     expect(ticks.filter(({ t_s, rung }) => t_s >= 30 && rung <= FIRST)).toEqual([]);
     expect(controller.summary().alone.p50_ms).toBeWithin(1.2, 1.6);
     expect(controller.summary().verdict).toBe("within");
+  });
+});
+
+describe("its least share comes", () => {
+  const undelayed = (): Beside => ({ delay_ms: 0, every: 1, starved_per_s: 10, launches_per_s: 200 });
+  const periods = (seconds: number, ...more: Parameters<typeof follow>[3][]): number[] => {
+    const { ticks } = follow(seconds, 1, undelayed, ...more);
+    return [...new Set(ticks.filter(({ t_s }) => t_s > 8).map(({ share_period_us }) => share_period_us))];
+  };
+  const long = (request_ms: (t_s: number) => number) => ({
+    works_ms: (t_s: number) => 0.8 * request_ms(t_s),
+    waits_ms: (t_s: number) => 0.2 * request_ms(t_s),
+  });
+
+  test("once in 250 requests, and once a second at least", () => {
+    expect(periods(14)).toEqual([700_000]);
+    expect(
+      periods(
+        14,
+        long(() => 1.2),
+      ),
+    ).toEqual([400_000]);
+    expect(
+      periods(
+        14,
+        long(() => 7),
+      ),
+    ).toEqual([1_000_000]);
+  });
+
+  test("of each client", () => {
+    expect(periods(14, { ...long(() => 1.2), neighbours: "1 2" })).toEqual([700_000]);
+    expect(periods(14, { neighbours: "1 2 3" })).toEqual([1_000_000]);
+    expect(periods(14, { neighbours: "1 2 3 4" })).toEqual([0]);
+    expect(periods(14, { ...long(() => 1.2), measured: "7 busy, 8 busy" })).toEqual([700_000]);
+  });
+
+  test("as often as the starvation bound says where requests are few, or there are no slices", () => {
+    expect(
+      periods(
+        14,
+        long(() => 9),
+      ),
+    ).toEqual([0]);
+    expect(periods(14, { stops: true })).toEqual([0]);
+    expect(periods(14, { preemption: false })).toEqual([0]);
+  });
+
+  test("as rarely while requests are hardly fewer", () => {
+    const grows = long((t_s) => (t_s < 12 ? 7.5 : t_s < 24 ? 9 : 12));
+    const { ticks } = follow(40, 1, undelayed, grows);
+    const at = (from_s: number, to_s: number): number[] => [
+      ...new Set(ticks.slice(from_s / TICK_S, to_s / TICK_S).map(({ share_period_us }) => share_period_us)),
+    ];
+    expect(at(8, 24)).toEqual([1_000_000]);
+    expect(at(36, 40)).toEqual([0]);
+  });
+
+  test.each(SEEDS)("rarely, and it is seen to be starved all the same: seed %d", (seed) => {
+    const beside = (settings: Settings): Beside => {
+      const is = between(2400, 3200)(settings);
+      if (is.starved_per_s === 0) return is;
+      const per_s = 1 / (0.06 + Math.max(0.1, settings.share_period_us / 1e6));
+      return { ...is, every: Math.round(140 / per_s / 3), starved_per_s: per_s };
+    };
+    const slow = long(() => 7);
+    const { ticks } = follow(60, seed, beside, slow);
+    expect(ticks.filter(({ t_s, rung, need_us }) => t_s > 9 && (rung <= FIRST || need_us > 3200))).toEqual([]);
   });
 });
 

@@ -163,6 +163,7 @@ const SAFEST: Settings = {
   inflight: 8,
   corun: 0,
   stop_us: 250,
+  share_period_us: 0,
 };
 /** As later rungs in time slices have it where kernels are long, or that is not known: without stops. */
 const LATE: Settings = { ...SAFEST, stop_us: 0 };

@@ -90,8 +90,9 @@ static uint64_t starvation_ns(const scenario *s)
 
 static uint64_t due_us(const scenario *s)
 {
-    uint64_t ns = s->o->gpu.shared ? rg_policy_due_beside(starvation_ns(s), s->o->min_share_ppm)
-                                   : rg_policy_due(starvation_ns(s), s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
+    uint64_t away_ns = rg_policy_share_period(s->o->starvation_us, s->o->share_period_us);
+    uint64_t ns = s->o->gpu.shared ? rg_policy_due_beside(away_ns, s->o->min_share_ppm)
+                                   : rg_policy_due(away_ns, s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
     uint64_t us = ns / 1000;
     return us ? us : 1;
 }
@@ -115,13 +116,19 @@ static bool has_short_slices(const scenario *s)
 static uint64_t is_due(scenario *s)
 {
     rg_policy_had *had = &s->agent.had;
-    rg_policy_due_view v = {s->spell_ns, s->idle_ns, !s->o->suspend || has_short_slices(s), starvation_ns(s), s->o->min_share_ppm};
-    uint64_t since = s->spell_ns > had->given_ns ? s->spell_ns : had->given_ns;
+    rg_policy_due_view v = {
+        .spell_ns = s->spell_ns,
+        .idle_ns = s->idle_ns,
+        .short_slices = !s->o->suspend || has_short_slices(s),
+        .starvation_ns = starvation_ns(s),
+        .period_ns = rg_policy_share_period(s->o->starvation_us, s->o->share_period_us),
+        .min_share_ppm = s->o->min_share_ppm,
+    };
     rg_policy_count(had, &v, s->now);
     if (s->hold || s->now >= rests(s))
         return NEVER;
     bool runs = !had->off && !v.short_slices;
-    uint64_t in_ns = rg_policy_due_in(s->now - since, had->credit_ns, runs, v.starvation_ns, v.min_share_ppm);
+    uint64_t in_ns = rg_policy_due_in(had, &v, runs, s->now);
     return in_ns == UINT64_MAX ? NEVER : s->now + in_ns;
 }
 

@@ -402,6 +402,7 @@ static void tick(scenario *s)
     t->inflight = o->inflight;
     t->corun = o->corun;
     t->stop_us = o->stop_us;
+    t->share_period_us = o->share_period_us;
     t->hold = false;
     if (o->on_tick(o->user, t) != 0) {
         rg_scenario_fail(s, "the control loop ended");
@@ -416,6 +417,7 @@ static void tick(scenario *s)
     o->inflight = t->inflight;
     o->corun = t->corun;
     o->stop_us = t->stop_us;
+    o->share_period_us = t->share_period_us;
     s->hold = t->hold;
     if (slices && s->mode == RG_SCENARIO_PREEMPT)
         rg_scenario_set_slices(s);
@@ -621,6 +623,7 @@ rg_scenario_options rg_scenario_defaults(void)
         .spin_us = s.spin_us,
         .bulk_bytes = s.bulk_bytes,
         .min_share_ppm = s.min_share_ppm,
+        .share_period_us = s.share_period_us,
         .quantum_us = s.quantum_us,
         .sms_limit = s.sms_limit,
         .outstanding_us = s.outstanding_us,

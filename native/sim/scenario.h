@@ -80,7 +80,7 @@ typedef struct {
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;
-    uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us; /* settings: as they are; to be changed */
+    uint32_t suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us, share_period_us; /* settings: as they are; to be changed */
     bool hold;   /* best-effort work is held back until the next tick */
     bool shared; /* some launches were for the least share */
 } rg_scenario_tick;
@@ -90,7 +90,7 @@ typedef struct {
     uint64_t duration_ns;
     uint32_t policy; /* enum rg_policy, and the settings of the same names in the segment */
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
-    uint32_t min_share_ppm, quantum_us;    /* likewise */
+    uint32_t min_share_ppm, share_period_us, quantum_us; /* likewise */
     uint32_t sms_limit, outstanding_us;    /* likewise */
     uint32_t defer_us, defer_ppm, need_us; /* likewise: best-effort work goes on for so long, or so far, into a high client's */
     uint32_t slow_ppm;  /* by how much longer programs take between launches, every other time on average (RG_SCENARIO_SPELL_NS) */

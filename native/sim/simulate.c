@@ -65,7 +65,7 @@ static const number_field option_fields[] = {
     GPU(idle_ns),       GPU(preempt_ns),        GPU(disturb_ns),        GPU(shared),            GPU(memory_bytes_per_us), GPU(h2d_bytes_per_us),
     GPU(d2h_bytes_per_us), GPU(sm_contention),  GPU(mixed_contention),
     OPTION(duration_ns), OPTION(policy),        OPTION(inflight),       OPTION(unit_us),     OPTION(corun),
-    OPTION(starvation_us), OPTION(spin_us),     OPTION(bulk_bytes),     OPTION(min_share_ppm), OPTION(quantum_us),
+    OPTION(starvation_us), OPTION(spin_us),     OPTION(bulk_bytes),     OPTION(min_share_ppm), OPTION(share_period_us), OPTION(quantum_us),
     OPTION(sms_limit),  OPTION(outstanding_us), OPTION(launch_ns),      OPTION(record_ns),   OPTION(wake_ns),
     OPTION(tick_ns),    OPTION(be_slice_us),    OPTION(high_slice_us),  OPTION(gate),        OPTION(suspend),
     OPTION(drain),      OPTION(defer_us),       OPTION(defer_ppm),      OPTION(need_us),        OPTION(slow_ppm),
@@ -253,14 +253,14 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "starved": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns],
- * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us hold" of nine numbers, or "keep hold", which leaves the
+ * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold" of ten numbers, or "keep hold", which leaves the
  * settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
     static char line[VALUE_BYTES];
     char *rest;
-    unsigned v[9];
+    unsigned v[10];
     (void)user;
     printf("{\"launches\":%" PRIu64 ",\"starved\":%" PRIu64 ",\"requests\":[", t->launches, t->starved);
     const char *comma = "";
@@ -283,8 +283,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
         t->hold = v[0] != 0;
         return 0;
     }
-    if (sscanf(line, "%u %u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8]) != 9)
-        give_up(2, "expected nine numbers in answer to a tick, got \"%s\"", line);
+    if (sscanf(line, "%u %u %u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9]) != 10)
+        give_up(2, "expected ten numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
     t->defer_us = v[1];
     t->defer_ppm = v[2];
@@ -293,7 +293,8 @@ static int on_tick(void *user, rg_scenario_tick *t)
     t->inflight = v[5];
     t->corun = v[6];
     t->stop_us = v[7];
-    t->hold = v[8] != 0;
+    t->share_period_us = v[8];
+    t->hold = v[9] != 0;
     return 0;
 }
 

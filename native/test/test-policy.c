@@ -60,6 +60,20 @@ static void held_and_preemptible(void)
 }
 
 /* 5% with a bound of 100 ms: 5 ms at 100, 200, ... ms of unbroken work. */
+/* With a starvation bound of 100 ms, so long into a spell and since it last had its share (0: never); `period_ms`: share_period_us. */
+static uint64_t due_in(uint64_t spell_ns, uint64_t given_ns, int64_t credit_ns, bool runs, uint32_t period_ms, uint32_t ppm)
+{
+    const uint64_t now = 3600000000000u;
+    rg_policy_had had = {.credit_ns = credit_ns, .given_ns = given_ns ? now - given_ns : 0};
+    rg_policy_due_view view = {
+        .spell_ns = now - spell_ns,
+        .starvation_ns = 100000000,
+        .period_ns = rg_policy_share_period(100000, period_ms * 1000),
+        .min_share_ppm = ppm,
+    };
+    return rg_policy_due_in(&had, &view, runs, now);
+}
+
 static void least_share(void)
 {
     enum { MS = 1000000, PPM = 50000 };
@@ -95,15 +109,27 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_credit(4 * MS, 30 * 86400000ull * MS, 0, 100ull * MS, UINT32_MAX), -500 * MS);
     for (uint32_t ppm = 9000; ppm < 600000; ppm += 7001) /* when it is due nothing is left of it */
         for (int64_t credit = 1; credit < 50 * MS; credit = credit * 3 + 1)
-            CHECK(rg_policy_credit(credit, rg_policy_due_in(MS, credit, false, 0, ppm), 0, 100ull * MS, ppm) <= 0);
+            CHECK(rg_policy_credit(credit, due_in(300ull * MS, 0, credit, false, 0, ppm), 0, 100ull * MS, ppm) <= 0);
     /* At the bound, or when the credit is used up; while it runs that is at the bound or not at all. */
-    CHECK_EQUAL(rg_policy_due_in(30ull * MS, 0, false, 100ull * MS, 50000), 70ull * MS);
-    CHECK_EQUAL(rg_policy_due_in(300ull * MS, -5 * MS, false, 100ull * MS, 50000), 0);
-    CHECK_EQUAL(rg_policy_due_in(300ull * MS, 5 * MS, false, 100ull * MS, 50000), 100ull * MS);
-    CHECK_EQUAL(rg_policy_due_in(30ull * MS, 1 * MS, false, 100ull * MS, 50000), 70ull * MS);
-    CHECK_EQUAL(rg_policy_due_in(99ull * MS, -5 * MS, true, 100ull * MS, 50000), 1ull * MS);
-    CHECK_EQUAL(rg_policy_due_in(10ull * MS, -5 * MS, true, 100ull * MS, 50000), UINT64_MAX); /* it has run by then */
-    CHECK_EQUAL(rg_policy_due_in(300ull * MS, 0, true, 100ull * MS, 50000), UINT64_MAX);
+    CHECK_EQUAL(due_in(30ull * MS, 0, 0, false, 0, 50000), 70ull * MS);
+    CHECK_EQUAL(due_in(300ull * MS, 0, -5 * MS, false, 0, 50000), 0);
+    CHECK_EQUAL(due_in(300ull * MS, 0, 5 * MS, false, 0, 50000), 100ull * MS);
+    CHECK_EQUAL(due_in(30ull * MS, 0, 1 * MS, false, 0, 50000), 70ull * MS);
+    CHECK_EQUAL(due_in(99ull * MS, 0, -5 * MS, true, 0, 50000), 1ull * MS);
+    CHECK_EQUAL(due_in(10ull * MS, 0, -5 * MS, true, 0, 50000), UINT64_MAX); /* it has run by then */
+    CHECK_EQUAL(due_in(300ull * MS, 0, 0, true, 0, 50000), UINT64_MAX);
+    /* When it had its due last counts for both, and a longer period for that alone: a spell need not have lasted for one. */
+    CHECK_EQUAL(due_in(300ull * MS, 30ull * MS, 0, false, 0, 50000), 70ull * MS);
+    CHECK_EQUAL(due_in(30ull * MS, 120ull * MS, 0, false, 0, 50000), 70ull * MS);
+    CHECK_EQUAL(due_in(300ull * MS, 120ull * MS, 0, false, 500, 50000), 380ull * MS);
+    CHECK_EQUAL(due_in(120ull * MS, 450ull * MS, 0, false, 500, 50000), 50ull * MS);
+    CHECK_EQUAL(due_in(30ull * MS, 450ull * MS, 0, false, 500, 50000), 70ull * MS);
+    CHECK_EQUAL(due_in(300ull * MS, 600ull * MS, 5 * MS, false, 500, 50000), 100ull * MS);
+    CHECK_EQUAL(due_in(300ull * MS, 499ull * MS, -5 * MS, true, 500, 50000), 1ull * MS);
+    CHECK_EQUAL(due_in(300ull * MS, 300ull * MS, -5 * MS, true, 500, 50000), UINT64_MAX);
+    CHECK_EQUAL(due_in(30ull * MS, 0, 0, false, 500, 50000), 70ull * MS); /* it never had any */
+    CHECK_EQUAL(rg_policy_share_period(100000, 500000), 500ull * MS);
+    CHECK_EQUAL(rg_policy_share_period(UINT32_MAX, 500000), UINT32_MAX * 1000ull);
     /* Of 100 ms it is off for 50, and for 30 more, since high clients are idle then only. In short slices it has had their break of 40. */
     rg_policy_had had = {.looked_ns = 1000ull * MS, .spell_then_ns = 900ull * MS, .idle_then_ns = 960ull * MS};
     rg_policy_due_view view = {.spell_ns = 900ull * MS, .idle_ns = 960ull * MS, .starvation_ns = 100ull * MS, .min_share_ppm = 50000};

@@ -289,6 +289,26 @@ static void requests_one_after_the_other_starve_nobody(void)
     done();
 }
 
+/* Less often, and each time so much the longer, where there is a period for that. */
+static void its_share_comes_once_in_a_period(void)
+{
+    become_preemptible();
+    uint32_t usual_us = rg.slot->slice_us;
+    seg->settings.starvation_us = 20000;
+    seg->settings.share_period_us = 10000000;
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->starved) == 1);
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) > 10000000 / 20);
+    other_launches(false); /* a break ends it */
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == usual_us);
+    other_launches(true);
+    usleep(100000);
+    CHECK_EQUAL(rg.slot->starved, 1);
+    seg->settings.share_period_us = 20000;
+    WAIT_FOR(atomic_load(&rg.slot->starved) >= 3);
+    done();
+}
+
 /* A hold that has ended by itself is over: a suspension is put off as before it. */
 static void an_old_hold_takes_nobody_off(void)
 {
@@ -931,6 +951,7 @@ int main(int argc, char **argv)
     RUN(suspended_while_high_launches);
     RUN(stays_away_from_requests_that_outlast_their_slice);
     RUN(suspension_ends_by_the_starvation_bound);
+    RUN(its_share_comes_once_in_a_period);
     RUN(requests_one_after_the_other_starve_nobody);
     RUN(an_old_hold_takes_nobody_off);
     RUN(suspended_when_so_much_of_a_request_is_launched);

@@ -434,6 +434,37 @@ static void test_least_share_off_the_gpu(void)
     }
 }
 
+/* It comes as rarely as is said, and is as much. */
+static void test_least_share_once_in_a_period(void)
+{
+    static const uint32_t PERIODS_US[] = {0, 400000, 1000000};
+    rg_profile high = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,500000,0\n");
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+    rg_scenario_client clients[2] = {{.profiles = &high, .profile_count = 1}, {.profiles = &low, .profile_count = 1, .best_effort = true}};
+    for (size_t i = 0; i < sizeof(PERIODS_US) / sizeof(*PERIODS_US); i++) {
+        rg_scenario_options o = tiny(1, 10000000 * US);
+        rg_scenario_result r[2];
+        o.gpu.shared = 0;
+        o.suspend_ns = o.resume_ns = o.gpu.preempt_ns = 0;
+        o.suspend = true;
+        o.high_slice_us = 10000;
+        o.be_slice_us = 50;
+        o.starvation_us = 100000;
+        o.min_share_ppm = 50000;
+        o.share_period_us = PERIODS_US[i];
+        run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+        uint64_t period_us = PERIODS_US[i] ? PERIODS_US[i] : 100000;
+        uint64_t piece_us = (period_us + 10000) / 19; /* a twentieth of all three */
+        /* First after 100 ms; a piece ends once the high client has had a slice after it. */
+        uint64_t times = (10000000 - 100000) / (period_us + piece_us + 10000) + 1;
+        HOLDS(r[1].starved == times);
+        double share = 1e-5 * (double)r[1].iterations;
+        HOLDS(share > 0.0475 && share < 0.0525 + 1e-7 * (double)piece_us);
+    }
+    rg_profile_free(&high);
+    rg_profile_free(&low);
+}
+
 /*
  * Longer slices are no share: what high clients wait for as it is back keeps it off still. Two of them, whose requests are four kernels of 75 us, and
  * one with steps of 8 ms beside two best-effort clients.
@@ -1395,6 +1426,7 @@ int main(int argc, char **argv)
     test_progress();
     test_least_share_leaves_requests_alone();
     test_least_share_off_the_gpu();
+    test_least_share_once_in_a_period();
     test_least_share_in_long_slices();
     test_fair_shares();
     test_fair_idle_time_is_not_saved();
