@@ -571,10 +571,9 @@ export class Controller {
 
   /** In tenths of a second, so that it is changed now and then. */
   #spreadShare(): void {
-    const count = (list: string, separator: string): number => (list === "" ? 0 : list.split(separator).length);
-    const each_per_s = this.#slow_per_s / Math.max(1, count(this.#measured, ", "));
+    const each_per_s = this.#slow_per_s / this.#measured.split(", ").length;
     // Each best-effort client has its own.
-    const between_per_s = each_per_s / Math.max(1, count(this.#neighbours, " "));
+    const between_per_s = each_per_s / this.#neighbours.split(" ").length;
     const fewest = SHARE_FEWEST * (this.#sharePeriod_s > 0 ? SHARE_FEWER : 1);
     const spreads = between_per_s * SHARE_PERIOD_MOST_S >= fewest;
     const period_s = Math.ceil((10 * SHARE_REQUESTS) / between_per_s) / 10;

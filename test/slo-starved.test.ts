@@ -168,17 +168,29 @@ describe("requests that follow each other, beside which best-effort work is star
   });
 });
 
-describe("its least share comes", () => {
-  const undelayed = (): Beside => ({ delay_ms: 0, every: 1, starved_per_s: 10, launches_per_s: 200 });
-  const periods = (seconds: number, ...more: Parameters<typeof follow>[3][]): number[] => {
-    const { ticks } = follow(seconds, 1, undelayed, ...more);
-    return [...new Set(ticks.filter(({ t_s }) => t_s > 8).map(({ share_period_us }) => share_period_us))];
-  };
-  const long = (request_ms: (t_s: number) => number) => ({
-    works_ms: (t_s: number) => 0.8 * request_ms(t_s),
-    waits_ms: (t_s: number) => 0.2 * request_ms(t_s),
-  });
+const undelayed = (): Beside => ({ delay_ms: 0, every: 1, starved_per_s: 10, launches_per_s: 200 });
 
+/** Requests as long as that. */
+const long = (request_ms: (t_s: number) => number) => ({
+  works_ms: (t_s: number) => 0.8 * request_ms(t_s),
+  waits_ms: (t_s: number) => 0.2 * request_ms(t_s),
+});
+
+/** Starved no more often than its least share comes, which delays some requests. */
+const rarely = (settings: Settings): Beside => {
+  const is = between(2400, 3200)(settings);
+  if (is.starved_per_s === 0) return is;
+  const per_s = 1 / (0.06 + Math.max(0.1, settings.share_period_us / 1e6));
+  return { ...is, every: Math.round(140 / per_s / 3), starved_per_s: per_s };
+};
+
+/** All that it has been once that is settled. */
+const periods = (seconds: number, ...more: Parameters<typeof follow>[3][]): number[] => {
+  const { ticks } = follow(seconds, 1, undelayed, ...more);
+  return [...new Set(ticks.filter(({ t_s }) => t_s > 8).map(({ share_period_us }) => share_period_us))];
+};
+
+describe("its least share comes", () => {
   test("once in 250 requests, and once a second at least", () => {
     expect(periods(14)).toEqual([700_000]);
     expect(
@@ -224,14 +236,8 @@ describe("its least share comes", () => {
   });
 
   test.each(SEEDS)("rarely, and it is seen to be starved all the same: seed %d", (seed) => {
-    const beside = (settings: Settings): Beside => {
-      const is = between(2400, 3200)(settings);
-      if (is.starved_per_s === 0) return is;
-      const per_s = 1 / (0.06 + Math.max(0.1, settings.share_period_us / 1e6));
-      return { ...is, every: Math.round(140 / per_s / 3), starved_per_s: per_s };
-    };
     const slow = long(() => 7);
-    const { ticks } = follow(60, seed, beside, slow);
+    const { ticks } = follow(60, seed, rarely, slow);
     expect(ticks.filter(({ t_s, rung, need_us }) => t_s > 9 && (rung <= FIRST || need_us > 3200))).toEqual([]);
   });
 });
