@@ -107,12 +107,12 @@ const LONGER = 1.15;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
 /**
- * As best-effort work has its least share it delays what each high client has under way, by as much as that is: by 5 ms ten times a second, which of requests
- * back to back is more than one in a hundred. So it comes once in so many requests of a client, and once in so long at least: in fewer and larger pieces, of
- * which a 99th percentile tells nothing. Where that is less than SHARE_FEWEST requests it comes as often as the starvation bound says, in pieces as small as
- * that makes them.
+ * As best-effort work has its least share it delays what each high client has under way by as much as that is, and two or three requests next to it by the 0.2
+ * to 0.5 ms of each call that lets it on and takes it off: 5 ms ten times a second, which is more than one in a hundred of requests back to back. So it comes
+ * once in so many requests of a client, and once in so long at least: in fewer and larger pieces, of which a 99th percentile tells nothing. Where that is
+ * less than SHARE_FEWEST requests it comes as often as the starvation bound says, in pieces as small as that makes them.
  */
-const SHARE_REQUESTS = 250;
+const SHARE_REQUESTS = 500;
 const SHARE_PERIOD_MOST_S = 1;
 const SHARE_FEWEST = 125;
 /** By so much fewer requests than those it is until it comes often again. */

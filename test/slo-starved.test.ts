@@ -185,44 +185,37 @@ const rarely = (settings: Settings): Beside => {
 };
 
 /** All that it has been once that is settled. */
-const periods = (seconds: number, ...more: Parameters<typeof follow>[3][]): number[] => {
-  const { ticks } = follow(seconds, 1, undelayed, ...more);
+const periods = (...more: Parameters<typeof follow>[3][]): number[] => {
+  const { ticks } = follow(14, 1, undelayed, ...more);
   return [...new Set(ticks.filter(({ t_s }) => t_s > 8).map(({ share_period_us }) => share_period_us))];
 };
 
 describe("its least share comes", () => {
-  test("once in 250 requests, and once a second at least", () => {
-    expect(periods(14)).toEqual([700_000]);
-    expect(
-      periods(
-        14,
-        long(() => 1.2),
-      ),
-    ).toEqual([400_000]);
-    expect(
-      periods(
-        14,
-        long(() => 7),
-      ),
-    ).toEqual([1_000_000]);
-  });
+  test.each([
+    [0.6, 400_000],
+    [1.2, 700_000],
+    [2.5, 1_000_000],
+    [7, 1_000_000],
+    [9, 0],
+  ])(
+    "once in 500 requests, once a second at least, and as ever where few would come in that: %d ms",
+    (ms, period_us) => {
+      const alike = long(() => ms);
+      expect(periods(alike)).toEqual([period_us]);
+    },
+  );
 
   test("of each client", () => {
-    expect(periods(14, { ...long(() => 1.2), neighbours: "1 2" })).toEqual([700_000]);
-    expect(periods(14, { neighbours: "1 2 3" })).toEqual([1_000_000]);
-    expect(periods(14, { neighbours: "1 2 3 4" })).toEqual([0]);
-    expect(periods(14, { ...long(() => 1.2), measured: "7 busy, 8 busy" })).toEqual([700_000]);
+    const short = long(() => 0.6);
+    expect(periods({ ...short, neighbours: "1 2" })).toEqual([700_000]);
+    expect(periods({ ...short, measured: "7 busy, 8 busy" })).toEqual([700_000]);
+    expect(periods({ neighbours: "1 2 3" })).toEqual([1_000_000]);
+    expect(periods({ neighbours: "1 2 3 4" })).toEqual([0]);
   });
 
-  test("as often as the starvation bound says where requests are few, or there are no slices", () => {
-    expect(
-      periods(
-        14,
-        long(() => 9),
-      ),
-    ).toEqual([0]);
-    expect(periods(14, { stops: true })).toEqual([0]);
-    expect(periods(14, { preemption: false })).toEqual([0]);
+  test("as often as the starvation bound says where there are no slices", () => {
+    expect(periods({ stops: true })).toEqual([0]);
+    expect(periods({ preemption: false })).toEqual([0]);
   });
 
   test("as rarely while requests are hardly fewer", () => {
