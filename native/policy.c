@@ -170,6 +170,13 @@ uint64_t rg_policy_due_in(const rg_policy_had *had, const rg_policy_due_view *v,
     return used_up_ns > left_ns ? used_up_ns : left_ns;
 }
 
+uint64_t rg_policy_away(const rg_policy_had *had, const rg_policy_due_view *v, uint64_t now_ns)
+{
+    uint64_t since_ns = had->given_ns && now_ns > had->given_ns ? now_ns - had->given_ns : 0;
+    uint64_t away_ns = since_ns > v->starvation_ns ? since_ns : v->starvation_ns;
+    return away_ns < v->period_ns ? away_ns : v->period_ns;
+}
+
 uint64_t rg_policy_due(uint64_t away_ns, uint64_t high_slice_ns, uint32_t ppm)
 {
     ppm = least_share(ppm);

@@ -208,7 +208,13 @@ static inline uint64_t rg_policy_share_period(uint32_t starvation_us, uint32_t s
 uint64_t rg_policy_due_in(const rg_policy_had *had, const rg_policy_due_view *view, bool runs, uint64_t now_ns);
 
 /*
- * rg_policy_due: the same where best-effort work was off the GPU for `away_ns`, a period (preempt.c): for how long it then has the GPU, while
+ * rg_policy_away: of how long it then has its share: a period, or the time since it last had it, where that is less as the period was a shorter one; the
+ * starvation bound, where it never had.
+ */
+uint64_t rg_policy_away(const rg_policy_had *had, const rg_policy_due_view *view, uint64_t now_ns);
+
+/*
+ * rg_policy_due: the same where best-effort work was off the GPU for `away_ns` (rg_policy_away; preempt.c): for how long it then has the GPU, while
  * high clients are let on for `high_slice_ns` only, so that it has its share of all three. A hundredth at least: off for ever is
  * nobody; half at most.
  */

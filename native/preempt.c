@@ -429,10 +429,20 @@ static bool rested(rg_device *dev, uint64_t now)
     return !atomic_load(&dev->high_busy) && now > idle && now - idle >= RG_POLICY_BREAK_NS;
 }
 
-static uint64_t share_period_ns(void)
+static rg_policy_due_view due_view(const preemptor *p)
 {
+    const rg_device *dev = &rg.segment->devices[p->device];
     const rg_settings *s = &rg.segment->settings;
-    return rg_policy_share_period(atomic_load(&s->starvation_us), atomic_load(&s->share_period_us));
+    uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* 0: there are none, or not by us */
+    uint32_t starvation_us = atomic_load(&s->starvation_us);
+    return (rg_policy_due_view){
+        .spell_ns = atomic_load(&dev->spell_ns),
+        .idle_ns = atomic_load(&dev->idle_ns),
+        .short_slices = (slice_us && slice_us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&s->suspend),
+        .starvation_ns = (uint64_t)starvation_us * 1000u,
+        .period_ns = rg_policy_share_period(starvation_us, atomic_load(&s->share_period_us)),
+        .min_share_ppm = atomic_load(&s->min_share_ppm),
+    };
 }
 
 /*
@@ -442,16 +452,7 @@ static uint64_t share_period_ns(void)
 static bool is_due(preemptor *p, uint64_t *left_ns)
 {
     rg_device *dev = &rg.segment->devices[p->device];
-    const rg_settings *s = &rg.segment->settings;
-    uint32_t slice_us = atomic_load(&rg_share_of(rg.segment, p->device, rg.slot_index)->slice_us); /* 0: there are none, or not by us */
-    rg_policy_due_view v = {
-        .spell_ns = atomic_load(&dev->spell_ns),
-        .idle_ns = atomic_load(&dev->idle_ns),
-        .short_slices = (slice_us && slice_us <= RG_POLICY_SHORT_SLICE_US) || !atomic_load(&s->suspend),
-        .starvation_ns = (uint64_t)atomic_load(&s->starvation_us) * 1000u,
-        .period_ns = share_period_ns(),
-        .min_share_ppm = atomic_load(&s->min_share_ppm),
-    };
+    rg_policy_due_view v = due_view(p);
     uint64_t now = rg_now_ns();
     rg_policy_count(&p->had, &v, now);
     *left_ns = WAIT_NS;
@@ -468,12 +469,12 @@ static void give_back(preemptor *p)
 {
     rg_device *dev = &rg.segment->devices[p->device];
     rg_settings *s = &rg.segment->settings;
-    uint64_t away_ns = share_period_ns();
-    uint32_t ppm = atomic_load(&s->min_share_ppm);
+    rg_policy_due_view v = due_view(p);
+    uint64_t away_ns = rg_policy_away(&p->had, &v, rg_now_ns());
     pthread_mutex_lock(&p->lock);
     bool beside = p->found != RG_CHANNELS_FOUND; /* where there are no slices */
     uint64_t high_ns = beside ? 0 : (uint64_t)atomic_load(&s->high_slice_us) * 1000u;
-    uint64_t due_ns = beside ? rg_policy_due_beside(away_ns, ppm) : rg_policy_due(away_ns, high_ns, ppm);
+    uint64_t due_ns = beside ? rg_policy_due_beside(away_ns, v.min_share_ppm) : rg_policy_due(away_ns, high_ns, v.min_share_ppm);
     uint64_t usual = p->slice_us;
     p->giving_back = true;
     rg_stops_arm(p->device, false);

@@ -89,7 +89,7 @@ export const policySchema = fields({
   /** `priority`, `slo`: the part of the GPU's time that best-effort work gets though high clients never rest. */
   min_share: z.number().min(0).max(0.5).optional(),
   /** ... in one piece each time so much has passed, where they are taken off it, if that is longer than `starvation_us`. */
-  share_period_us: z.int().min(0).max(600_000_000).optional(),
+  share_period_us: z.int().min(0).max(10_000_000).optional(),
   /** `fair`: the most GPU time by which a client of weight 1 may be ahead of the others. */
   quantum_us: z.int().min(100).max(10_000_000).optional(),
   /** `orion`: best-effort kernels that need as many SMs, or more, wait; without it, all that the device has. */

@@ -150,7 +150,7 @@ export class Simulator implements Disposable {
   }
 
   async #play(
-    { mode, target, settings, duration_s }: Scenario,
+    { mode, target, settings, duration_s, clients }: Scenario,
     text: string,
     part: { done: number },
   ): Promise<Outcome> {
@@ -163,6 +163,7 @@ export class Simulator implements Disposable {
     this.#children.add(child);
     const problem = child.stderr.text();
     const controller = target ? new Controller(target) : undefined;
+    const sharers = clients.filter((client) => client.class === "best-effort").length;
     let shape: z.infer<typeof shapeSchema> | undefined;
     let outcome: z.infer<typeof outcomeSchema> | undefined;
     try {
@@ -180,7 +181,7 @@ export class Simulator implements Disposable {
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);
         else if (tick.success) {
-          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings));
+          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings, sharers));
           void child.stdin.flush();
         }
       }
@@ -203,6 +204,7 @@ function answer(
   shape: z.infer<typeof shapeSchema>,
   preemption: boolean,
   configured: Readonly<Record<string, number>>,
+  sharers: number,
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
@@ -218,6 +220,8 @@ function answer(
     launches,
     starved,
     ...(configured["starvation_us"] !== undefined && { starvation_s: configured["starvation_us"] / 1e6 }),
+    ...(configured["min_share_ppm"] !== undefined && { min_share: configured["min_share_ppm"] / 1e6 }),
+    sharers,
     neighbours: "best-effort",
     measured: "high",
     preemption,

@@ -37,8 +37,11 @@ export interface Observation {
   launches: number;
   /** How often they were let go on although high clients made no break: for as long as the starvation bound, or for the least share. */
   starved?: number;
-  /** The starvation bound; 0.1, if it is not given. */
+  /** The starvation bound, and the part of the GPU's time that is theirs in any case; what a new segment has, if they are not given. */
   starvation_s?: number;
+  min_share?: number;
+  /** How many of them are at work; 1, if it is not given. */
+  sharers?: number;
   /** Which best-effort clients are there; another set is another neighbourhood. */
   neighbours: string;
   /** Which high clients are there, and by what they are measured: others have other durations alone. */

@@ -242,7 +242,7 @@ export class SloLoop {
     let preemption = true;
     let stops = false;
     const longParts: (number | undefined)[] = [];
-    const { stop_us: stopsMost } = this.#segment.kept();
+    const { stop_us: stopsMost, starvation_us = 0, min_share_ppm = 0 } = this.#segment.kept();
     const neighbours: number[] = [];
     const measured: string[] = [];
     const waits: Wait[] = [];
@@ -295,7 +295,9 @@ export class SloLoop {
       came,
       launches,
       starved,
-      starvation_s: (this.#segment.settings()["starvation_us"] ?? 0) / 1e6,
+      starvation_s: starvation_us / 1e6,
+      min_share: min_share_ppm / 1e6,
+      sharers: neighbours.length,
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),

@@ -21,6 +21,7 @@ import { ENOUGH, KNOWN, longMedian, RequestsAlone, STEADY, type Target, type Ver
 import { FRESH_S, Waits } from "./slo-delay.ts";
 import { type Observation, Pool } from "./slo-known.ts";
 import { Ladder, STAY_S, TRIAL_S } from "./slo-ladder.ts";
+import { LeastShare } from "./slo-share.ts";
 import {
   firstRung,
   GATE_RUNGS,
@@ -106,19 +107,6 @@ const LATELY = 20;
 const LONGER = 1.15;
 /** A change of the request rate by this factor is another load. */
 const LOAD_CHANGE = 1.4;
-/**
- * As best-effort work has its least share it delays what each high client has under way by as much as that is, and two or three requests next to it by the 0.2
- * to 0.5 ms of each call that lets it on and takes it off: 5 ms ten times a second, which is more than one in a hundred of requests back to back. So it comes
- * once in so many requests of a client, and once in so long at least: in fewer and larger pieces, of which a 99th percentile tells nothing. Where that is
- * less than SHARE_FEWEST requests it comes as often as the starvation bound says, in pieces as small as that makes them.
- */
-const SHARE_REQUESTS = 500;
-const SHARE_PERIOD_MOST_S = 1;
-const SHARE_FEWEST = 125;
-/** By so much fewer requests than those it is until it comes often again. */
-const SHARE_FEWER = 0.8;
-/** Where nobody says otherwise. */
-const STARVATION_S = 0.1;
 /** So many requests that should have come meanwhile, and none did: there are none now. */
 const SILENCE = 5;
 /**
@@ -234,8 +222,7 @@ export class Controller {
   #fast_per_s = 0;
   /** What they are averages of. */
   #rated_s = 0;
-  /** How often best-effort work has its least share; 0: as the starvation bound says. */
-  #sharePeriod_s = 0;
+  readonly #share = new LeastShare();
   /** The tick of the last change. */
   #settled = 0;
   /** When best-effort clients could be taken off the GPU last. */
@@ -296,6 +283,7 @@ export class Controller {
     this.#pace(seen);
     this.#notice(seen);
     this.#noticeKernels(seen);
+    const starved_s = this.#spread(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
       if (held) {
@@ -303,8 +291,7 @@ export class Controller {
         const alone_ms = 1000 * (this.t_s - this.#since_s - TICK_S);
         const waits = (seen.waits ?? []).filter(({ worked_ms, waited_ms }) => worked_ms + waited_ms <= alone_ms);
         this.#alone.add(seen.requests.upTo(alone_ms * 1e6), waits, this.t_s);
-      } else if (this.#state !== "waiting")
-        this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), this.#starved_s(seen));
+      } else if (this.#state !== "waiting") this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), starved_s);
     }
     this.#alone.fade(TICK_S);
     this.#decide(seen);
@@ -329,7 +316,7 @@ export class Controller {
   get #inForce(): Settings | undefined {
     if (this.#state === "waiting" || !this.#settings) return undefined;
     if (this.#ladder.rungs !== PREEMPT_RUNGS) return this.#settings;
-    const settings = { ...this.#settings, share_period_us: Math.round(1e6 * this.#sharePeriod_s) };
+    const settings = { ...this.#settings, share_period_us: Math.round(1e6 * this.#share.period_s) };
     if (this.#ladder.rung < SHORTEST || !this.#suspends) return settings;
     const { suspend, need_us, slice_us } = settings;
     const isShort = suspend && need_us > 0 && this.#isAtOnce;
@@ -381,12 +368,17 @@ export class Controller {
     // On a rung that it stands on nothing has changed meanwhile.
     const stands = this.#state === "run";
     const isKnown = stands && this.#ticks - ticks > this.#settled;
-    if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), this.#starved_s(seen));
+    const starved_s = this.#spread(seen);
+    if (isKnown) this.#ladder.here.add(seen, this.t_s, this.#alone.left_s(seen), starved_s);
     else this.#settled = this.#ticks - Number(stands);
     this.#notice(seen);
     this.#noticeKernels(seen);
     const over = isKnown && this.#ladder.rung > 0 && this.#ladder.judge(this.#ladder.rung) === "over";
     if (over && !this.#ladder.isLesserEvil()) this.#stepBack("over the target");
+  }
+
+  #spread(seen: Observation): number {
+    return this.#share.step(seen, this.t_s, this.#ladder.rungs === PREEMPT_RUNGS);
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
@@ -566,22 +558,6 @@ export class Controller {
       this.#alone.shrink();
       this.#relearned++;
     }
-    this.#spreadShare();
-  }
-
-  /** In tenths of a second, so that it is changed now and then. */
-  #spreadShare(): void {
-    const each_per_s = this.#slow_per_s / this.#measured.split(", ").length;
-    // Each best-effort client has its own.
-    const between_per_s = each_per_s / this.#neighbours.split(" ").length;
-    const fewest = SHARE_FEWEST * (this.#sharePeriod_s > 0 ? SHARE_FEWER : 1);
-    const spreads = between_per_s * SHARE_PERIOD_MOST_S >= fewest;
-    const period_s = Math.ceil((10 * SHARE_REQUESTS) / between_per_s) / 10;
-    this.#sharePeriod_s = spreads ? Math.min(SHARE_PERIOD_MOST_S, period_s) : 0;
-  }
-
-  #starved_s({ starved = 0, starvation_s = STARVATION_S }: Observation): number {
-    return starved * Math.max(starvation_s, this.#sharePeriod_s);
   }
 
   #decide(seen: Observation): void {
@@ -793,6 +769,7 @@ export class Controller {
   #forgetAlone(): void {
     this.#reset("other high clients");
     this.#alone.clear();
+    this.#share.clear();
     this.#relearned++;
   }
 

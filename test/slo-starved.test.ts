@@ -32,8 +32,8 @@ function follow(
     tellsStarved = true,
     preemption = true,
     stops = false,
-    neighbours = "1",
-    measured = "7 busy",
+    sharers = 1,
+    min_share = 0.05,
   } = {},
 ) {
   const controller = new Controller({ p99_over_alone: 1.05 });
@@ -60,10 +60,12 @@ function follow(
       came: waits.length,
       launches: (is?.launches_per_s ?? 0) * TICK_S,
       ...(tellsStarved && { starved: (is?.starved_per_s ?? 0) * TICK_S }),
-      neighbours,
-      measured,
+      neighbours: "1",
+      measured: "7 busy",
       preemption,
       stops,
+      sharers,
+      min_share,
     });
     const { need_us = 0, share_period_us = 0 } = action.settings ?? {};
     ticks.push({ t_s, rung: controller.summary().rung, need_us, share_period_us });
@@ -206,11 +208,15 @@ describe("its least share comes", () => {
   );
 
   test("of each client", () => {
-    const short = long(() => 0.6);
-    expect(periods({ ...short, neighbours: "1 2" })).toEqual([700_000]);
-    expect(periods({ ...short, measured: "7 busy, 8 busy" })).toEqual([700_000]);
-    expect(periods({ neighbours: "1 2 3" })).toEqual([1_000_000]);
-    expect(periods({ neighbours: "1 2 3 4" })).toEqual([0]);
+    expect(periods({ ...long(() => 0.6), sharers: 2 })).toEqual([700_000]);
+    expect(periods({ sharers: 3 })).toEqual([1_000_000]);
+    expect(periods({ sharers: 4 })).toEqual([0]);
+  });
+
+  test("in no longer pieces where it is more", () => {
+    expect(periods({ ...long(() => 0.6), min_share: 0.2 })).toEqual([220_000]);
+    expect(periods({ min_share: 0.2 })).toEqual([0]);
+    expect(periods({ min_share: 0.5 })).toEqual([0]);
   });
 
   test("as often as the starvation bound says where there are no slices", () => {
@@ -226,6 +232,11 @@ describe("its least share comes", () => {
     ];
     expect(at(8, 24)).toEqual([1_000_000]);
     expect(at(36, 40)).toEqual([0]);
+  });
+
+  test("as often as ever where requests come by themselves, or some of them", () => {
+    const short = long(() => 1.5);
+    expect(periods({ ...short, break_ms: (t_s) => (Math.floor(t_s / TICK_S) % 2 === 0 ? 0.05 : 3) })).toEqual([0]);
   });
 
   test.each(SEEDS)("rarely, and it is seen to be starved all the same: seed %d", (seed) => {

@@ -88,15 +88,6 @@ static uint64_t starvation_ns(const scenario *s)
     return (uint64_t)s->o->starvation_us * 1000;
 }
 
-static uint64_t due_us(const scenario *s)
-{
-    uint64_t away_ns = rg_policy_share_period(s->o->starvation_us, s->o->share_period_us);
-    uint64_t ns = s->o->gpu.shared ? rg_policy_due_beside(away_ns, s->o->min_share_ppm)
-                                   : rg_policy_due(away_ns, s->o->high_slice_us * 1000ull, s->o->min_share_ppm);
-    uint64_t us = ns / 1000;
-    return us ? us : 1;
-}
-
 /* When high clients make the break that ends a spell, if they stay idle. */
 static uint64_t rests(const scenario *s)
 {
@@ -112,11 +103,9 @@ static bool has_short_slices(const scenario *s)
     return false;
 }
 
-/* When best-effort work is to have its due, if high clients go on. */
-static uint64_t is_due(scenario *s)
+static rg_policy_due_view due_view(const scenario *s)
 {
-    rg_policy_had *had = &s->agent.had;
-    rg_policy_due_view v = {
+    return (rg_policy_due_view){
         .spell_ns = s->spell_ns,
         .idle_ns = s->idle_ns,
         .short_slices = !s->o->suspend || has_short_slices(s),
@@ -124,6 +113,23 @@ static uint64_t is_due(scenario *s)
         .period_ns = rg_policy_share_period(s->o->starvation_us, s->o->share_period_us),
         .min_share_ppm = s->o->min_share_ppm,
     };
+}
+
+/* For how long it then has it. */
+static uint64_t due_us(const scenario *s)
+{
+    rg_policy_due_view v = due_view(s);
+    uint64_t away_ns = rg_policy_away(&s->agent.had, &v, s->now);
+    uint64_t ns = s->o->gpu.shared ? rg_policy_due_beside(away_ns, v.min_share_ppm) : rg_policy_due(away_ns, s->o->high_slice_us * 1000ull, v.min_share_ppm);
+    uint64_t us = ns / 1000;
+    return us ? us : 1;
+}
+
+/* When best-effort work is to have its due, if high clients go on. */
+static uint64_t is_due(scenario *s)
+{
+    rg_policy_had *had = &s->agent.had;
+    rg_policy_due_view v = due_view(s);
     rg_policy_count(had, &v, s->now);
     if (s->hold || s->now >= rests(s))
         return NEVER;

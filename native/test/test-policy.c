@@ -59,7 +59,6 @@ static void held_and_preemptible(void)
     CHECK(!rg_policy_waits(RG_PASS) && !rg_policy_waits(RG_PASS_STARVED) && !rg_policy_waits(RG_PASS_SHARE));
 }
 
-/* 5% with a bound of 100 ms: 5 ms at 100, 200, ... ms of unbroken work. */
 /* With a starvation bound of 100 ms, so long into a spell and since it last had its share (0: never); `period_ms`: share_period_us. */
 static uint64_t due_in(uint64_t spell_ns, uint64_t given_ns, int64_t credit_ns, bool runs, uint32_t period_ms, uint32_t ppm)
 {
@@ -74,6 +73,16 @@ static uint64_t due_in(uint64_t spell_ns, uint64_t given_ns, int64_t credit_ns, 
     return rg_policy_due_in(&had, &view, runs, now);
 }
 
+/* Likewise, of how long that is its share. */
+static uint64_t away(uint64_t given_ns, uint32_t period_ms)
+{
+    const uint64_t now = 3600000000000u;
+    rg_policy_had had = {.given_ns = given_ns ? now - given_ns : 0};
+    rg_policy_due_view view = {.starvation_ns = 100000000, .period_ns = rg_policy_share_period(100000, period_ms * 1000)};
+    return rg_policy_away(&had, &view, now);
+}
+
+/* 5% with a bound of 100 ms: 5 ms at 100, 200, ... ms of unbroken work. */
 static void least_share(void)
 {
     enum { MS = 1000000, PPM = 50000 };
@@ -129,6 +138,11 @@ static void least_share(void)
     CHECK_EQUAL(due_in(300ull * MS, 300ull * MS, -5 * MS, true, 500, 50000), UINT64_MAX);
     CHECK_EQUAL(due_in(30ull * MS, 0, 0, false, 500, 50000), 70ull * MS); /* it never had any */
     CHECK_EQUAL(rg_policy_share_period(100000, 500000), 500ull * MS);
+    CHECK_EQUAL(away(0, 500), 100ull * MS); /* it never had any */
+    CHECK_EQUAL(away(300ull * MS, 500), 300ull * MS);
+    CHECK_EQUAL(away(3600ull * MS, 500), 500ull * MS);
+    CHECK_EQUAL(away(3600ull * MS, 0), 100ull * MS);
+    CHECK_EQUAL(away(30ull * MS, 500), 100ull * MS);
     CHECK_EQUAL(rg_policy_share_period(UINT32_MAX, 500000), UINT32_MAX * 1000ull);
     /* Of 100 ms it is off for 50, and for 30 more, since high clients are idle then only. In short slices it has had their break of 40. */
     rg_policy_had had = {.looked_ns = 1000ull * MS, .spell_then_ns = 900ull * MS, .idle_then_ns = 960ull * MS};

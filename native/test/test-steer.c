@@ -539,8 +539,8 @@ static void a_trial_ends_with_its_loop(void)
     become("best-effort");
     for (int i = 0; i < 3; i++) {
         bool lives = i == 1, tries = i != 2;
-        seg->settings.inflight = seg->settings.stop_us = 64;
-        seg->control.kept_inflight = seg->control.kept_stop_us = 8;
+        seg->settings.inflight = seg->settings.share_period_us = seg->settings.stop_us = 64;
+        seg->control.kept_inflight = seg->control.kept_stop_us = seg->control.kept_share_period_us = 8;
         seg->control.kept = 1;
         seg->control.beat_ns = lives ? rg_now_ns() + 3600000000000u : rg_now_ns() - AGO_NS;
         seg->control.trying = tries;
@@ -552,6 +552,7 @@ static void a_trial_ends_with_its_loop(void)
             CHECK_EQUAL(seg->settings.stop_us, 64);
         }
         CHECK_EQUAL(seg->settings.inflight, seg->settings.stop_us);
+        WAIT_FOR(atomic_load(&seg->settings.share_period_us) == seg->settings.stop_us);
     }
     done();
 }

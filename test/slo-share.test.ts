@@ -1,0 +1,110 @@
+/**
+ * slo-share.test.ts: how often best-effort work has its least share, by the requests of several clients, those that come by themselves, and what a piece
+ * says of how starved it was.
+ */
+
+import { expect, test } from "bun:test";
+import type { Wait } from "../src/slo-delay.ts";
+import { LeastShare } from "../src/slo-share.ts";
+import { TICK_S } from "../src/slo.ts";
+import { histogramOf, random } from "./histograms.ts";
+
+const IDLE = { launches: 0, neighbours: "1", measured: "7", preemption: true, requests: histogramOf([]) };
+
+/** Requests of `took_ms` that arrive by a Poisson process, one served after the other; 0 per second: each at once after the one before. */
+function server(client: number, took_ms: number, per_s: number, seed: number) {
+  const noise = random(seed);
+  let free_ms = 0;
+  let due_ms = 0;
+  return (until_ms: number): Wait[] => {
+    const waits: Wait[] = [];
+    for (;;) {
+      const began_ms = per_s === 0 ? free_ms + 0.1 : Math.max(free_ms, due_ms);
+      if (began_ms >= until_ms) return waits;
+      waits.push({ client, began_ms, worked_ms: 0.8 * took_ms, waited_ms: 0.2 * took_ms });
+      free_ms = began_ms + took_ms;
+      if (per_s > 0) due_ms += (-1000 * Math.log(1 - noise())) / per_s;
+    }
+  };
+}
+
+/** The periods after so many seconds, each tick's. */
+function periods(seconds: number, from_s: number, ...servers: ReturnType<typeof server>[]): number[] {
+  const share = new LeastShare();
+  const all: number[] = [];
+  for (let tick = 1; tick <= seconds / TICK_S; tick++) {
+    const waits = servers.flatMap((serve) => serve(1000 * tick * TICK_S));
+    share.step({ ...IDLE, elapsed_s: TICK_S, waits }, tick * TICK_S, true);
+    if (tick * TICK_S > from_s) all.push(share.period_s);
+  }
+  return all;
+}
+
+test("the client with the fewest requests counts", () => {
+  expect(new Set(periods(10, 3, server(0, 1, 0, 1), server(1, 2, 0, 1)))).toEqual(new Set([1]));
+  expect(new Set(periods(10, 3, server(0, 1, 0, 1), server(1, 0.7, 0, 1)))).toEqual(new Set([0.6]));
+  expect(new Set(periods(10, 0, server(0, 1, 0, 1), server(1, 20, 0, 1)))).toEqual(new Set([0]));
+});
+
+test("a client that has gone does not", () => {
+  const slow = server(1, 20, 0, 1);
+  const gone = (until_ms: number): Wait[] => (until_ms < 5000 ? slow(until_ms) : []);
+  const all = periods(12, 0, server(0, 1, 0, 1), gone);
+  expect(new Set(all.slice(0, 60))).toEqual(new Set([0]));
+  expect(new Set(all.slice(90))).toEqual(new Set([0.6]));
+});
+
+test.each([1, 2, 3, 4])(
+  "requests that come by themselves, at 0.9 of what can be served, are no such: seed %d",
+  (seed) => {
+    const all = periods(60, 5, server(0, 4, 225, seed));
+    expect(all.filter((period_s) => period_s > 0).length).toBeLessThan(0.02 * all.length);
+  },
+);
+
+test("where it is in force a few more requests may begin late", () => {
+  const from = (begins_ms: number) => {
+    let free_ms = 0;
+    let served = 0;
+    return (until_ms: number): Wait[] => {
+      const waits: Wait[] = [];
+      while (free_ms < until_ms) {
+        waits.push({ client: 0, began_ms: free_ms, worked_ms: 1, waited_ms: 1 });
+        free_ms += 2 + (free_ms > begins_ms && ++served % 66 === 0 ? 2 : 0.1);
+      }
+      return waits;
+    };
+  };
+  expect(new Set(periods(30, 3, from(0)))).toEqual(new Set([0]));
+  expect(new Set(periods(30, 3, from(5000)))).toEqual(new Set([1]));
+});
+
+test("where it is not kept off the GPU in slices there is none", () => {
+  const share = new LeastShare();
+  const serve = server(0, 1, 0, 1);
+  const step = (tick: number, isOff: boolean): number => {
+    share.step({ ...IDLE, elapsed_s: TICK_S, waits: serve(100 * tick) }, tick * TICK_S, isOff);
+    return share.period_s;
+  };
+  for (let tick = 1; tick < 50; tick++) step(tick, true);
+  expect(step(50, true)).toBe(0.6);
+  expect(step(51, false)).toBe(0);
+});
+
+test("a piece stands for a period where there was one before, else for the starvation bound", () => {
+  const share = new LeastShare();
+  const serve = server(0, 2, 0, 1);
+  const step = (tick: number, starved: number): number =>
+    share.step({ ...IDLE, elapsed_s: TICK_S, waits: serve(100 * tick), starved }, tick * TICK_S, true);
+  for (let tick = 1; tick < 50; tick++) expect(step(tick, 0)).toBe(0);
+  expect(share.period_s).toBe(1);
+  expect(step(50, 1)).toBe(0.1);
+  for (let tick = 51; tick < 61; tick++) step(tick, 0);
+  expect(step(61, 1)).toBe(1);
+  for (let tick = 62; tick < 81; tick++) step(tick, 0);
+  expect(step(81, 1)).toBe(0.1);
+});
+
+test("until enough is known there is none", () => {
+  expect(new Set(periods(1.9, 0, server(0, 1, 0, 1)))).toEqual(new Set([0]));
+});
