@@ -62,21 +62,23 @@ test.each([1, 2, 3, 4])(
   },
 );
 
-test("where it is in force a few more requests may begin late", () => {
-  const from = (begins_ms: number) => {
-    let free_ms = 0;
-    let served = 0;
-    return (until_ms: number): Wait[] => {
-      const waits: Wait[] = [];
-      while (free_ms < until_ms) {
-        waits.push({ client: 0, began_ms: free_ms, worked_ms: 1, waited_ms: 1 });
-        free_ms += 2 + (free_ms > begins_ms && ++served % 66 === 0 ? 2 : 0.1);
-      }
-      return waits;
-    };
+/** Requests of 2 ms, of which from then on one in 66 begins 2 ms after the one before. */
+const strayingFrom = (begins_ms: number) => {
+  let free_ms = 0;
+  let served = 0;
+  return (until_ms: number): Wait[] => {
+    const waits: Wait[] = [];
+    while (free_ms < until_ms) {
+      waits.push({ client: 0, began_ms: free_ms, worked_ms: 1, waited_ms: 1 });
+      free_ms += 2 + (free_ms > begins_ms && ++served % 66 === 0 ? 2 : 0.1);
+    }
+    return waits;
   };
-  expect(new Set(periods(30, 3, from(0)))).toEqual(new Set([0]));
-  expect(new Set(periods(30, 3, from(5000)))).toEqual(new Set([1]));
+};
+
+test("where it is in force a few more requests may begin late", () => {
+  expect(new Set(periods(30, 3, strayingFrom(0)))).toEqual(new Set([0]));
+  expect(new Set(periods(30, 3, strayingFrom(5000)))).toEqual(new Set([1]));
 });
 
 test("where it is not kept off the GPU in slices there is none", () => {
