@@ -208,8 +208,8 @@ static inline uint64_t rg_policy_share_period(uint32_t starvation_us, uint32_t s
 uint64_t rg_policy_due_in(const rg_policy_had *had, const rg_policy_due_view *view, bool runs, uint64_t now_ns);
 
 /*
- * rg_policy_away: of how long it then has its share: a period, or the time since it last had it, where that is less as the period was a shorter one; the
- * starvation bound, where it never had.
+ * rg_policy_away: of how long it then has its share: a period, or what has passed since it last had it, where that is less as the period has become longer
+ * since; the starvation bound, where it never had.
  */
 uint64_t rg_policy_away(const rg_policy_had *had, const rg_policy_due_view *view, uint64_t now_ns);
 

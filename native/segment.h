@@ -103,8 +103,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, stop_us, 1)       /* [control] after so much work a best-effort stream stops if high clients have some (stop.c); 0: there are no \
                                 stops: its channels alone keep it off, and where they are not its own (MPS) its launches are held */ \
     F(u32, min_share_ppm, 1) /* [control] millionths of GPU time for best-effort work though high clients never rest */ \
-    F(u32, share_period_us, 1) /* [control] and, off the GPU for them, it has that in one piece each time so much has passed; 0, or \
-                                  less than that: starvation_us */ \
+    F(u32, share_period_us, 1) /* [control] and, off the GPU for them, it has that in one piece each time so much has passed; \
+                                  where it is less than starvation_us, that */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
     F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */

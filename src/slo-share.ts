@@ -14,10 +14,10 @@ import type { Observation } from "./slo-known.ts";
 /** It comes once in so many requests of the client that has the fewest, and once in so long at least. */
 const REQUESTS = 500;
 const PERIOD_MOST_S = 1;
-/** No piece is longer: that of a second, for a share of 0.05. */
+/** A share of a period is no longer, as it is of a second with 0.05; a piece is that and a share of a high client's slice. */
 const PIECE_MOST_S = 0.055;
-/** With fewer requests than so many between two pieces there is no use in it; with so much fewer where it is in force. */
-const FEWEST = 125;
+/** With fewer requests than so many between two pieces it is no use, nor once it is in force with fewer than this part of them: one in a hundred is delayed. */
+const FEWEST = 160;
 const FEWER = 0.8;
 /**
  * Requests follow each other where all but this part of them begin within this part of a request after the one before, or a millisecond; twice as many where
@@ -32,16 +32,23 @@ const KNOWN = 50;
 const KNOWN_S = 2;
 const HALF_LIFE_S = 4;
 /** Whoever had none for so long has none now. */
-const HEARD_S = 2;
+const HEARD_S = 10;
+/** As many of a client in a tick that there may have been more (RG_WAITED of native/segment.h, less the one that is being written). */
+const ALL_SEEN = 255;
+/** Waits of less than this part of the longer ones are of a request's copies. */
+const COPY_PART = 0.1;
 /** What applies where nobody says otherwise: RG_SETTINGS_DEFAULT of native/segment.h. */
 const STARVATION_S = 0.1;
 const MIN_SHARE = 0.05;
 /** Less counts as that much (native/policy.c). */
 const MIN_SHARE_LEAST = 0.01;
-/** So many periods after the one before a piece is of a spell of requests that has just begun. */
+/** A piece that comes more periods than so many after the one before belongs to a new spell of requests. */
 const APART = 1.5;
 
+const took = ({ worked_ms, waited_ms }: Wait): number => worked_ms + waited_ms;
+
 interface Client {
+  last: Wait | undefined;
   heard_s: number;
   seconds: number;
   requests: number;
@@ -51,6 +58,9 @@ interface Client {
 
 export class LeastShare {
   readonly #clients = new Map<number, Client>();
+  /** Of all clients, as they are counted for their latencies: a program that reports its own has several waits in one. */
+  #seconds = 0;
+  #requests = 0;
   #period_s = 0;
   #starved_s = Number.NEGATIVE_INFINITY;
 
@@ -62,16 +72,19 @@ export class LeastShare {
   /** What is known of the requests of other programs. */
   clear(): void {
     this.#clients.clear();
+    this.#seconds = this.#requests = this.#period_s = 0;
   }
 
   /**
-   * One tick, at its end; `isOff`: best-effort work is taken off the GPU, in time slices, for requests. For how long it was starved before it was let on in
-   * that tick.
+   * One tick, at its end; `isOff`: best-effort work is taken off the GPU, in time slices, for requests. Returns for how long it was starved before it was let
+   * on in that tick.
    */
   step(seen: Observation, t_s: number, isOff: boolean): number {
     const starved_s = this.#starvedFor_s(seen, t_s);
+    const kept = 0.5 ** (seen.elapsed_s / HALF_LIFE_S);
+    this.#seconds = kept * this.#seconds + seen.elapsed_s;
+    this.#requests = kept * this.#requests + seen.requests.total;
     for (const known of this.#clients.values()) {
-      const kept = 0.5 ** (seen.elapsed_s / HALF_LIFE_S);
       for (const what of ["seconds", "requests", "gaps", "strays"] as const) known[what] *= kept;
       known.seconds += seen.elapsed_s;
     }
@@ -93,16 +106,18 @@ export class LeastShare {
   #add(id: number, waits: readonly Wait[], t_s: number, elapsed_s: number): void {
     let known = this.#clients.get(id);
     if (!known) {
-      known = { heard_s: t_s, seconds: elapsed_s, requests: 0, gaps: 0, strays: 0 };
+      known = { last: undefined, heard_s: t_s, seconds: elapsed_s, requests: 0, gaps: 0, strays: 0 };
       this.#clients.set(id, known);
     }
     known.heard_s = t_s;
-    known.requests += waits.length;
-    // From one tick to the next some may not have been seen.
-    for (const [index, { began_ms }] of waits.entries()) {
-      const before = waits[index - 1];
+    const long_ms = waits.map(took).toSorted((a, b) => a - b)[Math.floor(0.9 * (waits.length - 1))] ?? 0;
+    known.requests += waits.filter((of) => took(of) >= COPY_PART * long_ms).length;
+    if (waits.length >= ALL_SEEN) known.last = undefined;
+    for (const wait of waits) {
+      const [before, { began_ms }] = [known.last, wait];
+      known.last = wait;
       if (before?.began_ms === undefined || began_ms === undefined) continue;
-      const took_ms = before.worked_ms + before.waited_ms;
+      const took_ms = took(before);
       known.gaps++;
       known.strays += Number(began_ms - before.began_ms - took_ms > Math.max(GAP_MS, GAP_PART * took_ms));
     }
@@ -115,7 +130,8 @@ export class LeastShare {
     if (clients.length === 0 || clients.some((of) => of.seconds < KNOWN_S || of.gaps < KNOWN)) return 0;
     if (clients.some((of) => of.strays > strays * of.gaps)) return 0;
     // Each best-effort client has its own.
-    const per_s = Math.min(...clients.map(({ requests, seconds }) => requests / seconds)) / Math.max(1, sharers);
+    const rates = clients.map(({ requests, seconds }) => requests / seconds);
+    const per_s = Math.min(...rates, this.#requests / this.#seconds) / Math.max(1, sharers);
     const share = Math.max(MIN_SHARE_LEAST, min_share);
     const most_s = Math.min(PERIOD_MOST_S, (PIECE_MOST_S * (1 - share)) / share);
     if (per_s * most_s < FEWEST * (inForce ? FEWER : 1)) return 0;

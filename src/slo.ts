@@ -21,7 +21,6 @@ import { ENOUGH, KNOWN, longMedian, RequestsAlone, STEADY, type Target, type Ver
 import { FRESH_S, Waits } from "./slo-delay.ts";
 import { type Observation, Pool } from "./slo-known.ts";
 import { Ladder, STAY_S, TRIAL_S } from "./slo-ladder.ts";
-import { LeastShare } from "./slo-share.ts";
 import {
   firstRung,
   GATE_RUNGS,
@@ -32,6 +31,7 @@ import {
   SHORTEST,
   STOP_RUNGS,
 } from "./slo-rungs.ts";
+import { LeastShare } from "./slo-share.ts";
 import type { Histogram } from "./usage.ts";
 
 export const TICK_S = 0.1;
@@ -505,6 +505,7 @@ export class Controller {
       inflight: to.inflight,
       corun: to.corun,
       stop_us: to.stop_us,
+      // Where there are slices it is what #inForce says.
       share_period_us: 0,
     };
   }

@@ -91,7 +91,7 @@ typedef struct {
     uint32_t policy; /* enum rg_policy, and the settings of the same names in the segment */
     uint32_t inflight, unit_us, corun, starvation_us, spin_us, bulk_bytes;
     uint32_t min_share_ppm, share_period_us, quantum_us; /* likewise */
-    uint32_t sms_limit, outstanding_us;    /* likewise */
+    uint32_t sms_limit, outstanding_us;                  /* likewise */
     uint32_t defer_us, defer_ppm, need_us; /* likewise: best-effort work goes on for so long, or so far, into a high client's */
     uint32_t slow_ppm;  /* by how much longer programs take between launches, every other time on average (RG_SCENARIO_SPELL_NS) */
     uint64_t launch_ns; /* what a launch call takes the program */

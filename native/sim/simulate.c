@@ -253,8 +253,8 @@ static void read_description(description *d)
 
 /*
  * One tick: out goes {"launches": n, "starved": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns],
- * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold" of ten numbers, or "keep hold", which leaves the
- * settings as they are.
+ * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold" of ten numbers, or
+ * "keep hold", which leaves the settings as they are.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
