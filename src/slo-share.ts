@@ -56,6 +56,7 @@ interface Client {
   strays: number;
 }
 
+/** What is known of high clients' requests, and how often they are to be delayed by a piece of the least share. */
 export class LeastShare {
   readonly #clients = new Map<number, Client>();
   /** Of all clients, as they are counted for their latencies: a program that reports its own has several waits in one. */
@@ -135,7 +136,7 @@ export class LeastShare {
     const share = Math.max(MIN_SHARE_LEAST, min_share);
     const most_s = Math.min(PERIOD_MOST_S, (PIECE_MOST_S * (1 - share)) / share);
     if (per_s * most_s < FEWEST * (inForce ? FEWER : 1)) return 0;
-    // In tenths of a second, so that it is changed now and then.
+    // In tenths of a second, so that it changes seldom.
     const period_s = Math.min(most_s, Math.ceil((10 * REQUESTS) / per_s) / 10);
     return period_s > starvation_s ? period_s : 0;
   }
