@@ -165,7 +165,7 @@ const CHAINED_MOST = 0.75;
 const TRIES = 20;
 
 /** One request: a busy period, with the short ones just before and after it. */
-interface Request {
+export interface Request {
   readonly began_ms: number | undefined;
   readonly took_ms: number;
   /** Of how many busy periods. */
@@ -174,7 +174,7 @@ interface Request {
 }
 
 /** For how long a program paused between two requests. */
-function pause_ms(before: Request, after: Request): number {
+export function pause_ms(before: Request, after: Request): number {
   return (after.began_ms ?? Number.NaN) - (before.began_ms ?? Number.NaN) - before.took_ms;
 }
 
@@ -182,7 +182,7 @@ function pause_ms(before: Request, after: Request): number {
  * Requests of one client, in their order. A busy period that is short against its neighbour, and next to it, is a part of the same
  * request: programs copy input, or read a result, and wait for that by itself. What delays it little is much for it alone.
  */
-function requestsOf(waits: readonly Wait[], pairOf: (wait: Wait) => Pair | undefined): Request[] {
+export function requestsOf(waits: readonly Wait[], pairOf: (wait: Wait) => Pair | undefined): Request[] {
   const list: Request[] = [];
   for (const wait of waits) {
     const next = { began_ms: wait.began_ms, took_ms: duration_ms(wait), parts: 1, pair: pairOf(wait) };

@@ -8,7 +8,7 @@
  * comes as often as that bound says, in pieces as small as that makes them.
  */
 
-import type { Wait } from "./slo-delay.ts";
+import { pause_ms, type Request, requestsOf, type Wait } from "./slo-delay.ts";
 import type { Observation } from "./slo-known.ts";
 
 /** It comes once in so many requests of the client that has the fewest, and once in so long at least. */
@@ -35,8 +35,6 @@ const HALF_LIFE_S = 4;
 const HEARD_S = 10;
 /** As many of a client in a tick that there may have been more (RG_WAITED of native/segment.h, less the one that is being written). */
 const ALL_SEEN = 255;
-/** Waits of less than this part of the longer ones are of a request's copies. */
-const COPY_PART = 0.1;
 /** What applies where nobody says otherwise: RG_SETTINGS_DEFAULT of native/segment.h. */
 const STARVATION_S = 0.1;
 const MIN_SHARE = 0.05;
@@ -45,10 +43,8 @@ const MIN_SHARE_LEAST = 0.01;
 /** A piece that comes more periods than so many after the one before belongs to a new spell of requests. */
 const APART = 1.5;
 
-const took = ({ worked_ms, waited_ms }: Wait): number => worked_ms + waited_ms;
-
 interface Client {
-  last: Wait | undefined;
+  last: Request | undefined;
   heard_s: number;
   seconds: number;
   requests: number;
@@ -111,16 +107,15 @@ export class LeastShare {
       this.#clients.set(id, known);
     }
     known.heard_s = t_s;
-    const long_ms = waits.map(took).toSorted((a, b) => a - b)[Math.floor(0.9 * (waits.length - 1))] ?? 0;
-    known.requests += waits.filter((of) => took(of) >= COPY_PART * long_ms).length;
     if (waits.length >= ALL_SEEN) known.last = undefined;
-    for (const wait of waits) {
-      const [before, { began_ms }] = [known.last, wait];
-      known.last = wait;
-      if (before?.began_ms === undefined || began_ms === undefined) continue;
-      const took_ms = took(before);
+    for (const request of requestsOf(waits, () => undefined)) {
+      known.requests++;
+      const gap_ms = known.last ? pause_ms(known.last, request) : Number.NaN;
+      const long_ms = Math.max(GAP_MS, GAP_PART * (known.last?.took_ms ?? 0));
+      known.last = request;
+      if (Number.isNaN(gap_ms)) continue;
       known.gaps++;
-      known.strays += Number(began_ms - before.began_ms - took_ms > Math.max(GAP_MS, GAP_PART * took_ms));
+      known.strays += Number(gap_ms > long_ms);
     }
   }
 
