@@ -60,11 +60,43 @@ export function withPlaces(message: string): string {
     .join("\n");
 }
 
+/** What errors call a field: its parts, put together so that no other field is called the same, as `clients[0].env["a.b"]`. */
+export function fieldName(parts: readonly PropertyKey[]): string {
+  return parts
+    .map((part, index) => {
+      if (typeof part === "number") return `[${part}]`;
+      const name = String(part);
+      return PLAIN.test(name) ? `${index > 0 ? "." : ""}${name}` : `[${JSON.stringify(name)}]`;
+    })
+    .join("");
+}
+
+/** The parts of the field whose name a problem begins with; undefined if it begins with none. */
+function fieldOf(problem: string): (string | number)[] | undefined {
+  const parts: (string | number)[] = [];
+  let end = 0;
+  for (;;) {
+    PART.lastIndex = end;
+    const [all, index, quoted, name] = PART.exec(problem) ?? [];
+    if (all === undefined) break;
+    parts.push(index === undefined ? (name ?? String(JSON.parse(quoted ?? '""'))) : Number(index));
+    end += all.length;
+  }
+  return parts.length > 0 && problem.startsWith(": ", end) ? parts : undefined;
+}
+
+/** A field or entry of a text: where it begins, and what is in it. */
+interface Place {
+  offset: number;
+  inner?: Map<string | number, Place>;
+}
+
 /** Where the fields of a text are, once somebody asks. */
 class Places {
+  /** Names of fields. */
   readonly elsewhere = new Set<string>();
   readonly #text: string;
-  #found: { fields: Map<string, number>; lines: number[] } | undefined;
+  #found: { root: Place; lines: number[] } | undefined;
 
   constructor(text: string) {
     this.#text = text;
@@ -72,24 +104,25 @@ class Places {
 
   /** Line and column of the field that a problem begins with, or of what that is missing in; undefined if it begins with none. */
   of(problem: string): string | undefined {
-    const { fields, lines } = (this.#found ??= this.#find());
-    const ends = [...problem.matchAll(/: /g)].map(({ index }) => index).toReversed();
-    const named = ends.map((end) => problem.slice(0, end)).find((field) => fields.has(field));
-    if (named !== undefined && this.elsewhere.has(named)) return undefined;
-    // Of `a[0].b.c` first `a[0].b`, then `a[0]`, and `a`.
-    const inner = problem.slice(0, ends.at(-1) ?? 0);
-    const outer = [...inner.matchAll(/[.[]/g)].map(({ index }) => inner.slice(0, index)).toReversed();
-    const offset = fields.get(named ?? outer.find((field) => fields.has(field)) ?? "");
-    if (offset === undefined) return undefined;
+    const parts = fieldOf(problem);
+    if (parts === undefined || this.elsewhere.has(fieldName(parts))) return undefined;
+    const { root, lines } = (this.#found ??= this.#find());
+    let place = root;
+    for (const part of parts) {
+      const next = place.inner?.get(part);
+      if (next === undefined) break;
+      place = next;
+    }
+    if (place === root) return undefined;
+    const { offset } = place;
     const line = lines.findLastIndex((start) => start <= offset);
     return `${line + 1}:${offset - (lines[line] ?? 0) + 1}`;
   }
 
-  #find(): { fields: Map<string, number>; lines: number[] } {
-    const fields = new Map<string, number>();
-    firstFault(this.#text, false, (field, offset) => fields.set(field, offset));
-    fields.delete("");
-    return { fields, lines: [0, ...[...this.#text.matchAll(/\n/g)].map(({ index }) => index + 1)] };
+  #find(): { root: Place; lines: number[] } {
+    const root: Place = { offset: 0 };
+    firstFault(this.#text, false, root);
+    return { root, lines: [0, ...[...this.#text.matchAll(/\n/g)].map(({ index }) => index + 1)] };
   }
 }
 
@@ -151,18 +184,22 @@ const SCALAR =
   /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?|true|false|null/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"/y;
 
-/** What is open: an object with the fields that it has so far, or a list; and how its fields are called. */
+/** What fieldName leaves as it is, and a part of what it makes. */
+const PLAIN = /^[^"\\.:[\]\u0000-\u001f]+$/;
+const PART = new RegExp(`\\[(?:(\\d+)|(${STRING.source}))\\]|(?:^|\\.)(${PLAIN.source.slice(1, -1)})`, "y");
+
+/** What is open: an object with the fields that it has so far, or a list; and its place. */
 interface Open {
   fields?: Set<unknown>;
-  path: string;
+  place: Place | undefined;
   entries: number;
 }
 
 /**
- * Walks the text by the JSON grammar with an explicit stack of what is open, up to the first thing that does not fit. `found` is told each field,
- * as schema.ts calls it, and where it begins.
+ * Walks the text by the JSON grammar with an explicit stack of what is open, up to the first thing that does not fit. `root` gets the place
+ * of everything in the text; of a field that is there twice, as JSON.parse, the last one's.
  */
-function firstFault(text: string, once = false, found?: (field: string, offset: number) => void): Fault | undefined {
+function firstFault(text: string, once = false, root?: Place): Fault | undefined {
   let at = 0;
   const take = (pattern: RegExp): boolean => {
     pattern.lastIndex = at;
@@ -177,8 +214,12 @@ function firstFault(text: string, once = false, found?: (field: string, offset: 
   };
   const expected = (what: string): Fault => locate(text, at, `not valid JSON: expected ${what}`);
   const open: Open[] = [];
-  /** What the next value is called. */
-  let path = "";
+  /** Of the next value. */
+  let place = root;
+  const found = (within: Place | undefined, part: string | number, offset: number): void => {
+    place = { offset };
+    if (within) (within.inner ??= new Map<string | number, Place>()).set(part, place);
+  };
   let want: "value" | "key or end" | "key" | "value or end" | "separator" = "value";
   for (;;) {
     take(BLANK);
@@ -197,13 +238,12 @@ function firstFault(text: string, once = false, found?: (field: string, offset: 
       }
       const begin = at;
       if (!take(STRING)) return expected('a field name in double quotes (and no "," after the last field)');
-      if ((once || found) && inner?.fields) {
+      if ((once || root) && inner?.fields) {
         const quoted = text.slice(begin, at);
         const name = String(JSON.parse(quoted));
         if (once && inner.fields.has(name)) return locate(text, begin, `expected each field once, got ${quoted} again`);
         inner.fields.add(name);
-        path = inner.path === "" ? name : `${inner.path}.${name}`;
-        found?.(path, begin);
+        if (root) found(inner.place, name, begin);
       }
       take(BLANK);
       if (!takeChar(":")) return expected('":" after the field name');
@@ -212,15 +252,12 @@ function firstFault(text: string, once = false, found?: (field: string, offset: 
       open.pop();
       want = "separator";
     } else {
-      if (inner && !inner.fields) {
-        path = `${inner.path}[${inner.entries++}]`;
-        found?.(path, at);
-      }
+      if (root && inner && !inner.fields) found(inner.place, inner.entries++, at);
       if (takeChar("{")) {
-        open.push({ fields: new Set(), path, entries: 0 });
+        open.push({ fields: new Set(), place, entries: 0 });
         want = "key or end";
       } else if (takeChar("[")) {
-        open.push({ path, entries: 0 });
+        open.push({ place, entries: 0 });
         want = "value or end";
       } else if (take(SCALAR)) {
         want = "separator";

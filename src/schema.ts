@@ -6,6 +6,7 @@
 
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
+import { fieldName } from "./json.ts";
 
 /** What goes into a command line, an environment or a file name, where a NUL would end it. */
 export const text = z.string().regex(/^[^\0]*$/, "expected text without NUL characters");
@@ -40,14 +41,8 @@ export function parse<Schema extends z.ZodType>(schema: Schema, value: unknown, 
 export function problemsOf({ issues }: z.core.$ZodError): { path: string; message: string }[] {
   return issues.flatMap((issue) => {
     const keys = issue.code === "unrecognized_keys" ? issue.keys.map((key) => [...issue.path, key]) : [issue.path];
-    return keys.map((path) => ({ path: fieldPath(path), message: expectation(issue) }));
+    return keys.map((path) => ({ path: fieldName(path), message: expectation(issue) }));
   });
-}
-
-function fieldPath(path: readonly PropertyKey[]): string {
-  return path
-    .map((key, index) => (typeof key === "number" ? `[${key}]` : `${index > 0 ? "." : ""}${String(key)}`))
-    .join("");
 }
 
 function expectation(issue: z.core.$ZodIssue): string {

@@ -60,6 +60,19 @@ describe.concurrent("a configuration is refused with the field and what was expe
     ]);
   });
 
+  test("a field whose name has a dot in it, for itself", async () => {
+    const text = `{
+  "policy": { "name": "best" },
+  "clients": [{ "name": "a", "class": "high", "command": ["true"], "env": { "A.B": 1 } }],
+  "policy.name": "slo"
+}`;
+    expect(await refused(text)).toEqual([
+      expect.stringContaining("rigel: config.json:2:15: policy.name: expected one of "),
+      'rigel: config.json:3:77: clients[0].env["A.B"]: expected text, got 1',
+      expect.stringContaining('rigel: config.json:4:3: ["policy.name"]: unknown field; expected one of '),
+    ]);
+  });
+
   test("what an option stands for, without a place", async () => {
     using scratch = new Scratch();
     scratch.file("tiny.csv", TINY_PROFILE);

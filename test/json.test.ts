@@ -2,7 +2,7 @@
 
 import { expect, test } from "bun:test";
 import { RigelError, reason } from "../src/errors.ts";
-import { parseJson, readJson, setElsewhere, withPlaces } from "../src/json.ts";
+import { fieldName, parseJson, readJson, setElsewhere, withPlaces } from "../src/json.ts";
 import { Scratch } from "./rigel.ts";
 
 async function refusal(text: string): Promise<string> {
@@ -55,14 +55,14 @@ test("a field of a file is found by how errors call it", async () => {
   const at = (problem: string): string => withPlaces(`${path}: ${problem}`).slice(path.length);
   for (const [problem, place] of [
     ["a: wrong", "1:2"],
-    ["a.b.c: wrong", "1:8"],
-    ["a.b.c[0]: wrong: b: no", "1:16"],
-    ["a.b.c[1]: wrong", "2:2"],
-    ["a.b.c[1].d: wrong", "2:3"],
+    ['a["b.c"]: wrong', "1:8"],
+    ['a["b.c"][0]: wrong: b: no', "1:16"],
+    ['a["b.c"][1]: wrong', "2:2"],
+    ['a["b.c"][1].d: wrong', "2:3"],
     ["b: wrong", "2:14"],
     ["ab: wrong", "3:2"],
     ["x y: wrong", "3:25"],
-    ["y: z: wrong: y: no", "4:14"],
+    ['["y: z"]: wrong: y: no', "4:14"],
     // Missing ones, by the last of those that they are in.
     ["p-q.r s[2].t.u: is missing", "4:49"],
     ["p-q.s: is missing", "4:27"],
@@ -76,13 +76,34 @@ test("a field of a file is found by how errors call it", async () => {
   expect(withPlaces(`one\n${path}: b: two\nsee ${path}: b: three`)).toBe(
     `one\n${path}:2:14: b: two\nsee ${path}: b: three`,
   );
-  setElsewhere(path, "a.b.c");
-  expect(at("a.b.c: wrong")).toBe(": a.b.c: wrong");
-  expect(at("a.b.c[0]: wrong")).toBe(":1:16: a.b.c[0]: wrong");
+  setElsewhere(path, 'a["b.c"]');
+  expect(at('a["b.c"]: wrong')).toBe(': a["b.c"]: wrong');
+  expect(at('a["b.c"][0]: wrong')).toBe(':1:16: a["b.c"][0]: wrong');
+  setElsewhere(path, "a.f");
+  expect(at("a.f: is missing")).toBe(": a.f: is missing");
   setElsewhere("no such file", "a");
   const measured = scratch.file("measured.json", text);
   await readJson(measured);
   expect(withPlaces(`${measured}: b: wrong`)).toBe(`${measured}: b: wrong`);
+});
+
+test("a field whose name has dots or brackets in it is not taken for another one", async () => {
+  using scratch = new Scratch();
+  const keys = ["a.b", "c[0]", "", 'q"', "d: e", "l\nm", "\\"];
+  const value = { a: { b: 1 }, c: [1], ...Object.fromEntries(keys.map((key) => [key, { x: 1 }])) };
+  const path = scratch.file("dots.json", JSON.stringify(value, null, 1));
+  await readJson(path, { once: true });
+  const line = (parts: (string | number)[]): number =>
+    Number(
+      withPlaces(`${path}: ${fieldName(parts)}: wrong`)
+        .slice(path.length)
+        .split(":")[1],
+    );
+  expect([["a"], ["a", "b"], ["c"], ["c", 0]].map(line)).toEqual([2, 3, 5, 6]);
+  expect(keys.map((key) => line([key]))).toEqual(keys.map((_, index) => 8 + 3 * index));
+  expect(keys.map((key) => line([key, "x"]))).toEqual(keys.map((_, index) => 9 + 3 * index));
+  // A part that is not there is looked for in that by its side alone.
+  expect(line(["a.b", "b"])).toBe(8);
 });
 
 test("a file that is not there is named", async () => {
