@@ -31,16 +31,21 @@ export async function readJson(file: string, strictness: Strictness = {}): Promi
   const text = decoded(bytes, path);
   const value = parseJson(text, path, strictness);
   checkDepth(value, path);
-  if (strictness.once) handWritten.set(path, new Places(text));
+  read.set(path, new Places(text));
   return value;
 }
 
-/** Files that people write, as they were read, by what errors call them. */
-const handWritten = new Map<string, Places>();
+/** Files as readJson has read them, by what errors call them. */
+const read = new Map<string, Places>();
+
+/** Nothing more will be said of a file. */
+export function forgetPlaces(path: string): void {
+  read.delete(path);
+}
 
 /** Says that what errors tell of a field is not what the file has: an option stands for it. */
 export function setElsewhere(path: string, field: string): void {
-  handWritten.get(path)?.elsewhere.add(field);
+  read.get(path)?.elsewhere.add(field);
 }
 
 /**
@@ -51,7 +56,7 @@ export function withPlaces(message: string): string {
   return message
     .split("\n")
     .map((line) => {
-      const [path, places] = [...handWritten].find(([name]) => line.startsWith(`${name}: `)) ?? [];
+      const [path, places] = [...read].find(([name]) => line.startsWith(`${name}: `)) ?? [];
       if (path === undefined) return line;
       const problem = line.slice(path.length + 2);
       const place = places?.of(problem);

@@ -23,7 +23,7 @@ import {
 import { csvRecords } from "./csv.ts";
 import { RigelError, reason } from "./errors.ts";
 import { TOOL_NAMES, detect } from "./import-detect.ts";
-import { readJson } from "./json.ts";
+import { forgetPlaces, readJson } from "./json.ts";
 import { parse } from "./schema.ts";
 
 /** What a profile holds: one iteration or request of a program. */
@@ -350,9 +350,13 @@ const arrivalsSchema = z
   .min(1)
   .refine((gaps) => gaps.some((gap_s) => gap_s >= 0.5e-9), "expected at least one gap greater than 0");
 
-/** Checks a file with the gaps between arrivals: a JSON list of seconds. */
+/** Checks a file with the gaps between arrivals: a JSON list of seconds. Throws a coded error that names the entry and its line. */
 export async function checkArrivals(path: string): Promise<void> {
-  parse(arrivalsSchema, await readJson(path), path);
+  try {
+    parse(arrivalsSchema, await readJson(path), path);
+  } finally {
+    forgetPlaces(path);
+  }
 }
 
 interface Head {

@@ -1,12 +1,12 @@
 /**
  * schema.ts: checks a value from a file against a zod schema and words what is wrong with it.
  *
- * One line per problem: the file, the path of the field, what was expected, what is there.
+ * One line per problem: the file, the line in it, the path of the field, what was expected, what is there.
  */
 
 import { z } from "zod";
 import { RigelError } from "./errors.ts";
-import { fieldName } from "./json.ts";
+import { fieldName, withPlaces } from "./json.ts";
 
 /** What goes into a command line, an environment or a file name, where a NUL would end it. */
 export const text = z.string().regex(/^[^\0]*$/, "expected text without NUL characters");
@@ -27,14 +27,17 @@ export function fields<Shape extends z.ZodRawShape>(shape: Shape) {
   });
 }
 
-/** Parses by a schema, or throws with one line per problem: `file: clients[0].replay.rate_per_s: expected …`. */
+/**
+ * Parses by a schema, or throws with one line per problem: `file: clients[0].replay.rate_per_s: expected …`; of a file that readJson has read
+ * `file:3:15: …`.
+ */
 export function parse<Schema extends z.ZodType>(schema: Schema, value: unknown, file: string): z.output<Schema> {
   const result = schema.safeParse(value, { reportInput: true });
   if (result.success) return result.data;
   const lines = problemsOf(result.error).map(
     ({ path, message }) => `${file}: ${path === "" ? "" : `${path}: `}${message}`,
   );
-  throw new RigelError("config", lines.join("\n"));
+  throw new RigelError("config", withPlaces(lines.join("\n")));
 }
 
 /** What is wrong, field by field, with a value that was parsed with `reportInput`. The value itself has no path. */

@@ -10,7 +10,7 @@ import { z } from "zod";
 import { requireMeasured, waitSchema } from "./bench-report.ts";
 import { ALONE } from "./bench-stats.ts";
 import { RigelError } from "./errors.ts";
-import { readJson } from "./json.ts";
+import { inputName, readJson } from "./json.ts";
 import { parse } from "./schema.ts";
 import { longMedian } from "./slo-alone.ts";
 
@@ -33,8 +33,9 @@ const SHORT = 0.1;
 const LEAST = 100;
 
 /** Windows of requests alone, one after the other; in a file of several pairs those of one high program, the only one there is. */
-export async function readHost(file: string): Promise<Moment[]> {
-  const { simulated, measurements } = parse(benchSchema, await readJson(file), file);
+export async function readHost(path: string): Promise<Moment[]> {
+  const file = inputName(path);
+  const { simulated, measurements } = parse(benchSchema, await readJson(path), file);
   requireMeasured(file, simulated);
   const alone = measurements.filter(({ way, waits }) => way === ALONE && waits);
   const programs = new Set(alone.map(({ pair }) => pair.split("+")[0]));

@@ -14,7 +14,7 @@ import { gpuOf } from "./calibrate.ts";
 import { allPairs } from "./bench-matrix.ts";
 import { policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
-import { readJson } from "./json.ts";
+import { inputName, readJson } from "./json.ts";
 import type { Native } from "./native.ts";
 import { aligned } from "./report.ts";
 import { fields, parse } from "./schema.ts";
@@ -90,8 +90,8 @@ export async function compareAll(
   using simulator = new Simulator(native.files.simulate);
   // The one that comes with Rigel, so that what is kept in the file is the same for everybody.
   const gpu = await gpuOf(reference.preset, native.files.profiles, null);
-  const all = reference.rows.map(async (row): Promise<Comparison> => {
-    const clients = clientsOf(row, reference, path);
+  const all = reference.rows.map(async (row, at): Promise<Comparison> => {
+    const clients = clientsOf(row, reference, `${path}: rows[${at}]`, dirname(path));
     if (!clients) return { row, predicted: undefined };
     const policy = row.policy ?? undefined;
     const way = wayFor(row.way, policy, row.mps, { file: path, clients: [] });
@@ -119,13 +119,17 @@ export async function compareAll(
   return await Promise.all(all);
 }
 
-/** The high program first; undefined where one has no profile. */
-function clientsOf(row: Row, { rate_per_s }: Reference, path: string): ScenarioClient[] | undefined {
+/** The high program first; undefined where one has no profile. `where`: what errors call the row; profiles are relative to `base`. */
+function clientsOf(row: Row, { rate_per_s }: Reference, where: string, base: string): ScenarioClient[] | undefined {
   const clients: ScenarioClient[] = [];
-  for (const { program, class: kind, profile } of row.clients) {
+  for (const [index, { program, class: kind, profile }] of row.clients.entries()) {
     if (profile === null) return undefined;
-    const at = join(dirname(path), profile);
-    if (!existsSync(at)) throw new RigelError("profile", `${path}: ${row.pair}: ${at}: no such profile`);
+    const at = join(base, profile);
+    if (!existsSync(at))
+      throw new RigelError(
+        "profile",
+        `${where}.clients[${index}].profile: expected a kernel profile that exists, got ${at}`,
+      );
     clients.push({
       name: program,
       class: kind,
@@ -205,8 +209,9 @@ const benchSchema = z.object({
 });
 
 /** A benchmark's rows as measurements to compare with. `notes` says what was left out and why. */
-export async function referenceFromBench(file: string, notes: string[]): Promise<Reference> {
-  const bench = parse(benchSchema, await readJson(file), file);
+export async function referenceFromBench(path: string, notes: string[]): Promise<Reference> {
+  const file = inputName(path);
+  const bench = parse(benchSchema, await readJson(path), file);
   requireMeasured(file, bench.simulated);
   if (bench.options.arrivals !== "poisson")
     throw new RigelError("config", `${file}: options.arrivals: expected poisson, got ${bench.options.arrivals}`);

@@ -1071,6 +1071,30 @@ print(json.dumps([report["count"], now]))`;
   },
 );
 
+describe.skipIf(python === null)("workload.py says where in a file of arrivals or windows what is wrong is:", () => {
+  test.each([
+    ["[0.5,\n\t1, true]", ":2:5: [2]: expected a number of seconds of at least 0, got true"],
+    ['[ "0.5" ]', ':1:3: [0]: expected a number of seconds of at least 0, got "0.5"'],
+    ["[1,-1]", ":1:4: [1]: expected a number of seconds of at least 0, got -1"],
+    ["[1 ,\r\n[2, 3],1]", ":2:1: [1]: expected a number of seconds of at least 0, got [2, 3]"],
+    ["[1e999]", ":1:2: [0]: expected a number of seconds of at least 0, got Infinity"],
+    ["[1,\n2", ":2:2: not valid JSON: "],
+    ['{"a": 1}', ': expected a list of seconds, got {"a": 1}'],
+  ])("%j", async (text, expected) => {
+    using scratch = new Scratch();
+    const gaps = scratch.file("gaps.json", text);
+    for (const [option, mode] of [
+      ["--arrivals", "infer"],
+      ["--windows", "train"],
+    ]) {
+      const argv = [join(root, "src", "python", "workload.py"), "--model", "bert", "--mode", `${mode}`, "--batch", "1"];
+      await using child = Bun.spawn([python ?? "", ...argv, `${option}`, gaps], { stderr: "pipe" });
+      expect(await child.stderr.text()).toContain(`error: ${option} ${gaps}${expected}`);
+      expect(await child.exited).toBe(2);
+    }
+  });
+});
+
 const spreadSchema = z.object({ median: z.number(), min: z.number(), max: z.number(), rounds: z.number() });
 const intervalSchema = z.tuple([z.number(), z.number()]);
 const samplesSchema = z.array(z.tuple([z.number(), z.number()]));

@@ -323,7 +323,7 @@ describe.concurrent("what only looks like a configuration is refused:", () => {
       ),
     ).toEqual([
       "rigel: config.json: clients[0].replay.arrivals: zero.json: expected at least one gap greater than 0",
-      "rigel: config.json: clients[1].replay.arrivals: long.json: [1]: expected a number of at most 3600, got 3601",
+      "rigel: config.json: clients[1].replay.arrivals: long.json:1:4: [1]: expected a number of at most 3600, got 3601",
       expect.stringContaining("rigel: config.json: clients[2].replay.arrivals: absent.json: cannot be read"),
     ]);
   });

@@ -2,7 +2,7 @@
 
 import { expect, test } from "bun:test";
 import { RigelError, reason } from "../src/errors.ts";
-import { fieldName, parseJson, readJson, setElsewhere, withPlaces } from "../src/json.ts";
+import { fieldName, forgetPlaces, parseJson, readJson, setElsewhere, withPlaces } from "../src/json.ts";
 import { Scratch } from "./rigel.ts";
 
 async function refusal(text: string): Promise<string> {
@@ -72,7 +72,7 @@ test("a field of a file is found by how errors call it", async () => {
     expect(at(problem)).toBe(`:${place}: ${problem}`);
   for (const nowhere of ["e: is missing", "wrong", "", "a]: no", "expected a: b"])
     expect(at(nowhere)).toBe(`: ${nowhere}`);
-  // Only at the start of a line, and of files that people write.
+  // Only at the start of a line, and of files that were read and are not forgotten.
   expect(withPlaces(`one\n${path}: b: two\nsee ${path}: b: three`)).toBe(
     `one\n${path}:2:14: b: two\nsee ${path}: b: three`,
   );
@@ -82,9 +82,9 @@ test("a field of a file is found by how errors call it", async () => {
   setElsewhere(path, "a.f");
   expect(at("a.f: is missing")).toBe(": a.f: is missing");
   setElsewhere("no such file", "a");
-  const measured = scratch.file("measured.json", text);
-  await readJson(measured);
-  expect(withPlaces(`${measured}: b: wrong`)).toBe(`${measured}: b: wrong`);
+  expect(withPlaces(`${scratch.path}/other.json: b: wrong`)).toBe(`${scratch.path}/other.json: b: wrong`);
+  forgetPlaces(path);
+  expect(at("b: wrong")).toBe(": b: wrong");
 });
 
 test("a field whose name has dots or brackets in it is not taken for another one", async () => {
@@ -104,6 +104,15 @@ test("a field whose name has dots or brackets in it is not taken for another one
   expect(keys.map((key) => line([key, "x"]))).toEqual(keys.map((_, index) => 9 + 3 * index));
   // A part that is not there is looked for in that by its side alone.
   expect(line(["a.b", "b"])).toBe(8);
+});
+
+test("a field that is there twice is found where the one is that counts", async () => {
+  using scratch = new Scratch();
+  const path = scratch.file("twice.json", '{"a": {"b": 1},\n "a": {"c": 1}}');
+  await readJson(path);
+  expect(withPlaces(`${path}: a: wrong\n${path}: a.b: is missing\n${path}: a.c: wrong`)).toBe(
+    `${path}:2:2: a: wrong\n${path}:2:2: a.b: is missing\n${path}:2:8: a.c: wrong`,
+  );
 });
 
 test("a file that is not there is named", async () => {

@@ -249,8 +249,52 @@ describe.concurrent("rigel simulate", () => {
     using scratch = new Scratch();
     const host = scratch.file("bench.json", { schema: 2, ...measured });
     const { stderr, status } = await rigel("simulate", jobs(scratch), "--host", host);
-    expect(stderr).toContain(`${host}: ${expected}`);
+    expect(withoutPlaces(stderr)).toContain(`${host}: ${expected}`);
     expect(status).toBe(2);
+  });
+
+  test("a field of what --host, --reference and --import-bench read is told by line and column", async () => {
+    using scratch = new Scratch();
+    const told = async (...args: string[]): Promise<string[]> => {
+      const { stderr, status } = await rigel("simulate", ...args);
+      expect(status, stderr).toBe(2);
+      return stderr.trimEnd().replaceAll(`${scratch.path}/`, "").split("\n");
+    };
+    const host = scratch.file(
+      "host.json",
+      '{ "schema": 2, "simulated": false,\n "measurements": [{ "pair": 1,\n  "way": "" }] }',
+    );
+    expect(await told(jobs(scratch), "--host", host)).toEqual([
+      "rigel: host.json:2:21: measurements[0].pair: expected text, got 1",
+    ]);
+    const none = scratch.file("none.json", '{ "schema": 2, "simulated": false,\n "measurements": [] }');
+    expect(await told(jobs(scratch), "--host", none)).toEqual([
+      expect.stringContaining("rigel: none.json:2:2: measurements: expected 100 requests alone or more"),
+    ]);
+    const clients = [
+      { program: "resnet50", class: "high", profile: "gone.csv" },
+      { program: "resnet50-train", class: "best-effort", profile: null },
+    ];
+    const ratios = { p50_over_alone: null, p99_over_alone: 1.5, share: 0.9, source: "" };
+    const row = { pair: "a+b", clients, way: "MPS", policy: null, mps: true, ...ratios };
+    const reference = { schema: 1, device: "H200", preset: "h200", rate_per_s: 60, rows: [row] };
+    const gone = scratch.file("gone.json", JSON.stringify(reference, null, 1));
+    expect(await told("--reference", gone)).toEqual([
+      "rigel: gone.json:13:6: rows[0].clients[0].profile: expected a kernel profile that exists, got gone.csv",
+    ]);
+    const rate = scratch.file("rate.json", JSON.stringify({ ...reference, rate_per_s: 0 }, null, 1));
+    expect(await told("--reference", rate)).toEqual([
+      "rigel: rate.json:5:2: rate_per_s: expected a number above 0, got 0",
+    ]);
+    const uniform = { ...bench(false), options: { rate_per_s: 80, arrivals: "uniform" } };
+    const evenly = scratch.file("uniform.json", JSON.stringify(uniform, null, 1));
+    expect(await told("--import-bench", evenly)).toEqual([
+      "rigel: uniform.json:10:3: options.arrivals: expected poisson, got uniform",
+    ]);
+    const unnamed = scratch.file("unnamed.json", JSON.stringify({ ...uniform, device: {} }, null, 1));
+    expect(await told("--import-bench", unnamed)).toEqual([
+      "rigel: unnamed.json:5:2: device.name: expected text, but it is missing",
+    ]);
   });
 
   test("the same seed gives the same bytes, another seed other numbers", async () => {

@@ -27,6 +27,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -132,13 +133,34 @@ def whole_numbers(parser, name, text):
 
 
 def read_seconds(parser, option, path):
-    """The list in the file that an option names."""
+    """The list in the file that an option names; what of it is none is an error with its line, as Rigel's own are."""
+    kinds = "poisson, uniform, or " if option == "--arrivals" else ""
     try:
         with open(path, encoding="ascii") as file:
-            return [float(seconds) for seconds in json.load(file)]
-    except (OSError, ValueError, TypeError) as error:
-        kinds = "poisson, uniform, or " if option == "--arrivals" else ""
+            text = file.read()
+        entries = json.loads(text)
+    except json.JSONDecodeError as error:
+        parser.error(f"{option} {path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}")
+    except (OSError, ValueError) as error:
         parser.error(f"{option} {path}: expected {kinds}a JSON list of seconds ({error})")
+    if not isinstance(entries, list):
+        parser.error(f"{option} {path}: expected a list of seconds, got {json.dumps(entries)[:80]}")
+    for index, entry in enumerate(entries):
+        is_number = isinstance(entry, (int, float)) and not isinstance(entry, bool)
+        if not is_number or not 0 <= entry <= sys.float_info.max:
+            line, column = place_of(text, index)
+            got = json.dumps(entry)[:80]
+            parser.error(f"{option} {path}:{line}:{column}: [{index}]: expected a number of seconds of at least 0, got {got}")
+    return [float(entry) for entry in entries]
+
+
+def place_of(text, index):
+    """Line and column of an entry of the JSON list that a text is, from 1."""
+    blank, decoder = re.compile(r"\s*"), json.JSONDecoder()
+    at = blank.match(text, text.index("[") + 1).end()
+    for _ in range(index):
+        at = blank.match(text, text.index(",", decoder.raw_decode(text, at)[1]) + 1).end()
+    return text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
 
 
 def make_model(torch, args):
