@@ -10,7 +10,7 @@ import { precisionOf } from "./classify.ts";
 import { RigelError } from "./errors.ts";
 import type { TableStart } from "./import-detect.ts";
 import { FieldError, parseNumber, sizeUnit_bytes, timeUnit_ns, wholeNumber } from "./import-number.ts";
-import type { FileReport, Recorded } from "./import-row.ts";
+import type { Called, FileReport, Recorded } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 import { tableRows } from "./import-table.ts";
 
@@ -77,6 +77,10 @@ interface Gathered {
   grid: string;
   block: string;
   metrics: Map<Metric, number>;
+  /** What the file calls them. */
+  called: Map<Metric, string>;
+  /** Metrics that give one axis of a shape, by name. */
+  dimensions: Set<string>;
   flops: number;
   /** Which instructions are among the FLOPs. */
   counted: Set<string>;
@@ -109,6 +113,8 @@ export async function* readNcu(
     grid: record[column("Grid Size")] ?? "",
     block: record[column("Block Size")] ?? "",
     metrics: new Map(),
+    called: new Map(),
+    dimensions: new Set(),
     flops: 0,
     counted: new Set(),
     tensor: false,
@@ -122,9 +128,10 @@ export async function* readNcu(
     const done = open;
     open = undefined;
     if (!done) return [];
-    const one = report.take(done.line, () => {
+    const called = calledOf(done);
+    const one = report.take(done.line, called, () => {
       if (done.problem !== undefined) throw new FieldError(done.problem);
-      return finish(done, report);
+      return finish(done, called, report);
     });
     return one ? [one] : [];
   };
@@ -154,6 +161,29 @@ export async function* readNcu(
   yield close();
 }
 
+function calledOf({ called, grid, block, dimensions }: Gathered): Called {
+  const of = (...metrics: Metric[]): string[] => metrics.flatMap((metric) => called.get(metric) ?? []);
+  const shape = (what: "grid" | "block", column: string, text: string): Called["grid"] => {
+    const whole = (text === "" ? called.get(`${what}_size`) : undefined) ?? column;
+    const axis = (name: string): string => (dimensions.has(name) ? name : whole);
+    return [axis(`launch__${what}_dim_x`), axis(`launch__${what}_dim_y`), axis(`launch__${what}_dim_z`)];
+  };
+  return {
+    name: "Kernel Name",
+    duration: called.get("duration") ?? "Duration",
+    grid: shape("grid", "Grid Size", grid),
+    block: shape("block", "Block Size", block),
+    registers: called.get("registers") ?? "Registers Per Thread",
+    shared: of("static_shared", "dynamic_shared").join(", "),
+    dram: (called.get("dram_bytes") ?? of("dram_read", "dram_write").join(", ")) || of("dram_rate").join(", "),
+    // Of many metrics.
+    flops: "FLOPs",
+    // It has none of these.
+    bytes: "bytes",
+    sms: "SMs",
+  };
+}
+
 /** Newer versions give an index there, which names no GPU. */
 function deviceOf(text: string): string {
   return /^\d*$/.test(text.trim()) ? "" : text.trim();
@@ -177,6 +207,7 @@ function addChecked(kernel: Gathered, name: string, unit: string, text: string, 
   const dimension = /^launch__(grid|block)_dim_([xyz])$/.exec(name);
   if (dimension?.[1] === "grid") kernel.grid = joined(kernel.grid, dimension[2], number());
   else if (dimension?.[1] === "block") kernel.block = joined(kernel.block, dimension[2], number());
+  if (dimension) kernel.dimensions.add(name);
   const arithmetic = ARITHMETIC.exec(name);
   if (arithmetic) kernel.flops += (number() ?? 0) * (arithmetic[2] === "fma" ? 2 : 1);
   if (arithmetic?.[1] !== undefined) kernel.counted.add(arithmetic[1]);
@@ -191,7 +222,9 @@ function addChecked(kernel: Gathered, name: string, unit: string, text: string, 
   if (!known || text.trim().startsWith("(")) return;
   if (known.unit && unit !== "" && !known.unit.test(unit)) return;
   const value = number();
-  if (value !== undefined) kernel.metrics.set(known.metric, value * factor(known.metric, name, unit));
+  if (value === undefined) return;
+  kernel.metrics.set(known.metric, value * factor(known.metric, name, unit));
+  kernel.called.set(known.metric, name);
 }
 
 function factor(metric: Metric, name: string, unit: string): number {
@@ -207,7 +240,7 @@ function joined(shape: string, axis: string | undefined, size: number | undefine
   return `(${sizes.map((one) => one.trim()).join(", ")})`;
 }
 
-function finish(kernel: Gathered, report: FileReport): Recorded {
+function finish(kernel: Gathered, called: Called, report: FileReport): Recorded {
   const { name, metrics } = kernel;
   const duration_ns = metrics.get("duration");
   if (duration_ns === undefined)
@@ -242,7 +275,7 @@ function finish(kernel: Gathered, report: FileReport): Recorded {
     stream: kernel.stream,
     grid: shapeOf("Grid Size", kernel.grid, metrics.get("grid_size")),
     block: shapeOf("Block Size", kernel.block, metrics.get("block_size")),
-    registers: wholeNumber("registers per thread", metrics.get("registers"), 255),
+    registers: wholeNumber(called.registers, metrics.get("registers"), 255),
     shared_bytes: Math.round((metrics.get("static_shared") ?? 0) + (metrics.get("dynamic_shared") ?? 0)),
     bytes: 0,
     duration_ns: Math.round(duration_ns),

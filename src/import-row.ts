@@ -36,6 +36,20 @@ export interface Recorded {
   stated?: Bound;
 }
 
+/** What the file calls what is checked here; of a shape each axis, which may be a column for all. */
+export interface Called {
+  name: string;
+  duration: string;
+  grid: readonly [string, string, string];
+  block: readonly [string, string, string];
+  registers: string;
+  shared: string;
+  bytes: string;
+  sms: string;
+  flops: string;
+  dram: string;
+}
+
 const HOUR_ns = 3.6e12;
 const LONGEST_NAME_bytes = 65_535;
 const GRID_most = [2 ** 31 - 1, 65_535, 65_535];
@@ -43,29 +57,33 @@ const BLOCK_most = [1024, 1024, 64];
 const THREADS_most = 1024;
 
 /** Checks that a profile can hold it, by the limits of profile.ts. Throws a FieldError. */
-function check(recorded: Recorded): void {
+function check(recorded: Recorded, called: Called): void {
   const { name, kind, grid, block, sms } = recorded;
-  if (name.trim() === "") throw new FieldError("name: expected a name, got none");
+  if (name.trim() === "") throw new FieldError(`${called.name}: expected a name, got none`);
   if (Buffer.byteLength(name) > LONGEST_NAME_bytes)
-    throw new FieldError(`name: expected at most ${LONGEST_NAME_bytes} bytes, got ${Buffer.byteLength(name)}`);
-  wholeNumber("duration", recorded.duration_ns, HOUR_ns);
-  wholeNumber("registers", recorded.registers, 255);
-  wholeNumber("shared memory", recorded.shared_bytes, 2 ** 20);
-  wholeNumber("bytes", recorded.bytes, 2 ** 40);
-  wholeNumber("SMs", sms ?? 0, 2 ** 31 - 1);
-  wholeNumber("flops", recorded.flops ?? 0, Number.MAX_SAFE_INTEGER);
-  wholeNumber("bytes of device memory", recorded.dram_bytes ?? 0, Number.MAX_SAFE_INTEGER);
+    throw new FieldError(
+      `${called.name}: expected at most ${LONGEST_NAME_bytes} bytes, got ${Buffer.byteLength(name)}`,
+    );
+  wholeNumber(called.duration, recorded.duration_ns, HOUR_ns);
+  wholeNumber(called.registers, recorded.registers, 255);
+  wholeNumber(called.shared, recorded.shared_bytes, 2 ** 20);
+  wholeNumber(called.bytes, recorded.bytes, 2 ** 40);
+  wholeNumber(called.sms, sms ?? 0, 2 ** 31 - 1);
+  wholeNumber(called.flops, recorded.flops ?? 0, Number.MAX_SAFE_INTEGER);
+  wholeNumber(called.dram, recorded.dram_bytes ?? 0, Number.MAX_SAFE_INTEGER);
   if (kind !== "kernel" || (sms !== undefined && sms > 0 && grid.every((size) => size === 0))) return;
-  for (const [axis, size] of grid.entries()) inShape("grid", axis, size, GRID_most[axis] ?? 0);
-  for (const [axis, size] of block.entries()) inShape("block", axis, size, BLOCK_most[axis] ?? 0);
+  for (const [axis, size] of grid.entries()) inShape(called.grid, axis, size, GRID_most[axis] ?? 0);
+  for (const [axis, size] of block.entries()) inShape(called.block, axis, size, BLOCK_most[axis] ?? 0);
   const threads = block[0] * block[1] * block[2];
   if (threads > THREADS_most)
-    throw new FieldError(`block: expected at most ${THREADS_most} threads, got ${block.join("x")}`);
+    throw new FieldError(
+      `${[...new Set(called.block)].join(", ")}: expected at most ${THREADS_most} threads, got ${block.join("x")}`,
+    );
 }
 
-function inShape(what: string, axis: number, size: number, most: number): void {
+function inShape(called: Called["grid"], axis: number, size: number, most: number): void {
   if (!Number.isInteger(size) || size < 1 || size > most)
-    throw new FieldError(`${what} ${"xyz"[axis]}: expected a whole number from 1 to ${most}, got ${size}`);
+    throw new FieldError(`${called[axis]}: expected a whole number from 1 to ${most} for ${"xyz"[axis]}, got ${size}`);
 }
 
 /** As many bad rows are named; all are counted. */
@@ -103,11 +121,11 @@ export class FileReport {
   }
 
   /** What `make` makes of a row, checked; nothing where it drops the row, or the row is bad. */
-  take(line: number, make: () => Recorded | undefined): Recorded | undefined {
+  take(line: number, called: Called, make: () => Recorded | undefined): Recorded | undefined {
     this.rows++;
     try {
       const recorded = make();
-      if (recorded) check(recorded);
+      if (recorded) check(recorded, called);
       return recorded;
     } catch (thrown) {
       if (!(thrown instanceof FieldError)) throw thrown;

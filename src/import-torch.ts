@@ -10,7 +10,7 @@ import { type OperationKind, familyOf } from "./classify.ts";
 import { Column } from "./column.ts";
 import { FieldError } from "./import-number.ts";
 import { tracePieces } from "./import-json.ts";
-import type { FileReport, Recorded } from "./import-row.ts";
+import type { Called, FileReport, Recorded } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 
 /** Categories of Kineto, lower case (1.8 had them capitalised), that are no GPU work. */
@@ -120,7 +120,7 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
         if (key === "deviceProperties") nameDevices(value, devices);
         continue;
       }
-      const one = report.take(line, () => {
+      const one = report.take(line, CALLED, () => {
         if (!isRecord(value)) throw new FieldError("expected an event (a JSON object), got something else");
         return event(value);
       });
@@ -186,6 +186,20 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
 
   yield* inOrder(operations, calls, waits, steps, work, devices, report);
 }
+
+const CALLED: Called = {
+  name: '"name"',
+  duration: '"dur"',
+  grid: ['"grid"', '"grid"', '"grid"'],
+  block: ['"block"', '"block"', '"block"'],
+  registers: '"registers per thread"',
+  shared: '"shared memory"',
+  bytes: '"bytes"',
+  // Reckoned, later.
+  sms: "SMs",
+  flops: "FLOPs",
+  dram: "bytes of device memory",
+};
 
 /** Events between two collections of garbage: some 10 MB of it. */
 const COLLECT_EVERY = 20_000;

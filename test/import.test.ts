@@ -277,6 +277,14 @@ test("a recording of Rigel's in Orion's form: its kernels, what bounds them and 
   });
 });
 
+const changedRow = (from: string, to: string, name?: string): string => nsysRow(1, name).replace(from, to);
+
+/** What is said of the rows of a file, without where they are. */
+async function badRows(content: string): Promise<string[]> {
+  const lines = (await refusal(content)).split("\n").slice(0, -1);
+  return lines.map((line) => line.replace(/^in\.csv:\d+: /, ""));
+}
+
 describe.concurrent("a file that is not what it should be", () => {
   test.each<[string, string | Uint8Array, string]>([
     ["an empty file", "", "in.csv: the file is empty; export it again"],
@@ -312,25 +320,25 @@ describe.concurrent("a file that is not what it should be", () => {
     [
       "a missing column",
       NSYS_HEADER.replace("GrdY,", ""),
-      "in.csv:1: header: expected the columns of nsys's cuda_gpu_trace, grdy missing",
+      "in.csv:1: header: expected the columns of nsys's cuda_gpu_trace, GrdY missing",
     ],
     [
       "an unknown unit",
       NSYS_HEADER.replace("Duration (ns)", "Duration (fortnights)"),
-      'in.csv:1: header: duration: expected a unit of time (ns, us, ms, s), got "fortnights"',
+      'in.csv:1: header: Duration: expected a unit of time (ns, us, ms, s), got "fortnights"',
     ],
     [
       "bad rows",
       `hello\n${NSYS_HEADER}${nsysRow(0)}${nsysRow(1, "k", "soon")}${nsysRow(2).replace("128,1,1", "1024,2,1")}${nsysRow(3).slice(0, 30)}`,
-      'in.csv:4: duration: expected a number, got "soon"\n' +
-        "in.csv:5: block: expected at most 1024 threads, got 1024x2x1\n" +
+      'in.csv:4: Duration: expected a number, got "soon"\n' +
+        "in.csv:5: BlkX, BlkY, BlkZ: expected at most 1024 threads, got 1024x2x1\n" +
         "in.csv:6: expected 20 fields as in the header, got 11\n" +
         "3 bad rows, nothing written; --skip-bad leaves them out",
     ],
     [
       "a decimal comma",
       `${NSYS_HEADER}${nsysRow(0, "k", '"12,5"')}`,
-      "in.csv:2: duration: 12,5 has a decimal comma; export it again with LC_ALL=C\n1 bad row, nothing written; --skip-bad leaves them out",
+      "in.csv:2: Duration: 12,5 has a decimal comma; export it again with LC_ALL=C\n1 bad row, nothing written; --skip-bad leaves them out",
     ],
     [
       "a quote that never ends",
@@ -340,7 +348,7 @@ describe.concurrent("a file that is not what it should be", () => {
     [
       "a gigantic field",
       `${NSYS_HEADER}${nsysRow(0, "x".repeat(70_000))}`,
-      "in.csv:2: name: expected at most 65535 bytes, got 70000\n1 bad row, nothing written; --skip-bad leaves them out",
+      "in.csv:2: Name: expected at most 65535 bytes, got 70000\n1 bad row, nothing written; --skip-bad leaves them out",
     ],
     [
       "something else",
@@ -359,6 +367,55 @@ describe.concurrent("a file that is not what it should be", () => {
     ],
   ])("%s", async (_, content, message) => {
     expect((await refusal(content)).slice(0, message.length)).toBe(message);
+  });
+
+  test("a column is called what it is called there", async () => {
+    const rows = [
+      changedRow(",8,1,1,", ",8,0,1,"),
+      changedRow(",8,1,1,", ",8,x,1,"),
+      changedRow("128,1,1,", "2048,1,1,"),
+      changedRow(",32,0.000", ",256,0.000"),
+      changedRow("0.000,0.000", "0.000,9.0"),
+      changedRow("", "", "[CUDA memcpy X]"),
+      changedRow("", "", " "),
+    ];
+    expect(await badRows(NSYS_HEADER.replace("GrdY", "grdY") + rows.join(""))).toEqual([
+      "grdY: expected a whole number from 1 to 65535 for y, got 0",
+      'grdY: expected a number, got "x"',
+      "BlkX: expected a whole number from 1 to 1024 for x, got 2048",
+      "Reg/Trd: expected a whole number from 0 to 255, got 256",
+      "StcSMem, DymSMem: expected a whole number from 0 to 1048576, got 9000000",
+      'Name: expected a copy or memset of nsys, got "[CUDA memcpy X]"',
+      "Name: expected a name, got none",
+    ]);
+    const [header = "", units = "", first = ""] = readFileSync(fixture("ncu-2023-raw.csv"), "utf8").split("\n");
+    const kernels = [
+      first.replace('"(256, 1, 1)"', '"(256, 0, 1)"'),
+      first.replace('"4,096"', '"0"'),
+      first.replace('"16"', '"300"'),
+      first.replace('"5.63"', '"5e12"'),
+    ];
+    expect(await badRows([header, units, ...kernels].join("\n"))).toEqual([
+      "Block Size: expected a whole number from 1 to 1024 for y, got 0",
+      "launch__grid_dim_x: expected a whole number from 1 to 2147483647 for x, got 0",
+      "launch__registers_per_thread: expected a whole number from 0 to 255, got 300",
+      "gpu__time_duration.sum: expected a whole number from 0 to 3600000000000, got 5000000000000000",
+    ]);
+    const args = { device: 0, stream: 7, grid: [1, 1, 1], block: [32, 1, 1], "registers per thread": 9 };
+    const kernel = { ph: "X", cat: "kernel", name: "k", ts: 1, dur: 1, args: { ...args, "shared memory": 0 } };
+    const events = [{ grid: [1, 0, 1] }, { block: [1024, 2, 1] }, { "registers per thread": 300 }].map((more) =>
+      JSON.stringify({ ...kernel, args: { ...kernel.args, ...more } }),
+    );
+    expect(await badRows(`{"traceEvents": [\n${events.join(",\n")}]}`)).toEqual([
+      '"grid": expected a whole number from 1 to 65535 for y, got 0',
+      '"block": expected at most 1024 threads, got 1024x2x1',
+      '"registers per thread": expected a whole number from 0 to 255, got 300',
+    ]);
+    const orion = readFileSync(fixture("orion-resnet50.csv"), "utf8").split("\n").slice(0, 1);
+    expect(await badRows([...orion, "k,1,0,1,5e12", ",1,0,1,5"].join("\n"))).toEqual([
+      "Duration: expected a whole number from 0 to 3600000000000, got 5000000000000",
+      "Name: expected a name, got none",
+    ]);
   });
 
   test("a report that its tool has to export first", async () => {
@@ -451,7 +508,7 @@ describe("the command line", () => {
     expect({ stdout, stderr }).toEqual({
       stdout: "",
       stderr:
-        `rigel: ${bad}:3: duration: expected a number, got "soon"\n` +
+        `rigel: ${bad}:3: Duration: expected a number, got "soon"\n` +
         "rigel: 1 bad row, nothing written; --skip-bad leaves them out\n",
     });
     expect(readFileSync(out, "utf8")).toBe("before");
