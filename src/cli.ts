@@ -189,28 +189,26 @@ async function leaveStatus(path: string): Promise<void> {
 }
 
 function overridden(config: Config, flags: LaunchFlags): Config {
-  const given = {
-    compare: flags.compare,
-    duration_s: flags.duration,
-    device: flags.device,
-    sharing: flags.sharing,
-    "policy.name": flags.policy,
-    "policy.inflight": flags.inflight,
-    "simulated.mps": flags.mps,
+  /** What an option says in place of a field, or what the field says. */
+  const either = <T>(field: string, option: T | undefined, configured: T): T => {
+    if (option === undefined) return configured;
+    setElsewhere(config.file, field);
+    return option;
   };
-  for (const [field, flag] of Object.entries(given)) if (flag !== undefined) setElsewhere(config.file, field);
+  const { policy, simulated } = config;
+  const mps = flags.mps === undefined ? undefined : flags.mps === "on";
   return {
     ...config,
-    ...(flags.compare !== undefined && { compare: flags.compare }),
-    ...(flags.duration !== undefined && { duration_s: flags.duration }),
-    ...(flags.device !== undefined && { device: flags.device }),
-    ...(flags.sharing !== undefined && { sharing: flags.sharing }),
+    compare: either("compare", flags.compare, config.compare),
+    duration_s: either("duration_s", flags.duration, config.duration_s),
+    device: either("device", flags.device, config.device),
+    sharing: either("sharing", flags.sharing, config.sharing),
     policy: {
-      ...config.policy,
-      ...(flags.policy !== undefined && { name: flags.policy }),
-      ...(flags.inflight !== undefined && { inflight: flags.inflight }),
+      ...policy,
+      name: either("policy.name", flags.policy, policy.name),
+      inflight: either("policy.inflight", flags.inflight, policy.inflight),
     },
-    simulated: { ...config.simulated, ...(flags.mps !== undefined && { mps: flags.mps === "on" }) },
+    simulated: { ...simulated, mps: either("simulated.mps", mps, simulated.mps) },
   };
 }
 
