@@ -93,23 +93,23 @@ static uint32_t waits_of_all(const requests *r, uint32_t otherwise)
     return parts ? (uint32_t)(waits / parts) : otherwise;
 }
 
-static bool is_known(const requests *r, uint64_t key)
+/* The kind with this key, which is not 0; KINDS: there is none. */
+static uint32_t find(const requests *r, uint64_t key)
 {
-    for (uint32_t i = 0; i < KINDS; i++)
-        if (key && r->keys[i] == key)
-            return true;
-    return false;
+    uint32_t i = 0;
+    while (i < KINDS && r->keys[i] != key)
+        i++;
+    return i;
 }
 
 /* The kind with this key; the one that was used longest ago becomes it. */
 static uint32_t kind_of(requests *r, uint64_t key)
 {
-    uint32_t oldest = 0;
-    for (uint32_t i = 0; i < KINDS; i++) {
-        if (r->keys[i] == key)
-            return i;
+    uint32_t found = find(r, key), oldest = 0;
+    if (found < KINDS)
+        return found;
+    for (uint32_t i = 1; i < KINDS; i++)
         oldest = r->used[i] < r->used[oldest] ? i : oldest;
-    }
     request_kind *k = &r->kinds[oldest];
     r->keys[oldest] = key;
     *k = r->all;
@@ -172,7 +172,7 @@ void rg_requests_begin(rg_member *m, uint32_t device, uint64_t key, uint64_t now
      * One whose end the agent has found may have been the copy of the input, and this is the rest of it; not where this is a copy, too, or what began with
      * a launch, as what nobody waits for after a request does, and another kind begins with this.
      */
-    if (!began || (!goes_on && (key & COPIES || (!(r->begun & COPIES) && is_known(r, key))))) {
+    if (!began || (!goes_on && (key & COPIES || (!(r->begun & COPIES) && key && find(r, key) < KINDS)))) {
         /* What is right in front of a launch is its input. */
         uint64_t input = key & COPIES ? 0 : r->copy;
         r->begun = key;
