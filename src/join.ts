@@ -4,10 +4,10 @@
  *
  * The segment of the machine is `rigel-<uid>-run<first 8 digits of the GPU's UUID>` (`runsimulated` for the simulated GPU) in the
  * folder of the segments. Whoever uses it has joined it (a lock that ends with the process); who leaves it last removes it.
- * What was left by processes that were killed is removed by who finds it.
+ * What was left by processes that were killed is removed by who finds it, and by any launch or `rigel run` there.
  */
 
-import { rmSync } from "node:fs";
+import { readdirSync, rmSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { type Policy, policySchema } from "./config.ts";
@@ -18,6 +18,7 @@ import type { Mps } from "./mps.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
+import { environmentOf, living } from "./proc.ts";
 import { Segment } from "./segment.ts";
 
 /** What the maker of a segment says of it. */
@@ -86,6 +87,7 @@ export async function joinOrMake(
   device: Device,
   preset: Simulation["preset"],
 ): Promise<Joined> {
+  removeLeft(native, folder);
   // Somebody else may be making, or removing, the same one at this moment.
   for (let tries = 0; tries < TRIES; tries++) {
     const joined = tryJoin(segments, device) ?? tryMake(native, folder, device, preset);
@@ -118,6 +120,11 @@ function tryJoin(segments: Segments, device: Device): Joined | undefined {
   return undefined;
 }
 
+/** Of the simulated GPU of the machine. */
+function machineState(folder: string, uid: number): string {
+  return join(folder, `rigel-sim-${uid}-run`);
+}
+
 function tryMake(native: Native, folder: string, device: Device, preset: Simulation["preset"]): Joined | undefined {
   const uid = process.getuid?.() ?? 0;
   const which = device.simulated ? "simulated" : device.uuid.replace(/^\w+-/, "").slice(0, 8).toLowerCase();
@@ -125,7 +132,7 @@ function tryMake(native: Native, folder: string, device: Device, preset: Simulat
   const manifest: Manifest = {
     kind: "machine",
     devices: [{ uuid: device.uuid, simulated: device.simulated }],
-    simulation: { state: join(folder, `rigel-sim-${uid}-run`), preset, mps: false },
+    simulation: { state: machineState(folder, uid), preset, mps: false },
     environment: {},
   };
   // What killed processes have left; of another version, it cannot be asked whether it is still used.
@@ -156,6 +163,47 @@ function leave(segment: Segment, { kind, simulation }: Manifest, release: () => 
   // A launch that others have joined may end before they do: then they have what it has left.
   if (kind === "launch" && segment.makerLives) return;
   if (segment.removeIfLeft()) rmSync(simulation.state, { force: true });
+}
+
+/** Of another container's processes, which cannot be seen, heartbeats are: four a second. */
+const QUIET_ms = 10_000;
+
+/**
+ * Removes what processes that were killed have left of segments of the machine in a folder, whichever GPU's. It stays where a process lives that has
+ * made, joined or used one or was started to, where one has shown life in the last 10 s, and where it is another user's or version's.
+ */
+export function removeLeft(native: Native, folder: string): void {
+  const uid = process.getuid?.() ?? 0;
+  const mine = new RegExp(`^rigel-${uid}-run[a-z0-9]+$`);
+  for (const name of filesIn(folder).filter((file) => mine.test(file))) {
+    const path = join(folder, name);
+    const segment = deadSegment(native, path);
+    if (!segment || segment.quiet_ms < QUIET_ms || isAwaited(name)) continue;
+    segment.reap();
+    if (segment.removeIfLeft() && name.endsWith("runsimulated")) rmSync(machineState(folder, uid), { force: true });
+  }
+}
+
+function filesIn(folder: string): string[] {
+  try {
+    return readdirSync(folder);
+  } catch {
+    return [];
+  }
+}
+
+/** It may go while it is looked at. */
+function deadSegment(native: Native, path: string): Segment | undefined {
+  try {
+    return native.isLive(path) ? undefined : Segment.open(native, path);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Whether a process lives that was started to be a client of it: it may not be one yet. */
+function isAwaited(name: string): boolean {
+  return living().some(({ pid }) => environmentOf(pid)["RIGEL_SEGMENT"]?.endsWith(`/${name}`));
 }
 
 /** What a client of a segment needs to see the device that its clients are on. */

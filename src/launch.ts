@@ -21,7 +21,7 @@ import { type ClientShares, GpuShares, MeanShares } from "./gpu-share.ts";
 import { Guard } from "./guard.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
-import { manifestOf } from "./join.ts";
+import { manifestOf, removeLeft } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { type Match, matchProfiles } from "./match.ts";
@@ -112,6 +112,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
     return await launch(plan, native, { ...options, interrupt });
   }
   const { interrupt } = options;
+  removeLeft(native, options.segmentFolder);
   await using mps = await openMps(plan);
   if (mps.sharing.mode !== plan.sharing.mode) plan = withoutMps(plan, mps.sharing);
   const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);

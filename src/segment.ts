@@ -476,6 +476,12 @@ export class Segment {
     return this.#native.lock(this.path, what === "loop" ? LOCK_LOOP : LOCK_MEMBER, what === "member");
   }
 
+  /** Since a process of it has shown life, or it was made. */
+  get quiet_ms(): number {
+    const seen_ns = this.slots().map((slot) => this.read(slot).heartbeat_ns);
+    return (this.now_ns - Math.max(this.creator.created_ns, ...seen_ns)) / 1e6;
+  }
+
   /** Removes the file unless somebody else has joined. Whether it is gone. */
   removeIfAlone(): boolean {
     if (!existsSync(this.path)) return true;

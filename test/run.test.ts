@@ -1,11 +1,13 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { readdirSync } from "node:fs";
+import { copyFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
+import { removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
-import { startedAt_ticks } from "../src/proc.ts";
+import { living, startedAt_ticks, startedWith } from "../src/proc.ts";
+import { Segment } from "../src/segment.ts";
 import { TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
@@ -155,6 +157,52 @@ describe("rigel run", () => {
     second.kill("SIGTERM");
     await second.exited;
     expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("what killed ones have left is removed by any launch and run, once nobody can be using it", async () => {
+    using own = new Place();
+    const native = await Native.load();
+    const uid = process.getuid?.() ?? 0;
+    const options = ["--class", "best-effort", "--device", "simulated", "--segment", own.segments, "--"];
+    await using killed = own.start(["run", ...options, "sleep", "600"]);
+    const pathOf = (name: string): string => join(own.segments, `rigel-${uid}-${name}`);
+    const path = pathOf("runsimulated");
+    const command = await until(
+      () => living().find(({ pid, name }) => name === "sleep" && startedWith(pid, [`RIGEL_SEGMENT=${path}`]))?.pid,
+    );
+    killed.kill("SIGKILL");
+    await killed.exited;
+    const segment = Segment.open(native, path);
+    await until(() => (segment.quiet_ms > 10_000 ? true : undefined));
+    const here = (): string[] => {
+      removeLeft(native, own.segments);
+      return readdirSync(own.segments).toSorted();
+    };
+    const kept = [`rigel-${uid + 1}-run0badbeef`, `rigel-${uid}-runother`];
+    copyFileSync(path, join(own.segments, kept[0] ?? ""));
+    own.file(`segments/${kept[1]}`, "of another version");
+    const left = [...kept, `rigel-${uid}-runsimulated`].toSorted();
+    // Its command lives, and may become a client.
+    expect(here()).toEqual(left);
+    process.kill(command, "SIGKILL");
+    await until(() => (startedAt_ticks(command) === undefined ? true : undefined));
+    // Somebody has joined.
+    const leave = segment.lock("member");
+    expect(leave).toBeFunction();
+    expect(here()).toEqual(left);
+    leave?.();
+    own.file(`segments/rigel-sim-${uid}-run`, "");
+    const old = join(own.path, "old");
+    copyFileSync(path, old);
+    const config = own.file("short.json", own.pair({ duration_s: 0.1 }));
+    for (const args of [
+      ["launch", config, "--segment", own.segments],
+      ["run", ...options, "true"],
+    ]) {
+      copyFileSync(old, pathOf("run0badbeef"));
+      expect(await own.rigel(...args)).toMatchObject({ status: 0 });
+      expect(readdirSync(own.segments).toSorted()).toEqual(kept.toSorted());
+    }
   });
 
   test("joins a launch, and goes on when that has ended", async () => {
