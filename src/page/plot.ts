@@ -88,7 +88,7 @@ export class Plot {
         scales: {
           x: { time: !seconds },
           y: logarithmic
-            ? { distr: 3, range: (_, least, greatest) => decades(least, greatest) }
+            ? { distr: 3, range: ({ data }, least, greatest) => decades(mostly(data) ?? least, greatest) }
             : { range: (_, __, greatest) => [0, greatest > 0 ? greatest * 1.08 : 1] },
         },
         axes: [
@@ -189,6 +189,17 @@ function drawMarks({ ctx, bbox, valToPos }: uPlot, marks: readonly Marked[], { i
     ctx.fillText(text, from, bbox.top - above);
   }
   ctx.restore();
+}
+
+/**
+ * All values but the lowest thirtieth are at least this; undefined where there are none. A program that warms up has requests a hundredth as long as
+ * others, and a second of those is not to have half of the plot: its line leaves that below.
+ */
+function mostly([, ...lines]: uPlot.AlignedData): number | undefined {
+  const values = lines
+    .flatMap((line) => [...line].filter((value) => (value ?? 0) > 0))
+    .toSorted((a, b) => (a ?? 0) - (b ?? 0));
+  return values[Math.floor(values.length / 30)] ?? undefined;
 }
 
 /** From a third of what is there to three times of it, and at least one power of ten. */
