@@ -7,6 +7,7 @@ import { z } from "zod";
 import { Browser, type Tab, chromium } from "../src/chromium.ts";
 import { configOf } from "../src/config.ts";
 import { policyOf } from "../src/dashboard.ts";
+import { decades, steps } from "../src/page/scale.ts";
 import { buildPage } from "../src/page.ts";
 import { svgOf } from "../src/terminal-svg.ts";
 import { Place, Server, spinning } from "./serving.ts";
@@ -97,6 +98,25 @@ async function freePort(): Promise<number> {
 function isWhole(text: string): boolean {
   return text.includes('"what":"joins"') && !/"alone":\{[^}]*"p99_ms":null/.test(text);
 }
+
+test("a second of warming up has no part of a plot, one value of three has", () => {
+  const [p50, p99] = [Array.from({ length: 40 }, () => 3.6), Array.from({ length: 40 }, () => 4)];
+  const axis = decades(
+    [
+      [null, 0.02, ...p50],
+      [null, 1.7, ...p99],
+    ],
+    12,
+  );
+  expect(axis[0]).toBeWithin(1, 3.6);
+  expect(axis[1]).toBeGreaterThan(12);
+  expect(steps(...axis)).toEqual([5, 10, 20]);
+  expect(decades([[1, 2, 100]], 100)[0]).toBeLessThan(1);
+  // At least a power of ten, also where nothing changes.
+  const [least, greatest] = decades([[5, 5, 5]], 5);
+  expect(greatest / least).toBeGreaterThanOrEqual(10);
+  expect(decades([[null, null], []], null)).toEqual([0.1, 100]);
+});
 
 describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", () => {
   let browser: Browser;

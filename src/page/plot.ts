@@ -5,6 +5,7 @@
  */
 
 import uPlot from "uplot";
+import { decades, steps } from "./scale.ts";
 
 export interface Line {
   label: string;
@@ -88,7 +89,7 @@ export class Plot {
         scales: {
           x: { time: !seconds },
           y: logarithmic
-            ? { distr: 3, range: ({ data }, least, greatest) => decades(mostly(data) ?? least, greatest) }
+            ? { distr: 3, range: ({ data: [, ...values] }, _, greatest) => decades(values, greatest) }
             : { range: (_, __, greatest) => [0, greatest > 0 ? greatest * 1.08 : 1] },
         },
         axes: [
@@ -189,32 +190,6 @@ function drawMarks({ ctx, bbox, valToPos }: uPlot, marks: readonly Marked[], { i
     ctx.fillText(text, from, bbox.top - above);
   }
   ctx.restore();
-}
-
-/**
- * All values but the lowest thirtieth are at least this; undefined where there are none. A program that warms up has requests a hundredth as long as
- * others, and a second of those is not to have half of the plot: its line leaves that below.
- */
-function mostly([, ...lines]: uPlot.AlignedData): number | undefined {
-  const values = lines
-    .flatMap((line) => [...line].filter((value) => (value ?? 0) > 0))
-    .toSorted((a, b) => (a ?? 0) - (b ?? 0));
-  return values[Math.floor(values.length / 30)] ?? undefined;
-}
-
-/** From a third of what is there to three times of it, and at least one power of ten. */
-function decades(least: number | null, greatest: number | null): [number, number] {
-  if (least === null || greatest === null || !(least > 0)) return [0.1, 100];
-  const middle = Math.sqrt(least * greatest);
-  return [Math.min(least / 1.4, middle / 3.2), Math.max(greatest * 1.4, middle * 3.2)];
-}
-
-/** 1, 2 and 5 of each power of ten; of a long range 1 alone. */
-function steps(least: number, greatest: number): number[] {
-  const found: number[] = [];
-  for (let power = Math.floor(Math.log10(least)); 10 ** power <= greatest; power++)
-    for (const digit of greatest / least > 3000 ? [1] : [1, 2, 5]) found.push(Number(`${digit}e${power}`));
-  return found.filter((value) => value >= least && value <= greatest);
 }
 
 /** Short: the title has the unit. */
