@@ -230,6 +230,8 @@ export class Runner {
         started: (segment) => options.started?.(segment, start_s * 1000, over.signal),
         ownLoop: options.started !== undefined,
         over: () => tooLong,
+        // Programs with such arguments are of this benchmark alone: they are not to take the places of the user's.
+        durations: join(this.#place.scratch, "durations"),
       });
       const failed = report.clients.find((client) => client.exit_code !== 0 && !client.stopped);
       if (interrupt.signal && !failed)

@@ -58,6 +58,8 @@ interface LaunchOptions {
   ownLoop?: boolean;
   /** To be removed, too, when the launcher is killed. */
   files?: readonly string[];
+  /** Folder in which what clients learn of their kernels is kept; without it the user's. */
+  durations?: string;
   /** Asked again and again: whether the launch is to end, as if its duration were over. */
   over?: () => boolean;
 }
@@ -115,7 +117,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
   removeLeft(native, options.segmentFolder);
   await using mps = await openMps(plan);
   if (mps.sharing.mode !== plan.sharing.mode) plan = withoutMps(plan, mps.sharing);
-  const durations = new Durations(native, durationsFolder(), plan.clients, plan.seeds);
+  const durations = new Durations(native, options.durations ?? durationsFolder(), plan.clients, plan.seeds);
   const done: PhaseResult[] = [];
   const notes = [...plan.notes];
   for (const [index, phase] of plan.phases.entries()) {

@@ -1462,6 +1462,21 @@ describe("rigel bench on the simulated GPU measures", () => {
 
 describe.concurrent("rigel bench on the simulated GPU", () => {
   test(
+    "leaves nothing among the durations of the user's programs",
+    async () => {
+      using home = new Scratch();
+      await using child = start([...TINY, "--ways", "rigel priority"], { env: { XDG_CACHE_HOME: home.path } });
+      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+      expect(status, stderr).toBe(0);
+      expect(stdout).toContain("rigel priority");
+      expect(readdirSync(home.path, { recursive: true }).filter((name) => String(name).includes("durations"))).toEqual(
+        [],
+      );
+    },
+    LIMIT_ms,
+  );
+
+  test(
     "files that cannot be written cost neither the table nor the other files",
     async () => {
       using scratch = new Scratch();
