@@ -46,7 +46,7 @@ import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Mps } from "./mps.ts";
 import { Native } from "./native.ts";
-import { checkOutput, writeOutput } from "./output.ts";
+import { checkApart, checkOutput, writeOutput } from "./output.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { allowedProcessors } from "./proc.ts";
 
@@ -175,6 +175,7 @@ async function checkOutputs({ json, html, markdown: md }: Flags): Promise<void> 
     ["--markdown", md],
     ["--html", html],
   ] as const;
+  await checkApart(files.map(([option, file]) => ({ option, file })));
   for (const [option, file] of files) if (file !== undefined) await checkOutput(option, file);
 }
 

@@ -23,7 +23,7 @@ import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
-import { checkFolder, checkOutput, writeOutput } from "./output.ts";
+import { checkApart, checkFolder, checkOutput, writeOutput } from "./output.ts";
 import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
@@ -140,7 +140,11 @@ function commandLine(): Command {
 }
 
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
+  const status = { option: "--status", file: flags.status };
+  await checkApart([status], [file]);
   if (flags.status !== undefined) await leaveStatus(resolve(flags.status));
+  const outputs = [status, { option: "--html", file: flags.html }, { option: "--trace", file: flags.trace }];
+  await checkApart(outputs, [file]);
   const native = await Native.load();
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);

@@ -6,7 +6,6 @@
  */
 
 import { createReadStream, mkdtempSync, rmSync } from "node:fs";
-import { realpath } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { basename, join } from "node:path";
 import { type Bound, boundOf, familyOf } from "./classify.ts";
@@ -21,7 +20,7 @@ import { type Source, openSource } from "./import-source.ts";
 import { readTorch } from "./import-torch.ts";
 import { onEnd } from "./interrupt.ts";
 import { comparableName } from "./kernel-name.ts";
-import { WholeFile } from "./output.ts";
+import { WholeFile, checkApart } from "./output.ts";
 import { smsUsed } from "./peaks.ts";
 import { MOST_REPLAYED, type Operation } from "./profile.ts";
 import { ORION_HEADER, RIGEL_HEADER, factsLine, orionRow, rigelRow } from "./profile-write.ts";
@@ -76,7 +75,7 @@ export interface ImportSummary {
 
 /** Imports files, one after the other, into one profile. Throws a coded error that names each bad row. */
 export async function importProfiles(options: ImportOptions): Promise<ImportSummary> {
-  if (options.out !== undefined) await refuseOwnFile(options.out, [...options.files, ...options.metrics]);
+  await checkApart([{ option: "--output", file: options.out }], [...options.files, ...options.metrics]);
   const metrics = await readMetrics(options.metrics);
   using scratch = options.out === undefined ? new Scratch() : undefined;
   const target = options.out ?? join(scratch?.path ?? "", "profile.csv");
@@ -126,14 +125,6 @@ class Scratch implements Disposable {
   [Symbol.dispose](): void {
     this.#end[Symbol.dispose]();
   }
-}
-
-/** Throws if what is to be written would take the place of what is read. */
-async function refuseOwnFile(out: string, files: readonly string[]): Promise<void> {
-  const target = await realpath(out).catch(() => undefined);
-  for (const file of files)
-    if (target !== undefined && (await realpath(file).catch(() => undefined)) === target)
-      throw new RigelError("command", `--output: expected another file than what is read, got ${out}`);
 }
 
 async function openImport(

@@ -2,7 +2,7 @@
 
 import { accessSync, constants, existsSync, rmSync } from "node:fs";
 import { type FileHandle, access, open, realpath, rename, stat } from "node:fs/promises";
-import { dirname, resolve } from "node:path";
+import { basename, dirname, join, resolve } from "node:path";
 import { RigelError, reason } from "./errors.ts";
 import { onEnd } from "./interrupt.ts";
 
@@ -31,6 +31,42 @@ export function checkNewFolder(option: string, folder: string): void {
 /** Before minutes are spent on what could not be written down. */
 export async function checkOutput(option: string, file: string): Promise<void> {
   await new WholeFile(file, { option }).check();
+}
+
+/** A file that an option names, or one that is read: what errors call it, and where it is. */
+export interface Named {
+  option: string;
+  file: string | undefined;
+}
+
+/**
+ * Throws where a file that is to be written is one that is read, or one that another option has written; devices and pipes may be. `-`, which means
+ * standard output elsewhere, is no file.
+ */
+export async function checkApart(written: readonly Named[], read: readonly (string | undefined)[] = []): Promise<void> {
+  const taken = new Map<string, string>();
+  for (const file of read) {
+    const place = await placeOf(file);
+    if (place !== undefined) taken.set(place, "what is read");
+  }
+  for (const { option, file } of written) {
+    if (file === "-") throw new RigelError("command", `${option}: expected a file, got - (./- is one of that name)`);
+    const place = await placeOf(file);
+    if (place === undefined) continue;
+    const other = taken.get(place);
+    if (other !== undefined)
+      throw new RigelError("command", `${option}: expected another file than ${other}, got ${file}`);
+    taken.set(place, `that of ${option}`);
+  }
+}
+
+/** Where links to a file lead, or where it would be; undefined of what is no file. */
+async function placeOf(file: string | undefined): Promise<string | undefined> {
+  if (file === undefined || file === "-") return undefined;
+  const found = await stat(file).catch(() => undefined);
+  if (found && !found.isFile()) return undefined;
+  const folder = await realpath(dirname(resolve(file))).catch(() => dirname(resolve(file)));
+  return found ? await realpath(file) : join(folder, basename(file));
 }
 
 /** Writes it, or says which option's file could not be written, and why. */

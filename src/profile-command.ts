@@ -11,7 +11,7 @@ import { diffProfiles, diffText } from "./profile-diff.ts";
 import { viewHtml } from "./profile-html.ts";
 import { Native } from "./native.ts";
 import { viewProfile, viewText } from "./profile-show.ts";
-import { writeOutput } from "./output.ts";
+import { checkApart, writeOutput } from "./output.ts";
 import { record, recordText } from "./record.ts";
 import { MECHANISMS, type Mechanism } from "./recording.ts";
 
@@ -205,6 +205,7 @@ export function addProfileCommand(program: Command, deviceSelector: (text: strin
 }
 
 async function runShow(path: string, flags: { json?: true; html?: string; top: number }): Promise<void> {
+  await checkApart([{ option: "--html", file: flags.html }], [path]);
   const view = await viewProfile(path, flags.top);
   if (flags.html !== undefined) await writeOutput("--html", flags.html, viewHtml(view));
   const coloured = (process.stdout.isTTY ?? false) && !process.env["NO_COLOR"];

@@ -7,7 +7,7 @@ import { LONGEST_DURATION_s, readConfig } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { checkOutput, writeOutput } from "./output.ts";
+import { checkApart, checkOutput, writeOutput } from "./output.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { predictionPage } from "./simulate-page.ts";
 import type { Simulator } from "./simulate-run.ts";
@@ -113,6 +113,7 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
   const native = await Native.load();
   if (flags.reference !== undefined) return await runReference(flags, native);
+  await checkApart([{ option: "--html", file: flags.html }], [file, flags.host]);
   if (flags.html !== undefined) await checkOutput("--html", flags.html);
   await runPrediction(file, flags, native);
 }
@@ -164,6 +165,7 @@ async function runReference(flags: Flags, native: Native): Promise<void> {
 }
 
 async function importBench(file: string, output: string | undefined): Promise<void> {
+  await checkApart([{ option: "--output", file: output }], [file]);
   if (output !== undefined) await checkOutput("--output", output);
   const notes: string[] = [];
   const text = `${JSON.stringify(await referenceFromBench(file, notes), null, 2)}\n`;

@@ -1,0 +1,50 @@
+/** output.test.ts: files that results are written to are none that are read, and none twice. */
+
+import { describe, expect, test } from "bun:test";
+import { existsSync, mkdirSync, readFileSync, symlinkSync } from "node:fs";
+import { join } from "node:path";
+import { checkApart } from "../src/output.ts";
+import { Scratch, TINY_PROFILE, start } from "./rigel.ts";
+
+const CONFIG = JSON.stringify({
+  policy: { name: "none" },
+  clients: [{ name: "it", class: "high", replay: { profile: "tiny.csv", iterations: 1 } }],
+});
+
+describe.concurrent("a file that is read, or written by another option, is not written:", () => {
+  test.each([
+    ["profile show tiny.csv --html tiny.csv", "--html: expected another file than what is read, got tiny.csv"],
+    ["simulate config.json --html link.json", "--html: expected another file than what is read, got link.json"],
+    ["simulate --import-bench config.json -o config.json", "--output: expected another file than what is read"],
+    ["launch config.json --html config.json", "--html: expected another file than what is read, got config.json"],
+    ["launch config.json --trace link.json", "--trace: expected another file than what is read, got link.json"],
+    ["launch config.json --status config.json", "--status: expected another file than what is read, got config.json"],
+    ["launch config.json --html new --trace ./new", "--trace: expected another file than that of --html, got ./new"],
+    ["launch config.json --html new --trace linked/new", "--trace: expected another file than that of --html"],
+    ["launch config.json --trace -", "--trace: expected a file, got - (./- is one of that name)"],
+    ["bench --dry-run --json new --html new", "--html: expected another file than that of --json, got new"],
+  ])("rigel %s", async (line, error) => {
+    using scratch = new Scratch();
+    scratch.file("tiny.csv", TINY_PROFILE);
+    scratch.file("config.json", CONFIG);
+    symlinkSync("config.json", join(scratch.path, "link.json"));
+    symlinkSync(".", join(scratch.path, "linked"));
+    await using child = start(line.split(" "), { cwd: scratch.path });
+    const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+    expect({ status, stdout }, stderr).toEqual({ status: 2, stdout: "" });
+    expect(stderr).toContain(`rigel: ${error}`);
+    expect(readFileSync(join(scratch.path, "config.json"), "utf8")).toBe(CONFIG);
+    expect(existsSync(join(scratch.path, "new"))).toBe(false);
+  });
+});
+
+test("devices, and files of one name in two folders, may be written", async () => {
+  using scratch = new Scratch();
+  for (const folder of ["a", "b"]) mkdirSync(join(scratch.path, folder));
+  const both = ["a", "b"].map((folder) => ({ option: `--${folder}`, file: join(scratch.path, folder, "x") }));
+  await checkApart(
+    [...both, { option: "--c", file: "/dev/null" }, { option: "--d", file: "/dev/null" }],
+    ["-", undefined],
+  );
+  expect(async () => await checkApart([...both, ...both])).toThrow("--a: expected another file than that of --a");
+});
