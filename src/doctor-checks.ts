@@ -564,7 +564,10 @@ export function checkLimits(
 
 /* ---- What earlier launches left, and what a launch does now */
 
-/** Files of launches of this user in `folder` behind which there is no process; `alive` tells of a file's name, and the pid in it. */
+/**
+ * Files of launches of this user in `folder` behind which there is no process; `alive` tells of a file's name, and the pid in it. The
+ * state of a simulated GPU is used for as long as a segment beside it whose clients are on it.
+ */
 export function checkLeftovers(
   folder: string,
   names: readonly string[],
@@ -572,10 +575,13 @@ export function checkLeftovers(
   alive: (name: string, pid: number | undefined) => boolean,
 ): Finding {
   const left = names.filter((name) => {
-    const [, owner, maker] = /^rigel-(?:sim-|record-)?(\d+)-([a-z0-9]+)(?:-\d+)*(?:-counts-\d+)?$/.exec(name) ?? [];
-    return (
-      Number(owner) === uid && maker !== undefined && !alive(name, /^\d+$/.test(maker) ? Number(maker) : undefined)
-    );
+    const [, kind, owner, maker] = /^rigel-(sim-|record-)?(\d+)-([a-z0-9]+)(?:-\d+)*(?:-counts-\d+)?$/.exec(name) ?? [];
+    if (Number(owner) !== uid || maker === undefined) return false;
+    const pid = /^\d+$/.test(maker) ? Number(maker) : undefined;
+    if (alive(name, pid)) return false;
+    if (kind !== "sim-") return true;
+    const segment = new RegExp(`^rigel-${uid}-${pid === undefined ? `${maker}simulated` : `${pid}-\\d+`}$`);
+    return !names.some((other) => segment.test(other) && alive(other, pid));
   });
   if (left.length === 0) return fine("leftovers", `none in ${folder}`);
   const files = left.map((name) => `${folder}/${name}`);

@@ -139,7 +139,7 @@ function tryMake(native: Native, folder: string, device: Device, preset: Simulat
   if (native.checkSegment(path) === null && !native.isLive(path)) {
     const stale = Segment.open(native, path);
     stale.reap();
-    if (stale.removeIfLeft()) rmSync(manifest.simulation.state, { force: true });
+    if (stale.removeIfLeft()) removeState(manifest);
   }
   let segment: Segment;
   try {
@@ -157,12 +157,17 @@ function tryMake(native: Native, folder: string, device: Device, preset: Simulat
   return { segment, manifest, made: true, leave: () => leave(segment, manifest, release) };
 }
 
-function leave(segment: Segment, { kind, simulation }: Manifest, release: () => void): void {
+function leave(segment: Segment, manifest: Manifest, release: () => void): void {
   segment.reap();
   release();
   // A launch that others have joined may end before they do: then they have what it has left.
-  if (kind === "launch" && segment.makerLives) return;
-  if (segment.removeIfLeft()) rmSync(simulation.state, { force: true });
+  if (manifest.kind === "launch" && segment.makerLives) return;
+  if (segment.removeIfLeft()) removeState(manifest);
+}
+
+/** Of the simulated GPU, with the segment of its clients: a launch's is its own, the machine's belongs to the segment of that GPU alone. */
+function removeState({ kind, devices, simulation }: Manifest): void {
+  if (kind === "launch" || devices.some(({ simulated }) => simulated)) rmSync(simulation.state, { force: true });
 }
 
 /** Of another container's processes, which cannot be seen, heartbeats are: four a second. */

@@ -462,6 +462,23 @@ test("files of launches that are gone, of this user alone", () => {
   expect(checkLeftovers("/dev/shm", ["rigel-0-1-0"], 0, () => true).status).toBe("ok");
 });
 
+test("the state of a simulated GPU is left once no segment beside it is live", () => {
+  const machine = ["rigel-0-runsimulated", "rigel-sim-0-run"];
+  // Others go on with that of a launch that has ended.
+  const launch = ["rigel-0-2-0", "rigel-0-22-0", "rigel-sim-0-2"];
+  const cases: [names: string[], live: string[], left: string[]][] = [
+    [machine, ["rigel-0-runsimulated"], []],
+    [machine, [], machine],
+    [[...machine, "rigel-0-run0badbeef"], ["rigel-0-run0badbeef"], machine],
+    [launch, ["rigel-0-2-0", "rigel-0-22-0"], []],
+    [launch, ["rigel-0-22-0"], ["rigel-0-2-0", "rigel-sim-0-2"]],
+  ];
+  for (const [names, live, left] of cases) {
+    const { remedy } = checkLeftovers("/d", names, 0, (name) => live.includes(name));
+    expect(remedy).toBe(left.length === 0 ? null : `rm ${left.map((name) => `/d/${name}`).join(" ")}`);
+  }
+});
+
 test("the server's folder and socket", () => {
   const folder = {
     path: "/run/rigel",

@@ -2,15 +2,16 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { copyFileSync, readdirSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
-import { removeLeft } from "../src/join.ts";
+import { joinOrMake, removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
 import { living, startedAt_ticks, startedWith } from "../src/proc.ts";
 import { Segment } from "../src/segment.ts";
 import { TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
+import { root } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 
 let place: Place;
@@ -116,6 +117,7 @@ describe("rigel run", () => {
       { class: "high", memory: { limit_bytes: null } },
     ]);
     await until(async () => ((await ps())[0]?.slo?.holder_pid === first.pid ? true : undefined));
+    expect((await rigel("doctor", "--no-launch")).stdout).toContain(`none in ${place.segments}`);
     const other = await place.rigel(
       "run",
       "--class",
@@ -203,6 +205,35 @@ describe("rigel run", () => {
       expect(await own.rigel(...args)).toMatchObject({ status: 0 });
       expect(readdirSync(own.segments).toSorted()).toEqual(kept.toSorted());
     }
+  });
+
+  test("that of a real GPU leaves the state of the simulated one alone", async () => {
+    using own = new Place();
+    const native = await Native.load();
+    const uid = process.getuid?.() ?? 0;
+    const state = own.file(`segments/rigel-sim-${uid}-run`, "");
+    const device = {
+      index: 0,
+      name: "NVIDIA H200",
+      uuid: "GPU-0badbeef-0000-0000-0000-000000000000",
+      simulated: false,
+      sms: 132,
+      memory_bytes: 1,
+      exclusive: false,
+    };
+    const enter = async () =>
+      await joinOrMake(native, new Segments(native, own.segments), own.segments, device, "h200");
+    (await enter()).leave();
+    expect(readdirSync(own.segments)).toEqual([basename(state)]);
+    // Left by a process that was killed.
+    const made = JSON.stringify(join(own.segments, `rigel-${uid}-run0badbeef`));
+    const make = `Segment.create(await Native.load(), ${made}); process.kill(process.pid, "SIGKILL")`;
+    const [load, segment] = ["native", "segment"].map((name) => JSON.stringify(join(root, "src", `${name}.ts`)));
+    const script = `import { Native } from ${load}; import { Segment } from ${segment}; ${make}`;
+    await Bun.spawn([process.execPath, "-e", script]).exited;
+    expect(readdirSync(own.segments)).toHaveLength(2);
+    (await enter()).leave();
+    expect(readdirSync(own.segments)).toEqual([basename(state)]);
   });
 
   test("joins a launch, and goes on when that has ended", async () => {
