@@ -74,10 +74,11 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
     .argument("<command...>", "the command and its arguments, after --")
     .passThroughOptions()
     .addHelpText("after", RUN_EXAMPLES)
-    .action(async (command: string[], flags: RunFlags) => {
+    .action(async (command: string[], flags: RunFlags, own: Command) => {
       const native = await Native.load();
       process.exitCode = await run(command, native, {
         ...flags,
+        preset: own.getOptionValueSource("preset") === "default" ? undefined : flags.preset,
         folder: writableSegmentFolder(flags.segment),
         verbose: flags.verbose ?? false,
       });

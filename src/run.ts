@@ -25,8 +25,9 @@ import { type PlannedClient, plan } from "./plan.ts";
 import { noWeight } from "./policy.ts";
 import { hasMapped, ignored, living, startedWith } from "./proc.ts";
 import { describe } from "./process.ts";
-import type { Segment } from "./segment.ts";
 import { LoopKeeper } from "./slo-loop.ts";
+
+type Preset = Config["simulated"]["preset"];
 
 export interface RunOptions {
   class: "high" | "best-effort";
@@ -34,7 +35,8 @@ export interface RunOptions {
   memory?: string | undefined;
   weight?: number | undefined;
   device?: Config["device"] | undefined;
-  preset: Config["simulated"]["preset"];
+  /** Of the simulated GPU; undefined: what it is already, or an H200. */
+  preset: Preset | undefined;
   /** What of the command waits for longer hangs; false: nobody looks. */
   hang: number | false;
   /** Folder of the segments. */
@@ -53,18 +55,26 @@ export async function run(command: readonly string[], native: Native, options: R
   const { folder } = options;
   const name = options.name ?? `${basename(command[0] ?? "")}-${process.pid}`.replaceAll(/[^\w.:@+-]/g, "_").slice(-63);
   const scratch = join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
-  const { clients, notes } = await namingOptions(
-    OPTIONS,
-    async () => await plan(configured(command, name, options), native, scratch),
-  );
-  const [client] = clients;
-  if (!client) throw new Error("a plan without its client");
-  for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
+  const planOn = async (gpu: Preset) => {
+    const { clients, notes } = await namingOptions(
+      OPTIONS,
+      async () => await plan(configured(command, name, options, gpu), native, scratch),
+    );
+    const [client] = clients;
+    if (!client) throw new Error("a plan without its client");
+    return { client, notes };
+  };
+  const preset = options.preset ?? "h200";
+  const first = await planOn(preset);
   const signals = new Signals();
   // Before there is a segment, or the command: a signal that came in between would end this process and leave them behind.
   using _ = onSignals((signal) => signals.take(signal));
-  const joined = await joinOrMake(native, new Segments(native, folder), folder, client.device, options.preset);
+  const joined = await joinOrMake(native, new Segments(native, folder), folder, first.client.device, preset);
   try {
+    // The simulated GPU that is there may be another one.
+    const there = joined.manifest.simulation.preset;
+    const { client, notes } = first.client.device.simulated && there !== preset ? await planOn(there) : first;
+    for (const note of notes) if (!note.includes("weight has no effect")) progress(`note: ${note}`);
     return await runIn(joined, client, native, options, signals);
   } finally {
     joined.leave();
@@ -102,11 +112,11 @@ const OPTIONS = {
 };
 
 /** The options as a configuration of one client. */
-function configured(command: readonly string[], name: string, options: RunOptions): Config {
+function configured(command: readonly string[], name: string, options: RunOptions, preset: Preset): Config {
   return configOf(
     {
       device: options.device ?? "auto",
-      simulated: { preset: options.preset },
+      simulated: { preset },
       clients: [
         {
           name,
@@ -123,7 +133,11 @@ function configured(command: readonly string[], name: string, options: RunOption
 }
 
 /** What of the options does not hold: who was there before has settled it, or nobody reads it. */
-function unlikeAsked(segment: Segment, { name, memory_bytes }: PlannedClient, options: RunOptions): string[] {
+function unlikeAsked(
+  { segment, manifest }: Joined,
+  { name, memory_bytes, device }: PlannedClient,
+  options: RunOptions,
+): string[] {
   const asked = segment.wanted(name);
   const stays = [
     ...(asked?.class !== undefined && asked.class !== options.class ? [`class ${asked.class}`] : []),
@@ -135,7 +149,9 @@ function unlikeAsked(segment: Segment, { name, memory_bytes }: PlannedClient, op
       : []),
   ];
   const unweighed = options.weight === undefined ? undefined : noWeight(segment.policy);
+  const otherGpu = device.simulated && options.preset !== undefined && options.preset !== manifest.simulation.preset;
   return [
+    ...(otherGpu ? [`--preset ${options.preset} has no effect: ${device.name} is there already`] : []),
     ...(stays.length > 0 ? [`${name}: keeps what was set for it while it ran: ${stays.join(", ")}`] : []),
     ...(unweighed === undefined ? [] : [`${name}: ${unweighed}`]),
   ];
@@ -161,7 +177,7 @@ async function runIn(
       "config",
       `rigel run: --name: expected another name, or --class ${others[0]?.class}: a client ${name} of that class runs already`,
     );
-  for (const note of unlikeAsked(segment, client, options)) progress(`note: ${note}`);
+  for (const note of unlikeAsked(joined, client, options)) progress(`note: ${note}`);
   const durations = new Durations(native, durationsFolder(), [client], new Map());
   if (joined.made) durations.seed(segment, [client]);
   if (options.verbose)

@@ -207,6 +207,38 @@ describe("rigel run", () => {
     }
   });
 
+  test("the simulated GPU that is there decides what a share of its memory is, whatever --preset says", async () => {
+    const native = await Native.load();
+    /** A launch on one, and what a command is told that joins it. */
+    async function joining(simulated: string, ...more: string[]) {
+      using own = new Place();
+      const config = own.file("pair.json", own.pair({ simulated: { preset: simulated } }));
+      await using launch = own.start(["launch", config, "--duration", "60", "--segment", own.segments]);
+      const drained = launch.stderr.text();
+      const segments = new Segments(native, own.segments);
+      await until(() => (segments.live()[0]?.slots().length === 2 ? true : undefined));
+      const options = ["--device", "simulated", "--segment", own.segments, "--class", "best-effort", "--name", "guest"];
+      const asked = [...options, "--memory", "25%", "-v", ...more];
+      const { stdout, stderr } = await own.rigel("run", ...asked, "--", "printenv", "RIGEL_MEMORY");
+      launch.kill("SIGINT");
+      await drained;
+      return { gib: Math.round(Number(stdout) / 2 ** 30), said: stderr };
+    }
+    const [l4, h200] = [6, 35]; // a quarter
+    const none = "rigel: note: --preset";
+    const smaller = await joining("l4");
+    expect(smaller.gib).toBe(l4);
+    expect(smaller.said).toContain("guest: NVIDIA L4 (simulated), joins");
+    expect(smaller.said).not.toContain(none);
+    const larger = await joining("h200", "--preset", "l4");
+    expect(larger.gib).toBe(h200);
+    expect(larger.said).toContain("guest: NVIDIA H200 (simulated), joins");
+    expect(larger.said).toContain(`${none} l4 has no effect: NVIDIA H200 (simulated) is there already\n`);
+    const same = await joining("l4", "--preset", "l4");
+    expect(same.gib).toBe(l4);
+    expect(same.said).not.toContain(none);
+  });
+
   test("that of a real GPU leaves the state of the simulated one alone", async () => {
     using own = new Place();
     const native = await Native.load();
