@@ -527,7 +527,8 @@ async function write(
   // What was still under way when recording ended is not whole.
   const whole = rows.requests.filter(({ left_out }) => left_out === 0);
   const all = whole.length > 0 ? whole : rows.requests;
-  const wanted = options.duration_s === undefined && !options.fromStart ? all.slice(-options.requests) : all;
+  const { requests, fromStart } = options;
+  const wanted = options.duration_s !== undefined ? all : fromStart ? all.slice(0, requests) : all.slice(-requests);
   const notes = [...recorder.notes(), ...further];
   const inWanted = (of: (request: Request) => number): number =>
     wanted.reduce((total, request) => total + of(request), 0);

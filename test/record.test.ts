@@ -232,6 +232,9 @@ describe("rigel profile -- command, times by events", () => {
     const { summary, out: whole } = await recorded("whole", command, "--from-start", "--all");
     expect(summary.requests).toBe(4);
     expect((await rowsIn(whole)).filter(({ kind }) => kind === "kernel")).toHaveLength(4);
+    const { summary: few, out: begin } = await recorded("begin", command, "--from-start", "--all", "--requests", "3");
+    expect(few.requests).toBe(3);
+    expect((await rowsIn(begin)).filter(({ kind }) => kind === "kernel")).toHaveLength(3);
   });
 
   test("says what is missing", async () => {
