@@ -23,7 +23,7 @@ import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import { type PlannedClient, plan } from "./plan.ts";
 import { noWeight } from "./policy.ts";
-import { hasMapped, ignored, living, startedWith } from "./proc.ts";
+import { environmentOf, hasMapped, ignored, living, startedWith } from "./proc.ts";
 import { describe } from "./process.ts";
 import { LoopKeeper } from "./slo-loop.ts";
 
@@ -212,19 +212,23 @@ async function runIn(
   );
   let attached = false;
   let seen: { processes: number; mapped: number } | undefined;
-  const look = (): void => {
+  const processes = () => living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
+  /** `ended`: the command has, so that a process of it may be one that cannot be asked any more. */
+  const look = (ended = false): void => {
     if (attached) return;
-    const slot = segment.slots().find((one) => one.name === name && !others.some(({ pid }) => pid === one.pid));
-    if (slot) {
+    // Other commands may have the same name.
+    const slots = segment.slots().filter((one) => one.name === name && !others.some(({ pid }) => pid === one.pid));
+    const slot = slots.find(({ pid }) => pid === child.pid || startedWith(pid, marks));
+    if (slot || (ended && slots.some(({ pid }) => environmentOf(pid)[RUN_MARK] === undefined))) {
       attached = true;
-      if (options.verbose) progress(`${name}: attached (process ${slot.pid})`);
+      if (options.verbose) progress(`${name}: attached${slot ? ` (process ${slot.pid})` : ""}`);
       return;
     }
-    const own = living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
+    const own = processes();
     if (own.length > 0)
       seen = { processes: own.length, mapped: own.filter(({ pid }) => hasMapped(pid, native.files.interposer)).length };
   };
-  const timer = setInterval(look, LOOK_ms);
+  const timer = setInterval(() => look(), LOOK_ms);
   try {
     // A launch looks after those who join it as well, but may end before them.
     await using _ =
@@ -236,9 +240,14 @@ async function runIn(
     clearInterval(timer);
   }
   const exit = { ...describe(child.exitCode, child.signalCode), at_ms: performance.now() };
-  look();
+  look(true);
   const problem = problemOf({ attached, env, seen, exit, startedAt_ms }, segment);
-  if (problem !== undefined) progress(`${name}: was no client of Rigel: ${problem}`);
+  if (problem !== undefined)
+    progress(
+      processes().length > 0
+        ? `${name}: is no client of Rigel so far: ${problem}; what it has started runs on`
+        : `${name}: was no client of Rigel: ${problem}`,
+    );
   keeper.end();
   segment.reap();
   durations.collectRequests(segment, [client]);

@@ -69,6 +69,12 @@ describe("rigel run", () => {
     const status = await place.rigel(...sh, 'echo "$0 $1"; echo err >&2; exit 7', "a", "--class");
     expect(status).toMatchObject({ status: 7, stdout: "a --class\n" });
     expect(status.stderr).toMatch(/^err\nrigel: sh-\d+: was no client of Rigel: it ended with status 7/);
+    await using goesOn = place.start([...sh, "sleep 600 <&- >&- 2>&- & echo $!"]);
+    const [background, said] = await Promise.all([goesOn.stdout.text(), goesOn.stderr.text()]);
+    process.kill(Number(background), "SIGKILL");
+    expect(said).toMatch(
+      /: is no client of Rigel so far: it ended with status 0 .* CUDA; what it has started runs on\n$/,
+    );
     const waiting = place.start([...sh, "trap 'echo term; exit 3' TERM; echo ready; while :; do sleep 0.05; done"]);
     const reader = waiting.stdout.getReader();
     expect(new TextDecoder().decode((await reader.read()).value)).toBe("ready\n");
@@ -89,6 +95,20 @@ describe("rigel run", () => {
       expect(refused).toMatchObject({ stdout: "" });
     }
     expect(readdirSync(place.segments)).toEqual([]);
+  });
+
+  test("finds its own process among those of the same name", async () => {
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "high", "--name", "same", "-v"];
+    const go = join(place.path, "go");
+    const script = `echo ready; until [ -e ${go} ]; do sleep 0.05; done; "$0" "$@" & echo $!; wait`;
+    const replays = [replay, "--profile", join(place.path, "tiny.csv"), "--iterations", "4000"];
+    await using late = place.start(["run", ...options, "--", "sh", "-c", script, ...replays]);
+    const reader = late.stdout.getReader();
+    expect(new TextDecoder().decode((await reader.read()).value)).toBe("ready\n");
+    expect((await place.rigel("run", ...options, "--", ...replays)).stderr).toContain("same: attached (process ");
+    place.file("go", "");
+    const pid = new TextDecoder().decode((await reader.read()).value).trim();
+    expect((await late.stderr.text()).match(/same: attached.*/g)).toEqual([`same: attached (process ${pid})`]);
   });
 
   test("a signal at any moment reaches the command, and nothing is left", async () => {
