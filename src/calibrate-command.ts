@@ -1,7 +1,7 @@
 /** calibrate-command.ts: the command line of `rigel calibrate`. */
 
 import { rmSync } from "node:fs";
-import { join, resolve } from "node:path";
+import { resolve } from "node:path";
 import { type Command } from "commander";
 import { whole } from "./arguments.ts";
 import { type Calibration, devicePath, makeDevicesFolder, measure } from "./calibrate.ts";
@@ -11,7 +11,7 @@ import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { WholeFile } from "./output.ts";
-import { defaultSegmentFolder } from "./plan.ts";
+import { simulationFolder, simulationState } from "./plan.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { aligned } from "./report.ts";
 import { digits } from "./show.ts";
@@ -52,7 +52,7 @@ async function runCalibrate(flags: Flags): Promise<void> {
   const native = await Native.load();
   if (flags.output === undefined) makeDevicesFolder();
   else await new WholeFile(flags.output).check();
-  const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const state = simulationState(simulationFolder(native, process.env));
   const simulation = { state, preset: "h200", mps: false } as const;
   const device = await new Devices(native.files, simulation).choose(flags.device, "--device");
   const stop = new AbortController();

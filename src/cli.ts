@@ -24,7 +24,7 @@ import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { checkApart, checkFolder, checkOutput, writeOutput } from "./output.ts";
-import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
+import { type Plan, defaultSegmentFolder, plan, simulationFolder, simulationState } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addSimulateCommand } from "./simulate-command.ts";
@@ -150,11 +150,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
   // Clients may run in other folders.
   const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
-  const simulationState = join(
-    defaultSegmentFolder(process.env),
-    `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`,
-  );
-  const planned = await plan(config, native, simulationState);
+  const planned = await plan(config, native, simulationState(segmentFolder));
   if (flags.mps !== undefined && !planned.device.simulated)
     planned.notes.push("--mps has no effect on a real GPU; use --sharing");
   if (flags.mps === "off" && planned.device.simulated && config.sharing === "mps")
@@ -274,7 +270,7 @@ function runDurations(flags: { json?: true; clear?: true }): void {
 
 async function runInfo(flags: { json?: true }): Promise<void> {
   const native = await Native.load();
-  const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const state = simulationState(simulationFolder(native, process.env));
   const devices = new Devices(native.files, { state, preset: "h200", mps: false });
   const info = {
     schema: 1,

@@ -299,8 +299,11 @@ export interface Folder {
 
 const mib = (bytes: number): string => `${(bytes / 2 ** 20).toFixed(bytes < 100 * 2 ** 20 ? 1 : 0)} MiB`;
 
-/** The folder of segments: `segment_bytes` is what one takes, as long as a launch lasts (a comparison has one at a time). */
-export function checkSegmentFolder(folder: Folder, segment_bytes: number): Finding {
+/**
+ * The folder of segments: `segment_bytes` is what one takes, as long as a launch lasts (a comparison has one at a time), `simulated_bytes`
+ * what the simulated GPU takes beside it, 0 on a real one.
+ */
+export function checkSegmentFolder(folder: Folder, segment_bytes: number, simulated_bytes: number): Finding {
   const { path, free_bytes, total_bytes } = folder;
   if (!folder.exists || !folder.writable)
     return problem(
@@ -308,10 +311,12 @@ export function checkSegmentFolder(folder: Folder, segment_bytes: number): Findi
       `${path} ${folder.exists ? "cannot be written to" : "does not exist"}`,
       "name another folder with --segment DIR, best one in memory",
     );
-  const room = `${mib(free_bytes)} of ${mib(total_bytes)} are free in ${path}, and a launch takes ${mib(segment_bytes)}`;
-  if (free_bytes < segment_bytes)
+  const launch_bytes = segment_bytes + simulated_bytes;
+  const launch = simulated_bytes > 0 ? "a launch on the simulated GPU" : "a launch";
+  const room = `${mib(free_bytes)} of ${mib(total_bytes)} are free in ${path}, and ${launch} takes ${mib(launch_bytes)}`;
+  if (free_bytes < launch_bytes)
     return problem("segments", room, "free some, name another folder with --segment DIR, or docker run --shm-size=1g");
-  if (free_bytes < 2 * segment_bytes)
+  if (free_bytes < 2 * launch_bytes)
     return warning("segments", room, "a second launch has no room; docker run --shm-size=1g, or --segment DIR");
   return fine("segments", room);
 }

@@ -54,7 +54,7 @@ import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { LoadError, Native, cacheFolders } from "./native.ts";
 import { Nvml } from "./nvml.ts";
-import { defaultSegmentFolder } from "./plan.ts";
+import { defaultSegmentFolder, simulationState } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
 import { commandLine } from "./self.ts";
 import { answers, runtimePath } from "./serve-access.ts";
@@ -112,9 +112,10 @@ async function everything(flags: Flags): Promise<Finding[]> {
     return checkLibrary(refused, reason(thrown), packageJson.version, read(MOUNTS) ?? "");
   }
   const segmentFolder = flags.segment ?? defaultSegmentFolder(process.env);
-  const findings = await diagnose(native, { segmentFolder, environment: process.env, simulated: false });
+  const { device = "auto" } = flags;
+  const findings = await diagnose(native, { segmentFolder, environment: process.env, simulated: false, device });
   if (!flags.launch) return [...findings, checkPreemption(nodes(), undefined)];
-  const trial = await tryLaunch(native, flags.device ?? "auto", segmentFolder);
+  const trial = await tryLaunch(native, device, segmentFolder);
   const best = trial.report?.clients.find((client) => client.class === "best-effort");
   const seen = trial.report &&
     best && { ...best.preemption, simulated: trial.report.device.simulated, mps: trial.report.mps };
@@ -128,11 +129,13 @@ interface World {
   environment: Environment;
   /** The clients are on the simulated GPU: the driver does not matter. */
   simulated: boolean;
+  /** What a launch is to be on. */
+  device: DeviceSelector;
 }
 
 /** Everything that can be found without a launch. */
 export async function diagnose(native: Native, world: World): Promise<Finding[]> {
-  const { environment, segmentFolder, simulated } = world;
+  const { environment, segmentFolder, simulated, device } = world;
   const inspected = await inspect(native);
   const leftovers = [...new Set([segmentFolder, defaultSegmentFolder(process.env)])].map((folder) =>
     checkLeftovers(
@@ -156,7 +159,11 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
     ),
     ...checkPreload(environment, read("/etc/ld.so.preload"), existsSync),
     ...checkVersions(inspected.glibc, cublasLibraries(environment)),
-    checkSegmentFolder(folderOf(segmentFolder), segmentBytes(native)),
+    checkSegmentFolder(
+      folderOf(segmentFolder),
+      segmentBytes(native),
+      device === "simulated" || inspected.simulated || inspected.devices.length === 0 ? native.simulatedBytes : 0,
+    ),
     checkCache(cacheFolders().map(triedFolder)),
     ...checkLimits(limit("memory"), limit("pids"), {
       self: link("/proc/self"),
@@ -186,7 +193,7 @@ async function serverFinding(environment: Environment): Promise<Finding> {
 
 async function driverFindings(native: Native, inspected: Inspection, environment: Environment): Promise<Finding[]> {
   const module = read("/proc/driver/nvidia/version");
-  const state = join(tmpdir(), `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const state = simulationState(tmpdir());
   const devices = await new Devices(native.files, { state, preset: "h200", mps: false })
     .real()
     .catch((thrown: unknown) => reason(thrown));

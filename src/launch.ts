@@ -164,7 +164,13 @@ async function findingsOn(plan: Plan, last: PhaseResult, native: Native, folder:
   );
   if (!bad) return [];
   const environment = { ...process.env, ...bad.env };
-  const findings = await diagnose(native, { segmentFolder: folder, environment, simulated: bad.device.simulated });
+  const { simulated, uuid } = bad.device;
+  const findings = await diagnose(native, {
+    segmentFolder: folder,
+    environment,
+    simulated,
+    device: simulated ? "simulated" : uuid,
+  });
   return findings.filter(({ status }) => status !== "ok");
 }
 

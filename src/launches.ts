@@ -31,7 +31,7 @@ import { configOf } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
-import { defaultSegmentFolder, plan } from "./plan.ts";
+import { plan } from "./plan.ts";
 import { bootId, commandOf, living, startedAt_ticks } from "./proc.ts";
 import { commandLine } from "./self.ts";
 import { folderOfOwn } from "./serve-access.ts";
@@ -201,7 +201,7 @@ export class Launches {
         throw new RigelError("config", `${BODY}: cwd: expected a folder that exists, got ${base}`);
       const checked = configOf(config, BODY, cwd);
       const clients = checked.clients.map((client) => ({ ...client, cwd: client.cwd ?? base }));
-      const state = join(defaultSegmentFolder(process.env), `rigel-sim-${process.getuid?.() ?? 0}-${randomUUID()}`);
+      const state = join(this.#segmentFolder, `rigel-sim-${process.getuid?.() ?? 0}-${randomUUID()}`);
       await plan({ ...checked, clients }, this.#native, state);
       return clients.map(({ name, class: kind }) => ({ name, class: kind }));
     } catch (thrown) {

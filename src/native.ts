@@ -79,6 +79,7 @@ type Symbols = ReturnType<typeof dlopen<typeof SYMBOLS>>["symbols"];
 /** Of the simulated GPU (native/sim/sim-control.h). */
 const SIMULATOR_SYMBOLS = {
   rigelSimBusy: { args: ["cstring", "buffer", "buffer_length", "buffer"], returns: "i32" },
+  rigelSimStateBytes: { args: ["u32"], returns: "u64" },
 } as const;
 
 type SimulatorSymbols = ReturnType<typeof dlopen<typeof SIMULATOR_SYMBOLS>>["symbols"];
@@ -108,7 +109,7 @@ export function uuidText(bytes: Uint8Array, name = ""): string {
 export class Native {
   readonly files: NativeFiles;
   readonly #symbols: Symbols;
-  #simulator: SimulatorSymbols | undefined;
+  #loadedSimulator: SimulatorSymbols | undefined;
 
   private constructor(files: NativeFiles, symbols: Symbols) {
     this.files = files;
@@ -214,12 +215,21 @@ export class Native {
     return BigInt.asUintN(64, BigInt(key)).toString(16).padStart(16, "0");
   }
 
+  get #simulator(): SimulatorSymbols {
+    this.#loadedSimulator ??= dlopen(join(this.files.simulator, "libcuda.so.1"), SIMULATOR_SYMBOLS).symbols;
+    return this.#loadedSimulator;
+  }
+
+  /** What the state file of a simulated GPU takes. */
+  get simulatedBytes(): number {
+    return Number(this.#simulator.rigelSimStateBytes(1));
+  }
+
   /**
    * What the processes on the simulated GPUs of a state file have had of them, and the GPUs' present in nanoseconds. Undefined if
    * there is no such file, of this user and version.
    */
   simulatedBusy(state: string): { at_ns: number; processes: SimulatedBusy[] } | undefined {
-    this.#simulator ??= dlopen(join(this.files.simulator, "libcuda.so.1"), SIMULATOR_SYMBOLS).symbols;
     const bytes = new Uint8Array(SIM_BUSY_MOST * SIM_BUSY_BYTES);
     const at_ns = new BigUint64Array(1);
     const count = this.#simulator.rigelSimBusy(state, bytes, bytes, at_ns);

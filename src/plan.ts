@@ -5,8 +5,8 @@
  * nothing but the device probe.
  */
 
-import { accessSync, constants, statSync } from "node:fs";
-import { resolve } from "node:path";
+import { accessSync, constants, statSync, statfsSync } from "node:fs";
+import { join, resolve } from "node:path";
 import { type ClientConfig, type Config, type FieldNames, type ReplayConfig, profileFields } from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, keptOn, programOf } from "./durations.ts";
@@ -69,11 +69,11 @@ export interface Plan {
   notes: string[];
 }
 
-/** Checks everything and plans the phases. `simulationState` is the file that the simulated GPU may use. */
-export async function plan(config: Config, native: Native, simulationState: string): Promise<Plan> {
+/** Checks everything and plans the phases. `state` is the file that the simulated GPU may use. */
+export async function plan(config: Config, native: Native, state: string): Promise<Plan> {
   const { file } = config;
   const simulation: Simulation = {
-    state: simulationState,
+    state,
     preset: config.simulated.preset,
     mps: config.sharing === "auto" ? config.simulated.mps : config.sharing === "mps",
     devices: config.simulated.devices,
@@ -378,12 +378,29 @@ function option(flag: string, value: string | number | undefined): string[] {
   return value === undefined ? [] : [flag, String(value)];
 }
 
+/** The file of a simulated GPU of this process's own. */
+export function simulationState(folder: string): string {
+  return join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+}
+
+/** Where that goes of a command that makes no segment: as segments, or where temporary files do if there is no room for it. */
+export function simulationFolder({ simulatedBytes }: Native, environment: Environment): string {
+  const [folder, temporary] = [defaultSegmentFolder(environment), temporaryFolder(environment)];
+  if (folder === temporary) return folder;
+  const { bavail, bsize } = statfsSync(folder);
+  return bavail * bsize < simulatedBytes ? temporary : folder;
+}
+
 /** Where the files of one launch go: shared memory where there is some that can be written to. */
 export function defaultSegmentFolder(environment: Environment): string {
   try {
     accessSync("/dev/shm", constants.W_OK);
     return "/dev/shm";
   } catch {
-    return resolve(environment["TMPDIR"] || "/tmp");
+    return temporaryFolder(environment);
   }
+}
+
+function temporaryFolder(environment: Environment): string {
+  return resolve(environment["TMPDIR"] || "/tmp");
 }

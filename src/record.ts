@@ -15,7 +15,7 @@ import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
 import { WholeFile } from "./output.ts";
-import { type Plan, defaultSegmentFolder, plan } from "./plan.ts";
+import { type Plan, defaultSegmentFolder, plan, simulationState } from "./plan.ts";
 import { RECORDED_HEADER, factsLine, recordedRow } from "./profile-write.ts";
 import type { Gemm, Operation } from "./profile.ts";
 import { type End, type Rhythm, median, repetition, requestsBy, rhythmOf, settled } from "./record-rhythm.ts";
@@ -424,7 +424,7 @@ export async function record(
   const { path } = recording;
   const planned = await namingOptions(
     OPTIONS,
-    async () => await planOf(options, native, path, join(folder, `rigel-sim-${own}`)),
+    async () => await planOf(options, native, path, simulationState(folder)),
   );
   progress(`${planned.device.name}, ${planned.device.uuid}`);
   using interrupt = new Interrupt();

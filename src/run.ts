@@ -8,7 +8,7 @@
 
 import { readFileSync } from "node:fs";
 import { constants } from "node:os";
-import { basename, join } from "node:path";
+import { basename } from "node:path";
 import { problemOf } from "./attachment.ts";
 import { clientEnvironment } from "./client-environment.ts";
 import { type Config, configOf } from "./config.ts";
@@ -21,7 +21,7 @@ import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
-import { type PlannedClient, plan } from "./plan.ts";
+import { type PlannedClient, plan, simulationState } from "./plan.ts";
 import { noWeight } from "./policy.ts";
 import { environmentOf, hasMapped, ignored, living, startedWith } from "./proc.ts";
 import { describe } from "./process.ts";
@@ -54,7 +54,7 @@ const FROM_TERMINAL: ReadonlySet<string> = new Set(["SIGINT", "SIGQUIT"]);
 export async function run(command: readonly string[], native: Native, options: RunOptions): Promise<number> {
   const { folder } = options;
   const name = options.name ?? `${basename(command[0] ?? "")}-${process.pid}`.replaceAll(/[^\w.:@+-]/g, "_").slice(-63);
-  const scratch = join(folder, `rigel-sim-${process.getuid?.() ?? 0}-${process.pid}`);
+  const scratch = simulationState(folder);
   const planOn = async (gpu: Preset) => {
     const { clients, notes } = await namingOptions(
       OPTIONS,

@@ -356,10 +356,19 @@ describe("folders", () => {
     ["cannot be written to", { writable: false }, "problem", "cannot be written to"],
     ["is missing", { exists: false }, "problem", "does not exist"],
   ])("a segment folder that %s", (_, changed, status, found) => {
-    expect(checkSegmentFolder({ ...folder, ...changed }, segment)).toMatchObject({
+    expect(checkSegmentFolder({ ...folder, ...changed }, segment, 0)).toMatchObject({
       status,
       found: expect.stringContaining(found),
     });
+  });
+
+  test("what the simulated GPU takes counts", () => {
+    const status = (free_bytes: number): Finding["status"] =>
+      checkSegmentFolder({ ...folder, free_bytes }, segment, 4 * 2 ** 20).status;
+    expect([status(8 * 2 ** 20), status(17 * 2 ** 20), status(18 * 2 ** 20)]).toEqual(["problem", "warning", "ok"]);
+    expect(checkSegmentFolder(folder, segment, 4 * 2 ** 20).found).toContain(
+      "a launch on the simulated GPU takes 9.0 MiB",
+    );
   });
 
   test("caches: the first usable one; what others could change is not", () => {

@@ -461,7 +461,7 @@ describe("the segment's folder", () => {
     "%s cannot hold one: the error names it and the remedy",
     async (folder) => {
       const { status, stdout, stderr } = await rigel("launch", config([serve]), "--segment", folder);
-      expect(stderr).toContain(`the segment file ${folder}/rigel-`);
+      expect(stderr).toContain(`simulated GPU: ${folder}/rigel-`);
       expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
       expect({ status, stdout }).toEqual({ status: 1, stdout: "" });
     },
@@ -474,6 +474,35 @@ describe("the segment's folder", () => {
     expect(readdirSync(folder.path)).toEqual([]);
     expect(result.status).toBe(0);
   });
+});
+
+/** Whether a mount can be made that nobody else sees. */
+const canMount = Bun.spawnSync(["sh", "-c", "unshare -m mount -t tmpfs tmpfs /mnt"], { stderr: "ignore" }).success;
+
+/** Runs `rigel` where /dev/shm has 8 MiB. */
+async function inLittle(...args: string[]) {
+  const script = 'mount -t tmpfs -o size=8m none /dev/shm && exec "$@"';
+  await using child = Bun.spawn(["unshare", "-m", "sh", "-c", script, "sh", ...commandLine(), ...args], {
+    env: plainEnvironment(),
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  return { stdout, stderr, status };
+}
+
+test.skipIf(!canMount)("where /dev/shm has no room a remedy is named that works (needs root)", async () => {
+  using folder = new Scratch();
+  const refused = await inLittle("launch", config([serve]));
+  expect(refused.stderr).toContain("no room for it; free some, or name another folder with --segment DIR");
+  expect(refused).toMatchObject({ status: 1, stdout: "" });
+  const elsewhere = await inLittle("launch", config([serve]), "--segment", folder.path, "--json");
+  expect(reportOf(elsewhere).clients[0]).toMatchObject({ attached: true });
+  expect(readdirSync(folder.path)).toEqual([]);
+  const info = await inLittle("info");
+  expect(info.stdout, info.stderr).toContain("simulated NVIDIA H200");
+  const finding = /segments .* a launch on the simulated GPU takes \d/;
+  expect((await inLittle("doctor", "--no-launch", "--device", "simulated")).stdout).toMatch(finding);
 });
 
 /** Reads a stream up to a text and goes on reading it; the rest comes with `all`. */

@@ -1,7 +1,7 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, readdirSync } from "node:fs";
+import { copyFileSync, readdirSync, statSync } from "node:fs";
 import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
@@ -137,6 +137,8 @@ describe("rigel run", () => {
       { class: "high", memory: { limit_bytes: null } },
     ]);
     await until(async () => ((await ps())[0]?.slo?.holder_pid === first.pid ? true : undefined));
+    const state = statSync(join(place.segments, `rigel-sim-${process.getuid?.() ?? 0}-run`));
+    expect(state.size).toBe((await Native.load()).simulatedBytes);
     expect((await rigel("doctor", "--no-launch")).stdout).toContain(`none in ${place.segments}`);
     const other = await place.rigel(
       "run",

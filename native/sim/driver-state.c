@@ -221,6 +221,8 @@ void sim_remove_context(int device, uint32_t context)
 
 /* ---- The file */
 
+#define ELSEWHERE "name another folder with --segment DIR, or TMPDIR where there is no such option"
+
 static CUresult refuse(const char *path, const char *what, const char *remedy)
 {
     fprintf(stderr, "rigel: simulated GPU: %s: %s; %s\n", path, what, remedy);
@@ -272,9 +274,9 @@ static CUresult fill_state(int fd, const char *path, sim_state **out)
     uint32_t devices = environment_number("RIGEL_SIM_DEVICES", 1, SIM_MAX_DEVICES);
     size_t size = state_bytes(devices);
     /* Blocks are taken now: a full /dev/shm must be an error here, not SIGBUS in the middle of a launch. */
-    if (reserve(fd, size)) return refuse(path, "no room for it", "free some, or set RIGEL_SIM_STATE");
+    if (reserve(fd, size)) return refuse(path, "no room for it", "free some, or " ELSEWHERE);
     sim_state *s = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (s == MAP_FAILED) return refuse(path, strerror(errno), "set RIGEL_SIM_STATE");
+    if (s == MAP_FAILED) return refuse(path, strerror(errno), ELSEWHERE);
     pthread_mutexattr_t attr;
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
@@ -345,7 +347,7 @@ static int attach_once(const char *path, CUresult *result)
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     struct stat opened, named;
     if (fd < 0 || take_turn(fd) || fstat(fd, &opened)) {
-        *result = refuse(path, strerror(errno), "set RIGEL_SIM_STATE to a file that can be written");
+        *result = refuse(path, strerror(errno), "choose a folder that exists and can be written to with --segment DIR");
         if (fd >= 0) close(fd);
         return -1;
     }
@@ -353,7 +355,7 @@ static int attach_once(const char *path, CUresult *result)
     if (lstat(path, &named) || named.st_ino != opened.st_ino || named.st_dev != opened.st_dev) {
         outcome = 0;
     } else if (!S_ISREG(opened.st_mode) || opened.st_uid != geteuid() || (opened.st_mode & 077)) {
-        *result = refuse(path, "not a private file of this user", "remove it, or set RIGEL_SIM_STATE");
+        *result = refuse(path, "not a private file of this user", "remove it, or " ELSEWHERE);
     } else if (opened.st_size == 0) {
         *result = fill_state(fd, path, &state);
         if (*result != CUDA_SUCCESS && ftruncate(fd, 0)) unlink(path);
@@ -402,6 +404,11 @@ static uint64_t busy_ns(const sim_state *s, uint32_t device, uint32_t process)
     for (uint32_t i = 0; i < RG_MODEL_MAX_CONTEXTS; i++)
         if (s->context[device][i].owner == process + 1) sum += context_busy_ns(s, device, s->context[device][i].id);
     return sum;
+}
+
+API uint64_t rigelSimStateBytes(uint32_t devices)
+{
+    return state_bytes(devices);
 }
 
 API int rigelSimBusy(const char *path, rigel_sim_busy *out, uint64_t bytes, uint64_t *at_ns)

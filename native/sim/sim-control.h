@@ -90,4 +90,7 @@ typedef struct {
  */
 int rigelSimBusy(const char *path, rigel_sim_busy *out, uint64_t bytes, uint64_t *at_ns);
 
+/* What the state file of so many GPUs takes. */
+uint64_t rigelSimStateBytes(uint32_t devices);
+
 #endif
