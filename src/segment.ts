@@ -181,8 +181,8 @@ export interface Wanted {
 /** The control loop of policy slo as a segment shows it. */
 export interface LoopState {
   target: Target;
-  /** null: it has not looked for a while. */
-  holder_pid: number | null;
+  /** The process that runs it. */
+  holder_pid: number;
   rung: number;
   changes: number;
   unreachable: boolean;
@@ -342,12 +342,13 @@ export class Segment {
     this.#put(control, "target_kind", 0, inMs ? TARGET_MS : TARGET_OVER_ALONE);
   }
 
-  /** What the control loop has shown of itself; undefined if it never ran. */
+  /** What the control loop shows of itself; undefined where none runs, what the last one found being of then. */
   get loop(): LoopState | undefined {
     const { control } = this.#layout;
-    const beat_ns = Number(this.#long64(control, "beat_ns", 0));
-    if (beat_ns === 0) return undefined;
     const word = (name: string): number => this.#word(control, name, 0);
+    const holder_pid = word("holder_pid");
+    const isStale = this.now_ns - Number(this.#long64(control, "beat_ns", 0)) >= LOOP_STALE_ns;
+    if (holder_pid === 0 || isStale || this.policy !== "slo") return undefined;
     const ms = (name: string): number | null => Number(this.#long64(control, name, 0)) / 1e6 || null;
     const latencies = (of: "alone" | "now"): Latencies => ({
       requests: word(`${of}_requests`),
@@ -356,7 +357,7 @@ export class Segment {
     });
     return {
       target: this.target,
-      holder_pid: this.now_ns - beat_ns < LOOP_STALE_ns ? word("holder_pid") || null : null,
+      holder_pid,
       rung: word("rung"),
       changes: word("changes"),
       unreachable: word("unreachable") !== 0,

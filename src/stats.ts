@@ -164,11 +164,11 @@ const clientSchema = z
 
 const latenciesSchema = z.object({ requests: count, p50_ms: ms.nullable(), p99_ms: ms.nullable() });
 
-/** The control loop of policy slo. */
+/** The control loop of policy slo, while one runs. */
 const sloSchema = z.object({
   target: z.union([z.object({ p99_over_alone: z.number() }), z.object({ p99_ms: ms })]),
-  /** The process that runs the loop; null: nobody at the moment, the settings stay as they are. */
-  holder_pid: count.nullable(),
+  /** The process that runs the loop. */
+  holder_pid: count,
   /** What requests take alone, as learned in moments in which best-effort work was held. */
   alone: latenciesSchema,
   /** What they take with the settings in force. */

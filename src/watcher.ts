@@ -7,7 +7,7 @@
  *   attach   { at, segment, client, class, pid }            a process has become a client
  *   exit     { at, segment, client, class, pid, state }     it has ended, or is dead
  *   hang     { at, segment, client, class, pid, rank, verdict, why }  it hangs (hangs.ts says what that is)
- *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, or gave up or recovered
+ *   slo      { at, segment, slo }                           the control loop has another target, holder or rung, gave up or recovered, or ended (null)
  * `segment` is Stats.segment.id, `at` the wall clock. Reads only, but that it runs the control loop of a segment where nobody else does.
  */
 

@@ -5,12 +5,16 @@ import { closeSync, openSync, readFileSync, writeSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { changePolicy, policyChange } from "../src/control.ts";
+import { metricsOf } from "../src/metrics.ts";
 import { Native } from "../src/native.ts";
 import { Segment } from "../src/segment.ts";
 import { Controller, TICK_S } from "../src/slo.ts";
 import { LoopKeeper, SloLoop } from "../src/slo-loop.ts";
 import type { Settings } from "../src/slo-rungs.ts";
+import { readingOf, statsOf } from "../src/stats.ts";
+import { render } from "../src/top-view.ts";
 import { Scratch } from "./rigel.ts";
+import { until } from "./serving.ts";
 
 let native: Native;
 let scratch: Scratch;
@@ -112,8 +116,70 @@ test("a loop that nobody keeps says by itself that it runs: clients would put ba
     goesOn();
     expect(segment.loop?.holder_pid).toBe(process.pid);
     loop.pause();
-    expect(segment.loop?.holder_pid).toBeNull();
+    expect(segment.loop).toBeUndefined();
   }
+  segment.remove();
+});
+
+/** As a loop shows it that has measured something. */
+const SHOWN = {
+  rung: 3,
+  changes: 7,
+  unreachable: false,
+  held_s: 1.4,
+  alone: { requests: 48, p50_ms: 3.1, p99_ms: 4.5 },
+  now: { requests: 60, p50_ms: 3.2, p99_ms: 4.75 },
+  over_alone: { requests: 59, p50: 1.004, p99: 1.031 },
+};
+
+/** What `rigel top` and /metrics tell of delays and targets. */
+function toldOf(segment: Segment): string[] {
+  const reading = readingOf(segment);
+  const view = { folder: "", interval_s: 1, sort: "name", selected: undefined, help: false, notice: "" } as const;
+  const lines = render(
+    { ...view, segments: [statsOf(reading)] },
+    { width: 200, height: 50, colour: false, keys: false },
+  );
+  const metrics = metricsOf([reading], [], new Map([[segment.id, 0]]));
+  return [...lines, ...metrics.split("\n")].flatMap((line) => line.match(/p99 target|delayed|^rigel_slo_delay/g) ?? []);
+}
+
+test("neither target nor delay is told where another policy is in force or the loop has ended", () => {
+  const segment = underSlo();
+  expect(toldOf(segment)).toEqual([]);
+  const told = ["p99 target", "delayed", "rigel_slo_delay", "rigel_slo_delay"];
+  segment.showLoop(SHOWN);
+  expect(toldOf(segment)).toEqual(told);
+  // Also before the loop has seen it.
+  change(segment, { name: "none" });
+  expect(toldOf(segment)).toEqual([]);
+  expect(statsOf(readingOf(segment)).slo).toBeNull();
+  change(segment, { name: "slo" });
+  expect(toldOf(segment)).toEqual(told);
+  segment.showLoop(undefined);
+  expect(toldOf(segment)).toEqual([]);
+  segment.remove();
+});
+
+test("neither target nor delay is told once the process with the loop was killed", async () => {
+  const segment = underSlo();
+  await using holder = Bun.spawn(
+    [
+      process.execPath,
+      "-e",
+      `import { Native } from "${import.meta.dir}/../src/native.ts";
+       import { Segment } from "${import.meta.dir}/../src/segment.ts";
+       const segment = Segment.open(await Native.load(), "${segment.path}");
+       setInterval(() => segment.showLoop(${JSON.stringify(SHOWN)}), 100);`,
+    ],
+    { stderr: "inherit" },
+  );
+  await until(() => (segment.loop?.holder_pid === holder.pid ? true : undefined));
+  expect(toldOf(segment)).not.toEqual([]);
+  holder.kill("SIGKILL");
+  await holder.exited;
+  await until(() => (segment.loop === undefined ? true : undefined));
+  expect(toldOf(segment)).toEqual([]);
   segment.remove();
 });
 

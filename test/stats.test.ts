@@ -94,6 +94,7 @@ describe("a segment seen from outside", () => {
 
   test("what the control loop shows is read back", () => {
     const segment = Segment.create(native, `${scratch.path}/shown`);
+    segment.configure({ policy: "slo" });
     expect(segment.loop).toBeUndefined();
     const found = {
       rung: 3,

@@ -368,10 +368,10 @@ function wording(event: string, happening: Happened): string | undefined {
     case "hang":
       return `${client} hangs, process ${pid}${typeof rank === "number" ? `, rank ${rank}` : ""}: it ${why}`;
     case "slo":
-      if (!slo) return undefined;
+      if (!slo) return `${segment}: nobody moves its settings any more`;
       return slo.unreachable
         ? `${segment}: the target is not reached even by the strictest settings`
-        : `${segment}: settings are at step ${slo.rung}${slo.holder_pid === null ? ", and nobody moves them" : ""}`;
+        : `${segment}: settings are at step ${slo.rung}`;
     default:
       return undefined;
   }
