@@ -237,6 +237,20 @@ describe("the server", () => {
     await said;
   });
 
+  test("answers HEAD as GET, without a body, also where that has no end", async () => {
+    await using server = await Server.start(place);
+    for (const path of ["/v1/events", "/v1/stats", "/metrics", "/"]) {
+      const signal = AbortSignal.timeout(10_000);
+      const [head, get] = await Promise.all(
+        ["HEAD", "GET"].map(async (method) => await fetch(`${server.url}${path}`, { method, signal })),
+      );
+      expect([head?.status, head?.headers.get("content-type")]).toEqual([200, get?.headers.get("content-type")]);
+      expect(head?.headers.get("cache-control")).toBe(get?.headers.get("cache-control") ?? null);
+      expect(await head?.text()).toBe("");
+      await get?.body?.cancel();
+    }
+  });
+
   test("says what is not there, or is there twice", async () => {
     await using server = await Server.start(place);
     const nothing = await server.ask("/v1/traces");
