@@ -50,8 +50,6 @@ export function problemsOf({ issues }: z.core.$ZodError): { path: string; messag
 
 function expectation(issue: z.core.$ZodIssue): string {
   if (issue.code === "custom" || issue.code === "unrecognized_keys") return issue.message;
-  // What a parameter's text was read as; JSON has no such number.
-  if (Number.isNaN(issue.input)) return wanted(issue);
   const got = issue.input === undefined ? "but it is missing" : `got ${shown(issue.input)}`;
   return `${wanted(issue)}, ${got}`;
 }

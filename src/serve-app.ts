@@ -68,6 +68,12 @@ const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
   ["ambiguous", 409],
 ]);
 
+/** A parameter of a query; what is no number stays the text that it is, so that errors show it. */
+const secondsInQuery = z.preprocess((value) => {
+  const number = typeof value === "string" && value.trim() !== "" ? Number(value) : Number.NaN;
+  return Number.isNaN(number) ? value : number;
+}, z.number().positive().max(86_400));
+
 const allStats = z.object({ at: z.string(), segments: z.array(statsSchema) });
 
 /** For the description of the routes. Of "one of these, or null" the plugin makes one schema, in which null has to be one of these. */
@@ -151,7 +157,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
         query: fields({
           /** What waits for longer hangs; left out: what the server was started with. */
-          threshold_s: z.coerce.number().positive().max(86_400).optional(),
+          threshold_s: secondsInQuery.optional(),
         }),
         response: allHangsSchema,
         detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
@@ -162,7 +168,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           client: z.string().optional(),
           /** Only of this segment. */
           segment: z.string().optional(),
-          last_s: z.coerce.number().positive().max(86_400).optional(),
+          last_s: secondsInQuery.optional(),
         }),
         detail: {
           summary: "What clients launched and waited for last, as a trace for Perfetto",

@@ -280,7 +280,8 @@ describe("the server", () => {
     for (const [query, path, wrong] of [
       ["hangs?threshold=5", "threshold", "unknown field; expected one of threshold_s"],
       ["hangs?threshold_s=-1", "threshold_s", "expected a number above 0, got -1"],
-      ["traces?last_s=abc", "last_s", "expected a number"],
+      ["hangs?threshold_s=", "threshold_s", 'expected a number, got ""'],
+      ["traces?last_s=abc", "last_s", 'expected a number, got "abc"'],
       ["traces?last=1", "last", "unknown field; expected one of client, segment, last_s"],
     ])
       expect(await server.ask(`/v1/${query}`)).toMatchObject({
