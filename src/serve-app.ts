@@ -126,6 +126,8 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
       .use(
         openapi({
           provider: null,
+          // What has a dot in its path would be left out.
+          exclude: { staticFile: false },
           documentation: {
             info: { title: "Rigel", version: packageJson.version, description: packageJson.description },
           },
