@@ -431,7 +431,7 @@ function measure(
 function settled(report: SloReport): string {
   const { settings, over_alone, held_s } = report;
   const delayed = over_alone ? `, delayed x${over_alone.p50.toFixed(2)} x${over_alone.p99.toFixed(2)}` : "";
-  return `${settingsText(settings ?? {})}${delayed}, ${changesText(report)}, held ${held_s.toFixed(1)} s`;
+  return `${settingsText(settings)}${delayed}, ${changesText(report)}, held ${held_s.toFixed(1)} s`;
 }
 
 /** False: it is over before. */

@@ -304,7 +304,7 @@ function sloLines(slo: SloOutcome): string[] {
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${settings ? settingsText(settings) : "the settings as they were"}`,
+    `     at the end: ${latencies(now)} with ${settingsText(settings)}`,
     `     ${changesText(slo)}`,
   ];
 }

@@ -80,8 +80,9 @@ export function targetText(target: Target): string {
   return "p99_ms" in target ? `${target.p99_ms} ms` : `${target.p99_over_alone} of alone`;
 }
 
-/** What slo moves, in the words of a policy. */
-export function settingsText(settings: Partial<Settings>): string {
+/** What slo moves, in the words of a policy; undefined: it has moved nothing. */
+export function settingsText(settings: Partial<Settings> | undefined): string {
+  if (!settings) return "the settings as they were";
   const told = Object.entries(settings).flatMap(([name, value]) => {
     if (name === "suspend") return `suspend ${value !== 0}`;
     if (name === "share_period_us" && value === 0) return [];

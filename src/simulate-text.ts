@@ -169,7 +169,7 @@ function sloLines(points: readonly Point[]): string[] {
       if (!slo) return [];
       const reached = isMissed(slo) ? [missedText(slo)] : [];
       const told = [
-        `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings ?? {})}, ${changesText(slo)}`,
+        `target p99 ${targetText(slo.target)}, at the end ${settingsText(slo.settings)}, ${changesText(slo)}`,
         ...reached,
       ];
       return ["", `${way}: ${told.join("; ")}`];

@@ -369,6 +369,12 @@ describe.concurrent("rigel simulate", () => {
     expect(stdout).toMatch(/not reached even by the strictest settings, where p99 is \d+\.\d\d ms/);
   });
 
+  test("slo says where it has moved no settings", async () => {
+    const { stdout } = await rigel("simulate", "--duration", "1");
+    const ends = [...stdout.matchAll(/^rigel slo.*: target p99 .*, at the end (.*), 0 changes$/gm)];
+    expect(ends.map(([, end]) => end)).toEqual(["the settings as they were", "the settings as they were"]);
+  });
+
   test("slo gives way late to requests that follow each other, beside which best-effort work is starved", async () => {
     using scratch = new Scratch();
     const profile = join(root, "profiles", "h200-resnet50-");
