@@ -124,15 +124,14 @@ export class Native {
         `Rigel runs on Linux, x86-64 or aarch64; this is ${process.platform} ${process.arch}`,
       );
     if (Bun.isStandaloneExecutable) return await unpack();
-    const built = await buildIfOlder(resolve(import.meta.dir, ".."));
-    const files = { ...built, interposer: overridden() ?? built.interposer };
-    return new Native(files, open(files.interposer));
+    return Native.open(await buildIfOlder(resolve(import.meta.dir, "..")));
   }
 
-  /** Loads the library of `files`, or throws what the loader said. */
+  /** Loads the library of `files`, or that of RIGEL_LIB, or throws what the loader said. */
   static open(files: NativeFiles): Native {
-    const located = { ...files, interposer: overridden() ?? files.interposer };
-    return new Native(located, open(located.interposer));
+    const asked = overridden();
+    if (asked) return new Native({ ...files, interposer: asked.interposer }, asked.symbols);
+    return new Native(files, open(files.interposer));
   }
 
   get version(): string {
@@ -249,29 +248,32 @@ export class Native {
   }
 }
 
-function overridden(): string | undefined {
+/** What RIGEL_LIB names, loaded. */
+function overridden(): { interposer: string; symbols: Symbols } | undefined {
   const path = process.env["RIGEL_LIB"];
   if (!path) return undefined;
   if (!existsSync(path))
     throw new RigelError("native", `RIGEL_LIB=${path}: no such file; name librigel.so or unset the variable`);
-  return resolve(path);
+  const interposer = resolve(path);
+  return { interposer, symbols: open(interposer, `RIGEL_LIB=${path}`) };
 }
 
 /** A library is there, and the loader refuses it. */
 export class LoadError extends RigelError {
   readonly library: string;
 
-  constructor(library: string, cause: unknown) {
-    super("native", `${library} cannot be loaded: ${reason(cause)}`, { cause });
+  constructor(library: string, called: string, cause: unknown) {
+    super("native", `${called} cannot be loaded: ${reason(cause)}`, { cause });
     this.library = library;
   }
 }
 
-function open(library: string): Symbols {
+/** `called`: what errors call it. */
+function open(library: string, called = library): Symbols {
   try {
     return dlopen(library, SYMBOLS).symbols;
   } catch (thrown) {
-    throw new LoadError(library, thrown);
+    throw new LoadError(library, called, thrown);
   }
 }
 
@@ -376,6 +378,8 @@ async function unpack(): Promise<Native> {
   const hash = createHash("sha256");
   for (const { path, bytes } of parts) hash.update(`${path}\0${bytes.length}\0`).update(bytes);
   const digest = hash.digest("hex");
+  // What is wrong with that is so in every folder.
+  overridden();
   const refusals: string[] = [];
   for (const base of cacheFolders()) {
     const folder = join(base, digest);

@@ -269,6 +269,19 @@ describe("the single binary", () => {
     expect({ status, stdout }).toEqual({ status: 1, stdout: "" });
   });
 
+  test("blames RIGEL_LIB alone where what that names is not there, or cannot be loaded", async () => {
+    using place = new Elsewhere();
+    for (const [library, said] of [
+      ["/nonexistent/librigel.so", "no such file; name librigel.so or unset the variable"],
+      [place.config, "cannot be loaded: "],
+    ] as const) {
+      const environment = { XDG_CACHE_HOME: place.cache, RIGEL_LIB: library };
+      const { status, stderr } = await run(place.binary, place.empty, environment, "info");
+      expect(stderr).toMatch(new RegExp(`^rigel: RIGEL_LIB=${RegExp.escape(library)}:? ${RegExp.escape(said)}.*\n$`));
+      expect(status).toBe(1);
+    }
+  });
+
   test("names every folder it has tried when there is none", async () => {
     using place = new Elsewhere();
     // /proc takes no files, and what is mounted there is noexec besides.

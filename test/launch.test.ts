@@ -904,7 +904,7 @@ describe("the library", () => {
     const broken = join(scratch.path, "librigel.so");
     writeFileSync(broken, "not an ELF file");
     await using child = start(["launch", config([serve])], { env: { RIGEL_LIB: broken } });
-    expect(await child.stderr.text()).toContain(`${broken} cannot be loaded`);
+    expect(await child.stderr.text()).toContain(`RIGEL_LIB=${broken} cannot be loaded`);
     expect(await child.exited).toBe(1);
   });
 
