@@ -1,7 +1,12 @@
 /** arguments.ts: numbers and devices on the command line, for Commander: each says what it expects. */
 
-import { InvalidArgumentError } from "commander";
+import { Command, InvalidArgumentError } from "commander";
 import type { DeviceSelector } from "./config.ts";
+
+/** The command of a program by itself: wrong arguments end it with status 2, as they do `rigel`. */
+export function programOf(name: string): Command {
+  return new Command(name).exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : 2));
+}
 
 /** A number above 0. */
 export const above0 = upTo(Number.MAX_VALUE);

@@ -9,8 +9,7 @@
 
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { Command } from "commander";
-import { deviceSelector, whole } from "./arguments.ts";
+import { deviceSelector, programOf, whole } from "./arguments.ts";
 import { median } from "./bench-stats.ts";
 import { clientEnvironment } from "./client-environment.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
@@ -266,7 +265,7 @@ function signed(value: number, digits = 0): string {
 }
 
 if (import.meta.main) {
-  const program = new Command("bench:in-place")
+  const program = programOf("bench:in-place")
     .description("what Rigel adds to the calls of a high client, in a program as it is, in nanoseconds")
     .argument("[command...]", "a program that serves requests and ends by itself (default: a replay of ResNet-50)")
     .passThroughOptions()

@@ -5,13 +5,13 @@
  */
 
 import { join } from "node:path";
-import { Command } from "commander";
+import { programOf, whole } from "./arguments.ts";
 import { median } from "./bench-stats.ts";
 import { Native } from "./native.ts";
 
-const options = new Command("bench:simulate")
+const options = programOf("bench:simulate")
   .option("--json", "print as JSON")
-  .option("--rounds <count>", "rounds", Number, 3)
+  .option("--rounds <count>", "rounds", whole(1, 10_000), 3)
   .parse()
   .opts<{ json?: true; rounds: number }>();
 

@@ -9,8 +9,10 @@ import { defaultSegmentFolder } from "../src/plan.ts";
 import { environmentOf, living } from "../src/proc.ts";
 import { plainEnvironment, root } from "./rigel.ts";
 
-function soak(...args: string[]) {
-  return Bun.spawn([process.execPath, join(root, "src", "soak.ts"), ...args], {
+const soak = (...args: string[]) => started("soak.ts", ...args);
+
+function started(program: string, ...args: string[]) {
+  return Bun.spawn([process.execPath, join(root, "src", program), ...args], {
     env: plainEnvironment(),
     stdin: "ignore",
     stdout: "pipe",
@@ -48,6 +50,25 @@ test("a soak of half a minute: every request is answered, every stream lives, me
   const ats = rss.samples.map(({ at_s }) => at_s);
   expect(ats).toEqual(ats.toSorted((a, b) => a - b));
   expect(kept(child.pid)).toEqual([]);
+});
+
+test("a wrong option ends a soak, and the benchmarks beside it, with status 2; help with 0", async () => {
+  for (const [program, ...args] of [
+    ["soak.ts", "--seconds", "0"],
+    ["soak.ts", "--nope"],
+    ["bench-hotpath.ts", "--calls", "0"],
+    ["bench-in-place.ts", "--nope"],
+    ["bench-simulate.ts", "--rounds", "x"],
+    ["bench-verdict.ts"],
+  ] as const) {
+    await using child = started(program, ...args);
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect({ status: await child.exited, stdout }, `${program}: ${stderr}`).toEqual({ status: 2, stdout: "" });
+    expect(stderr).toStartWith("error: ");
+  }
+  await using help = soak("--help");
+  expect(await help.stdout.text()).toStartWith("Usage: bun run soak");
+  expect(await help.exited).toBe(0);
 });
 
 test("Ctrl-C in the middle ends what a soak has started, and nothing of it is left", async () => {
