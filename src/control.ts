@@ -8,7 +8,7 @@
 import { z } from "zod";
 import { POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
-import { limit_bytes, memorySchema, sizeText } from "./memory.ts";
+import { limit_bytes, memoryProblem, memoryText, sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
 import { noEffectNow, noWeight, policySettings, readBy, targetOf } from "./policy.ts";
 import { fields, parse } from "./schema.ts";
@@ -16,17 +16,15 @@ import type { Segment, Slot } from "./segment.ts";
 
 const MEMORY = 'expected a size such as "40GiB" or "512MiB", a number of bytes, or "none"';
 
-function isMemory(text: string): boolean {
-  return text === "none" || memorySchema.safeParse(text).success;
+function problemOf(memory: string): string | undefined {
+  return memory === "none" ? undefined : memoryProblem(memory, MEMORY);
 }
 
 /** What can be changed of a client. */
 export const clientChangeSchema = fields({
   class: z.enum(["high", "best-effort"]).optional(),
   /** As in a configuration, in bytes or with a unit; `"none"` or null: no limit. */
-  memory: z
-    .union([z.int().positive(), z.string().refine(isMemory, MEMORY), z.null()], { error: () => MEMORY })
-    .optional(),
+  memory: z.union([z.int().positive(), memoryText(problemOf), z.null()], { error: () => MEMORY }).optional(),
   weight: z.number().min(0.01).max(100).optional(),
 });
 type ClientChange = z.infer<typeof clientChangeSchema>;

@@ -8,18 +8,27 @@ import { z } from "zod";
 
 const MEMORY = 'expected a size such as "40GiB" or "512MiB", a share of the device such as "30%", or a number of bytes';
 
-/** Above zero: a client without any memory cannot be meant. Whole bytes that a number can hold exactly. */
-export const memorySchema = z.union(
-  [
-    z.int().positive(),
-    z
-      .string()
-      .regex(/^(?!0+(\.0+)?[^\d.])(\d{1,6}(\.\d{1,6})? ?(KiB|MiB|GiB|TiB)|(100|\d{1,2}(\.\d{1,6})?) ?%)$/, MEMORY),
-  ],
-  { error: () => MEMORY },
-);
-
+const SIZE = /^(?!0+(\.0+)?[^\d.])(\d+(\.\d{1,6})? ?(KiB|MiB|GiB|TiB)|(100|\d{1,2}(\.\d{1,6})?) ?%)$/;
 const UNITS = { KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 } as const;
+
+/** What is wrong with a size or a share; undefined: nothing. `form`: what is said where it is neither. */
+export function memoryProblem(memory: string, form = MEMORY): string | undefined {
+  if (!SIZE.test(memory)) return form;
+  return limit_bytes(memory, 0) > Number.MAX_SAFE_INTEGER ? "expected less than 8192TiB" : undefined;
+}
+
+/** Text in which a function finds no problem. */
+export function memoryText(problemOf: (text: string) => string | undefined) {
+  return z.string().check(({ value, issues }) => {
+    const message = problemOf(value);
+    // Without `continue` a union would say no more than that it is none of these.
+    if (message !== undefined)
+      issues.push({ code: "invalid_format", format: "memory", input: value, message, continue: true });
+  });
+}
+
+/** Above zero: a client without any memory cannot be meant. Whole bytes that a number can hold exactly. */
+export const memorySchema = z.union([z.int().positive(), memoryText(memoryProblem)], { error: () => MEMORY });
 
 /** A limit in bytes, on a device with `total_bytes`. */
 export function limit_bytes(memory: z.infer<typeof memorySchema>, total_bytes: number): number {

@@ -2,6 +2,7 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
+import { clientChange } from "../src/control.ts";
 import { Scratch, TINY_PROFILE, reportOf, rigel, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -109,6 +110,23 @@ describe.concurrent("clients[].memory", () => {
     expect(limits).toEqual([1.5 * 2 ** 30, 2 ** 29, Math.floor(0.3 * 24 * 2 ** 30), 123_456_789, undefined]);
     expect(notes).toEqual([]);
     expect((await rigel("launch", path, "--dry-run")).stdout).toContain("memory at most 1.50 GiB");
+  });
+
+  test("says of what is too large how much there can be", async () => {
+    const many = `1${"0".repeat(400)}KiB`;
+    const path = config(
+      ["9999999TiB", "8192TiB", many, "8191.9 TiB", "9999999KiB"].map((memory, index) => client(`c${index}`, memory)),
+    );
+    const { status, stderr } = await rigel("launch", path, "--dry-run");
+    const shown = ['"9999999TiB"', '"8192TiB"', `${JSON.stringify(many).slice(0, 77)}…`];
+    expect(withoutPlaces(stderr).trimEnd().split("\n")).toEqual(
+      shown.map((got, index) => `rigel: ${path}: clients[${index}].memory: expected less than 8192TiB, got ${got}`),
+    );
+    expect(status).toBe(2);
+    expect(() => clientChange({ memory: "9999999TiB" }, "rigel set")).toThrow(
+      'rigel set: memory: expected less than 8192TiB, got "9999999TiB"',
+    );
+    expect(() => clientChange({ memory: "40GB" }, "rigel set")).toThrow('a number of bytes, or "none", got "40GB"');
   });
 
   test("refuses everything else, and names its place", async () => {
