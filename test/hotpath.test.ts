@@ -105,7 +105,7 @@ test("bun run bench:hotpath --cold --json gives nanoseconds a call that finds th
 test("bun run bench:hotpath refuses to measure nothing", async () => {
   const { stderr, status } = await benchmark("--rounds", "0");
   expect(stderr).toContain("--rounds <count>' argument '0' is invalid");
-  expect(status).toBe(1);
+  expect(status).toBe(2);
 });
 
 test("bun run bench:in-place measures a launch among others of the same program", async () => {
