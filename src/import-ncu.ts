@@ -10,7 +10,7 @@ import { precisionOf } from "./classify.ts";
 import { RigelError } from "./errors.ts";
 import type { TableStart } from "./import-detect.ts";
 import { FieldError, parseNumber, sizeUnit_bytes, timeUnit_ns, wholeNumber } from "./import-number.ts";
-import type { Called, FileReport, Recorded } from "./import-row.ts";
+import { type Called, type FileReport, type Recorded, UNCALLED } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 import { tableRows } from "./import-table.ts";
 
@@ -169,6 +169,7 @@ function calledOf({ called, grid, block, dimensions }: Gathered): Called {
     return [axis(`launch__${what}_dim_x`), axis(`launch__${what}_dim_y`), axis(`launch__${what}_dim_z`)];
   };
   return {
+    ...UNCALLED,
     name: "Kernel Name",
     duration: called.get("duration") ?? "Duration",
     grid: shape("grid", "Grid Size", grid),
@@ -176,11 +177,6 @@ function calledOf({ called, grid, block, dimensions }: Gathered): Called {
     registers: called.get("registers") ?? "Registers Per Thread",
     shared: of("static_shared", "dynamic_shared").join(", "),
     dram: (called.get("dram_bytes") ?? of("dram_read", "dram_write").join(", ")) || of("dram_rate").join(", "),
-    // Of many metrics.
-    flops: "FLOPs",
-    // It has none of these.
-    bytes: "bytes",
-    sms: "SMs",
   };
 }
 

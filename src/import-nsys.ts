@@ -9,7 +9,7 @@
 import type { OperationKind } from "./classify.ts";
 import type { TableStart } from "./import-detect.ts";
 import { FieldError, parseNumber, sizeUnit_bytes, timeUnit_ns, wholeNumber } from "./import-number.ts";
-import type { Called, FileReport, Recorded } from "./import-row.ts";
+import { type Called, type FileReport, type Recorded, UNCALLED } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 import { tableRows } from "./import-table.ts";
 import { RigelError } from "./errors.ts";
@@ -89,6 +89,7 @@ export async function* readNsys(source: Source, table: TableStart, report: FileR
   };
 
   const checked: Called = {
+    ...UNCALLED,
     name: called("name"),
     duration: called("duration"),
     grid: [called("grdx"), called("grdy"), called("grdz")],
@@ -96,10 +97,6 @@ export async function* readNsys(source: Source, table: TableStart, report: FileR
     registers: called("reg/trd"),
     shared: ["stcsmem", "dymsmem"].map(called).join(", "),
     bytes: called("bytes"),
-    // It has none of these.
-    sms: "SMs",
-    flops: "FLOPs",
-    dram: "bytes of device memory",
   };
   for await (const rows of tableRows(source, table, report)) {
     const batch: Recorded[] = [];

@@ -2,26 +2,14 @@
 
 import type { TableStart } from "./import-detect.ts";
 import { FieldError, parseNumber } from "./import-number.ts";
-import type { Called, FileReport, Recorded } from "./import-row.ts";
+import { type Called, type FileReport, type Recorded, UNCALLED } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 import { tableRows } from "./import-table.ts";
 import { RigelError } from "./errors.ts";
 
 const COLUMNS = ["Name", "Profile", "Memory_footprint", "SM_usage", "Duration"];
 
-const CALLED: Called = {
-  name: "Name",
-  duration: "Duration",
-  sms: "SM_usage",
-  // It has none of these.
-  grid: ["grid x", "grid y", "grid z"],
-  block: ["block x", "block y", "block z"],
-  registers: "registers",
-  shared: "shared memory",
-  bytes: "bytes",
-  flops: "FLOPs",
-  dram: "bytes of device memory",
-};
+const CALLED: Called = { ...UNCALLED, name: "Name", duration: "Duration", sms: "SM_usage" };
 
 /** The four numbers of a row inside of a name. Compilers put a blank after each comma. */
 const ANOTHER_ROW = /,(-1|0|1)(\.0)?,\d+(\.\d+)?,\d+(\.\d+)?,\d/;

@@ -50,6 +50,20 @@ export interface Called {
   dram: string;
 }
 
+/** The same of what a tool's files have no column of. */
+export const UNCALLED: Called = {
+  name: "name",
+  duration: "duration",
+  grid: ["grid x", "grid y", "grid z"],
+  block: ["block x", "block y", "block z"],
+  registers: "registers",
+  shared: "shared memory",
+  bytes: "bytes",
+  sms: "SMs",
+  flops: "FLOPs",
+  dram: "bytes of device memory",
+};
+
 const HOUR_ns = 3.6e12;
 const LONGEST_NAME_bytes = 65_535;
 const GRID_most = [2 ** 31 - 1, 65_535, 65_535];

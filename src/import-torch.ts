@@ -10,7 +10,7 @@ import { type OperationKind, familyOf } from "./classify.ts";
 import { Column } from "./column.ts";
 import { FieldError } from "./import-number.ts";
 import { tracePieces } from "./import-json.ts";
-import type { Called, FileReport, Recorded } from "./import-row.ts";
+import { type Called, type FileReport, type Recorded, UNCALLED } from "./import-row.ts";
 import type { Source } from "./import-source.ts";
 
 /** Categories of Kineto, lower case (1.8 had them capitalised), that are no GPU work. */
@@ -188,6 +188,7 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
 }
 
 const CALLED: Called = {
+  ...UNCALLED,
   name: '"name"',
   duration: '"dur"',
   grid: ['"grid"', '"grid"', '"grid"'],
@@ -195,10 +196,6 @@ const CALLED: Called = {
   registers: '"registers per thread"',
   shared: '"shared memory"',
   bytes: '"bytes"',
-  // Reckoned, later.
-  sms: "SMs",
-  flops: "FLOPs",
-  dram: "bytes of device memory",
 };
 
 /** Events between two collections of garbage: some 10 MB of it. */
