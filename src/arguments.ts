@@ -4,7 +4,7 @@ import { Command, InvalidArgumentError } from "commander";
 import type { DeviceSelector } from "./config.ts";
 
 /** The command of a program by itself: wrong arguments end it with status 2, as they do `rigel`. */
-export function programOf(name: string): Command {
+export function standalone(name: string): Command {
   return new Command(name).exitOverride(({ exitCode }) => process.exit(exitCode === 0 ? 0 : 2));
 }
 

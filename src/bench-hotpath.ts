@@ -14,12 +14,12 @@
  */
 
 import { join, resolve } from "node:path";
-import { programOf, whole } from "./arguments.ts";
+import { standalone, whole } from "./arguments.ts";
 import { Native, make } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
 
-const program = programOf("bench:hotpath")
+const program = standalone("bench:hotpath")
   .option("--json", "print as JSON")
   .description("what Rigel adds to one launch, in nanoseconds")
   .option("--cold", "each call finds the caches disturbed, as between two launches of a real program")

@@ -9,7 +9,7 @@
 
 import { existsSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { deviceSelector, programOf, whole } from "./arguments.ts";
+import { deviceSelector, standalone, whole } from "./arguments.ts";
 import { median } from "./bench-stats.ts";
 import { clientEnvironment } from "./client-environment.ts";
 import { Devices, deviceEnvironment } from "./device.ts";
@@ -265,7 +265,7 @@ function signed(value: number, digits = 0): string {
 }
 
 if (import.meta.main) {
-  const program = programOf("bench:in-place")
+  const program = standalone("bench:in-place")
     .description("what Rigel adds to the calls of a high client, in a program as it is, in nanoseconds")
     .argument("[command...]", "a program that serves requests and ends by itself (default: a replay of ResNet-50)")
     .passThroughOptions()

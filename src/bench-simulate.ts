@@ -5,11 +5,11 @@
  */
 
 import { join } from "node:path";
-import { programOf, whole } from "./arguments.ts";
+import { standalone, whole } from "./arguments.ts";
 import { median } from "./bench-stats.ts";
 import { Native } from "./native.ts";
 
-const options = programOf("bench:simulate")
+const options = standalone("bench:simulate")
   .option("--json", "print as JSON")
   .option("--rounds <count>", "rounds", whole(1, 10_000), 3)
   .parse()

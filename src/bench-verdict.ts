@@ -8,7 +8,7 @@
 
 import { readFileSync } from "node:fs";
 import { z } from "zod";
-import { between, programOf, whole } from "./arguments.ts";
+import { between, standalone, whole } from "./arguments.ts";
 import { waitSchema } from "./bench-report.ts";
 import { generator } from "./random.ts";
 import { ENOUGH } from "./slo-alone.ts";
@@ -38,7 +38,7 @@ interface Verdicts {
   over: { within: number; part: number }[];
 }
 
-const options = programOf("bench:verdict")
+const options = standalone("bench:verdict")
   .description("how soon slo would say that requests miss a target, of what rigel bench --live --json FILE measured")
   .argument("<file>", "of rigel bench --live --json")
   .option("--target <ratio>", "p99 over alone", between(1, 100), 1.05)

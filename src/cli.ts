@@ -141,6 +141,7 @@ function commandLine(): Command {
 
 async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<void> {
   const status = { option: "--status", file: flags.status };
+  // Whatever else is wrong, that says so.
   await checkApart([status], [file]);
   if (flags.status !== undefined) await leaveStatus(resolve(flags.status));
   const outputs = [status, { option: "--html", file: flags.html }, { option: "--trace", file: flags.trace }];

@@ -34,7 +34,7 @@ export async function checkOutput(option: string, file: string): Promise<void> {
 }
 
 /** A file that an option names, or one that is read: what errors call it, and where it is. */
-export interface Named {
+interface Named {
   option: string;
   file: string | undefined;
 }

@@ -71,8 +71,9 @@ export function targetOf({ target }: Policy): Target {
 export function checkPolicy(config: Config, notes: string[]): RigelError[] {
   const { file, policy, clients } = config;
   const problems: string[] = [];
-  const set = new Set(Object.entries(policy).flatMap(([field, value]) => (value === undefined ? [] : [field])));
-  notes.push(...Object.keys(READ_BY).flatMap((field) => (set.has(field) ? (noEffect(field, policy.name) ?? []) : [])));
+  const given = new Map<string, unknown>(Object.entries(policy));
+  const fieldsGiven = Object.keys(READ_BY).filter((field) => given.get(field) !== undefined);
+  notes.push(...fieldsGiven.flatMap((field) => noEffect(field, policy.name) ?? []));
   const unweighed = noWeight(policy.name);
   if (unweighed !== undefined)
     for (const { name } of clients.filter(({ weight }) => weight !== undefined)) notes.push(`${name}: ${unweighed}`);

@@ -91,187 +91,184 @@ function jsonSchemaOf(schema: z.ZodType): object {
 /** The server's routes over what a watcher sees. */
 export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
   // Whatever the host is called: without this, paths are looked for from the fourth character of its name on.
-  return (
-    new Elysia({ handler: { standardHostname: false } })
-      .onError(({ code, error, set, request }) => {
-        if (error instanceof RequestError) {
-          set.status = error.status;
-          return errorBody(error.code, error.message, error.issues);
+  return new Elysia({ handler: { standardHostname: false } })
+    .onError(({ code, error, set, request }) => {
+      if (error instanceof RequestError) {
+        set.status = error.status;
+        return errorBody(error.code, error.message, error.issues);
+      }
+      if (error instanceof RigelError) {
+        set.status = STATUS.get(error.code) ?? (error.exitStatus === 2 ? 422 : 409);
+        return errorBody(error.code, error.message);
+      }
+      switch (code) {
+        case "NOT_FOUND":
+          set.status = 404;
+          return errorBody("not_found", `there is nothing at ${request.method} ${new URL(request.url).pathname}`);
+        case "PARSE":
+          set.status = 400;
+          return errorBody("not_json", error.cause instanceof RigelError ? error.cause.message : error.message);
+        case "VALIDATION": {
+          set.status = error.type === "response" ? 500 : 422;
+          const issues = issuesOf(error.validator, error.value);
+          const what = issues.length === 1 ? "a field is" : `${issues.length} fields are`;
+          return errorBody("invalid", `${what} not as expected`, issues.slice(0, MOST_ISSUES));
         }
-        if (error instanceof RigelError) {
-          set.status = STATUS.get(error.code) ?? (error.exitStatus === 2 ? 422 : 409);
-          return errorBody(error.code, error.message);
-        }
-        switch (code) {
-          case "NOT_FOUND":
-            set.status = 404;
-            return errorBody("not_found", `there is nothing at ${request.method} ${new URL(request.url).pathname}`);
-          case "PARSE":
-            set.status = 400;
-            return errorBody("not_json", error.cause instanceof RigelError ? error.cause.message : error.message);
-          case "VALIDATION": {
-            set.status = error.type === "response" ? 500 : 422;
-            const issues = issuesOf(error.validator, error.value);
-            const what = issues.length === 1 ? "a field is" : `${issues.length} fields are`;
-            return errorBody("invalid", `${what} not as expected`, issues.slice(0, MOST_ISSUES));
-          }
-          default:
-            set.status = 500;
-            progress(
-              `error in ${request.method} ${request.url}: ${error instanceof Error ? error.stack : String(error)}`,
-            );
-            return errorBody("internal", "Rigel has failed to answer this; its standard error says why");
-        }
-      })
-      .use(
-        openapi({
-          provider: null,
-          // What has a dot in its path would be left out.
-          exclude: { staticFile: false },
-          documentation: {
-            info: { title: "Rigel", version: packageJson.version, description: packageJson.description },
-          },
-          mapJsonSchema: { zod: jsonSchemaOf },
-        }),
-      )
-      .use(dashboard())
-      .onParse(async ({ request }, type) =>
-        type === "application/json" ? parseJson(await request.text(), "body", { once: true }) : undefined,
-      )
-      .use(launchRoutes(launches))
-      .onTransform(refuseDeep)
-      .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
-        response: z.object({ ok: z.boolean(), version: z.string() }),
-        detail: { summary: "Whether the server answers" },
-      })
-      .get("/v1/stats", () => ({ at: new Date().toISOString(), segments: watcher.now() }), {
-        response: allStats,
-        detail: { summary: "Every live segment: settings, devices and clients, with rates over the last second" },
-      })
-      .get("/v1/clients", () => ({ clients: clientsOf(watcher.now()) }), {
-        response: z.object({ clients: z.array(clientSchema) }),
-        detail: { summary: "The clients of all segments" },
-      })
-      .get("/v1/contexts", () => ({ processes: watcher.contexts() }), {
-        response: z.object({ processes: z.array(processContextsSchema) }),
-        detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
-      })
-      .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
-        query: fields({
-          /** What waits for longer hangs; left out: what the server was started with. */
-          threshold_s: secondsInQuery.optional(),
-        }),
-        response: allHangsSchema,
-        detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
-      })
-      .get("/v1/traces", ({ query: { client, segment, last_s } }) => traceOf(watcher, segment, { client, last_s }), {
-        query: fields({
-          /** A client's name, or a process number; left out: all. */
-          client: z.string().optional(),
-          /** Only of this segment. */
-          segment: z.string().optional(),
-          last_s: secondsInQuery.optional(),
-        }),
-        detail: {
-          summary: "What clients launched and waited for last, as a trace for Perfetto",
-          responses: { 200: { description: "Chrome's Trace Event Format", content: { "application/json": {} } } },
+        default:
+          set.status = 500;
+          progress(
+            `error in ${request.method} ${request.url}: ${error instanceof Error ? error.stack : String(error)}`,
+          );
+          return errorBody("internal", "Rigel has failed to answer this; its standard error says why");
+      }
+    })
+    .use(
+      openapi({
+        provider: null,
+        // What has a dot in its path would be left out.
+        exclude: { staticFile: false },
+        documentation: {
+          info: { title: "Rigel", version: packageJson.version, description: packageJson.description },
         },
-      })
-      .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
-        params: z.object({ id: z.string() }),
-        response: clientSchema,
-        detail: { summary: "One client, by its name, or `segment:name` where several have that name" },
-      })
-      .patch(
-        "/v1/clients/:id",
-        async ({ params, body: { paused, pause_s, ...change } }) => {
-          const target = findClient(params.id, watcher.live());
-          const isPause = paused !== undefined || pause_s !== undefined;
-          if (!isPause && Object.keys(change).length === 0)
-            throw new RequestError(422, "invalid", "body: expected class, memory, weight, paused or pause_s");
-          if (paused === false && pause_s !== undefined)
-            throw new RequestError(422, "invalid", "body: expected no pause_s where paused is false");
-          const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
-          const { notes } = changeClient(target, change, isPause ? seconds : undefined);
-          const asked = (client: Client): Client => ({
-            ...client,
-            class: change.class ?? client.class,
-            weight: change.weight ?? client.weight,
-          });
-          // Its processes take those two up a moment later, unless they are stopped: who asks next is to see it.
-          const until_ms = performance.now() + TAKEN_UP_ms;
-          for (;;) {
-            watcher.changed();
-            const client: Client = clientOf(`${target.segment.id}:${target.name}`, watcher.now());
-            const { class: kind, weight } = asked(client);
-            const isSo = client.class === kind && client.weight === weight;
-            if (isSo || performance.now() >= until_ms) return { ...asked(client), notes };
-            await Bun.sleep(LOOK_ms);
-          }
-        },
-        {
-          params: z.object({ id: z.string() }),
-          body: fields({
-            ...clientChangeSchema.shape,
-            /** True: until it is resumed, or for `pause_s` seconds. */
-            paused: z.boolean().optional(),
-            pause_s: z.number().positive().optional(),
-          }),
-          response: clientSchema.extend({
-            /** What was changed and has no effect under the policy in force. */
-            notes: z.array(z.string()),
-          }),
-          detail: { summary: "Change a client's class, memory or weight, pause it or let it go on" },
-        },
-      )
-      .get("/v1/config", () => ({ segments: watcher.now().map((stats) => configOf(stats, watcher.live())) }), {
-        response: z.object({ segments: z.array(configSchema) }),
-        detail: { summary: "Policy, target and settings of every segment" },
-      })
-      .put(
-        "/v1/config",
-        ({ body: { policy, segment } }) => {
-          const all = watcher.live().filter(({ id }) => segment === undefined || id === segment);
-          if (all.length === 0)
-            throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
-          const changed = changePolicy(all, policyChange(policy, "policy"), native);
+        mapJsonSchema: { zod: jsonSchemaOf },
+      }),
+    )
+    .use(dashboard())
+    .onParse(async ({ request }, type) =>
+      type === "application/json" ? parseJson(await request.text(), "body", { once: true }) : undefined,
+    )
+    .use(launchRoutes(launches))
+    .onTransform(refuseDeep)
+    .get("/healthz", () => ({ ok: true, version: packageJson.version }), {
+      response: z.object({ ok: z.boolean(), version: z.string() }),
+      detail: { summary: "Whether the server answers" },
+    })
+    .get("/v1/stats", () => ({ at: new Date().toISOString(), segments: watcher.now() }), {
+      response: allStats,
+      detail: { summary: "Every live segment: settings, devices and clients, with rates over the last second" },
+    })
+    .get("/v1/clients", () => ({ clients: clientsOf(watcher.now()) }), {
+      response: z.object({ clients: z.array(clientSchema) }),
+      detail: { summary: "The clients of all segments" },
+    })
+    .get("/v1/contexts", () => ({ processes: watcher.contexts() }), {
+      response: z.object({ processes: z.array(processContextsSchema) }),
+      detail: { summary: "Contexts, threads and calls of every process, and handles used in a wrong context" },
+    })
+    .get("/v1/hangs", ({ query: { threshold_s } }) => allHangs(watcher.hangs(threshold_s)), {
+      query: fields({
+        /** What waits for longer hangs; left out: what the server was started with. */
+        threshold_s: secondsInQuery.optional(),
+      }),
+      response: allHangsSchema,
+      detail: { summary: "What every thread of every process is in, who hangs, and because of whom" },
+    })
+    .get("/v1/traces", ({ query: { client, segment, last_s } }) => traceOf(watcher, segment, { client, last_s }), {
+      query: fields({
+        /** A client's name, or a process number; left out: all. */
+        client: z.string().optional(),
+        /** Only of this segment. */
+        segment: z.string().optional(),
+        last_s: secondsInQuery.optional(),
+      }),
+      detail: {
+        summary: "What clients launched and waited for last, as a trace for Perfetto",
+        responses: { 200: { description: "Chrome's Trace Event Format", content: { "application/json": {} } } },
+      },
+    })
+    .get("/v1/clients/:id", ({ params }) => clientOf(params.id, watcher.now()), {
+      params: z.object({ id: z.string() }),
+      response: clientSchema,
+      detail: { summary: "One client, by its name, or `segment:name` where several have that name" },
+    })
+    .patch(
+      "/v1/clients/:id",
+      async ({ params, body: { paused, pause_s, ...change } }) => {
+        const target = findClient(params.id, watcher.live());
+        const isPause = paused !== undefined || pause_s !== undefined;
+        if (!isPause && Object.keys(change).length === 0)
+          throw new RequestError(422, "invalid", "body: expected class, memory, weight, paused or pause_s");
+        if (paused === false && pause_s !== undefined)
+          throw new RequestError(422, "invalid", "body: expected no pause_s where paused is false");
+        const seconds = paused === false ? 0 : (pause_s ?? Number.POSITIVE_INFINITY);
+        const { notes } = changeClient(target, change, isPause ? seconds : undefined);
+        const asked = (client: Client): Client => ({
+          ...client,
+          class: change.class ?? client.class,
+          weight: change.weight ?? client.weight,
+        });
+        // Its processes take those two up a moment later, unless they are stopped: who asks next is to see it.
+        const until_ms = performance.now() + TAKEN_UP_ms;
+        for (;;) {
           watcher.changed();
-          return {
-            notes: [...new Set(changed.flatMap(({ notes }) => notes))],
-            segments: watcher
-              .now()
-              .filter(({ segment: { id } }) => all.some((one) => one.id === id))
-              .map((stats) => configOf(stats, all)),
-          };
-        },
-        {
-          body: fields({ policy: policyChangeSchema, segment: z.string().optional() }),
-          response: z.object({
-            segments: z.array(configSchema),
-            /** Fields that have no effect under the policy in force. */
-            notes: z.array(z.string()),
-          }),
-          detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
-        },
-      )
-      .get("/metrics", () => new Response(watcher.metrics(), { headers: { "content-type": METRICS_TYPE } }), {
-        detail: {
-          summary: "For Prometheus",
-          responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
-        },
-      })
-      .get("/grafana.json", () => grafanaDashboard(), {
-        detail: { summary: "A dashboard over /metrics, for Grafana to import" },
-      })
-      // Elysia's own reads to its end what GET answers, which has none.
-      .head("/v1/events", () => eventsAnswer(new ReadableStream()), { detail: { hide: true } })
-      .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
-        detail: {
-          summary: "Server-sent events: stats once a second; segment, attach, exit, hang and slo as they happen",
-          responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
-        },
-      })
-  );
+          const client: Client = clientOf(`${target.segment.id}:${target.name}`, watcher.now());
+          const { class: kind, weight } = asked(client);
+          const isSo = client.class === kind && client.weight === weight;
+          if (isSo || performance.now() >= until_ms) return { ...asked(client), notes };
+          await Bun.sleep(LOOK_ms);
+        }
+      },
+      {
+        params: z.object({ id: z.string() }),
+        body: fields({
+          ...clientChangeSchema.shape,
+          /** True: until it is resumed, or for `pause_s` seconds. */
+          paused: z.boolean().optional(),
+          pause_s: z.number().positive().optional(),
+        }),
+        response: clientSchema.extend({
+          /** What was changed and has no effect under the policy in force. */
+          notes: z.array(z.string()),
+        }),
+        detail: { summary: "Change a client's class, memory or weight, pause it or let it go on" },
+      },
+    )
+    .get("/v1/config", () => ({ segments: watcher.now().map((stats) => configOf(stats, watcher.live())) }), {
+      response: z.object({ segments: z.array(configSchema) }),
+      detail: { summary: "Policy, target and settings of every segment" },
+    })
+    .put(
+      "/v1/config",
+      ({ body: { policy, segment } }) => {
+        const all = watcher.live().filter(({ id }) => segment === undefined || id === segment);
+        if (all.length === 0)
+          throw new RequestError(404, "no_segment", "there is no such segment; /v1/config lists them");
+        const changed = changePolicy(all, policyChange(policy, "policy"), native);
+        watcher.changed();
+        return {
+          notes: [...new Set(changed.flatMap(({ notes }) => notes))],
+          segments: watcher
+            .now()
+            .filter(({ segment: { id } }) => all.some((one) => one.id === id))
+            .map((stats) => configOf(stats, all)),
+        };
+      },
+      {
+        body: fields({ policy: policyChangeSchema, segment: z.string().optional() }),
+        response: z.object({
+          segments: z.array(configSchema),
+          /** Fields that have no effect under the policy in force. */
+          notes: z.array(z.string()),
+        }),
+        detail: { summary: "Change the policy of one segment, or of all, while they run; fields left out stay" },
+      },
+    )
+    .get("/metrics", () => new Response(watcher.metrics(), { headers: { "content-type": METRICS_TYPE } }), {
+      detail: {
+        summary: "For Prometheus",
+        responses: { 200: { description: "Metrics", content: { "text/plain": {} } } },
+      },
+    })
+    .get("/grafana.json", () => grafanaDashboard(), {
+      detail: { summary: "A dashboard over /metrics, for Grafana to import" },
+    })
+    .head("/v1/events", noEvents, { detail: { hide: true } })
+    .get("/v1/events", ({ request }) => eventStream(watcher, request.signal), {
+      detail: {
+        summary: "Server-sent events: stats once a second; segment, attach, exit, hang and slo as they happen",
+        responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
+      },
+    });
 }
 
 /** Checking what is nested without end, and saying what is wrong with it, takes the server's time, or its stack. */
@@ -379,6 +376,11 @@ function eventStream(watcher: Watcher, signal: AbortSignal): Response {
     new CountQueuingStrategy({ highWaterMark: 1 }),
   );
   return eventsAnswer(stream);
+}
+
+/** What HEAD answers: Elysia's own reads what GET answers to its end, which has none. */
+function noEvents(): Response {
+  return eventsAnswer(new ReadableStream());
 }
 
 function eventsAnswer(stream: ReadableStream<Uint8Array>): Response {

@@ -11,7 +11,7 @@
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { between, programOf } from "./arguments.ts";
+import { between, standalone } from "./arguments.ts";
 import { logSchema } from "./bench-run.ts";
 import {
   type Latency,
@@ -71,7 +71,7 @@ interface Options {
   together?: true;
 }
 
-const options = programOf("bun run soak")
+const options = standalone("bun run soak")
   .description("what a busy `rigel serve` costs a latency-critical client, and whether the server grows")
   .option("--seconds <seconds>", "how long to measure", between(4, 3600), 600)
   .option("--streams <count>", "event streams open with load", between(1, 150), 100)
