@@ -812,13 +812,15 @@ export class Segment {
   }
 
   /**
-   * What was launched in a slot so far, how often only as it had waited too long, how many launches for the least share, whether its process
-   * can be taken off the GPU, how many calls for that were slow, and the part of its GPU time that is in long kernels, lately; undefined: not known.
+   * What was launched in a slot so far, how often only as it had waited too long, how many launches for the least share, a bit for each device that it has
+   * work on, whether its process can be taken off the GPU, how many calls for that were slow, and the part of its GPU time that is in long kernels, lately;
+   * undefined: not known.
    */
   work({ index }: Slot): {
     launches: number;
     starved: number;
     shared: number;
+    devices: number;
     preemption: "unknown" | "on" | "off" | "stops";
     longPart: number | undefined;
     slowCalls: number;
@@ -830,6 +832,7 @@ export class Segment {
       slowCalls: this.#long(base, "slow_calls"),
       starved: this.#long(base, "starved"),
       shared: this.#long(base, "shared"),
+      devices: this.#word(this.#layout.clients, "devices", base),
       launches: this.#kernels(base) + this.#long(base, "graph_launches"),
       preemption: PREEMPTION[this.#word(this.#layout.clients, "preemption", base)] ?? "unknown",
     };

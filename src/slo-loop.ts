@@ -148,6 +148,12 @@ export class LoopKeeper implements Disposable {
   }
 }
 
+/** Of sets of devices, a bit each, how many have the same one. Pure. */
+export function mostOnOne(sets: readonly number[]): number {
+  const counts = Array.from({ length: 32 }, (_, device) => sets.filter((set) => (set >>> device) & 1).length);
+  return Math.max(...counts);
+}
+
 /** The control loop alone, for who knows that nobody else runs one (LoopKeeper sees to that). */
 export class SloLoop {
   readonly target: Target;
@@ -244,6 +250,7 @@ export class SloLoop {
     const longParts: (number | undefined)[] = [];
     const { stop_us: stopsMost, starvation_us = 0, min_share_ppm = 0 } = this.#segment.kept();
     const neighbours: number[] = [];
+    const processes = new Map<number, number>();
     const measured: string[] = [];
     const waits: Wait[] = [];
     const atWork = new Set<string>();
@@ -280,6 +287,7 @@ export class SloLoop {
         before.slowCalls = work.slowCalls;
         if (slot.launched && !slot.finished) {
           neighbours.push(slot.pid);
+          processes.set(slot.pid, (processes.get(slot.pid) ?? 0) | work.devices);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
           stops ||= work.preemption === "stops";
           // Where stops are none by configuration what was known of launches with some says nothing.
@@ -297,7 +305,7 @@ export class SloLoop {
       starved,
       starvation_s: starvation_us / 1e6,
       min_share: min_share_ppm / 1e6,
-      sharers: neighbours.length,
+      sharers: mostOnOne([...processes.values()]),
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),

@@ -520,6 +520,7 @@ export class Controller {
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
     if (seen.preemption) this.#preempted_s = this.t_s;
+    this.#ladder.sharers = seen.sharers ?? 1;
     const isGone = !seen.preemption && this.#ladder.rungs !== GATE_RUNGS && seen.neighbours !== "";
     if (isGone && seen.neighbours === this.#neighbours && this.t_s - this.#preempted_s < GONE_MOST_S)
       return this.unsettle();

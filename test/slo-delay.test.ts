@@ -6,6 +6,7 @@
 import { describe, expect, test } from "bun:test";
 import { RequestsAlone } from "../src/slo-alone.ts";
 import type { Settings } from "../src/slo-rungs.ts";
+import { mostOnOne } from "../src/slo-loop.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -286,6 +287,7 @@ function settle(
     slowerHeld = 1,
     seed = 23,
     stops = false,
+    sharers = 1,
     target = { p99_over_alone: 1.05 },
     elapsed_s = (_t_s: number): number => TICK_S,
   } = {},
@@ -315,6 +317,7 @@ function settle(
       measured: "7 busy",
       preemption,
       stops,
+      sharers,
     });
     if (action.hold) held_s += TICK_S;
     settings.push(action.settings);
@@ -395,6 +398,18 @@ const decodingInSlices = ({ suspend, slice_us, need_us }: Settings) => ({
   delay_ms: (noise: () => number): number => 0.1 + (suspend && !need_us ? 0 : (0.15 + slice_us / 1000) * noise()),
   launches_per_s: suspend ? 9000 : 9000 + slice_us / 10,
 });
+
+/** Slices alone, in which each request waits for one of each of two others. */
+const bothInSlices = ({ suspend }: Settings) => ({
+  delay_ms: (noise: () => number): number => (suspend ? 0.5 : 4.2) * (0.8 + 0.4 * noise()),
+  launches_per_s: suspend ? 800 : 1000,
+});
+
+/** Beside so many, within so much of alone. */
+const triesSlices = (sharers: number, p99_over_alone: number): boolean =>
+  settle(decoding, true, 60, bothInSlices, { sharers, target: { p99_over_alone } }).settings.some(
+    (is) => is?.suspend === 0,
+  );
 
 const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
 const slices =
@@ -512,6 +527,13 @@ describe("the controller on such a host", () => {
       expect(share(settings, 200, ({ suspend }) => suspend === 0)).toBeGreaterThan(0.8);
       expect(controller.unreachable).toBe(false);
     }
+  });
+
+  test("slices alone are not tried beside several best-effort processes, for a slice of each of which a request would wait", () => {
+    expect([triesSlices(1, 1.05), triesSlices(2, 1.05)]).toEqual([true, false]);
+    // Where the target leaves room for those, they are.
+    expect([triesSlices(2, 1.7), triesSlices(3, 1.7)]).toEqual([true, false]);
+    expect([mostOnOne([0b1, 0b11, 0b10, 0b110]), mostOnOne([])]).toEqual([3, 0]);
   });
 
   test("requests that keep the GPU busy are no others for what their program reads back by itself", () => {
