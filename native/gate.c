@@ -465,13 +465,16 @@ void rg_gate_paused(rg_member *m, enum rg_kind kind, uintptr_t units)
         atomic_fetch_add_explicit(&m->slot->passed, 1, memory_order_relaxed);
         return;
     }
-    const struct timespec limit = {0, 100000000};
+    enum { LOOK_NS = 100000000 };
     held();
     uint64_t since = rg_now_ns();
-    rg_op op = rg_wait_op(RG_OP_paused, 0);
+    rg_op op = rg_wait_op(atomic_load(&m->account->paused_until_ns) > since ? RG_OP_paused : RG_OP_wait_turn, 0);
     for (uint32_t mode; mode = atomic_load(&m->mode), rg_member_is_paused(m) && !atomic_load(&rg.captures) &&
-                                                          atomic_load(&rg.mode) != RG_MODE_BARE;)
+                                                          atomic_load(&rg.mode) != RG_MODE_BARE;) {
+        uint64_t left_ns = rg_since(rg_now_ns(), rg_account_until(m->account));
+        const struct timespec limit = {0, left_ns < LOOK_NS ? (long)left_ns : LOOK_NS};
         syscall(SYS_futex, &m->mode, FUTEX_WAIT_PRIVATE, mode, &limit, NULL, 0);
+    }
     rg_op_end(&op, RG_TRACE_gate, 0, 0);
     atomic_fetch_add_explicit(&m->slot->paused_ns, rg_now_ns() - since, memory_order_relaxed);
 }

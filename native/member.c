@@ -284,7 +284,7 @@ bool rg_member_is_paused(const rg_member *m)
 {
     /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. */
     return atomic_load_explicit(&m->mode, memory_order_acquire) & RG_MODE_PAUSED && m->account &&
-           atomic_load(&m->account->paused_until_ns) > rg_now_ns() && !atomic_load(&rg.segment->settings.shutdown);
+           rg_account_until(m->account) > rg_now_ns() && !atomic_load(&rg.segment->settings.shutdown);
 }
 
 bool rg_member_paused(void)

@@ -104,8 +104,12 @@ static bool to_stand_aside(const preemptor *p, uint64_t *again_ns)
     *again_ns = hold_ms && hold_ms * 1000000ull < WAIT_NS ? hold_ms * 1000000ull : WAIT_NS;
     if (rg_member_class() == RG_CLASS_HIGH)
         return false; /* a thread has entered a high client: what is suspended is all of the process */
-    if (rg_member_paused())
+    if (rg_member_paused()) {
+        const rg_account *account = RG_PROCESS->account;
+        uint64_t left_ns = account ? rg_since(rg_now_ns(), rg_account_until(account)) : 0;
+        *again_ns = left_ns && left_ns < *again_ns ? left_ns : *again_ns;
         return true;
+    }
     uint64_t launching = atomic_load(&dev->high_launching) & atomic_load(&dev->high_busy);
     return hold_ms || (launching && suspends(p));
 }
@@ -807,14 +811,27 @@ static void *preempt_main(void *argument)
 
 /* ---- the agent's part ---- */
 
-/* Who of this class, other than this client, has launched something since the last beat. */
+/* A bit per slot: it is another client's turn, and this one's processes are off the GPU. */
+static uint64_t waiting(void)
+{
+    uint64_t slots = 0, now = rg_now_ns();
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        const rg_account *account = &rg.segment->accounts[i];
+        if (atomic_load(&account->turn_until_ns) > now)
+            slots |= atomic_load(&account->slots);
+    }
+    return slots;
+}
+
+/* Who of this class, other than this client and those that wait for their turn, has launched something since the last beat. */
 static uint32_t peers(uint32_t device, uint32_t class)
 {
+    uint64_t waits = waiting();
     uint32_t n = 0;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];
         if (atomic_load(&c->owner) == atomic_load(&rg.slot->owner) || atomic_load(&c->state) != RG_LIVE ||
-            atomic_load(&c->class) != class || !(atomic_load(&c->devices) >> device & 1))
+            atomic_load(&c->class) != class || !(atomic_load(&c->devices) >> device & 1) || waits >> i & 1)
             continue;
         uint64_t launches = rg_progress(c);
         n += launches != beat_launches[i];

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 23,
+    RG_SEGMENT_VERSION = 24,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -218,7 +218,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(words, guard_ring, RG_GUARD_EVENTS * RG_GUARD_EVENT_WORDS) /* [client] the last ones, those that are alike as one: number of \
                                   the last << 8 | cause in the order above, from 1 (0: being written); device << 32 | thread id; \
                                   context; number of the last call among those of its thread; how many; 56 bytes of name */ \
-    F(u64, paused_ns, 1)       /* [client] that launches have waited because it is paused */ \
+    F(u64, paused_ns, 1)       /* [client] that launches have waited because it is paused, or it is another's turn */ \
     F(u64, memory_bytes, 1)    /* [client] device memory allocated or being allocated; counts while the slot is live */ \
     F(u32, parent, 1)          /* [client] 1 + slot of the process, for a client that threads of it have entered; else 0 */ \
     F(words, contexts, RG_MAX_CONTEXTS * 2) /* [client] that it has worked in: handle, 1 + index of the device | RG_CONTEXT_ENDED */ \
@@ -280,6 +280,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, wanted_weight, 1)  /* [control] likewise, in thousandths */ \
     F(u32, wanted_limit, 1)   /* [control] 1: `limit_bytes` is what was asked for, whatever RIGEL_MEMORY of later processes says */ \
     F(u64, paused_until_ns, 1) /* [control] its best-effort work is held back until then; UINT64_MAX: until resumed; 0: not */ \
+    F(u64, turn_until_ns, 1)  /* [control] likewise, since until then it is another best-effort client's turn (src/slo-turns.ts) */ \
     F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
 
 /*
@@ -471,7 +472,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 23. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 24. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -6,7 +6,7 @@
  *
  * A trial of policy slo's control loop (src/slo.ts) has an end, too, if that process is killed meanwhile.
  *
- * A pause has an end in any case: the time that was said, or being resumed; else the segment's shutdown, the end of this process's part
+ * A pause, also while it is another client's turn, has an end in any case: the time that was said, or being resumed; else the segment's shutdown, the end of this process's part
  * in Rigel (its exit handlers, rigel_shutdown), or that the segment's file is gone, so that nobody could resume it any more. All but the last
  * of these are seen without the agent as well (rg_member_is_paused).
  *
@@ -46,7 +46,7 @@ static bool unreachable(uint64_t now_ns)
 
 static bool paused(const rg_account *account, uint64_t now_ns)
 {
-    return atomic_load(&account->paused_until_ns) > now_ns && !atomic_load(&rg.segment->settings.shutdown) &&
+    return rg_account_until(account) > now_ns && !atomic_load(&rg.segment->settings.shutdown) &&
            !unreachable(now_ns);
 }
 

@@ -304,7 +304,7 @@ function sloLines(slo: SloOutcome): string[] {
             `alone (the last ${over_alone.requests})`,
         ]
       : []),
-    `     at the end: ${latencies(now)} with ${settingsText(settings)}`,
+    `     at the end: ${latencies(now)} with ${settingsText(settings)}${slo.turns ? ", best-effort clients in turns of 1 s" : ""}`,
     `     ${changesText(slo)}`,
   ];
 }

@@ -20,7 +20,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 23;
+const VERSION = 24;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -537,6 +537,12 @@ export class Segment {
         Number.isFinite(paused_until_ns) ? BigInt(Math.round(paused_until_ns)) : FOREVER,
       );
     return true;
+  }
+
+  /** It is another best-effort client's turn until then (`now_ns`; 0: its own): the same for a client of this name, if there was one. */
+  turn(name: string, until_ns: number): void {
+    const base = this.#account(name);
+    if (base !== undefined) this.#putLong(this.#layout.accounts, "turn_until_ns", base, BigInt(Math.round(until_ns)));
   }
 
   /** Gates work again after openGates. */

@@ -6,6 +6,7 @@
  */
 
 import { type Delay, type Wait, Waits } from "./slo-delay.ts";
+import type { Sharer } from "./slo-turns.ts";
 import type { Histogram } from "./usage.ts";
 
 /** Old requests count half after this; those of a rung that was not in force for so long say little. */
@@ -42,6 +43,8 @@ export interface Observation {
   min_share?: number;
   /** How many of their processes are at work on one GPU, at most; 1, if it is not given. */
   sharers?: number;
+  /** Those clients that share a GPU with high ones; not given: they cannot take turns. */
+  clients?: readonly Sharer[];
   /** Which best-effort clients are there; another set is another neighbourhood. */
   neighbours: string;
   /** Which high clients are there, and by what they are measured: others have other durations alone. */

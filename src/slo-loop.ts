@@ -11,6 +11,7 @@ import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
 import type { Observation } from "./slo-known.ts";
 import type { Target } from "./slo-alone.ts";
+import type { Sharer } from "./slo-turns.ts";
 import { type Action, Controller, HOLD_S, type Move, TICK_S, type Second } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
@@ -148,6 +149,11 @@ export class LoopKeeper implements Disposable {
   }
 }
 
+/** Of the client that its process is. Pure. */
+function processName({ name }: Slot): string {
+  return name.split("/", 1)[0] ?? name;
+}
+
 /** Of sets of devices, a bit each, how many have the same one. Pure. */
 export function mostOnOne(sets: readonly number[]): number {
   const counts = Array.from({ length: 32 }, (_, device) => sets.filter((set) => (set >>> device) & 1).length);
@@ -168,6 +174,9 @@ export class SloLoop {
   #atWork: ReadonlySet<string> = new Set();
   #marked: ReadonlySet<string> | undefined;
   readonly #marks: Mark[] = [];
+  /** Of each best-effort client at work the name of its process; and those that have been told to wait for their turn. */
+  readonly #processOf = new Map<string, string>();
+  #waiting: ReadonlySet<string> = new Set();
   /** What it did last. */
   #last: Action = { settings: undefined, hold: false };
   #ticks = 0;
@@ -193,6 +202,7 @@ export class SloLoop {
     this.#timer = undefined;
     if (this.#held) this.#segment.hold(0);
     this.#held = false;
+    this.#giveTurns(undefined);
     this.#segment.showLoop(undefined);
   }
 
@@ -214,11 +224,25 @@ export class SloLoop {
   }
 
   #act(): void {
-    const { settings, isTrial } = this.#last;
+    const { settings, isTrial, waits } = this.#last;
+    this.#giveTurns(this.#segment.policy === "slo" ? waits : undefined);
     const hold = this.#last.hold && this.#segment.policy === "slo";
     if (settings) this.#segment.move(settings, isTrial);
     if (hold || this.#held) this.#segment.hold(hold ? HOLD_ms : 0);
     this.#held = hold;
+  }
+
+  /** Whoever waits for its turn is told so at each tick; whoever does no more, once. */
+  #giveTurns(waits: Action["waits"]): void {
+    const told = this.#waiting;
+    const waiting = new Set<string>();
+    for (const [name, process] of this.#processOf) {
+      const ticks = waits?.get(process);
+      if (ticks !== undefined) waiting.add(name);
+      if (ticks !== undefined || told.has(name))
+        this.#segment.turn(name, ticks === undefined ? 0 : this.#segment.now_ns + ticks * TICK_S * 1e9);
+    }
+    this.#waiting = waiting;
   }
 
   /** To be called every TICK_S, unless `resume` was. `elapsed_s`: since it was called last, where that is not to be measured. */
@@ -251,6 +275,9 @@ export class SloLoop {
     const { stop_us: stopsMost, starvation_us = 0, min_share_ppm = 0 } = this.#segment.kept();
     const neighbours: number[] = [];
     const processes = new Map<number, number>();
+    const clients = new Map<string, Sharer>();
+    this.#processOf.clear();
+    const high = { devices: 0, names: new Set<string>() };
     const measured: string[] = [];
     const waits: Wait[] = [];
     const atWork = new Set<string>();
@@ -259,6 +286,10 @@ export class SloLoop {
       const before = this.#before(slot);
       if (!slot.finished && slot.launched) atWork.add(slot.name);
       if (kind === "high") {
+        if (!slot.finished) {
+          high.devices |= this.#segment.work(slot).devices;
+          high.names.add(processName(slot));
+        }
         if (!slot.finished && slot.launched)
           measured.push(`${slot.pid} ${this.#segment.reports(slot) ? "reports" : "busy"}`);
         const durations = this.#segment.durations(slot);
@@ -277,7 +308,8 @@ export class SloLoop {
       } else {
         // Of those that have ended, too: who comes after one goes on counting where it was.
         const work = this.#segment.work(slot);
-        launches += Math.max(0, work.launches - before.launches);
+        const launched = Math.max(0, work.launches - before.launches);
+        launches += launched;
         before.launches = work.launches;
         // What the least share lets out is one lump after the other.
         starved += Math.max(0, work.starved - before.starved) + Number(work.shared > before.shared);
@@ -288,6 +320,13 @@ export class SloLoop {
         if (slot.launched && !slot.finished) {
           neighbours.push(slot.pid);
           processes.set(slot.pid, (processes.get(slot.pid) ?? 0) | work.devices);
+          // Clients that threads of a process have entered have the GPU as it has.
+          const name = processName(slot);
+          const client = clients.get(name) ?? { name, devices: 0, launches: 0 };
+          client.devices |= work.devices;
+          client.launches += launched;
+          clients.set(name, client);
+          this.#processOf.set(slot.name, name);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
           stops ||= work.preemption === "stops";
           // Where stops are none by configuration what was known of launches with some says nothing.
@@ -306,6 +345,10 @@ export class SloLoop {
       starvation_s: starvation_us / 1e6,
       min_share: min_share_ppm / 1e6,
       sharers: mostOnOne([...processes.values()]),
+      // What has a high client is not taken off the GPU.
+      clients: [...clients.values()].filter(
+        ({ name, devices }) => (devices & high.devices) !== 0 && !high.names.has(name),
+      ),
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),

@@ -9,6 +9,8 @@
  *             are spent (slo-alone.ts, which also says what is within the target)
  *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort
  *             most, and what was seen on each (slo-ladder.ts, which says where to go from one)
+ *   turns     whether best-effort clients have the GPU one after the other (slo-turns.ts): where several share it, and give way at once, and
+ *             requests miss the target all the same
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
@@ -32,6 +34,7 @@ import {
   STOP_RUNGS,
 } from "./slo-rungs.ts";
 import { LeastShare } from "./slo-share.ts";
+import { Turns } from "./slo-turns.ts";
 import type { Histogram } from "./usage.ts";
 
 export const TICK_S = 0.1;
@@ -129,6 +132,8 @@ export interface Action {
   isTrial?: boolean;
   /** Hold best-effort work until the next tick. */
   hold: boolean;
+  /** Best-effort clients whose turn it is not, and for how many ticks they wait at least, unless that is said again. */
+  waits?: ReadonlyMap<string, number>;
 }
 
 /** One line of the record. */
@@ -144,7 +149,7 @@ export interface Second {
   best_effort_launches_per_s: number;
 }
 
-/** Why it left a rung. The last five are other circumstances, under which nothing of what was learned on rungs holds. */
+/** Why it left a rung. The last six are other circumstances, under which nothing of what was learned on rungs holds. */
 export type Why =
   | "to try it"
   | "over the target"
@@ -154,6 +159,7 @@ export type Why =
   | "ended"
   | "suspension held up, or no more"
   | "other best-effort clients"
+  | "best-effort clients take turns"
   | "other ways to preempt"
   | "other high clients"
   | "another load"
@@ -184,6 +190,8 @@ interface Summary {
   over_alone: { requests: number; p50: number; p99: number } | null;
   rung: number;
   settings: Settings | undefined;
+  /** Best-effort clients have the GPU one after the other. */
+  turns: boolean;
   changes: number;
   held_s: number;
   /** Whether they are within the target. */
@@ -223,6 +231,10 @@ export class Controller {
   /** What they are averages of. */
   #rated_s = 0;
   readonly #share = new LeastShare();
+  readonly #turns = new Turns();
+  #takesTurns = false;
+  #mayTakeTurns = false;
+  #waits: ReadonlyMap<string, number> = new Map();
   /** The tick of the last change. */
   #settled = 0;
   /** When best-effort clients could be taken off the GPU last. */
@@ -283,6 +295,7 @@ export class Controller {
     this.#pace(seen);
     this.#notice(seen);
     this.#noticeKernels(seen);
+    this.#giveTurns(seen, held);
     const starved_s = this.#spread(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -304,7 +317,7 @@ export class Controller {
   }
 
   #action(): Action {
-    return { settings: this.#inForce, isTrial: this.#state === "trial", hold: this.#holds };
+    return { settings: this.#inForce, isTrial: this.#state === "trial", hold: this.#holds, waits: this.#waits };
   }
 
   /**
@@ -378,7 +391,11 @@ export class Controller {
   }
 
   #spread(seen: Observation): number {
-    return this.#share.step(seen, this.t_s, this.#ladder.rungs === PREEMPT_RUNGS);
+    return this.#share.step({ ...seen, sharers: this.#ladder.sharers }, this.t_s, this.#ladder.rungs === PREEMPT_RUNGS);
+  }
+
+  #giveTurns({ clients = [] }: Observation, isHeld: boolean): void {
+    this.#waits = this.#takesTurns ? this.#turns.step(clients, isHeld) : new Map();
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
@@ -423,6 +440,7 @@ export class Controller {
           : null,
       rung: this.#ladder.rung,
       settings: this.#inForce,
+      turns: this.#takesTurns,
       changes: this.#changes,
       held_s: round(this.#held_s),
       verdict: this.#ladder.judge(rung),
@@ -469,7 +487,7 @@ export class Controller {
   /** Before it leaves the rung. */
   #noteMove(to: number, why: Why): void {
     const { rung, rungs } = this.#ladder;
-    if (this.#state === "waiting" || rung === to) return;
+    if (this.#state === "waiting" || (rung === to && why !== "best-effort clients take turns")) return;
     const worst = this.#alone.worst(this.#ladder.here, this.#ladder.delay(rung));
     const isKnown = "p99_over_alone" in this.#target && Number.isFinite(worst.ratio);
     this.moves.push({
@@ -520,7 +538,6 @@ export class Controller {
   /** Another load, other neighbours, other means: what was learned no longer holds. */
   #notice(seen: Observation): void {
     if (seen.preemption) this.#preempted_s = this.t_s;
-    this.#ladder.sharers = seen.sharers ?? 1;
     const isGone = !seen.preemption && this.#ladder.rungs !== GATE_RUNGS && seen.neighbours !== "";
     if (isGone && seen.neighbours === this.#neighbours && this.t_s - this.#preempted_s < GONE_MOST_S)
       return this.unsettle();
@@ -530,6 +547,10 @@ export class Controller {
       const before = this.summary();
       if (isTold(before)) this.#found = before;
     }
+    const { sharers = 1, clients } = seen;
+    if (!clients || sharers < 2 || ladder !== PREEMPT_RUNGS || seen.measured !== this.#measured) this.#endTurns();
+    this.#ladder.sharers = this.#takesTurns ? 1 : sharers;
+    this.#mayTakeTurns = clients !== undefined && !this.#takesTurns;
     if (isOther) {
       this.#ladder.rungs = ladder;
       const why = seen.neighbours === this.#neighbours ? "other ways to preempt" : "other best-effort clients";
@@ -560,6 +581,11 @@ export class Controller {
       this.#alone.shrink();
       this.#relearned++;
     }
+  }
+
+  #endTurns(): void {
+    this.#takesTurns = false;
+    this.#turns.end();
   }
 
   #decide(seen: Observation): void {
@@ -643,6 +669,10 @@ export class Controller {
       return;
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
+    if (over && this.#mayTakeTurns && this.#ladder.sharers > 1 && this.#ladder.rung < SHORTEST) {
+      this.#takesTurns = true;
+      return this.#reset("best-effort clients take turns");
+    }
     const stays = over && this.#ladder.isLesserEvil();
     const later = this.#ladder.isBetterLater;
     const falls = over && !stays && !later;

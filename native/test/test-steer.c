@@ -381,6 +381,46 @@ static pthread_t paused_launch(void)
     return thread;
 }
 
+/* Some thread of this process waits for that. */
+static bool in_wait(uint32_t operation)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < RG_MAX_THREADS; i++)
+        any |= atomic_load(&seg->threads[rg.slot_index * RG_MAX_THREADS + i].doing) == (operation | RG_DOING);
+    return any;
+}
+
+/* It is another client's turn, for as long as that was said, whether it is said again or not. */
+static void another_clients_turn(void)
+{
+    become_preemptible();
+    launch(NULL, 100000000);
+    atomic_store(&account->turn_until_ns, UINT64_MAX);
+    WAIT_FOR(mode() & RG_MODE_PAUSED);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 1);
+    uint64_t launches = rg_launches(rg.slot);
+    pthread_t thread = start();
+    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
+    WAIT_FOR(in_wait(RG_OP_wait_turn));
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&account->turn_until_ns, rg_now_ns() + 50000000);
+    join(thread);
+    /* A pause goes on when it is its turn, and the other way round. */
+    thread = paused_launch();
+    WAIT_FOR(in_wait(RG_OP_paused));
+    atomic_store(&account->turn_until_ns, UINT64_MAX);
+    atomic_store(&account->turn_until_ns, 0);
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&account->turn_until_ns, UINT64_MAX);
+    atomic_store(&account->paused_until_ns, 0);
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&account->turn_until_ns, 0);
+    join(thread);
+    done();
+}
+
 static void pauses_have_an_end(void)
 {
     become("best-effort");
@@ -574,6 +614,7 @@ int main(int argc, char **argv)
     RUN(a_later_process_is_of_the_class_asked);
     RUN(paused_until_resumed);
     RUN(paused_is_off_the_gpu);
+    RUN(another_clients_turn);
     RUN(pauses_have_an_end);
     RUN(a_pause_ends_without_the_agent);
     RUN(who_was_paused_is_back_without_the_agent);

@@ -1,0 +1,90 @@
+/**
+ * slo-turns.ts: whose turn it is where policy `slo` lets best-effort clients have the GPU one after the other.
+ *
+ * Several processes that share the GPU in time slices have the driver's, 2 ms, as shorter ones would be spent switching (native/preempt.c), and each of
+ * them has a kernel on the GPU that its last slice has interrupted: a request waits for what runs, and for that as well. One that has the GPU to itself
+ * for a second has neither: beside ResNet-50's and MobileNetV2's training BERT's requests as one graph, 3.48 ms alone, took 3.85, 4.25 and 4.90 ms (p50, p90,
+ * p99), in turns 3.70, 3.86 and 4.22, and the two got 1.09 times as much (an H200; docs/measurements.md, "Turns").
+ * A client that launches nothing waits for nobody and nobody for it: else the GPU would be idle for its turn.
+ *
+ * Pure.
+ */
+
+/** A best-effort client at a tick. */
+export interface Sharer {
+  name: string;
+  /** A bit for each GPU that it has work on. */
+  devices: number;
+  /** Since the last tick, by all of its processes. */
+  launches: number;
+}
+
+/** How long a turn is, in ticks: what changes at its end, the driver is called for in each client, which delays a request under way by up to 0.5 ms. */
+const TURN_TICKS = 10;
+/** It ends sooner where nothing was launched for so long. */
+const QUIET_TICKS = 3;
+
+export class Turns {
+  /** Who takes part: launched something in its last turn, or since. In the order of their turns. */
+  #order: string[] = [];
+  #current: string | undefined;
+  #ticks = 0;
+  #quiet = 0;
+  #hasLaunched = false;
+
+  /** Nobody takes part any more. */
+  end(): void {
+    this.#order = [];
+    this.#current = undefined;
+  }
+
+  /**
+   * Who waits, and for how many ticks at least, unless it is said again. `isHeld`: nobody could launch since the last tick, and the turn lasts as much
+   * longer.
+   */
+  step(sharers: readonly Sharer[], isHeld: boolean): ReadonlyMap<string, number> {
+    const there = new Map(sharers.map((sharer) => [sharer.name, sharer]));
+    this.#order = this.#order.filter((name) => there.has(name));
+    for (const { name, launches } of sharers) if (launches > 0 && !this.#order.includes(name)) this.#order.push(name);
+    if (!isHeld) this.#pass(there.get(this.#current ?? "")?.launches ?? 0);
+    const current = this.#order.includes(this.#current ?? "") ? this.#current : undefined;
+    this.#current = current ?? this.#begin(this.#order[0]);
+    return this.#waiting(there);
+  }
+
+  /** A tick of a turn in which its client launched so much. */
+  #pass(launches: number): void {
+    const at = this.#order.indexOf(this.#current ?? "");
+    if (at < 0) return;
+    this.#ticks++;
+    this.#quiet = launches > 0 ? 0 : this.#quiet + 1;
+    this.#hasLaunched ||= launches > 0;
+    if (this.#ticks < TURN_TICKS && this.#quiet < QUIET_TICKS) return;
+    const next = this.#order[(at + 1) % this.#order.length];
+    if (!this.#hasLaunched) this.#order.splice(at, 1);
+    this.#begin(this.#order.includes(next ?? "") ? next : this.#order[0]);
+  }
+
+  #begin(name: string | undefined): string | undefined {
+    this.#current = name;
+    this.#ticks = 0;
+    this.#quiet = 0;
+    this.#hasLaunched = false;
+    return name;
+  }
+
+  /** Those whose GPUs others have; from the one whose turn it is on whoever is on other GPUs than those before has its turn as well. */
+  #waiting(there: ReadonlyMap<string, Sharer>): Map<string, number> {
+    const waiting = new Map<string, number>();
+    const at = this.#order.indexOf(this.#current ?? "");
+    const left = TURN_TICKS - this.#ticks;
+    let taken = 0;
+    for (const [place, name] of [...this.#order.slice(at), ...this.#order.slice(0, Math.max(0, at))].entries()) {
+      const devices = there.get(name)?.devices ?? 0;
+      // Who comes next begins by itself; others are told again before that.
+      if ((taken & devices) !== 0) waiting.set(name, place === 1 ? left : left + 1);
+      else taken |= devices;
+    }
+    return waiting;
+  }
+}
