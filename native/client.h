@@ -255,7 +255,7 @@ uint32_t rg_member_class(void);
 /* rg_member_holds_python: the calling thread holds Python's interpreter lock, and the process has a high client. */
 bool rg_member_holds_python(void);
 
-/* rg_member_is_paused: this client may not work, as it is paused or it is another's turn: its mode says so, and the time that was said has not
+/* rg_member_is_paused: this client may not work, as it is paused (its mode says so) or it is another's turn, and the time that was said has not
  * come. rg_member_paused: no client of this process may. rg_account_until: when that time comes. */
 static inline uint64_t rg_account_until(const rg_account *account)
 {

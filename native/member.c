@@ -282,9 +282,16 @@ void rg_members_attach(uint32_t mode, bool only_threads)
 
 bool rg_member_is_paused(const rg_member *m)
 {
-    /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. */
-    return atomic_load_explicit(&m->mode, memory_order_acquire) & RG_MODE_PAUSED && m->account &&
-           rg_account_until(m->account) > rg_now_ns() && !atomic_load(&rg.segment->settings.shutdown);
+    /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. Nor is it waited for where a turn is over. */
+    uint32_t mode = atomic_load_explicit(&m->mode, memory_order_acquire);
+    if (!m->account || atomic_load(&rg.segment->settings.shutdown))
+        return false;
+    uint64_t until = 0;
+    if (mode & RG_MODE_PAUSED)
+        until = rg_account_until(m->account);
+    else if ((mode & RG_MODE_FAIR) == RG_MODE_BEST_EFFORT)
+        until = atomic_load(&m->account->turn_until_ns);
+    return until && until > rg_now_ns();
 }
 
 bool rg_member_paused(void)

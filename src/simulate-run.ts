@@ -76,6 +76,8 @@ export type ClientNumbers = z.infer<typeof numbersSchema>;
 const outcomeSchema = z.object({ clients: z.array(numbersSchema) });
 const tickSchema = z.object({
   launches: z.number(),
+  /** By client. */
+  launched: z.array(z.number()),
   starved: z.number(),
   requests: z.array(z.tuple([z.int(), z.number()])),
   /** Client, when it began, and for how many nanoseconds it worked and then waited. */
@@ -163,7 +165,6 @@ export class Simulator implements Disposable {
     this.#children.add(child);
     const problem = child.stderr.text();
     const controller = target ? new Controller(target) : undefined;
-    const sharers = clients.filter((client) => client.class === "best-effort").length;
     let shape: z.infer<typeof shapeSchema> | undefined;
     let outcome: z.infer<typeof outcomeSchema> | undefined;
     try {
@@ -181,7 +182,7 @@ export class Simulator implements Disposable {
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);
         else if (tick.success) {
-          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings, sharers));
+          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings, clients));
           void child.stdin.flush();
         }
       }
@@ -200,15 +201,19 @@ export class Simulator implements Disposable {
 /** Feeds the loop one tick; the line that goes back. */
 function answer(
   controller: Controller,
-  { launches, starved, requests, waits }: z.infer<typeof tickSchema>,
+  { launches, launched, starved, requests, waits }: z.infer<typeof tickSchema>,
   shape: z.infer<typeof shapeSchema>,
   preemption: boolean,
   configured: Readonly<Record<string, number>>,
-  sharers: number,
+  clients: readonly ScenarioClient[],
 ): string {
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
-  const { settings, hold } = controller.step({
+  const sharers = clients.flatMap(({ name, class: kind }, index) =>
+    kind === "best-effort" ? [{ name, index, devices: 1, launches: launched[index] ?? 0 }] : [],
+  );
+  const stops = preemption && configured["gpu.shared"] === 1;
+  const action = controller.step({
     elapsed_s: TICK_S,
     requests: new Histogram(counts, shape),
     waits: waits.map(([client, began_ns, worked_ns, waited_ns]) => ({
@@ -221,18 +226,21 @@ function answer(
     starved,
     ...(configured["starvation_us"] !== undefined && { starvation_s: configured["starvation_us"] / 1e6 }),
     ...(configured["min_share_ppm"] !== undefined && { min_share: configured["min_share_ppm"] / 1e6 }),
-    sharers,
+    sharers: sharers.length,
+    ...(preemption && !stops && { clients: sharers }),
     neighbours: "best-effort",
     measured: "high",
     preemption,
-    stops: preemption && configured["gpu.shared"] === 1,
+    stops,
     longPart: configured["stop_us"] === 0 ? undefined : shape.long_part,
   });
-  if (!settings) return `keep ${Number(hold)}\n`;
+  const { settings, hold, waits: waiting } = action;
+  const turns = sharers.reduce((sum, { name, index }) => sum + (waiting?.has(name) ? 2 ** index : 0), 0);
+  if (!settings) return `keep ${Number(hold)} ${turns}\n`;
   const { suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, share_period_us } = settings;
   const stop_us = Math.min(settings.stop_us, configured["stop_us"] ?? settings.stop_us);
   const answered = [suspend, defer_us, defer_ppm, need_us, slice_us, inflight, corun, stop_us, share_period_us];
-  return `${[...answered, Number(hold)].join(" ")}\n`;
+  return `${[...answered, Number(hold), turns].join(" ")}\n`;
 }
 
 /** What rigel-simulate reads. */

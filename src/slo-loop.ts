@@ -182,10 +182,10 @@ export class SloLoop {
   #ticks = 0;
 
   /** Does nothing until `tick` or `resume`. */
-  constructor(segment: Segment, target: Target) {
+  constructor(segment: Segment, target: Target, controller = new Controller(target)) {
     this.target = target;
     this.#segment = segment;
-    this.#controller = new Controller(target);
+    this.#controller = controller;
     this.#observe();
     this.#mark();
   }

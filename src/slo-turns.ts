@@ -44,11 +44,13 @@ export class Turns {
    */
   step(sharers: readonly Sharer[], isHeld: boolean): ReadonlyMap<string, number> {
     const there = new Map(sharers.map((sharer) => [sharer.name, sharer]));
+    const before = this.#from(this.#current);
     this.#order = this.#order.filter((name) => there.has(name));
     for (const { name, launches } of sharers) if (launches > 0 && !this.#order.includes(name)) this.#order.push(name);
     if (!isHeld) this.#pass(there.get(this.#current ?? "")?.launches ?? 0);
-    const current = this.#order.includes(this.#current ?? "") ? this.#current : undefined;
-    this.#current = current ?? this.#begin(this.#order[0]);
+    // Who has gone leaves its turn to the next.
+    if (!this.#order.includes(this.#current ?? ""))
+      this.#begin(before.find((name) => there.has(name)) ?? this.#order[0]);
     return this.#waiting(there);
   }
 
@@ -62,24 +64,28 @@ export class Turns {
     if (this.#ticks < TURN_TICKS && this.#quiet < QUIET_TICKS) return;
     const next = this.#order[(at + 1) % this.#order.length];
     if (!this.#hasLaunched) this.#order.splice(at, 1);
-    this.#begin(this.#order.includes(next ?? "") ? next : this.#order[0]);
+    this.#begin(next);
   }
 
-  #begin(name: string | undefined): string | undefined {
+  #begin(name: string | undefined): void {
     this.#current = name;
     this.#ticks = 0;
     this.#quiet = 0;
     this.#hasLaunched = false;
-    return name;
+  }
+
+  /** All that take part, in the order of their turns, from this one on. */
+  #from(name: string | undefined): string[] {
+    const at = Math.max(0, this.#order.indexOf(name ?? ""));
+    return [...this.#order.slice(at), ...this.#order.slice(0, at)];
   }
 
   /** Those whose GPUs others have; from the one whose turn it is on whoever is on other GPUs than those before has its turn as well. */
   #waiting(there: ReadonlyMap<string, Sharer>): Map<string, number> {
     const waiting = new Map<string, number>();
-    const at = this.#order.indexOf(this.#current ?? "");
     const left = TURN_TICKS - this.#ticks;
     let taken = 0;
-    for (const [place, name] of [...this.#order.slice(at), ...this.#order.slice(0, Math.max(0, at))].entries()) {
+    for (const [place, name] of this.#from(this.#current).entries()) {
       const devices = there.get(name)?.devices ?? 0;
       // Who comes next begins by itself; others are told again before that.
       if ((taken & devices) !== 0) waiting.set(name, place === 1 ? left : left + 1);

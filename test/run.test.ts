@@ -8,9 +8,10 @@ import { joinOrMake, removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
 import { living, startedAt_ticks, startedWith } from "../src/proc.ts";
 import { Segment } from "../src/segment.ts";
-import { TICK_S } from "../src/slo.ts";
+import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
+import { threadsOf } from "../src/threads.ts";
 import { root } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 
@@ -333,6 +334,54 @@ test("the control loop marks who comes and who goes, and when", async () => {
   ]);
   train.kill("SIGTERM");
   await train.exited;
+});
+
+test("who waits for another client's turn does nothing until the loop says so no more, or nothing more at all", async () => {
+  class Told extends Controller {
+    ticks: number | undefined;
+    override step(): Action {
+      return { settings: undefined, hold: false, waits: new Map(this.ticks ? [["train", this.ticks]] : []) };
+    }
+  }
+  await using train = run("best-effort", "train");
+  await using guest = run("best-effort", "guest");
+  await working("train", "guest");
+  const [segment] = new Segments(await Native.load(), place.segments).live();
+  if (!segment) throw new Error("no segment");
+  const slotOf = (name: string) => {
+    const slot = segment.slots().find((one) => one.name === name);
+    if (!slot) throw new Error(`no ${name}`);
+    return slot;
+  };
+  // At the gate, or for what it has on the GPU.
+  const isWaiting = (name: string): boolean =>
+    threadsOf(segment, slotOf(name)).some(({ waiting }) => /^(wait_turn|suspended)$/.test(waiting?.operation ?? ""));
+  const goesOn = async (name: string) => {
+    const before = segment.work(slotOf(name)).launches;
+    await until(() => (segment.work(slotOf(name)).launches > before + 100 ? true : undefined));
+  };
+  const target = { p99_over_alone: 1.05 };
+  const controller = new Told(target);
+  const loop = new SloLoop(segment, target, controller);
+  loop.tick(TICK_S);
+  for (const ends of [
+    () => loop.tick(TICK_S),
+    () => loop.pause(),
+    // As if it had been killed.
+    () => undefined,
+  ]) {
+    controller.ticks = 6000;
+    loop.tick(TICK_S);
+    await until(() => (isWaiting("train") ? true : undefined));
+    await goesOn("guest");
+    expect(isWaiting("guest")).toBe(false);
+    controller.ticks = 1;
+    loop.tick(TICK_S);
+    controller.ticks = undefined;
+    ends();
+    await goesOn("train");
+  }
+  for (const child of [train, guest]) child.kill("SIGTERM");
 });
 
 test("another policy gets back what slo has moved, but for what is set with it", async () => {

@@ -280,14 +280,19 @@ function settle(
   request: (...given: [...Parameters<Request>, t_s: number]) => Wait,
   preemption: boolean,
   seconds: number,
-  effect: (settings: Settings, t_s: number) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
+  effect: (
+    settings: Settings,
+    t_s: number,
+    inTurns: boolean,
+  ) => { delay_ms: (noise: () => number) => number; launches_per_s: number },
   {
     rate_per_s = (_t_s: number): number => 60,
     slower = (_t_s: number): number => 1,
     slowerHeld = 1,
     seed = 23,
     stops = false,
-    sharers = 1,
+    sharers = (_t_s: number): number => 1,
+    canTakeTurns = true,
     target = { p99_over_alone: 1.05 },
     elapsed_s = (_t_s: number): number => TICK_S,
   } = {},
@@ -301,7 +306,9 @@ function settle(
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
     // Up to 60% slower, for 1 to 6 seconds.
     if (noise() < TICK_S / 3) host = 1 + 0.6 * noise();
-    const beside = action.hold || !action.settings ? undefined : effect(action.settings, tick * TICK_S);
+    const inTurns = (action.waits?.size ?? 0) > 0;
+    const beside = action.hold || !action.settings ? undefined : effect(action.settings, tick * TICK_S, inTurns);
+    const names = Array.from({ length: sharers(tick * TICK_S) }, (_, index) => `train-${index}`);
     const waits: Wait[] = [];
     const now = host * slower(tick * TICK_S) * (action.hold ? slowerHeld : 1);
     const passed_s = elapsed_s(tick * TICK_S);
@@ -317,7 +324,8 @@ function settle(
       measured: "7 busy",
       preemption,
       stops,
-      sharers,
+      sharers: names.length,
+      ...(canTakeTurns && { clients: names.map((name) => ({ name, devices: 1, launches: action.hold ? 0 : 50 })) }),
     });
     if (action.hold) held_s += TICK_S;
     settings.push(action.settings);
@@ -399,6 +407,13 @@ const decodingInSlices = ({ suspend, slice_us, need_us }: Settings) => ({
   launches_per_s: suspend ? 9000 : 9000 + slice_us / 10,
 });
 
+/** Two of them delay requests by more than one at a time. */
+const bothInTurns = ({ suspend }: Settings, _t_s: number, inTurns: boolean) => ({
+  delay_ms: (noise: () => number): number => (inTurns && suspend ? 0.15 : 0.6) * (0.8 + 0.4 * noise()),
+  launches_per_s: 1000,
+});
+const two = (): number => 2;
+
 /** Slices alone, in which each request waits for one of each of two others. */
 const bothInSlices = ({ suspend }: Settings) => ({
   delay_ms: (noise: () => number): number => (suspend ? 0.5 : 4.2) * (0.8 + 0.4 * noise()),
@@ -407,9 +422,11 @@ const bothInSlices = ({ suspend }: Settings) => ({
 
 /** Beside so many, within so much of alone. */
 const triesSlices = (sharers: number, p99_over_alone: number): boolean =>
-  settle(decoding, true, 60, bothInSlices, { sharers, target: { p99_over_alone } }).settings.some(
-    (is) => is?.suspend === 0,
-  );
+  settle(decoding, true, 60, bothInSlices, {
+    sharers: () => sharers,
+    canTakeTurns: false,
+    target: { p99_over_alone },
+  }).settings.some((is) => is?.suspend === 0);
 
 const isLate = ({ suspend, need_us }: Settings): boolean => suspend === 1 && need_us > 0;
 const slices =
@@ -534,6 +551,30 @@ describe("the controller on such a host", () => {
     // Where the target leaves room for those, they are.
     expect([triesSlices(2, 1.7), triesSlices(3, 1.7)]).toEqual([true, false]);
     expect([mostOnOne([0b1, 0b11, 0b10, 0b110]), mostOnOne([])]).toEqual([3, 0]);
+  });
+
+  test("several best-effort clients take turns where requests miss the target beside all of them", () => {
+    const { controller, settings } = settle(decoding, true, 40, bothInTurns, { sharers: two });
+    expect(controller.summary()).toMatchObject({ turns: true, verdict: "within", unreachable: false });
+    expect(controller.moves.filter(({ why }) => why === "best-effort clients take turns")).toHaveLength(1);
+    expect(share(settings, 20, ({ suspend, need_us }) => suspend === 1 && need_us === 0)).toBeGreaterThan(0.9);
+    // One that comes changes nothing; one that is alone has no turns.
+    for (const [then, turns] of [
+      [3, true],
+      [1, false],
+    ] as const) {
+      const changed = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < 40 ? 2 : then) });
+      expect(changed.controller.summary().turns).toBe(turns);
+    }
+    // Not where requests are within the target without, there are no slices, or clients cannot be told to.
+    for (const [preemption, given] of [
+      [true, { sharers: two, target: { p99_over_alone: 1.3 } }],
+      [true, { sharers: two, stops: true }],
+      [false, { sharers: two }],
+      [true, { sharers: two, canTakeTurns: false }],
+      [true, {}],
+    ] as const)
+      expect(settle(decoding, preemption, 40, bothInTurns, given).controller.summary().turns).toBe(false);
   });
 
   test("requests that keep the GPU busy are no others for what their program reads back by itself", () => {

@@ -5,7 +5,7 @@
  * Streams stop (stop.c), which takes no time, and at once where a high client does it by itself. Under MPS nothing else is done, and in time
  * slices only where a best-effort client is at work on a long kernel, or requests outlast their slice; then they stop and are suspended here as
  * one, for as long as they are suspended.
- * They all do the same at the same time, so there is one of them. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
+ * They all do the same at the same time, so there is one of them; but whoever waits for its turn is off the GPU throughout. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
  * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
  * best-effort work gets its due.
  */
@@ -20,36 +20,46 @@ static void stop_best_effort(scenario *s, bool stopped)
             rg_scenario_fail(s, "the model refused a stop");
 }
 
+static bool waits_for_turn(const scenario *s, const player *p)
+{
+    return s->turns >> (p - s->players) & 1;
+}
+
 static void suspend_best_effort(scenario *s, bool suspended)
 {
+    s->agent.disabled = suspended && !rg_scenario_by_stops(s);
     for (uint32_t i = 0; i < s->count; i++) {
         player *p = &s->players[i];
         if (!p->of->best_effort)
             continue;
         /* Back on it in any case: since then the loop may have changed how. */
         bool by_channels = suspended ? !rg_scenario_by_stops(s) : !s->o->gpu.shared;
-        if (by_channels && rg_model_suspend(s->model, p->context, suspended) < 0)
+        if (by_channels && rg_model_suspend(s->model, p->context, suspended || waits_for_turn(s, p)) < 0)
             rg_scenario_fail(s, "the model refused a suspension");
     }
     if (!suspended || rg_scenario_by_stops(s))
         stop_best_effort(s, suspended);
 }
 
-/* Others of its class on the device. */
-static uint32_t peers(const scenario *s, const player *p)
+/* Others of its class on the device that wait for their turn, or do not. */
+static uint32_t peers(const scenario *s, const player *p, bool waiting)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < s->count; i++)
-        n += &s->players[i] != p && s->players[i].of->best_effort == p->of->best_effort;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *other = &s->players[i];
+        n += other != p && other->of->best_effort == p->of->best_effort && waits_for_turn(s, other) == waiting;
+    }
     return n;
 }
 
 static uint64_t slice_ns(const scenario *s, const player *p, uint64_t slice_us)
 {
     uint64_t drivers_ns = s->o->gpu.slice_ns;
-    uint32_t others = peers(s, p);
+    uint32_t others = peers(s, p, false);
     if (!slice_us)
         return drivers_ns;
+    if (slice_us < RG_POLICY_LEAST_SLICE_US && peers(s, p, true))
+        slice_us = RG_POLICY_LEAST_SLICE_US; /* it does not have the GPU to itself for good */
     if (!others)
         return slice_us * 1000;
     return p->of->best_effort && s->o->suspend ? rg_policy_peers_slice_us(slice_us, others, drivers_ns / 1000) * 1000 : drivers_ns;
@@ -65,6 +75,17 @@ void rg_scenario_set_slices(scenario *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
         set_slice_ns(s, &s->players[i], slice_ns(s, &s->players[i], s->players[i].of->best_effort ? s->o->be_slice_us : s->o->high_slice_us));
+}
+
+void rg_scenario_give_turns(scenario *s, uint64_t turns)
+{
+    s->turns = turns;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        if (p->of->best_effort && rg_model_suspend(s->model, p->context, s->agent.disabled || waits_for_turn(s, p)) < 0)
+            rg_scenario_fail(s, "the model refused a suspension");
+    }
+    rg_scenario_set_slices(s);
 }
 
 /* Whether best-effort processes are to be off the GPU. */
@@ -309,7 +330,7 @@ static bool suspends_too(const scenario *s)
 {
     bool runs_long = false;
     for (uint32_t i = 0; i < s->count; i++)
-        runs_long |= s->players[i].of->best_effort && rg_model_runs_long(s->model, s->players[i].context, RG_POLICY_LONG_NS);
+        runs_long |= s->players[i].of->best_effort && !waits_for_turn(s, &s->players[i]) && rg_model_runs_long(s->model, s->players[i].context, RG_POLICY_LONG_NS);
     return !s->o->gpu.shared && (s->long_requests || (runs_long && is_in_the_way(s)));
 }
 

@@ -116,10 +116,12 @@ typedef struct {
         uint64_t all_ns; /* since when the request under way has launched all; 0: it has not */
         bool early;      /* it is back though that one is not waited for */
         bool between;    /* it comes back into one that leaves the GPU to it for a while */
+        bool disabled;     /* channels are off, of all of them */
         bool channels_off; /* streams that stop are suspended, too, this time */
         bool may_suspend_too; /* and if not, may be yet, as what is under way launches for longer than it seemed to */
     } agent; /* of the best-effort processes: they all do the same at the same time */
     bool hold; /* best-effort work is held back altogether */
+    uint64_t turns; /* a bit for each best-effort client that waits for its turn */
     bool long_requests; /* that outlast the high clients' slice */
     uint64_t next_tick_ns, next_progress_ns;
     rg_scenario_tick tick;
@@ -192,6 +194,8 @@ uint32_t rg_scenario_usual(const player *p);
 
 /* Lets the agent act at this instant. False when it has nothing to do now. */
 bool rg_scenario_agent_act(scenario *s);
+/* It is others' turn, of clients by their bits. */
+void rg_scenario_give_turns(scenario *s, uint64_t turns);
 /* The settings have changed: time slices follow. */
 void rg_scenario_set_slices(scenario *s);
 

@@ -237,6 +237,7 @@ static bool launch(scenario *s, player *p)
     }
     if (p->of->best_effort)
         s->tick.launches++;
+    s->tick.launched[p - s->players]++;
     if (gated(s, p, op)) {
         /* The gate has learned a kernel's duration by timing it; here it is known from the start. */
         uint32_t weight = op->kind == RG_PROFILE_KERNEL ? rg_policy_weight(op->duration_ns, s->o->unit_us * 1000ull)
@@ -419,6 +420,8 @@ static void tick(scenario *s)
     o->stop_us = t->stop_us;
     o->share_period_us = t->share_period_us;
     s->hold = t->hold;
+    if (s->mode == RG_SCENARIO_PREEMPT && !o->gpu.shared && t->turns != s->turns)
+        rg_scenario_give_turns(s, t->turns);
     if (slices && s->mode == RG_SCENARIO_PREEMPT)
         rg_scenario_set_slices(s);
     if (held && !s->hold)
@@ -426,11 +429,14 @@ static void tick(scenario *s)
     memset(t->requests, 0, RG_HIST_BUCKETS * sizeof(*t->requests));
     t->wait_count = 0;
     t->launches = t->starved = 0;
+    memset(t->launched, 0, sizeof(t->launched));
     t->shared = false;
     s->next_tick_ns += o->tick_ns;
     if (s->next_tick_ns > o->duration_ns) {
         s->next_tick_ns = NEVER;
         s->hold = false;
+        if (s->turns)
+            rg_scenario_give_turns(s, 0);
     }
 }
 

@@ -72,11 +72,12 @@ enum { RG_SCENARIO_WAITS = 256 }; /* of a tick; what is more is left out */
 
 /*
  * What a control loop sees at a tick, and what it answers. `requests` counts durations of high clients' requests since the last tick
- * by the buckets of histogram.h, `launches` those of best-effort clients, `starved` how often
- * these were let go on although high clients made no break, all launches for the least share counted once.
+ * by the buckets of histogram.h, `launches` those of best-effort clients, `launched` the same of each client, `starved` how often
+ * these were let go on although high clients made no break, all launches for the least share counted once. `turns`: a bit for each best-effort client that
+ * is off the GPU until the next tick, as it is another one's turn (src/slo-turns.ts).
  */
 typedef struct {
-    uint64_t now_ns, launches, starved;
+    uint64_t now_ns, launches, starved, launched[RG_SCENARIO_MAX_CLIENTS], turns;
     uint64_t *requests;
     rg_scenario_wait *waits; /* the same requests taken apart */
     uint32_t wait_count;

@@ -252,17 +252,20 @@ static void read_description(description *d)
 /* ---- Results */
 
 /*
- * One tick: out goes {"launches": n, "starved": n, "requests": [[bucket, count], ...], "waits": [[client, began ns, worked ns, waited ns],
- * ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold" of ten numbers, or
- * "keep hold", which leaves the settings as they are.
+ * One tick: out goes {"launches": n, "launched": [n of a client, ...], "starved": n, "requests": [[bucket, count], ...], "waits": [[client,
+ * began ns, worked ns, waited ns], ...]}, in comes a line "suspend defer_us defer_ppm need_us slice_us inflight corun stop_us share_period_us hold turns" of
+ * eleven numbers, or "keep hold turns", which leaves the settings as they are. Each client's bit in `turns` says that it waits for its turn.
  */
 static int on_tick(void *user, rg_scenario_tick *t)
 {
     static char line[VALUE_BYTES];
     char *rest;
     unsigned v[10];
-    (void)user;
-    printf("{\"launches\":%" PRIu64 ",\"starved\":%" PRIu64 ",\"requests\":[", t->launches, t->starved);
+    const description *d = user;
+    printf("{\"launches\":%" PRIu64 ",\"starved\":%" PRIu64 ",\"launched\":[", t->launches, t->starved);
+    for (uint32_t i = 0; i < d->count; i++)
+        printf("%s%" PRIu64, i ? "," : "", t->launched[i]);
+    printf("],\"requests\":[");
     const char *comma = "";
     for (uint32_t i = 0; i < RG_HIST_BUCKETS; i++)
         if (t->requests[i]) {
@@ -279,12 +282,12 @@ static int on_tick(void *user, rg_scenario_tick *t)
         return -1;
     if (rest != line + strlen(line))
         rest[-1] = ' ';
-    if (sscanf(line, "keep %u", &v[0]) == 1) {
+    if (sscanf(line, "keep %u %" SCNu64, &v[0], &t->turns) == 2) {
         t->hold = v[0] != 0;
         return 0;
     }
-    if (sscanf(line, "%u %u %u %u %u %u %u %u %u %u", &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9]) != 10)
-        give_up(2, "expected ten numbers in answer to a tick, got \"%s\"", line);
+    if (sscanf(line, "%u %u %u %u %u %u %u %u %u %u %" SCNu64, &v[0], &v[1], &v[2], &v[3], &v[4], &v[5], &v[6], &v[7], &v[8], &v[9], &t->turns) != 11)
+        give_up(2, "expected eleven numbers in answer to a tick, got \"%s\"", line);
     t->suspend = v[0];
     t->defer_us = v[1];
     t->defer_ppm = v[2];
@@ -377,6 +380,7 @@ int main(int argc, char **argv)
     if (!d.options.sms_limit)
         d.options.sms_limit = d.options.gpu.sms;
     d.options.on_tick = on_tick;
+    d.options.user = &d;
     d.options.progress_ns = d.options.duration_ns / 100;
     d.options.on_progress = on_progress;
     if (rg_scenario_run(&d.options, d.mode, d.clients, d.count, results, error, sizeof(error)) < 0)

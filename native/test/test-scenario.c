@@ -615,6 +615,34 @@ static void test_peers_slices(void)
     }
 }
 
+/* Two best-effort clients in turn, tick by tick, but in the first and the last of ten. Counts what is launched by the one that waits, whose queue is full soon. */
+static int alternate(void *user, rg_scenario_tick *t)
+{
+    uint64_t *waited = user, waits = t->turns == 1 ? 0 : t->turns == 2 ? 1 : 2;
+    *waited += t->turns ? t->launched[waits] : 0;
+    t->turns = t->now_ns >= 900000 * US ? 0 : t->turns == 1 ? 2 : 1;
+    return 0;
+}
+
+/* While both have the GPU they are exchanged every 2 ms, for 100 us; in turns only as one ends. */
+static void test_turns(void)
+{
+    rg_profile low = profile_of("k,kernel,0,1,1,1,32,1,1,16,0,0,100000,0\n");
+    rg_scenario_client clients[2] = {{.profiles = &low, .profile_count = 1, .best_effort = true}, {.profiles = &low, .profile_count = 1, .best_effort = true}};
+    rg_scenario_options o = preempting(1000000 * US, 50);
+    rg_scenario_result r[2];
+    uint64_t waited = 0;
+    o.gpu.switch_ns = o.gpu.stopped_switch_ns = 100 * US;
+    o.tick_ns = 100000 * US;
+    o.on_tick = alternate;
+    o.user = &waited;
+    run(&o, RG_SCENARIO_PREEMPT, clients, 2, r);
+    HOLDS(r[0].iterations + r[1].iterations >= 9800 && r[0].iterations + r[1].iterations <= 9950);
+    HOLDS(r[0].iterations >= 4850 && r[0].iterations <= 5050);
+    HOLDS(waited < 100);
+    rg_profile_free(&low);
+}
+
 /*
  * Stops in time slices, on one SM that is exchanged in 10 us, and in 4 from a client that has stopped. Best-effort: kernels of 100 us, with a stop
  * in front of each; a request of 50 us is launched at 105, and waits from 106 on. The second kernel has 95 us left then.
@@ -1414,6 +1442,7 @@ int main(int argc, char **argv)
     test_stops();
     test_moments();
     test_peers_slices();
+    test_turns();
     test_stops_in_slices();
     test_requests_that_follow();
     test_stops_of_long_work();

@@ -351,6 +351,33 @@ static void paused_until_resumed(void)
     done();
 }
 
+/* Paused, with a launch that waits. */
+static pthread_t paused_launch(void)
+{
+    uint64_t launches = rg_launches(rg.slot);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(mode() & RG_MODE_PAUSED);
+    pthread_t thread = start();
+    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
+    return thread;
+}
+
+static void paused_under_fair(void)
+{
+    become("best-effort");
+    atomic_store(&seg->settings.policy, RG_POLICY_FAIR);
+    WAIT_FOR((mode() & RG_MODE_FAIR) == RG_MODE_FAIR);
+    pthread_t thread = paused_launch();
+    usleep(50000);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&account->paused_until_ns, 0);
+    join(thread);
+    /* There are no turns. */
+    atomic_store(&account->turn_until_ns, UINT64_MAX);
+    CHECK(!rg_member_is_paused(RG_PROCESS));
+    done();
+}
+
 static void paused_is_off_the_gpu(void)
 {
     become_preemptible();
@@ -368,17 +395,6 @@ static void paused_is_off_the_gpu(void)
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > 0);
     done();
-}
-
-/* Paused, with a launch that waits. */
-static pthread_t paused_launch(void)
-{
-    uint64_t launches = rg_launches(rg.slot);
-    atomic_store(&account->paused_until_ns, UINT64_MAX);
-    WAIT_FOR(mode() & RG_MODE_PAUSED);
-    pthread_t thread = start();
-    WAIT_FOR(rg_launches(rg.slot) == launches + 1);
-    return thread;
 }
 
 /* Some thread of this process waits for that. */
@@ -613,6 +629,7 @@ int main(int argc, char **argv)
     RUN(streams_follow_the_class);
     RUN(a_later_process_is_of_the_class_asked);
     RUN(paused_until_resumed);
+    RUN(paused_under_fair);
     RUN(paused_is_off_the_gpu);
     RUN(another_clients_turn);
     RUN(pauses_have_an_end);

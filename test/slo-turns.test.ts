@@ -1,0 +1,127 @@
+/**
+ * slo-turns.test.ts: who has the GPU where best-effort clients take turns.
+ */
+
+import { describe, expect, test } from "bun:test";
+import { type Sharer, Turns } from "../src/slo-turns.ts";
+
+/** Whose turn it is at each tick: those that do not wait, of clients that launch unless `isIdle` says so. */
+function turnsOf(
+  ticks: number,
+  devices: Readonly<Record<string, number>>,
+  {
+    isIdle = (_name: string, _tick: number): boolean => false,
+    isHeld = (_tick: number): boolean => false,
+    isThere = (_name: string, _tick: number): boolean => true,
+  } = {},
+): string[] {
+  const turns = new Turns();
+  let waiting: ReadonlyMap<string, number> = new Map();
+  return Array.from({ length: ticks }, (_, tick) => {
+    const there = Object.entries(devices).filter(([name]) => isThere(name, tick));
+    const sharers = there.map(([name, on]): Sharer => {
+      const stands = waiting.has(name) || isHeld(tick) || isIdle(name, tick);
+      return { name, devices: on, launches: stands ? 0 : 50 };
+    });
+    waiting = turns.step(sharers, isHeld(tick));
+    return there.flatMap(([name]) => (waiting.has(name) ? [] : [name])).join("+");
+  });
+}
+
+/** How long each was, one after the other. */
+function runs(of: readonly string[]): [string, number][] {
+  const found: [string, number][] = [];
+  for (const one of of) {
+    const last = found.at(-1);
+    if (last?.[0] === one) last[1]++;
+    else found.push([one, 1]);
+  }
+  return found;
+}
+
+/** c comes, and a goes. */
+const comesOrGoes = (name: string, tick: number): boolean =>
+  name === "c" ? tick >= 5 : name === "a" ? tick < 24 : true;
+
+describe("best-effort clients in turns", () => {
+  test("each has the GPU for a second", () => {
+    expect(runs(turnsOf(50, { a: 1, b: 1 }))).toEqual([
+      ["a", 10],
+      ["b", 10],
+      ["a", 10],
+      ["b", 10],
+      ["a", 10],
+    ]);
+    expect(runs(turnsOf(40, { a: 1, b: 1, c: 1 })).map(([name]) => name)).toEqual(["a", "b", "c", "a"]);
+    expect(runs(turnsOf(40, { a: 1 }))).toEqual([["a", 40]]);
+  });
+
+  test("one that launches nothing waits for nobody, and nobody for it", () => {
+    // Until it launches again, and then it is the last.
+    const turns = runs(turnsOf(100, { a: 1, b: 1, c: 1 }, { isIdle: (name, tick) => name === "b" && tick < 45 }));
+    expect(turns.slice(0, 5)).toEqual([
+      ["a+b", 10],
+      ["b+c", 10],
+      ["a+b", 10],
+      ["b+c", 10],
+      ["a+b", 5],
+    ]);
+    expect(turns.slice(5)).toEqual([
+      ["a", 5],
+      ["c", 10],
+      ["b", 10],
+      ["a", 10],
+      ["c", 10],
+      ["b", 10],
+    ]);
+  });
+
+  test("a turn in which nothing is launched any more is over soon", () => {
+    const turns = runs(turnsOf(60, { a: 1, b: 1 }, { isIdle: (name, tick) => name === "a" && tick % 20 > 4 }));
+    // Its next turn comes sooner as well.
+    expect(turns.slice(0, 2)).toEqual([
+      ["a", 7],
+      ["b", 10],
+    ]);
+    // As with one that has ended, once a turn was without a launch.
+    const ended = runs(turnsOf(60, { a: 1, b: 1 }, { isIdle: (name, tick) => name === "a" && tick > 4 }));
+    expect(ended.at(-1)?.[0]).toBe("a+b");
+  });
+
+  test("while all are held no turn goes by", () => {
+    expect(runs(turnsOf(40, { a: 1, b: 1 }, { isHeld: (tick) => tick >= 5 && tick < 15 }))).toEqual([
+      ["a", 20],
+      ["b", 10],
+      ["a", 10],
+    ]);
+  });
+
+  test("who comes is the last, and who goes leaves its turn to the next", () => {
+    const turns = runs(turnsOf(60, { a: 1, b: 1, c: 1 }, { isThere: comesOrGoes }));
+    expect(turns.map(([name]) => name)).toEqual(["a", "b", "c", "b", "c", "b"]);
+    const second = runs(turnsOf(30, { a: 1, b: 1, c: 1 }, { isThere: (name, tick) => name !== "b" || tick < 14 }));
+    expect(second).toEqual([
+      ["a", 10],
+      ["b", 4],
+      ["c", 10],
+      ["a", 6],
+    ]);
+  });
+
+  test("on different GPUs they have them at the same time", () => {
+    // b is on both, as the ranks of one client are.
+    expect(runs(turnsOf(40, { a: 0b01, b: 0b11, c: 0b10 })).map(([name]) => name)).toEqual(["a+c", "b", "a+c"]);
+    expect(runs(turnsOf(40, { a: 0b01, b: 0b10 }))).toEqual([["a+b", 40]]);
+  });
+
+  test("whoever waits is told for how long, and no shorter than until it is told again", () => {
+    const turns = new Turns();
+    const sharers = ["a", "b", "c"].map((name) => ({ name, devices: 1, launches: 1 }));
+    const told = Array.from({ length: 10 }, () => Object.fromEntries(turns.step(sharers, false)));
+    expect(told[0]).toEqual({ b: 10, c: 11 });
+    expect(told[9]).toEqual({ b: 1, c: 2 });
+    expect(Object.fromEntries(turns.step(sharers, false))).toEqual({ c: 10, a: 11 });
+    turns.end();
+    expect(turns.step([], false).size).toBe(0);
+  });
+});
