@@ -17,7 +17,7 @@
  * clients have queued.
  * Two best-effort clients with short slices would spend their time switching, and so would two high ones: whoever finds another
  * of its class at work on the device goes back to the driver's slice; or, if it is best-effort and suspended in longer ones, to a part of
- * those (rg_policy_peers_slice_us).
+ * those (rg_policy_peers_slice_us). Who waits for its turn (src/slo-turns.ts), as if it were paused, is at work for nobody.
  *
  * Bounds: a suspension ends when the high clients are idle, when this client leaves Rigel, and with the process. Where high clients
  * have made no break for the starvation bound, and this client has had no more than the least share (min_share_ppm, a hundredth at least) of the

@@ -3,8 +3,8 @@
  *
  * Several processes that share the GPU in time slices have the driver's, 2 ms, as shorter ones would be spent switching (native/preempt.c), and each of
  * them has a kernel on the GPU that its last slice has interrupted: a request waits for what runs, and for that as well. One that has the GPU to itself
- * for a second has neither: beside ResNet-50's and MobileNetV2's training BERT's requests as one graph, 3.48 ms alone, took 3.85, 4.25 and 4.90 ms (p50, p90,
- * p99), in turns 3.70, 3.86 and 4.22, and the two got 1.09 times as much (an H200; docs/measurements.md, "Turns").
+ * for a second has neither: beside ResNet-50's and GPT-2's training GPT-2's decoding took 1.08 and 1.06 of alone (p50, p95) and left the two 0.53 of what they
+ * have alone, in turns 1.02, 1.02 and 0.60 (an H200; docs/measurements.md, "Several best-effort programs").
  * A client that launches nothing waits for nobody and nobody for it: else the GPU would be idle for its turn.
  *
  * Pure.

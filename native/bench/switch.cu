@@ -7,7 +7,8 @@
  * Two processes, without Rigel. One has kernels back to back, a stop in front of each, or one kernel that was over a millisecond before,
  * with nothing behind it or with a stop and another kernel. The other one every 5 to 8 ms has a request like one of ResNet-50's: its input
  * (none, or 2.4 MB from pinned memory or the program's own) and one CUDA graph of 60 kernels of 5 us (on an H200). As it begins it stops the
- * first process, and then, in the second half of the requests, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied.
+ * first process, and then, in the second third of the requests, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied; in
+ * the last third it has it run a kernel there that ends once the graph is launched, so that it does not go back either.
  *
  * The channels are those of native/bench/channels.h. Uses no CUDA that Rigel hooks.
  */
@@ -97,8 +98,21 @@ static void alive(pid_t child)
     usleep(20);
 }
 
+/* Keeps the GPU with its process until it is told, or for a while. */
+__global__ void hold(const volatile uint32_t *until, uint32_t value, long long ns)
+{
+    long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do {
+        __nanosleep(500);
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    } while (*until != value && now - begin < ns);
+}
+
 enum { NO_COPY, PINNED, OWN, INPUTS };
 static const char *const inputs[] = {"no copy", "pinned memory", "own memory"};
+enum { ALONE, MEMSET, HOLD, WAYS };
+static const char *const ways[] = {"by itself      ", "behind a memset", "behind a hold  "};
 
 int main(int argc, char **argv)
 {
@@ -131,6 +145,8 @@ int main(int argc, char **argv)
     CHECK(cudaStreamEndCapture(stream, &graph));
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaMemsetAsync(scratch, 0, 4, side));
+    hold<<<1, 1, 0, side>>>((uint32_t *)scratch, 0, 1000000);
+    uint32_t held = 0;
     CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaDeviceSynchronize());
     if (!find_channels() || set_slice(10000) != 0)
@@ -139,14 +155,14 @@ int main(int argc, char **argv)
         alive(child);
     static const struct {
         int length_us, slice_us, one;
-    } beside[] = {{0, 50, 0}, {20, 50, OVER}, {20, 50, STOPPED}, {60, 50, 0}, {60, 300, 0}, {200, 50, 0}};
+    } beside[] = {{0, 50, 0}, {20, 50, OVER}, {20, 50, STOPPED}, {60, 50, 0}, {60, 300, 0}, {200, 50, 0}, {2000, 50, 0}};
     for (int in = 0; in < INPUTS; in++)
         for (auto b : beside) {
             shared->paused = !b.length_us || b.one;
             shared->length_us = b.length_us;
             shared->slice_us = b.slice_us;
             usleep(50000);
-            for (int ahead = 0; ahead < 2; ahead++) {
+            for (int ahead = 0; ahead < WAYS; ahead++) {
                 std::vector<double> took;
                 double began = now_us();
                 long before = shared->kernels;
@@ -159,18 +175,21 @@ int main(int argc, char **argv)
                     }
                     double t = now_us();
                     shared->word = 1;
-                    if (ahead)
+                    if (ahead == MEMSET)
                         CHECK(cudaMemsetAsync(scratch, 0, 4, side));
+                    if (ahead == HOLD)
+                        hold<<<1, 1, 0, side>>>((uint32_t *)scratch, ++held, 1000000);
                     if (in)
                         CHECK(cudaMemcpyAsync(input, in == OWN ? own : pinned, INPUT, cudaMemcpyHostToDevice, stream));
                     CHECK(cudaGraphLaunch(exec, stream));
+                    shared->scratch = held;
                     CHECK(cudaStreamSynchronize(stream));
                     took.push_back(now_us() - t);
                     CHECK(cudaStreamSynchronize(side));
                     shared->word = 0;
                 }
                 std::sort(took.begin(), took.end());
-                printf("%-13s %s: p50 %.0f p90 %.0f p99 %.0f us; beside ", inputs[in], ahead ? "behind a memset" : "by itself      ",
+                printf("%-13s %s: p50 %.0f p90 %.0f p99 %.0f us; beside ", inputs[in], ways[ahead],
                        took[n / 2], took[n * 9 / 10], took[n * 99 / 100]);
                 if (!b.length_us)
                     printf("nothing\n");
