@@ -210,7 +210,7 @@ function answer(
   const counts = new Float64Array(shape.buckets);
   for (const [bucket, count] of requests) counts[bucket] = count;
   const sharers = clients.flatMap(({ name, class: kind }, index) =>
-    kind === "best-effort" ? [{ name, index, devices: 1, launches: launched[index] ?? 0 }] : [],
+    kind === "best-effort" ? [{ name, index, devices: 1, launches: launched[index] ?? 0, processes: 1 }] : [],
   );
   const stops = preemption && configured["gpu.shared"] === 1;
   const action = controller.step({

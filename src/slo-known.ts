@@ -41,7 +41,7 @@ export interface Observation {
   /** The starvation bound, and the part of the GPU's time that is theirs in any case; what a new segment has, if they are not given. */
   starvation_s?: number;
   min_share?: number;
-  /** How many of their processes are at work on one GPU, at most; 1, if it is not given. */
+  /** How many of their processes are at work on one GPU that high clients use, at most; 1, if it is not given. */
   sharers?: number;
   /** Those clients that share a GPU with high ones; not given: they cannot take turns. */
   clients?: readonly Sharer[];

@@ -11,7 +11,7 @@ import type { Segment, Slot } from "./segment.ts";
 import type { Wait } from "./slo-delay.ts";
 import type { Observation } from "./slo-known.ts";
 import type { Target } from "./slo-alone.ts";
-import type { Sharer } from "./slo-turns.ts";
+import { mostOnOne, type Sharer } from "./slo-turns.ts";
 import { type Action, Controller, HOLD_S, type Move, TICK_S, type Second } from "./slo.ts";
 import { progress } from "./log.ts";
 import { missedText, targetText } from "./show.ts";
@@ -152,12 +152,6 @@ export class LoopKeeper implements Disposable {
 /** Of the client that its process is. Pure. */
 function processName({ name }: Slot): string {
   return name.split("/", 1)[0] ?? name;
-}
-
-/** Of sets of devices, a bit each, how many have the same one. Pure. */
-export function mostOnOne(sets: readonly number[]): number {
-  const counts = Array.from({ length: 32 }, (_, device) => sets.filter((set) => (set >>> device) & 1).length);
-  return Math.max(...counts);
 }
 
 /** The control loop alone, for who knows that nobody else runs one (LoopKeeper sees to that). */
@@ -322,9 +316,10 @@ export class SloLoop {
           processes.set(slot.pid, (processes.get(slot.pid) ?? 0) | work.devices);
           // Clients that threads of a process have entered have the GPU as it has.
           const name = processName(slot);
-          const client = clients.get(name) ?? { name, devices: 0, launches: 0 };
+          const client = clients.get(name) ?? { name, devices: 0, launches: 0, processes: 0 };
           client.devices |= work.devices;
           client.launches += launched;
+          client.processes += Number(slot.parent === null);
           clients.set(name, client);
           this.#processOf.set(slot.name, name);
           preemption &&= work.preemption === "on" || work.preemption === "stops";
@@ -344,7 +339,7 @@ export class SloLoop {
       starved,
       starvation_s: starvation_us / 1e6,
       min_share: min_share_ppm / 1e6,
-      sharers: mostOnOne([...processes.values()]),
+      sharers: mostOnOne([...processes.values()].map((devices) => devices & high.devices)),
       // What has a high client is not taken off the GPU.
       clients: [...clients.values()].filter(
         ({ name, devices }) => (devices & high.devices) !== 0 && !high.names.has(name),

@@ -17,12 +17,20 @@ export interface Sharer {
   devices: number;
   /** Since the last tick, by all of its processes. */
   launches: number;
+  /** How many those are. */
+  processes: number;
 }
 
 /** How long a turn is, in ticks: what changes at its end, the driver is called for in each client, which delays a request under way by up to 0.5 ms. */
 const TURN_TICKS = 10;
 /** It ends sooner where nothing was launched for so long. */
 const QUIET_TICKS = 3;
+
+/** Of sets of devices, a bit each, how many have the same one, at most. */
+export function mostOnOne(sets: readonly number[]): number {
+  const counts = Array.from({ length: 32 }, (_, device) => sets.filter((set) => (set >>> device) & 1).length);
+  return Math.max(...counts);
+}
 
 export class Turns {
   /** Who takes part: launched something in its last turn, or since. In the order of their turns. */

@@ -34,7 +34,7 @@ import {
   STOP_RUNGS,
 } from "./slo-rungs.ts";
 import { LeastShare } from "./slo-share.ts";
-import { Turns } from "./slo-turns.ts";
+import { mostOnOne, Turns } from "./slo-turns.ts";
 import type { Histogram } from "./usage.ts";
 
 export const TICK_S = 0.1;
@@ -547,10 +547,11 @@ export class Controller {
       const before = this.summary();
       if (isTold(before)) this.#found = before;
     }
-    const { sharers = 1, clients } = seen;
-    if (!clients || sharers < 2 || ladder !== PREEMPT_RUNGS || seen.measured !== this.#measured) this.#endTurns();
-    this.#ladder.sharers = this.#takesTurns ? 1 : sharers;
-    this.#mayTakeTurns = clients !== undefined && !this.#takesTurns;
+    const { sharers = 1, clients = [] } = seen;
+    const mayTakeTurns = mostOnOne(clients.map(({ devices }) => devices)) > 1 && ladder === PREEMPT_RUNGS;
+    if (!mayTakeTurns || seen.measured !== this.#measured) this.#endTurns();
+    this.#ladder.sharers = this.#takesTurns ? Math.max(...clients.map(({ processes }) => processes)) : sharers;
+    this.#mayTakeTurns = mayTakeTurns && !this.#takesTurns;
     if (isOther) {
       this.#ladder.rungs = ladder;
       const why = seen.neighbours === this.#neighbours ? "other ways to preempt" : "other best-effort clients";
@@ -669,7 +670,7 @@ export class Controller {
       return;
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
-    if (over && this.#mayTakeTurns && this.#ladder.sharers > 1 && this.#ladder.rung < SHORTEST) {
+    if (over && this.#mayTakeTurns && this.#ladder.rung < SHORTEST) {
       this.#takesTurns = true;
       return this.#reset("best-effort clients take turns");
     }

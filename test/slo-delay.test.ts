@@ -6,7 +6,6 @@
 import { describe, expect, test } from "bun:test";
 import { RequestsAlone } from "../src/slo-alone.ts";
 import type { Settings } from "../src/slo-rungs.ts";
-import { mostOnOne } from "../src/slo-loop.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
 import { histogramOf, random } from "./histograms.ts";
@@ -325,7 +324,9 @@ function settle(
       preemption,
       stops,
       sharers: names.length,
-      ...(canTakeTurns && { clients: names.map((name) => ({ name, devices: 1, launches: action.hold ? 0 : 50 })) }),
+      ...(canTakeTurns && {
+        clients: names.map((name) => ({ name, devices: 1, launches: action.hold ? 0 : 50, processes: 1 })),
+      }),
     });
     if (action.hold) held_s += TICK_S;
     settings.push(action.settings);
@@ -550,7 +551,6 @@ describe("the controller on such a host", () => {
     expect([triesSlices(1, 1.05), triesSlices(2, 1.05)]).toEqual([true, false]);
     // Where the target leaves room for those, they are.
     expect([triesSlices(2, 1.7), triesSlices(3, 1.7)]).toEqual([true, false]);
-    expect([mostOnOne([0b1, 0b11, 0b10, 0b110]), mostOnOne([])]).toEqual([3, 0]);
   });
 
   test("several best-effort clients take turns where requests miss the target beside all of them", () => {

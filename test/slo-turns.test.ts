@@ -3,7 +3,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { type Sharer, Turns } from "../src/slo-turns.ts";
+import { mostOnOne, type Sharer, Turns } from "../src/slo-turns.ts";
 
 /** Whose turn it is at each tick: those that do not wait, of clients that launch unless `isIdle` says so. */
 function turnsOf(
@@ -21,7 +21,7 @@ function turnsOf(
     const there = Object.entries(devices).filter(([name]) => isThere(name, tick));
     const sharers = there.map(([name, on]): Sharer => {
       const stands = waiting.has(name) || isHeld(tick) || isIdle(name, tick);
-      return { name, devices: on, launches: stands ? 0 : 50 };
+      return { name, devices: on, launches: stands ? 0 : 50, processes: 1 };
     });
     waiting = turns.step(sharers, isHeld(tick));
     return there.flatMap(([name]) => (waiting.has(name) ? [] : [name])).join("+");
@@ -114,9 +114,13 @@ describe("best-effort clients in turns", () => {
     expect(runs(turnsOf(40, { a: 0b01, b: 0b10 }))).toEqual([["a+b", 40]]);
   });
 
+  test("how many are on one GPU", () => {
+    expect([mostOnOne([0b1, 0b11, 0b10, 0b110]), mostOnOne([])]).toEqual([3, 0]);
+  });
+
   test("whoever waits is told for how long, and no shorter than until it is told again", () => {
     const turns = new Turns();
-    const sharers = ["a", "b", "c"].map((name) => ({ name, devices: 1, launches: 1 }));
+    const sharers = ["a", "b", "c"].map((name) => ({ name, devices: 1, launches: 1, processes: 1 }));
     const told = Array.from({ length: 10 }, () => Object.fromEntries(turns.step(sharers, false)));
     expect(told[0]).toEqual({ b: 10, c: 11 });
     expect(told[9]).toEqual({ b: 1, c: 2 });
