@@ -256,12 +256,10 @@ uint32_t rg_member_class(void);
 bool rg_member_holds_python(void);
 
 /* rg_member_is_paused: this client may not work, as it is paused (its mode says so) or it is another's turn, and the time that was said has not
- * come. rg_member_paused: no client of this process may. rg_account_until: when that time comes. */
-static inline uint64_t rg_account_until(const rg_account *account)
-{
-    uint64_t paused = atomic_load(&account->paused_until_ns), turn = atomic_load(&account->turn_until_ns);
-    return paused > turn ? paused : turn;
-}
+ * come. rg_member_paused: no client of this process may. rg_account_turn: until when it is another's turn, which is only under policy slo; rg_account_until:
+ * and until when the client is paused. */
+uint64_t rg_account_turn(const rg_account *account);
+uint64_t rg_account_until(const rg_account *account);
 bool rg_member_is_paused(const rg_member *member);
 bool rg_member_paused(void);
 

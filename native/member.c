@@ -280,6 +280,17 @@ void rg_members_attach(uint32_t mode, bool only_threads)
     pthread_mutex_unlock(&members_lock);
 }
 
+uint64_t rg_account_turn(const rg_account *account)
+{
+    return atomic_load(&rg.segment->settings.policy) == RG_POLICY_SLO ? atomic_load(&account->turn_until_ns) : 0;
+}
+
+uint64_t rg_account_until(const rg_account *account)
+{
+    uint64_t paused = atomic_load(&account->paused_until_ns), turn = rg_account_turn(account);
+    return paused > turn ? paused : turn;
+}
+
 bool rg_member_is_paused(const rg_member *m)
 {
     /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. Nor is it waited for where a turn is over. */
@@ -290,7 +301,7 @@ bool rg_member_is_paused(const rg_member *m)
     if (mode & RG_MODE_PAUSED)
         until = rg_account_until(m->account);
     else if ((mode & RG_MODE_FAIR) == RG_MODE_BEST_EFFORT)
-        until = atomic_load(&m->account->turn_until_ns);
+        until = rg_account_turn(m->account);
     return until && until > rg_now_ns();
 }
 

@@ -817,7 +817,7 @@ static uint64_t waiting(void)
     uint64_t slots = 0, now = rg_now_ns();
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         const rg_account *account = &rg.segment->accounts[i];
-        if (atomic_load(&account->turn_until_ns) > now)
+        if (rg_account_turn(account) > now)
             slots |= atomic_load(&account->slots);
     }
     return slots;
@@ -892,7 +892,7 @@ static uint64_t wanted_slice_us(uint32_t device, uint32_t class)
 {
     rg_settings *s = &rg.segment->settings;
     uint64_t us = class == RG_CLASS_HIGH ? atomic_load(&s->high_slice_us) : atomic_load(&s->slice_us);
-    uint32_t others = peers(device, class);
+    uint32_t others = rg_member_paused() ? 0 : peers(device, class); /* as it is to be when its turn comes: then nobody is there to set it at once */
     if (others)
         return class == RG_CLASS_HIGH || !atomic_load(&s->suspend) ? DRIVER_SLICE_US : rg_policy_peers_slice_us(us, others, DRIVER_SLICE_US);
     if (us >= RG_POLICY_LEAST_SLICE_US || has_it_to_itself(device, class))

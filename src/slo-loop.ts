@@ -149,6 +149,11 @@ export class LoopKeeper implements Disposable {
   }
 }
 
+/** By which a segment keeps what is asked of a client. Pure. */
+function accountName(name: string): string {
+  return name.slice(name.lastIndexOf("/") + 1);
+}
+
 /** Of the client that its process is. Pure. */
 function processName({ name }: Slot): string {
   return name.split("/", 1)[0] ?? name;
@@ -168,7 +173,7 @@ export class SloLoop {
   #atWork: ReadonlySet<string> = new Set();
   #marked: ReadonlySet<string> | undefined;
   readonly #marks: Mark[] = [];
-  /** Of each best-effort client at work the name of its process; and those that have been told to wait for their turn. */
+  /** Of each best-effort client at work the name of its process; and the accounts that have been told to wait for their turn. */
   readonly #processOf = new Map<string, string>();
   #waiting: ReadonlySet<string> = new Set();
   /** What it did last. */
@@ -197,6 +202,7 @@ export class SloLoop {
     if (this.#held) this.#segment.hold(0);
     this.#held = false;
     this.#giveTurns(undefined);
+    this.#last = { ...this.#last, waits: undefined };
     this.#segment.showLoop(undefined);
   }
 
@@ -229,14 +235,16 @@ export class SloLoop {
   /** Whoever waits for its turn is told so at each tick; whoever does no more, once. */
   #giveTurns(waits: Action["waits"]): void {
     const told = this.#waiting;
-    const waiting = new Set<string>();
+    // Clients that threads of several processes have entered under one name are told as one: to wait only where all do.
+    const ticks = new Map<string, number>();
     for (const [name, process] of this.#processOf) {
-      const ticks = waits?.get(process);
-      if (ticks !== undefined) waiting.add(name);
-      if (ticks !== undefined || told.has(name))
-        this.#segment.turn(name, ticks === undefined ? 0 : this.#segment.now_ns + ticks * TICK_S * 1e9);
+      const account = accountName(name);
+      ticks.set(account, Math.min(ticks.get(account) ?? Number.POSITIVE_INFINITY, waits?.get(process) ?? 0));
     }
-    this.#waiting = waiting;
+    this.#waiting = new Set([...ticks].flatMap(([account, more]) => (more > 0 ? [account] : [])));
+    for (const [account, more] of ticks)
+      if (more > 0 || told.has(account))
+        this.#segment.turn(account, more > 0 ? this.#segment.now_ns + more * TICK_S * 1e9 : 0);
   }
 
   /** To be called every TICK_S, unless `resume` was. `elapsed_s`: since it was called last, where that is not to be measured. */

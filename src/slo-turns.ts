@@ -5,7 +5,8 @@
  * them has a kernel on the GPU that its last slice has interrupted: a request waits for what runs, and for that as well. One that has the GPU to itself
  * for a second has neither: beside ResNet-50's and GPT-2's training GPT-2's decoding took 1.08 and 1.06 of alone (p50, p95) and left the two 0.53 of what they
  * have alone, in turns 1.02, 1.02 and 0.60 (an H200; docs/measurements.md, "Several best-effort programs").
- * A client that launches nothing waits for nobody and nobody for it: else the GPU would be idle for its turn.
+ * A client that launches nothing waits for nobody and nobody for it: else the GPU would be idle for its turn. What it has launched may run on all the same, for
+ * longer than turns are waited for where launches are half a second of work and more apart: such a client shares the GPU with the others most of the time.
  *
  * Pure.
  */
@@ -47,27 +48,27 @@ export class Turns {
   }
 
   /**
-   * Who waits, and for how many ticks at least, unless it is said again. `isHeld`: nobody could launch since the last tick, and the turn lasts as much
-   * longer.
+   * Who waits, and for how many ticks at least, unless it is said again. `passed`: ticks since the last step; 0 where nobody could launch meanwhile, so that
+   * the turn lasts as much longer.
    */
-  step(sharers: readonly Sharer[], isHeld: boolean): ReadonlyMap<string, number> {
+  step(sharers: readonly Sharer[], passed = 1): ReadonlyMap<string, number> {
     const there = new Map(sharers.map((sharer) => [sharer.name, sharer]));
     const before = this.#from(this.#current);
     this.#order = this.#order.filter((name) => there.has(name));
     for (const { name, launches } of sharers) if (launches > 0 && !this.#order.includes(name)) this.#order.push(name);
-    if (!isHeld) this.#pass(there.get(this.#current ?? "")?.launches ?? 0);
+    if (passed > 0) this.#pass(there.get(this.#current ?? "")?.launches ?? 0, passed);
     // Who has gone leaves its turn to the next.
     if (!this.#order.includes(this.#current ?? ""))
       this.#begin(before.find((name) => there.has(name)) ?? this.#order[0]);
     return this.#waiting(there);
   }
 
-  /** A tick of a turn in which its client launched so much. */
-  #pass(launches: number): void {
+  /** Ticks of a turn in which its client launched so much. */
+  #pass(launches: number, ticks: number): void {
     const at = this.#order.indexOf(this.#current ?? "");
     if (at < 0) return;
-    this.#ticks++;
-    this.#quiet = launches > 0 ? 0 : this.#quiet + 1;
+    this.#ticks += ticks;
+    this.#quiet = launches > 0 ? 0 : this.#quiet + ticks;
     this.#hasLaunched ||= launches > 0;
     if (this.#ticks < TURN_TICKS && this.#quiet < QUIET_TICKS) return;
     const next = this.#order[(at + 1) % this.#order.length];

@@ -133,7 +133,7 @@ export interface Action {
   /** Hold best-effort work until the next tick. */
   hold: boolean;
   /** Best-effort clients whose turn it is not, and for how many ticks they wait at least, unless that is said again. */
-  waits?: ReadonlyMap<string, number>;
+  waits?: ReadonlyMap<string, number> | undefined;
 }
 
 /** One line of the record. */
@@ -386,6 +386,7 @@ export class Controller {
     else this.#settled = this.#ticks - Number(stands);
     this.#notice(seen);
     this.#noticeKernels(seen);
+    this.#giveTurns(seen, held, ticks);
     const over = isKnown && this.#ladder.rung > 0 && this.#ladder.judge(this.#ladder.rung) === "over";
     if (over && !this.#ladder.isLesserEvil()) this.#stepBack("over the target");
   }
@@ -394,8 +395,9 @@ export class Controller {
     return this.#share.step({ ...seen, sharers: this.#ladder.sharers }, this.t_s, this.#ladder.rungs === PREEMPT_RUNGS);
   }
 
-  #giveTurns({ clients = [] }: Observation, isHeld: boolean): void {
-    this.#waits = this.#takesTurns ? this.#turns.step(clients, isHeld) : new Map();
+  /** Since the last time so many ticks have passed, of which none counts where best-effort work was held. */
+  #giveTurns({ clients = [] }: Observation, held: boolean, ticks = 1): void {
+    this.#waits = this.#takesTurns ? this.#turns.step(clients, held ? 0 : ticks) : new Map();
   }
 
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */

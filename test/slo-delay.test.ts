@@ -302,6 +302,7 @@ function settle(
   let host = 1;
   let held_s = 0;
   const settings: (Settings | undefined)[] = [];
+  const waiting: string[] = [];
   for (let tick = 0; tick < seconds / TICK_S; tick++) {
     // Up to 60% slower, for 1 to 6 seconds.
     if (noise() < TICK_S / 3) host = 1 + 0.6 * noise();
@@ -330,8 +331,9 @@ function settle(
     });
     if (action.hold) held_s += TICK_S;
     settings.push(action.settings);
+    waiting.push([...(action.waits?.keys() ?? [])].join("+"));
   }
-  return { settings, held_s, controller };
+  return { settings, held_s, controller, waiting };
 }
 
 /** Every launch in flight delays by 25 us. */
@@ -565,6 +567,17 @@ describe("the controller on such a host", () => {
     ] as const) {
       const changed = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < 40 ? 2 : then) });
       expect(changed.controller.summary().turns).toBe(turns);
+    }
+    // Nor is one left waiting where the loop is late all the time.
+    for (const [then, expected] of [
+      [2, ["train-0", "train-1"]],
+      [1, [""]],
+    ] as const) {
+      const late = settle(decoding, true, 60, bothInTurns, {
+        sharers: (t_s) => (t_s < 40 ? 2 : then),
+        elapsed_s: (t_s) => (t_s < 30 ? TICK_S : 0.25),
+      });
+      expect([...new Set(late.waiting.slice(410))].toSorted()).toEqual([...expected]);
     }
     // Not where requests are within the target without, there are no slices, or clients cannot be told to.
     for (const [preemption, given] of [

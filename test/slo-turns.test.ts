@@ -23,7 +23,7 @@ function turnsOf(
       const stands = waiting.has(name) || isHeld(tick) || isIdle(name, tick);
       return { name, devices: on, launches: stands ? 0 : 50, processes: 1 };
     });
-    waiting = turns.step(sharers, isHeld(tick));
+    waiting = turns.step(sharers, isHeld(tick) ? 0 : 1);
     return there.flatMap(([name]) => (waiting.has(name) ? [] : [name])).join("+");
   });
 }
@@ -121,11 +121,11 @@ describe("best-effort clients in turns", () => {
   test("whoever waits is told for how long, and no shorter than until it is told again", () => {
     const turns = new Turns();
     const sharers = ["a", "b", "c"].map((name) => ({ name, devices: 1, launches: 1, processes: 1 }));
-    const told = Array.from({ length: 10 }, () => Object.fromEntries(turns.step(sharers, false)));
+    const told = Array.from({ length: 10 }, () => Object.fromEntries(turns.step(sharers)));
     expect(told[0]).toEqual({ b: 10, c: 11 });
     expect(told[9]).toEqual({ b: 1, c: 2 });
-    expect(Object.fromEntries(turns.step(sharers, false))).toEqual({ c: 10, a: 11 });
+    expect(Object.fromEntries(turns.step(sharers))).toEqual({ c: 10, a: 11 });
     turns.end();
-    expect(turns.step([], false).size).toBe(0);
+    expect(turns.step([]).size).toBe(0);
   });
 });

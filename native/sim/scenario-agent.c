@@ -338,7 +338,7 @@ static void begin_suspension(scenario *s)
 {
     rg_policy_off(&s->agent.had, s->idle_ns, s->now);
     for (uint32_t i = 0; i < s->count; i++)
-        s->players[i].result->suspensions += s->players[i].of->best_effort;
+        s->players[i].result->suspensions += s->players[i].of->best_effort && !waits_for_turn(s, &s->players[i]);
     s->agent.state = SUSPENDING;
     s->agent.channels_off = rg_scenario_stops(s) && suspends_too(s);
     s->agent.may_suspend_too = could_suspend_too(s);
@@ -401,7 +401,7 @@ bool rg_scenario_agent_act(scenario *s)
         break;
     case GIVING:
         for (uint32_t i = 0; i < s->count; i++)
-            if (s->players[i].of->best_effort) {
+            if (s->players[i].of->best_effort && !waits_for_turn(s, &s->players[i])) {
                 set_slice_ns(s, &s->players[i], (due_us(s) > RG_POLICY_LEAST_SLICE_US ? due_us(s) : RG_POLICY_LEAST_SLICE_US) * 1000);
                 s->players[i].result->starved++;
                 s->tick.starved++;

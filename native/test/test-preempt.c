@@ -112,6 +112,7 @@ static void slices_beside_another_best_effort_client(void)
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
     /* While that one waits for its turn, what it has launched as that began is none. */
     seg->settings.suspend = 1;
+    seg->settings.policy = RG_POLICY_SLO;
     WAIT_FOR(LAUNCHING(8000));
     atomic_store(&seg->accounts[OTHER].slots, 1ull << OTHER);
     atomic_store(&seg->accounts[OTHER].turn_until_ns, UINT64_MAX);

@@ -372,9 +372,11 @@ static void paused_under_fair(void)
     CHECK_EQUAL(atomic_load(&launched), 0);
     atomic_store(&account->paused_until_ns, 0);
     join(thread);
-    /* There are no turns. */
+    /* There are no turns, nor does the agent find any. */
     atomic_store(&account->turn_until_ns, UINT64_MAX);
+    usleep(300000);
     CHECK(!rg_member_is_paused(RG_PROCESS));
+    CHECK(!(mode() & RG_MODE_PAUSED));
     done();
 }
 
@@ -410,6 +412,7 @@ static bool in_wait(uint32_t operation)
 static void another_clients_turn(void)
 {
     become_preemptible();
+    atomic_store(&seg->settings.policy, RG_POLICY_SLO);
     launch(NULL, 100000000);
     atomic_store(&account->turn_until_ns, UINT64_MAX);
     WAIT_FOR(mode() & RG_MODE_PAUSED);
