@@ -15,7 +15,7 @@
  *
  * What lasts for RG_POLICY_LONG_NS no stop ends soon, and may have to be interrupted (preempt.c). When that runs the GPU tells by itself: the stream
  * writes a word of its own in front of it and one behind it (cuStreamWriteValue32). Beside GPT-2's training 12 to 30 in 110 of BERT's requests, of
- * 3.5 ms, come upon such a kernel, and to suspend it for the others, too, cost each of them 0.2 ms (an H100; docs/measurements.md).
+ * 3.5 ms, come upon such a kernel, and to suspend it for the others, too, cost each of them 0.2 ms (an H100; docs/experiments.md).
  *
  * All stops on a device are in streams of one context, in which the word's page is registered: with that context the registration goes,
  * and what waits for the word in another one would fault. A process with two contexts on a device has none. Where the segment's page cannot be

@@ -74,12 +74,12 @@ const AT_ONCE: readonly Rung[] = [60, 120, STOP_US].map((stop_us) => ({ ...suspe
 /**
  * Where best-effort clients can be taken off the GPU (native/preempt.c). Short slices cost switches, long ones latency. Slices alone
  * and suspension are no steps of one scale: requests that leave the GPU idle between launches are better off with a late
- * suspension, those that keep it busy with one at once, or slices where the target leaves room (measured: docs/measurements.md). Until
+ * suspension, those that keep it busy with one at once, or slices where the target leaves room (measured: docs/experiments.md). Until
  * it is suspended, a long slice lets best-effort work run on where a short one would let the GPU switch to the request's first kernels, and back, time and again
  * (the demo, `rigel simulate --duration 60` in slices, policy `priority`: requests as long as alone and a share of 0.868 with `defer_us`
  * 500 and `slice_us` 4000, 0.860 with 1000 and 1000, and `stop_us` 0). Where best-effort kernels are short, work that gives way late does so by stops: a
  * suspension takes 0.44 ms, and up to 100 while programs start on some GPU of the host. Where they are long (LONG_PART in slo.ts) nothing but a suspension
- * ends one in such a slice, and there are no stops on these rungs, unless the driver is seen to hold calls up (docs/measurements.md, "Giving way late").
+ * ends one in such a slice, and there are no stops on these rungs, unless the driver is seen to hold calls up (docs/experiments.md, "Giving way late").
  */
 export const PREEMPT_RUNGS: readonly Rung[] = [
   ...AT_ONCE,

@@ -22,7 +22,7 @@ const FEWER = 0.8;
 /**
  * Requests follow each other where all but this part of them begin within this part of a request after the one before, or a millisecond; twice as many where
  * it is in force. Of those that come by themselves and keep a client busy for 0.9 of the time one in sixteen begins later (it has nothing to do after
- * one in ten, and then has to wait for an exponential time), of PyTorch's requests in a loop 10 of 127,589 (`waits` of the runs in docs/measurements.md).
+ * one in ten, and then has to wait for an exponential time), of PyTorch's requests in a loop next to none (`waits` of the file of `--json`, docs/measurements.md, "Requests back to back").
  */
 const STRAYS = 0.01;
 const GAP_PART = 0.5;

@@ -1,6 +1,6 @@
 /*
  * follow.cu: what taking a best-effort process's channels off the GPU (native/channel.c) does to a request that has it, and to another one that begins soon
- * after, where its streams stop for both anyway (native/stop.c). The numbers in docs/measurements.md.
+ * after, where its streams stop for both anyway (native/stop.c). The numbers in docs/experiments.md.
  *
  *   nvcc -O2 -std=c++17 -arch=native -I native/bench -o follow native/bench/follow.cu -lcuda && ./follow [pairs of requests of each kind]
  *

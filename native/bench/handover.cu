@@ -1,6 +1,6 @@
 /*
  * handover.cu: when the GPU leaves a process whose channels are disabled (native/channel.c), when the other one begins, and for how long it does
- * nothing in between; and the same of what else the driver offers. The numbers in docs/measurements.md.
+ * nothing in between; and the same of what else the driver offers. The numbers in docs/experiments.md.
  *
  *   nvcc -O2 -std=c++17 -arch=native -I native/bench -o handover native/bench/handover.cu -lcuda && ./handover [trials of each kind]
  *

@@ -1,6 +1,6 @@
 /*
  * switch.cu: how long a request waits for the GPU to come over from another process, whose streams have stopped (native/stop.c) or which has
- * nothing to do, and what could hide that: the numbers in docs/measurements.md.
+ * nothing to do, and what could hide that: the numbers in docs/experiments.md.
  *
  *   nvcc -O2 -std=c++17 -arch=native -o switch native/bench/switch.cu && ./switch [requests of each kind]
  *
