@@ -1,12 +1,12 @@
 /**
  * show.ts: how numbers and the state of a client are put into words, the same in tables, in `rigel top` and in the dashboard.
  *
- * Imports types alone, so that it also runs in a browser.
+ * Imports what is pure alone, so that it also runs in a browser.
  */
 
 import type { Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
-import { type Controller, isTold, type Move } from "./slo.ts";
+import { type Controller, isTold, type Move, type Second } from "./slo.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */
@@ -89,6 +89,19 @@ export function settingsText(settings: Partial<Settings> | undefined): string {
     return name === "defer_ppm" ? `defer_part ${value / 1e6}` : `${name} ${value}`;
   });
   return told.join(", ");
+}
+
+/** When best-effort clients took turns, second by second; empty: they did not. */
+export function turnsText(seconds: readonly Pick<Second, "t_s" | "over_s" | "turns">[]): string {
+  const spans: { from_s: number; to_s: number }[] = [];
+  let before = false;
+  for (const { t_s, over_s, turns } of seconds) {
+    const last = spans.at(-1);
+    if (turns && before && last) last.to_s = t_s;
+    else if (turns) spans.push({ from_s: Math.max(0, t_s - over_s), to_s: t_s });
+    before = turns;
+  }
+  return spans.map(({ from_s, to_s }) => `${Math.round(from_s)} to ${Math.round(to_s)} s`).join(", ");
 }
 
 /** How often the loop has changed its settings, and why, the most frequent first. */

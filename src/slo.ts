@@ -147,6 +147,8 @@ export interface Second {
   p50_ms: number | null;
   p99_ms: number | null;
   best_effort_launches_per_s: number;
+  /** As it ended best-effort clients had the GPU one after the other. */
+  turns: boolean;
 }
 
 /** Why it left a rung. The last six are other circumstances, under which nothing of what was learned on rungs holds. */
@@ -231,6 +233,7 @@ export class Controller {
   /** What they are averages of. */
   #rated_s = 0;
   readonly #share = new LeastShare();
+  /** Whose turn it is; whether best-effort clients take turns, or do not but could; and for whom it is not the turn, for how many ticks. */
   readonly #turns = new Turns();
   #takesTurns = false;
   #mayTakeTurns = false;
@@ -885,6 +888,7 @@ export class Controller {
       p50_ms: finite(second.requests.quantile_ms(0.5)),
       p99_ms: finite(second.requests.quantile_ms(0.99)),
       best_effort_launches_per_s: second.launches / over_s,
+      turns: this.#takesTurns,
     });
     this.#second = { requests: undefined, launches: 0, held_s: 0, ticks: 0 };
   }

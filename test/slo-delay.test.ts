@@ -5,6 +5,7 @@
 
 import { describe, expect, test } from "bun:test";
 import { RequestsAlone } from "../src/slo-alone.ts";
+import { turnsText } from "../src/show.ts";
 import type { Settings } from "../src/slo-rungs.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { Alone, delay, type Wait, Waits } from "../src/slo-delay.ts";
@@ -567,6 +568,7 @@ describe("the controller on such a host", () => {
     ] as const) {
       const changed = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < 40 ? 2 : then) });
       expect(changed.controller.summary().turns).toBe(turns);
+      expect(turnsText(changed.controller.seconds)).toMatch(turns ? /^\d+ to 60 s$/ : /^\d+ to (39|40) s$/);
     }
     // Nor is one left waiting where the loop is late all the time.
     for (const [then, expected] of [

@@ -5,7 +5,7 @@
  */
 
 import type { Report } from "../report.ts";
-import { digits, durationText, rateText, targetText } from "../show.ts";
+import { digits, durationText, rateText, targetText, turnsText } from "../show.ts";
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { type Line, Plot } from "./plot.ts";
 
@@ -160,7 +160,14 @@ function plots({ slo, policy }: Report): HTMLElement[] {
     ),
   );
   const came = marks.map(({ t_s, client, what }) => `${client} ${what} at ${t_s.toFixed(1)} s`).join(", ");
-  return [place, ...(came === "" ? [] : [element("p", "about below", `Dotted lines: ${came}.`)])];
+  const turns = turnsText(seconds);
+  return [
+    place,
+    ...(came === "" ? [] : [element("p", "about below", `Dotted lines: ${came}.`)]),
+    ...(turns === ""
+      ? []
+      : [element("p", "about below", `Best-effort clients had the GPU in turns of 1 s: ${turns}.`)]),
+  ];
 }
 
 function notes({ notes: said, findings }: Report): HTMLElement[] {
