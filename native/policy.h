@@ -250,9 +250,10 @@ static inline bool rg_policy_regular(uint32_t usual, uint32_t votes)
 
 /*
  * rg_policy_brief: for how long a request that has launched for `launched_ns` may still launch before best-effort work that slices have interrupted is
- * taken off the GPU as well, where the last ones launched for `worked_ns` at most (UINT64_MAX: none is known); 0: at once. To disable channels takes the GPU from
- * whoever is at work there for 0.2 ms (bench/follow.cu), and what was interrupted comes back only where a request leaves the GPU to it between its launches:
- * one that launches all at once, as CUDA graphs are, has nothing from that. What it waits for in between counts as launching. Twice as long as the last ones, where those launched for RG_POLICY_BRIEF_NS at most.
+ * taken off the GPU as well, where the last ones launched for `worked_ns` at most (UINT64_MAX: none is known); 0: at once. To disable
+ * channels takes the GPU from whoever is at work there for 0.2 ms (bench/follow.cu), and what was interrupted comes back only where a
+ * request leaves the GPU to it between its launches: one that launches all at once, as CUDA graphs are, has nothing from that. What it
+ * waits for in between counts as launching. Twice as long as the last ones, where those launched for RG_POLICY_BRIEF_NS at most.
  */
 #define RG_POLICY_BRIEF_NS 500000u
 uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns);

@@ -26,10 +26,10 @@ void rigel_report_request(uint64_t latency_ns);
  * the process was launched with), with counts, requests and in-flight limit of its own, until rigel_client_leave or the thread
  * ends. Threads that enter the same name are the same client; a thread that enters a second one is back in the first when it
  * leaves. A stream belongs to the client whose thread launches on it first, and work on it counts for that client
- * whichever thread launches it. 0; or a negative errno, and then the thread stays what it was and must not leave: ENODEV (this
- * process runs without Rigel), EINVAL (no name, one of more than 63 bytes or with control characters, or another class), EEXIST (the
- * client is of the other class), ENOSPC (all slots are taken), EOVERFLOW (16 entered), EAGAIN (the program has no key for thread data left). May be called before cuInit. rigel_client_leave
- * does nothing in a thread that has entered none.
+ * whichever thread launches it. 0; or a negative errno, and then the thread stays what it was and must not leave: ENODEV (this process runs
+ * without Rigel), EINVAL (no name, one of more than 63 bytes or with control characters, or another class), EEXIST (the client is of the
+ * other class), ENOSPC (all slots are taken), EOVERFLOW (16 entered), EAGAIN (the program has no key for thread data left). May be called
+ * before cuInit. rigel_client_leave does nothing in a thread that has entered none.
  */
 int rigel_client_enter(const char *name, const char *class_name);
 void rigel_client_leave(void);

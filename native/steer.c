@@ -6,9 +6,9 @@
  *
  * A trial of policy slo's control loop (src/slo.ts) has an end, too, if that process is killed meanwhile.
  *
- * A pause, also while it is another client's turn, has an end in any case: the time that was said, or being resumed; else the segment's shutdown, the end of this process's part
- * in Rigel (its exit handlers, rigel_shutdown), or that the segment's file is gone, so that nobody could resume it any more. All but the last
- * of these are seen without the agent as well (rg_member_is_paused).
+ * A pause, also while it is another client's turn, has an end in any case: the time that was said, or being resumed; else the segment's
+ * shutdown, the end of this process's part in Rigel (its exit handlers, rigel_shutdown), or that the segment's file is gone, so that nobody
+ * could resume it any more. All but the last of these are seen without the agent as well (rg_member_is_paused).
  *
  * Not changed: CUDA_MPS_CLIENT_PRIORITY, which the driver reads once, and the priority of streams that only their own thread can
  * name (per-thread default streams).

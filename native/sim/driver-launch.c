@@ -1,9 +1,10 @@
 /*
  * driver-launch.c: modules, functions and kernel launches.
  *
- * No code runs. A module is PTX text; its functions are the names after `.entry`, and a launch takes its time on the
- * simulated SMs: RIGEL_SIM_KERNEL_NS for each block (5000 without it), or, for a function called rigel_spin or rigel_stream, what
- * its second parameter says; rigel_stream is bound by memory, of whose bandwidth it takes what its third says. Compiled images (cubin, fatbin) are refused with INVALID_IMAGE.
+ * No code runs. A module is PTX text; its functions are the names after `.entry`, and a launch takes its time on the simulated SMs:
+ * RIGEL_SIM_KERNEL_NS for each block (5000 without it), or, for a function called rigel_spin or rigel_stream, what its second parameter
+ * says; rigel_stream is bound by memory, of whose bandwidth it takes what its third says. Compiled images (cubin, fatbin) are refused with
+ * INVALID_IMAGE.
  */
 #include "driver.h"
 

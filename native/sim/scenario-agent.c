@@ -5,9 +5,9 @@
  * Streams stop (stop.c), which takes no time, and at once where a high client does it by itself. Under MPS nothing else is done, and in time
  * slices only where a best-effort client is at work on a long kernel, or requests outlast their slice; then they stop and are suspended here as
  * one, for as long as they are suspended.
- * They all do the same at the same time, so there is one of them; but whoever waits for its turn is off the GPU throughout. As in preempt.c: a suspension may be put off (defer_us, defer_ppm,
- * need_us) and lasts through the short gaps of programs that have many of them; where high clients make no break for the starvation bound
- * best-effort work gets its due.
+ * They all do the same at the same time, so there is one of them; but whoever waits for its turn is off the GPU throughout. As in
+ * preempt.c: a suspension may be put off (defer_us, defer_ppm, need_us) and lasts through the short gaps of programs that have many of
+ * them; where high clients make no break for the starvation bound best-effort work gets its due.
  */
 #include "scenario-inside.h"
 
@@ -329,8 +329,10 @@ static void look(scenario *s)
 static bool suspends_too(const scenario *s)
 {
     bool runs_long = false;
-    for (uint32_t i = 0; i < s->count; i++)
-        runs_long |= s->players[i].of->best_effort && !waits_for_turn(s, &s->players[i]) && rg_model_runs_long(s->model, s->players[i].context, RG_POLICY_LONG_NS);
+    for (uint32_t i = 0; i < s->count; i++) {
+        const player *p = &s->players[i];
+        runs_long |= p->of->best_effort && !waits_for_turn(s, p) && rg_model_runs_long(s->model, p->context, RG_POLICY_LONG_NS);
+    }
     return !s->o->gpu.shared && (s->long_requests || (runs_long && is_in_the_way(s)));
 }
 
