@@ -1040,7 +1040,8 @@ static RG_INLINE void rg_work_end(rg_member *m, uint32_t mode, enum rg_kind kind
         rg_stop_after(work.sample, t, ok);
     if (RG_UNLIKELY(!work.weight))
         return;
-    if (RG_UNLIKELY(!ok)) {
+    /* Of a stream that has become another client's meanwhile what this one launched counts as done (rg_track_for). */
+    if (RG_UNLIKELY(!ok) || RG_UNLIKELY(rg_track_member(t) != m)) {
         rg_retire(m, t->device, work.weight);
         return;
     }

@@ -400,15 +400,18 @@ static CUresult launch_piece(rg_member *m, uint32_t mode, CUgraphExec piece, CUs
     return r;
 }
 
-/* All pieces, in order. False: not even the first went out. */
-static bool launch_pieces(kept_graph *k, rg_member *m, uint32_t mode, CUstream stream, rg_track *t, CUresult *result)
+/* All pieces, in order. False: not even the first went out. `counted`: one has been noted as a launch of the client. */
+static bool launch_pieces(kept_graph *k, rg_member *m, uint32_t mode, CUstream stream, rg_track *t, CUresult *result, bool *counted)
 {
     uint32_t name = rg_name_of(true, atomic_load(&k->exec)), p = 0;
     *result = CUDA_SUCCESS;
+    *counted = false;
     for (; p < k->pieces.count; p++) {
         /* Somebody began a capture: from now on nothing is added to what the program does. */
-        *result = atomic_load(&rg.captures) ? RG_REAL(cuGraphLaunch)(k->pieces.execs[p], stream)
-                                            : launch_piece(m, mode, k->pieces.execs[p], stream, t, p == 0, name);
+        bool captured = atomic_load(&rg.captures);
+        *counted |= !captured && p == 0;
+        *result = captured ? RG_REAL(cuGraphLaunch)(k->pieces.execs[p], stream)
+                           : launch_piece(m, mode, k->pieces.execs[p], stream, t, p == 0, name);
         if (*result != CUDA_SUCCESS)
             break;
     }
@@ -496,9 +499,10 @@ bool rg_graph_launch(rg_member *m, uint32_t mode, CUgraphExec exec, CUstream str
         pieces = false;
     come_after_pieces(k, stream, serial);
     k->last = serial ? serial : UINT32_MAX;
-    if (pieces && !launch_pieces(k, m, mode, stream, t, result)) {
+    bool counted;
+    if (pieces && !launch_pieces(k, m, mode, stream, t, result, &counted)) {
         /* Nothing has gone out: the whole may, and if not it is the driver's answer that the program gets. */
-        atomic_fetch_sub_explicit(&m->slot->graph_launches, 1, memory_order_relaxed);
+        atomic_fetch_sub_explicit(&m->slot->graph_launches, counted, memory_order_relaxed);
         drop(k, false);
         k->whole = RG_WHOLE_DRIVER;
         pieces = false;

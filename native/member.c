@@ -244,8 +244,10 @@ static bool give_slot(rg_member *m)
     uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);
     atomic_store_explicit(&m->mode, mode, memory_order_release);
-    if (atomic_load(&rg.bypass) != RG_BYPASS_ON)
-        atomic_fetch_or(&rg.mode, mode);
+    /* Bare: past Rigel for now, or it has left (rigel_shutdown), and stays so. */
+    uint32_t all = atomic_load(&rg.mode);
+    while (all != RG_MODE_BARE && !atomic_compare_exchange_weak(&rg.mode, &all, all | mode))
+        continue;
     if (first_high && mode != RG_MODE_FAIR)
         rg_preempt_wake();
     return true;

@@ -238,6 +238,12 @@ static pthread_rwlock_t pools_lock = PTHREAD_RWLOCK_INITIALIZER;
 /* Memory has come from some device's current pool, which was not looked up. */
 static _Atomic bool current_used;
 
+/*
+ * How many pools the driver was asked to destroy, and how many of those it has: until then it may still say that one of them is a device's current one, and
+ * whoever has just heard that would enter it again.
+ */
+static _Atomic uint32_t ending, ended;
+
 static bool has_pool(const pool_set *set, CUmemoryPool pool)
 {
     bool has = false;
@@ -250,11 +256,9 @@ static bool has_pool(const pool_set *set, CUmemoryPool pool)
     return has;
 }
 
-static void add_pool(pool_set *set, CUmemoryPool pool)
+/* Under the lock. */
+static void put_pool(pool_set *set, CUmemoryPool pool)
 {
-    if (has_pool(set, pool))
-        return;
-    pthread_rwlock_wrlock(&pools_lock);
     uint32_t at = 0, n = atomic_load(&set->count);
     while (at < n && set->at[at] && set->at[at] != pool)
         at++;
@@ -263,13 +267,32 @@ static void add_pool(pool_set *set, CUmemoryPool pool)
         if (at == n)
             atomic_store(&set->count, n + 1);
     }
+}
+
+static void add_pool(pool_set *set, CUmemoryPool pool)
+{
+    if (has_pool(set, pool))
+        return;
+    pthread_rwlock_wrlock(&pools_lock);
+    put_pool(set, pool);
+    pthread_rwlock_unlock(&pools_lock);
+}
+
+/* That of this device, unless some pool is being destroyed meanwhile: then the next look finds it. */
+static void add_current_pool(CUdevice device)
+{
+    CUmemoryPool pool = NULL;
+    uint32_t done = atomic_load(&ended), begun = atomic_load(&ending);
+    if (begun != done || rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS || !pool || has_pool(&pools, pool))
+        return;
+    pthread_rwlock_wrlock(&pools_lock);
+    if (atomic_load(&ending) == begun)
+        put_pool(&pools, pool);
     pthread_rwlock_unlock(&pools_lock);
 }
 
 static void remove_pool(pool_set *set, CUmemoryPool pool)
 {
-    if (!atomic_load(&set->count))
-        return;
     pthread_rwlock_wrlock(&pools_lock);
     for (uint32_t i = 0; i < atomic_load(&set->count); i++)
         if (set->at[i] == pool)
@@ -299,10 +322,10 @@ static void note_pool(CUmemoryPool pool)
             atomic_store(&current_used, true);
         return;
     }
-    if (!pool && (!rg_real.cuDeviceGetMemPool || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS ||
-                  rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS))
-        return;
-    add_pool(&pools, pool);
+    if (pool)
+        add_pool(&pools, pool);
+    else if (rg_real.cuDeviceGetMemPool && rg_real.cuCtxGetDevice(&device) == CUDA_SUCCESS)
+        add_current_pool(device);
 }
 
 /* What the known pools keep though nobody uses it. The caller holds pools_lock. */
@@ -341,11 +364,10 @@ static void trim_pools(uint64_t bytes)
 /* Looks the devices' current pools up that memory may have come from. */
 static void note_current_pools(void)
 {
-    CUmemoryPool pool;
     uint32_t devices = atomic_load(&rg.slot->devices);
     for (uint32_t d = 0; atomic_load(&current_used) && rg_real.cuDeviceGetMemPool && d < RG_MAX_DEVICES; d++)
-        if (devices >> d & 1 && rg_real.cuDeviceGetMemPool(&pool, atomic_load(&rg.ordinal[d])) == CUDA_SUCCESS)
-            note_pool(pool);
+        if (devices >> d & 1)
+            add_current_pool(atomic_load(&rg.ordinal[d]));
 }
 
 uint64_t rg_memory_pools_kept(void)
@@ -414,11 +436,14 @@ RG_GET_POOL(cuMemGetMemPool)
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool)
 {
-    if (rg_is_client()) {
-        remove_pool(&pools, pool);
-        remove_pool(&host_pools, pool);
-    }
-    return RG_CALL(cuMemPoolDestroy, (pool));
+    if (!rg_is_client())
+        return RG_CALL(cuMemPoolDestroy, (pool));
+    atomic_fetch_add(&ending, 1);
+    remove_pool(&pools, pool);
+    remove_pool(&host_pools, pool);
+    CUresult r = RG_CALL(cuMemPoolDestroy, (pool));
+    atomic_fetch_add(&ended, 1);
+    return r;
 }
 
 /* ---- Allocations. */

@@ -170,6 +170,62 @@ static void a_stream_belongs_to_a_client(void)
     done();
 }
 
+/* A driver's launch that takes so long that the stream is another client's before it is back. */
+static __typeof__(&cuLaunchKernel) real_launch;
+static CUstream handed_over;
+static _Atomic bool takes_long;
+
+static void *take_over(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(rigel_client_enter("b", "best-effort"), 0);
+    CHECK_EQUAL(rigel_client_stream(handed_over), 0);
+    launch(handed_over, 1000);
+    return NULL;
+}
+
+static CUresult launch_late(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s,
+                            void **parameters, void **extra)
+{
+    if (atomic_exchange(&takes_long, false)) {
+        pthread_t thread;
+        CHECK_EQUAL(pthread_create(&thread, NULL, take_over, NULL), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    }
+    return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, parameters, extra);
+}
+
+/* What a client has in flight is not counted for ever where its stream changes hands in the middle of a launch. */
+static void a_stream_changes_hands_amid_a_launch(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("a", "best-effort"), 0);
+    rg_member *a = rg_member_mine();
+    handed_over = stream();
+    real_launch = (__typeof__(real_launch))rg_real.hooked[RG_HOOK_cuLaunchKernel];
+    rg_real.hooked[RG_HOOK_cuLaunchKernel] = (void *)launch_late;
+    launch(handed_over, 1000);
+    CHECK(atomic_load(&a->inflight[0]) != 0);
+    atomic_store(&takes_long, true);
+    launch(handed_over, 1000);
+    CHECK_EQUAL(atomic_load(&a->inflight[0]), 0);
+    CHECK_EQUAL(rg_launches(slot_of("a")), 2);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
+/* After rigel_shutdown has begun all passes, whoever enters a client then. */
+static void entering_as_rigel_leaves(void)
+{
+    become("best-effort");
+    atomic_store(&rg.mode, RG_MODE_BARE); /* the first thing that it does */
+    CHECK_EQUAL(rigel_client_enter("late", "best-effort"), 0);
+    CHECK_EQUAL(rg.mode, RG_MODE_BARE);
+    CHECK_EQUAL(rg_member_mine()->mode, RG_MODE_BEST_EFFORT);
+    done();
+}
+
 /* Clients that were entered before the driver was there get their slot when it is. */
 static void entering_before_the_driver(void)
 {
@@ -827,6 +883,8 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(each_client_has_its_own_counts);
     RUN(a_stream_belongs_to_a_client);
+    RUN(a_stream_changes_hands_amid_a_launch);
+    RUN(entering_as_rigel_leaves);
     RUN(entering_before_the_driver);
     RUN(what_cannot_be_entered);
     RUN(requests_are_the_threads_clients);

@@ -190,6 +190,68 @@ static CUresult give_to_pool(CUdeviceptr p, CUstream s)
     return CUDA_SUCCESS;
 }
 
+/* A driver that says of a pool that it is the current one until it has destroyed it. */
+#define OWN ((CUmemoryPool)(uintptr_t)0x5000)
+static _Atomic uint32_t asked_destroyed;
+static _Atomic bool own_is_gone, ends_as_it_is_told;
+
+static CUresult current_pool(CUmemoryPool *pool, CUdevice device)
+{
+    (void)device;
+    *pool = atomic_load(&own_is_gone) ? (CUmemoryPool)(uintptr_t)0x6000 : OWN;
+    if (atomic_exchange(&ends_as_it_is_told, false))
+        OK(cuMemPoolDestroy(OWN)); /* as another thread does just then */
+    return CUDA_SUCCESS;
+}
+
+static CUresult ask_pool(CUmemoryPool pool, int attribute, void *value)
+{
+    (void)attribute;
+    *(uint64_t *)value = 0;
+    if (pool == OWN && atomic_load(&own_is_gone))
+        atomic_fetch_add(&asked_destroyed, 1);
+    return CUDA_SUCCESS;
+}
+
+static CUresult destroy_slowly(CUmemoryPool pool)
+{
+    CHECK(pool == OWN);
+    for (int beat = 0; beat < 3; beat++)
+        rg_memory_pools_kept(); /* as an agent looks meanwhile */
+    atomic_store(&own_is_gone, true);
+    return CUDA_SUCCESS;
+}
+
+static CUresult take_from_current(CUdeviceptr *p, size_t n, CUstream s)
+{
+    return take_from_pool(p, n, NULL, s);
+}
+
+/* The driver is asked nothing about a pool that it was told to destroy, though it was the device's current one. */
+static void a_destroyed_pool_is_not_asked(void)
+{
+    prepare();
+    become("own pool", NULL);
+    CUdeviceptr p;
+    OK(cuMemAlloc_v2(&p, 1000));
+    OK(cuMemsetD8Async(p, 0, 1000, NULL)); /* the device is used */
+    rg_real.cuMemPoolGetAttribute = ask_pool;
+    rg_real.cuDeviceGetMemPool = current_pool;
+    rg_real.hooked[RG_HOOK_cuMemAllocAsync] = (void *)take_from_current;
+    rg_real.hooked[RG_HOOK_cuMemPoolDestroy] = (void *)destroy_slowly;
+    OK(cuMemAllocAsync(&p, 10, NULL));
+    OK(cuMemPoolDestroy(OWN));
+    rg_memory_pools_kept();
+    CHECK_EQUAL(atomic_load(&asked_destroyed), 0);
+    atomic_store(&own_is_gone, false);
+    atomic_store(&ends_as_it_is_told, true);
+    for (int beat = 0; beat < 3; beat++)
+        rg_memory_pools_kept();
+    WAIT_FOR(atomic_load(&own_is_gone));
+    CHECK_EQUAL(atomic_load(&asked_destroyed), 0);
+    done();
+}
+
 /* Whether memory from this pool counts as the client's. */
 static bool counts(CUmemoryPool pool)
 {
@@ -1075,6 +1137,7 @@ int main(int argc, char **argv)
     RUN(each_kind_is_counted_and_given_back);
     RUN(stream_ordered_memory_is_counted_until_it_is_freed);
     RUN(host_memory_from_a_pool_is_not_counted);
+    RUN(a_destroyed_pool_is_not_asked);
     RUN(captured_allocations_are_the_graphs);
     RUN(physical_memory_is_counted_until_nothing_holds_it);
     RUN(contexts_take_their_memory_with_them);
