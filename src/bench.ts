@@ -40,7 +40,7 @@ import { Interrupted, RunFailed, Runner } from "./bench-run.ts";
 import { ALONE, ARRIVALS, type Arrivals } from "./bench-stats.ts";
 import { type Config, policySchema } from "./config.ts";
 import { type Device, Devices } from "./device.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { Guard } from "./guard.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
 import { progress } from "./log.ts";
@@ -248,7 +248,7 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
 
   // Before there is anything that a signal could leave behind.
   using interrupt = new Interrupt();
-  const scratch = mkdtempSync(join(tmpdir(), "rigel-bench-"));
+  const scratch = scratchFolder();
   // Whatever ends this process: nobody has the first in its environment, programs are watched where they are started.
   using _ = new Guard(`RIGEL_BENCH_SCRATCH=${scratch}`, [scratch, state]);
   const segmentFolder = resolve(defaultSegmentFolder(process.env));
@@ -474,5 +474,18 @@ class Daemon {
 
   async stop(): Promise<void> {
     await this.#mps?.[Symbol.asyncDispose]();
+  }
+}
+
+/** For what the runs write; removed at the end. */
+function scratchFolder(): string {
+  try {
+    return mkdtempSync(join(tmpdir(), "rigel-bench-"));
+  } catch (thrown) {
+    throw new RigelError(
+      "machine",
+      `no folder can be made in ${tmpdir()} (${reason(thrown)}); set TMPDIR to a folder that exists and can be written to`,
+      { cause: thrown },
+    );
   }
 }

@@ -4,7 +4,7 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
-import { writeFileSync } from "node:fs";
+import { renameSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
@@ -13,6 +13,7 @@ import { addBench } from "./bench.ts";
 import { addCalibrateCommand } from "./calibrate-command.ts";
 import { type Config, POLICIES, readConfig } from "./config.ts";
 import { Devices } from "./device.ts";
+import { writableSegmentFolder } from "./discover.ts";
 import { clearDurations, durationsFolder, durationsText, keptDurations } from "./durations.ts";
 import { addDoctor } from "./doctor.ts";
 import { RigelError, reason } from "./errors.ts";
@@ -23,8 +24,9 @@ import { launchPage } from "./launch-page.ts";
 import { progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
-import { checkApart, checkFolder, checkOutput, writeOutput } from "./output.ts";
-import { type Plan, defaultSegmentFolder, plan, simulationFolder, simulationState } from "./plan.ts";
+import { checkApart, checkOutput, writeOutput } from "./output.ts";
+import { removeIfPossible, statAt } from "./path.ts";
+import { type Plan, plan, simulationFolder, simulationState } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
 import { shared, table } from "./report.ts";
 import { addSimulateCommand } from "./simulate-command.ts";
@@ -150,7 +152,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const base = flags.base === undefined ? undefined : resolve(flags.base);
   const config = overridden(await readConfig(file ?? join(native.files.profiles, "demo.json"), base), flags);
   // Clients may run in other folders.
-  const segmentFolder = resolve(flags.segment ?? defaultSegmentFolder(process.env));
+  const segmentFolder = writableSegmentFolder(flags.segment);
   const planned = await plan(config, native, simulationState(segmentFolder));
   if (flags.mps !== undefined && !planned.device.simulated)
     planned.notes.push("--mps has no effect on a real GPU; use --sharing");
@@ -161,7 +163,6 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   if (flags.html !== undefined) await checkOutput("--html", flags.html);
   if (flags.trace !== undefined) await checkOutput("--trace", flags.trace);
   if (flags.dryRun) {
-    checkFolder("--segment", segmentFolder);
     print(flags.json ? JSON.stringify(planDocument(planned), null, 2) : planText(planned));
     return;
   }
@@ -181,10 +182,16 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
 async function leaveStatus(path: string): Promise<void> {
   await checkOutput("--status", path);
   process.on("exit", (status) => {
+    // A device or a pipe is written as it is; a file appears whole, or not at all.
+    const isFile = statAt(path)?.isFile() ?? true;
+    const part = isFile ? `${path}.part-${process.pid}` : path;
     try {
-      writeFileSync(path, `${status}\n`, { mode: 0o600 });
+      writeFileSync(part, `${status}\n`, { mode: 0o600 });
+      if (isFile) renameSync(part, path);
     } catch (thrown) {
+      if (isFile) removeIfPossible(part);
       progress(`--status: ${path} cannot be written (${reason(thrown)})`);
+      process.exitCode = status || 1;
     }
   });
 }

@@ -5,10 +5,10 @@
  * context in the launcher. Never changes a device's settings.
  */
 
-import { rmSync } from "node:fs";
 import { z } from "zod";
 import type { ClientDevice, Config, DeviceSelector } from "./config.ts";
 import { RigelError } from "./errors.ts";
+import { removeIfPossible } from "./path.ts";
 import { onEnd } from "./interrupt.ts";
 import type { NativeFiles } from "./native.ts";
 
@@ -103,7 +103,7 @@ export class Devices {
 
   async #probeSimulated(): Promise<Device> {
     // In a file of its own, as programs may be at work in the other one: those of a benchmark are started by several launches.
-    const simulation = { ...this.#simulation, state: `${this.#simulation.state}-0` };
+    const simulation = { ...this.#simulation, state: `${this.#simulation.state}.probe` };
     const environment = { ...process.env, ...simulatedEnvironment(this.#files, simulation, process.env) };
     const { devices, said } = await probe(this.#files, environment, simulation.state);
     const device = devices.find((candidate) => candidate.simulated);
@@ -122,7 +122,7 @@ async function probe(
   // Before it is started: it may have made its file by the time that Bun.spawn returns.
   using _ = onEnd(() => {
     kill?.();
-    if (state !== undefined) rmSync(state, { force: true });
+    if (state !== undefined) removeIfPossible(state);
   });
   const child = Bun.spawn([files.replay, "--probe"], {
     // Not a client of anything, whatever the caller's environment says.

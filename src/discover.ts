@@ -6,17 +6,18 @@
  * or version. Only reads.
  */
 
-import { accessSync, constants, existsSync, readdirSync, statSync } from "node:fs";
+import { accessSync, constants, existsSync, readdirSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { RigelError, reason } from "./errors.ts";
 import type { Native } from "./native.ts";
+import { isFolder, statAt } from "./path.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
 
 /** The folder of segments that `--segment` names; without it, where they are. Throws if there is none. */
 export function segmentFolder(given: string | undefined): string {
   const folder = resolve(given ?? defaultSegmentFolder(process.env));
-  if (given !== undefined && !statSync(folder, { throwIfNoEntry: false })?.isDirectory())
+  if (given !== undefined && !isFolder(folder))
     throw new RigelError("command", `--segment: expected a folder that exists, got ${given}`);
   return folder;
 }
@@ -42,7 +43,7 @@ export function writableSegmentFolder(given: string | undefined): string {
 export function liveSegments(native: Native, given: string | undefined): () => Segment[] {
   if (given !== undefined) {
     const place = resolve(given);
-    const found = statSync(place, { throwIfNoEntry: false });
+    const found = statAt(place);
     if (!found)
       throw new RigelError("command", `--segment: expected a segment file, or the folder of those, got ${given}`);
     if (!found.isDirectory()) {
@@ -72,7 +73,7 @@ export class Segments {
     const found = new Map<string, Segment>();
     for (const name of this.#names()) {
       const path = join(this.#folder, name);
-      const inode = statSync(path, { throwIfNoEntry: false })?.ino;
+      const inode = statAt(path)?.ino;
       if (inode === undefined || !this.#native.isLive(path)) continue;
       const key = `${name} ${inode}`;
       const segment = this.#open.get(key) ?? this.#tryOpen(path);

@@ -339,7 +339,7 @@ export function checkCache(folders: readonly Folder[]): Finding {
     return warning(
       "cache",
       `${bad.map(({ path }) => path).join(" and ")} cannot be used: ${shared ? "others can change it, or own it" : "it cannot be written to, or made"}`,
-      `${shared ? "chmod 700 it, or remove it" : "set XDG_CACHE_HOME to a folder that can be written to"}; until then ${good.path} is used`,
+      `${shared ? "chmod 700 it, or remove it" : "set XDG_CACHE_HOME to a folder that can be written to"}; until then what is compiled goes to ${good.path}, and what is learned is not kept`,
     );
   if (good.free_bytes < CACHE_bytes)
     return warning(

@@ -9,7 +9,6 @@ import {
   accessSync,
   constants,
   existsSync,
-  lstatSync,
   mkdtempSync,
   readFileSync,
   readdirSync,
@@ -53,6 +52,7 @@ import { onEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { LoadError, Native, cacheFolders } from "./native.ts";
+import { entryAt } from "./path.ts";
 import { Nvml } from "./nvml.ts";
 import { defaultSegmentFolder, simulationState } from "./plan.ts";
 import { segmentBytes } from "./segment.ts";
@@ -178,10 +178,10 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
 async function serverFinding(environment: Environment): Promise<Finding> {
   const folder = folderOf(runtimePath(environment));
   const path = join(folder.path, "serve.sock");
-  const entry = lstatSync(path, { throwIfNoEntry: false });
+  const entry = entryAt(path);
   return checkServer(
     // Its own rule is stricter than that of other folders: nobody else may even look.
-    { ...folder, private: folder.private && (lstatSync(folder.path).mode & 0o077) === 0 },
+    { ...folder, private: folder.private && ((entryAt(folder.path)?.mode ?? 0) & 0o077) === 0 },
     {
       path,
       exists: entry !== undefined,
@@ -346,12 +346,12 @@ function nodes(): Node[] {
 function folderOf(path: string): Folder {
   // Of one that is not there, the folder that it would be made in decides.
   const base = existing(path);
-  const found = lstatSync(path, { throwIfNoEntry: false });
+  const found = entryAt(path);
   const { bavail, blocks, bsize } = statfsSync(base);
   return {
     path,
     exists: found !== undefined,
-    writable: can(base, constants.W_OK | constants.X_OK) && (found?.isDirectory() ?? statIsFolder(base)),
+    writable: can(base, constants.W_OK | constants.X_OK) && (found ?? entryAt(base))?.isDirectory() === true,
     private:
       found !== undefined && found.isDirectory() && found.uid === process.getuid?.() && (found.mode & 0o022) === 0,
     free_bytes: bavail * bsize,
@@ -376,10 +376,6 @@ function triedFolder(path: string): Folder {
   } catch {
     return { ...folder, writable: false };
   }
-}
-
-function statIsFolder(path: string): boolean {
-  return lstatSync(path, { throwIfNoEntry: false })?.isDirectory() ?? false;
 }
 
 /** cuBLAS where the toolkit, the distribution and Python packages put it. */

@@ -30,6 +30,8 @@ export interface Observed {
   suspended_ns: number;
   /** By `rigel pause`. */
   paused: boolean;
+  /** For how long still; null: until it is resumed, or it is not paused. */
+  paused_s: number | null;
   /** A high client that has unfinished work. */
   busy: boolean;
   threads: readonly Thread[];
@@ -198,7 +200,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
         issued: segment.work(slot).launches + number("copies") + number("memsets"),
         gate_wait_ns: number("gate_wait_ns"),
         suspended_ns: number("suspended_ns"),
-        paused: (segment.wanted(slot.name)?.paused_until_ns ?? 0) > at_ns,
+        ...pauseOf(segment.wanted(slot.name)?.paused_until_ns ?? 0, at_ns),
         busy: ((busy >> BigInt(slot.index)) & 1n) === 1n,
         threads,
         communicators: communicatorsOf(segment, slot, clock),
@@ -419,6 +421,15 @@ function never(): never {
   throw new Error("a thread that waits, in no list");
 }
 
+function pauseOf(until_ns: number, at_ns: number): Pick<Observed, "paused" | "paused_s"> {
+  const left_s = (until_ns - at_ns) / 1e9;
+  return { paused: left_s > 0, paused_s: left_s > 0 && Number.isFinite(left_s) ? left_s : null };
+}
+
+function pauseText({ name, paused_s }: Observed): string {
+  return paused_s === null ? `until \`rigel resume ${name}\`` : `for another ${seconds(paused_s)}`;
+}
+
 /** Held back by Rigel, at the moment or for most of the time between the two looks. */
 function heldBack(
   process: Observed,
@@ -433,7 +444,7 @@ function heldBack(
     process.threads.some(({ waiting }) => waiting && operations.has(waiting.operation));
   const by = now.processes.filter(({ busy, pid }) => busy && pid !== process.pid).map(({ name }) => name);
   const whom = by.length > 0 ? ` while ${[...new Set(by)].join(", ")} ${by.length > 1 ? "are" : "is"} busy` : "";
-  if (process.paused) return { verdict: "gate", why: `is paused until \`rigel resume ${process.name}\`: no hang` };
+  if (process.paused) return { verdict: "gate", why: `is paused ${pauseText(process)}: no hang` };
   // Who waits although it could use the GPU for so long is not held back by being taken off it between times.
   const ran_ns = isStuck ? process.ran_ns : null;
   if (ran_ns !== null && ran_ns < limit_ns)

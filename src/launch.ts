@@ -26,6 +26,7 @@ import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { type Match, matchProfiles } from "./match.ts";
 import { Mps, type Sharing, sharedFault } from "./mps.ts";
+import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import { type Phase, type Plan, type PlannedClient, sharingNotes } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
@@ -220,8 +221,10 @@ async function runPhase(
   const leave = segment.lock("member");
   const counts = countsOf(phase.clients, segment.path);
   const recordings = new Map<string, Recording>();
-  const files = [segment.path, plan.simulation.state, ...counts.values(), ...(options.files ?? [])];
-  using guard = new Guard(mark, files);
+  using guard = new Guard(mark, [...counts.values(), ...(options.files ?? [])], {
+    guest: RUN_MARK,
+    shared: { mark: `RIGEL_SEGMENT=${segment.path}`, files: [segment.path, plan.simulation.state] },
+  });
   const running: Running[] = [];
   const cleanUp = (): void => {
     try {
@@ -230,7 +233,8 @@ async function runPhase(
     } finally {
       leave?.();
       for (const recording of recordings.values()) recording.remove();
-      // Whoever has joined goes on with it.
+      // Whoever has joined goes on with it, and removes it.
+      segment.disown();
       if (segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
       else segment.closeGates();
     }
@@ -498,6 +502,7 @@ async function count(
   // What it takes to load NVML is spent while the clients load, too.
   share();
   let shared_ms = Number.POSITIVE_INFINITY;
+  const sleep = new Sleep([interrupt.raised, ...running.map(({ child }) => child.ended)]);
   for (;;) {
     const now_ms = performance.now();
     observe(running, segment, now_ms);
@@ -518,7 +523,7 @@ async function count(
         for (const one of late)
           progress(
             `${one.client.name}: no work in ${options.start_timeout_s} s (${problemOf(attaching(one), segment) ?? "attached, but idle"}); ` +
-              "it is not waited for any longer",
+              "counting begins without it",
           );
       }
     }
@@ -535,10 +540,7 @@ async function count(
     const left_ms =
       window && duration_s !== undefined ? window.from_ms + duration_s * 1000 - now_ms : Number.POSITIVE_INFINITY;
     if (left_ms <= 0) break;
-    await pause(Math.min(POLL_ms, left_ms), [
-      interrupt.raised,
-      ...running.filter(({ child }) => !child.exit).map(({ child }) => child.ended),
-    ]);
+    await sleep.within(Math.min(POLL_ms, left_ms));
   }
   const to_ms = performance.now();
   if (window) shares.add(share(), (to_ms - shared_ms) / 1000);
@@ -706,9 +708,19 @@ function environmentOf(
   };
 }
 
-async function pause(limit_ms: number, sooner: Promise<void>[]): Promise<void> {
-  const { promise, resolve } = Promise.withResolvers<void>();
-  const timer = setTimeout(resolve, limit_ms);
-  await Promise.race([promise, ...sooner]);
-  clearTimeout(timer);
+/** Sleeps that end sooner when something happens. Each of those is waited for once: a promise keeps all who have asked it until it settles. */
+class Sleep {
+  #wake: (() => void) | undefined;
+
+  constructor(sooner: readonly Promise<void>[]) {
+    for (const one of sooner) void one.then(() => this.#wake?.());
+  }
+
+  async within(limit_ms: number): Promise<void> {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    this.#wake = resolve;
+    const timer = setTimeout(resolve, limit_ms);
+    await promise;
+    clearTimeout(timer);
+  }
 }

@@ -29,6 +29,7 @@ import { dirname, isAbsolute, join } from "node:path";
 import { z } from "zod";
 import { configOf } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
+import { isFolder, statAt } from "./path.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
 import { plan } from "./plan.ts";
@@ -117,7 +118,16 @@ export class Launches {
     const { config, cwd } = separated(body);
     const base = cwd ?? (process.env["HOME"] || homedir());
     const clients = await this.#check(config, cwd, base);
-    mkdirSync(dirname(dirname(this.#folder)), { recursive: true });
+    const home = dirname(dirname(this.#folder));
+    try {
+      mkdirSync(home, { recursive: true });
+    } catch (thrown) {
+      throw new RigelError(
+        "machine",
+        `${home} cannot be made (${reason(thrown)}); set XDG_STATE_HOME to a folder of your own that can be written to`,
+        { cause: thrown },
+      );
+    }
     folderOfOwn(dirname(this.#folder), "XDG_STATE_HOME");
     folderOfOwn(this.#folder, "XDG_STATE_HOME");
     this.#prune();
@@ -197,8 +207,7 @@ export class Launches {
   async #check(config: unknown, cwd: string | undefined, base: string): Promise<Launch["clients"]> {
     try {
       checkDepth(config, BODY);
-      if (!statSync(base, { throwIfNoEntry: false })?.isDirectory())
-        throw new RigelError("config", `${BODY}: cwd: expected a folder that exists, got ${base}`);
+      if (!isFolder(base)) throw new RigelError("config", `${BODY}: cwd: expected a folder that exists, got ${base}`);
       const checked = configOf(config, BODY, cwd);
       const clients = checked.clients.map((client) => ({ ...client, cwd: client.cwd ?? base }));
       const state = join(this.#segmentFolder, `rigel-sim-${process.getuid?.() ?? 0}-${randomUUID()}`);
@@ -269,7 +278,7 @@ export class Launches {
   #settle(record: LaunchRecord): LaunchRecord {
     const folder = join(this.#folder, record.id);
     const state = record.stops > 0 || reportIn(folder) !== null ? "ended" : "failed";
-    const files = ["report.json", "log.txt"].map((name) => statSync(join(folder, name), { throwIfNoEntry: false }));
+    const files = ["report.json", "log.txt"].map((name) => statAt(join(folder, name)));
     const last_ms = Math.max(...files.map((found) => found?.mtimeMs ?? 0)) || Date.now();
     const exit_status = record.exit_status ?? statusIn(folder);
     return this.#write({ ...record, state, exit_status, ended_at: new Date(last_ms).toISOString() });

@@ -6,22 +6,13 @@
  * Reference", and in its manual page. Only the daemon in a folder that was made here is ever stopped.
  */
 
-import {
-  closeSync,
-  existsSync,
-  mkdirSync,
-  mkdtempSync,
-  openSync,
-  readFileSync,
-  readSync,
-  rmSync,
-  statSync,
-} from "node:fs";
+import { closeSync, existsSync, mkdirSync, mkdtempSync, openSync, readFileSync, readSync, rmSync } from "node:fs";
 import { connect } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import type { Environment } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
+import { statAt } from "./path.ts";
 import { progress } from "./log.ts";
 import { commandOf, environmentOf, living, startedWith } from "./proc.ts";
 
@@ -424,7 +415,7 @@ function numbers(text: string): number[] {
 }
 
 function size(path: string): number {
-  return statSync(path, { throwIfNoEntry: false })?.size ?? 0;
+  return statAt(path)?.size ?? 0;
 }
 
 function contents(path: string): string {

@@ -144,7 +144,7 @@ export class Mps implements AsyncDisposable {
     if (!starts && !clients.some(({ hidden }) => hidden)) return new Mps(sharing);
     const folder = DaemonFolder.make(where, otherwise);
     const guard = starts
-      ? new Guard(folder.mark, [folder.path], folder.farewell, RUN_MARK)
+      ? new Guard(folder.mark, [folder.path], { farewell: folder.farewell, guest: RUN_MARK })
       : new Guard(folder.mark, [folder.path]);
     const opened = new Mps(starts ? { ...sharing, pipe_directory: folder.pipe } : sharing, folder, guard);
     if (!starts) return opened;

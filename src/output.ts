@@ -1,10 +1,11 @@
 /** output.ts: files that results are written to. One appears whole or not at all, and what was there stays until then. */
 
-import { accessSync, constants, existsSync, rmSync } from "node:fs";
+import { accessSync, constants, existsSync } from "node:fs";
 import { type FileHandle, access, open, realpath, rename, stat } from "node:fs/promises";
 import { basename, dirname, join, resolve } from "node:path";
 import { RigelError, reason } from "./errors.ts";
 import { onEnd } from "./interrupt.ts";
+import { removeIfPossible } from "./path.ts";
 
 /** Whether files can be made in it. */
 export function checkFolder(option: string, folder: string): void {
@@ -111,7 +112,7 @@ export class WholeFile {
     try {
       const place = await this.#place();
       if (place === undefined) return;
-      using _ = onEnd(() => rmSync(place.path, { force: true }));
+      using _ = onEnd(() => removeIfPossible(place.path));
       await (await open(place.path, "w", place.mode)).close();
     } catch (thrown) {
       throw this.#error(thrown);
@@ -147,7 +148,7 @@ export class WholeFile {
 
   async #open(): Promise<FileHandle> {
     const place = await this.#place();
-    if (place) this.#part = { ...place, end: onEnd(() => rmSync(place.path, { force: true })) };
+    if (place) this.#part = { ...place, end: onEnd(() => removeIfPossible(place.path)) };
     return await open(place?.path ?? this.#path, "w", place?.mode);
   }
 

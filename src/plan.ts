@@ -11,6 +11,7 @@ import { type ClientConfig, type Config, type FieldNames, type ReplayConfig, pro
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, keptOn, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
+import { isFolder } from "./path.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Advice, type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
@@ -276,7 +277,7 @@ async function checkClients(
 }
 
 function checkFolder(client: ClientConfig, where: string): void {
-  if (client.cwd !== undefined && !statSync(client.cwd, { throwIfNoEntry: false })?.isDirectory())
+  if (client.cwd !== undefined && !isFolder(client.cwd))
     throw new RigelError("config", `${where}.cwd: expected a folder that exists, got ${client.cwd}`);
 }
 

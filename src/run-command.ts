@@ -167,10 +167,16 @@ function fieldsOf(settings: readonly string[]): Record<string, unknown> {
   for (const setting of settings) {
     const at = setting.indexOf("=");
     if (at <= 0) throw new RigelError("command", `rigel set: expected FIELD=VALUE, got ${setting}`);
-    const [field = "", inner] = setting.slice(0, at).split(".", 2);
+    const path = setting.slice(0, at);
+    const [field = ""] = path.split(".", 1);
+    const inner = path.slice(field.length + 1);
     const value = valueOf(setting.slice(at + 1));
     const outer = values[field];
-    values[field] = inner === undefined ? value : { ...(typeof outer === "object" ? outer : {}), [inner]: value };
+    const within = typeof outer === "object" && outer !== null ? outer : {};
+    const isPart = field.length < path.length;
+    if (Object.hasOwn(values, field) && (!isPart || outer !== within || Object.hasOwn(within, inner)))
+      throw new RigelError("command", `rigel set: ${path} is given twice`);
+    values[field] = isPart ? { ...within, [inner]: value } : value;
   }
   return values;
 }

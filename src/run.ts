@@ -49,6 +49,8 @@ const LOOK_ms = 200;
 /** Passed on. What a terminal sends reaches the command by itself. */
 const SIGNALS = ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT"] as const;
 const FROM_TERMINAL: ReadonlySet<string> = new Set(["SIGINT", "SIGQUIT"]);
+/** Programs are asked for something else by these: a checkpoint, new log files. */
+const NO_END: ReadonlySet<string> = new Set(["SIGUSR1", "SIGUSR2"]);
 
 /** Runs a command to its end; its exit status. */
 export async function run(command: readonly string[], native: Native, options: RunOptions): Promise<number> {
@@ -206,7 +208,7 @@ async function runIn(
     (signal) => child.kill(signal),
     (signal) => {
       // Held back, it could not end: who asks it to end does not want that.
-      segment.want(name, { paused_until_ns: 0 });
+      if (!NO_END.has(signal)) segment.want(name, { paused_until_ns: 0 });
       if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
     },
   );
@@ -272,10 +274,20 @@ function onSignals(act: (signal: Signal) => void): Disposable {
 
 function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefined>) {
   try {
-    return Bun.spawn(argv, { cwd, env, stdin: "inherit", stdout: "inherit", stderr: "inherit" });
+    return Bun.spawn(ignoring(argv, cwd, env), { cwd, env, stdin: "inherit", stdout: "inherit", stderr: "inherit" });
   } catch (thrown) {
     throw new RigelError("command", `rigel run: ${argv[0]} cannot be started (${reason(thrown)})`, { cause: thrown });
   }
+}
+
+/**
+ * A command that ignores what this process was started to ignore, as by nohup: Bun.spawn gives its child the defaults. One that cannot be found is
+ * left as it is, so that the error is its own.
+ */
+function ignoring(argv: readonly string[], cwd: string, env: Record<string, string | undefined>): string[] {
+  const kept = SIGNALS.filter((signal) => ignored(constants.signals[signal])).map((signal) => signal.slice(3));
+  const found = kept.length > 0 ? Bun.which(argv[0] ?? "", { PATH: env["PATH"] ?? "", cwd }) : null;
+  return found === null ? [...argv] : ["/bin/sh", "-c", `trap '' ${kept.join(" ")}; exec "$@"`, "sh", ...argv];
 }
 
 /** Whether this process is in the foreground of a terminal, whose Ctrl-C reaches the command without our help. */

@@ -561,9 +561,15 @@ export class Segment {
     return this.#native.now_ns;
   }
 
-  /** Whether the process that made it runs. */
+  /** Whether the process that made it runs, and has not disowned it. */
   get makerLives(): boolean {
-    return existsSync(`/proc/${this.creator.pid}`);
+    const isDisowned = this.#long64(this.#layout.header, "creator", 0) === 0n;
+    return !isDisowned && existsSync(`/proc/${this.creator.pid}`);
+  }
+
+  /** The process that made it has done with it: who leaves it last removes it, though that process may live on. */
+  disown(): void {
+    this.#putLong(this.#layout.header, "creator", 0, 0n);
   }
 
   /** The GPUs that its clients have had work on. */

@@ -190,6 +190,8 @@ function listen(port: number, answer: (request: Request, port: number) => Promis
       ...PLAIN,
       hostname: "127.0.0.1",
       port,
+      // Without development Bun shares a port with whoever has it, and each would get some of the requests.
+      reusePort: false,
       fetch: (request, server) => answer(request, server.port ?? 0),
     });
   } catch (thrown) {

@@ -5,6 +5,7 @@
  * it for a segment.
  */
 
+import { constants } from "node:os";
 import { GpuShares } from "./gpu-share.ts";
 import type { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
@@ -14,6 +15,7 @@ import type { Target } from "./slo-alone.ts";
 import { mostOnOne, type Sharer } from "./slo-turns.ts";
 import { type Action, Controller, HOLD_S, type Move, TICK_S, type Second } from "./slo.ts";
 import { progress } from "./log.ts";
+import { ignored } from "./proc.ts";
 import { missedText, targetText } from "./show.ts";
 import { type Histogram, nothing } from "./usage.ts";
 
@@ -60,6 +62,15 @@ const SHOW_TICKS = 5;
 /** How old a segment is before anybody but its maker asks for the loop. */
 const PATIENCE_ns = 2e9;
 
+/** Those of this process that have not ended. */
+const keepers = new Set<LoopKeeper>();
+
+/** Ctrl-Z: a process that is stopped keeps its locks, and nobody else could run the loop. It takes it again when it goes on, if nobody has it. */
+function stop(): void {
+  for (const keeper of keepers) keeper.yield();
+  process.kill(process.pid, "SIGSTOP");
+}
+
 /**
  * Runs the control loop of a segment as long as its policy is slo, and tells its clients while no other program is on their GPUs, if no other
  * process does: whoever looks after a segment (a
@@ -87,6 +98,8 @@ export class LoopKeeper implements Disposable {
     this.#keepsOff = keepsOff;
     this.#segment = segment;
     this.#isMaker = isMaker;
+    if (keepers.size === 0 && !ignored(constants.signals.SIGTSTP)) process.on("SIGTSTP", stop);
+    keepers.add(this);
     this.#tick();
     this.#timer = setInterval(() => this.#tick(), TICK_S * 1000);
   }
@@ -98,10 +111,17 @@ export class LoopKeeper implements Disposable {
   /** Ends the loop, if it ran here; what it found, also where its policy has been left since. */
   end(): SloReport | undefined {
     clearInterval(this.#timer);
+    keepers.delete(this);
+    if (keepers.size === 0) process.off("SIGTSTP", stop);
+    this.yield();
+    return this.#last;
+  }
+
+  /** Leaves it to others, for now. */
+  yield(): void {
     this.#drop();
     this.#release?.();
     this.#release = undefined;
-    return this.#last;
   }
 
   #tick(): void {
@@ -109,6 +129,8 @@ export class LoopKeeper implements Disposable {
     if (!this.#release && tick % TRY_TICKS === 0) {
       const age_ns = this.#segment.now_ns - this.#segment.creator.created_ns;
       if (this.#isMaker || age_ns > PATIENCE_ns) this.#release = this.#segment.lock("loop");
+      // A launch that was killed as it ended its clients has left them open.
+      if (this.#release && !this.#segment.makerLives) this.#segment.closeGates();
     }
     if (!this.#release) return;
     if (tick % Math.round(LOOK_s / TICK_S) === 0) this.#lookForStrangers();
@@ -303,7 +325,7 @@ export class SloLoop {
         // Of a program that ends its requests itself the others are pauses in the middle of one.
         const { own, byAgent } = this.#segment.ended(slot);
         const pauses = !this.#segment.reports(slot) && byAgent <= PAUSES_MOST * own;
-        came += pauses ? own - (before.own ?? own) : more.isCount ? more.total : 0;
+        came += pauses ? Math.max(0, own - (before.own ?? own)) : more.isCount ? more.total : 0;
         before.own = own;
         // A program that begins to report its own latencies changes what is counted: that tick is left out.
         if (more.isCount) requests = requests ? requests.combined(more, 1) : more;
@@ -349,9 +371,9 @@ export class SloLoop {
       min_share: min_share_ppm / 1e6,
       sharers: mostOnOne([...processes.values()].map((devices) => devices & high.devices)),
       // What has a high client is not taken off the GPU.
-      clients: [...clients.values()].filter(
-        ({ name, devices }) => (devices & high.devices) !== 0 && !high.names.has(name),
-      ),
+      clients: [...clients.values()]
+        .map((client) => ({ ...client, devices: client.devices & high.devices }))
+        .filter(({ name, devices }) => devices !== 0 && !high.names.has(name)),
       slowCalls,
       neighbours: neighbours.toSorted((a, b) => a - b).join(" "),
       measured: measured.toSorted().join(", "),

@@ -216,6 +216,38 @@ test("a loop is told how often best-effort work was starved, and of launches for
   segment.remove();
 });
 
+test("a slot that has become another client's, which has had fewer requests, is told of as that and no less", () => {
+  const field = z.object({ offset: z.int() });
+  const { clients } = z
+    .object({
+      clients: z.object({
+        offset: z.int(),
+        fields: z.object({ state: field, class: field, pid: field, requests: field }),
+      }),
+    })
+    .parse(JSON.parse(native.layout));
+  const segment = underSlo();
+  const write = (values: Partial<Record<keyof typeof clients.fields, number>>): void => {
+    const bytes = readFileSync(segment.path);
+    for (const name of ["state", "class", "pid", "requests"] as const)
+      if (values[name] !== undefined) bytes.writeUInt32LE(values[name], clients.offset + clients.fields[name].offset);
+    const file = openSync(segment.path, "r+");
+    writeSync(file, bytes, clients.offset, 4096, clients.offset);
+    closeSync(file);
+  };
+  write({ state: 2, class: 1, pid: 1, requests: 8000 });
+  const loop = new SloLoop(segment, { p99_over_alone: 1.05 });
+  using step = spyOn(Controller.prototype, "step");
+  const came = (requests: number, pid: number): number | undefined => {
+    write({ requests, pid });
+    loop.tick(TICK_S);
+    return step.mock.lastCall?.[0].came;
+  };
+  expect([came(8006, 1), came(5, 2), came(7, 2)]).toEqual([6, 0, 2]);
+  loop.pause();
+  segment.remove();
+});
+
 test("settings that are only being tried are marked, for clients whose loop dies", () => {
   const segment = underSlo();
   const { control } = z

@@ -386,7 +386,8 @@ describe("folders", () => {
     expect(checkCache([unmade, next])).toMatchObject({
       status: "warning",
       found: "/a cannot be used: it cannot be written to, or made",
-      remedy: "set XDG_CACHE_HOME to a folder that can be written to; until then /b is used",
+      remedy:
+        "set XDG_CACHE_HOME to a folder that can be written to; until then what is compiled goes to /b, and what is learned is not kept",
     });
     expect(checkCache([{ ...folder, free_bytes: 15 * 2 ** 20 }])).toMatchObject({
       status: "warning",

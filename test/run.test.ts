@@ -6,8 +6,9 @@ import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
-import { living, startedAt_ticks, startedWith } from "../src/proc.ts";
+import { commandOf, living, startedAt_ticks, startedWith } from "../src/proc.ts";
 import { Segment } from "../src/segment.ts";
+import { commandLine } from "../src/self.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
 import { readingOf, statsOf } from "../src/stats.ts";
@@ -40,6 +41,9 @@ async function working(...names: string[]) {
     return stats && found.every((one) => one !== undefined) ? { stats, clients: found } : undefined;
   });
 }
+
+/** Until this process runs the control loop. */
+const heldBy = (pid: number) => until(async () => ((await ps())[0]?.slo?.holder_pid === pid ? true : undefined));
 
 async function client() {
   return (await ps())[0]?.clients.find(({ name }) => name === "train");
@@ -110,6 +114,50 @@ describe("rigel run", () => {
     place.file("go", "");
     const pid = new TextDecoder().decode((await reader.read()).value).trim();
     expect((await late.stderr.text()).match(/same: attached.*/g)).toEqual([`same: attached (process ${pid})`]);
+  });
+
+  test("what it was started to ignore its command ignores, as under nohup", async () => {
+    const command = ["--", "grep", "SigIgn", "/proc/self/status"];
+    const options = ["run", "--class", "best-effort", "--device", "simulated", "--segment", place.segments, ...command];
+    const ignores = async (trap: string): Promise<number> => {
+      const argv = ["sh", "-c", `${trap}exec "$@"`, "sh", ...commandLine(), ...options];
+      await using child = Bun.spawn(argv, { cwd: place.path, env: place.env, stdout: "pipe", stderr: "ignore" });
+      return Number.parseInt((await child.stdout.text()).split(":")[1] ?? "", 16) & 0b111;
+    };
+    // SIGHUP is 1, SIGINT 2, SIGQUIT 3.
+    expect([await ignores(""), await ignores("trap '' HUP; "), await ignores("trap '' HUP INT; ")]).toEqual([0, 1, 3]);
+  });
+
+  test("what asks for something else than its end leaves it paused", async () => {
+    const options = ["--device", "simulated", "--segment", place.segments, "--class", "best-effort", "--name", "train"];
+    const script = `trap 'echo checkpoint' USR1; ${replay} --profile ${join(place.path, "tiny.csv")} & while :; do wait; done`;
+    await using child = place.start(["run", ...options, "--", "sh", "-c", script]);
+    const reader = child.stdout.getReader();
+    await working("train");
+    expect((await rigel("pause", "train")).status).toBe(0);
+    child.kill("SIGUSR1");
+    expect(new TextDecoder().decode((await reader.read()).value)).toContain("checkpoint");
+    expect(await client()).toMatchObject({ paused: true });
+    for (const { pid } of living().filter((one) => startedWith(one.pid, ["RIGEL_NAME=train"]) && one.pid !== child.pid))
+      process.kill(pid, "SIGKILL");
+    await child.exited;
+  });
+
+  test("while it is stopped, as by Ctrl-Z, another looks after the segment", async () => {
+    await using first = run("best-effort", "train");
+    await working("train");
+    await using second = run("best-effort", "guest");
+    await working("train", "guest");
+    await heldBy(first.pid);
+    first.kill("SIGTSTP");
+    await heldBy(second.pid);
+    first.kill("SIGCONT");
+    second.kill("SIGTERM");
+    await second.exited;
+    await heldBy(first.pid);
+    first.kill("SIGTERM");
+    expect(await first.exited).toBe(0);
+    expect(readdirSync(place.segments)).toEqual([]);
   });
 
   test("a signal at any moment reaches the command, and nothing is left", async () => {
@@ -310,6 +358,38 @@ describe("rigel run", () => {
     await joined.exited;
     expect(readdirSync(place.segments)).toEqual([]);
   });
+});
+
+test("who has joined a launch goes on with its segment when that is killed, and takes it away", async () => {
+  await using launch = place.start(["launch", place.file("pair.json", place.pair()), "--segment", place.segments]);
+  await working("serve", "train");
+  await using joined = run("best-effort", "guest");
+  const { stats } = await working("serve", "train", "guest");
+  launch.kill("SIGKILL");
+  await launch.exited;
+  // Its guard is the last to go.
+  const isGuarded = () =>
+    living().some(({ pid }) => commandOf(pid).includes(stats.segment.path) && pid !== process.pid);
+  await until(() => (isGuarded() ? undefined : true));
+  expect(await ps()).toMatchObject([{ segment: { path: stats.segment.path }, clients: [{ name: "guest" }] }]);
+  joined.kill("SIGTERM");
+  await joined.exited;
+  expect(readdirSync(place.segments)).toEqual([]);
+});
+
+test("who has joined one phase of a launch and ends in another leaves nothing of the first", async () => {
+  const config = place.file("compared.json", place.pair({ compare: true, duration_s: 3 }));
+  await using launch = place.start(["launch", config, "--segment", place.segments]);
+  const said = Promise.all([launch.stdout.text(), launch.stderr.text()]);
+  await working("serve");
+  await using joined = run("best-effort", "guest");
+  const { stats } = await working("guest");
+  await until(async () => ((await ps()).some(({ segment }) => segment.path !== stats.segment.path) ? true : undefined));
+  joined.kill("SIGTERM");
+  await joined.exited;
+  launch.kill("SIGINT");
+  await launch.exited;
+  expect(readdirSync(place.segments), (await said)[1]).toEqual([]);
 });
 
 test("the control loop marks who comes and who goes, and when", async () => {
@@ -588,6 +668,9 @@ describe("running clients", () => {
       [["policy", "sm_threshold=3"], "sm_threshold: expected a field that can be changed"],
       [["nobody", "class=high"], "there is no client"],
       [["train", "class"], "expected FIELD=VALUE"],
+      [["train", "weight=2", "weight=7"], "weight is given twice"],
+      [["policy", "target.p99_ms=9", "target.p99_ms=8"], "target.p99_ms is given twice"],
+      [["policy", "target.p99_over_alone.p99=1.5"], "target"],
     ] as const) {
       const { status, stderr, stdout } = await rigel("set", ...wrong);
       expect(stderr).toContain(why);

@@ -229,12 +229,15 @@ static CUresult refuse(const char *path, const char *what, const char *remedy)
     return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* Stable for a file's name and an index: FNV-1a, as a version 8 (free form) UUID. */
+/* Stable for a file's name, but for what one that is only looked at adds (src/device.ts), and an index: FNV-1a, as a version 8 (free form) UUID. */
 static void make_uuid(const char *path, uint32_t device, char out[16])
 {
+    static const char LOOKED_AT[] = ".probe";
+    size_t length = strlen(path), more = sizeof LOOKED_AT - 1;
+    if (length > more && strcmp(path + length - more, LOOKED_AT) == 0) length -= more;
     uint64_t h = 14695981039346656037ull;
     for (uint32_t part = 0; part < 2; part++) {
-        for (const char *c = path; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211ull;
+        for (const char *c = path; c < path + length; c++) h = (h ^ (unsigned char)*c) * 1099511628211ull;
         h = (h ^ (device + 1)) * 1099511628211ull;
         memcpy(out + 8 * part, &h, 8);
     }
