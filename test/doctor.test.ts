@@ -97,6 +97,13 @@ describe("the command", () => {
     );
   });
 
+  // What nothing can be in is not there, and is told about as that.
+  test.each(["HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR", "TMPDIR"])("where %s is no folder", async (variable) => {
+    const { status, stdout } = await doctor(["--no-launch"], { [variable]: "/dev/null" });
+    expect(stdout).toMatch(/\d+ ok, \d+ warnings?, \d+ problems?\n$/);
+    expect(status).toBeLessThan(2);
+  });
+
   test("says why there is no library", async () => {
     const result = await doctor(["--json"], { RIGEL_LIB: "/nonexistent/librigel.so" });
     expect(documentOf(result)).toMatchObject({
@@ -378,7 +385,7 @@ describe("folders", () => {
     expect(checkCache([open, next])).toMatchObject({
       status: "warning",
       found: "/a cannot be used: others can change it, or own it",
-      remedy: expect.stringContaining("/b is used"),
+      remedy: expect.stringContaining("goes to /b"),
     });
     expect(checkCache([open])).toMatchObject({ status: "problem" });
     expect(checkCache([{ ...next, exists: false, writable: false }])).toMatchObject({ status: "problem" });

@@ -220,7 +220,7 @@ test("who is held back does not hang", () => {
   const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
   expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
   const [forNow] = decide([client(1, { paused: true, paused_s: 12, threads: [waits(1, "paused", 60)] })]);
-  expect(forNow?.why).toBe("is paused for another 12 s: no hang");
+  expect(forNow?.why).toBe("is paused for another 12.0 s: no hang");
   // What it could not use the GPU for does not count, and being off it between times is no excuse for the rest.
   const between = { threads: [waits(3, "cuStreamSynchronize", 60), waits(4, "suspended", 0.01)], suspended_ns: SECOND };
   const [short_s, long_s] = [9.9, 10].map((ran_s) => client(3, { ...between, ran_ns: ran_s * SECOND }));

@@ -38,6 +38,42 @@ describe.concurrent("a file that is read, or written by another option, is not w
   });
 });
 
+describe.concurrent("what cannot be, as a part of it is no folder, is said before anything runs:", () => {
+  test.each([
+    ["launch config.json --trace config.json/x", "--trace: config.json/x: cannot be written (ENOTDIR: not a directory"],
+    ["launch config.json --html config.json/x", "--html: config.json/x: cannot be written (ENOTDIR: not a directory"],
+    ["launch config.json --segment config.json", "no segment file can be created in "],
+    ["launch config.json --segment config.json --dry-run", "no segment file can be created in "],
+    ["launch cwd.json", "cwd.json:1:57: clients[0].cwd: expected a folder that exists, got "],
+    ["ps --segment config.json/x", "--segment: expected a folder that exists, got config.json/x"],
+    ["hangs --segment config.json/x", "--segment: expected a segment file, or the folder of those, got config.json/x"],
+  ])("rigel %s", async (line, error) => {
+    using scratch = new Scratch();
+    scratch.file("tiny.csv", TINY_PROFILE);
+    scratch.file("config.json", CONFIG);
+    scratch.file("cwd.json", '{"clients":[{"name":"a","class":"high","command":["ls"],"cwd":"config.json/x"}]}');
+    await using child = start(line.split(" "), { cwd: scratch.path });
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(stdout).toBe("");
+    expect(stderr).toStartWith(`rigel: ${error}`);
+    expect(stderr.trimEnd().split("\n")).toHaveLength(1);
+    expect(await child.exited).toBeWithin(1, 3);
+  });
+});
+
+test("a status that cannot be left is a failure", async () => {
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  scratch.file("config.json", CONFIG);
+  const ended = async (file: string): Promise<number> => {
+    await using child = start(["launch", "config.json", "--status", file], { cwd: scratch.path });
+    await Promise.all([child.stdout.text(), child.stderr.text()]);
+    return await child.exited;
+  };
+  expect([await ended("status"), await ended("/dev/full")]).toEqual([0, 1]);
+  expect(readFileSync(join(scratch.path, "status"), "utf8")).toBe("0\n");
+});
+
 test("devices, and files of one name in two folders, may be written", async () => {
   using scratch = new Scratch();
   for (const folder of ["a", "b"]) mkdirSync(join(scratch.path, folder));

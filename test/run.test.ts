@@ -505,13 +505,14 @@ test("a launch reports what was in force at its end, what was changed meanwhile,
   const config = place.file("pair.json", place.pair());
   await using launch = place.start(["launch", config, "--json", "--duration", "60", "--segment", place.segments]);
   const said = launch.stderr.text();
-  await working("serve", "train");
+  const { stats } = await working("serve", "train");
   await rigel("set", "policy", "name=priority", "inflight=3");
   await rigel("set", "train", "weight=2", "memory=1GiB");
   await rigel("pause", "train");
   launch.kill("SIGINT");
   const report = JSON.parse(await launch.stdout.text());
   expect(report, await said).toMatchObject({
+    device: { uuid: stats.devices[0]?.uuid },
     policy: { name: "priority", inflight: 3 },
     slo: { target: { p99_over_alone: 1.05 }, seconds: expect.any(Array) },
     notes: [

@@ -309,7 +309,9 @@ describe("the server", () => {
 
   test("ends where its port is another's, and leaves neither socket nor lock", async () => {
     using own = new Place();
-    using other = Bun.serve({ hostname: "127.0.0.1", port: 0, fetch: () => new Response("another") });
+    // As another user's server, or this one's with another XDG_RUNTIME_DIR, would have it.
+    const options = { development: false, reusePort: true };
+    using other = Bun.serve({ ...options, hostname: "127.0.0.1", port: 0, fetch: () => new Response("another") });
     const { status, stdout, stderr } = await own.rigel("serve", "--port", String(other.port), "--json");
     expect({ status, stdout }, stderr).toEqual({ status: 1, stdout: "" });
     expect(stderr).toContain(`127.0.0.1:${other.port} cannot be listened on`);

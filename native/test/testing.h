@@ -10,6 +10,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <glob.h>
 #include <libgen.h>
 #include <limits.h>
 #include <signal.h>
@@ -82,6 +83,19 @@ static inline const char *scratch(const char *what)
     return path;
 }
 
+/* What a case has left that failed, or was killed. */
+static inline void remove_scratch(pid_t pid)
+{
+    char pattern[64];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/rigel-test-%d-*", access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp", (int)pid);
+    if (glob(pattern, GLOB_NOSORT, NULL, &found) != 0)
+        return;
+    for (size_t i = 0; i < found.gl_pathc; i++)
+        unlink(found.gl_pathv[i]);
+    globfree(&found);
+}
+
 /* Runs one case in a child. */
 static inline int run_case(const char *name, void (*body)(void))
 {
@@ -95,6 +109,7 @@ static inline int run_case(const char *name, void (*body)(void))
     int status = 0;
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
         continue;
+    remove_scratch(pid);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
         return 0;
     if (WIFSIGNALED(status))
