@@ -9,7 +9,7 @@
 import { expect, test } from "bun:test";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { gpus, lacks } from "./gpus.ts";
+import { gpus, lacks, memoryOfAll } from "./gpus.ts";
 import { Scratch, plainEnvironment, reportOf, rigel, root } from "./rigel.ts";
 
 const RANKS = 2;
@@ -34,6 +34,7 @@ function lossesOf(path: string): string[][] {
 test.skipIf(cannot)(
   "DistributedDataParallel beside best-effort work has the losses that it has alone",
   async () => {
+    using _ = await memoryOfAll();
     using scratch = new Scratch();
     const [alone, governed] = [join(scratch.path, "alone"), join(scratch.path, "governed")];
     const env = {

@@ -11,7 +11,7 @@ import { beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { z } from "zod";
 import { make } from "../src/native.ts";
-import { gpus, lacks } from "./gpus.ts";
+import { gpus, lacks, memoryOfAll } from "./gpus.ts";
 import { Scratch, plainEnvironment, rigel, root } from "./rigel.ts";
 
 const cannot = lacks("gpu-guard.test.ts", 1);
@@ -111,6 +111,7 @@ describe.skipIf(cannot)("cuBLAS", () => {
   test(
     "s4: where no memory is left a failure says so, and what is in use",
     async () => {
+      using _ = await memoryOfAll({ filling: true });
       const command = ["python3", program, "s4"];
       // On a GPU that other tests have the least use for: it is filled.
       const device = gpus.slice(-1);

@@ -2,6 +2,9 @@
  * gpus.ts: the real GPUs of this machine, and whether what needs them can be tested here; if not, why it is skipped.
  */
 
+import { closeSync, openSync } from "node:fs";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { Devices } from "../src/device.ts";
 import { Native } from "../src/native.ts";
 
@@ -22,6 +25,20 @@ export function lacks(what: string, count: number, ...packages: string[]): boole
   const reason = reasonOf(count, packages);
   if (reason !== undefined) console.warn(`${what} is skipped: ${reason}`);
   return reason !== undefined;
+}
+
+/**
+ * Until the end of this scope nobody fills a GPU's memory, or, `filling` it, nobody needs every GPU: test files run beside one another. Waits for those
+ * that are at it.
+ */
+export async function memoryOfAll({ filling = false } = {}): Promise<Disposable> {
+  const path = join(tmpdir(), `rigel-test-gpus-${process.getuid?.() ?? 0}`);
+  closeSync(openSync(path, "a", 0o600));
+  for (;;) {
+    const release = native.lock(path, 0, !filling);
+    if (release) return { [Symbol.dispose]: release };
+    await Bun.sleep(100);
+  }
 }
 
 function reasonOf(count: number, packages: readonly string[]): string | undefined {
