@@ -48,7 +48,7 @@ test.skipIf(cannot)(
     const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
     expect(status, stdout + stderr).toBe(0);
 
-    const ranks = Array.from({ length: RANKS }, (_, rank) => rank);
+    const ranks = [...Array(RANKS).keys()];
     const config = scratch.file("jobs.json", {
       clients: [
         { name: "ddp", class: "high", command: training(governed), cwd: root, device: ranks },
