@@ -65,6 +65,8 @@ void rg_batch_record(rg_track *t)
         if (atomic_load_explicit(&batches[i].state, memory_order_relaxed) != BATCH_FREE ||
             !atomic_compare_exchange_strong(&batches[i].state, &free, BATCH_FILLING))
             continue;
+        /* First: if the stream becomes another client's now, what it had for this one counts as done (rg_track_for). */
+        rg_member *member = rg_track_member(t);
         uint32_t n = atomic_exchange(&t->unbatched, 0);
         /* Events are made in, and the NULL stream means that of, the current context: make it the track's. */
         CUcontext current = NULL, popped;
@@ -86,7 +88,7 @@ void rg_batch_record(rg_track *t)
             rg_real.cuCtxPopCurrent_v2(&popped);
         batches[i].weight = n;
         batches[i].index = t->device;
-        batches[i].member = rg_track_member(t);
+        batches[i].member = member;
         if (!ok)
             rg_retire(batches[i].member, t->device, n); /* cannot be followed: do not hold anybody back for it */
         atomic_store(&batches[i].state, ok ? BATCH_RECORDED : BATCH_FREE);
@@ -148,10 +150,14 @@ void rg_batch_forget(CUcontext context, CUdevice d)
             uint32_t state = atomic_load(&batches[i].state);
             if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
                 atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
-                if (state == BATCH_RECORDED)
-                    rg_retire(batches[i].member, batches[i].index, batches[i].weight);
-                batches[i].event = NULL;
-                atomic_store(&batches[i].state, BATCH_FREE);
+                /* Who had it has perhaps given it an event of another context's meanwhile. */
+                bool its = batches[i].event && (context ? batches[i].context == context : batches[i].device == d);
+                if (its) {
+                    if (state == BATCH_RECORDED)
+                        rg_retire(batches[i].member, batches[i].index, batches[i].weight);
+                    batches[i].event = NULL;
+                }
+                atomic_store(&batches[i].state, its ? BATCH_FREE : state);
                 break;
             }
         }

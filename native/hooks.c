@@ -765,7 +765,7 @@ RG_BEGIN_CAPTURE(cuStreamBeginRecaptureToGraph_ptsz, RG_RECAPTURE, (s, mode, g, 
         CUresult r = RG_CALL(symbol, (s, g)); \
         /* Only the stream whose capture was begun ends one, whether it was still valid or not; from the wrong thread it goes \
          * on, and where there is none nothing ends. */ \
-        if (r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_ILLEGAL_STATE && atomic_load(&rg.captures)) \
+        if (rg_is_client() && r != CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD && r != CUDA_ERROR_ILLEGAL_STATE && atomic_load(&rg.captures)) \
             rg_capture_ended(stream); \
         return r; \
     }

@@ -629,7 +629,7 @@ static bool captured(CUstream stream)
         entry *e; \
         if (captured(stream)) \
             return RG_CALL(symbol, args); \
-        if (has_pool(&host_pools, pool)) \
+        if (rg_is_client() && has_pool(&host_pools, pool)) \
             return RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
         if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \

@@ -105,19 +105,25 @@ static void uncount_capture(void)
  */
 enum { CAPTURED = 64 };
 static struct {
-    uintptr_t key;
+    CUstream stream;
+    const char *owner; /* the thread of a per-thread stream, whichever client it is in; else NULL */
     CUcontext context;
     CUdevice device; /* -1: not known */
 } captured[CAPTURED];
 static uint32_t captured_count, captured_more;
 
-/* Its capture has ended, if there was one: nobody can end it any more, or somebody has. */
-static bool capture_ends(uintptr_t key)
+static void capture_over(uint32_t i)
+{
+    captured[i] = captured[--captured_count];
+    uncount_capture();
+}
+
+/* Its capture has ended, if there was one: nobody can end it any more, or somebody has. `context`: of a per-thread stream. */
+static bool capture_ends(CUstream stream, const char *owner, CUcontext context)
 {
     for (uint32_t i = 0; i < captured_count; i++)
-        if (captured[i].key == key) {
-            captured[i] = captured[--captured_count];
-            uncount_capture();
+        if (captured[i].stream == stream && captured[i].owner == owner && (!owner || captured[i].context == context)) {
+            capture_over(i);
             return true;
         }
     return false;
@@ -128,14 +134,13 @@ static void captures_end(CUcontext context, CUdevice d)
 {
     for (uint32_t i = captured_count; i-- > 0;)
         if (context ? captured[i].context == context : d >= 0 && captured[i].device == d)
-            capture_ends(captured[i].key);
+            capture_over(i);
 }
 
 /* Takes a track out of the table. Work still queued on it can no longer be asked for, and counts as done. */
 static void drop(rg_track *t)
 {
     index_remove(atomic_load(&t->key));
-    capture_ends(atomic_load(&t->key));
     rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
     atomic_store(&t->state, RG_CLEAN);
     atomic_store(&t->key, 0);
@@ -160,6 +165,9 @@ static void thread_ends(void *mark)
     if (!rg_is_client())
         return; /* a fork may have left the lock taken, and nobody reads the table any more */
     pthread_mutex_lock(&table_lock);
+    for (uint32_t i = captured_count; i-- > 0;)
+        if (captured[i].owner == mark)
+            capture_over(i); /* its stream goes with it */
     for (uint32_t i = 0; i < RG_MAX_TRACKS; i++) {
         rg_track *t = &rg.tracks[i];
         if (!atomic_load(&t->key) || t->owner != mark)
@@ -168,7 +176,6 @@ static void thread_ends(void *mark)
             drop(t);
         } else {
             index_remove(atomic_load(&t->key));
-            capture_ends(atomic_load(&t->key));
             t->owner = &orphan;
             atomic_store(&t->key, ORPHANED);
             rg_retire(rg_track_member(t), t->device, atomic_exchange(&t->unbatched, 0));
@@ -180,6 +187,14 @@ static void thread_ends(void *mark)
 static void make_end_key(void)
 {
     end_key_made = pthread_key_create(&end_key, thread_ends) == 0;
+}
+
+/* This thread's end will be noticed. */
+static void note_end(void)
+{
+    pthread_once(&end_key_once, make_end_key);
+    if (end_key_made)
+        pthread_setspecific(end_key, &rg_thread_mark);
 }
 
 /* A free place in the table: else that of an ended thread, or of another client's or context's stream of this very thread. */
@@ -236,11 +251,8 @@ rg_track *rg_track_add(CUstream stream, uintptr_t key)
     rg_member *member = atomic_load(&rg.several) ? rg_member_of(stream) : RG_PROCESS;
     if (!member)
         member = RG_PROCESS;
-    if (stream == CU_STREAM_PER_THREAD) {
-        pthread_once(&end_key_once, make_end_key);
-        if (end_key_made)
-            pthread_setspecific(end_key, &rg_thread_mark);
-    }
+    if (stream == CU_STREAM_PER_THREAD)
+        note_end();
     pthread_mutex_lock(&table_lock);
     rg_track *t = rg_track_find(key);
     bool added = !t && device >= 0 && (t = free_track()) != NULL;
@@ -312,7 +324,7 @@ void rg_track_forget(CUstream stream)
         member = rg_track_member(t);
         drop(t);
     }
-    capture_ends((uintptr_t)stream);
+    capture_ends(stream, NULL, NULL);
     pthread_mutex_unlock(&table_lock);
     rg_member_unmade(stream);
     rg_context_unmade(stream);
@@ -363,17 +375,19 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
 
 void rg_capture_began(CUstream stream)
 {
-    uintptr_t key = rg_track_key(stream);
-    const rg_track *t = rg_track_find(key);
+    const rg_track *t = rg_track_find(rg_track_key(stream));
     /* Only what may be called during any capture: of a stream of another context than the current one the device is not known, then. */
     CUcontext context = t ? t->context : context_of(stream), current = NULL;
     CUdevice device = t ? t->cu_device : -1;
     rg_real.cuCtxGetCurrent(&current);
     if (!t && (current != context || rg_real.cuCtxGetDevice(&device) != CUDA_SUCCESS))
         device = -1;
+    if (stream == CU_STREAM_PER_THREAD)
+        note_end();
     pthread_mutex_lock(&table_lock);
     if (captured_count < CAPTURED) {
-        captured[captured_count].key = key;
+        captured[captured_count].stream = stream;
+        captured[captured_count].owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
         captured[captured_count].context = context;
         captured[captured_count++].device = device;
     } else {
@@ -384,9 +398,11 @@ void rg_capture_began(CUstream stream)
 
 void rg_capture_ended(CUstream stream)
 {
+    const char *owner = stream == CU_STREAM_PER_THREAD ? &rg_thread_mark : NULL;
+    CUcontext context = owner ? context_of(stream) : NULL;
     pthread_mutex_lock(&table_lock);
     /* Else it was not captured: an error of the program, and no capture of ours ends by it. */
-    if (!capture_ends(rg_track_key(stream)) && captured_more) {
+    if (!capture_ends(stream, owner, context) && captured_more) {
         captured_more--;
         uncount_capture();
     }

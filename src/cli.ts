@@ -4,7 +4,7 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
-import { renameSync, writeFileSync } from "node:fs";
+import { realpathSync, renameSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, Option } from "commander";
 import packageJson from "../package.json" with { type: "json" };
@@ -183,11 +183,13 @@ async function leaveStatus(path: string): Promise<void> {
   await checkOutput("--status", path);
   process.on("exit", (status) => {
     // A device or a pipe is written as it is; a file appears whole, or not at all.
-    const isFile = statAt(path)?.isFile() ?? true;
-    const part = isFile ? `${path}.part-${process.pid}` : path;
+    const there = statAt(path);
+    const isFile = there?.isFile() ?? true;
+    const to = there && isFile ? realpathSync(path) : path;
+    const part = isFile ? `${to}.part-${process.pid}` : to;
     try {
-      writeFileSync(part, `${status}\n`, { mode: 0o600 });
-      if (isFile) renameSync(part, path);
+      writeFileSync(part, `${status}\n`, { mode: there && isFile ? there.mode & 0o777 : 0o600 });
+      if (isFile) renameSync(part, to);
     } catch (thrown) {
       if (isFile) removeIfPossible(part);
       progress(`--status: ${path} cannot be written (${reason(thrown)})`);

@@ -34,6 +34,8 @@ export interface Simulation {
   /** File with the state of the simulated GPU, private to the phase. */
   state: string;
   preset: Config["simulated"]["preset"];
+  /** What its UUID comes from, if that is not the file. */
+  name?: string | undefined;
   /** Kernels of several processes side by side (as under MPS) rather than in time slices. */
   mps: boolean;
   /** How many GPUs there are; undefined: one, or what the environment says. */
@@ -103,7 +105,7 @@ export class Devices {
 
   async #probeSimulated(): Promise<Device> {
     // In a file of its own, as programs may be at work in the other one: those of a benchmark are started by several launches.
-    const simulation = { ...this.#simulation, state: `${this.#simulation.state}.probe` };
+    const simulation = { ...this.#simulation, state: `${this.#simulation.state}-0`, name: this.#simulation.state };
     const environment = { ...process.env, ...simulatedEnvironment(this.#files, simulation, process.env) };
     const { devices, said } = await probe(this.#files, environment, simulation.state);
     const device = devices.find((candidate) => candidate.simulated);
@@ -179,6 +181,7 @@ function simulatedEnvironment(files: NativeFiles, simulation: Simulation, given:
   return {
     LD_LIBRARY_PATH: path ? `${files.simulator}:${path}` : files.simulator,
     RIGEL_SIM_STATE: simulation.state,
+    RIGEL_SIM_NAME: simulation.name ?? simulation.state,
     RIGEL_SIM_PRESET: simulation.preset,
     RIGEL_SIM_MPS: simulation.mps ? "1" : "0",
     ...(simulation.devices !== undefined && { RIGEL_SIM_DEVICES: String(simulation.devices) }),

@@ -174,18 +174,21 @@ function removeState({ kind, devices, simulation }: Manifest): void {
 const QUIET_ms = 10_000;
 
 /**
- * Removes what processes that were killed have left of segments of the machine in a folder, whichever GPU's. It stays where a process lives that has
- * made, joined or used one or was started to, where one has shown life in the last 10 s, and where it is another user's or version's.
+ * Removes what processes that were killed have left of segments of the machine in a folder, whichever GPU's, and of launches. It stays where a process lives that
+ * has made, joined or used one or was started to, where one has shown life in the last 10 s, and where it is another user's or version's.
  */
 export function removeLeft(native: Native, folder: string): void {
   const uid = process.getuid?.() ?? 0;
-  const mine = new RegExp(`^rigel-${uid}-run[a-z0-9]+$`);
+  const mine = new RegExp(`^rigel-${uid}-(run[a-z0-9]+|\\d+-\\d+)$`);
   for (const name of filesIn(folder).filter((file) => mine.test(file))) {
     const path = join(folder, name);
     const segment = deadSegment(native, path);
     if (!segment || segment.quiet_ms < QUIET_ms || isAwaited(name)) continue;
     segment.reap();
-    if (segment.removeIfLeft() && name.endsWith("runsimulated")) rmSync(machineState(folder, uid), { force: true });
+    const manifest = readManifest(segment);
+    if (!segment.removeIfLeft()) continue;
+    if (name.endsWith("runsimulated")) rmSync(machineState(folder, uid), { force: true });
+    else if (manifest?.kind === "launch") removeState(manifest);
   }
 }
 

@@ -205,8 +205,16 @@ interface PhaseResult {
 /** How many this process has run, or is running: each has a segment of its own. */
 let phasesRun = 0;
 
+/** Each has a simulated GPU of its own, which goes with its segment: who has joined one may be at work as the next begins. */
+function inPhase(plan: Plan, number: number): Plan {
+  const { state } = plan.simulation;
+  return number === 0
+    ? plan
+    : { ...plan, simulation: { ...plan.simulation, state: `${state}-${number}`, name: state } };
+}
+
 async function runPhase(
-  plan: Plan,
+  planned: Plan,
   phase: Phase,
   native: Native,
   options: LaunchOptions,
@@ -214,7 +222,9 @@ async function runPhase(
   mps: Mps,
   durations: Durations,
 ): Promise<PhaseResult> {
-  const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${phasesRun++}`;
+  const number = phasesRun++;
+  const plan = inPhase(planned, number);
+  const file = `rigel-${process.getuid?.() ?? 0}-${process.pid}-${number}`;
   const segment = Segment.create(native, join(options.segmentFolder, file));
   // No other process has this in its environment.
   const mark = `RIGEL_LAUNCH=${basename(segment.path)}`;

@@ -287,7 +287,12 @@ function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefi
 function ignoring(argv: readonly string[], cwd: string, env: Record<string, string | undefined>): string[] {
   const kept = SIGNALS.filter((signal) => ignored(constants.signals[signal])).map((signal) => signal.slice(3));
   const found = kept.length > 0 ? Bun.which(argv[0] ?? "", { PATH: env["PATH"] ?? "", cwd }) : null;
-  return found === null ? [...argv] : ["/bin/sh", "-c", `trap '' ${kept.join(" ")}; exec "$@"`, "sh", ...argv];
+  if (found === null) return [...argv];
+  // A shell passes on what it could have as a variable, and no more: not the functions that bash has exported.
+  const odd = Object.entries(env).filter(([name]) => !/^[A-Za-z_]\w*$/.test(name));
+  const more = odd.flatMap(([name, value]) => (value === undefined ? [] : [`${name}=${value}`]));
+  const through = more.length > 0 && !argv[0]?.includes("=") ? ["env", ...more] : [];
+  return ["/bin/sh", "-c", `trap '' ${kept.join(" ")}; exec "$@"`, "sh", ...through, ...argv];
 }
 
 /** Whether this process is in the foreground of a terminal, whose Ctrl-C reaches the command without our help. */

@@ -15,6 +15,7 @@ import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import { type Dimensions, type Native, uuidText } from "./native.ts";
+import { startedAt_ticks } from "./proc.ts";
 import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
@@ -563,8 +564,15 @@ export class Segment {
 
   /** Whether the process that made it runs, and has not disowned it. */
   get makerLives(): boolean {
-    const isDisowned = this.#long64(this.#layout.header, "creator", 0) === 0n;
-    return !isDisowned && existsSync(`/proc/${this.creator.pid}`);
+    const owner = this.#long64(this.#layout.header, "creator", 0);
+    const started_ticks = startedAt_ticks(this.creator.pid);
+    // When it began may not have been seen; else it tells it from a later process of its number (owner_word in native/segment.c).
+    const known = owner >> 32n;
+    return (
+      owner !== 0n &&
+      started_ticks !== undefined &&
+      (known === 0n || known === BigInt.asUintN(32, BigInt(started_ticks)))
+    );
   }
 
   /** The process that made it has done with it: who leaves it last removes it, though that process may live on. */

@@ -65,10 +65,15 @@ const PATIENCE_ns = 2e9;
 /** Those of this process that have not ended. */
 const keepers = new Set<LoopKeeper>();
 
-/** Ctrl-Z: a process that is stopped keeps its locks, and nobody else could run the loop. It takes it again when it goes on, if nobody has it. */
+/**
+ * Ctrl-Z: a process that is stopped keeps its locks, and nobody else could run the loop. It takes it again when it goes on, if nobody has it: at once where the
+ * kernel stops nobody, as nobody could let it go on.
+ */
 function stop(): void {
   for (const keeper of keepers) keeper.yield();
-  process.kill(process.pid, "SIGSTOP");
+  process.off("SIGTSTP", stop);
+  process.kill(process.pid, "SIGTSTP");
+  if (keepers.size > 0) process.on("SIGTSTP", stop);
 }
 
 /**
@@ -126,9 +131,9 @@ export class LoopKeeper implements Disposable {
 
   #tick(): void {
     const tick = this.#ticks++;
-    if (!this.#release && tick % TRY_TICKS === 0) {
+    if (tick % TRY_TICKS === 0) {
       const age_ns = this.#segment.now_ns - this.#segment.creator.created_ns;
-      if (this.#isMaker || age_ns > PATIENCE_ns) this.#release = this.#segment.lock("loop");
+      if (this.#isMaker || age_ns > PATIENCE_ns) this.#release ??= this.#segment.lock("loop");
       // A launch that was killed as it ended its clients has left them open.
       if (this.#release && !this.#segment.makerLives) this.#segment.closeGates();
     }

@@ -168,7 +168,7 @@ test.each(["SIGINT", "SIGTERM", "SIGHUP"] as const)(
   `;
     await using child = Bun.spawn([process.execPath, "-e", script], { stdout: "inherit", stderr: "inherit" });
     // A file of its own beside the one that programs would have.
-    const made = `${state}.probe`;
+    const made = `${state}-0`;
     const pid = await until(() => (existsSync(made) && readFileSync(made, "utf8").trim()) || undefined);
     child.kill(signal);
     expect(await child.exited).toBe(SIGNAL_STATUS[signal]);

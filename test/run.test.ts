@@ -126,6 +126,14 @@ describe("rigel run", () => {
     };
     // SIGHUP is 1, SIGINT 2, SIGQUIT 3.
     expect([await ignores(""), await ignores("trap '' HUP; "), await ignores("trap '' HUP INT; ")]).toEqual([0, 1, 3]);
+    // And has the environment that it would have: bash exports functions so.
+    const odd = { ...place.env, "BASH_FUNC_module%%": "() { echo; }", "a.b": "1" };
+    const nohup =
+      "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])";
+    const argv = ["python3", "-c", nohup, ...commandLine(), ...options.slice(0, -3), "env"];
+    await using child = Bun.spawn(argv, { cwd: place.path, env: odd, stdout: "pipe", stderr: "ignore" });
+    const given = (await child.stdout.text()).split("\n");
+    expect(given).toEqual(expect.arrayContaining(["BASH_FUNC_module%%=() { echo; }", "a.b=1"]));
   });
 
   test("what asks for something else than its end leaves it paused", async () => {
@@ -133,30 +141,55 @@ describe("rigel run", () => {
     const script = `trap 'echo checkpoint' USR1; ${replay} --profile ${join(place.path, "tiny.csv")} & while :; do wait; done`;
     await using child = place.start(["run", ...options, "--", "sh", "-c", script]);
     const reader = child.stdout.getReader();
-    await working("train");
+    const { stats } = await working("train");
     expect((await rigel("pause", "train")).status).toBe(0);
     child.kill("SIGUSR1");
     expect(new TextDecoder().decode((await reader.read()).value)).toContain("checkpoint");
     expect(await client()).toMatchObject({ paused: true });
-    for (const { pid } of living().filter((one) => startedWith(one.pid, ["RIGEL_NAME=train"]) && one.pid !== child.pid))
+    for (const { pid } of living().filter(
+      (one) =>
+        startedWith(one.pid, ["RIGEL_NAME=train", `RIGEL_SEGMENT=${stats.segment.path}`]) && one.pid !== child.pid,
+    ))
       process.kill(pid, "SIGKILL");
     await child.exited;
   });
 
   test("while it is stopped, as by Ctrl-Z, another looks after the segment", async () => {
-    await using first = run("best-effort", "train");
+    // A job of a shell, which could let it go on: the kernel stops no others.
+    const job = `import os, sys
+pid = os.fork()
+if pid == 0:
+    os.setpgid(0, 0)
+    os.execvp(sys.argv[1], sys.argv[1:])
+print(pid, flush=True)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`;
+    const command = (name: string) => {
+      const options = ["--device", "simulated", "--segment", place.segments, "--class", "best-effort", "--name", name];
+      return [...commandLine(), "run", ...options, "--", replay, "--profile", join(place.path, "tiny.csv")];
+    };
+    const settings = { cwd: place.path, env: place.env, stdin: "ignore", stderr: "ignore" } as const;
+    await using first = Bun.spawn(["python3", "-c", job, ...command("train")], { ...settings, stdout: "pipe" });
+    const pid = Number(new TextDecoder().decode((await first.stdout.getReader().read()).value));
     await working("train");
     await using second = run("best-effort", "guest");
     await working("train", "guest");
-    await heldBy(first.pid);
-    first.kill("SIGTSTP");
+    await heldBy(pid);
+    process.kill(pid, "SIGTSTP");
     await heldBy(second.pid);
-    first.kill("SIGCONT");
+    process.kill(pid, "SIGCONT");
     second.kill("SIGTERM");
     await second.exited;
-    await heldBy(first.pid);
-    first.kill("SIGTERM");
+    await heldBy(pid);
+    process.kill(pid, "SIGTERM");
     expect(await first.exited).toBe(0);
+    // One that nobody could let go on does not stop.
+    await using alone = Bun.spawn(command("train"), { ...settings, stdout: "ignore", detached: true });
+    await working("train");
+    await heldBy(alone.pid);
+    alone.kill("SIGTSTP");
+    await heldBy(alone.pid);
+    alone.kill("SIGTERM");
+    expect(await alone.exited).toBe(0);
     expect(readdirSync(place.segments)).toEqual([]);
   });
 
@@ -375,6 +408,33 @@ test("who has joined a launch goes on with its segment when that is killed, and 
   joined.kill("SIGTERM");
   await joined.exited;
   expect(readdirSync(place.segments)).toEqual([]);
+});
+
+test("who has joined a launch that is killed as it ends its clients is governed again", async () => {
+  const deaf = `trap '' INT TERM; ${replay} --profile ${join(place.path, "tiny.csv")} & wait; sleep 600`;
+  const clients = [{ name: "deaf", class: "best-effort", command: ["sh", "-c", deaf] }];
+  const config = place.file("deaf.json", { device: "simulated", clients });
+  await using launch = place.start(["launch", config, "--segment", place.segments]);
+  await working("deaf");
+  await using joined = run("best-effort", "guest");
+  const { stats } = await working("deaf", "guest");
+  launch.kill("SIGINT");
+  await heldBy(joined.pid);
+  const [segment] = new Segments(await Native.load(), place.segments).live();
+  expect(segment?.settings()["shutdown"]).toBe(1);
+  launch.kill("SIGKILL");
+  await launch.exited;
+  await until(() => (segment?.settings()["shutdown"] === 0 ? true : undefined));
+  // Both killed: what is left goes with whoever comes next, once nobody can be using it.
+  joined.kill("SIGKILL");
+  await joined.exited;
+  for (const { pid } of living().filter((one) => startedWith(one.pid, [`RIGEL_SEGMENT=${stats.segment.path}`])))
+    process.kill(pid, "SIGKILL");
+  const native = await Native.load();
+  await until(() => {
+    removeLeft(native, place.segments);
+    return readdirSync(place.segments).length === 0 ? true : undefined;
+  });
 });
 
 test("who has joined one phase of a launch and ends in another leaves nothing of the first", async () => {

@@ -229,15 +229,12 @@ static CUresult refuse(const char *path, const char *what, const char *remedy)
     return CUDA_ERROR_OPERATING_SYSTEM;
 }
 
-/* Stable for a file's name, but for what one that is only looked at adds (src/device.ts), and an index: FNV-1a, as a version 8 (free form) UUID. */
+/* Stable for a name and an index: FNV-1a, as a version 8 (free form) UUID. */
 static void make_uuid(const char *path, uint32_t device, char out[16])
 {
-    static const char LOOKED_AT[] = ".probe";
-    size_t length = strlen(path), more = sizeof LOOKED_AT - 1;
-    if (length > more && strcmp(path + length - more, LOOKED_AT) == 0) length -= more;
     uint64_t h = 14695981039346656037ull;
     for (uint32_t part = 0; part < 2; part++) {
-        for (const char *c = path; c < path + length; c++) h = (h ^ (unsigned char)*c) * 1099511628211ull;
+        for (const char *c = path; *c; c++) h = (h ^ (unsigned char)*c) * 1099511628211ull;
         h = (h ^ (device + 1)) * 1099511628211ull;
         memcpy(out + 8 * part, &h, 8);
     }
@@ -290,12 +287,12 @@ static CUresult fill_state(int fd, const char *path, sim_state **out)
     params.shared = environment_number("RIGEL_SIM_MPS", 0, 1);
     s->size = size;
     s->devices = devices;
-    const char *clock = getenv("RIGEL_SIM_CLOCK");
+    const char *clock = getenv("RIGEL_SIM_CLOCK"), *name = getenv("RIGEL_SIM_NAME"); /* several files may be one GPU, one after the other */
     s->has_clock = clock && !strcmp(clock, "virtual");
     for (uint32_t d = 0; d < devices; d++) {
         rg_model_init(&s->model[d], &params);
         if (!s->has_clock) rg_model_advance(&s->model[d], now_ns());
-        make_uuid(path, d, s->uuid[d]);
+        make_uuid(name ? name : path, d, s->uuid[d]);
     }
     atomic_store(&s->magic, STATE_MAGIC + sizeof(rg_model)); /* another layout of the model is another file */
     *out = s;

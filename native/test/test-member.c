@@ -7,6 +7,8 @@
  */
 #include "client-testing.h"
 
+#include <sys/wait.h>
+
 /* What the gate asks of Python, in a program that says itself whether it holds the lock. */
 static _Thread_local int holds_python;
 __attribute__((visibility("default"))) int Py_IsInitialized(void);
@@ -223,6 +225,78 @@ static void entering_as_rigel_leaves(void)
     CHECK_EQUAL(rigel_client_enter("late", "best-effort"), 0);
     CHECK_EQUAL(rg.mode, RG_MODE_BARE);
     CHECK_EQUAL(rg_member_mine()->mode, RG_MODE_BEST_EFFORT);
+    done();
+}
+
+static void *abandon(void *unused)
+{
+    (void)unused;
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* A capture on a thread's own stream ends as it does, whatever clients the thread has entered or left meanwhile, and with the thread. */
+static void a_capture_is_its_threads(void)
+{
+    become("high");
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    CHECK_EQUAL(rigel_client_enter("inner", "high"), 0);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), CUDA_SUCCESS);
+    rigel_client_leave();
+    CHECK_EQUAL(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    /* Also one that was begun beside another one. */
+    CUstream s = stream();
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, abandon, NULL), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+static _Atomic bool ended_making;
+
+static void *make_streams(void *unused)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    while (!atomic_load(&ended_making))
+        CHECK_EQUAL(cuStreamDestroy_v2(stream()), CUDA_SUCCESS);
+    return unused;
+}
+
+/* A fork amid a capture, while other threads hold Rigel's locks: the child gets the driver's answer. */
+static void a_child_ends_its_parents_capture(void)
+{
+    become("high");
+    CUstream s = stream();
+    CUgraph graph;
+    pthread_t threads[2];
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, make_streams, NULL), 0);
+    for (int i = 0; i < 200; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(20);
+            _exit(cuStreamEndCapture(s, &graph) == CUDA_SUCCESS);
+        }
+        int status;
+        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+        CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    atomic_store(&ended_making, true);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
     done();
 }
 
@@ -885,6 +959,8 @@ int main(int argc, char **argv)
     RUN(a_stream_belongs_to_a_client);
     RUN(a_stream_changes_hands_amid_a_launch);
     RUN(entering_as_rigel_leaves);
+    RUN(a_capture_is_its_threads);
+    RUN(a_child_ends_its_parents_capture);
     RUN(entering_before_the_driver);
     RUN(what_cannot_be_entered);
     RUN(requests_are_the_threads_clients);
