@@ -191,6 +191,12 @@ function checkSolo(flags: Flags, command: Command): void {
     );
   if (given("window"))
     throw new RigelError("command", "rigel bench: expected no --window with --solo: requests alternate one by one");
+  for (const name of ["ways", "policies", "policyJson"] as const)
+    if (given(name))
+      throw new RigelError(
+        "command",
+        `rigel bench: expected no --${name === "policyJson" ? "policy-json" : name} with --solo: each program has the GPU to itself, under priority`,
+      );
   if (given("arrivals") && flags.arrivals !== "uniform")
     throw new RigelError(
       "command",

@@ -269,7 +269,7 @@ function* inOrder(
       gemms.get(external) === 1 && familyOf(shape.name, shape.kind) === "gemm" ? work.get(external) : undefined;
     batch.push({
       ...shape,
-      device: devices.get(shape.device) ?? `device ${shape.device}`,
+      device: devices.has(shape.device) ? `${devices.get(shape.device)} (${shape.device})` : `device ${shape.device}`,
       start_ns: operations.start_ns.at(index),
       duration_ns: operations.duration_ns.at(index),
       ...(product && { flops: product.flops, dram_bytes: product.bytes }),

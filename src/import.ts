@@ -233,6 +233,8 @@ class Assembler {
   #measured = 0;
   /** On the clock of the file that is being read. */
   #busyUntil_ns: number | undefined;
+  /** The host's time before operations on other devices since the last that was kept. */
+  #elsewhere_ns = 0;
   #request = -1;
   /** An operation of the file that is being read has been seen. */
   #begun = false;
@@ -248,6 +250,7 @@ class Assembler {
   nextFile(): void {
     this.#device = undefined;
     this.#busyUntil_ns = undefined;
+    this.#elsewhere_ns = 0;
     this.#begun = false;
     this.#firstRequest = this.#request + 1;
     this.#request = this.#firstRequest;
@@ -256,6 +259,7 @@ class Assembler {
   async add(recorded: Recorded, report: FileReport): Promise<void> {
     const { kind, device } = recorded;
     if (kind !== "sync" && !this.#keeps(device)) {
+      this.#elsewhere_ns += recorded.gap_ns ?? 0;
       report.drop(`on another device than ${this.#options.device ?? this.#device}`);
       return;
     }
@@ -263,9 +267,9 @@ class Assembler {
       report.drop("waits before the first operation");
       return;
     }
-    const gap_ns = this.#gap(recorded);
+    const { gap_ns, idle_ns } = this.#gap(recorded);
     if (recorded.request !== undefined) this.#request = this.#firstRequest + recorded.request;
-    else if (gap_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#begun) this.#request++;
+    else if (kind !== "sync" && idle_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#begun) this.#request++;
     this.#begun = true;
     if (this.#options.request !== undefined && this.#request !== this.#options.request) {
       this.#requests.add(this.#request);
@@ -306,13 +310,15 @@ class Assembler {
     return device === this.#device;
   }
 
-  #gap({ gap_ns, start_ns, duration_ns }: Recorded): number {
+  /** The host's time before it, or where that is not known the GPU's; and for how long the GPU had nothing to do. */
+  #gap({ gap_ns, start_ns, duration_ns }: Recorded): { gap_ns: number; idle_ns: number } {
     const idle = start_ns === undefined || this.#busyUntil_ns === undefined ? 0 : start_ns - this.#busyUntil_ns;
     if (idle < 0 && start_ns !== undefined) this.#notes.add("some operations overlap others; their gaps are 0");
     if (start_ns !== undefined) this.#busyUntil_ns = Math.max(this.#busyUntil_ns ?? 0, start_ns + duration_ns);
-    const gap = Math.round(Math.max(0, gap_ns ?? idle));
+    const gap = Math.round(Math.max(0, gap_ns === undefined ? idle : gap_ns + this.#elsewhere_ns));
+    this.#elsewhere_ns = 0;
     if (gap > LONGEST_GAP_ns) this.#notes.add("gaps of more than an hour are written as an hour");
-    return Math.min(gap, LONGEST_GAP_ns);
+    return { gap_ns: Math.min(gap, LONGEST_GAP_ns), idle_ns: start_ns === undefined ? gap : Math.max(0, idle) };
   }
 
   #operation(recorded: Recorded, gap_ns: number): Operation {
@@ -321,8 +327,9 @@ class Assembler {
     if (metrics) this.#measured++;
     const device = deviceName(recorded.device);
     const { compute_percent, memory_percent } = metrics ?? recorded;
-    const flops = metrics?.flops ?? recorded.flops ?? 0;
-    const dram_bytes = metrics?.dram_bytes ?? recorded.dram_bytes ?? 0;
+    // 0: not measured.
+    const flops = metrics?.flops || recorded.flops || 0;
+    const dram_bytes = metrics?.dram_bytes || recorded.dram_bytes || 0;
     const { bound, reason: bound_reason } = boundOf({
       name,
       kind,

@@ -80,3 +80,8 @@ export function comparableName(name: string): string {
   }
   return plain;
 }
+
+/** Whether it stands for a CUDA graph that was recorded as one operation, which has no grid. */
+export function isGraph(name: string): boolean {
+  return /^graph of \d+ kernels/.test(name);
+}

@@ -3,7 +3,7 @@
  * profile has, by name and shape, never by position. Nothing waits for a count: this is looked at when all is over.
  */
 
-import { comparableName, shortName } from "./kernel-name.ts";
+import { comparableName, isGraph, shortName } from "./kernel-name.ts";
 import { openProfile } from "./profile.ts";
 import type { Kind } from "./recording.ts";
 
@@ -75,9 +75,9 @@ export async function matchProfiles(
     for await (const { name, kind, grid, block, request } of (await openProfile(path)).operations) {
       requests.add(request);
       if (kind !== "kernel") continue;
-      const isGraph = grid[0] === 0 && /^graph of \d+ kernels/.test(name);
-      graphs ||= isGraph;
-      shapeless ||= grid[0] === 0 && !isGraph;
+      const isWhole = grid[0] === 0 && isGraph(name);
+      graphs ||= isWhole;
+      shapeless ||= grid[0] === 0 && !isWhole;
       const one = entryOf(expected, { name, grid, block }, paths.length);
       one.per_iteration[index] = (one.per_iteration[index] ?? 0) + 1;
     }

@@ -6,7 +6,7 @@
  */
 
 import type { Family, OperationKind } from "./classify.ts";
-import { comparableName, shortName } from "./kernel-name.ts";
+import { comparableName, isGraph, shortName } from "./kernel-name.ts";
 import { type Operation, openProfile } from "./profile.ts";
 
 interface Side {
@@ -137,7 +137,7 @@ async function read(path: string): Promise<Read> {
     total.time_ns += duration_ns;
     requests.add(operation.request);
     if (kind === "kernel") total.kernels++;
-    if (kind === "kernel" && grid[0] === 0) shapeless = true;
+    if (kind === "kernel" && grid[0] === 0 && !isGraph(name)) shapeless = true;
     const key = keyOf(operation);
     const group = groups.get(key) ?? { name, kind, family, grid, block, count: 0, time_ns: 0 };
     groups.set(key, group);

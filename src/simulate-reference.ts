@@ -227,7 +227,15 @@ export async function referenceFromBench(path: string, notes: string[]): Promise
     const pair = pairs.get(row.pair);
     const name = /^rigel (.+?)(, MPS)?$/.exec(row.way)?.[1];
     const policy = name === undefined ? null : bench.policies[name];
-    if (!pair || policy === undefined || !row.p99_ratio || !row.share || row.way === "MPS, client priority") {
+    const isTold = (row.p99_ratio?.median ?? 0) > 0 && (row.share?.median ?? 0) > 0;
+    if (
+      !pair ||
+      policy === undefined ||
+      !isTold ||
+      !row.p99_ratio ||
+      !row.share ||
+      row.way === "MPS, client priority"
+    ) {
       notes.push(`${row.pair}, ${row.way}: left out, as it cannot be simulated or has no ratio`);
       return [];
     }

@@ -176,6 +176,12 @@ async function predictPoint(
   const base = (await apart).flatMap((outcome) => outcome.clients);
   const alone = clients.map((client, index) => clientNumbers(client, base[index], undefined, duration_s));
   const ceiling = ceilingOf(clients, base, duration_s);
+  const short = clients.filter((client, index) => isShort(client, alone[index], duration_s)).map(({ name }) => name);
+  if (short.length > 0)
+    notes.push(
+      `${value === null ? "" : `at ${value}: `}${short.join(", ")}: ran out of iterations within ${duration_s} s, so that what it gets of ` +
+        "the GPU is not told; leave iterations out, or set a shorter --duration",
+    );
   return {
     value,
     duration_s,
@@ -219,12 +225,18 @@ function ceilingOf(clients: readonly ScenarioClient[], alone: readonly ClientNum
   return Math.max(0, 1 - busy / duration_s);
 }
 
+/** It is through with all that it was to do before the time is over, alone: how much it had in that time tells of nothing but its iterations. */
+function isShort({ iterations }: ScenarioClient, alone: PredictedClient | undefined, duration_s: number): boolean {
+  return iterations !== undefined && alone !== undefined && alone.per_s * duration_s > iterations * 0.999;
+}
+
 function clientNumbers(
-  { name, class: kind, rate, arrivals }: ScenarioClient,
+  client: ScenarioClient,
   numbers: ClientNumbers | undefined,
   alone: PredictedClient | undefined,
   duration_s: number,
 ): PredictedClient {
+  const { name, class: kind, rate, arrivals } = client;
   if (!numbers) throw new Error(`${name}: the scenario says nothing of it`);
   const { requests, finished, launches_per_iteration } = numbers;
   const ms = (ns: number): number | null => (requests > 0 ? ns / 1e6 : null);
@@ -241,7 +253,7 @@ function clientNumbers(
     p50_over_alone: over(latencies.p50_ms, alone?.p50_ms),
     p95_over_alone: over(latencies.p95_ms, alone?.p95_ms),
     p99_over_alone: over(latencies.p99_ms, alone?.p99_ms),
-    share: open || !alone || alone.per_s === 0 ? null : per_s / alone.per_s,
+    share: open || !alone || alone.per_s === 0 || isShort(client, alone, duration_s) ? null : per_s / alone.per_s,
     gate_wait_ms: (numbers.gate_wait_ns + numbers.inflight_wait_ns) / 1e6,
     suspensions: numbers.suspensions,
   };

@@ -1639,6 +1639,8 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pin", "0"], "expected --pin with --solo only"],
     [["--copies", "2"], "expected --copies with --solo only"],
     [["--solo", "--pin", "99999"], "expected 1 processors from there on, one for each copy of a kind; there are"],
+    [["--solo", "--policies", "fair"], "expected no --policies with --solo: each program has the GPU to itself"],
+    [["--solo", "--ways", "MPS"], "expected no --ways with --solo"],
     [["--solo", "--window", "2"], "expected no --window with --solo: requests alternate one by one"],
     [["--solo", "--arrivals", "poisson"], "expected no --arrivals poisson with --solo: its requests are evenly spaced"],
     [["--rounds", "0"], "Expected a whole number from 1 to 1000"],

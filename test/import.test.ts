@@ -180,6 +180,36 @@ describe.concurrent("ncu", () => {
   });
 });
 
+/** A kernel and its launch: on which device, when launched (us), how long it takes, and what it is called. */
+function launched(device: number, at: number, dur: number, name: string): object[] {
+  const shape = { stream: 7, grid: [8, 4, 1], block: [128, 1, 1], "registers per thread": 64, "shared memory": 0 };
+  return [
+    {
+      ph: "X",
+      cat: "cuda_runtime",
+      name: "cudaLaunchKernel",
+      ts: at,
+      dur: 5,
+      pid: 1,
+      tid: 1,
+      args: { correlation: at },
+    },
+    {
+      ph: "X",
+      cat: "kernel",
+      name,
+      ts: at + 10,
+      dur,
+      pid: device,
+      tid: 7,
+      args: { correlation: at, device, ...shape },
+    },
+  ];
+}
+function traceOf(events: object[]): string {
+  return JSON.stringify({ deviceProperties: [0, 1].map((id) => ({ id, name: "NVIDIA H200" })), traceEvents: events });
+}
+
 describe.concurrent("torch", () => {
   test("of 2.x: in the order of launches, with the host's gaps, waits, steps and work of matrix products", async () => {
     const { rows, facts, summary } = await imported(fixture("torch-2.trace"));
@@ -220,6 +250,43 @@ describe.concurrent("torch", () => {
     expect(rows.at(-1)?.name).toBe('odd }]"\\');
     expect(summary.files[0]?.dropped['events of the unknown category "new_thing"']).toBe(1);
     expect(summary.files[0]?.notes).toContain("1 operations without their launch call stand where the GPU began them");
+  });
+
+  test("of several devices of one name one is kept, by its index too, with the host's time for the others", async () => {
+    using scratch = new Scratch();
+    const events = [...launched(0, 1, 100, "a"), ...launched(1, 50_001, 100, "b"), ...launched(0, 100_001, 100, "c")];
+    const path = scratch.file("two.json", traceOf(events));
+    const { rows, summary } = await imported(path);
+    expect(rows.map(({ name, gap_ns }) => [name, gap_ns])).toEqual([
+      ["a", 0],
+      ["c", 99_990_000],
+    ]);
+    expect(summary.files[0]?.dropped["on another device than NVIDIA H200 (0)"]).toBe(1);
+    expect((await imported(path, { device: "1" })).rows.map(({ name }) => name)).toEqual(["b"]);
+    expect((await imported(fixture("torch-2.trace"), { device: "0" })).rows.length).toBeGreaterThan(1);
+  });
+
+  test("a new request begins where the GPU had nothing to do, and not with a wait", async () => {
+    using scratch = new Scratch();
+    const wait = {
+      ph: "X",
+      cat: "cuda_runtime",
+      name: "cudaDeviceSynchronize",
+      pid: 1,
+      tid: 1,
+      args: { correlation: 9 },
+    };
+    const events = [
+      ...launched(0, 1, 100_000, "a"),
+      { ...wait, ts: 50_000, dur: 50_020 },
+      ...launched(0, 150_001, 10, "b"),
+    ];
+    const { rows } = await imported(scratch.file("gap.json", traceOf(events)), { request_gap_ns: 20e6 });
+    expect(rows.map(({ name, request }) => [name, request])).toEqual([
+      ["a", 0],
+      ["cudaDeviceSynchronize", 0],
+      ["b", 1],
+    ]);
   });
 
   test("cut short is refused, and read as far as it goes if asked", async () => {

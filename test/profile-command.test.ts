@@ -132,6 +132,21 @@ describe.concurrent("rigel profile diff", () => {
     expect(other.status).toBe(0);
   });
 
+  test("a graph, which has no grid, does not make shapes of the others go unseen", async () => {
+    using scratch = new Scratch();
+    const [a = "", b = ""] = [10, 999].map((grid) =>
+      scratch.file(
+        `${grid}.csv`,
+        `# rigel-profile 1; device=NVIDIA H200\n${HEADER}` +
+          "graph of 5 kernels: k,kernel,0,0,0,0,0,0,0,0,0,0,1000,500,other,unknown,,132,0,0,0\n" +
+          kernel("k1", 5000, undefined, grid),
+      ),
+    );
+    const { stdout, status } = await rigel("profile", "diff", a, b, "--json", "--exit-code");
+    expect(JSON.parse(stdout)).toMatchObject({ launches_missing: 1, launches_new: 1, same: 1 });
+    expect(status).toBe(1);
+  });
+
   test("tells other counts, other shapes, other durations, and nothing where there is nothing", async () => {
     using scratch = new Scratch();
     const head = `# rigel-profile 1; x=y\n${HEADER}`;

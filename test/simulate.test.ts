@@ -34,6 +34,7 @@ const clientSchema = z.object({
 const predictionSchema = z.object({
   schema: z.literal(1),
   simulated: z.literal(true),
+  notes: z.array(z.string()),
   points: z.array(
     z.object({
       value: z.number().nullable(),
@@ -103,6 +104,22 @@ describe.concurrent("rigel simulate", () => {
       expect(way?.share).toBeLessThanOrEqual(1);
       expect(way?.harvest).toBeCloseTo((way?.share ?? 0) / (point?.ceiling ?? 1), 9);
     }
+  });
+
+  test("of who is through before the time is over no share is told", async () => {
+    using scratch = new Scratch();
+    const serve = { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 100 } };
+    const run = async (iterations: number) => {
+      const train = { name: "train", class: "best-effort", replay: { profile: "train.csv", iterations } };
+      const { points, notes } = await predicted(jobs(scratch, { clients: [serve, train] }), "--policy", "priority");
+      return { point: points[0], notes };
+    };
+    const { point, notes } = await run(500);
+    // All of them count, also those that were launched and not over as the last was.
+    expect(point?.alone[1]?.per_s).toBeCloseTo(250, 6);
+    expect(point?.ways[0]).toMatchObject({ share: null, harvest: null });
+    expect(notes.join()).toContain("train: ran out of iterations within 2 s");
+    expect((await run(1_000_000)).point?.ways[0]?.share).toBeLessThanOrEqual(1);
   });
 
   test("requests of two kinds, each by chance, the same in every run; a list of one is one", async () => {

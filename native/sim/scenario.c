@@ -479,7 +479,9 @@ static void play(scenario *s)
                 any = true;
         } while (any && !s->failed);
     }
-    for (uint32_t i = 0; !ended && i < s->count; i++) /* all of them ended before */
+    if (!ended && !s->failed) /* all of them have launched all before: what that is still at work on */
+        rg_model_advance(s->model, s->o->duration_ns);
+    for (uint32_t i = 0; !ended && i < s->count; i++)
         count_finished(s, &s->players[i]);
 }
 
