@@ -486,11 +486,13 @@ describe("the launch's own daemon ends", () => {
 
   test("with a launch that cannot go on", async () => {
     await using machine = new Machine();
-    const result = await machine.run([waits], { sharing: "mps" }, "--segment", "/nonexistent/folder");
-    expect(result.stderr).toContain("choose a folder that exists");
+    const command = join(machine.path, "no-interpreter");
+    writeFileSync(command, "#!/nonexistent/interpreter\n", { mode: 0o700 });
+    const result = await machine.run([{ ...waits, command: [command] }], { sharing: "mps" });
+    expect(result.stderr).toContain("no-interpreter");
     expect(machine.told.at(-1)).toBe("quit -t 5");
     await machine.isClean();
-    expect(result.status).toBe(1);
+    expect(result.status).toBe(2);
   });
 
   test("by a signal, if it does not when told to, also with a launcher that is killed", async () => {
