@@ -100,6 +100,8 @@ enum rg_hook {
     X(cuGraphDestroy, (CUgraph)) \
     X(cuGraphUpload, (CUgraphExec, CUstream)) \
     X(cuStreamWaitEvent, (CUstream, CUevent, unsigned)) \
+    X(cuModuleLoadData, (CUmodule *, const void *)) \
+    X(cuModuleGetFunction, (CUfunction *, CUmodule, const char *)) \
     X(cuDeviceGetCount, (int *)) \
     X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     X(cuMemHostGetDevicePointer_v2, (CUdeviceptr *, void *, unsigned)) \
@@ -695,8 +697,29 @@ int rg_stop_before(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims 
 /* rg_stop_after: after the launch, what is to be ended: that, or a sample alone. */
 RG_COLD void rg_stop_after(int what, rg_track *track, bool ok);
 
+/* rg_stops_context: the one context that has streams on the device; NULL: none, or several. */
+CUcontext rg_stops_context(uint32_t device, bool *several);
+
 /* rg_stops_forget_context: the context (or every context of device `d`) goes. */
 void rg_stops_forget_context(CUcontext context, CUdevice d);
+
+/* ---- stay.c: the GPU stays with a high client's process after a request ---- */
+
+/*
+ * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for `stay_us`, if
+ * requests often follow one another at once; if another one begins meanwhile (rg_stay_coming: after so much idle time) until its first launch does, of which rg_stay_launches is
+ * told before it and, with what that has said, rg_stay_ends once it is queued. rg_stay_ends(false): there is nothing to stay for.
+ */
+RG_COLD void rg_stay_begin(const rg_track *track);
+RG_COLD void rg_stay_coming(uint32_t device, uint64_t idle_for_ns);
+RG_COLD bool rg_stay_launches(const rg_track *track);
+RG_COLD void rg_stay_ends(bool launched);
+
+/* rg_stay_beat: whether it may on the device, a high client's; makes what it takes for that. Agent thread only. */
+void rg_stay_beat(uint32_t device, bool allowed);
+
+/* rg_stay_forget_context: the context (or every context of device `d`) goes. */
+void rg_stay_forget_context(CUcontext context, CUdevice d);
 
 /* ---- agent.c ---- */
 
@@ -768,6 +791,7 @@ typedef struct {
     _Alignas(4096) _Atomic uint32_t mode; /* the first thing every hook reads: the modes of all its clients together */
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
+    _Atomic uint32_t stays;    /* bit per device: the GPU stays with this process until it launches again (stay.c) */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */

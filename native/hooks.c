@@ -221,7 +221,11 @@ void rg_again_timed(uint32_t operation)
         uint64_t noted_ = rg_op_note(&op_, RG_TRACED_##KIND, marks_, name_ | rg_work_depth(member_, work_) << 16); \
         if (RG_##KIND == RG_LAUNCH && mode == RG_MODE_HIGH && !several_ && !recorded_) \
             rg_again_next(epoch_, &op_, stream_, track_, marks_); \
+        bool stays_ = mode != RG_MODE_BEST_EFFORT && RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)); \
+        bool told_ = RG_UNLIKELY(stays_) && rg_stay_launches(track_); \
         CUresult result_ = RG_CALL(symbol, args); \
+        if (RG_UNLIKELY(stays_)) \
+            rg_stay_ends(told_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
@@ -315,7 +319,10 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
         b->kind = RG_COPYWAIT;
     bool high = b->mode & RG_MODE_HIGH, waits = b->kind == RG_COPYWAIT;
     b->token = waits && high ? rg_wait_stream_begin(b->stream) : 0;
-    b->may_wait = high && b->kind != RG_MEMSET && !(b->token && rg_drain());
+    bool drains = b->token && rg_drain();
+    b->may_wait = high && b->kind != RG_MEMSET && !drains;
+    if (drains)
+        rg_stay_begin(b->track);
     b->op = rg_op_begin(operation, waits);
     b->marks = rg_launch_note(b->op.row, b->track, b->kind, 0, operation);
     if (RG_UNLIKELY(b->recorded)) {
@@ -539,6 +546,7 @@ static void forget_early(CUcontext context, CUdevice d)
     rg_batch_forget(context, d);
     rg_samples_forget(context, d);
     rg_stops_forget_context(context, d);
+    rg_stay_forget_context(context, d);
 }
 
 #define RG_IF_DONE(action) \
@@ -780,7 +788,10 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
             return RG_CALL(symbol, (s)); \
         bool high = is_high(); \
         uint64_t token = high ? rg_wait_stream_begin(stream) : 0; \
-        uint64_t since = high && !rg_drain() ? rg_clock_ns() : 0; \
+        bool drains = high && rg_drain(); \
+        uint64_t since = high && !drains ? rg_clock_ns() : 0; \
+        if (drains) \
+            rg_stay_begin(rg_track_find(rg_track_key(stream))); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, (s)); \
@@ -826,6 +837,8 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         uint64_t token = high ? rg_wait_context_begin(waited) : 0; \
         if (high) \
             rg_drain(); \
+        if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed))) \
+            rg_stay_ends(false); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, args); \
@@ -873,7 +886,10 @@ CUresult cuEventSynchronize(CUevent e)
     bool high = is_high();
     rg_track *track = NULL;
     uint64_t token = high ? rg_event_block_begin(e, &track) : 0;
-    uint64_t since = high && !rg_drain() ? rg_clock_ns() : 0;
+    bool drains = high && rg_drain();
+    uint64_t since = high && !drains ? rg_clock_ns() : 0;
+    if (drains)
+        rg_stay_begin(track);
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;
     CUresult r = RG_CALL(cuEventSynchronize, (e));

@@ -940,6 +940,7 @@ void rg_preempt_beat(void)
             ok = rg_channels_resume(&p->channels) == 0;
         pthread_mutex_unlock(&p->lock);
         ok = ok && on;
+        rg_stay_beat(d, ok && !none && class == RG_CLASS_HIGH && !p->channels.simulated && !peers(d, class));
         if (ok && class == RG_CLASS_BEST_EFFORT && !atomic_load(&p->started))
             start(p);
         p->refusals = ok || !on || none ? 0 : p->refusals + 1;

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 24,
+    RG_SEGMENT_VERSION = 25,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -107,7 +107,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   where it is less than starvation_us, that */ \
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
-    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */
+    F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */ \
+    F(u32, stay_us, 1)       /* [control] for how long the GPU stays with a high client's process after a request (stay.c); 0: not */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -405,6 +406,7 @@ typedef struct {
         .slice_us = 50, \
         .high_slice_us = 10000, \
         .stop_us = 250, \
+        .stay_us = 250, \
         .min_share_ppm = 50000, \
         .quantum_us = 2000, /* a time slice */ \
         .trace = 1, \
@@ -472,7 +474,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 24. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 25. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -44,8 +44,7 @@ static struct {
     _Atomic uint32_t *long_page; /* agent thread only */
 } stops[RG_MAX_DEVICES];
 
-/* The one context that has streams on the device; NULL: none, or several. */
-static CUcontext only_context(uint32_t device, bool *several)
+CUcontext rg_stops_context(uint32_t device, bool *several)
 {
     CUcontext only = NULL;
     *several = false;
@@ -127,7 +126,7 @@ static void enter(uint32_t device, CUcontext context)
 enum rg_stops rg_stops_ready(uint32_t device)
 {
     bool several;
-    CUcontext context = only_context(device, &several), now = atomic_load(&stops[device].context);
+    CUcontext context = rg_stops_context(device, &several), now = atomic_load(&stops[device].context);
     if (atomic_load(&stops[device].refused) || several || !atomic_load(&rg.segment->settings.stop_us) || !rg_real.cuStreamWaitValue32_v2 ||
         !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2)
         return RG_STOPS_NONE;
@@ -136,7 +135,7 @@ enum rg_stops rg_stops_ready(uint32_t device)
     if (!context || now || atomic_load(&rg.captures) || !rg_agent_enter())
         return RG_STOPS_LATER;
     /* It may have gone just before. */
-    if (only_context(device, &several) == context)
+    if (rg_stops_context(device, &several) == context)
         enter(device, context);
     pthread_mutex_unlock(&rg_agent_lock);
     return atomic_load(&stops[device].context) ? RG_STOPS_READY : RG_STOPS_LATER;

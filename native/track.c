@@ -364,6 +364,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     rg_samples_forget(context, d);
     rg_graph_forget_context(context, d);
     rg_stops_forget_context(context, d);
+    rg_stay_forget_context(context, d);
     rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
     rg_member_unmade(NULL);
@@ -468,6 +469,8 @@ void rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
     /* Of the process too: its work goes past Rigel, or Rigel's part in it has ended, since this launch began. */
     if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t now = rg_clock_ns();
+        if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)))
+            rg_stay_coming(device, rg_since(atomic_load(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns), now));
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);

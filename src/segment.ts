@@ -21,7 +21,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 24;
+const VERSION = 25;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -222,6 +222,7 @@ interface Settings {
   sms_limit?: number | undefined;
   trace?: boolean | undefined;
   outstanding_us?: number | undefined;
+  stay_us?: number | undefined;
 }
 
 /** One of the segment's tables, row by row, for the module that knows what is in it. */

@@ -1,13 +1,16 @@
 /*
  * follow.cu: what taking a best-effort process's channels off the GPU (native/channel.c) does to a request that has it, and to another one that begins soon
- * after, where its streams stop for both anyway (native/stop.c). The numbers in docs/experiments.md.
+ * after, where its streams stop for both anyway (native/stop.c); and what keeps the GPU with the process of the two in between (native/stay.c). The
+ * numbers in docs/experiments.md.
  *
  *   nvcc -O2 -std=c++17 -arch=native -I native/bench -o follow native/bench/follow.cu -lcuda && ./follow [pairs of requests of each kind]
  *
  * Two processes, without Rigel. One has kernels back to back, in slices of 50 us, a stop in front of each. The other one has two requests every 6 to 9
  * ms, each a CUDA graph of some 1 ms of kernels that leave most of the GPU idle, the second so long after it saw the end of the first. Shown for no
  * best-effort work; for streams that go on between the two, and that stop for both; and for channels that are disabled besides, as the first request
- * begins or 0.3 ms later, until both are over, or until the first is (that call goes on into the second); and not scheduled in place of disabled.
+ * begins or 0.3 ms later, until both are over, or until the first is (that call goes on into the second); and not scheduled in place of disabled. Then
+ * for streams that go on between the two while a kernel of one thread keeps the GPU, from the end of the first until the second is launched, 200 us at
+ * most: by itself, and with others behind it that do nothing; and from the beginning of the first.
  */
 #include <algorithm>
 #include <atomic>
@@ -25,9 +28,25 @@
 
 enum { KERNELS = 200 };
 
-enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, WAYS };
-static const char *const ways[] = {"alone",          "goes on between",          "stops for both",           "disabled at once",
-                                    "disabled later", "disabled later, on between", "not scheduled, later"};
+enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, KEPT, KEPT_1, KEPT_8, FROM_START, WAYS };
+static const char *const ways[] = {"alone",          "goes on between",            "stops for both",       "disabled at once",
+                                    "disabled later", "disabled later, on between", "not scheduled, later", "kept",
+                                    "kept, one behind", "kept, 8 behind", "kept from the start, 8"};
+static const int behind[WAYS] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8}; /* so many more kernels */
+
+/* Keeps the GPU with this process for so long, or until the word has changed. */
+__global__ void keep(const volatile uint32_t *word, uint32_t is, unsigned long long ns)
+{
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while (*word == is && now - begin < ns);
+}
+
+__global__ void nothing()
+{
+}
 
 static struct Shared {
     std::atomic<int> ready, quit, length_us, paused;
@@ -36,6 +55,8 @@ static struct Shared {
     std::atomic<long> kernels;
     alignas(4096) volatile uint32_t word; /* its streams stop */
     char rest[4092];
+    alignas(4096) volatile uint32_t kept; /* changes as the second request is launched */
+    char rest2[4092];
 } *shared;
 
 static int best_effort()
@@ -79,6 +100,13 @@ static int best_effort()
     return 0;
 }
 
+static void keep_it(int way, cudaStream_t stream, const volatile uint32_t *kept, unsigned long long us)
+{
+    keep<<<1, 1, 0, stream>>>(kept, shared->kept, us * 1000);
+    for (int i = 0; i < behind[way]; i++)
+        nothing<<<1, 1, 0, stream>>>();
+}
+
 static void until(double at)
 {
     while (now_us() < at)
@@ -98,13 +126,16 @@ int main(int argc, char **argv)
     if (child == 0)
         _exit(best_effort());
     unsigned *out;
-    cudaStream_t stream;
+    cudaStream_t stream, keeper;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     cudaEvent_t end;
     CHECK(cudaMalloc(&out, 64));
     CHECK(cudaEventCreateWithFlags(&end, cudaEventDisableTiming));
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    CHECK(cudaStreamCreateWithFlags(&keeper, cudaStreamNonBlocking));
+    const volatile uint32_t *kept = (const volatile uint32_t *)mapped(&shared->kept);
+    keep_it(KEPT_1, keeper, kept, 0);
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     for (int i = 0; i < KERNELS; i++)
         work<<<SMS, 256, 0, stream>>>(20 * ITERATIONS_PER_US, out); /* a block on each: a fourth of the 20 us */
@@ -130,17 +161,23 @@ int main(int argc, char **argv)
                 long before = shared->kernels;
                 double began = now_us();
                 for (int r = 0; r < n; r++) {
-                    bool disables = way >= DISABLED;
+                    bool disables = way >= DISABLED && way < KEPT;
                     usleep(6000 + rand() % 3000);
                     double t = now_us(), t1, t2, t3;
                     shared->word = 1;
                     if (disables)
                         shared->off = 1;
+                    if (way == FROM_START)
+                        keep_it(way, keeper, kept, 2000);
                     CHECK(cudaGraphLaunch(exec, stream));
                     CHECK(cudaEventRecord(end, stream));
+                    if (way >= KEPT && way < FROM_START) {
+                        CHECK(cudaStreamWaitEvent(keeper, end, 0));
+                        keep_it(way, keeper, kept, 200);
+                    }
                     CHECK(cudaEventSynchronize(end));
                     t1 = now_us();
-                    if (way == GOES_ON)
+                    if (way == GOES_ON || way >= KEPT)
                         shared->word = 0;
                     if (way == ENABLED_BETWEEN)
                         shared->off = 0;
@@ -148,6 +185,7 @@ int main(int argc, char **argv)
                     t2 = now_us();
                     shared->word = 1;
                     CHECK(cudaGraphLaunch(exec, stream));
+                    shared->kept = shared->kept + 1;
                     CHECK(cudaEventRecord(end, stream));
                     CHECK(cudaEventSynchronize(end));
                     t3 = now_us();

@@ -1,0 +1,244 @@
+/*
+ * stay.c: keeps the GPU with a high client's process for a moment after a request, where the next one often follows at once.
+ *
+ * Where processes have the GPU in time slices, one that was interrupted is back as soon as the GPU has nothing more to begin for the other, and a request
+ * that follows 30 us later waits for two exchanges of processes and the slice between them, some 320 us (an H200). A kernel that runs on is no
+ * use against that by itself: once the GPU has fetched all that was launched the other process is next, and what is launched from then on comes after it. With
+ * one more kernel behind it, which the GPU has yet to begin, it is not, and the next request takes what it takes alone (native/bench/follow.cu,
+ * docs/experiments.md).
+ *
+ * So, as a program begins to wait for a request that is the GPU's, two kernels go out on a stream of Rigel's in the program's context, behind an event in
+ * the program's: `rigel_stay`, one thread that looks at two words of the host's memory until the next request has begun, or its time is over; and
+ * `rigel_behind`, which does nothing. That it has begun takes both words: its first launch is queued, as the host says, and what is before that in its
+ * stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but
+ * for that one.
+ *
+ * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize) ends it
+ * first; what else does so in the driver (cuMemFree) waits for its end.
+ */
+#include "record-client.h"
+
+#include <sys/mman.h>
+
+enum { PAGE_BYTES = 4096 };
+
+/* What requests have to keep the GPU busy for: four calls of the driver are made meanwhile. */
+#define LEAST_WAIT_NS 300000u
+/* For how much longer the GPU stays once the next request has begun: for its input, and until its first launch is queued. */
+#define MORE_NS 1000000u
+/* What the host says: nothing more has come; something has, and a launch may follow; that is queued; there is nothing to stay for. */
+enum { ALONE, COMING, LAUNCHED, OVER };
+/* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
+enum { BEGINS = 1, PAIRS = 8 };
+
+static const char image[] =
+    ".version 6.0\n.target sm_50\n.address_size 64\n"
+    ".visible .entry rigel_stay(.param .u64 words, .param .u32 ns, .param .u32 more_ns)\n"
+    "{\n"
+    "    .reg .pred %p<3>;\n    .reg .b32 %r<2>;\n    .reg .b64 %l<4>;\n"
+    "    ld.param.u64 %l0, [words];\n    ld.param.u32 %r0, [ns];\n    ld.param.u32 %r1, [more_ns];\n"
+    "    mov.u64 %l1, %globaltimer;\n    cvt.u64.u32 %l2, %r0;\n    add.u64 %l1, %l1, %l2;\n"
+    "    cvt.u64.u32 %l2, %r1;\n    add.u64 %l2, %l1, %l2;\n"
+    "again:\n"
+    "    ld.volatile.v2.u32 {%r0, %r1}, [%l0];\n    mov.u64 %l3, %globaltimer;\n"
+    "    setp.eq.u32 %p0, %r1, 0;\n    setp.lt.and.u64 %p1, %l3, %l1, %p0;\n    @%p1 bra again;\n" /* ALONE */
+    "    setp.eq.u32 %p0, %r1, 1;\n    setp.lt.and.u64 %p1, %l3, %l2, %p0;\n    @%p1 bra again;\n" /* COMING */
+    "    setp.eq.u32 %p0, %r1, 2;\n    setp.lt.and.u64 %p1, %l3, %l2, %p0;\n    setp.eq.and.u32 %p2, %r0, 0, %p1;\n    @%p2 bra again;\n" /* LAUNCHED */
+    "    ret;\n}\n"
+    ".visible .entry rigel_behind()\n{\n    ret;\n}\n";
+
+static struct {
+    _Atomic(CUcontext) context; /* where all of this is; NULL: nowhere, for now */
+    _Atomic(CUcontext) wanted;  /* where it would be of use */
+    _Atomic bool allowed, refused;
+    _Atomic uint32_t taken; /* a thread is at it, or the agent: never waited for */
+    CUstream stream;
+    CUevent event;
+    CUfunction stay, behind;
+    CUdeviceptr at;        /* a page that stays, for good: a pair of words for each stay, in turn; */
+    _Atomic uint32_t *page;
+    _Atomic uint32_t pair; /* that of the last one */
+    uint64_t seen_ns;      /* when the busy period began whose pause was noted last */
+    uint32_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
+} stays[RG_MAX_DEVICES];
+
+static bool take(uint32_t device)
+{
+    uint32_t free = 0;
+    return atomic_compare_exchange_strong(&stays[device].taken, &free, 1);
+}
+
+static void give(uint32_t device)
+{
+    atomic_store(&stays[device].taken, 0);
+}
+
+/* ---- the agent's part ---- */
+
+/* In the current context. A page of its own each time: that of a context that is gone may be registered still. */
+static bool make(uint32_t device)
+{
+    CUmodule module;
+    int least = 0, greatest = 0;
+    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return false;
+    rg_real.cuCtxGetStreamPriorityRange(&least, &greatest);
+    if (rg_real.cuModuleLoadData(&module, image) != CUDA_SUCCESS ||
+        rg_real.cuModuleGetFunction(&stays[device].stay, module, "rigel_stay") != CUDA_SUCCESS ||
+        rg_real.cuModuleGetFunction(&stays[device].behind, module, "rigel_behind") != CUDA_SUCCESS ||
+        RG_REAL(cuEventCreate)(&stays[device].event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS ||
+        rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS ||
+        rg_real.cuMemHostGetDevicePointer_v2(&stays[device].at, page, 0) != CUDA_SUCCESS ||
+        RG_REAL(cuStreamCreateWithPriority)(&stays[device].stream, CU_STREAM_NON_BLOCKING, least) != CUDA_SUCCESS)
+        return false; /* what was made goes with the context */
+    stays[device].page = page;
+    return true;
+}
+
+void rg_stay_beat(uint32_t device, bool allowed)
+{
+    enum { TRIES = 8 }; /* contexts, one after the other */
+    static uint32_t tries;
+    bool several;
+    CUcontext wanted = atomic_load(&stays[device].wanted), popped;
+    atomic_store(&stays[device].allowed, allowed);
+    if (!allowed || !wanted || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
+        !rg_real.cuModuleLoadData || !rg_real.cuModuleGetFunction || !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2 ||
+        !rg_real.cuCtxGetStreamPriorityRange || !rg_agent_enter())
+        return;
+    if (rg_stops_context(device, &several) == wanted && take(device)) { /* it may have gone just before */
+        bool ok = rg_real.cuCtxPushCurrent_v2(wanted) == CUDA_SUCCESS;
+        if (ok) {
+            ok = make(device);
+            rg_real.cuCtxPopCurrent_v2(&popped);
+        }
+        atomic_store(&stays[device].context, ok ? wanted : NULL);
+        atomic_store(&stays[device].refused, !ok || ++tries >= TRIES);
+        give(device);
+    }
+    pthread_mutex_unlock(&rg_agent_lock);
+}
+
+void rg_stay_forget_context(CUcontext context, CUdevice d)
+{
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++) {
+        CUcontext now = atomic_load(&stays[i].context);
+        if (now && (context ? now == context : atomic_load(&rg.ordinal[i]) == d)) {
+            atomic_store(&stays[i].context, NULL);
+            rg_stay_ends(false);
+        }
+        if (context ? atomic_load(&stays[i].wanted) == context : atomic_load(&rg.ordinal[i]) == d)
+            atomic_store(&stays[i].wanted, NULL);
+    }
+}
+
+/* ---- the program's threads ---- */
+
+/* How long the client's last request waited at its end; 0: none is known. */
+static uint64_t last_wait_ns(const rg_client *c, uint32_t device)
+{
+    uint64_t n = atomic_load(&c->waited);
+    uint64_t entry = n ? atomic_load_explicit(&c->waited_ring[(n - 1) % RG_WAITED], memory_order_relaxed) : 0;
+    return n && (entry & 15) == device ? (entry >> 4 & 0xfffffff) * RG_WAITED_NS : 0;
+}
+
+/* Best-effort work is kept off the GPU from a request's first launch on. */
+static bool at_once(void)
+{
+    const rg_settings *s = &rg.segment->settings;
+    return !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
+}
+
+/* Whether requests are the GPU's, and often follow one another; under `taken`. */
+static bool is_of_use(const rg_track *t, uint32_t device)
+{
+    const rg_member *m = rg_track_member(t);
+    uint64_t busy = atomic_load(&m->period[device].busy_since);
+    uint64_t idle = atomic_load_explicit(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, memory_order_relaxed);
+    if (stays[device].seen_ns != busy)
+        stays[device].short_pauses = stays[device].short_pauses << 1 | (idle && rg_since(idle, busy) < RG_POLICY_SHORT_PAUSE_NS);
+    stays[device].seen_ns = busy;
+    return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, rg_clock_ns()) < RG_POLICY_BRIEF_NS &&
+           last_wait_ns(m->slot, device) >= LEAST_WAIT_NS;
+}
+
+/* The word of the last stay that the host writes; the one before it is the stream's. */
+static _Atomic uint32_t *said(uint32_t device)
+{
+    return &stays[device].page[2 * atomic_load(&stays[device].pair) + 1];
+}
+
+static CUdeviceptr words_at(uint32_t device)
+{
+    return stays[device].at + 2 * sizeof(uint32_t) * atomic_load(&stays[device].pair);
+}
+
+/* In the stream's context. Where one of the calls fails nothing stays, or with nothing behind it. */
+static void launch(uint32_t device, CUstream stream, uint32_t us)
+{
+    atomic_store(&stays[device].pair, (atomic_load(&stays[device].pair) + 1) % PAIRS);
+    atomic_store(said(device) - 1, 0);
+    atomic_store(said(device), ALONE);
+    CUdeviceptr words = words_at(device);
+    uint32_t ns = us * 1000, more_ns = MORE_NS;
+    void *params[] = {&words, &ns, &more_ns};
+    if (RG_REAL(cuEventRecord)(stays[device].event, stream) != CUDA_SUCCESS ||
+        rg_real.cuStreamWaitEvent(stays[device].stream, stays[device].event, 0) != CUDA_SUCCESS ||
+        RG_REAL(cuLaunchKernel)(stays[device].stay, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, params, NULL) != CUDA_SUCCESS)
+        return;
+    atomic_fetch_or(&rg.stays, 1u << device);
+    RG_REAL(cuLaunchKernel)(stays[device].behind, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, NULL, NULL);
+}
+
+void rg_stay_begin(const rg_track *t)
+{
+    uint32_t device = t ? rg_track_device(t) : 0, us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
+    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && at_once() && !rg_recorded;
+    if (!may || atomic_load(&rg.stays) >> device & 1 /* a second wait for the same */ || !take(device))
+        return;
+    CUcontext context = atomic_load(&stays[device].context), current = NULL, popped;
+    if (is_of_use(t, device)) {
+        if (!context)
+            atomic_store(&stays[device].wanted, t->context);
+        else if (context == t->context && !t->owner && RG_REAL(cuLaunchKernel)) {
+            CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+            if (rg_real.cuThreadExchangeStreamCaptureMode)
+                rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+            rg_real.cuCtxGetCurrent(&current);
+            bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+            if (pushed || current == context)
+                launch(device, t->stream, us);
+            if (pushed)
+                rg_real.cuCtxPopCurrent_v2(&popped);
+            if (rg_real.cuThreadExchangeStreamCaptureMode)
+                rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+        }
+    }
+    give(device);
+}
+
+void rg_stay_coming(uint32_t device, uint64_t idle_for_ns)
+{
+    uint32_t bit = 1u << device;
+    if (!(atomic_load(&rg.stays) & bit))
+        return;
+    if (idle_for_ns > atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
+        atomic_fetch_and(&rg.stays, ~bit); /* it is over */
+    else
+        atomic_store(said(device), COMING);
+}
+
+bool rg_stay_launches(const rg_track *t)
+{
+    uint32_t device = t ? rg_track_device(t) : 0;
+    return t && atomic_load(&rg.stays) >> device & 1 && !t->owner && t->context == atomic_load(&stays[device].context) &&
+           rg_real.cuStreamWriteValue32_v2 &&
+           rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+}
+
+void rg_stay_ends(bool launched)
+{
+    for (uint32_t devices = atomic_exchange(&rg.stays, 0); devices; devices &= devices - 1)
+        atomic_store(said((uint32_t)__builtin_ctz(devices)), launched ? LAUNCHED : OVER);
+}

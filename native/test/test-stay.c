@@ -1,0 +1,265 @@
+/*
+ * test-stay.c: a high client with which the GPU stays for a moment after a request (stay.c): when, and what ends it. On the simulated GPU no code runs,
+ * so that what the GPU does of it is not seen here; which calls are made is, and what the two sides say to each other. As test-preempt.c.
+ */
+#include "gate-testing.h"
+
+/* Launches that are not the program's: where, and the words that the first of the two looks at. */
+static _Atomic int launched;
+static CUstream stay_stream;
+static _Atomic uint32_t *words;
+static CUresult refusal;
+static __typeof__(&cuLaunchKernel) real_launch;
+static CUresult note_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s,
+                            void **params, void **extra)
+{
+    if (s) {
+        atomic_fetch_add(&launched, 1);
+        stay_stream = s;
+        words = params ? *(_Atomic uint32_t **)params[0] : words;
+        if (refusal)
+            return refusal;
+    }
+    return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, params, extra);
+}
+
+static void become_one_that_may(void)
+{
+    become_high_without_agent(); /* which would say that it may not, on the simulated GPU */
+    real_launch = RG_REAL(cuLaunchKernel);
+    *(__typeof__(&note_launch) *)&rg_real.hooked[RG_HOOK_cuLaunchKernel] = note_launch;
+    atomic_fetch_or(&seg->stops[0].armed, 1ull << OTHER);
+    seg->settings.stay_us = 1000000;
+    rg_stay_beat(0, true);
+}
+
+static void wait_for_it(void)
+{
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+}
+
+static void request(void)
+{
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+}
+
+/* What the stream has said; the simulated GPU writes it when somebody asks. */
+static uint32_t stream_said(_Atomic uint32_t *pair)
+{
+    rg_real.rigelSimWrites(0);
+    return atomic_load(&pair[0]);
+}
+
+static bool stays_now(void)
+{
+    return atomic_load(&rg.stays) & 1;
+}
+
+/* Requests, one after the other, until the GPU stays after one: a machine that is busy puts pauses between them. */
+static void until_it_stays(void)
+{
+    for (int i = 0; i < 5000 && !stays_now(); i++) {
+        request();
+        rg_stay_beat(0, true);
+    }
+    CHECK(stays_now());
+}
+
+static void it_stays_until_the_next_has_begun(void)
+{
+    become_one_that_may();
+    for (int i = 0; i < 20; i++) {
+        until_it_stays();
+        CHECK_EQUAL(atomic_load(&launched), 2 * (i + 1));
+        CHECK_EQUAL(stream_said(words), 0);
+        CHECK_EQUAL(words[1], 0);
+        _Atomic uint32_t *before = words;
+        launch(spin, NULL, 1000000);
+        CHECK(!stays_now());
+        CHECK_EQUAL(before[1], 2); /* it is queued */
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* which nothing stays after */
+        CHECK(!stays_now());
+        CHECK_EQUAL(stream_said(before), 1); /* and has begun */
+        CHECK_EQUAL(before[1], 2);
+    }
+    done();
+}
+
+/* The input comes first: for its time the GPU stays still. */
+static void it_stays_while_the_input_comes(void)
+{
+    become_one_that_may();
+    CUdeviceptr input;
+    char *host;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host, 1 << 20, 0), CUDA_SUCCESS);
+    until_it_stays();
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host, 1 << 20, NULL), CUDA_SUCCESS);
+    CHECK(stays_now());
+    CHECK_EQUAL(stream_said(words), 0);
+    CHECK_EQUAL(words[1], 1); /* it is coming */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(words[1], 2);
+    CHECK(!stays_now());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(stream_said(words), 1);
+    done();
+}
+
+/* So late that it is over: the next request is not slowed down by a call for it. */
+static void it_is_over_in_time(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    seg->settings.stay_us = 1;
+    usleep(10);
+    launch(spin, NULL, 1000);
+    CHECK(!stays_now());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(stream_said(words), 0);
+    CHECK_EQUAL(words[1], 0);
+    done();
+}
+
+/* What waits for all of the context is not to wait for that. */
+static void who_waits_for_the_context_ends_it(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!stays_now());
+    CHECK_EQUAL(stream_said(words), 0);
+    CHECK_EQUAL(words[1], 3);
+    done();
+}
+
+/* A second wait for the same work finds it staying. */
+static void once_for_a_request(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 10; i++)
+        wait_for_it();
+    CHECK_EQUAL(atomic_load(&launched), n);
+    CHECK(stays_now());
+    done();
+}
+
+/* Each reason by itself, and then without it. */
+static void when_it_does_not(void)
+{
+    become_one_that_may();
+    enum { NOBODY, LATE_US, LATE_PART, NEED, NEVER, NOT_ALLOWED, NOTHING, WHY };
+    for (int why = 0; why < WHY; why++) {
+        atomic_store(&seg->stops[0].armed, why == NOBODY ? 0 : 1ull << OTHER);
+        seg->settings.defer_us = why == LATE_US;
+        seg->settings.defer_ppm = why == LATE_PART;
+        seg->settings.need_us = why == NEED;
+        seg->settings.stay_us = why == NEVER ? 0 : 1000000;
+        if (why == NOTHING) {
+            until_it_stays();
+            break;
+        }
+        for (int i = 0; i < 100; i++) {
+            request();
+            rg_stay_beat(0, why != NOT_ALLOWED);
+        }
+        CHECK(!stays_now());
+        CHECK_EQUAL(atomic_load(&launched), 0);
+    }
+    done();
+}
+
+/* Requests with pauses between them, or that leave the GPU to others before they end, or are short. */
+static void for_which_requests_it_does_not(void)
+{
+    become_one_that_may();
+    for (int i = 0; i < 100; i++) {
+        usleep(RG_POLICY_SHORT_PAUSE_NS / 1000 + 1);
+        request();
+        rg_stay_beat(0, true);
+    }
+    for (int i = 0; i < 100; i++) {
+        launch(spin, NULL, 1000);
+        usleep(RG_POLICY_BRIEF_NS / 1000 + 1);
+        launch(spin, NULL, 1000000);
+        wait_for_it();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    done();
+}
+
+/* It goes with its context, and comes again with the next. */
+static void it_goes_and_comes_with_contexts(void)
+{
+    become_one_that_may();
+    CUcontext own;
+    for (int i = 0; i < 3; i++) {
+        CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cuCtxSetCurrent(own), CUDA_SUCCESS);
+        load_kernels(NULL);
+        until_it_stays();
+        CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 3);
+    }
+    done();
+}
+
+/* Where a launch of it fails nothing stays, and nobody asks what ended it. */
+static void a_driver_that_refuses(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    launch(spin, NULL, 1000000);
+    refusal = CUDA_ERROR_OUT_OF_MEMORY;
+    wait_for_it();
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 5000 && atomic_load(&launched) == n; i++)
+        request();
+    CHECK(atomic_load(&launched) > n);
+    CHECK(!stays_now());
+    done();
+}
+
+/* While something is captured nothing is added to what the program does. */
+static void not_during_a_capture(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    launch(spin, NULL, 1000);
+    wait_for_it();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CUstream side;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(side, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 100; i++)
+        request();
+    CHECK_EQUAL(atomic_load(&launched), n);
+    CHECK_EQUAL(cuStreamEndCapture(side, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuGraphDestroy(graph), CUDA_SUCCESS);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(it_stays_until_the_next_has_begun);
+    RUN(it_stays_while_the_input_comes);
+    RUN(it_is_over_in_time);
+    RUN(who_waits_for_the_context_ends_it);
+    RUN(once_for_a_request);
+    RUN(when_it_does_not);
+    RUN(for_which_requests_it_does_not);
+    RUN(it_goes_and_comes_with_contexts);
+    RUN(a_driver_that_refuses);
+    RUN(not_during_a_capture);
+    return failures ? 1 : 0;
+}
