@@ -492,6 +492,12 @@ char *rg_demangled(const char *name);
 /* rg_function_name: a kernel's name, the driver's; NULL where the driver does not tell (before CUDA 12.3). */
 const char *rg_function_name(CUfunction function);
 
+/*
+ * rg_functions_forget: some kernels go, with their module, library or context, and whose handles the driver will give out again is not
+ * known: what any handle stands for is asked anew as it is launched next.
+ */
+void rg_functions_forget(void);
+
 /* rg_name_communicates: whether a kernel of this name is one of NCCL's or NVSHMEM's. */
 bool rg_name_communicates(const char *name);
 
@@ -533,6 +539,7 @@ struct rg_duration {
     _Atomic uint32_t duration_ns; /* estimate; 0 not known yet */
     _Atomic uint32_t seen;        /* launches, for the choice of samples */
     _Atomic bool communicates;    /* communication kernel, by its name or as NCCL launches it: never waits, never counts in flight */
+    _Atomic bool graph;           /* it is of a graph */
     _Atomic uint32_t samples;     /* taken in */
     _Atomic uint32_t least_ns;    /* the shortest of them */
     _Atomic uint32_t price_ns;    /* fair: what a launch is charged: least_ns, once there are RG_SAMPLE_FIRST of them */
@@ -587,6 +594,9 @@ void rg_durations_beat(void);
 /* rg_duration_reset: what is known under this key is of another kernel or graph, that had the same handle; `ns`: an estimate for
  * the new one, 0 if there is none. */
 void rg_duration_reset(uint64_t key, uint32_t ns);
+
+/* rg_durations_doubt: any but those of graphs may be of another kernel by now: that is looked at when it is launched next. */
+void rg_durations_doubt(void);
 
 /* rg_duration_elsewhere: what the segment knows of a kernel's duration on the track's device; 0: nothing. */
 uint32_t rg_duration_elsewhere(const rg_track *track, const char *name, rg_dims dims);

@@ -46,6 +46,7 @@ static void clear(rg_duration *d)
     atomic_store(&d->kernel, 0);
     atomic_store(&d->shared, 0);
     atomic_store(&d->doubt, 0);
+    atomic_store(&d->graph, false);
 }
 
 rg_duration *rg_duration_add(uint64_t key)
@@ -111,6 +112,22 @@ uint32_t rg_duration_elsewhere(const rg_track *t, const char *name, rg_dims dims
     return ns || !atomic_load(&rg.segment->header.name_seeds) ? ns : duration_of_name(device, name, dims);
 }
 
+void rg_durations_doubt(void)
+{
+    for (uint32_t i = 0; i < RG_DURATIONS; i++)
+        if (atomic_load_explicit(&rg_durations[i].seen, memory_order_relaxed) && !atomic_load(&rg_durations[i].graph))
+            atomic_store_explicit(&rg_durations[i].seen, 0, memory_order_relaxed);
+}
+
+/* Its estimate in the segment is this one (0: none). Where it was another it is another kernel, which had the same handle. */
+static void becomes(rg_duration *d, uint32_t shared)
+{
+    uint32_t before = atomic_load(&d->shared);
+    if (before && before != shared)
+        clear(d);
+    atomic_store(&d->shared, shared);
+}
+
 /* Finds or enters the kernel among the estimates of the segment; its duration, if that is known there, becomes this process's. */
 static void share(rg_duration *d, const rg_track *t, uint64_t kernel_hash, const char *name, rg_dims dims, bool graph)
 {
@@ -118,6 +135,7 @@ static void share(rg_duration *d, const rg_track *t, uint64_t kernel_hash, const
     const char *device_name = rg.segment->devices[device].name;
     int at = rg_estimate_enter(rg.segment, rg_estimate_key(rg.program, device_name, kernel_hash, dims));
     uint32_t ns = 0, none = 0;
+    becomes(d, (uint32_t)(at + 1));
     if (at >= 0) {
         rg_estimate *e = &rg.segment->estimates[at];
         rg_estimate_facts facts = {.program = rg.program, .device = device + 1, .dims = dims, .name = name};
@@ -133,7 +151,6 @@ static void share(rg_duration *d, const rg_track *t, uint64_t kernel_hash, const
             atomic_compare_exchange_strong(&rg.segment->estimates[at].duration_ns, &none, ns);
         none = 0;
     }
-    atomic_store(&d->shared, (uint32_t)(at + 1));
     if (ns && atomic_compare_exchange_strong(&d->duration_ns, &none, ns)) {
         atomic_store(&d->doubt, RG_ESTIMATE_DOUBT);
         atomic_fetch_add_explicit(&rg_track_member(t)->slot->durations_seeded, 1, memory_order_relaxed);
@@ -145,6 +162,7 @@ void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uin
     if (kind == RG_GRAPH) {
         rg_graph_facts graph;
         rg_graph_known((CUgraphExec)units, &graph);
+        atomic_store(&d->graph, true);
         atomic_store(&d->communicates, graph.communicates);
         if (graph.hash && !graph.communicates)
             share(d, t, graph.hash, graph.label, dims, true);
@@ -155,6 +173,8 @@ void rg_duration_first(rg_duration *d, const rg_track *t, enum rg_kind kind, uin
     atomic_store(&d->communicates, communicates);
     if (name && *name && !communicates)
         share(d, t, rg_text_hash(name), name, dims, false);
+    else
+        becomes(d, 0);
 }
 
 void rg_durations_beat(void)
@@ -285,7 +305,7 @@ static void take_in(rg_member *m, rg_duration *d, uint64_t key, uint32_t shared,
     atomic_fetch_add_explicit(&m->slot->samples, 1, memory_order_relaxed);
     if (shared)
         rg_estimate_sample(rg.segment, (int)shared - 1, sample);
-    if (atomic_load(&d->key) != key)
+    if (atomic_load(&d->key) != key || atomic_load(&d->shared) != shared) /* that kernel is not known any more, or another one has its handle */
         return;
     uint8_t doubt = atomic_load(&d->doubt);
     if (doubt)

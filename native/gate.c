@@ -257,8 +257,7 @@ void rg_gate_profile(rg_duration *d, CUfunction f, rg_dims dims)
         if (names[i / 2])
             k = rg_kernel_find(rg.segment, rg_kernel_key(names[i / 2], i % 2 ? 0 : rg_dims_hash(dims)));
     free(readable);
-    if (k)
-        atomic_store(&d->kernel, (uint32_t)(k - rg.segment->kernels) + 1);
+    atomic_store(&d->kernel, k ? (uint32_t)(k - rg.segment->kernels) + 1 : 0); /* it may have been another kernel (rg_durations_doubt) */
 }
 
 void rg_gate_show(const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)

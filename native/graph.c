@@ -23,6 +23,7 @@
  * nothing of this were here; what fails later is the result of the program's call.
  */
 #include "graph.h"
+#include "record-client.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,6 +72,13 @@ static graph_entry *graph_take(CUgraphExec exec)
                 return g;
         }
     return NULL;
+}
+
+void rg_functions_forget(void)
+{
+    rg_names_forget();
+    rg_durations_doubt();
+    rg_record_functions_forget();
 }
 
 /* NCCL's kernels are named ncclDevKernel_... (2.19 and later) or ncclKernel_...; NVSHMEM's nvshmem...  */

@@ -547,6 +547,7 @@ static void forget_early(CUcontext context, CUdevice d)
     rg_samples_forget(context, d);
     rg_stops_forget_context(context, d);
     rg_stay_forget_context(context, d);
+    rg_functions_forget();
 }
 
 #define RG_IF_DONE(action) \
@@ -582,6 +583,17 @@ RG_TAKE_AWAY(cuDevicePrimaryCtxReset_v2, (CUdevice d), (d), primary_enter(d);
              primary_leave(d))
 RG_TAKE_AWAY(cuStreamDestroy, (CUstream s), (s), rg_track_forget(s), )
 RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
+
+/* What was known of their kernels goes before another thread can be given the same handles for others. */
+#define RG_UNLOAD(symbol, params, args) \
+    CUresult symbol params \
+    { \
+        if (rg_is_client()) \
+            rg_functions_forget(); \
+        return RG_CALL(symbol, args); \
+    }
+RG_UNLOAD(cuModuleUnload, (CUmodule module), (module))
+RG_UNLOAD(cuLibraryUnload, (CUlibrary library), (library))
 
 /* What is made is remembered, unless something is captured. */
 static inline bool follows(void)

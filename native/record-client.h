@@ -53,6 +53,9 @@ void rg_record_gemm_end(uint64_t before);
 /* rg_record_graph: an executable graph was made. */
 void rg_record_graph(CUgraphExec exec, CUgraph graph);
 
+/* rg_record_functions_forget: the driver may give handles of kernels out again from now on. */
+void rg_record_functions_forget(void);
+
 /* rg_record_forget_context: the context (or every context of device `d`) goes, and its events with it. */
 void rg_record_forget_context(CUcontext context, CUdevice d);
 

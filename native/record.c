@@ -61,6 +61,7 @@ static uint32_t level_now(void)
 /* ---- kinds: what was launched, as this process knows it -> index in the file ---- */
 
 enum { KNOWN = 16384, KNOWN_PROBES = 16 };
+static _Atomic uint32_t unloaded; /* how often handles of kernels may have become others': part of what is known of one */
 static struct {
     _Atomic uint64_t key;
     _Atomic int32_t kind; /* 1 + index; -1: no room in the file; 0: being looked up */
@@ -177,6 +178,8 @@ static int kind_of(const rg_record_what *w, const char *name, const uint32_t *sh
         key = rg_hash_fold(rg_hash_fold(rg_hash_fold(w->units, w->dims.grid), w->dims.block), w->shared_bytes);
         if (w->kind > RG_GRAPH)
             key = rg_hash_fold(key, 1 + work_of(w));
+        else if (w->kind == RG_LAUNCH)
+            key = rg_hash_fold(key, atomic_load_explicit(&unloaded, memory_order_relaxed));
     }
     key |= 1;
     for (uint32_t i = 0; i < KNOWN_PROBES; i++) {
@@ -195,6 +198,11 @@ static int kind_of(const rg_record_what *w, const char *name, const uint32_t *sh
         return kind;
     }
     return stands ? enter_stand_in(name, shape) : enter(w);
+}
+
+void rg_record_functions_forget(void)
+{
+    atomic_fetch_add(&unloaded, 1);
 }
 
 void rigel_stand_for(const char *name, const uint32_t *shape)

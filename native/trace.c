@@ -388,3 +388,10 @@ void rg_name_forget(uintptr_t handle)
             atomic_compare_exchange_strong(places[i], &word, 0);
     }
 }
+
+void rg_names_forget(void)
+{
+    for (uint32_t i = 0; i < RG_NAME_CACHE; i++)
+        if (atomic_load_explicit(&rg_name_cache[i], memory_order_relaxed))
+            atomic_store_explicit(&rg_name_cache[i], 0, memory_order_relaxed);
+}

@@ -248,13 +248,14 @@ void rg_clock_beat(void);
 
 /*
  * rg_name_of: 1 + index in the segment's names of a kernel or graph, 0 if it has none. A probe of a cache, in which a word is
- * handle << 16 | name. A handle that the driver gives out again for another kernel keeps the old name, unless the
- * cache has forgotten it; rg_name_forget makes it forget. A request has few kernels, each many times (ResNet-50 25 in 229 launches).
+ * handle << 16 | name. The driver gives handles out again for other kernels and graphs: rg_name_forget forgets the name of
+ * one, rg_names_forget those of all. A request has few kernels, each many times (ResNet-50 25 in 229 launches).
  */
 enum { RG_NAME_CACHE = 4096 };
 extern _Atomic uint64_t rg_name_cache[RG_NAME_CACHE];
 RG_COLD uint32_t rg_name_late(bool graph, uintptr_t handle);
 void rg_name_forget(uintptr_t handle);
+void rg_names_forget(void);
 static inline _Atomic uint64_t *rg_name_entry_of(uintptr_t handle)
 {
     return &rg_name_cache[(uint64_t)handle * 0x9e3779b97f4a7c15u >> 52];

@@ -367,6 +367,7 @@ void rg_track_forget_context(CUcontext context, CUdevice d)
     rg_stay_forget_context(context, d);
     rg_record_forget_context(context, d);
     rg_guard_forget_context(context, d);
+    rg_functions_forget(); /* its modules go with it */
     rg_member_unmade(NULL);
     rg_context_gone(context, d);
     idle_check_all(devices);

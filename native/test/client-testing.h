@@ -113,6 +113,31 @@ static inline CUmodule load_kernels(const char *ptx)
     return module;
 }
 
+/*
+ * The driver gives the handles of kernels that are gone out again; the simulated one does not. So a kernel here becomes another as some module is
+ * unloaded: from then on the driver has this name for it. Rigel's agent has to have stopped.
+ */
+static CUresult (*name_before)(const char **, CUfunction);
+static CUfunction reborn;
+static const char *reborn_name;
+static inline CUresult name_now(const char **name, CUfunction f)
+{
+    CUresult r = name_before(name, f);
+    *name = r == CUDA_SUCCESS && f == reborn ? reborn_name : *name;
+    return r;
+}
+static inline void unload_and_give_out_again(CUfunction f, const char *name)
+{
+    CUmodule other;
+    CHECK_EQUAL(cu.cuModuleLoadData(&other, PTX_HEADER PTX_KERNEL("other")), CUDA_SUCCESS);
+    if (!name_before)
+        name_before = rg_real.cuFuncGetName;
+    rg_real.cuFuncGetName = name_now;
+    reborn = f;
+    reborn_name = name;
+    CHECK_EQUAL(cuModuleUnload(other), CUDA_SUCCESS);
+}
+
 /* Launches that many blocks of one warp. */
 static inline void launch_blocks(CUfunction f, CUstream s, unsigned blocks, uint64_t block_ns)
 {

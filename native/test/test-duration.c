@@ -613,6 +613,52 @@ static void a_sample_goes_with_its_context_while_it_is_asked_for(void)
     done();
 }
 
+/* A kernel that comes at the handle of one whose module was unloaded is not taken for that one. */
+static void a_handle_given_out_again_is_another_kernel(void)
+{
+    enum { FIRST_NS = 20000, SECOND_NS = 300000 };
+    prepare();
+    become();
+    rg_agent_stop();
+    rg_dims dims = rg_dims_of(3, 1, 1, 32, 1, 1);
+    rg_duration *d = rg_duration_of(rg_duration_key((uintptr_t)spin, dims));
+    launch_until_sampled(spin, 3, FIRST_NS, RG_SAMPLE_FIRST);
+    launch_until_sampled(gemm, 3, FIRST_NS, RG_SAMPLE_FIRST);
+    uint32_t first = shared("rigel_spin", 3)->samples, kept = own(gemm, 3);
+    CHECK(first > 0 && shared("rigel_spin", 3)->duration_ns < SECOND_NS);
+    CHECK(strcmp(seg->names[rg_name_of(false, (uintptr_t)spin) - 1].name, "rigel_spin") == 0);
+
+    unload_and_give_out_again(spin, "second");
+    launch_until_sampled(spin, 3, SECOND_NS, RG_SAMPLE_FIRST);
+    CHECK(shared("second", 3) != NULL);
+    CHECK(shared("second", 3)->duration_ns >= SECOND_NS);
+    CHECK_EQUAL(shared("rigel_spin", 3)->samples, first); /* for other clients, and the next launch, it is what it was */
+    CHECK(own(spin, 3) >= SECOND_NS);
+    CHECK(strcmp(seg->names[rg_name_of(false, (uintptr_t)spin) - 1].name, "second") == 0);
+
+    /* What is still there is known as before, from its next launch on too. */
+    launch_blocks(gemm, NULL, 3, FIRST_NS);
+    CHECK_EQUAL(own(gemm, 3), kept);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+
+    /* Nor does it get what the former one took, where that is looked at later. */
+    launch_blocks(spin, NULL, 4, FIRST_NS);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    unload_and_give_out_again(spin, "later");
+    launch_until_sampled(spin, 4, SECOND_NS, RG_SAMPLE_FIRST);
+    CHECK(own(spin, 4) >= SECOND_NS);
+
+    /* Whether it communicates, which lets it past the gate, is asked anew as well. */
+    unload_and_give_out_again(spin, "ncclDevKernel_AllReduce");
+    launch_blocks(spin, NULL, 3, FIRST_NS);
+    CHECK(atomic_load(&d->communicates));
+    unload_and_give_out_again(spin, "third");
+    launch_blocks(spin, NULL, 3, FIRST_NS);
+    CHECK(!atomic_load(&d->communicates));
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -633,5 +679,6 @@ int main(int argc, char **argv)
     RUN(what_is_not_shared);
     RUN(threads_seed_each_kernel_once);
     RUN(a_sample_goes_with_its_context_while_it_is_asked_for);
+    RUN(a_handle_given_out_again_is_another_kernel);
     return failures ? 1 : 0;
 }

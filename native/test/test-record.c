@@ -212,6 +212,34 @@ static void threads_launch_at_once(void)
     gone();
 }
 
+/* The kernel of this name and grid. */
+static rg_record_kind *kind_named(const char *name, unsigned grid)
+{
+    for (int i = 0; i < RG_REC_KINDS; i++)
+        if (atomic_load(&file->kinds[i].state) && atomic_load(&file->kinds[i].grid_x) == grid &&
+            strcmp(file->names + file->kinds[i].name_at, name) == 0)
+            return &file->kinds[i];
+    return NULL;
+}
+
+/* A kernel that comes at the handle of one whose module was unloaded is told by its own name. */
+static void a_handle_given_out_again_is_told_as_another_kernel(void)
+{
+    prepare(1024, RG_REC_LOG);
+    become();
+    rg_agent_stop();
+    launch(NULL, 66, 1000);
+    unload_and_give_out_again(spin, "second");
+    launch(NULL, 66, 1000);
+    launch(NULL, 66, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(kind_named("rigel_spin", 66)->count, 1);
+    CHECK(kind_named("second", 66) != NULL);
+    CHECK_EQUAL(kind_named("second", 66)->count, 2);
+    rigel_shutdown();
+    gone();
+}
+
 /* A file that cannot be used costs one line and nothing else. */
 static void an_unusable_recording_stops_nothing(void)
 {
@@ -237,6 +265,7 @@ int main(int argc, char **argv)
     RUN(launches_are_told_with_their_times);
     RUN(what_stands_for_another_is_told_as_that);
     RUN(threads_launch_at_once);
+    RUN(a_handle_given_out_again_is_told_as_another_kernel);
     RUN(an_unusable_recording_stops_nothing);
     return failures ? 1 : 0;
 }
