@@ -166,6 +166,26 @@ static int enter(const rg_record_what *w)
     return rg_record_enter(rg_recorded, &facts);
 }
 
+enum { GRAPHS = 1024 };
+typedef struct {
+    uintptr_t exec;
+    uint32_t count;
+    int32_t kinds[];
+} graph_nodes;
+static graph_nodes *_Atomic graphs[GRAPHS]; /* one whose place is taken by another is forgotten, and stays allocated */
+
+static graph_nodes *_Atomic *graph_place(uintptr_t exec)
+{
+    return &graphs[(uint32_t)(rg_hash_fold(1, exec) >> 40) % GRAPHS];
+}
+
+/* What the executable graph is made of; NULL: not known. */
+static graph_nodes *nodes_of(uintptr_t exec)
+{
+    graph_nodes *g = atomic_load(graph_place(exec));
+    return g && g->exec == exec ? g : NULL;
+}
+
 /* Index of what is launched, or of what it stands for; -1: no room. One probe where nothing collides; what is new costs what
  * asking the driver costs. */
 static int kind_of(const rg_record_what *w, const char *name, const uint32_t *shape)
@@ -180,6 +200,8 @@ static int kind_of(const rg_record_what *w, const char *name, const uint32_t *sh
             key = rg_hash_fold(key, 1 + work_of(w));
         else if (w->kind == RG_LAUNCH)
             key = rg_hash_fold(key, atomic_load_explicit(&unloaded, memory_order_relaxed));
+        else /* the driver gives the handles of graphs out again, too */
+            key = rg_hash_fold(key, (uintptr_t)nodes_of(w->units));
     }
     key |= 1;
     for (uint32_t i = 0; i < KNOWN_PROBES; i++) {
@@ -212,14 +234,6 @@ void rigel_stand_for(const char *name, const uint32_t *shape)
 }
 
 /* ---- graphs: what each is made of ---- */
-
-enum { GRAPHS = 1024 };
-typedef struct {
-    uintptr_t exec;
-    uint32_t count;
-    int32_t kinds[];
-} graph_nodes;
-static graph_nodes *_Atomic graphs[GRAPHS]; /* one whose place is taken by another is forgotten, and stays allocated */
 
 typedef struct {
     int32_t *kinds;
@@ -264,11 +278,6 @@ static void add_nodes(node_list *list, CUgraph graph, int depth)
     free(nodes);
 }
 
-static uint32_t graph_place(uintptr_t exec)
-{
-    return (uint32_t)(rg_hash_fold(1, exec) >> 40) % GRAPHS;
-}
-
 void rg_record_graph(CUgraphExec exec, CUgraph graph)
 {
     node_list list = {0};
@@ -281,15 +290,15 @@ void rg_record_graph(CUgraphExec exec, CUgraph graph)
         if (list.count)
             memcpy(made->kinds, list.kinds, list.count * sizeof *list.kinds);
         /* Another thread may be counting the one that was there. */
-        atomic_store(&graphs[graph_place((uintptr_t)exec)], made);
+        atomic_store(graph_place((uintptr_t)exec), made);
     }
     free(list.kinds);
 }
 
 static void count_nodes(uintptr_t exec)
 {
-    graph_nodes *g = atomic_load(&graphs[graph_place(exec)]);
-    for (uint32_t i = 0; g && g->exec == exec && i < g->count; i++)
+    graph_nodes *g = nodes_of(exec);
+    for (uint32_t i = 0; g && i < g->count; i++)
         if (g->kinds[i] >= 0)
             atomic_fetch_add_explicit(&rg_recorded->kinds[g->kinds[i]].node_count, 1, memory_order_relaxed);
 }

@@ -240,6 +240,51 @@ static void a_handle_given_out_again_is_told_as_another_kernel(void)
     gone();
 }
 
+static CUgraphExec given_out;
+
+static CUresult instantiate_again(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+{
+    (void)graph;
+    (void)flags;
+    *exec = given_out;
+    return CUDA_SUCCESS;
+}
+
+static CUgraphExec graph_of(CUstream s, unsigned kernels)
+{
+    CUgraph graph;
+    CUgraphExec exec;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
+    for (unsigned i = 0; i < kernels; i++)
+        launch(s, i + 1, 1000);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuGraphDestroy(graph), CUDA_SUCCESS);
+    return exec;
+}
+
+/* So is a graph at the handle of one that was destroyed: here the driver's is the first one still, and only its name is that of the second. */
+static void a_graph_at_a_handle_given_out_again_is_told_as_another(void)
+{
+    CUstream s;
+    prepare(1024, RG_REC_LOG);
+    become();
+    rg_agent_stop();
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    given_out = graph_of(s, 2);
+    CHECK_EQUAL(cuGraphLaunch(given_out, s), CUDA_SUCCESS);
+    rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)instantiate_again;
+    CHECK(graph_of(s, 3) == given_out);
+    CHECK_EQUAL(cuGraphLaunch(given_out, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphLaunch(given_out, s), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    CHECK_EQUAL(kind_named("graph of 2 kernels from rigel_spin", 0)->count, 1);
+    CHECK(kind_named("graph of 3 kernels from rigel_spin", 0) != NULL);
+    CHECK_EQUAL(kind_named("graph of 3 kernels from rigel_spin", 0)->count, 2);
+    rigel_shutdown();
+    gone();
+}
+
 /* A file that cannot be used costs one line and nothing else. */
 static void an_unusable_recording_stops_nothing(void)
 {
@@ -266,6 +311,7 @@ int main(int argc, char **argv)
     RUN(what_stands_for_another_is_told_as_that);
     RUN(threads_launch_at_once);
     RUN(a_handle_given_out_again_is_told_as_another_kernel);
+    RUN(a_graph_at_a_handle_given_out_again_is_told_as_another);
     RUN(an_unusable_recording_stops_nothing);
     return failures ? 1 : 0;
 }
