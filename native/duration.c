@@ -24,8 +24,8 @@ enum { SAMPLES = 16, POLL_NS = 1000000 };
 static struct {
     _Atomic uint32_t state;
     uint32_t shared; /* as in rg_duration; it stays with the kernel, whatever becomes of that entry */
-    CUcontext context; /* that the events belong to */
-    CUdevice device;
+    _Atomic(CUcontext) context; /* that the events belong to; this and the next are read by who does not own it, too (rg_samples_forget) */
+    _Atomic CUdevice device;
     uint32_t index; /* of the device in the segment */
     CUevent start, stop;
     rg_duration *duration;
@@ -339,18 +339,28 @@ void rg_samples_poll(void)
     }
 }
 
+static bool is_in(int i, CUcontext context, CUdevice d)
+{
+    CUcontext its = atomic_load(&samples[i].context);
+    return its && (context ? its == context : atomic_load(&samples[i].device) == d);
+}
+
 void rg_samples_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < SAMPLES; i++) {
         /* Whoever is using it now is done in a moment; only a driver that never returns makes us leave it. */
         for (int tries = 0; rg_give_way(tries); tries++) {
             uint32_t state = atomic_load(&samples[i].state);
-            if (!samples[i].context || (context ? samples[i].context != context : samples[i].device != d))
+            if (!is_in(i, context, d))
                 break;
             if (state != SAMPLE_BUSY && atomic_compare_exchange_strong(&samples[i].state, &state, SAMPLE_BUSY)) {
-                samples[i].start = samples[i].stop = NULL;
-                samples[i].context = NULL;
-                atomic_store(&samples[i].state, SAMPLE_FREE);
+                /* Who had it has perhaps given it events of another context's meanwhile. */
+                bool its = is_in(i, context, d);
+                if (its) {
+                    samples[i].start = samples[i].stop = NULL;
+                    samples[i].context = NULL;
+                }
+                atomic_store(&samples[i].state, its ? SAMPLE_FREE : state);
                 break;
             }
         }

@@ -33,9 +33,9 @@ static struct {
     _Atomic uint32_t state;
     uint32_t weight, index; /* in flight; of the device in the segment */
     rg_member *member;      /* whose */
-    CUcontext context;      /* that `event` belongs to */
-    CUdevice device;
-    CUevent event;
+    _Atomic(CUcontext) context; /* that `event` belongs to; these three are read by who does not own it, too (rg_batch_forget) */
+    _Atomic CUdevice device;
+    _Atomic(CUevent) event;
 } batches[BATCHES];
 
 /* ---- in flight ---- */
@@ -78,9 +78,11 @@ void rg_batch_record(rg_track *t)
             batches[i].event = NULL;
         }
         if (ok && !batches[i].event) {
-            ok = RG_REAL(cuEventCreate)(&batches[i].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
+            CUevent event = NULL;
+            ok = RG_REAL(cuEventCreate)(&event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS;
             batches[i].context = t->context;
             batches[i].device = t->cu_device;
+            batches[i].event = event; /* last: with them it is this context's */
         }
         /* A stream handle of 1 or 2 names the special streams in every form of the call. */
         ok = ok && RG_REAL(cuEventRecord)(batches[i].event, t->stream) == CUDA_SUCCESS;
@@ -140,10 +142,15 @@ bool rg_give_way(int tries)
     return tries < 2000;
 }
 
+static bool batch_is_in(int i, CUcontext context, CUdevice d)
+{
+    return batches[i].event && (context ? batches[i].context == context : batches[i].device == d);
+}
+
 void rg_batch_forget(CUcontext context, CUdevice d)
 {
     for (int i = 0; i < BATCHES; i++) {
-        if (!batches[i].event || (context ? batches[i].context != context : batches[i].device != d))
+        if (!batch_is_in(i, context, d))
             continue;
         /* Whoever is using it now is done in a moment; only a driver that never returns makes us leave it. */
         for (int tries = 0; rg_give_way(tries); tries++) {
@@ -151,7 +158,7 @@ void rg_batch_forget(CUcontext context, CUdevice d)
             if ((state == BATCH_RECORDED || state == BATCH_FREE) &&
                 atomic_compare_exchange_strong(&batches[i].state, &state, BATCH_FILLING)) {
                 /* Who had it has perhaps given it an event of another context's meanwhile. */
-                bool its = batches[i].event && (context ? batches[i].context == context : batches[i].device == d);
+                bool its = batch_is_in(i, context, d);
                 if (its) {
                     if (state == BATCH_RECORDED)
                         rg_retire(batches[i].member, batches[i].index, batches[i].weight);

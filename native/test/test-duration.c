@@ -613,6 +613,46 @@ static void a_sample_goes_with_its_context_while_it_is_asked_for(void)
     done();
 }
 
+static _Atomic int all_gone;
+
+static void *launch_in_contexts_that_go(void *unused)
+{
+    (void)unused;
+    for (unsigned i = 0; i < 30; i++) {
+        CUcontext own;
+        CUmodule module;
+        CUfunction f;
+        CHECK_EQUAL(cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuModuleLoadData(&module, ptx), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuModuleGetFunction(&f, module, MANGLED), CUDA_SUCCESS);
+        for (unsigned grid = 1; grid <= 10; grid++)
+            launch_blocks(f, NULL, grid, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    }
+    atomic_store(&all_gone, 1);
+    return NULL;
+}
+
+/* What goes with a context leaves alone what another thread times, and has in flight, in another one (for the sanitizer of threads). */
+static void contexts_go_while_another_thread_launches(void)
+{
+    pthread_t thread;
+    prepare();
+    become();
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_in_contexts_that_go, NULL), 0);
+    for (unsigned grid = 1; !atomic_load(&all_gone); grid++) {
+        launch_blocks(gemm, NULL, grid, 1000);
+        if (grid % 8 == 0) {
+            CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+            rg_samples_poll();
+        }
+    }
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
+}
+
 /* A kernel that comes at the handle of one whose module was unloaded is not taken for that one. */
 static void a_handle_given_out_again_is_another_kernel(void)
 {
@@ -679,6 +719,7 @@ int main(int argc, char **argv)
     RUN(what_is_not_shared);
     RUN(threads_seed_each_kernel_once);
     RUN(a_sample_goes_with_its_context_while_it_is_asked_for);
+    RUN(contexts_go_while_another_thread_launches);
     RUN(a_handle_given_out_again_is_another_kernel);
     return failures ? 1 : 0;
 }
