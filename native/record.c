@@ -308,8 +308,8 @@ static void count_nodes(uintptr_t exec)
 enum { TIMING_FREE = 0, TIMING_BUSY, TIMING_RECORDED, TIMING_LOST };
 static struct {
     _Atomic uint32_t state;
-    CUcontext context; /* that the events belong to */
-    CUdevice device;
+    _Atomic(CUcontext) context; /* that the events belong to; this and the next are read by who does not own it, too */
+    _Atomic CUdevice device;
     CUevent start, stop;
     uint64_t number; /* of the launch; 0: nothing lies between the two events */
 } timings[TIMINGS]; /* a ring: places are given out and looked at in turn */
@@ -328,17 +328,16 @@ static int timing_begin(CUstream stream, uint64_t number)
     uint64_t at = atomic_load(&timings_begun);
     if (rg_real.cuCtxGetCurrent(&current) != CUDA_SUCCESS || !current || !rg_real.cuEventElapsedTime)
         return -1;
-    for (;;) {
-        uint32_t free_state = TIMING_FREE;
+    do
         if (at - atomic_load(&timings_done) >= TIMINGS)
             return -1;
-        if (!atomic_compare_exchange_weak(&timings_begun, &at, at + 1))
-            continue;
-        if (atomic_compare_exchange_strong(&timings[at % TIMINGS].state, &free_state, TIMING_BUSY))
-            break;
-        return -1;
-    }
+    while (!atomic_compare_exchange_weak(&timings_begun, &at, at + 1));
     int i = (int)(at % TIMINGS);
+    uint32_t free_state = TIMING_FREE;
+    /* It is free, but that who ends a context may look at it (rg_record_forget_context). */
+    for (int tries = 0; !atomic_compare_exchange_strong(&timings[i].state, &free_state, TIMING_BUSY); free_state = TIMING_FREE)
+        if (!rg_give_way(tries++))
+            return -1;
     CUevent *events[2] = {&timings[i].start, &timings[i].stop};
     for (int e = 0; e < 2; e++) {
         if (*events[e] && timings[i].context != current) {
@@ -348,8 +347,10 @@ static int timing_begin(CUstream stream, uint64_t number)
         if (!*events[e] && RG_REAL(cuEventCreate)(events[e], CU_EVENT_DEFAULT) != CUDA_SUCCESS)
             *events[e] = NULL;
     }
+    CUdevice device = -1;
+    rg_real.cuCtxGetDevice(&device);
     timings[i].context = current;
-    rg_real.cuCtxGetDevice(&timings[i].device);
+    timings[i].device = device;
     timings[i].number = number;
     if (timings[i].start && timings[i].stop && RG_REAL(cuEventRecord)(timings[i].start, stream) == CUDA_SUCCESS)
         return i;
@@ -402,19 +403,30 @@ static bool timings_poll(void)
     return more;
 }
 
+static bool timing_is_in(uint32_t i, CUcontext context, CUdevice d)
+{
+    CUcontext its = atomic_load(&timings[i].context);
+    return its && (context ? its == context : atomic_load(&timings[i].device) == d);
+}
+
 void rg_record_forget_context(CUcontext context, CUdevice d)
 {
     if (!rg_recorded)
         return;
-    for (uint32_t i = 0; i < TIMINGS; i++) {
-        uint32_t state = atomic_load(&timings[i].state);
-        if (!timings[i].context || (context ? timings[i].context != context : timings[i].device != d) || state == TIMING_BUSY)
-            continue;
-        timings[i].start = timings[i].stop = NULL;
-        timings[i].context = NULL;
-        if (state == TIMING_RECORDED)
-            atomic_store(&timings[i].state, TIMING_LOST);
-    }
+    for (uint32_t i = 0; i < TIMINGS; i++)
+        for (int tries = 0; timing_is_in(i, context, d) && rg_give_way(tries); tries++) {
+            uint32_t state = atomic_load(&timings[i].state);
+            if (state == TIMING_BUSY || !atomic_compare_exchange_strong(&timings[i].state, &state, TIMING_BUSY))
+                continue;
+            /* Who had it has perhaps given it events of another context's meanwhile. */
+            bool its = timing_is_in(i, context, d);
+            if (its) {
+                timings[i].start = timings[i].stop = NULL;
+                timings[i].context = NULL;
+            }
+            atomic_store(&timings[i].state, its && state == TIMING_RECORDED ? TIMING_LOST : state);
+            break;
+        }
 }
 
 /* ---- launches ---- */

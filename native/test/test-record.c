@@ -285,6 +285,53 @@ static void a_graph_at_a_handle_given_out_again_is_told_as_another(void)
     gone();
 }
 
+static _Atomic int all_gone;
+
+static void *launch_in_contexts_that_go(void *unused)
+{
+    uint64_t n = 1, ns = 1000;
+    void *params[] = {&n, &ns};
+    for (int i = 0; i < 30; i++) {
+        CUcontext own;
+        CUmodule module;
+        CUfunction f;
+        CHECK_EQUAL(cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuModuleLoadData(&module, PTX_HEADER PTX_KERNEL("rigel_spin")), CUDA_SUCCESS);
+        CHECK_EQUAL(cu.cuModuleGetFunction(&f, module, "rigel_spin"), CUDA_SUCCESS);
+        for (int k = 0; k < 10; k++)
+            CHECK_EQUAL(cuLaunchKernel(f, 5, 1, 1, 32, 1, 1, 0, NULL, params, NULL), CUDA_SUCCESS);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    }
+    atomic_store(&all_gone, 1);
+    return unused;
+}
+
+/* Of the launches in contexts that go some have no times; every launch in one that stays has, and the ring goes on. */
+static void contexts_go_while_another_thread_is_timed(void)
+{
+    pthread_t thread;
+    uint64_t made = 0;
+    prepare(1 << 16, RG_REC_TIMED);
+    become();
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_in_contexts_that_go, NULL), 0);
+    for (; !atomic_load(&all_gone); made++) {
+        launch(NULL, 66, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 40; i++, made++)
+        launch(NULL, 66, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_store(&file->header.level, RG_REC_LOG);
+    WAIT_FOR(file->header.in_force == RG_REC_LOG);
+    CHECK_EQUAL(kind_with(66)->count, made);
+    CHECK(entries(RG_REC_TIME) >= made);
+    CHECK_EQUAL(file->header.lost, 0);
+    rigel_shutdown();
+    gone();
+}
+
 /* A file that cannot be used costs one line and nothing else. */
 static void an_unusable_recording_stops_nothing(void)
 {
@@ -312,6 +359,7 @@ int main(int argc, char **argv)
     RUN(threads_launch_at_once);
     RUN(a_handle_given_out_again_is_told_as_another_kernel);
     RUN(a_graph_at_a_handle_given_out_again_is_told_as_another);
+    RUN(contexts_go_while_another_thread_is_timed);
     RUN(an_unusable_recording_stops_nothing);
     return failures ? 1 : 0;
 }
