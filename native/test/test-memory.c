@@ -97,6 +97,9 @@ static void each_kind_is_counted_and_given_back(void)
     OK(cuMipmappedArrayCreate(&mipmaps, &d, 2));
     CHECK_EQUAL(used(), 32 * 6 + 8 * 6); /* layers do not shrink */
     OK(cuMipmappedArrayDestroy(mipmaps));
+    OK(cuMipmappedArrayCreate(&mipmaps, &d, 10));
+    CHECK_EQUAL(used(), (32 + 8 + 2 + 1) * 6); /* nor do they add levels */
+    OK(cuMipmappedArrayDestroy(mipmaps));
     CHECK_EQUAL(used(), 0);
 
     /* The host's memory is not the device's. */
@@ -241,6 +244,7 @@ static void a_destroyed_pool_is_not_asked(void)
     rg_real.hooked[RG_HOOK_cuMemAllocAsync] = (void *)take_from_current;
     rg_real.hooked[RG_HOOK_cuMemPoolDestroy] = (void *)destroy_slowly;
     OK(cuMemAllocAsync(&p, 10, NULL));
+    rg_memory_pools_kept(); /* it is known now */
     OK(cuMemPoolDestroy(OWN));
     rg_memory_pools_kept();
     CHECK_EQUAL(atomic_load(&asked_destroyed), 0);
@@ -292,6 +296,13 @@ static void host_memory_from_a_pool_is_not_counted(void)
                 CHECK_EQUAL(cuMemPoolDestroy(pool), CUDA_SUCCESS);
                 CHECK(counts(pool)); /* another one, of the same handle, that we have not seen made */
             }
+    for (int i = 0; i < 100; i++) { /* more than are known at once */
+        CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_HOST, 0}};
+        CUmemoryPool pool;
+        OK(cuMemPoolCreate(&pool, &props));
+        CHECK(!counts(pool));
+        OK(cuMemPoolDestroy(pool));
+    }
     done();
 }
 
@@ -313,7 +324,45 @@ static void captured_allocations_are_the_graphs(void)
     CHECK_EQUAL(cuMemAllocAsync(&p, 5000, s), CUDA_ERROR_OUT_OF_MEMORY);
     CHECK_EQUAL(rg.account->denied, 1);
     CHECK_EQUAL(used(), 600);
+    /* A free there is a node of the graph: what it names is the program's until the graph runs. */
+    OK(cuMemAllocAsync(&p, 300, NULL));
+    OK(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
+    rg_real.hooked[RG_HOOK_cuMemFreeAsync] = (void *)give_to_pool;
+    OK(cuMemFreeAsync(p, s));
+    CHECK_EQUAL(used(), 900);
+    OK(cuStreamEndCapture(s, &graph));
+    OK(cuMemFreeAsync(p, s));
+    CHECK_EQUAL(used(), 600);
     done();
+}
+
+static CUresult refuse_release(CUmemGenericAllocationHandle h)
+{
+    (void)h;
+    return CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUmemGenericAllocationHandle imported;
+
+/* One that this process has exported itself. */
+static CUresult import_own(CUmemGenericAllocationHandle *h, void *shared, int type)
+{
+    (void)shared, (void)type;
+    *h = imported;
+    return CUDA_SUCCESS;
+}
+
+static CUresult release_any(CUmemGenericAllocationHandle h)
+{
+    (void)h;
+    return CUDA_SUCCESS;
+}
+
+static CUresult create_anywhere(CUmemGenericAllocationHandle *h, size_t n, const CUmemAllocationProp *prop, unsigned long long flags)
+{
+    (void)n, (void)prop, (void)flags;
+    *h = 0x4321;
+    return CUDA_SUCCESS;
 }
 
 static void physical_memory_is_counted_until_nothing_holds_it(void)
@@ -341,11 +390,15 @@ static void physical_memory_is_counted_until_nothing_holds_it(void)
     OK(cuMemRelease(again));
     CHECK(cuMemRelease(h) != CUDA_SUCCESS);
     CHECK_EQUAL(used(), 4 * MiB);
-    OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)at));
+    OK(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(at + 5 * MiB))); /* amid the second mapping */
     CHECK(cuMemUnmap(at, MiB) != CUDA_SUCCESS); /* fails, and changes nothing */
     CHECK_EQUAL(used(), 4 * MiB);
     OK(cuMemRetainAllocationHandle(&h, (void *)(uintptr_t)at)); /* the same handle twice */
     CHECK_EQUAL(h, again);
+    void *release = rg_real.hooked[RG_HOOK_cuMemRelease];
+    rg_real.hooked[RG_HOOK_cuMemRelease] = (void *)refuse_release;
+    CHECK_EQUAL(cuMemRelease(h), CUDA_ERROR_INVALID_VALUE); /* fails, and changes nothing */
+    rg_real.hooked[RG_HOOK_cuMemRelease] = release;
     OK(cuMemUnmap(at, 6 * MiB)); /* both */
     CHECK_EQUAL(used(), 4 * MiB);
     OK(cuMemRelease(h));
@@ -359,7 +412,14 @@ static void physical_memory_is_counted_until_nothing_holds_it(void)
     OK(cuMemRelease(h));
     OK(cuMemRelease(other));
     CHECK_EQUAL(used(), 2 * MiB);
+    CHECK(cuMemUnmap(at, MiB) != CUDA_SUCCESS);
+    CHECK_EQUAL(used(), 2 * MiB);
     OK(cuMemUnmap(at, 2 * MiB));
+    CHECK_EQUAL(used(), 0);
+    /* A mapping that fails keeps nothing. */
+    OK(cuMemCreate(&h, 2 * MiB, &on_device, 0));
+    CHECK(cuMemMap(at + 1, 2 * MiB, 0, h, 0) != CUDA_SUCCESS);
+    OK(cuMemRelease(h));
     CHECK_EQUAL(used(), 0);
     /* What fails, and what is the host's, is not charged. */
     CUmemAllocationProp on_host = on_device;
@@ -370,7 +430,31 @@ static void physical_memory_is_counted_until_nothing_holds_it(void)
     CHECK_EQUAL(used(), 0);
     CHECK_EQUAL(rg_memory_tracked(), 0);
     CHECK_EQUAL(taken(), 0);
+    /* Of a driver that can do more: the host's is nobody's still; what comes back to who shared it is held once more. */
+    rg_real.hooked[RG_HOOK_cuMemCreate] = (void *)create_anywhere;
+    rg_real.hooked[RG_HOOK_cuMemImportFromShareableHandle] = (void *)import_own;
+    rg_real.hooked[RG_HOOK_cuMemRelease] = (void *)release_any;
+    OK(cuMemCreate(&h, 2 * MiB, &on_host, 0));
+    CHECK_EQUAL(used(), 0);
+    OK(cuMemRelease(h));
+    OK(cuMemCreate(&imported, 2 * MiB, &on_device, 0));
+    OK(cuMemImportFromShareableHandle(&h, NULL, 1));
+    OK(cuMemRelease(h));
+    CHECK_EQUAL(used(), 2 * MiB);
+    OK(cuMemRelease(imported));
+    CHECK_EQUAL(used(), 0);
     done();
+}
+
+/* The driver gives the handle out again, and another thread allocates in that context, before this one is back from it. */
+static CUresult destroy_and_make_again(CUcontext c)
+{
+    CUdeviceptr p;
+    CUcontext now;
+    OK(cu.cuCtxGetCurrent(&now));
+    CHECK(now == c);
+    OK(cuMemAlloc_v2(&p, 70));
+    return CUDA_SUCCESS;
 }
 
 static void contexts_take_their_memory_with_them(void)
@@ -386,9 +470,14 @@ static void contexts_take_their_memory_with_them(void)
     for (int i = 0; i < 50; i++)
         OK(cuMemAlloc_v2(&p, MiB));
     OK(cuArray3DCreate_v2(&array, &d));
-    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024);
+    CUstream s;
+    OK(cuStreamCreate(&s, 0));
+    OK(cu.cuCtxSetCurrent(context));
+    OK(cuMemAllocAsync(&p, 512, s)); /* of the stream's, whatever is current */
+    OK(cu.cuCtxSetCurrent(own));
+    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024 + 512);
     CHECK(cuCtxDestroy_v2((CUcontext)(uintptr_t)0x10) != CUDA_SUCCESS);
-    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024);
+    CHECK_EQUAL(used(), 1000 + 50 * MiB + 1024 + 512);
     OK(cuCtxDestroy_v2(own));
     CHECK_EQUAL(used(), 1000);
     CHECK_EQUAL(rg_memory_tracked(), 1);
@@ -405,9 +494,39 @@ static void contexts_take_their_memory_with_them(void)
     OK(cuMemAlloc_v2(&p, 30));
     OK(cuDevicePrimaryCtxReset_v2(0)); /* the other context of the device stays */
     CHECK_EQUAL(used(), 30);
-    OK(cuMemFree_v2(p));
-    CHECK_EQUAL(used(), 0);
-    CHECK_EQUAL(rg_memory_tracked(), 0);
+    rg_real.hooked[RG_HOOK_cuCtxDestroy_v2] = (void *)destroy_and_make_again;
+    OK(cuCtxDestroy_v2(own));
+    CHECK_EQUAL(used(), 70);
+    CHECK_EQUAL(rg_memory_tracked(), 1);
+    done();
+}
+
+/* Whoever needs memory asks for what pools keep: of best-effort clients alone. */
+static void no_high_clients_pools_are_asked_for_what_they_keep(void)
+{
+    prepare();
+    become("asked", NULL);
+    rg_agent_stop(); /* this thread looks, as the agent does at its beats */
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    uint64_t keep = UINT64_MAX;
+    OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
+    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, 50 * MiB, NULL));
+    OK(cuMemsetD8Async(p, 0, 1000, NULL)); /* the device is used */
+    OK(cuMemFreeAsync(p, NULL));
+    atomic_fetch_add(&seg->header.trim, 1);
+    atomic_store(&rg.slot->class, RG_CLASS_HIGH);
+    rg_memory_beat();
+    CHECK_EQUAL(rg.slot->trimmed, 0);
+    CHECK_EQUAL(rg.slot->pool_kept_bytes, 50 * MiB);
+    CHECK_EQUAL(taken(), 50 * MiB);
+    atomic_store(&rg.slot->class, RG_CLASS_BEST_EFFORT);
+    rg_memory_beat();
+    CHECK_EQUAL(rg.slot->trimmed, 1);
+    CHECK_EQUAL(rg.slot->pool_returned_bytes, 50 * MiB);
+    CHECK_EQUAL(rg.slot->pool_kept_bytes, 0);
+    CHECK_EQUAL(taken(), 0);
     done();
 }
 
@@ -475,6 +594,13 @@ static void the_limit_is_exact(void)
     done();
 }
 
+static CUresult as_a_whole_page(CUdeviceptr *base, size_t *bytes, CUdeviceptr p)
+{
+    *base = p;
+    *bytes = 2 * MiB;
+    return CUDA_SUCCESS;
+}
+
 /* Rows are longer than was asked for, and the driver alone knows by how much: what does not fit then goes back to it. */
 static void what_the_driver_adds_counts_against_the_limit(void)
 {
@@ -483,11 +609,26 @@ static void what_the_driver_adds_counts_against_the_limit(void)
     CUdeviceptr p;
     size_t pitch;
     CHECK_EQUAL(cuMemAllocPitch_v2(&p, &pitch, 100, 20, 4), CUDA_ERROR_OUT_OF_MEMORY); /* 2000 asked for, 10240 taken */
+    CHECK_EQUAL(p, 0);
     CHECK_EQUAL(used(), 0);
     CHECK_EQUAL(taken(), 0);
     CHECK_EQUAL(rg.account->denied, 1);
+    /* More than there are numbers for. */
+    CHECK_EQUAL(cuMemAllocPitch_v2(&p, &pitch, SIZE_MAX, SIZE_MAX, 4), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(rg.account->denied, 2);
+    CHECK_EQUAL(rg.account->denied_bytes, UINT64_MAX);
     OK(cuMemAllocPitch_v2(&p, &pitch, 100, 19, 4));
     CHECK_EQUAL(used(), 19 * 512);
+    OK(cuMemFree_v2(p));
+    CHECK_EQUAL(used(), 0);
+    /* One that gives out whole pages. */
+    rg_real.cuMemGetAddressRange_v2 = as_a_whole_page;
+    CHECK_EQUAL(cuMemAlloc_v2(&p, 1000), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(used(), 0);
+    CHECK_EQUAL(taken(), 0);
+    atomic_store(&rg.account->limit_bytes, 3 * MiB);
+    OK(cuMemAlloc_v2(&p, 1000));
+    CHECK_EQUAL(used(), 2 * MiB);
     OK(cuMemFree_v2(p));
     CHECK_EQUAL(used(), 0);
     done();
@@ -1142,6 +1283,7 @@ int main(int argc, char **argv)
     RUN(captured_allocations_are_the_graphs);
     RUN(physical_memory_is_counted_until_nothing_holds_it);
     RUN(contexts_take_their_memory_with_them);
+    RUN(no_high_clients_pools_are_asked_for_what_they_keep);
     RUN(the_limit_is_exact);
     RUN(what_the_driver_adds_counts_against_the_limit);
     RUN(the_drivers_errors_are_its_own);
