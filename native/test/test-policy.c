@@ -161,6 +161,21 @@ static void least_share(void)
     had.given_ns = 1150ull * MS;
     rg_policy_count(&had, &view, 1170ull * MS);
     CHECK_EQUAL(had.credit_ns, 37 * MS);
+    /* Off for 50 ms, back for 50 in which it waits, and off again for 50: what it waits for is over then, and counts no further. */
+    had = (rg_policy_had){.looked_ns = 900ull * MS};
+    view = (rg_policy_due_view){.starvation_ns = 100ull * MS, .min_share_ppm = 50000};
+    rg_policy_off(&had, 0, 950ull * MS);
+    rg_policy_on(&had, true, 1000ull * MS);
+    rg_policy_off(&had, 0, 1050ull * MS);
+    rg_policy_count(&had, &view, 1100ull * MS);
+    CHECK_EQUAL(had.credit_ns, 40 * MS);
+    /* Of a break during which it had its due it is what came after that. */
+    had = (rg_policy_had){.looked_ns = 900ull * MS, .given_ns = 1000ull * MS, .spell_then_ns = 900ull * MS, .idle_then_ns = 960ull * MS};
+    view.short_slices = true;
+    view.spell_ns = 1020ull * MS;
+    view.idle_ns = 1030ull * MS;
+    rg_policy_count(&had, &view, 1100ull * MS);
+    CHECK_EQUAL(had.credit_ns, 15 * MS);
     /* Off the GPU for 100 ms: 5% of 110 ms and what is due, and with nothing said a hundredth; never more than half. */
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 50000), 110000ull * 50000 / 950000 * 1000);
     CHECK_EQUAL(rg_policy_due(100ull * MS, 10ull * MS, 500000), 110ull * MS);
@@ -357,6 +372,12 @@ static void course_of_requests(void)
     for (int i = 0; i < 4000; i++)
         rg_policy_learn_course(more, RG_POLICY_ONE / 64, 50, 1000);
     CHECK(rg_policy_course(more, 1000, 64000) > 3000 && rg_policy_course(more, 1000, 64000) <= 3200);
+    /* One request that is all over, or has not begun, when an eighth is launched: it counts for no more than if it were an eighth off. */
+    for (int over = 0; over < 2; over++) {
+        memset(more, 0, sizeof more);
+        rg_policy_learn_course(more, RG_POLICY_ONE / 8 * (over ? 1 : 7), over ? 1000 : 0, 1000);
+        CHECK_EQUAL(more[over ? 0 : 6], (over ? 1 : -1) * (RG_POLICY_ONE / 8 / 16));
+    }
     /* Whatever is seen, more launches are never less of a request. */
     uint64_t random = 7;
     for (int i = 0; i < 20000; i++) {
