@@ -6,6 +6,8 @@
  */
 #include "gate-testing.h"
 
+#include <sys/prctl.h>
+
 /* ---- best-effort ---- */
 
 static _Atomic int launched;
@@ -79,6 +81,185 @@ static void starvation_bound_lets_one_batch_out(void)
     launch(spin, NULL, 1000);
     CHECK_EQUAL(rg.slot->starved, 2);
     CHECK(busy_word() == 1ull << OTHER);
+    CHECK(seg->devices[0].paid_ns > 0); /* of the least share */
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_GLOBAL; /* the thread's own again */
+    CHECK_EQUAL(rg_real.cuThreadExchangeStreamCaptureMode(&mode), CUDA_SUCCESS);
+    CHECK_EQUAL(mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
+    done();
+}
+
+/* What is left of a batch when the high client becomes idle does not let anything into its next request. */
+static void a_batch_ends_as_high_is_idle(void)
+{
+    become("best-effort");
+    seg->settings.starvation_us = 1000;
+    seg->settings.unit_us = 0;
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->starved, 1);
+    other_busy(false);
+    seg->settings.starvation_us = 600000000;
+    while (!rg.slot->inflight_waits)
+        launch(spin, NULL, 20000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    other_busy(true);
+    seg->settings.starvation_us = 1000;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->starved, 2);
+    done();
+}
+
+static void a_capture_lets_out_who_waits(void)
+{
+    become("best-effort");
+    CUstream s;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    other_busy(true);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&seg->devices[0].waiters) == 1);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    done();
+}
+
+static CUresult no_record(CUevent event, CUstream s)
+{
+    (void)event, (void)s;
+    return CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult no_query(CUevent event)
+{
+    (void)event;
+    return CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+/* What no event tells of counts as done: nobody would ever learn that it is. */
+static void what_cannot_be_followed_holds_nobody(void)
+{
+    become("best-effort");
+    seg->settings.unit_us = 0;
+    void *query = rg_real.hooked[RG_HOOK_cuEventQuery];
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)no_query;
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK(rg.slot->inflight_waits > 0);
+    rg_real.hooked[RG_HOOK_cuEventQuery] = query;
+    rg_real.hooked[RG_HOOK_cuEventRecord] = (void *)no_record;
+    for (int i = 0; i < 100; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    CHECK(RG_PROCESS->inflight[0] <= 8 * RG_POLICY_LAUNCH);
+    done();
+}
+
+/* Nor does what has gone with its stream, or its context, whether or not an event follows it. */
+static void what_has_gone_holds_nobody(void)
+{
+    become("best-effort");
+    seg->settings.unit_us = 0;
+    seg->settings.inflight = 64;
+    CUcontext first = current(), own_context;
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, s, 1000);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], RG_POLICY_LAUNCH);
+    CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 0);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own_context, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    for (int i = 0; i < 40; i++) /* more than go without an event */
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 40 * RG_POLICY_LAUNCH);
+    CHECK(rg_track_find(rg_track_key(NULL))->unbatched < 40 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(cuCtxDestroy_v2(own_context), CUDA_SUCCESS);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 0);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    done();
+}
+
+/* More streams than are followed at once: those that go make room, and the others stay where they are found. */
+static void streams_that_go_make_room(void)
+{
+    enum { STREAMS = RG_MAX_TRACKS + 1 };
+    become("best-effort");
+    seg->settings.inflight = 0;
+    CUstream streams[STREAMS];
+    rg_track *tracks[STREAMS];
+    for (int i = 0; i < STREAMS; i++) {
+        CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        launch(spin, streams[i], 1000);
+        tracks[i] = rg_track_find((uintptr_t)streams[i]);
+    }
+    CHECK_EQUAL(rg.full, 1);
+    CHECK(!tracks[STREAMS - 1]);
+    for (int i = 0; i < STREAMS - 1; i += 3)
+        CHECK_EQUAL(cuStreamDestroy_v2(streams[i]), CUDA_SUCCESS);
+    for (int i = 0; i < STREAMS - 1; i++)
+        CHECK(rg_track_find((uintptr_t)streams[i]) == (i % 3 ? tracks[i] : NULL));
+    launch(spin, streams[STREAMS - 1], 1000);
+    CHECK(rg_track_find((uintptr_t)streams[STREAMS - 1]) != NULL);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    /* Those that have their place in the index in common. */
+    uintptr_t keys[3];
+    int n = 0;
+    for (uintptr_t key = 0x10000000; n < 3; key += 16)
+        if (rg_track_hash(key) == RG_TRACK_INDEX - 1) /* and wraps round */
+            keys[n++] = key;
+    for (int i = 0; i < 3; i++) {
+        tracks[i] = rg_track_add(NULL, keys[i]);
+        CHECK(tracks[i] != NULL);
+    }
+    rg_track_forget((CUstream)keys[0]);
+    CHECK(rg_track_find(keys[0]) == NULL);
+    CHECK(rg_track_find(keys[1]) == tracks[1] && rg_track_find(keys[2]) == tracks[2]);
+    done();
+}
+
+/* As many captures at once as there are places to remember them in, and more. */
+static void many_captures_all_end(void)
+{
+    enum { STREAMS = 100 };
+    become("best-effort");
+    CUstream streams[STREAMS];
+    CUgraph graph;
+    for (int i = 0; i < STREAMS; i++) {
+        CHECK_EQUAL(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        CHECK_EQUAL(cuStreamBeginCapture_v2(streams[i], CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    }
+    CHECK_EQUAL(rg.captures, STREAMS);
+    for (int i = 0; i < STREAMS; i++)
+        CHECK_EQUAL(cuStreamEndCapture(streams[i], &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+/* A client that is paused may hand small things over, as one that waits for a high client may. */
+static void small_copies_pass_a_pause(void)
+{
+    become("best-effort");
+    CUdeviceptr p;
+    static char host[16];
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    atomic_store(&rg.account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(atomic_load(&RG_PROCESS->mode) & RG_MODE_PAUSED);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, sizeof host, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->copies, 1);
+    CHECK_EQUAL(rg.slot->paused_ns, 0);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&rg_gate_held) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    atomic_store(&seg->settings.shutdown, 1); /* as the launch ends, which holds nobody back any more */
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(rg.slot->paused_ns > 0);
     done();
 }
 
@@ -193,11 +374,14 @@ static void in_flight_wait_is_bounded(void)
 {
     become("best-effort");
     seg->settings.starvation_us = 2000;
+    prctl(PR_SET_TIMERSLACK, 70000);
     launch(spin, NULL, 3600000000000);
     for (int i = 0; i < 8; i++)
         launch(spin, NULL, 1000);
     CHECK(rg_launches(rg.slot) == 9);
     CHECK_EQUAL(rg.slot->inflight_waits, 1);
+    CHECK_EQUAL(seg->devices[0].paid_ns, 0); /* no high client had to wait for it */
+    CHECK_EQUAL(prctl(PR_GET_TIMERSLACK), 70000); /* the program's own again */
     done();
     _exit(0); /* the simulated GPU would be waited for */
 }
@@ -599,6 +783,25 @@ static void fair_charges_what_was_launched(void)
     done();
 }
 
+/* Charged by an estimate that was wrong: what was too much comes back, and no more than there is. */
+static void fair_charges_what_it_was_in_the_end(void)
+{
+    policy = RG_POLICY_FAIR;
+    become("best-effort");
+    atomic_store(&share_of(0)->virtual_ns, 10000);
+    atomic_store(&rg.slot->charged_ns, 20000);
+    rg_gate_recharge(RG_PROCESS, 0, 3, 2000, 500);
+    CHECK_EQUAL(share_of(0)->virtual_ns, 10000 - 3 * 1500);
+    CHECK_EQUAL(rg.slot->charged_ns, 20000 - 3 * 1500);
+    rg_gate_recharge(RG_PROCESS, 0, 2, 500, 1500);
+    CHECK_EQUAL(share_of(0)->virtual_ns, 10000 - 3 * 1500 + 2 * 1000);
+    CHECK_EQUAL(rg.slot->charged_ns, 20000 - 3 * 1500 + 2 * 1000);
+    rg_gate_recharge(RG_PROCESS, 0, 100, 1000, 0);
+    CHECK_EQUAL(share_of(0)->virtual_ns, 0);
+    CHECK_EQUAL(rg.slot->charged_ns, 0);
+    done();
+}
+
 static _Atomic uint32_t left_inflight;
 
 /* More launches than there are events to follow them. */
@@ -753,6 +956,13 @@ int main(int argc, char **argv)
     RUN(waits_while_high_is_busy);
     RUN(goes_on_for_a_part_of_a_request);
     RUN(starvation_bound_lets_one_batch_out);
+    RUN(a_batch_ends_as_high_is_idle);
+    RUN(a_capture_lets_out_who_waits);
+    RUN(what_cannot_be_followed_holds_nobody);
+    RUN(what_has_gone_holds_nobody);
+    RUN(streams_that_go_make_room);
+    RUN(many_captures_all_end);
+    RUN(small_copies_pass_a_pause);
     RUN(stale_high_client_is_ignored);
     RUN(shutdown_setting_opens_the_gate);
     RUN(the_end_waits_for_who_is_held);
@@ -770,6 +980,7 @@ int main(int argc, char **argv)
     RUN(fair_high_waits_as_well);
     RUN(fair_ignores_the_idle_and_levels_who_comes_back);
     RUN(fair_charges_what_was_launched);
+    RUN(fair_charges_what_it_was_in_the_end);
     RUN(fair_takes_what_an_ended_thread_left_for_done);
     RUN(orion_lets_out_what_does_not_disturb);
     RUN(orion_limits_what_is_outstanding);
