@@ -175,6 +175,7 @@ static CUstreamCaptureMode exchange(CUstreamCaptureMode mode)
 }
 
 static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint32_t nodes);
+static void forget_former(CUgraphExec exec);
 
 enum { LEAST_NODES = 8 };
 
@@ -191,6 +192,7 @@ void rg_graph_note(CUgraphExec exec, CUgraph graph, unsigned long long flags)
                                              : RG_WHOLE_NONE;
     /* The driver gives the handles of graphs that are gone out again. */
     rg_graph_unknown(exec);
+    forget_former(exec);
     graph_entry *g = graph_take(exec);
     if (g) {
         atomic_store(&g->hash, w.nameless ? 0 : w.hash | 1);
@@ -305,16 +307,22 @@ static void forget(kept_graph *k, bool gone)
     atomic_store(&k->exec, 0);
 }
 
+/* What is kept of a graph that had this handle, and went in a way that we do not see: whatever the one is that has it now, its pieces are not that. */
+static void forget_former(CUgraphExec exec)
+{
+    kept_graph *k = find(exec);
+    if (!k)
+        return;
+    forget(k, true);
+    pthread_mutex_unlock(&k->lock);
+}
+
 static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint32_t nodes)
 {
     CUgraph clone = NULL;
     CUcontext context = NULL;
     CUdevice device = -1;
-    kept_graph *k = find(exec);
-    if (k) { /* of a graph that had this handle, and went in a way that we do not see */
-        forget(k, true);
-        pthread_mutex_unlock(&k->lock);
-    }
+    kept_graph *k = NULL;
     bool can = rg_real.cuGraphClone && rg_real.cuGraphNodeFindInClone && rg_real.cuGraphDestroyNode && rg_real.cuGraphDestroy &&
                (rg_real.cuGraphGetEdges_v2 || rg_real.cuGraphGetEdges) && rg_real.cuStreamWaitEvent &&
                RG_REAL(cuGraphInstantiateWithFlags) && RG_REAL(cuGraphExecDestroy) &&
@@ -327,7 +335,6 @@ static void keep(CUgraphExec exec, CUgraph graph, unsigned long long flags, uint
         can = false;
         atomic_fetch_sub(&kept_nodes, nodes);
     }
-    k = NULL;
     pthread_mutex_lock(&kept_lock);
     for (uint32_t i = 0; clone && i < KEPT && !k; i++) {
         if (atomic_load(&kept[i].exec))

@@ -49,8 +49,10 @@ static CUgraphExec own(CUgraphExec exec)
     return behind_it && exec == handed_out_again ? behind_it : exec;
 }
 
+static _Atomic int uploads;
 static CUresult upload(CUgraphExec exec, CUstream s)
 {
+    atomic_fetch_add(&uploads, 1);
     return failing() ? CUDA_ERROR_OUT_OF_MEMORY : plain.cuGraphUpload(own(exec), s);
 }
 
@@ -264,6 +266,7 @@ static void a_long_graph_goes_out_in_pieces(void)
             CHECK(launched[1 + i] == launched[1 + 20 * (round - 1) + i] && launched[1 + i] != exec);
     }
     CHECK_EQUAL(alive, 21);
+    CHECK_EQUAL(uploads, 20); /* what they take on the GPU was there before the first of them went out */
     CHECK_EQUAL(rg.slot->graphs_cut, 1);
     CHECK_EQUAL(rg.slot->graph_pieces, 60);
     CHECK_EQUAL(rg.slot->graph_launches, 4);
@@ -668,6 +671,81 @@ static void what_cannot_be_cut_says_why(void)
     done();
 }
 
+static CUresult is_updatable(CUgraphNode node, int attribute, CUlaunchAttributeValue *value)
+{
+    (void)node;
+    int is = attribute == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+    memcpy(value, &is, sizeof is);
+    return CUDA_SUCCESS;
+}
+
+/* Kernels may change it, or launch it, while it is in pieces. */
+static void what_the_gpu_may_change_goes_out_whole(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    rg_real.cuGraphKernelNodeGetAttribute = is_updatable;
+    CHECK_EQUAL(whole_because(executable(chain(p, 10))), RG_WHOLE_KIND);
+    rg_real.cuGraphKernelNodeGetAttribute = plain.cuGraphKernelNodeGetAttribute;
+    CUgraph graph = chain(p, 10);
+    CUgraphExec exec = executable(chain(p, 10));
+    rg_graph_note(exec, graph, CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH); /* of the handle of one whose end was not seen */
+    CHECK_EQUAL(whole_because(exec), RG_WHOLE_KIND);
+    CHECK_EQUAL(rg.slot->graphs_cut, 0);
+    done();
+}
+
+/* Graphs that go leave room for as many others. */
+static void graphs_that_go_make_room(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUdeviceptr p = cells(41);
+    CUgraph graph = chain(p, 40);
+    for (int i = 0; i < 1100; i++) { /* more nodes than are kept at once, and more pieces */
+        CUgraphExec exec;
+        CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+        if (i >= 850) {
+            known(exec, 8000000);
+            launch(exec);
+            CHECK_EQUAL(rg.slot->graphs_cut, i - 849);
+        }
+        CHECK_EQUAL(cuGraphExecDestroy(exec), CUDA_SUCCESS);
+    }
+    synchronise();
+    CHECK_EQUAL(rg.slot->graphs_whole, 0);
+    done();
+}
+
+static CUresult no_record(CUevent event, CUstream s)
+{
+    (void)event, (void)s;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static int waits_for_it;
+static CUresult wait_for_stream(CUstream s)
+{
+    waits_for_it += s == stream;
+    return CUDA_SUCCESS;
+}
+
+/* Where no event can follow the pieces they are waited for: what another stream launches comes after them. */
+static void pieces_that_no_event_follows_are_waited_for(void)
+{
+    become(RG_POLICY_PRIORITY);
+    CUgraphExec exec = executable(chain(cells(21), 20));
+    known(exec, 4000000);
+    rg_real.hooked[RG_HOOK_cuStreamSynchronize] = (void *)wait_for_stream;
+    launch(exec);
+    CHECK_EQUAL(launches, 10);
+    CHECK_EQUAL(waits_for_it, 0);
+    rg_real.hooked[RG_HOOK_cuEventRecord] = (void *)no_record;
+    launch(exec);
+    CHECK_EQUAL(launches, 20);
+    CHECK_EQUAL(waits_for_it, 1);
+    done();
+}
+
 /* Some of them may be NCCL's. */
 static void what_has_no_names_goes_out_whole(void)
 {
@@ -786,6 +864,13 @@ static void launches_on_several_streams_come_one_after_the_other(void)
     done();
 }
 
+static CUresult is_capturing(CUstream s, int *status)
+{
+    (void)s;
+    *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    return CUDA_SUCCESS;
+}
+
 static void captures_let_it_pass_whole(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -798,14 +883,19 @@ static void captures_let_it_pass_whole(void)
     launch(exec);
     CHECK_EQUAL(launches, 10);
     CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_GLOBAL), CUDA_SUCCESS);
-    CHECK_EQUAL(cuGraphLaunch(exec, third), CUDA_SUCCESS);
+    rg_real.cuStreamIsCapturing = is_capturing;
+    CHECK_EQUAL(cuGraphLaunch(exec, third), CUDA_SUCCESS); /* as if that were captured: it does not run now */
     CHECK_EQUAL(launches, 11);
-    CHECK(launched[10] == exec);
+    CHECK_EQUAL(event_waits, 0);
+    rg_real.cuStreamIsCapturing = plain.cuStreamIsCapturing;
+    CHECK_EQUAL(cuGraphLaunch(exec, third), CUDA_SUCCESS);
+    CHECK_EQUAL(launches, 12);
+    CHECK(launched[11] == exec);
     CHECK_EQUAL(event_waits, 1); /* behind the pieces */
     CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
     launch(exec); /* that may still run on the third stream: once more whole, and then in pieces */
     launch(exec);
-    CHECK_EQUAL(launches, 22);
+    CHECK_EQUAL(launches, 23);
     done();
 }
 
@@ -898,6 +988,9 @@ int main(int argc, char **argv)
     RUN(known_kernels_make_the_first_launch_go_in_pieces);
     RUN(what_is_short_or_not_held_here_goes_out_whole);
     RUN(what_cannot_be_cut_says_why);
+    RUN(what_the_gpu_may_change_goes_out_whole);
+    RUN(graphs_that_go_make_room);
+    RUN(pieces_that_no_event_follows_are_waited_for);
     RUN(what_has_no_names_goes_out_whole);
     RUN(a_changed_graph_goes_out_whole);
     RUN(failures_leave_nothing_and_are_not_seen);
