@@ -8,6 +8,7 @@
  */
 #include "client-testing.h"
 
+#include <math.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -401,6 +402,52 @@ static void wrong_estimates_are_soon_corrected(void)
     done();
 }
 
+static float said_ms;
+static CUresult elapsed(float *ms, CUevent start, CUevent stop)
+{
+    (void)start, (void)stop;
+    *ms = said_ms;
+    return CUDA_SUCCESS;
+}
+
+static void launch_and_take_in(unsigned grid)
+{
+    launch_blocks(spin, NULL, grid, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+}
+
+/* A sample of no time that there is says nothing, one of more than can be kept that much, and one of a kernel that has lost its place nothing here. */
+static void odd_samples_do_no_harm(void)
+{
+    prepare();
+    become();
+    rg_real.cuEventElapsedTime = elapsed;
+    rg_duration *d = rg_duration_of(rg_duration_key((uintptr_t)spin, rg_dims_of(3, 1, 1, 32, 1, 1)));
+    for (int i = 0; i < 2; i++) {
+        said_ms = i ? -1 : NAN;
+        launch_and_take_in(3);
+        CHECK(d->seen > 0);
+        CHECK_EQUAL(d->samples, 0);
+        CHECK_EQUAL(d->duration_ns, 0);
+    }
+    said_ms = 1e9f;
+    launch_and_take_in(3);
+    CHECK_EQUAL(rg.slot->samples, 1);
+    CHECK_EQUAL(d->samples, 1);
+    CHECK_EQUAL(d->duration_ns, 4000000001);
+    uint64_t key = atomic_load(&d->key);
+    said_ms = 1;
+    launch_blocks(spin, NULL, 3, 1000);
+    atomic_store(&d->key, key ^ 2);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    rg_samples_poll();
+    CHECK_EQUAL(rg.slot->samples, 2);
+    CHECK_EQUAL(d->samples, 1);
+    CHECK_EQUAL(d->duration_ns, 4000000001);
+    done();
+}
+
 /* A profile says how long kernels take, by names as they are or as people read them, for one shape or for all. */
 static void profiles_seed(void)
 {
@@ -409,6 +456,7 @@ static void profiles_seed(void)
     put("rigel_spin", 0, 222000, 0);
     void *cxx = dlopen("libstdc++.so.6", RTLD_NOW); /* as a C++ program has it */
     put(READABLE, 1, 333000, 0);
+    put(READABLE, 0, 444000, 0);
     become();
     launch_blocks(spin, NULL, 1, 1000);
     CHECK_EQUAL(own(spin, 1), 111000);
@@ -420,8 +468,8 @@ static void profiles_seed(void)
     launch_blocks(gemm, NULL, 1, 1000);
     launch_blocks(gemm, NULL, 2, 1000);
     CHECK_EQUAL(own(gemm, 1), cxx ? 333000 : 0);
-    CHECK_EQUAL(own(gemm, 2), 0);
-    CHECK_EQUAL(rg.slot->durations_seeded, cxx ? 3 : 2);
+    CHECK_EQUAL(own(gemm, 2), cxx ? 444000 : 0);
+    CHECK_EQUAL(rg.slot->durations_seeded, cxx ? 4 : 2);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     done();
 }
@@ -714,6 +762,7 @@ int main(int argc, char **argv)
     RUN(clients_of_one_program_share_what_they_learn);
     RUN(a_program_without_a_number_goes_by_its_name);
     RUN(wrong_estimates_are_soon_corrected);
+    RUN(odd_samples_do_no_harm);
     RUN(profiles_seed);
     RUN(graphs_are_known_again);
     RUN(what_is_not_shared);

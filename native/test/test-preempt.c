@@ -909,6 +909,46 @@ static void the_program_does_not_wait_for_a_question_to_the_driver(void)
     CHECK_EQUAL(first_found, RG_CHANNELS_NONE); /* and all is still known that the process has */
 }
 
+static void released(uint32_t object, uint32_t status)
+{
+    rg_channel_saw(-1, _IOWR('F', 0x29, char[16]), &(allocation){1, 0, object, status});
+}
+
+static enum rg_found found_now(void)
+{
+    rg_channels channels;
+    find_channels(&channels);
+    return first_found;
+}
+
+/* What computes in a channel of no group of this process's is under MPS. What hangs below what is released goes with it. */
+static void channels_go_with_what_they_hang_below(void)
+{
+    allocated(1, 10, 0x0080);
+    allocated(10, 13, 0xc86f); /* below the device itself */
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+    allocated(13, 14, 0xcbc0);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_FOREIGN);
+    uint32_t generation = rg_channel_generation();
+    released(10, 3); /* refused */
+    released(99, 0); /* nothing that is known */
+    CHECK_EQUAL(rg_channel_generation(), generation);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_FOREIGN);
+    released(10, 0);
+    CHECK(rg_channel_generation() != generation);
+    /* Neither the channel nor what computes there is left: what comes by their numbers is not theirs. */
+    allocated(10, 13, 0xc86f);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+    released(13, 0);
+    allocated(13, 14, 0xcbc0);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+    /* All of a client's goes with it. */
+    allocated(1, 13, 0xc86f);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_FOREIGN);
+    released(1, 0);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+}
+
 /* The thread of this process that is called so; 0: there is none. */
 static pid_t thread_called(const char *name)
 {
@@ -986,5 +1026,6 @@ int main(int argc, char **argv)
     RUN(leaving_while_suspended);
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
+    RUN(channels_go_with_what_they_hang_below);
     return failures ? 1 : 0;
 }
