@@ -53,6 +53,28 @@ test("the client with the fewest requests counts", () => {
   expect(new Set(periods(10, 0, server(0, 1, 0, 1), server(1, 20, 0, 1)))).toEqual(new Set([0]));
 });
 
+/** The period beside so many best-effort clients. */
+function periodBeside(sharers: number): number {
+  const share = new LeastShare();
+  const serve = server(0, 1, 0, 1);
+  for (let tick = 1; tick < 50; tick++) share.step({ ...seen(serve(100 * tick)), sharers }, tick * TICK_S, true);
+  return share.period_s;
+}
+
+test("each best-effort client on the GPU delays as many", () => {
+  expect([0, 1, 2, 8].map(periodBeside)).toEqual([0.6, 0.6, 1, 0]);
+});
+
+test("where it is in force somewhat fewer requests are enough", () => {
+  expect(new Set(periods(20, 3, server(0, 7, 0, 1)))).toEqual(new Set([0]));
+  const [fast, slow] = [server(0, 1, 0, 1), server(0, 7, 0, 1)];
+  const slower = (until_ms: number): Wait[] => {
+    const waits = slow(until_ms);
+    return until_ms <= 5000 ? fast(until_ms) : waits;
+  };
+  expect(new Set(periods(30, 25, slower))).toEqual(new Set([1]));
+});
+
 test("a client that has gone does not", () => {
   const slow = server(1, 20, 0, 1);
   const gone = (until_ms: number): Wait[] => (until_ms < 5000 ? slow(until_ms) : []);

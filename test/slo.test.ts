@@ -560,6 +560,14 @@ describe("the controller", () => {
     expect(controller.summary().settings?.slice_us).toBe(200);
   });
 
+  test("the last hour is kept by the second", () => {
+    const controller = new Controller({ p99_ms: 8 });
+    const seen = { elapsed_s: TICK_S, requests: histogramOf([]), launches: 1, neighbours: "1", measured: "7 reports" };
+    for (let tick = 0; tick < 3700 / TICK_S; tick++) controller.step({ ...seen, preemption: true });
+    expect(controller.seconds).toHaveLength(3600);
+    expect([controller.seconds[0]?.t_s, controller.seconds.at(-1)?.t_s]).toEqual([101, 3700]);
+  });
+
   test("few requests decide nothing", () => {
     const { controller } = run({ p99_over_alone: 1.05 }, 20, world(gpuBound, { rate_per_s: 0.3 }));
     expect(controller.summary()).toMatchObject({ rung: 2, unreachable: false });
