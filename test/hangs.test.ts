@@ -186,6 +186,43 @@ test("a rank that is dead, stopped or never made the communicator is behind", ()
   // Nobody says that it is rank 1.
   const nobody = decide([{ ...making, communicators: [communicator(0, 0, { operation: null })] }]);
   expect(nobody[0]?.collective?.missing).toEqual([{ rank: 1, pid: null, entered: null, operation: null }]);
+  // Two say so.
+  const [two, ...both] = decide([
+    { ...making, communicators: [communicator(0, 0, { operation: null })] },
+    ...[11, 12].map((pid) => client(pid, { rank: 1 })),
+  ]);
+  expect(two?.collective?.missing).toEqual([{ rank: 1, pid: null, entered: null, operation: null }]);
+  expect(verdicts(both)).toEqual(["idle", "idle"]);
+});
+
+test("who is stopped itself waits for nobody, and of those who wait the first is told", () => {
+  const patient = (rank: number): Observed =>
+    client(10 + rank, {
+      rank,
+      threads: [waits(10 + rank, "cuStreamSynchronize", 15)],
+      communicators: [communicator(rank, 4, { size: 3 })],
+    });
+  const last = client(12, { rank: 2, communicators: [communicator(2, 3, { size: 3 })] });
+  const stopped = { stopped: true, beat_ns: NOW - 15 * SECOND };
+  expect(decide([patient(0), patient(1), last])[2]?.why).toContain("rank 0 waits for it");
+  expect(decide([{ ...patient(0), ...stopped }, patient(1), last])[2]?.why).toContain("rank 1 waits for it");
+  const all = decide([{ ...patient(0), ...stopped }, { ...patient(1), ...stopped }, last]);
+  expect(verdicts(all)).toEqual(["stopped!", "stopped!", "idle"]);
+});
+
+test("of several communicators the one entered last tells", () => {
+  const [found] = decide([
+    client(10, {
+      rank: 0,
+      threads: [waits(10, "cuStreamSynchronize", 15)],
+      communicators: [
+        communicator(0, 4, { at_ns: NOW - 30 * SECOND }),
+        communicator(0, 2, { key: "b", at_ns: NOW - 15 * SECOND }),
+      ],
+    }),
+    client(11, { rank: 1, communicators: [communicator(1, 3), communicator(1, 1, { key: "b" })] }),
+  ]);
+  expect(found?.collective).toMatchObject({ number: 2, missing: [{ rank: 1, entered: 1 }] });
 });
 
 test("ranks that are in different collectives of the same number", () => {
@@ -199,6 +236,16 @@ test("ranks that are in different collectives of the same number", () => {
   ]);
   expect(verdicts(found)).toEqual(["collective!", "collective!"]);
   expect(found[0]?.why).toContain("for rank 1 that is another one, ncclBroadcast: one was left out");
+  const [sizes] = decide(
+    [0, 1].map((rank) =>
+      client(10 + rank, {
+        rank,
+        threads: [waits(10 + rank, "cuStreamSynchronize", 15)],
+        communicators: [communicator(rank, 4, { elements: 1000 + rank })],
+      }),
+    ),
+  );
+  expect(sizes).toMatchObject({ verdict: "collective", collective: { missing: [], different: [{ rank: 1 }] } });
 });
 
 test("ranks that are equally far wait for the GPU, not for each other", () => {
@@ -217,6 +264,9 @@ test("who is held back does not hang", () => {
   const found = decide([serve, gate, short, off], [before, gate, { ...short, gate_wait_ns: 0 }, off]);
   expect(verdicts(found)).toEqual(["working", "gate", "gate", "suspended"]);
   expect(found[1]?.why).toBe("is held at Rigel's gate while serve is busy: no hang");
+  // Under fair a high client may wait, too: not for itself.
+  const turn = { ...serve, issued: 200, threads: [waits(9, "wait_turn", 60)] };
+  expect(decide([turn])[0]?.why).toBe("is held at Rigel's gate: no hang");
   const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
   expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
   const [forNow] = decide([client(1, { paused: true, paused_s: 12, threads: [waits(1, "paused", 60)] })]);

@@ -260,6 +260,38 @@ describe("the comparison itself", () => {
       launches_new: 1,
       differences: [{ status: "count", name: "a", expected: 20, seen: 21 }],
     });
+    // By no more than an iteration has of them.
+    const [most, more] = [22, 23].map((count) => [counted("a", count), ...cut.slice(1)]);
+    expect(await matchProfiles([profile], most ?? [], true)).toMatchObject({ differences: [] });
+    expect(await matchProfiles([profile], more ?? [], true)).toMatchObject({
+      differences: [{ status: "count", name: "a", expected: 20, seen: 23 }],
+    });
+  });
+
+  test("what came is an iteration at least, though it is less than half of one", async () => {
+    const profile = scratch.file("third.csv", rows("a", "a", "a", "b"));
+    expect(await matchProfiles([profile], came(["a", 1]), false)).toMatchObject({
+      iterations: 1,
+      launches_expected: 4,
+      launches_missing: 3,
+    });
+  });
+
+  test("a graph that is one row of the profile counts as that, and not by its kernels", async () => {
+    const header = HEADER.trim() + ",family,bound,bound_reason,sms,flops,dram_bytes,request\n";
+    const row = "graph of 3 kernels from a,kernel,0,0,0,0,0,0,0,8,0,0,1000,0,other,unknown,,8,0,0,0\n";
+    const profile = scratch.file("graph.csv", `# rigel-profile 1; x=y\n${header}${row}`);
+    const a = counted("a", 0);
+    const graph = counted("graph of 3 kernels from a", 5, [0, 0, 0]);
+    const counts = [
+      { ...a, node_count: 15 },
+      { ...graph, kind: { ...graph.kind, work: "graph", block: [0, 0, 0] } satisfies Kind },
+    ];
+    expect(await matchProfiles([profile], counts, false)).toMatchObject({
+      iterations: 5,
+      launches_seen: 5,
+      differences: [],
+    });
   });
 
   test("by name alone where the profile has no shapes", async () => {
@@ -305,9 +337,10 @@ describe("the comparison itself", () => {
     // b says how often the first came, and what is left of a how often the other did.
     const first = await matchProfiles([both, once], came(["a", 9], ["b", 4]), false);
     expect(first.profiles.map(({ iterations }) => iterations)).toEqual([4, 5]);
+    expect(first.counted).toBe(true);
     // Nothing tells how often each of the others came.
     const guessed = await matchProfiles([once, twice, both], came(["a", 11], ["b", 4]), false);
-    expect(guessed).toMatchObject({ iterations: 8, differences: [] });
+    expect(guessed).toMatchObject({ iterations: 8, counted: false, differences: [] });
     expect(guessed.profiles.map(({ iterations }) => iterations)).toEqual([2, 2, 4]);
   });
 
