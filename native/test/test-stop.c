@@ -382,8 +382,14 @@ static void stops_go_and_come_with_contexts(void)
     CHECK_EQUAL(atomic_load(&stopped_before), before);
     WAIT_FOR(!atomic_load(&rg.preemptible[0]));
     CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_OFF);
-    CHECK_EQUAL(cuCtxDestroy_v2(second), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_stops_ready(0), RG_STOPS_NONE);
+    CUstream last; /* of the one that has the page, and of which a launch came last */
     CHECK_EQUAL(cu.cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&last, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    load_kernels(ptx);
+    launch(spin, last, 1000);
+    CHECK_EQUAL(rg_stops_ready(0), RG_STOPS_NONE);
+    CHECK_EQUAL(cuCtxDestroy_v2(second), CUDA_SUCCESS);
     WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
     done();
 }
