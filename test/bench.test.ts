@@ -158,6 +158,7 @@ describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
     expect([0.5, 0.95, 0.99, 1].map((q) => quantile(hundred, q))).toEqual([50, 95, 99, 100]);
+    expect(quantile(hundred, 0.07)).toBe(7); // 0.07 * 100 is a little more than 7
     expect(quantile([7], 0.5)).toBe(7);
     expect(quantile([1, 2, 3], 0.5)).toBe(2);
     expect(latencyOf([])).toBeUndefined();
@@ -180,6 +181,7 @@ describe("statistics", () => {
     // What was under way at the last end known is not guessed.
     expect(stepsBetween(ends_s, 4, 100)).toBe(0);
     expect(stepsBetween([], 0, 1)).toBe(0);
+    expect(countedSteps([1, 2], 5, 10)).toEqual({ steps: 0, seconds: 5 });
   });
 
   test("the first step after a pause began when the pause was over", () => {
