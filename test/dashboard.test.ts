@@ -233,6 +233,28 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await said;
   });
 
+  test("has a line for whom it is of, also once a client is of another class", async () => {
+    await using server = await Server.start(place);
+    const clients = [{ name: "train", class: "best-effort", replay: { profile: join(place.path, "tiny.csv") } }];
+    const config = place.file("only.json", place.pair({ policy: { name: "priority" }, clients }));
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    const tab = await opened(`${server.url}/`);
+    const plots = `document.querySelectorAll(".plots > *").length`;
+    await tab.until(`${plots} === 6 && ${shows("train, gate")}`);
+    const high = { method: "PATCH", body: { class: "high" } };
+    expect(await server.ask("/v1/clients/train", high)).toMatchObject({ status: 200 });
+    // Nobody is held back any more.
+    await tab.until(`${plots} === 5 && !${shows("train, gate")}`);
+    expect(await server.ask("/v1/clients/train", { ...high, body: { class: "best-effort" } })).toMatchObject({
+      status: 200,
+    });
+    await tab.until(`${plots} === 6 && ${shows("train, gate")}`);
+    launch.kill("SIGTERM");
+    await said;
+    expect(tab.problems).toEqual([]);
+  });
+
   test("a launch writes its report as a page, drawn second by second", async () => {
     const config = place.file("page.json", place.pair());
     const page = join(place.path, "report.html");

@@ -139,10 +139,11 @@ class Launch {
 
   #plot(stats: Stats): void {
     const { clients } = stats;
+    // All that lines depend on: each is given its values by its place among them.
     const key = JSON.stringify([
       stats.policy,
       target_ms(stats) !== undefined,
-      clients.map(({ name, requests }) => [name, requests.source]),
+      clients.map((client) => [client.name, client.class, client.requests.source]),
     ]);
     if (key !== this.#drawnFor) {
       this.#drawnFor = key;
