@@ -39,6 +39,7 @@ export interface Refusal {
 export type Transport = { kind: "unix" } | { kind: "tcp"; port: number; token: string };
 
 const READING = new Set(["GET", "HEAD"]);
+const HTTP_PORT = 80;
 
 /**
  * What is wrong with a request, as far as that can be said before its path is looked up; undefined if nothing is. It has no path
@@ -50,7 +51,7 @@ export function refusal(request: Request, path: string | undefined, transport: T
   if (path === undefined) return { status: 400, code: "no_host", message: "expected a Host that names this server" };
   if (transport.kind === "tcp") {
     const host = headers.get("host") ?? "";
-    const hosts = [`127.0.0.1:${transport.port}`, `localhost:${transport.port}`];
+    const hosts = hostsOf(transport.port);
     if (!hosts.includes(host.toLowerCase()))
       return { status: 403, code: "foreign_host", message: `Host is ${shown(host)}, expected ${hosts.join(" or ")}` };
     const origin = headers.get("origin");
@@ -89,6 +90,12 @@ export function refusal(request: Request, path: string | undefined, transport: T
       message: `expected Content-Type application/json, got ${shown(headers.get("content-type") ?? "none")}`,
     };
   return undefined;
+}
+
+/** What may be called this server: who asks at HTTP's own port leaves that out. */
+function hostsOf(port: number): string[] {
+  const names = ["127.0.0.1", "localhost"];
+  return [...(port === HTTP_PORT ? names : []), ...names.map((name) => `${name}:${port}`)];
 }
 
 /** What launches are made of (commands, environments) is not for everybody. However the path is written. */

@@ -15,6 +15,7 @@ import {
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
+import { refusal } from "../src/serve-access.ts";
 import { Place, Server, until } from "./serving.ts";
 
 const isRoot = process.getuid?.() === 0;
@@ -42,6 +43,12 @@ async function answered(to: { port: number } | { path: string }, request: string
   socket.on("error", reject);
   socket.write(request);
   return await promise;
+}
+
+/** What is wrong with such a request to a server at a port over TCP. */
+function wrongWith(port: number, headers: Record<string, string>, path = "/v1/stats", method = "GET") {
+  const request = new Request(`http://127.0.0.1:${port}${path}`, { method, headers });
+  return refusal(request, path, { kind: "tcp", port, token: "x" });
 }
 
 const folder = (): string => join(place.path, "run", "rigel");
@@ -190,6 +197,17 @@ describe("requests that are refused", () => {
     // A token has no place in a log.
     expect(await server.log).not.toContain(token);
   });
+});
+
+test("a server at HTTP's own port, which browsers and curl leave out, is named without it", () => {
+  for (const name of ["127.0.0.1", "localhost"]) {
+    expect(wrongWith(80, { host: name, origin: `http://${name}` })).toBeUndefined();
+    expect(wrongWith(80, { host: `${name}:80` })).toBeUndefined();
+    expect(wrongWith(8080, { host: `${name}:8080`, origin: `http://${name}:8080` })).toBeUndefined();
+    expect(wrongWith(8080, { host: name })).toMatchObject({ code: "foreign_host" });
+    expect(wrongWith(8080, { host: `${name}:8080`, origin: `http://${name}` })).toMatchObject({ code: "foreign_origin" });
+  }
+  expect(wrongWith(80, { host: "rigel.example" })).toMatchObject({ code: "foreign_host" });
 });
 
 describe("files that are not to be trusted", () => {
