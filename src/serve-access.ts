@@ -4,7 +4,7 @@
  * On the Unix socket the file's mode is the check: whoever may open it is the user. On 127.0.0.1 every user of the machine, and every
  * page in a browser, can send something, so there
  *   - Host must name this server (a page elsewhere whose name was made to mean 127.0.0.1 does not),
- *   - Origin and Sec-Fetch-Site, which browsers send, must not be another site's,
+ *   - Origin and Sec-Fetch-Site, which browsers send, must not be another site's, but for links to the dashboard,
  *   - whatever is no plain reading, and what launches are made of, needs the token.
  * A token is only ever read from a file that this user alone can read and write, and that is no link.
  */
@@ -58,7 +58,7 @@ export function refusal(request: Request, path: string | undefined, transport: T
     if (origin !== null && !hosts.some((name) => origin === `http://${name}`))
       return { status: 403, code: "foreign_origin", message: `a page of ${shown(origin)} may not ask this server` };
     const site = headers.get("sec-fetch-site");
-    if (site !== null && !["same-origin", "none"].includes(site))
+    if (site !== null && !["same-origin", "none"].includes(site) && !isFollowed(request, path))
       return { status: 403, code: "foreign_origin", message: "a page of another site may not ask this server" };
     if (!READING.has(method) || isPrivate(path)) {
       const given = /^Bearer +(\S+)$/i.exec(headers.get("authorization") ?? "")?.[1];
@@ -90,6 +90,12 @@ export function refusal(request: Request, path: string | undefined, transport: T
       message: `expected Content-Type application/json, got ${shown(headers.get("content-type") ?? "none")}`,
     };
   return undefined;
+}
+
+/** A link to the dashboard was followed: the page that has it learns nothing by that, and the dashboard does nothing by itself. */
+function isFollowed({ headers, method }: Request, path: string): boolean {
+  const isWindow = headers.get("sec-fetch-mode") === "navigate" && headers.get("sec-fetch-dest") === "document";
+  return isWindow && method === "GET" && path === "/";
 }
 
 /** What may be called this server: who asks at HTTP's own port leaves that out. */

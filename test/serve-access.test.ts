@@ -205,9 +205,26 @@ test("a server at HTTP's own port, which browsers and curl leave out, is named w
     expect(wrongWith(80, { host: `${name}:80` })).toBeUndefined();
     expect(wrongWith(8080, { host: `${name}:8080`, origin: `http://${name}:8080` })).toBeUndefined();
     expect(wrongWith(8080, { host: name })).toMatchObject({ code: "foreign_host" });
-    expect(wrongWith(8080, { host: `${name}:8080`, origin: `http://${name}` })).toMatchObject({ code: "foreign_origin" });
+    expect(wrongWith(8080, { host: `${name}:8080`, origin: `http://${name}` })).toMatchObject({
+      code: "foreign_origin",
+    });
   }
   expect(wrongWith(80, { host: "rigel.example" })).toMatchObject({ code: "foreign_host" });
+});
+
+test("a link to the dashboard can be followed from any page, which can neither frame it nor read anything", () => {
+  for (const site of ["cross-site", "same-site"]) {
+    const from = { host: "localhost:8080", "sec-fetch-site": site };
+    const link = { ...from, "sec-fetch-mode": "navigate", "sec-fetch-dest": "document" };
+    const foreign = { code: "foreign_origin" };
+    expect(wrongWith(8080, link, "/")).toBeUndefined();
+    expect(wrongWith(8080, { ...link, "sec-fetch-dest": "iframe" }, "/")).toMatchObject(foreign);
+    expect(wrongWith(8080, { ...from, "sec-fetch-mode": "no-cors", "sec-fetch-dest": "script" }, "/")).toMatchObject(
+      foreign,
+    );
+    expect(wrongWith(8080, link, "/", "POST")).toMatchObject(foreign);
+    for (const path of ["/v1/stats", "/v1/launches"]) expect(wrongWith(8080, link, path)).toMatchObject(foreign);
+  }
 });
 
 describe("files that are not to be trusted", () => {
