@@ -12,7 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { changesText, digits, missedText, settingsText, shareText, targetText } from "./show.ts";
+import { changesText, digits, missedText, settingsText, shareText, targetText, throughput } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -148,7 +148,15 @@ export function table(report: Report): string {
   const guarded = report.clients.flatMap(({ name, guard }) => guardLines(name, guard));
   if (guarded.length > 0) parts.push("", ...guarded);
   parts.push(...graphLines(report.clients));
-  const notes = [
+  const notes = allNotes(report);
+  if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
+  if (report.findings.length > 0) parts.push("", "rigel doctor finds:", ...report.findings.flatMap(findingLines));
+  return parts.join("\n");
+}
+
+/** What is to be said of a launch for people: its notes, and what follows from the rest of its report. */
+export function allNotes(report: Report): string[] {
+  return [
     ...report.notes,
     ...notUnderMps(report),
     ...heldUp(report.clients),
@@ -156,9 +164,6 @@ export function table(report: Report): string {
       problem ? [`${name}: not attached: ${problem}`] : [],
     ),
   ];
-  if (notes.length > 0) parts.push("", ...notes.map((note) => `note: ${note}`));
-  if (report.findings.length > 0) parts.push("", "rigel doctor finds:", ...report.findings.flatMap(findingLines));
-  return parts.join("\n");
 }
 
 /** Who runs otherwise than the launch does. Alone is whoever can be, so that what MPS itself costs is in the ratios. */
@@ -277,10 +282,8 @@ function compareTable(compare: Report["compare"]): string[] {
       row("p50 ms", (client) => withRatio(client.requests.p50_ms, client.versus_alone?.p50));
       row("p99 ms", (client) => withRatio(client.requests.p99_ms, client.versus_alone?.p99));
     } else {
-      const inLaunches = found.some((client) => client?.iterations_per_s === null);
-      row(inLaunches ? "launches/s" : "iter/s", (client) =>
-        withRatio(inLaunches ? client.launches_per_s : client.iterations_per_s, client.versus_alone?.share),
-      );
+      const { unit, of } = throughput(found);
+      row(unit, (client) => withRatio(of(client), client.versus_alone?.share));
     }
   }
   return aligned(["compared", "", ...modes], rows, 2);

@@ -7,7 +7,7 @@
 import type { Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
 import { type Controller, isTold, type Move, type Second } from "./slo.ts";
-import type { ClientStats, Stats } from "./stats.ts";
+import type { ClientStats, Measured, Stats } from "./stats.ts";
 
 /** Three significant digits or more, never an exponent. */
 export function digits(value: number | null): string {
@@ -55,6 +55,16 @@ export function isStopped(
   const stale_ms = settings["stale_ms"];
   const ages = processes.flatMap(({ heartbeat_age_ms }) => heartbeat_age_ms ?? []);
   return stale_ms !== undefined && ages.length > 0 && ages.every((age_ms) => age_ms > stale_ms);
+}
+
+/** What the throughput of a client is compared in, phase by phase: iterations if it reports those in all of them. */
+export function throughput(phases: readonly (Pick<Measured, "iterations_per_s" | "launches_per_s"> | undefined)[]) {
+  const inLaunches = phases.some((client) => client?.iterations_per_s === null);
+  return {
+    unit: inLaunches ? "launches/s" : "iter/s",
+    of: (client: Pick<Measured, "iterations_per_s" | "launches_per_s">): number | null =>
+      inLaunches ? client.launches_per_s : client.iterations_per_s,
+  };
 }
 
 /** What a client of this segment is doing, in one word. */

@@ -7,8 +7,10 @@ import { z } from "zod";
 import { Browser, type Tab, chromium } from "../src/chromium.ts";
 import { configOf } from "../src/config.ts";
 import { policyOf } from "../src/dashboard.ts";
+import { launchPage } from "../src/launch-page.ts";
 import { decades, steps } from "../src/page/scale.ts";
 import { buildPage } from "../src/page.ts";
+import { type Mode, type Report, compared } from "../src/report.ts";
 import { svgOf } from "../src/terminal-svg.ts";
 import { Place, Server, spinning } from "./serving.ts";
 
@@ -50,6 +52,8 @@ test("a launch's page holds the report as data, whatever is in it, and its file 
   const data = /<script type="application\/json" id="report">([^<]*)<\/script>/.exec(html)?.[1];
   expect(JSON.parse(data ?? "")).toMatchObject({
     clients: [{ name: "a", exit_code: 1 }],
+    // As standard output has it.
+    notes: expect.arrayContaining([expect.stringMatching(/^a: not attached: it ended with status 1 /)]),
     findings: expect.arrayContaining([
       expect.objectContaining({ found: expect.stringContaining("/</script><img>/libvgpu.so (LD_PRELOAD) is HAMi's") }),
     ]),
@@ -278,6 +282,30 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(tab.problems).toEqual([]);
     expect(tab.requests.filter((url) => !/^(data|file):/.test(url))).toEqual([]);
     expect(result.status).toBe(0);
+  });
+
+  test("a launch's page compares best-effort clients as the table does: in iterations, where they report those", async () => {
+    const config = place.file("one.json", place.pair({ policy: { name: "priority" } }));
+    const { stdout } = await place.rigel("launch", config, "--duration", "1", "--json", "--segment", place.segments);
+    const report: Report = JSON.parse(stdout);
+    const train = report.clients.find(({ name }) => name === "train");
+    if (!train) throw new Error("no train");
+    const phase = (mode: Mode, iterations_per_s: number | null, launches_per_s: number) => ({
+      mode,
+      clients: [{ ...train, iterations_per_s, launches_per_s }],
+    });
+    const rows = async (phases: Parameters<typeof compared>[0]) => {
+      const page = place.file("compared.html", await launchPage({ ...report, compare: compared(phases) }));
+      const tab = await opened(`file://${page}`);
+      await tab.until(shows("Policy priority has no control loop"));
+      return await tab.evaluate(
+        `[...document.querySelectorAll("table")].at(-1).querySelector("tbody").innerText.replaceAll(/\\s+/g, " ")`,
+      );
+    };
+    expect(await rows([phase("alone", 20, 100), phase("governed", 10, 80)])).toBe("train iter/s 20.0 10.0 (x0.50)");
+    expect(await rows([phase("alone", null, 100), phase("governed", null, 80)])).toBe(
+      "train launches/s 100 80.0 (x0.80)",
+    );
   });
 
   test("says so when the server has gone, and goes on when it is back", async () => {

@@ -5,7 +5,7 @@
  */
 
 import type { Report } from "../report.ts";
-import { digits, durationText, rateText, targetText, turnsText } from "../show.ts";
+import { digits, durationText, rateText, targetText, throughput, turnsText } from "../show.ts";
 import { byId, colourOf, element, table, withUnit } from "./element.ts";
 import { type Line, Plot } from "./plot.ts";
 
@@ -68,12 +68,13 @@ function compared({ compare }: Report): HTMLElement[] {
       what,
       ...own.map((client) => (client ? cell(client) : "-")),
     ];
+    const { unit, of } = throughput(own);
     return own.some((client) => client?.class === "high")
       ? [
           row("p50 ms", (client) => digits(client.requests.p50_ms) + ratio(client.versus_alone?.p50)),
           row("p99 ms", (client) => digits(client.requests.p99_ms) + ratio(client.versus_alone?.p99)),
         ]
-      : [row("launches/s", (client) => rateText(client.launches_per_s) + ratio(client.versus_alone?.share))];
+      : [row(unit, (client) => digits(of(client)) + ratio(client.versus_alone?.share))];
   });
   const grid = table(["compared", "", ...compare.map(({ mode }) => mode)], rows, 2);
   return [element("div", "card scroll below", grid)];
