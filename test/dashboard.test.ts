@@ -259,6 +259,23 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(tab.problems).toEqual([]);
   });
 
+  test("on a phone a client with the longest name leaves room for its numbers", async () => {
+    await using server = await Server.start(place);
+    const clients = [{ name: "n".repeat(63), class: "best-effort", replay: { profile: join(place.path, "tiny.csv") } }];
+    const config = place.file("long.json", place.pair({ policy: { name: "priority" }, clients }));
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    const tab = await opened(`${server.url}/`);
+    await tab.resize(390, 844, true);
+    await tab.until(`document.querySelectorAll(".plots > *").length === 6 && ${shows("has attached, process")}`);
+    await tab.until("document.documentElement.scrollWidth <= 390");
+    // It stays where it is while the others are scrolled beneath it.
+    await tab.until(`document.querySelector("tbody td").getBoundingClientRect().width < 390 / 2`);
+    launch.kill("SIGTERM");
+    await said;
+    expect(tab.problems).toEqual([]);
+  });
+
   test("a launch writes its report as a page, drawn second by second", async () => {
     const config = place.file("page.json", place.pair());
     const page = join(place.path, "report.html");

@@ -27,6 +27,9 @@ export function element(tag: string, className = "", ...children: (Node | string
 /** A cell: a text, or one with a colour beside it or a class of its own. */
 export type Cell = string | { text: string; colour?: string; className?: string };
 
+/** A name that has more letters takes several lines. */
+const LONG = 24;
+
 /** A table whose first `left` columns begin at the left; a phone has no room for the column `wide`. */
 export function table(
   header: readonly string[],
@@ -42,7 +45,8 @@ export function table(
       "",
       ...cells.map((cell, column) => {
         const { text, colour, className = "" } = typeof cell === "string" ? { text: cell, colour: undefined } : cell;
-        const made = element("td", `${classOf(column)} ${className}`.trim(), text);
+        const long = column === 0 && text.length > LONG ? "long" : "";
+        const made = element("td", [classOf(column), className, long].filter(Boolean).join(" "), text);
         if (colour !== undefined) {
           const swatch = element("span", "swatch");
           swatch.style.background = colour;
