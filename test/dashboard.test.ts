@@ -12,7 +12,8 @@ import { decades, steps } from "../src/page/scale.ts";
 import { buildPage } from "../src/page.ts";
 import { type Mode, type Report, compared } from "../src/report.ts";
 import { svgOf } from "../src/terminal-svg.ts";
-import { Place, Server, spinning } from "./serving.ts";
+import { type Stats, statsSchema } from "../src/stats.ts";
+import { Place, Server, spinning, until } from "./serving.ts";
 
 let place: Place;
 beforeAll(() => {
@@ -323,6 +324,44 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(await rows([phase("alone", null, 100), phase("governed", null, 80)])).toBe(
       "train launches/s 100 80.0 (x0.80)",
     );
+  });
+
+  test("goes on when the machine's clock was set back", async () => {
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    let seen: Stats;
+    {
+      await using server = await Server.start(place);
+      seen = await until(async () => {
+        const { segments } = z.object({ segments: z.array(statsSchema) }).parse((await server.ask("/v1/stats")).body);
+        return segments.find(({ clients }) => clients.length === 2);
+      });
+    }
+    launch.kill("SIGTERM");
+    await said;
+    // Two seconds of it, told by a server whose clock goes back by an hour in between.
+    const at = (clock_s: number, later_ms: number, refused: number): Stats => ({
+      ...seen,
+      at: new Date(Date.parse(seen.at) + clock_s * 1000).toISOString(),
+      at_ms: seen.at_ms + later_ms,
+      segment: { ...seen.segment, refused },
+    });
+    const events = [at(0, 0, 11), at(-3600, 1000, 22)].map(
+      (stats) => `event: stats\ndata: ${JSON.stringify({ at: stats.at, segments: [stats], hangs: [] })}\n\n`,
+    );
+    const html = await buildPage("dashboard");
+    await using told = Bun.serve({
+      hostname: "127.0.0.1",
+      port: 0,
+      fetch: ({ url }) =>
+        url.endsWith("/v1/events")
+          ? new Response(events.join(""), { headers: { "content-type": "text/event-stream" } })
+          : new Response(html, { headers: { "content-type": "text/html" } }),
+    });
+    const tab = await opened(told.url.href);
+    await tab.until(shows("22 processes found no room"));
+    expect(tab.problems).toEqual([]);
   });
 
   test("says so when the server has gone, and goes on when it is back", async () => {

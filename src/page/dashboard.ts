@@ -114,7 +114,9 @@ class Launch {
 
   add(stats: Stats, hangs: SegmentHangs | undefined): void {
     const time_s = Date.parse(stats.at) / 1000;
-    if (time_s <= (this.#history.at(-1)?.time_s ?? 0)) return;
+    if (stats.at_ms <= (this.#history.at(-1)?.stats.at_ms ?? 0)) return;
+    // What a clock that was set back has shown is not to be drawn to the right of now.
+    while ((this.#history.at(-1)?.time_s ?? 0) >= time_s) this.#history.pop();
     this.#history.push({ time_s, stats });
     while ((this.#history[0]?.time_s ?? time_s) < time_s - HISTORY_s) this.#history.shift();
     this.#title.textContent = titleOf(stats);
