@@ -65,6 +65,8 @@ test("a launch's page holds the report as data, whatever is in it, and its file 
   expect(missing.status).toBe(2);
 });
 
+const askedSchema = z.object({ launches: z.array(z.object({ state: z.string(), stops: z.number() })) });
+
 /** Whether a text is shown. */
 const shows = (text: string): string => `(document.body?.innerText ?? "").includes(${JSON.stringify(text)})`;
 test("lines of a terminal become a picture with their colours, each word at its column", () => {
@@ -178,6 +180,15 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.resize(390, 844, true);
     await tab.until(shows("live, once a second"));
     const click = (selector: string) => tab.evaluate(`document.querySelector(${JSON.stringify(selector)}).click()`);
+    // Its second click comes when what the first one has asked for is done already.
+    const doubleClick = async (selector: string, done: string) => {
+      const clicked = (detail: number) =>
+        `document.querySelector(${JSON.stringify(selector)}).dispatchEvent(
+          new MouseEvent("click", { bubbles: true, cancelable: true, detail: ${detail} }))`;
+      await tab.evaluate(clicked(1));
+      await tab.until(done);
+      await tab.evaluate(clicked(2));
+    };
     const typed = async (selector: string, text: string) => {
       await tab.evaluate(`document.querySelector(${JSON.stringify(selector)}).select()`);
       await tab.type(text);
@@ -201,7 +212,10 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await tab.until(shows('clients[0].class: expected one of "high", "best-effort", got "low"'));
     await tab.until(shows("polic: unknown field"));
     await typed("#configuration", JSON.stringify(place.pair()));
-    await click("#start-button");
+    await doubleClick(
+      "#start-button",
+      `document.querySelector("#asked li") !== null && !document.querySelector("#start-button").disabled`,
+    );
     await tab.until(`/running\\s*serve \\+ train, since/.test(document.querySelector("#asked").innerText)`);
     expect(await tab.evaluate(`document.querySelector("#start-errors").innerText`)).toBe("");
     // The launch itself appears beneath, and what it says can be unfolded.
@@ -215,9 +229,11 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     await click("#start > summary");
     await tab.until(`document.querySelector("#asked button")?.innerText === "Stop"`);
     expect(await tab.evaluate(shows(server.token))).toBe(false);
-    await click("#asked button");
+    await doubleClick("#asked button", `document.querySelector("#asked button").innerText !== "Stop"`);
     await tab.until(`/ended\\s*serve \\+ train/.test(document.querySelector("#asked").innerText)`);
     await tab.until(shows("Nothing runs under Rigel at the moment."));
+    const { launches } = askedSchema.parse((await server.ask("/v1/launches")).body);
+    expect(launches).toEqual([{ state: "ended", stops: 1 }]);
     expect(tab.problems.filter((text) => !/status of (401|422)/.test(text))).toEqual([]);
     expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
   });

@@ -80,6 +80,7 @@ class Entry {
   constructor(id: string) {
     this.#id = id;
     this.#stop.type = "button";
+    clickedOnce(this.#stop);
     this.#stop.addEventListener("click", () => void told(async () => this.update(await this.#ask("DELETE"))));
     this.#more.append(element("summary", "", "standard error and report"), this.#lines);
     this.#more.addEventListener("toggle", () => void told(async () => await this.refresh()));
@@ -110,6 +111,15 @@ class Entry {
   async #ask(method: string): Promise<LaunchDetail> {
     return await ask(method, `/v1/launches/${this.#id}`);
   }
+}
+
+/** The second click of a double click is not another one: it would start a second launch, or kill what was asked to end. */
+function clickedOnce(made: HTMLButtonElement): void {
+  made.addEventListener("click", (event) => {
+    if (event.detail <= 1) return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  });
 }
 
 /** Does something, and says what went wrong with it. */
@@ -184,6 +194,7 @@ export function launchForm(): void {
     errors.replaceChildren();
     void told(refresh);
   });
+  clickedOnce(button);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     wrongToken = "";
