@@ -195,6 +195,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, long_part, 1)       /* [client] 1 + the thousandths of its process's GPU time in kernels and graphs of RG_POLICY_STOP_NS or more, \
                                   lately, as long as its launches have stops; 0: not known */ \
     F(u64, slow_calls, 1)      /* [client] calls that took its channels off the GPU, or let them back, of RG_POLICY_SLOW_CALL_NS or more */ \
+    F(u64, stays, 1)           /* [client] high: requests after which the GPU was to stay with its process (stay.c) */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \

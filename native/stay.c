@@ -175,7 +175,7 @@ static CUdeviceptr words_at(uint32_t device)
 }
 
 /* In the stream's context. Where one of the calls fails nothing stays, or with nothing behind it. */
-static void launch(uint32_t device, CUstream stream, uint32_t us)
+static void launch(const rg_member *m, uint32_t device, CUstream stream, uint32_t us)
 {
     atomic_store(&stays[device].pair, (atomic_load(&stays[device].pair) + 1) % PAIRS);
     atomic_store(said(device) - 1, 0);
@@ -188,6 +188,7 @@ static void launch(uint32_t device, CUstream stream, uint32_t us)
         RG_REAL(cuLaunchKernel)(stays[device].stay, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, params, NULL) != CUDA_SUCCESS)
         return;
     atomic_fetch_or(&rg.stays, 1u << device);
+    atomic_fetch_add_explicit(&m->slot->stays, 1, memory_order_relaxed);
     RG_REAL(cuLaunchKernel)(stays[device].behind, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, NULL, NULL);
 }
 
@@ -208,7 +209,7 @@ void rg_stay_begin(const rg_track *t)
             rg_real.cuCtxGetCurrent(&current);
             bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
             if (pushed || current == context)
-                launch(device, t->stream, us);
+                launch(rg_track_member(t), device, t->stream, us);
             if (pushed)
                 rg_real.cuCtxPopCurrent_v2(&popped);
             if (rg_real.cuThreadExchangeStreamCaptureMode)

@@ -34,6 +34,12 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
     "Calls to suspend or resume that the driver held up for 2 ms or more.",
     ({ preemption }) => preemption.slow_calls,
   ],
+  [
+    "rigel_stays_total",
+    "counter",
+    "Requests after which the GPU was to stay with the client for a moment.",
+    ({ preemption }) => preemption.stays,
+  ],
   ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],
   ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
   ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],

@@ -84,6 +84,8 @@ const measuredSchema = z.object({
     suspended_ms: ms,
     /** Calls for that which the driver held up for 2 ms or more, as it does while programs start on some GPU of the host. */
     slow_calls: count,
+    /** Of a high client: requests after which the GPU was to stay with it for those that follow at once, in time slices. */
+    stays: count,
   }),
   /** What the cuBLAS guard counted and repaired. */
   guard: guardSchema,
@@ -391,6 +393,7 @@ export function measured(usage: Usage, counted_s: number, guard: Pick<GuardRepor
       suspensions: counters.suspensions,
       suspended_ms: milliseconds(counters.suspended_ns),
       slow_calls: counters.slow_calls,
+      stays: counters.stays,
     },
     charged_ms: milliseconds(counters.charged_ns),
     guard: {

@@ -31,6 +31,7 @@ interface Counters {
   suspensions: number;
   suspended_ns: number;
   slow_calls: number;
+  stays: number;
   shared: number;
   charged_ns: number;
   unprofiled: number;
@@ -192,6 +193,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     suspensions: value("suspensions"),
     suspended_ns: value("suspended_ns"),
     slow_calls: value("slow_calls"),
+    stays: value("stays"),
     shared: value("shared"),
     charged_ns: value("charged_ns"),
     unprofiled: value("unprofiled"),

@@ -72,6 +72,7 @@ static void it_stays_until_the_next_has_begun(void)
     for (int i = 0; i < 20; i++) {
         until_it_stays();
         CHECK_EQUAL(atomic_load(&launched), 2 * (i + 1));
+        CHECK_EQUAL(rg.slot->stays, i + 1);
         CHECK_EQUAL(stream_said(words), 0);
         CHECK_EQUAL(words[1], 0);
         _Atomic uint32_t *before = words;
@@ -222,6 +223,7 @@ static void a_driver_that_refuses(void)
         request();
     CHECK(atomic_load(&launched) > n);
     CHECK(!stays_now());
+    CHECK_EQUAL(rg.slot->stays, 1);
     done();
 }
 
