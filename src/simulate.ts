@@ -292,8 +292,9 @@ function clientOf(client: Config["clients"][number], index: number, seed: number
 }
 
 /** Everything that is missing or wrong, at once; what has no effect becomes a note. */
-async function checkProfiles({ file, clients, fieldNames }: Config, notes: string[]): Promise<void> {
+async function checkProfiles({ file, clients, fieldNames, policy }: Config, notes: string[]): Promise<void> {
   const problems: RigelError[] = [];
+  if (policy.stay_us !== undefined) notes.push("policy.stay_us is not simulated");
   for (const [index, client] of clients.entries()) {
     const names = fieldNames[index];
     const where = `${file}: ${names?.client}`;

@@ -106,6 +106,13 @@ describe.concurrent("rigel simulate", () => {
     }
   });
 
+  test("what is asked for and not simulated is said", async () => {
+    using scratch = new Scratch();
+    const { notes } = await predicted(jobs(scratch, { policy: { name: "priority", stay_us: 100 } }));
+    expect(notes).toContain("policy.stay_us is not simulated");
+    expect((await predicted(jobs(scratch))).notes.join()).not.toContain("not simulated");
+  });
+
   test("of who is through before the time is over no share is told", async () => {
     using scratch = new Scratch();
     const serve = { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 100 } };
