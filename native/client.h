@@ -716,9 +716,10 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
 /* ---- stay.c: the GPU stays with a high client's process after a request ---- */
 
 /*
- * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for `stay_us`, if
- * requests often follow one another at once; if another one begins meanwhile (rg_stay_coming: after so much idle time) until its first launch does, of which rg_stay_launches is
- * told before it and, with what that has said, rg_stay_ends once it is queued. rg_stay_ends(false): there is nothing to stay for.
+ * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for
+ * `stay_us`, if requests often follow one another at once. If another one begins meanwhile (rg_stay_coming: after so much idle time) it stays
+ * until its first launch begins, of which rg_stay_launches is told before it, and rg_stay_ends once it is queued, with what that has said.
+ * rg_stay_ends(false): there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t idle_for_ns);
