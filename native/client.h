@@ -718,13 +718,14 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
 /*
  * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for
  * `stay_us`, if requests often follow one another at once. If another one begins meanwhile (rg_stay_coming: after so much idle time) it stays
- * until its first launch begins, of which rg_stay_launches is told before it, and rg_stay_ends once it is queued, with what that has said.
- * rg_stay_ends(false): there is nothing to stay for.
+ * until its first launch begins, of which rg_stay_launches is told before it; where that returns a word, rg_stay_launched gets it once the
+ * launch is queued. rg_stay_ends: there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t idle_for_ns);
-RG_COLD bool rg_stay_launches(const rg_track *track);
-RG_COLD void rg_stay_ends(bool launched);
+RG_COLD _Atomic uint32_t *rg_stay_launches(const rg_track *track);
+RG_COLD void rg_stay_launched(_Atomic uint32_t *word);
+RG_COLD void rg_stay_ends(void);
 
 /* rg_stay_beat: whether it may on the device, a high client's; makes what it takes for that. Agent thread only. */
 void rg_stay_beat(uint32_t device, bool allowed);
@@ -822,6 +823,13 @@ typedef struct {
     _Atomic uint32_t bypass;   /* enum rg_bypass */
 } rg_client_state;
 extern rg_client_state rg;
+
+/* rg_stay_waits: before a call in which the driver waits for all of a context. */
+static inline void rg_stay_waits(void)
+{
+    if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)))
+        rg_stay_ends();
+}
 
 /* rg_is_client: whether this process is a client, be it that its work goes past Rigel: for what has to be known for later all the same. */
 static inline bool rg_is_client(void)

@@ -222,10 +222,10 @@ void rg_again_timed(uint32_t operation)
         if (RG_##KIND == RG_LAUNCH && mode == RG_MODE_HIGH && !several_ && !recorded_) \
             rg_again_next(epoch_, &op_, stream_, track_, marks_); \
         bool stays_ = mode != RG_MODE_BEST_EFFORT && RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)); \
-        bool told_ = RG_UNLIKELY(stays_) && rg_stay_launches(track_); \
+        _Atomic uint32_t *told_ = RG_UNLIKELY(stays_) ? rg_stay_launches(track_) : NULL; \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (RG_UNLIKELY(stays_)) \
-            rg_stay_ends(told_); \
+        if (RG_UNLIKELY(told_ != NULL)) \
+            rg_stay_launched(told_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \
@@ -590,6 +590,7 @@ RG_TAKE_AWAY(cuStreamDestroy_v2, (CUstream s), (s), rg_track_forget(s), )
     { \
         if (rg_is_client()) \
             rg_functions_forget(); \
+        rg_stay_waits(); \
         return RG_CALL(symbol, args); \
     }
 RG_UNLOAD(cuModuleUnload, (CUmodule module), (module))
@@ -802,7 +803,7 @@ RG_END_CAPTURE(cuStreamEndCapture_ptsz, RG_PTDS(s))
         uint64_t token = high ? rg_wait_stream_begin(stream) : 0; \
         bool drains = high && rg_drain(); \
         uint64_t since = high && !drains ? rg_clock_ns() : 0; \
-        if (drains) \
+        if (drains && token) /* else it is something else that is waited for */ \
             rg_stay_begin(rg_track_find(rg_track_key(stream))); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)(stream)); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
@@ -849,8 +850,7 @@ RG_LOOK_AT_STREAM(cuStreamQuery_ptsz, RG_PTDS(s))
         uint64_t token = high ? rg_wait_context_begin(waited) : 0; \
         if (high) \
             rg_drain(); \
-        if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed))) \
-            rg_stay_ends(false); \
+        rg_stay_waits(); \
         rg_op op = rg_wait_op(RG_OP_##symbol, (uintptr_t)waited); \
         uint64_t began = rg_recorded ? rg_record_wait_begin() : 0; \
         CUresult r = RG_CALL(symbol, args); \
@@ -900,7 +900,7 @@ CUresult cuEventSynchronize(CUevent e)
     uint64_t token = high ? rg_event_block_begin(e, &track) : 0;
     bool drains = high && rg_drain();
     uint64_t since = high && !drains ? rg_clock_ns() : 0;
-    if (drains)
+    if (drains && token) /* else the stream may be gone: the event is not */
         rg_stay_begin(track);
     rg_op op = rg_wait_op(RG_OP_cuEventSynchronize, (uintptr_t)e);
     uint64_t began = rg_recorded ? rg_record_wait_begin() : 0;

@@ -605,6 +605,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned flags)
 
 CUresult cuMemFree_v2(CUdeviceptr p)
 {
+    rg_stay_waits();
     entry *e = free_begin(POINTER, p);
     uint64_t bytes = e ? e->bytes : 0;
     return free_end(e, RG_CALL_SEEN(RG_TRACE_free, cuMemFree_v2, (p), bytes));
@@ -900,6 +901,7 @@ CUresult cuArray3DCreate_v2(CUarray *a, const CUDA_ARRAY3D_DESCRIPTOR *d)
 
 CUresult cuArrayDestroy(CUarray a)
 {
+    rg_stay_waits();
     entry *e = free_begin(ARRAY, (uintptr_t)a);
     return free_end(e, RG_CALL(cuArrayDestroy, (a)));
 }

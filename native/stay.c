@@ -13,8 +13,8 @@
  * stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but
  * for that one.
  *
- * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize) ends it
- * first; what else does so in the driver (cuMemFree) waits for its end.
+ * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize, cuMemFree)
+ * ends it first; what else does so in the driver, and has no hook (cuMemFreeHost), waits for its end.
  */
 #include "record-client.h"
 
@@ -126,7 +126,7 @@ void rg_stay_forget_context(CUcontext context, CUdevice d)
         CUcontext now = atomic_load(&stays[i].context);
         if (now && (context ? now == context : atomic_load(&rg.ordinal[i]) == d)) {
             atomic_store(&stays[i].context, NULL);
-            rg_stay_ends(false);
+            rg_stay_ends();
         }
         if (context ? atomic_load(&stays[i].wanted) == context : atomic_load(&rg.ordinal[i]) == d)
             atomic_store(&stays[i].wanted, NULL);
@@ -156,9 +156,10 @@ static bool is_of_use(const rg_track *t, uint32_t device)
     const rg_member *m = rg_track_member(t);
     uint64_t busy = atomic_load(&m->period[device].busy_since);
     uint64_t idle = atomic_load_explicit(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, memory_order_relaxed);
-    if (stays[device].seen_ns != busy)
+    if (busy > stays[device].seen_ns) { /* of several clients in turn none is noted twice */
         stays[device].short_pauses = stays[device].short_pauses << 1 | (idle && rg_since(idle, busy) < RG_POLICY_SHORT_PAUSE_NS);
-    stays[device].seen_ns = busy;
+        stays[device].seen_ns = busy;
+    }
     return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, rg_clock_ns()) < RG_POLICY_BRIEF_NS &&
            last_wait_ns(m->slot, device) >= LEAST_WAIT_NS;
 }
@@ -192,29 +193,46 @@ static void launch(const rg_member *m, uint32_t device, CUstream stream, uint32_
     RG_REAL(cuLaunchKernel)(stays[device].behind, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, NULL, NULL);
 }
 
+/* In its context, while neither stream nor context is taken away, and no capture begins. */
+static void launch_behind(uint32_t device, const rg_track *t, uint32_t us)
+{
+    CUcontext context = t->context, current = NULL, popped;
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    if (!rg_agent_enter())
+        return;
+    if (!atomic_load(&rg.captures) && atomic_load(&t->key) && context == atomic_load(&stays[device].context)) {
+        if (rg_real.cuThreadExchangeStreamCaptureMode)
+            rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+        rg_real.cuCtxGetCurrent(&current);
+        bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
+        if (pushed || current == context)
+            launch(rg_track_member(t), device, t->stream, us);
+        if (pushed)
+            rg_real.cuCtxPopCurrent_v2(&popped);
+        if (rg_real.cuThreadExchangeStreamCaptureMode)
+            rg_real.cuThreadExchangeStreamCaptureMode(&mode);
+    }
+    pthread_mutex_unlock(&rg_agent_lock);
+}
+
+static bool is_high(const rg_track *t)
+{
+    return atomic_load(&rg_track_member(t)->mode) & RG_MODE_HIGH;
+}
+
 void rg_stay_begin(const rg_track *t)
 {
     uint32_t device = t ? rg_track_device(t) : 0, us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
-    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && at_once() && !rg_recorded;
+    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && at_once() && !rg_recorded &&
+               is_high(t);
     if (!may || atomic_load(&rg.stays) >> device & 1 /* a second wait for the same */ || !take(device))
         return;
-    CUcontext context = atomic_load(&stays[device].context), current = NULL, popped;
+    CUcontext context = atomic_load(&stays[device].context);
     if (is_of_use(t, device)) {
         if (!context)
             atomic_store(&stays[device].wanted, t->context);
-        else if (context == t->context && !t->owner && RG_REAL(cuLaunchKernel)) {
-            CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
-            if (rg_real.cuThreadExchangeStreamCaptureMode)
-                rg_real.cuThreadExchangeStreamCaptureMode(&mode);
-            rg_real.cuCtxGetCurrent(&current);
-            bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
-            if (pushed || current == context)
-                launch(rg_track_member(t), device, t->stream, us);
-            if (pushed)
-                rg_real.cuCtxPopCurrent_v2(&popped);
-            if (rg_real.cuThreadExchangeStreamCaptureMode)
-                rg_real.cuThreadExchangeStreamCaptureMode(&mode);
-        }
+        else if (context == t->context && !t->owner && RG_REAL(cuLaunchKernel))
+            launch_behind(device, t, us);
     }
     give(device);
 }
@@ -230,16 +248,29 @@ void rg_stay_coming(uint32_t device, uint64_t idle_for_ns)
         atomic_store(said(device), COMING);
 }
 
-bool rg_stay_launches(const rg_track *t)
+_Atomic uint32_t *rg_stay_launches(const rg_track *t)
 {
-    uint32_t device = t ? rg_track_device(t) : 0;
-    return t && atomic_load(&rg.stays) >> device & 1 && !t->owner && t->context == atomic_load(&stays[device].context) &&
-           rg_real.cuStreamWriteValue32_v2 &&
-           rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+    if (!t)
+        rg_stay_ends();
+    uint32_t device = t ? rg_track_device(t) : 0, bit = 1u << device;
+    /* Of one device, by one thread; another client's launch is no request. */
+    if (!t || !is_high(t) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
+        return NULL;
+    _Atomic uint32_t *word = said(device);
+    bool told = !t->owner && t->context == atomic_load(&stays[device].context) && rg_real.cuStreamWriteValue32_v2 &&
+                rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+    if (!told) /* then it is over once the launch is queued */
+        atomic_store(word - 1, BEGINS);
+    return word;
 }
 
-void rg_stay_ends(bool launched)
+void rg_stay_launched(_Atomic uint32_t *word)
+{
+    atomic_store(word, LAUNCHED);
+}
+
+void rg_stay_ends(void)
 {
     for (uint32_t devices = atomic_exchange(&rg.stays, 0); devices; devices &= devices - 1)
-        atomic_store(said((uint32_t)__builtin_ctz(devices)), launched ? LAUNCHED : OVER);
+        atomic_store(said((uint32_t)__builtin_ctz(devices)), OVER);
 }

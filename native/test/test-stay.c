@@ -13,7 +13,7 @@ static __typeof__(&cuLaunchKernel) real_launch;
 static CUresult note_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s,
                             void **params, void **extra)
 {
-    if (s) {
+    if (bx == 1) {
         atomic_fetch_add(&launched, 1);
         stay_stream = s;
         words = params ? *(_Atomic uint32_t **)params[0] : words;
@@ -248,6 +248,130 @@ static void not_during_a_capture(void)
     done();
 }
 
+/* An event outlives its stream: who waits for it while other work is covered too does not bring the stream back. */
+static CUstream gone;
+static bool used_gone;
+static __typeof__(&cuEventRecord) real_record;
+static CUresult note_record(CUevent e, CUstream s)
+{
+    used_gone |= gone && s == gone;
+    return s == gone ? CUDA_SUCCESS : real_record(e, s);
+}
+
+static void a_stream_that_is_gone(void)
+{
+    become_one_that_may();
+    real_record = RG_REAL(cuEventRecord);
+    *(__typeof__(&note_record) *)&rg_real.hooked[RG_HOOK_cuEventRecord] = note_record;
+    CUevent of_gone, of_other;
+    CUstream other;
+    CHECK_EQUAL(cuEventCreate(&of_gone, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&of_other, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 100; i++) {
+        CUstream s;
+        gone = NULL;
+        CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        until_it_stays();
+        launch(spin, s, 1000);
+        CHECK_EQUAL(cuEventRecord(of_gone, s), CUDA_SUCCESS);
+        launch(spin, other, 1000000);
+        CHECK_EQUAL(cuEventRecord(of_other, other), CUDA_SUCCESS);
+        CHECK_EQUAL(cuStreamDestroy_v2(s), CUDA_SUCCESS);
+        gone = s;
+        CHECK_EQUAL(cuEventSynchronize(of_gone), CUDA_SUCCESS);
+        CHECK(!used_gone);
+        CHECK_EQUAL(cuEventSynchronize(of_other), CUDA_SUCCESS);
+    }
+    done();
+}
+
+/* Who waits for a stream that has nothing to do, while another one is busy. */
+static void not_behind_another_stream(void)
+{
+    become_one_that_may();
+    CUstream idle;
+    CUevent end;
+    CHECK_EQUAL(cuStreamCreate(&idle, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuEventCreate(&end, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    launch(spin, idle, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(idle), CUDA_SUCCESS);
+    for (int i = 0; i < 5000 && !stays_now(); i++) {
+        launch(spin, NULL, 1000000);
+        CHECK_EQUAL(cuEventRecord(end, NULL), CUDA_SUCCESS);
+        CHECK_EQUAL(cuStreamSynchronize(idle), CUDA_SUCCESS);
+        CHECK(!stays_now());
+        CHECK_EQUAL(cuEventSynchronize(end), CUDA_SUCCESS);
+        rg_stay_beat(0, true);
+    }
+    CHECK(stays_now());
+    done();
+}
+
+/* A launch for one device says nothing of another. */
+static void each_device_by_itself(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become_one_that_may();
+    atomic_fetch_or(&seg->stops[1].armed, 1ull << OTHER);
+    CUcontext second;
+    launch(spin, NULL, 1000);
+    wait_for_it();
+    CUfunction first_spin = spin;
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    load_kernels(NULL);
+    for (int i = 0; i < 5000 && !(atomic_load(&rg.stays) >> 1); i++) {
+        request();
+        rg_stay_beat(1, true);
+    }
+    CHECK_EQUAL(atomic_load(&rg.stays), 2);
+    _Atomic uint32_t *of_second = words;
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    launch(first_spin, NULL, 1000);
+    CHECK_EQUAL(atomic_load(&rg.stays), 2);
+    CHECK_EQUAL(of_second[1], 0);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(atomic_load(&rg.stays), 0);
+    CHECK_EQUAL(of_second[1], 2);
+    wait_for_it();
+    rg_real.rigelSimWrites(1);
+    CHECK_EQUAL(of_second[0], 1);
+    done();
+}
+
+/* The driver waits for all of the context before it frees: not for that. */
+static void who_frees_memory_ends_it(void)
+{
+    become_one_that_may();
+    CUdeviceptr p;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+    until_it_stays();
+    CHECK_EQUAL(cuMemFree_v2(p), CUDA_SUCCESS);
+    CHECK(!stays_now());
+    CHECK_EQUAL(words[1], 3);
+    done();
+}
+
+/* While a stream or a context is taken away by another thread it may be this one's. */
+static void not_while_a_stream_is_taken_away(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    launch(spin, NULL, 1000);
+    wait_for_it();
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    atomic_fetch_add(&rg_taking_away, 1);
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 100; i++)
+        request();
+    CHECK_EQUAL(atomic_load(&launched), n);
+    atomic_fetch_sub(&rg_taking_away, 1);
+    until_it_stays();
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -263,5 +387,10 @@ int main(int argc, char **argv)
     RUN(it_goes_and_comes_with_contexts);
     RUN(a_driver_that_refuses);
     RUN(not_during_a_capture);
+    RUN(a_stream_that_is_gone);
+    RUN(not_behind_another_stream);
+    RUN(each_device_by_itself);
+    RUN(who_frees_memory_ends_it);
+    RUN(not_while_a_stream_is_taken_away);
     return failures ? 1 : 0;
 }
