@@ -26,8 +26,11 @@ enum { PAGE_BYTES = 4096 };
 #define LEAST_WAIT_NS 300000u
 /* For how much longer the GPU stays once the next request has begun: for its input, and until its first launch is queued. */
 #define MORE_NS 1000000u
-/* What the host says: nothing more has come; something has, and a launch may follow; that is queued; there is nothing to stay for. */
-enum { ALONE, COMING, LAUNCHED, OVER };
+/* What the host says: nothing more has come; something has, and a launch may follow; that is queued; there is nothing to stay for. The GPU: queued, but not begun
+ * in time. */
+enum { ALONE, COMING, LAUNCHED, OVER, LATE };
+/* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
+enum { LATES = 2 };
 /* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
 enum { BEGINS = 1, PAIRS = 8 };
 
@@ -44,6 +47,7 @@ static const char image[] =
     "    setp.eq.u32 %p0, %r1, 0;\n    setp.lt.and.u64 %p1, %l3, %l1, %p0;\n    @%p1 bra again;\n" /* ALONE */
     "    setp.eq.u32 %p0, %r1, 1;\n    setp.lt.and.u64 %p1, %l3, %l2, %p0;\n    @%p1 bra again;\n" /* COMING */
     "    setp.eq.u32 %p0, %r1, 2;\n    setp.lt.and.u64 %p1, %l3, %l2, %p0;\n    setp.eq.and.u32 %p2, %r0, 0, %p1;\n    @%p2 bra again;\n" /* LAUNCHED */
+    "    setp.eq.and.u32 %p2, %r0, 0, %p0;\n    @%p2 st.volatile.u32 [%l0+4], 4;\n" /* LATE */
     "    ret;\n}\n"
     ".visible .entry rigel_behind()\n{\n    ret;\n}\n";
 
@@ -58,6 +62,7 @@ static struct {
     CUdeviceptr at;        /* a page that stays, for good: a pair of words for each stay, in turn; */
     _Atomic uint32_t *page;
     _Atomic uint32_t pair; /* that of the last one */
+    uint32_t lates;        /* one after the other */
     uint64_t seen_ns;      /* when the busy period began whose pause was noted last */
     uint32_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
@@ -93,6 +98,7 @@ static bool make(uint32_t device)
         RG_REAL(cuStreamCreateWithPriority)(&stays[device].stream, CU_STREAM_NON_BLOCKING, least) != CUDA_SUCCESS)
         return false; /* what was made goes with the context */
     stays[device].page = page;
+    stays[device].lates = 0;
     return true;
 }
 
@@ -175,9 +181,26 @@ static CUdeviceptr words_at(uint32_t device)
     return stays[device].at + 2 * sizeof(uint32_t) * atomic_load(&stays[device].pair);
 }
 
+/* Whether the GPU staying is in the way of the requests that follow; of the last but one, which is over, it is known. */
+static bool is_in_the_way(uint32_t device)
+{
+    uint32_t last_but_one = (atomic_load(&stays[device].pair) + PAIRS - 1) % PAIRS;
+    uint32_t is = atomic_load(&stays[device].page[2 * last_but_one + 1]);
+    if (is == LATE)
+        stays[device].lates++;
+    else if (is == LAUNCHED)
+        stays[device].lates = 0;
+    return stays[device].lates >= LATES;
+}
+
 /* In the stream's context. Where one of the calls fails nothing stays, or with nothing behind it. */
 static void launch(const rg_member *m, uint32_t device, CUstream stream, uint32_t us)
 {
+    if (is_in_the_way(device)) { /* not in this process any more */
+        atomic_store(&stays[device].refused, true);
+        atomic_store(&stays[device].context, NULL);
+        return;
+    }
     atomic_store(&stays[device].pair, (atomic_load(&stays[device].pair) + 1) % PAIRS);
     atomic_store(said(device) - 1, 0);
     atomic_store(said(device), ALONE);

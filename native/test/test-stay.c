@@ -372,6 +372,33 @@ static void not_while_a_stream_is_taken_away(void)
     done();
 }
 
+/* Requests that did not begin before it was over, as the GPU says: it is in their way. */
+static void not_where_it_is_in_the_way(void)
+{
+    become_one_that_may();
+    enum { LATE = 4 };
+    for (int i = 0; i < 21; i++) { /* now and then */
+        until_it_stays();
+        launch(spin, NULL, 1000000);
+        words[1] = i % 2 ? LATE : words[1];
+        wait_for_it();
+    }
+    for (int i = 0; i < 2; i++) {
+        until_it_stays();
+        launch(spin, NULL, 1000000);
+        words[1] = LATE;
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    until_it_stays(); /* it is known of the last but one */
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 300; i++) {
+        request();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(atomic_load(&launched), n);
+    done();
+}
+
 int main(int argc, char **argv)
 {
     (void)argc;
@@ -392,5 +419,6 @@ int main(int argc, char **argv)
     RUN(each_device_by_itself);
     RUN(who_frees_memory_ends_it);
     RUN(not_while_a_stream_is_taken_away);
+    RUN(not_where_it_is_in_the_way);
     return failures ? 1 : 0;
 }
