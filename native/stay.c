@@ -64,6 +64,8 @@ static struct {
     _Atomic uint32_t pair; /* that of the last one */
     uint32_t lates;        /* one after the other */
     uint64_t seen_ns;      /* when the busy period began whose pause was noted last */
+    uint64_t since_ns;     /* since when the process has had the GPU by that */
+    _Atomic bool followed; /* the last one was still there as the next request was launched */
     uint32_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
 
@@ -141,12 +143,14 @@ void rg_stay_forget_context(CUcontext context, CUdevice d)
 
 /* ---- the program's threads ---- */
 
-/* How long the client's last request waited at its end; 0: none is known. */
-static uint64_t last_wait_ns(const rg_client *c, uint32_t device)
+/* How long the client's last request launched, and waited at its end; false: none is known. */
+static bool last_request(const rg_client *c, uint32_t device, uint64_t *worked_ns, uint64_t *wait_ns)
 {
     uint64_t n = atomic_load(&c->waited);
     uint64_t entry = n ? atomic_load_explicit(&c->waited_ring[(n - 1) % RG_WAITED], memory_order_relaxed) : 0;
-    return n && (entry & 15) == device ? (entry >> 4 & 0xfffffff) * RG_WAITED_NS : 0;
+    *worked_ns = (entry >> 32) * RG_WAITED_NS;
+    *wait_ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+    return n && (entry & 15) == device;
 }
 
 /* Best-effort work is kept off the GPU from a request's first launch on. */
@@ -156,18 +160,27 @@ static bool at_once(void)
     return !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
 }
 
-/* Whether requests are the GPU's, and often follow one another; under `taken`. */
-static bool is_of_use(const rg_track *t, uint32_t device)
+/*
+ * Whether requests are the GPU's, and often follow one another, and the next one, if it is like the last, is over within the slice that this one has
+ * begun: a slice that ends amid a request costs that as much, and the GPU that leaves in between begins another one. Under `taken`.
+ */
+static bool is_of_use(const rg_track *t, uint32_t device, uint64_t stay_ns)
 {
     const rg_member *m = rg_track_member(t);
-    uint64_t busy = atomic_load(&m->period[device].busy_since);
-    uint64_t idle = atomic_load_explicit(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns, memory_order_relaxed);
+    const rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    uint64_t busy = atomic_load(&m->period[device].busy_since), now = rg_clock_ns(), worked_ns, wait_ns;
+    uint64_t idle = atomic_load_explicit(&share->idle_ns, memory_order_relaxed);
+    uint32_t slice_us = atomic_load_explicit(&share->slice_us, memory_order_relaxed);
     if (busy > stays[device].seen_ns) { /* of several clients in turn none is noted twice */
         stays[device].short_pauses = stays[device].short_pauses << 1 | (idle && rg_since(idle, busy) < RG_POLICY_SHORT_PAUSE_NS);
         stays[device].seen_ns = busy;
+        if (!atomic_exchange(&stays[device].followed, false))
+            stays[device].since_ns = busy;
     }
-    return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, rg_clock_ns()) < RG_POLICY_BRIEF_NS &&
-           last_wait_ns(m->slot, device) >= LEAST_WAIT_NS;
+    slice_us = slice_us ? slice_us : atomic_load_explicit(&rg.segment->settings.high_slice_us, memory_order_relaxed);
+    return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, now) < RG_POLICY_BRIEF_NS &&
+           last_request(m->slot, device, &worked_ns, &wait_ns) && wait_ns >= LEAST_WAIT_NS &&
+           rg_since(stays[device].since_ns, now) + wait_ns + stay_ns + worked_ns + wait_ns <= slice_us * 1000ull;
 }
 
 /* The word of the last stay that the host writes; the one before it is the stream's. */
@@ -251,7 +264,7 @@ void rg_stay_begin(const rg_track *t)
     if (!may || atomic_load(&rg.stays) >> device & 1 /* a second wait for the same */ || !take(device))
         return;
     CUcontext context = atomic_load(&stays[device].context);
-    if (is_of_use(t, device)) {
+    if (is_of_use(t, device, us * 1000ull)) {
         if (!context)
             atomic_store(&stays[device].wanted, t->context);
         else if (context == t->context && !t->owner && RG_REAL(cuLaunchKernel))
@@ -280,6 +293,7 @@ _Atomic uint32_t *rg_stay_launches(const rg_track *t)
     if (!t || !is_high(t) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
         return NULL;
     _Atomic uint32_t *word = said(device);
+    atomic_store(&stays[device].followed, true);
     bool told = !t->owner && t->context == atomic_load(&stays[device].context) && rg_real.cuStreamWriteValue32_v2 &&
                 rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
     if (!told) /* then it is over once the launch is queued */

@@ -30,6 +30,7 @@ static void become_one_that_may(void)
     *(__typeof__(&note_launch) *)&rg_real.hooked[RG_HOOK_cuLaunchKernel] = note_launch;
     atomic_fetch_or(&seg->stops[0].armed, 1ull << OTHER);
     seg->settings.stay_us = 1000000;
+    seg->settings.high_slice_us = 1000000000;
     rg_stay_beat(0, true);
 }
 
@@ -190,6 +191,38 @@ static void for_which_requests_it_does_not(void)
         rg_stay_beat(0, true);
     }
     CHECK_EQUAL(atomic_load(&launched), 0);
+    done();
+}
+
+/* The GPU would be taken from the next one amid it: then it may as well go before. Two of these take longer than 2 ms, one does not. */
+static void for_requests_that_one_slice_is_too_short_for(void)
+{
+    become_one_that_may();
+    seg->settings.stay_us = 100;
+    seg->settings.high_slice_us = 2000;
+    for (int i = 0; i < 300; i++) {
+        request();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    seg->settings.high_slice_us = 100000;
+    until_it_stays();
+    done();
+}
+
+/* A slice has room for four of them at most: after one in four the GPU goes. */
+static void as_long_as_a_slice_lasts(void)
+{
+    enum { REQUESTS = 200 };
+    become_one_that_may();
+    seg->settings.stay_us = 1000;
+    seg->settings.high_slice_us = 5500;
+    until_it_stays();
+    uint64_t before = rg.slot->stays;
+    for (int i = 0; i < REQUESTS; i++)
+        request();
+    CHECK(rg.slot->stays - before <= REQUESTS * 9 / 10); /* more where a pause is longer than it stays: another slice */
+    CHECK(rg.slot->stays > before);
     done();
 }
 
@@ -411,6 +444,8 @@ int main(int argc, char **argv)
     RUN(once_for_a_request);
     RUN(when_it_does_not);
     RUN(for_which_requests_it_does_not);
+    RUN(for_requests_that_one_slice_is_too_short_for);
+    RUN(as_long_as_a_slice_lasts);
     RUN(it_goes_and_comes_with_contexts);
     RUN(a_driver_that_refuses);
     RUN(not_during_a_capture);
