@@ -707,6 +707,11 @@ int rg_stop_before(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims 
 /* rg_stop_after: after the launch, what is to be ended: that, or a sample alone. */
 RG_COLD void rg_stop_after(int what, rg_track *track, bool ok);
 
+/* rg_stops_new_page: a page for words that the GPU looks at (NULL: there is none), which stays the same beside a child of fork, that has no use for
+ * it. rg_stops_register: in the current context, with which that goes; where the GPU finds it, in `at`. */
+void *rg_stops_new_page(void);
+CUresult rg_stops_register(void *page, CUdeviceptr *at);
+
 /* rg_stops_context: the one context that has streams on the device; NULL: none, or several. */
 CUcontext rg_stops_context(uint32_t device, bool *several);
 

@@ -231,7 +231,8 @@ static bool lately(const rg_client *c, uint32_t device, uint64_t now, uint64_t *
             break;
         if ((entry & 15) != device)
             continue;
-        uint64_t worked = (entry >> 32) * RG_WAITED_NS, wait = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+        uint64_t worked, wait;
+        rg_waited_times(entry, &worked, &wait);
         *worked_ns = worked > *worked_ns ? worked : *worked_ns;
         *wait_ns = wait > *wait_ns ? wait : *wait_ns;
         seen++;
@@ -297,10 +298,8 @@ static void note_pause(preemptor *p)
 /* Whether the next request is expected at once, and best-effort work stays off the GPU for that. Who gives way late leaves it most of that one anyway. */
 static bool follows(const preemptor *p)
 {
-    const rg_settings *s = &rg.segment->settings;
-    bool at_once = !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
     bool sliced = atomic_load(&rg.preemptible[p->device]) == RG_STOPPABLE_SLICED; /* under MPS nothing is exchanged */
-    return p->stopped && sliced && at_once && rg_policy_follows(p->short_pauses);
+    return p->stopped && sliced && rg_gives_way_at_once(&rg.segment->settings) && rg_policy_follows(p->short_pauses);
 }
 
 /*

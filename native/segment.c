@@ -318,7 +318,7 @@ uint64_t rg_device_until_late(rg_segment *seg, uint32_t device, uint64_t now_ns,
     const rg_settings *settings = &seg->settings;
     uint64_t busy = atomic_load(&seg->devices[device].high_busy), least_ns = UINT64_MAX;
     *look_ns = UINT64_MAX;
-    if (!atomic_load(&settings->defer_us) && !atomic_load(&settings->defer_ppm) && !atomic_load(&settings->need_us))
+    if (rg_gives_way_at_once(settings))
         return 0;
     for (; busy; busy &= busy - 1) {
         uint64_t its_look_ns, its_ns = client_until_late(seg, device, __builtin_ctzll(busy), now_ns, busy_ns, &its_look_ns);
@@ -563,8 +563,7 @@ void rg_stop_best_effort(rg_segment *seg, uint32_t device)
 {
     const rg_settings *s = &seg->settings;
     uint64_t armed = atomic_load_explicit(&seg->stops[device].armed, memory_order_relaxed);
-    if (!armed || !atomic_load_explicit(&s->suspend, memory_order_relaxed) || atomic_load_explicit(&s->defer_us, memory_order_relaxed) ||
-        atomic_load_explicit(&s->defer_ppm, memory_order_relaxed) || atomic_load_explicit(&s->need_us, memory_order_relaxed))
+    if (!armed || !atomic_load_explicit(&s->suspend, memory_order_relaxed) || !rg_gives_way_at_once(s))
         return;
     for (; armed; armed &= armed - 1) {
         uint64_t expected = RG_STOP_ARMED;

@@ -536,6 +536,20 @@ enum { RG_HOLD_LIMIT_MS = 5000 };
 void rg_segment_hold(rg_segment *seg, uint32_t ms);
 uint32_t rg_hold_left_ms(const rg_settings *settings, uint64_t now_ns);
 
+/* rg_gives_way_at_once: best-effort work gives way from a request's first launch on; none of what puts that off is in force. */
+static inline bool rg_gives_way_at_once(const rg_settings *s)
+{
+    return !atomic_load_explicit(&s->defer_us, memory_order_relaxed) && !atomic_load_explicit(&s->defer_ppm, memory_order_relaxed) &&
+           !atomic_load_explicit(&s->need_us, memory_order_relaxed);
+}
+
+/* rg_waited_times: what an entry of a client's `waited_ring` says: for how long a request launched, and waited. */
+static inline void rg_waited_times(uint64_t entry, uint64_t *worked_ns, uint64_t *wait_ns)
+{
+    *worked_ns = (entry >> 32) * RG_WAITED_NS;
+    *wait_ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+}
+
 /*
  * rg_stop_best_effort: a high client has work on a device: best-effort streams there stop (armed ones), unless what is in force lets their work
  * queue up for now. No system call: whoever owns them is told by rg_device_launching, and looks whether that is to be.

@@ -18,10 +18,6 @@
  */
 #include "record-client.h"
 
-#include <sys/mman.h>
-
-enum { PAGE_BYTES = 4096 };
-
 /* What requests have to keep the GPU busy for: four calls of the driver are made meanwhile. */
 #define LEAST_WAIT_NS 300000u
 /* For how much longer the GPU stays once the next request has begun: for its input, and until its first launch is queued. */
@@ -87,16 +83,13 @@ static bool make(uint32_t device)
 {
     CUmodule module;
     int least = 0, greatest = 0;
-    void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (page == MAP_FAILED)
-        return false;
+    void *page = rg_stops_new_page();
     rg_real.cuCtxGetStreamPriorityRange(&least, &greatest);
     if (rg_real.cuModuleLoadData(&module, image) != CUDA_SUCCESS ||
         rg_real.cuModuleGetFunction(&stays[device].stay, module, "rigel_stay") != CUDA_SUCCESS ||
         rg_real.cuModuleGetFunction(&stays[device].behind, module, "rigel_behind") != CUDA_SUCCESS ||
         RG_REAL(cuEventCreate)(&stays[device].event, CU_EVENT_DISABLE_TIMING) != CUDA_SUCCESS ||
-        rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) != CUDA_SUCCESS ||
-        rg_real.cuMemHostGetDevicePointer_v2(&stays[device].at, page, 0) != CUDA_SUCCESS ||
+        rg_stops_register(page, &stays[device].at) != CUDA_SUCCESS ||
         RG_REAL(cuStreamCreateWithPriority)(&stays[device].stream, CU_STREAM_NON_BLOCKING, least) != CUDA_SUCCESS)
         return false; /* what was made goes with the context */
     stays[device].page = page;
@@ -148,16 +141,8 @@ static bool last_request(const rg_client *c, uint32_t device, uint64_t *worked_n
 {
     uint64_t n = atomic_load(&c->waited);
     uint64_t entry = n ? atomic_load_explicit(&c->waited_ring[(n - 1) % RG_WAITED], memory_order_relaxed) : 0;
-    *worked_ns = (entry >> 32) * RG_WAITED_NS;
-    *wait_ns = (entry >> 4 & 0xfffffff) * RG_WAITED_NS;
+    rg_waited_times(entry, worked_ns, wait_ns);
     return n && (entry & 15) == device;
-}
-
-/* Best-effort work is kept off the GPU from a request's first launch on. */
-static bool at_once(void)
-{
-    const rg_settings *s = &rg.segment->settings;
-    return !atomic_load(&s->defer_us) && !atomic_load(&s->defer_ppm) && !atomic_load(&s->need_us);
 }
 
 /*
@@ -258,9 +243,10 @@ static bool is_high(const rg_track *t)
 
 void rg_stay_begin(const rg_track *t)
 {
-    uint32_t device = t ? rg_track_device(t) : 0, us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
-    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && at_once() && !rg_recorded &&
-               is_high(t);
+    const rg_settings *s = &rg.segment->settings;
+    uint32_t device = t ? rg_track_device(t) : 0, us = atomic_load_explicit(&s->stay_us, memory_order_relaxed);
+    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
+               rg_gives_way_at_once(s) && !rg_recorded && is_high(t);
     if (!may || atomic_load(&rg.stays) >> device & 1 /* a second wait for the same */ || !take(device))
         return;
     CUcontext context = atomic_load(&stays[device].context);

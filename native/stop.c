@@ -57,8 +57,7 @@ CUcontext rg_stops_context(uint32_t device, bool *several)
     return *several ? NULL : only;
 }
 
-/* A page that is shared with a child of fork, which has no use for it, so that it stays the one that the GPU looks at. */
-static void *new_page(void)
+void *rg_stops_new_page(void)
 {
     void *page = mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return page == MAP_FAILED ? NULL : page;
@@ -70,8 +69,7 @@ static bool is_shared(uint32_t device, const _Atomic uint64_t *word)
     return (uintptr_t)word - (uintptr_t)&rg.segment->stops[device] < PAGE_BYTES;
 }
 
-/* In the current context, with which that goes; where the GPU finds it, in `at`. */
-static CUresult register_page(void *page, CUdeviceptr *at)
+CUresult rg_stops_register(void *page, CUdeviceptr *at)
 {
     CUresult r = page ? rg_real.cuMemHostRegister_v2(page, PAGE_BYTES, CU_MEMHOSTREGISTER_DEVICEMAP) : CUDA_ERROR_OUT_OF_MEMORY;
     return r != CUDA_SUCCESS ? r : rg_real.cuMemHostGetDevicePointer_v2(at, page, 0);
@@ -80,7 +78,7 @@ static CUresult register_page(void *page, CUdeviceptr *at)
 static CUresult register_word(uint32_t device, _Atomic uint64_t *word)
 {
     void *page = (void *)((uintptr_t)word & ~(uintptr_t)(PAGE_BYTES - 1));
-    CUresult r = register_page(page, &stops[device].at);
+    CUresult r = rg_stops_register(page, &stops[device].at);
     if (r == CUDA_SUCCESS) {
         stops[device].at += (uintptr_t)word - (uintptr_t)page;
         atomic_store(word, RG_STOP_FREE);
@@ -92,8 +90,8 @@ static CUresult register_word(uint32_t device, _Atomic uint64_t *word)
 /* Where the GPU tells of long work in this context: not where the page is registered still, of a context that was taken for gone. */
 static void register_long(uint32_t device)
 {
-    void *page = stops[device].long_page = stops[device].long_page ? stops[device].long_page : new_page();
-    if (!rg_real.cuStreamWriteValue32_v2 || register_page(page, &stops[device].long_at) != CUDA_SUCCESS)
+    void *page = stops[device].long_page = stops[device].long_page ? stops[device].long_page : rg_stops_new_page();
+    if (!rg_real.cuStreamWriteValue32_v2 || rg_stops_register(page, &stops[device].long_at) != CUDA_SUCCESS)
         return;
     memset(page, 0, PAGE_BYTES);
     atomic_store(&stops[device].long_words, page);
@@ -113,7 +111,7 @@ static void enter(uint32_t device, CUcontext context)
     CUresult r = register_word(device, word ? word : &rg.segment->stops[device].word[rg.slot_index]);
     bool own = !word || r == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (r != CUDA_SUCCESS && own && ++stops[device].pages < PAGES)
-        r = register_word(device, new_page());
+        r = register_word(device, rg_stops_new_page());
     if (r == CUDA_SUCCESS)
         register_long(device);
     rg_real.cuCtxPopCurrent_v2(&popped);

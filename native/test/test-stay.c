@@ -153,9 +153,10 @@ static void once_for_a_request(void)
 static void when_it_does_not(void)
 {
     become_one_that_may();
-    enum { NOBODY, LATE_US, LATE_PART, NEED, NEVER, NOT_ALLOWED, NOTHING, WHY };
+    enum { NOBODY, NOT_KEPT_OFF, LATE_US, LATE_PART, NEED, NEVER, NOT_ALLOWED, NOTHING, WHY };
     for (int why = 0; why < WHY; why++) {
         atomic_store(&seg->stops[0].armed, why == NOBODY ? 0 : 1ull << OTHER);
+        seg->settings.suspend = why != NOT_KEPT_OFF;
         seg->settings.defer_us = why == LATE_US;
         seg->settings.defer_ppm = why == LATE_PART;
         seg->settings.need_us = why == NEED;
@@ -191,6 +192,7 @@ static void for_which_requests_it_does_not(void)
         rg_stay_beat(0, true);
     }
     CHECK_EQUAL(atomic_load(&launched), 0);
+    until_it_stays(); /* after others it does */
     done();
 }
 
