@@ -381,8 +381,8 @@ bool rg_track_finished(rg_track *track, uint64_t token);
 bool rg_idle_check(rg_member *member, uint32_t device);
 
 /* rg_busy_begin: marks this high client busy on the device, by work with this key (rg_request_key, or 0): slow half, taken once per busy
- * period. */
-void rg_busy_begin(rg_member *member, uint32_t device, uint64_t key);
+ * period. Whether it was not. */
+bool rg_busy_begin(rg_member *member, uint32_t device, uint64_t key);
 
 /* rg_busy_begin_with: the same by this work. */
 RG_COLD void rg_busy_begin_with(rg_member *member, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
@@ -718,18 +718,19 @@ CUcontext rg_stops_context(uint32_t device, bool *several);
 /* rg_stops_forget_context: the context (or every context of device `d`) goes. */
 void rg_stops_forget_context(CUcontext context, CUdevice d);
 
-/* ---- stay.c: the GPU stays with a high client's process after a request ---- */
+/* ---- stay.c: the GPU stays with a high client's process between requests, and comes over as one begins ---- */
 
 /*
  * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for
  * `stay_us`, if requests often follow one another at once. If another one begins meanwhile (rg_stay_coming: after so much idle time) it stays
- * until its first launch begins, of which rg_stay_launches is told before it; where that returns a word, rg_stay_launched gets it once the
- * launch is queued. rg_stay_ends: there is nothing to stay for.
+ * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
+ * rg_stay_ahead: one begins with so much input, on this stream: the GPU comes over before it is there, and stays likewise.
+ * rg_stay_ends: there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
+RG_COLD void rg_stay_ahead(const rg_track *track, uint64_t bytes);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t idle_for_ns);
-RG_COLD _Atomic uint32_t *rg_stay_launches(const rg_track *track);
-RG_COLD void rg_stay_launched(_Atomic uint32_t *word);
+RG_COLD void rg_stay_launches(const rg_track *track);
 RG_COLD void rg_stay_ends(void);
 
 /* rg_stay_beat: whether it may on the device, a high client's; makes what it takes for that. Agent thread only. */
@@ -809,6 +810,7 @@ typedef struct {
     _Atomic uint32_t captures; /* streams being captured now */
     _Atomic uint32_t several;  /* some thread has entered a client of its own */
     _Atomic uint32_t stays;    /* bit per device: the GPU stays with this process until it launches again (stay.c) */
+    _Atomic uint32_t stays_open; /* likewise: it has launched, and the GPU stays until that is all */
     rg_segment *segment;
     rg_client *slot;           /* the process's own */
     _Atomic uint32_t preemptible[RG_MAX_DEVICES]; /* enum rg_preemptible */
@@ -832,7 +834,7 @@ extern rg_client_state rg;
 /* rg_stay_waits: before a call in which the driver waits for all of a context. */
 static inline void rg_stay_waits(void)
 {
-    if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)))
+    if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed) | atomic_load_explicit(&rg.stays_open, memory_order_relaxed)))
         rg_stay_ends();
 }
 

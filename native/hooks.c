@@ -221,11 +221,9 @@ void rg_again_timed(uint32_t operation)
         uint64_t noted_ = rg_op_note(&op_, RG_TRACED_##KIND, marks_, name_ | rg_work_depth(member_, work_) << 16); \
         if (RG_##KIND == RG_LAUNCH && mode == RG_MODE_HIGH && !several_ && !recorded_) \
             rg_again_next(epoch_, &op_, stream_, track_, marks_); \
-        bool stays_ = mode != RG_MODE_BEST_EFFORT && RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)); \
-        _Atomic uint32_t *told_ = RG_UNLIKELY(stays_) ? rg_stay_launches(track_) : NULL; \
+        if (mode != RG_MODE_BEST_EFFORT && RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed))) \
+            rg_stay_launches(track_); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (RG_UNLIKELY(told_ != NULL)) \
-            rg_stay_launched(told_); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \

@@ -283,7 +283,7 @@ int32_t rg_policy_alike(int32_t alike, uint32_t usual, uint64_t made, enum rg_re
 /*
  * Programs that serve requests from a queue begin the next one soon after the last: of 4,000 requests of BERT as one graph, 60 a second at random, on an
  * H200's host 0.24 did within 300 us, half of those within 33 and nine in ten within 100. To come back for that long is an exchange of processes there and
- * another one back, some 300 us of the GPU, in the way of that request. So where two of the last 32 pauses were shorter than RG_POLICY_SHORT_PAUSE_NS, as
+ * another one back, some 300 us of the GPU, in the way of that request. So where two of the last 64 pauses were shorter than RG_POLICY_SHORT_PAUSE_NS, as
  * whoever has to wake up sees them, streams that have stopped in time slices go on when nothing has followed for RG_POLICY_FOLLOWS_NS. (Under MPS nothing is
  * exchanged.)
  */
@@ -291,7 +291,7 @@ int32_t rg_policy_alike(int32_t alike, uint32_t usual, uint64_t made, enum rg_re
 #define RG_POLICY_SHORT_PAUSE_NS 200000u
 
 /* rg_policy_follows: whether requests often follow one another at once; a bit for each pause between them, set: it was short. */
-static inline bool rg_policy_follows(uint32_t short_pauses)
+static inline bool rg_policy_follows(uint64_t short_pauses)
 {
     return short_pauses & (short_pauses - 1);
 }

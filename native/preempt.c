@@ -53,7 +53,8 @@ typedef struct {
     rg_op op; /* the suspension under way; only the thread's, as is the next */
     bool again; /* it goes on after a due that was given back */
     rg_policy_had had; /* only the thread's, as what follows */
-    uint32_t short_gaps, short_pauses; /* bit per idle time of the high clients: it was short, or very short; the last one is the lowest */
+    uint32_t short_gaps;   /* bit per idle time of the high clients: it was short; the last one is the lowest */
+    uint64_t short_pauses; /* likewise, very short */
     uint64_t cut_after; /* 1 + when the high clients had been idle before a long slice was last cut short */
     struct {
         uint64_t after, busy, progress, at_ns; /* 1 + when the high clients had been idle; who was busy, and what that one had launched; when */

@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 25,
+    RG_SEGMENT_VERSION = 26,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -196,6 +196,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
                                   lately, as long as its launches have stops; 0: not known */ \
     F(u64, slow_calls, 1)      /* [client] calls that took its channels off the GPU, or let them back, of RG_POLICY_SLOW_CALL_NS or more */ \
     F(u64, stays, 1)           /* [client] high: requests after which the GPU was to stay with its process (stay.c) */ \
+    F(u64, ahead, 1)           /* [client] high: requests for which it was to come over ahead of their input */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
@@ -405,7 +406,7 @@ typedef struct {
         .preempt = 1, \
         .suspend = 1, \
         .slice_us = 50, \
-        .high_slice_us = 10000, \
+        .high_slice_us = 20000, \
         .stop_us = 250, \
         .stay_us = 250, \
         .min_share_ppm = 50000, \
@@ -475,7 +476,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 25. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 26. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -9,9 +9,12 @@
  *
  * So, as a program begins to wait for a request that is the GPU's, two kernels go out on a stream of Rigel's in the program's context, behind an event in
  * the program's: `rigel_stay`, one thread that looks at two words of the host's memory until the next request has begun, or its time is over; and
- * `rigel_behind`, which does nothing. That it has begun takes both words: its first launch is queued, as the host says, and what is before that in its
- * stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but
- * for that one.
+ * `rigel_behind`, which does nothing. That it has begun takes both words: all that it consists of is queued, as the host says once the program waits
+ * for it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The calls
+ * for it are made while the program waits anyway, but for that one.
+ *
+ * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
+ * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays.
  *
  * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize, cuMemFree)
  * ends it first; what else does so in the driver, and has no hook (cuMemFreeHost), waits for its end.
@@ -20,9 +23,11 @@
 
 /* What requests have to keep the GPU busy for: four calls of the driver are made meanwhile. */
 #define LEAST_WAIT_NS 300000u
-/* For how much longer the GPU stays once the next request has begun: for its input, and until its first launch is queued. */
+/* The least input that the GPU comes over ahead of: for two calls, some 10 us, and at 48 GB a second from pinned memory this takes as long. */
+#define LEAST_INPUT (512u << 10)
+/* For how much longer the GPU stays once the next request has begun: for its input, and until all of it is queued. */
 #define MORE_NS 1000000u
-/* What the host says: nothing more has come; something has, and a launch may follow; that is queued; there is nothing to stay for. The GPU: queued, but not begun
+/* What the host says: nothing more has come; something has, and more may follow; all is queued; there is nothing to stay for. The GPU: queued, but not begun
  * in time. */
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
@@ -62,7 +67,9 @@ static struct {
     uint64_t seen_ns;      /* when the busy period began whose pause was noted last */
     uint64_t since_ns;     /* since when the process has had the GPU by that */
     _Atomic bool followed; /* the last one was still there as the next request was launched */
-    uint32_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
+    _Atomic bool early;    /* the last one went out in front of a request's input, not behind a request */
+    _Atomic uint32_t in_vain, skip; /* so many of those, one after the other, had no launch to stay for; so many more inputs have none */
+    uint64_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
 
 static bool take(uint32_t device)
@@ -145,6 +152,13 @@ static bool last_request(const rg_client *c, uint32_t device, uint64_t *worked_n
     return n && (entry & 15) == device;
 }
 
+/* Whether the client's requests are the GPU's, as the last one was. */
+static bool are_the_gpus(const rg_track *t, uint32_t device)
+{
+    uint64_t worked_ns, wait_ns;
+    return last_request(rg_track_member(t)->slot, device, &worked_ns, &wait_ns) && worked_ns < RG_POLICY_BRIEF_NS && wait_ns >= LEAST_WAIT_NS;
+}
+
 /*
  * Whether requests are the GPU's, and often follow one another, and the next one, if it is like the last, is over within the slice that this one has
  * begun: a slice that ends amid a request costs that as much, and the GPU that leaves in between begins another one. Under `taken`.
@@ -191,9 +205,31 @@ static bool is_in_the_way(uint32_t device)
     return stays[device].lates >= LATES;
 }
 
-/* In the stream's context. Where one of the calls fails nothing stays, or with nothing behind it. */
-static void launch(const rg_member *m, uint32_t device, CUstream stream, uint32_t us)
+/* So many more inputs have none, twice as many each time. */
+static void was_in_vain(uint32_t device)
 {
+    enum { MOST = 10 };
+    uint32_t n = atomic_fetch_add(&stays[device].in_vain, 1) + 1;
+    atomic_store(&stays[device].skip, 1u << (n < MOST ? n : MOST));
+}
+
+/* All of the request is queued; or there was nothing to queue behind its input. */
+static void all_is_launched(uint32_t device)
+{
+    uint32_t bit = 1u << device;
+    if (atomic_fetch_and(&rg.stays_open, ~bit) & bit) {
+        atomic_store(said(device), LAUNCHED);
+    } else if (atomic_load(&rg.stays) & bit && atomic_load(said(device)) == COMING && atomic_fetch_and(&rg.stays, ~bit) & bit) {
+        atomic_store(said(device), OVER);
+        if (atomic_load(&stays[device].early))
+            was_in_vain(device);
+    }
+}
+
+/* In the current context, `behind` what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
+static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
+{
+    all_is_launched(device); /* the program has not waited for it */
     if (is_in_the_way(device)) { /* not in this process any more */
         atomic_store(&stays[device].refused, true);
         atomic_store(&stays[device].context, NULL);
@@ -201,21 +237,23 @@ static void launch(const rg_member *m, uint32_t device, CUstream stream, uint32_
     }
     atomic_store(&stays[device].pair, (atomic_load(&stays[device].pair) + 1) % PAIRS);
     atomic_store(said(device) - 1, 0);
-    atomic_store(said(device), ALONE);
+    atomic_store(said(device), behind ? ALONE : COMING);
+    atomic_store(&stays[device].early, !behind);
     CUdeviceptr words = words_at(device);
     uint32_t ns = us * 1000, more_ns = MORE_NS;
     void *params[] = {&words, &ns, &more_ns};
-    if (RG_REAL(cuEventRecord)(stays[device].event, stream) != CUDA_SUCCESS ||
-        rg_real.cuStreamWaitEvent(stays[device].stream, stays[device].event, 0) != CUDA_SUCCESS ||
+    if ((behind && (RG_REAL(cuEventRecord)(stays[device].event, t->stream) != CUDA_SUCCESS ||
+                    rg_real.cuStreamWaitEvent(stays[device].stream, stays[device].event, 0) != CUDA_SUCCESS)) ||
         RG_REAL(cuLaunchKernel)(stays[device].stay, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, params, NULL) != CUDA_SUCCESS)
         return;
     atomic_fetch_or(&rg.stays, 1u << device);
-    atomic_fetch_add_explicit(&m->slot->stays, 1, memory_order_relaxed);
+    rg_client *c = rg_track_member(t)->slot;
+    atomic_fetch_add_explicit(behind ? &c->stays : &c->ahead, 1, memory_order_relaxed);
     RG_REAL(cuLaunchKernel)(stays[device].behind, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, NULL, NULL);
 }
 
 /* In its context, while neither stream nor context is taken away, and no capture begins. */
-static void launch_behind(uint32_t device, const rg_track *t, uint32_t us)
+static void launch_for(uint32_t device, const rg_track *t, bool behind, uint32_t us)
 {
     CUcontext context = t->context, current = NULL, popped;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -227,7 +265,7 @@ static void launch_behind(uint32_t device, const rg_track *t, uint32_t us)
         rg_real.cuCtxGetCurrent(&current);
         bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
         if (pushed || current == context)
-            launch(rg_track_member(t), device, t->stream, us);
+            launch(t, device, behind, us);
         if (pushed)
             rg_real.cuCtxPopCurrent_v2(&popped);
         if (rg_real.cuThreadExchangeStreamCaptureMode)
@@ -241,21 +279,47 @@ static bool is_high(const rg_track *t)
     return atomic_load(&rg_track_member(t)->mode) & RG_MODE_HIGH;
 }
 
-void rg_stay_begin(const rg_track *t)
+/* Whether it is to stay where requests are such; `us`: for how long. */
+static bool may_stay(const rg_track *t, uint32_t device, uint32_t *us)
 {
     const rg_settings *s = &rg.segment->settings;
-    uint32_t device = t ? rg_track_device(t) : 0, us = atomic_load_explicit(&s->stay_us, memory_order_relaxed);
-    bool may = t && us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
-               rg_gives_way_at_once(s) && !rg_recorded && is_high(t);
-    if (!may || atomic_load(&rg.stays) >> device & 1 /* a second wait for the same */ || !take(device))
-        return;
+    *us = atomic_load_explicit(&s->stay_us, memory_order_relaxed);
+    return *us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
+           rg_gives_way_at_once(s) && !rg_recorded && is_high(t) && !(atomic_load(&rg.stays) >> device & 1);
+}
+
+/* Whether it can there. Under `taken`. */
+static bool can_stay(const rg_track *t, uint32_t device)
+{
     CUcontext context = atomic_load(&stays[device].context);
-    if (is_of_use(t, device, us * 1000ull)) {
-        if (!context)
-            atomic_store(&stays[device].wanted, t->context);
-        else if (context == t->context && !t->owner && RG_REAL(cuLaunchKernel))
-            launch_behind(device, t, us);
-    }
+    if (!context)
+        atomic_store(&stays[device].wanted, t->context);
+    return context && context == t->context && !t->owner && RG_REAL(cuLaunchKernel);
+}
+
+void rg_stay_ahead(const rg_track *t, uint64_t bytes)
+{
+    uint32_t device = rg_track_device(t), us;
+    if (bytes < LEAST_INPUT || !may_stay(t, device, &us) || !take(device))
+        return;
+    if (atomic_load(&stays[device].skip))
+        atomic_fetch_sub(&stays[device].skip, 1);
+    else if (are_the_gpus(t, device) && can_stay(t, device))
+        launch_for(device, t, false, us);
+    give(device);
+}
+
+void rg_stay_begin(const rg_track *t)
+{
+    if (!t)
+        return;
+    uint32_t device = rg_track_device(t), us;
+    if (is_high(t))
+        all_is_launched(device);
+    if (!may_stay(t, device, &us) /* or it is a second wait for the same */ || !take(device))
+        return;
+    if (is_of_use(t, device, us * 1000ull) && can_stay(t, device))
+        launch_for(device, t, true, us);
     give(device);
 }
 
@@ -270,30 +334,28 @@ void rg_stay_coming(uint32_t device, uint64_t idle_for_ns)
         atomic_store(said(device), COMING);
 }
 
-_Atomic uint32_t *rg_stay_launches(const rg_track *t)
+void rg_stay_launches(const rg_track *t)
 {
     if (!t)
         rg_stay_ends();
     uint32_t device = t ? rg_track_device(t) : 0, bit = 1u << device;
     /* Of one device, by one thread; another client's launch is no request. */
     if (!t || !is_high(t) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
-        return NULL;
-    _Atomic uint32_t *word = said(device);
-    atomic_store(&stays[device].followed, true);
+        return;
+    if (atomic_load(&stays[device].early))
+        atomic_store(&stays[device].in_vain, 0);
+    else
+        atomic_store(&stays[device].followed, true);
+    atomic_store(said(device), COMING);
     bool told = !t->owner && t->context == atomic_load(&stays[device].context) && rg_real.cuStreamWriteValue32_v2 &&
                 rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
-    if (!told) /* then it is over once the launch is queued */
-        atomic_store(word - 1, BEGINS);
-    return word;
-}
-
-void rg_stay_launched(_Atomic uint32_t *word)
-{
-    atomic_store(word, LAUNCHED);
+    if (!told) /* then it is over once all is queued */
+        atomic_store(said(device) - 1, BEGINS);
+    atomic_fetch_or(&rg.stays_open, bit);
 }
 
 void rg_stay_ends(void)
 {
-    for (uint32_t devices = atomic_exchange(&rg.stays, 0); devices; devices &= devices - 1)
+    for (uint32_t devices = atomic_exchange(&rg.stays, 0) | atomic_exchange(&rg.stays_open, 0); devices; devices &= devices - 1)
         atomic_store(said((uint32_t)__builtin_ctz(devices)), OVER);
 }

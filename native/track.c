@@ -463,8 +463,9 @@ static void period_ahead(rg_member *m, uint32_t device, bool ends)
     RG_AHEAD_TO_WRITE(&c->waited);
 }
 
-void rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
+bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
 {
+    bool begins = false;
     period_ahead(m, device, false);
     pthread_mutex_lock(&busy_lock);
     /* Of the process too: its work goes past Rigel, or Rigel's part in it has ended, since this launch began. */
@@ -482,13 +483,16 @@ void rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
         atomic_store(&m->period[device].draining, RG_LAUNCHING);
         atomic_store(&m->busy[device], 1);
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
+        begins = true;
     }
     pthread_mutex_unlock(&busy_lock);
+    return begins;
 }
 
 void rg_busy_begin_with(rg_member *m, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
-    rg_busy_begin(m, t->device, rg_request_key(kind, units, dims));
+    if (rg_busy_begin(m, t->device, rg_request_key(kind, units, dims)) && kind == RG_COPY)
+        rg_stay_ahead(t, units);
 }
 
 /* Whether all work of the client there is done; or, `or_covered`, somebody waits for what is not. */

@@ -40,6 +40,12 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
     "Requests after which the GPU was to stay with the client for a moment.",
     ({ preemption }) => preemption.stays,
   ],
+  [
+    "rigel_ahead_total",
+    "counter",
+    "Requests for which the GPU was to come over ahead of their input.",
+    ({ preemption }) => preemption.ahead,
+  ],
   ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],
   ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
   ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],

@@ -86,6 +86,8 @@ const measuredSchema = z.object({
     slow_calls: count,
     /** Of a high client: requests after which the GPU was to stay with it for those that follow at once, in time slices. */
     stays: count,
+    /** Requests for which it was to come over ahead of their input. */
+    ahead: count,
   }),
   /** What the cuBLAS guard counted and repaired. */
   guard: guardSchema,
@@ -394,6 +396,7 @@ export function measured(usage: Usage, counted_s: number, guard: Pick<GuardRepor
       suspended_ms: milliseconds(counters.suspended_ns),
       slow_calls: counters.slow_calls,
       stays: counters.stays,
+      ahead: counters.ahead,
     },
     charged_ms: milliseconds(counters.charged_ns),
     guard: {

@@ -32,6 +32,7 @@ interface Counters {
   suspended_ns: number;
   slow_calls: number;
   stays: number;
+  ahead: number;
   shared: number;
   charged_ns: number;
   unprofiled: number;
@@ -194,6 +195,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     suspended_ns: value("suspended_ns"),
     slow_calls: value("slow_calls"),
     stays: value("stays"),
+    ahead: value("ahead"),
     shared: value("shared"),
     charged_ns: value("charged_ns"),
     unprofiled: value("unprofiled"),

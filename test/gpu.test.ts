@@ -267,6 +267,7 @@ describe.skipIf(!gpu)("on a real GPU", () => {
       const served = reportOf(result).clients.find(({ name }) => name === "serve");
       expect(served).toMatchObject({ attached: true, exit_code: 0 });
       expect(served?.preemption.stays, result.stderr).toBeGreaterThan(100);
+      expect(served?.preemption.ahead, result.stderr).toBeGreaterThan(10);
       const expected = readFileSync(without, "utf8");
       expect(expected.trim().split("\n")).toHaveLength(1500);
       expect(readFileSync(with_, "utf8")).toBe(expected);

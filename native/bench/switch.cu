@@ -7,8 +7,9 @@
  * Two processes, without Rigel. One has kernels back to back, a stop in front of each, or one kernel that was over a millisecond before,
  * with nothing behind it or with a stop and another kernel. The other one every 5 to 8 ms has a request like one of ResNet-50's: its input
  * (none, or 2.4 MB from pinned memory or the program's own) and one CUDA graph of 60 kernels of 5 us (on an H200). As it begins it stops the
- * first process, and then, in the second third of the requests, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied; in
- * the last third it has it run a kernel there that ends once the graph is launched, so that it does not go back either.
+ * first process, and then, in the second quarter of the requests, has the GPU set 4 bytes, on another stream, so that it comes over while the input is copied; in
+ * the third it has it run a kernel there that ends once the graph is launched, so that it does not go back either; and in the last that kernel ends
+ * once the input has come as well, and has another one behind it, as the GPU leaves a process all of whose work it has fetched (native/stay.c).
  *
  * The channels are those of native/bench/channels.h. Uses no CUDA that Rigel hooks.
  */
@@ -38,7 +39,7 @@ static struct Shared {
     volatile long kernels;
     alignas(4096) volatile uint32_t word; /* the best-effort process's streams stop */
     char rest[4092];
-    alignas(4096) volatile uint32_t scratch;
+    alignas(4096) volatile uint32_t scratch[2];
     char rest2[4092];
 } *shared;
 
@@ -109,10 +110,24 @@ __global__ void hold(const volatile uint32_t *until, uint32_t value, long long n
     } while (*until != value && now - begin < ns);
 }
 
+/* The same until the second word is set, too. */
+__global__ void keep(const volatile uint32_t *until, uint32_t value, long long ns)
+{
+    long long begin, now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+    do
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    while ((until[0] != value || until[1] != value) && now - begin < ns);
+}
+
+__global__ void nothing()
+{
+}
+
 enum { NO_COPY, PINNED, OWN, INPUTS };
 static const char *const inputs[] = {"no copy", "pinned memory", "own memory"};
-enum { ALONE, MEMSET, HOLD, WAYS };
-static const char *const ways[] = {"by itself      ", "behind a memset", "behind a hold  "};
+enum { ALONE, MEMSET, HOLD, KEEP, WAYS };
+static const char *const ways[] = {"by itself      ", "behind a memset", "behind a hold  ", "kept           "};
 
 int main(int argc, char **argv)
 {
@@ -136,7 +151,10 @@ int main(int argc, char **argv)
     CHECK(cudaMalloc(&out, 64));
     CHECK(cudaMalloc(&input, INPUT));
     CHECK(cudaMallocHost(&pinned, INPUT));
-    void *scratch = (void *)mapped(&shared->scratch);
+    void *scratch = (void *)mapped(&shared->scratch[0]);
+    CUresult (*write_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+    cudaDriverEntryPointQueryResult found;
+    CHECK(cudaGetDriverEntryPointByVersion("cuStreamWriteValue32", (void **)&write_value, 12000, cudaEnableDefault, &found));
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CHECK(cudaStreamCreateWithPriority(&side, cudaStreamNonBlocking, -5));
     CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
@@ -146,6 +164,8 @@ int main(int argc, char **argv)
     CHECK(cudaGraphInstantiate(&exec, graph, 0));
     CHECK(cudaMemsetAsync(scratch, 0, 4, side));
     hold<<<1, 1, 0, side>>>((uint32_t *)scratch, 0, 1000000);
+    keep<<<1, 1, 0, side>>>((uint32_t *)scratch, 0, 1000000);
+    nothing<<<1, 1, 0, side>>>();
     uint32_t held = 0;
     CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaDeviceSynchronize());
@@ -179,10 +199,16 @@ int main(int argc, char **argv)
                         CHECK(cudaMemsetAsync(scratch, 0, 4, side));
                     if (ahead == HOLD)
                         hold<<<1, 1, 0, side>>>((uint32_t *)scratch, ++held, 1000000);
+                    if (ahead == KEEP) {
+                        keep<<<1, 1, 0, side>>>((uint32_t *)scratch, ++held, 1000000);
+                        nothing<<<1, 1, 0, side>>>();
+                    }
                     if (in)
                         CHECK(cudaMemcpyAsync(input, in == OWN ? own : pinned, INPUT, cudaMemcpyHostToDevice, stream));
+                    if (ahead == KEEP)
+                        CHECK(write_value(stream, (CUdeviceptr)scratch + 4, held, 0));
                     CHECK(cudaGraphLaunch(exec, stream));
-                    shared->scratch = held;
+                    shared->scratch[0] = held;
                     CHECK(cudaStreamSynchronize(stream));
                     took.push_back(now_us() - t);
                     CHECK(cudaStreamSynchronize(side));

@@ -108,7 +108,8 @@ typedef struct {
         uint64_t late_ns; /* high clients have come so far that it is to act; may be in the future */
         rg_policy_had had; /* what best-effort work has had */
         uint64_t cut_after;  /* 1 + when the high clients had been idle before a long slice was last cut short */
-        uint32_t short_gaps, short_pauses; /* bit per idle time of the high clients: it was short, or very short; the last one is the lowest */
+        uint32_t short_gaps;   /* bit per idle time of the high clients: it was short; the last one is the lowest */
+        uint64_t short_pauses; /* likewise, very short */
         bool lingers, follows; /* an idle time of those is waited for before it is believed: for LINGER_NS, for RG_POLICY_FOLLOWS_NS */
         uint64_t given_until_ns;
         uint64_t off_ns; /* when it last began to suspend */

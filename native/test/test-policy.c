@@ -476,15 +476,15 @@ static void orion(void)
     CHECK_EQUAL(ORION(v_.sms = 80, v_.allowance_ns = 1000), RG_WAIT_HIGH);
 }
 
-/* Two of the last 32 pauses between requests: whichever they were. */
+/* Two of the last 64 pauses between requests: whichever they were. */
 static void requests_that_follow(void)
 {
     CHECK(!rg_policy_follows(0));
     CHECK(!rg_policy_follows(1));
-    CHECK(!rg_policy_follows(1u << 31));
-    CHECK(rg_policy_follows(1u << 31 | 1));
+    CHECK(!rg_policy_follows(1ull << 63));
+    CHECK(rg_policy_follows(1ull << 63 | 1));
     CHECK(rg_policy_follows(3));
-    CHECK(rg_policy_follows(UINT32_MAX));
+    CHECK(rg_policy_follows(UINT64_MAX));
 }
 
 /* Best-effort processes have slices that together are as long as that of one alone, but none shorter than the driver's. */

@@ -1,5 +1,5 @@
 /*
- * test-stay.c: a high client with which the GPU stays for a moment after a request (stay.c): when, and what ends it. On the simulated GPU no code runs,
+ * test-stay.c: a high client with which the GPU stays for a moment after a request, or to which it comes ahead of its input (stay.c): when, and what ends it. On the simulated GPU no code runs,
  * so that what the GPU does of it is not seen here; which calls are made is, and what the two sides say to each other. As test-preempt.c.
  */
 #include "gate-testing.h"
@@ -71,18 +71,23 @@ static void it_stays_until_the_next_has_begun(void)
 {
     become_one_that_may();
     for (int i = 0; i < 20; i++) {
+        uint64_t had = rg.slot->stays;
         until_it_stays();
-        CHECK_EQUAL(atomic_load(&launched), 2 * (i + 1));
-        CHECK_EQUAL(rg.slot->stays, i + 1);
+        CHECK_EQUAL(rg.slot->stays, had + 1);
+        CHECK_EQUAL(atomic_load(&launched), 2 * rg.slot->stays);
         CHECK_EQUAL(stream_said(words), 0);
         CHECK_EQUAL(words[1], 0);
         _Atomic uint32_t *before = words;
-        launch(spin, NULL, 1000000);
+        launch(spin, NULL, 1000);
         CHECK(!stays_now());
-        CHECK_EQUAL(before[1], 2); /* it is queued */
+        CHECK_EQUAL(before[1], 1); /* more may follow */
+        launch(spin, NULL, 1000);
+        CHECK_EQUAL(before[1], 1);
+        wait_for_it();
+        CHECK_EQUAL(before[1], 2); /* that was all */
+        CHECK_EQUAL(stream_said(before), 1); /* and has begun */
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* which nothing stays after */
         CHECK(!stays_now());
-        CHECK_EQUAL(stream_said(before), 1); /* and has begun */
         CHECK_EQUAL(before[1], 2);
     }
     done();
@@ -101,11 +106,192 @@ static void it_stays_while_the_input_comes(void)
     CHECK(stays_now());
     CHECK_EQUAL(stream_said(words), 0);
     CHECK_EQUAL(words[1], 1); /* it is coming */
+    _Atomic uint32_t *before = words;
     launch(spin, NULL, 1000);
-    CHECK_EQUAL(words[1], 2);
     CHECK(!stays_now());
-    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    CHECK_EQUAL(stream_said(words), 1);
+    CHECK_EQUAL(before[1], 1);
+    wait_for_it();
+    CHECK_EQUAL(before[1], 2);
+    CHECK_EQUAL(stream_said(before), 1);
+    done();
+}
+
+/* There is nothing behind the input: it is not waited for. */
+static void not_for_an_input_alone(void)
+{
+    become_one_that_may();
+    CUdeviceptr input;
+    char *host;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host, 1 << 20, 0), CUDA_SUCCESS);
+    until_it_stays();
+    _Atomic uint32_t *before = words;
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host, 1 << 20, NULL), CUDA_SUCCESS);
+    wait_for_it();
+    CHECK_EQUAL(before[1], 3);
+    CHECK_EQUAL(stream_said(before), 0);
+    CHECK_EQUAL(rg.slot->ahead, 0);
+    done();
+}
+
+/* ---- ahead of the input ---- */
+
+static CUdeviceptr input;
+static char *host_input;
+
+/* It stays after none: slices are too short for that. */
+static void become_one_with_inputs(void)
+{
+    become_one_that_may();
+    seg->settings.high_slice_us = 1;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 1 << 20, 0), CUDA_SUCCESS);
+    request(); /* of what length they are */
+    rg_stay_beat(0, true);
+}
+
+static void take_input(size_t bytes)
+{
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host_input, bytes, NULL), CUDA_SUCCESS);
+}
+
+static void request_with_input(void)
+{
+    take_input(1 << 20);
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    rg_stay_beat(0, true);
+}
+
+/* Until it comes ahead of one's input, which is here then. */
+static void until_it_comes(void)
+{
+    uint64_t before = rg.slot->ahead;
+    for (int i = 0; i < 5000; i++) {
+        take_input(1 << 20);
+        if (rg.slot->ahead > before)
+            break;
+        launch(spin, NULL, 1000000);
+        wait_for_it();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(rg.slot->ahead, before + 1);
+    CHECK(stays_now());
+}
+
+static void it_comes_while_the_input_does(void)
+{
+    become_one_with_inputs();
+    for (int i = 0; i < 20; i++) {
+        int n = atomic_load(&launched);
+        until_it_comes();
+        CHECK_EQUAL(atomic_load(&launched), n + 2);
+        CHECK_EQUAL(rg.slot->stays, 0);
+        CHECK_EQUAL(words[1], 1);
+        CHECK_EQUAL(stream_said(words), 0);
+        launch(spin, NULL, 1000000);
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 1);
+        wait_for_it();
+        CHECK_EQUAL(words[1], 2);
+        CHECK_EQUAL(stream_said(words), 1);
+    }
+    done();
+}
+
+/* Not for an input that takes less than the calls, nor amid a request, nor where it is there. */
+static void for_which_inputs_it_does_not(void)
+{
+    become_one_with_inputs();
+    until_it_comes();
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 10; i++) {
+        take_input(1 << 10);
+        take_input(1 << 20);
+        launch(spin, NULL, 1000000);
+        take_input(1 << 20);
+        wait_for_it();
+    }
+    CHECK_EQUAL(atomic_load(&launched), n);
+    seg->settings.high_slice_us = 1000000000;
+    until_it_stays();
+    uint64_t before = rg.slot->ahead;
+    n = atomic_load(&launched);
+    take_input(1 << 20);
+    CHECK_EQUAL(atomic_load(&launched), n);
+    CHECK_EQUAL(rg.slot->ahead, before);
+    CHECK_EQUAL(words[1], 1);
+    done();
+}
+
+/* Requests that the GPU is soon done with, or that launch for long. */
+static void before_which_requests_it_does_not_come(void)
+{
+    become_one_with_inputs();
+    until_it_comes();
+    uint64_t worked_ns, wait_ns = UINT64_MAX;
+    for (int i = 0; i < 1000 && wait_ns >= 300000; i++) { /* it may be the machine's */
+        launch(spin, NULL, 1000);
+        wait_for_it(); /* which was short */
+        rg_waited_times(rg.slot->waited_ring[(rg.slot->waited - 1) % RG_WAITED], &worked_ns, &wait_ns);
+    }
+    int n = atomic_load(&launched);
+    take_input(1 << 20);
+    launch(spin, NULL, 1000000);
+    usleep(RG_POLICY_BRIEF_NS / 1000 + 1);
+    launch(spin, NULL, 1000000);
+    wait_for_it(); /* and that one launched for long */
+    take_input(1 << 20);
+    CHECK_EQUAL(atomic_load(&launched), n);
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    until_it_comes();
+    done();
+}
+
+/* Inputs without a launch behind them: it is tried after two more, then four, and so on, until one has some. */
+static void less_often_where_it_is_in_vain(void)
+{
+    become_one_with_inputs();
+    for (int round = 1; round < 5; round++) {
+        until_it_comes();
+        wait_for_it();
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 3);
+        uint64_t before = rg.slot->ahead;
+        for (int i = 0; i < 1 << round; i++)
+            request_with_input();
+        CHECK_EQUAL(rg.slot->ahead, before);
+    }
+    until_it_comes();
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    until_it_comes(); /* in vain once, as far as is known */
+    wait_for_it();
+    uint64_t before = rg.slot->ahead;
+    for (int i = 0; i < 2; i++)
+        request_with_input();
+    CHECK_EQUAL(rg.slot->ahead, before);
+    until_it_comes();
+    CHECK(rg.slot->ahead > before);
+    done();
+}
+
+/* The program does not say that it waits: what the agent finds over is, and the next one is another. */
+static void a_program_that_does_not_wait(void)
+{
+    become_one_with_inputs();
+    until_it_comes();
+    launch(spin, NULL, 1000);
+    _Atomic uint32_t *before = words;
+    CHECK_EQUAL(before[1], 1);
+    rg_tracks_clear();
+    CHECK(rg_idle_check(RG_PROCESS, 0));
+    until_it_comes();
+    CHECK_EQUAL(before[1], 2);
+    CHECK(words != before);
     done();
 }
 
@@ -132,6 +318,10 @@ static void who_waits_for_the_context_ends_it(void)
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK(!stays_now());
     CHECK_EQUAL(stream_said(words), 0);
+    CHECK_EQUAL(words[1], 3);
+    until_it_stays();
+    launch(spin, NULL, 1000); /* amid a request, likewise */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK_EQUAL(words[1], 3);
     done();
 }
@@ -369,8 +559,9 @@ static void each_device_by_itself(void)
     CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
     launch(spin, NULL, 1000);
     CHECK_EQUAL(atomic_load(&rg.stays), 0);
-    CHECK_EQUAL(of_second[1], 2);
+    CHECK_EQUAL(of_second[1], 1);
     wait_for_it();
+    CHECK_EQUAL(of_second[1], 2);
     rg_real.rigelSimWrites(1);
     CHECK_EQUAL(of_second[0], 1);
     done();
@@ -414,17 +605,17 @@ static void not_where_it_is_in_the_way(void)
     enum { LATE = 4 };
     for (int i = 0; i < 21; i++) { /* now and then */
         until_it_stays();
-        launch(spin, NULL, 1000000);
-        words[1] = i % 2 ? LATE : words[1];
-        wait_for_it();
+        _Atomic uint32_t *it = words;
+        request();
+        it[1] = i % 2 ? LATE : it[1];
     }
     for (int i = 0; i < 2; i++) {
         until_it_stays();
-        launch(spin, NULL, 1000000);
-        words[1] = LATE;
+        _Atomic uint32_t *it = words;
+        request();
+        it[1] = LATE;
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     }
-    until_it_stays(); /* it is known of the last but one */
     int n = atomic_load(&launched);
     for (int i = 0; i < 300; i++) {
         request();
@@ -441,6 +632,12 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(it_stays_until_the_next_has_begun);
     RUN(it_stays_while_the_input_comes);
+    RUN(not_for_an_input_alone);
+    RUN(it_comes_while_the_input_does);
+    RUN(for_which_inputs_it_does_not);
+    RUN(before_which_requests_it_does_not_come);
+    RUN(less_often_where_it_is_in_vain);
+    RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
     RUN(who_waits_for_the_context_ends_it);
     RUN(once_for_a_request);
