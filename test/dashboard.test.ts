@@ -173,6 +173,37 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     expect(tab.requests.filter((url) => !url.startsWith(`${server.url}/`) && !url.startsWith("data:"))).toEqual([]);
   });
 
+  // A browser has six connections to a server.
+  test("is live in eight tabs at once, of which any may be closed", async () => {
+    await using server = await Server.start(place);
+    const live = `${shows("live, once a second")} && ${shows("Nothing runs under Rigel at the moment.")}`;
+    const tabs: Tab[] = [];
+    for (let i = 0; i < 8; i++) {
+      const tab = await opened(`${server.url}/`);
+      tabs.push(tab);
+      await tab.until(live);
+    }
+    // The first is connected, for all.
+    const [left, ended] = [tabs.shift(), tabs.pop()];
+    for (const closed of [left, ended]) await closed?.goto("about:blank");
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--duration", "600", "--segment", place.segments]);
+    const said = launch.stderr.text();
+    for (const tab of tabs) {
+      await tab.until(shows("serve (high) has attached, process"));
+      expect(await tab.evaluate(`document.querySelectorAll("#events li").length`)).toBeGreaterThan(1);
+    }
+    const times = `document.body.innerText.split("serve (high) has attached, process").length - 1`;
+    for (const tab of tabs) expect(await tab.evaluate(times)).toBe(1);
+    // And back: the browser may have kept the page.
+    await left?.evaluate("setTimeout(() => history.back())");
+    await left?.until(shows("NVIDIA H200 (simulated)"));
+    launch.kill("SIGTERM");
+    await said;
+    await left?.until(live);
+    for (const tab of tabs) expect(tab.problems).toEqual([]);
+  });
+
   test("starts a launch, shows what is wrong with one field by field, lists it and ends it", async () => {
     await using server = await Server.start(place);
     const tab = await opened(`${server.url}/`);

@@ -386,27 +386,58 @@ let source: EventSource | undefined;
 let heard_ms = Date.now();
 let lost_ms: number | undefined;
 
-/** JSON of the server that this page came with. */
-function dataOf(event: Event): ReturnType<typeof JSON.parse> {
-  return JSON.parse(event instanceof MessageEvent ? String(event.data) : "null");
+/** An event of the server that this page came with, and its data. */
+interface Told {
+  event: string;
+  data: ReturnType<typeof JSON.parse>;
+}
+
+/**
+ * One connection for all tabs of this page: a browser has six to a server, and a seventh tab would wait for one without end. Whoever has the lock
+ * is connected, tells the others, and has it until it is closed. Over plain HTTP from another machine there are no locks, and each has its own.
+ */
+const ONE = "rigel events";
+const tabs = "locks" in navigator ? new BroadcastChannel(ONE) : undefined;
+tabs?.addEventListener("message", ({ data }: MessageEvent<Told>) => told(data));
+
+function told({ event, data }: Told): void {
+  if (event === "lost") return lost();
+  if (event !== "stats") return happened(event, data);
+  heard();
+  show(data.segments, data.hangs);
+}
+
+function tell(all: Told): void {
+  told(all);
+  tabs?.postMessage(all);
 }
 
 function connect(): void {
   source?.close();
   const opened = new EventSource("/v1/events");
   source = opened;
-  opened.addEventListener("stats", (event) => {
-    heard();
-    const { segments, hangs } = dataOf(event);
-    show(segments, hangs);
-  });
-  for (const name of ["segment", "attach", "exit", "hang", "slo"])
-    opened.addEventListener(name, (event) => happened(name, dataOf(event)));
+  for (const event of ["stats", "segment", "attach", "exit", "hang", "slo"])
+    opened.addEventListener(event, (message) => tell({ event, data: JSON.parse(String(message.data)) }));
   opened.addEventListener("error", () => {
-    lost();
+    tell({ event: "lost", data: null });
     // The browser tries again by itself unless the server has answered with an error.
     if (opened.readyState === EventSource.CLOSED && source === opened) setTimeout(connect, RETRY_ms);
   });
+}
+
+/** Gives back what this tab has of it, which a page that the browser keeps for the way back would have for a while. */
+let leave: AbortController | undefined;
+
+function connectOnce(): void {
+  if (!tabs) return connect();
+  const { signal } = (leave = new AbortController());
+  const untilLeft = async () => {
+    connect();
+    await new Promise((resolve) => signal.addEventListener("abort", resolve));
+    source?.close();
+  };
+  // Who leaves before has never had it.
+  navigator.locks.request(ONE, { signal }, untilLeft).catch(() => {});
 }
 
 function heard(): void {
@@ -438,5 +469,9 @@ setInterval(() => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const launch of launches.values()) launch.redraw();
 });
+window.addEventListener("pagehide", () => leave?.abort());
+window.addEventListener("pageshow", ({ persisted }) => {
+  if (persisted) connectOnce();
+});
 launchForm();
-connect();
+connectOnce();
