@@ -205,31 +205,34 @@ static bool is_in_the_way(uint32_t device)
     return stays[device].lates >= LATES;
 }
 
-/* So many more inputs have none, twice as many each time. */
+/* No launch came. In front of an input: so many more have none, twice as many each time. */
 static void was_in_vain(uint32_t device)
 {
     enum { MOST = 10 };
+    if (!atomic_load(&stays[device].early))
+        return;
     uint32_t n = atomic_fetch_add(&stays[device].in_vain, 1) + 1;
     atomic_store(&stays[device].skip, 1u << (n < MOST ? n : MOST));
 }
 
-/* All of the request is queued; or there was nothing to queue behind its input. */
-static void all_is_launched(uint32_t device)
+void rg_stay_all_launched(uint32_t device)
 {
     uint32_t bit = 1u << device;
+    if (!((atomic_load(&rg.stays) | atomic_load(&rg.stays_open)) & bit))
+        return;
+    _Atomic uint32_t *word = said(device); /* before the bit goes: then another thread may begin the next one */
     if (atomic_fetch_and(&rg.stays_open, ~bit) & bit) {
-        atomic_store(said(device), LAUNCHED);
-    } else if (atomic_load(&rg.stays) & bit && atomic_load(said(device)) == COMING && atomic_fetch_and(&rg.stays, ~bit) & bit) {
-        atomic_store(said(device), OVER);
-        if (atomic_load(&stays[device].early))
-            was_in_vain(device);
+        atomic_store(word, LAUNCHED);
+    } else if (atomic_load(&rg.stays) & bit && atomic_load(word) == COMING && atomic_fetch_and(&rg.stays, ~bit) & bit) {
+        atomic_store(word, OVER);
+        was_in_vain(device);
     }
 }
 
 /* In the current context, `behind` what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
 static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
 {
-    all_is_launched(device); /* the program has not waited for it */
+    rg_stay_all_launched(device); /* another thread's launch may have come before this one's input */
     if (is_in_the_way(device)) { /* not in this process any more */
         atomic_store(&stays[device].refused, true);
         atomic_store(&stays[device].context, NULL);
@@ -315,7 +318,7 @@ void rg_stay_begin(const rg_track *t)
         return;
     uint32_t device = rg_track_device(t), us;
     if (is_high(t))
-        all_is_launched(device);
+        rg_stay_all_launched(device);
     if (!may_stay(t, device, &us) /* or it is a second wait for the same */ || !take(device))
         return;
     if (is_of_use(t, device, us * 1000ull) && can_stay(t, device))
@@ -356,6 +359,11 @@ void rg_stay_launches(const rg_track *t)
 
 void rg_stay_ends(void)
 {
-    for (uint32_t devices = atomic_exchange(&rg.stays, 0) | atomic_exchange(&rg.stays_open, 0); devices; devices &= devices - 1)
-        atomic_store(said((uint32_t)__builtin_ctz(devices)), OVER);
+    uint32_t without = atomic_exchange(&rg.stays, 0);
+    for (uint32_t devices = without | atomic_exchange(&rg.stays_open, 0); devices; devices &= devices - 1) {
+        uint32_t device = (uint32_t)__builtin_ctz(devices);
+        atomic_store(said(device), OVER);
+        if (without >> device & 1)
+            was_in_vain(device);
+    }
 }

@@ -617,6 +617,8 @@ bool rg_idle_check(rg_member *m, uint32_t device)
         if (all_clean(m, device, false)) {
             uint64_t now = rg_clock_ns(), took = rg_since(atomic_load(&m->period[device].busy_since), now);
             ended = true;
+            if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed) | atomic_load_explicit(&rg.stays_open, memory_order_relaxed)))
+                rg_stay_all_launched(device); /* the program may not have said that it waits */
             rg_hist_add(&m->slot->request_ns, took);
             note_wait(m, device, now);
             record_request(m, device, true);

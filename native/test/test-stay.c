@@ -23,6 +23,14 @@ static CUresult note_launch(CUfunction f, unsigned gx, unsigned gy, unsigned gz,
     return real_launch(f, gx, gy, gz, bx, by, bz, shared, s, params, extra);
 }
 
+static _Atomic int recorded;
+static __typeof__(&cuEventRecord) real_record;
+static CUresult count_record(CUevent e, CUstream s)
+{
+    atomic_fetch_add(&recorded, 1);
+    return real_record(e, s);
+}
+
 static void become_one_that_may(void)
 {
     become_high_without_agent(); /* which would say that it may not, on the simulated GPU */
@@ -32,6 +40,25 @@ static void become_one_that_may(void)
     seg->settings.stay_us = 1000000;
     seg->settings.high_slice_us = 1000000000;
     rg_stay_beat(0, true);
+}
+
+/* What had been said to that one as the program began to wait. */
+static _Atomic uint32_t *told;
+static _Atomic uint32_t told_then;
+static __typeof__(&cuStreamSynchronize) real_wait;
+static CUresult note_wait(CUstream s)
+{
+    atomic_store(&told_then, told[1]);
+    return real_wait(s);
+}
+
+static void wait_and_note(_Atomic uint32_t *pair)
+{
+    told = pair;
+    real_wait = RG_REAL(cuStreamSynchronize);
+    *(__typeof__(&note_wait) *)&rg_real.hooked[RG_HOOK_cuStreamSynchronize] = note_wait;
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    *(__typeof__(&note_wait) *)&rg_real.hooked[RG_HOOK_cuStreamSynchronize] = real_wait;
 }
 
 static void wait_for_it(void)
@@ -83,8 +110,9 @@ static void it_stays_until_the_next_has_begun(void)
         CHECK_EQUAL(before[1], 1); /* more may follow */
         launch(spin, NULL, 1000);
         CHECK_EQUAL(before[1], 1);
-        wait_for_it();
-        CHECK_EQUAL(before[1], 2); /* that was all */
+        wait_and_note(before);
+        CHECK_EQUAL(atomic_load(&told_then), 2); /* that was all */
+        CHECK_EQUAL(before[1], 2);
         CHECK_EQUAL(stream_said(before), 1); /* and has begun */
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* which nothing stays after */
         CHECK(!stays_now());
@@ -163,11 +191,12 @@ static void request_with_input(void)
     rg_stay_beat(0, true);
 }
 
-/* Until it comes ahead of one's input, which is here then. */
-static void until_it_comes(void)
+/* Until it comes ahead of one's input, which is here then: of so many before that it has not. */
+static int until_it_comes(void)
 {
     uint64_t before = rg.slot->ahead;
-    for (int i = 0; i < 5000; i++) {
+    int i = 0;
+    for (; i < 5000; i++) {
         take_input(1 << 20);
         if (rg.slot->ahead > before)
             break;
@@ -177,14 +206,18 @@ static void until_it_comes(void)
     }
     CHECK_EQUAL(rg.slot->ahead, before + 1);
     CHECK(stays_now());
+    return i;
 }
 
 static void it_comes_while_the_input_does(void)
 {
     become_one_with_inputs();
+    real_record = RG_REAL(cuEventRecord);
+    *(__typeof__(&count_record) *)&rg_real.hooked[RG_HOOK_cuEventRecord] = count_record;
     for (int i = 0; i < 20; i++) {
         int n = atomic_load(&launched);
         until_it_comes();
+        CHECK_EQUAL(atomic_load(&recorded), 0); /* behind nothing */
         CHECK_EQUAL(atomic_load(&launched), n + 2);
         CHECK_EQUAL(rg.slot->stays, 0);
         CHECK_EQUAL(words[1], 1);
@@ -192,7 +225,8 @@ static void it_comes_while_the_input_does(void)
         launch(spin, NULL, 1000000);
         CHECK(!stays_now());
         CHECK_EQUAL(words[1], 1);
-        wait_for_it();
+        wait_and_note(words);
+        CHECK_EQUAL(atomic_load(&told_then), 2);
         CHECK_EQUAL(words[1], 2);
         CHECK_EQUAL(stream_said(words), 1);
     }
@@ -251,11 +285,37 @@ static void before_which_requests_it_does_not_come(void)
     done();
 }
 
+/* A thread's own default stream is no other thread's to use. */
+static void for_no_thread_of_its_own(void)
+{
+    become_one_that_may();
+    until_it_stays();
+    launch(spin, NULL, 1000000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 1 << 20, 0), CUDA_SUCCESS);
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 100; i++) {
+        CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host_input, 1 << 20, CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+        launch(spin, CU_STREAM_PER_THREAD, 1000000);
+        CHECK_EQUAL(cuStreamSynchronize(CU_STREAM_PER_THREAD), CUDA_SUCCESS);
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(atomic_load(&launched), n);
+    done();
+}
+
 /* Inputs without a launch behind them: it is tried after two more, then four, and so on, until one has some. */
 static void less_often_where_it_is_in_vain(void)
 {
     become_one_with_inputs();
-    for (int round = 1; round < 5; round++) {
+    for (int round = 1; round < 8; round++) {
+        if (round == 3) { /* one that it stays for, with no input, says nothing of those */
+            seg->settings.high_slice_us = 1000000000;
+            until_it_stays();
+            seg->settings.high_slice_us = 1;
+            request();
+        }
         until_it_comes();
         wait_for_it();
         CHECK(!stays_now());
@@ -274,8 +334,96 @@ static void less_often_where_it_is_in_vain(void)
     for (int i = 0; i < 2; i++)
         request_with_input();
     CHECK_EQUAL(rg.slot->ahead, before);
-    until_it_comes();
-    CHECK(rg.slot->ahead > before);
+    CHECK(until_it_comes() < 200); /* not after 256 */
+    done();
+}
+
+/* After ten of them in vain, and more, it is every 1024th. */
+static void how_often_at_least(void)
+{
+    enum { MOST = 10 };
+    become_one_with_inputs();
+    for (int round = 1; round < MOST + 3; round++) {
+        CHECK(until_it_comes() < 500);
+        wait_for_it();
+        uint64_t before = rg.slot->ahead;
+        for (int i = 0; i < 1 << (round < MOST ? round : MOST); i++) {
+            take_input(1 << 20);
+            wait_for_it();
+        }
+        CHECK_EQUAL(rg.slot->ahead, before);
+    }
+    done();
+}
+
+/* Where the GPU has stayed after a request, and the next has no launch, it was not for the input. */
+static void in_vain_after_a_request(void)
+{
+    become_one_with_inputs();
+    for (int i = 0; i < 9; i++) {
+        seg->settings.high_slice_us = 1000000000;
+        until_it_stays();
+        seg->settings.high_slice_us = 1;
+        _Atomic uint32_t *it = words;
+        take_input(1 << 20);
+        wait_for_it();
+        CHECK_EQUAL(it[1], 3);
+    }
+    CHECK(until_it_comes() < 500); /* after nine in vain: 512 at least */
+    done();
+}
+
+/* Nor was one for nothing that a launch followed, however that is waited for. */
+static void not_in_vain_before_a_launch(void)
+{
+    enum { REQUESTS = 100 };
+    become_one_with_inputs();
+    int without = 0;
+    for (int i = 0; i < REQUESTS; i++) {
+        without += until_it_comes();
+        launch(spin, NULL, 1000000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    }
+    CHECK(without < REQUESTS * 3 / 2); /* a busy machine's; else two for each */
+    done();
+}
+
+/* As the agent does: nobody has waited for it. */
+static void found_over(void)
+{
+    rg_tracks_clear();
+    CHECK(rg_idle_check(RG_PROCESS, 0));
+}
+
+/* However the program learns that an input alone is there. */
+static void synchronize_context(void)
+{
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void look_at_it(void)
+{
+    while (cuStreamQuery(NULL) != CUDA_SUCCESS)
+        usleep(10);
+}
+
+static void in_vain_whoever_finds_out(void)
+{
+    become_one_with_inputs();
+    void (*const find_out[])(void) = {wait_for_it, synchronize_context, look_at_it, found_over};
+    for (unsigned i = 0; i < sizeof find_out / sizeof *find_out; i++) {
+        until_it_comes();
+        launch(spin, NULL, 1000000); /* one that was not */
+        wait_for_it();
+        until_it_comes();
+        find_out[i]();
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 3);
+        uint64_t before = rg.slot->ahead;
+        for (int k = 0; k < 2; k++)
+            request_with_input();
+        CHECK_EQUAL(rg.slot->ahead, before);
+    }
     done();
 }
 
@@ -287,8 +435,8 @@ static void a_program_that_does_not_wait(void)
     launch(spin, NULL, 1000);
     _Atomic uint32_t *before = words;
     CHECK_EQUAL(before[1], 1);
-    rg_tracks_clear();
-    CHECK(rg_idle_check(RG_PROCESS, 0));
+    found_over();
+    CHECK_EQUAL(before[1], 2); /* the GPU does not stay for what is done */
     until_it_comes();
     CHECK_EQUAL(before[1], 2);
     CHECK(words != before);
@@ -326,6 +474,52 @@ static void who_waits_for_the_context_ends_it(void)
     done();
 }
 
+/* A copy that waits, amid a request: what is launched after it is to come, though no request begins. */
+static void it_stays_amid_a_request(void)
+{
+    become_one_that_may();
+    CUdeviceptr p;
+    char result[16];
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+    for (int i = 0; i < 5000; i++) {
+        launch(spin, NULL, 1000000);
+        CHECK_EQUAL(cuMemcpyDtoHAsync_v2(result, p, sizeof result, NULL), CUDA_SUCCESS);
+        if (stays_now())
+            break;
+        wait_for_it();
+        rg_stay_beat(0, true);
+        if (stays_now())
+            request();
+    }
+    CHECK(stays_now());
+    _Atomic uint32_t *it = words;
+    CHECK_EQUAL(it[1], 0);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(it[1], 1);
+    wait_for_it();
+    CHECK_EQUAL(it[1], 2);
+    done();
+}
+
+/* The words are one context's: a stream of another one is not told to write there. */
+static void for_a_request_in_another_context(void)
+{
+    become_one_that_may();
+    CUcontext own;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    until_it_stays();
+    _Atomic uint32_t *it = words;
+    CHECK_EQUAL(cuCtxSetCurrent(own), CUDA_SUCCESS);
+    load_kernels(NULL);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(it[0], 1);
+    CHECK_EQUAL(it[1], 1);
+    wait_for_it();
+    CHECK_EQUAL(it[1], 2);
+    done();
+}
+
 /* A second wait for the same work finds it staying. */
 static void once_for_a_request(void)
 {
@@ -353,6 +547,12 @@ static void when_it_does_not(void)
         seg->settings.stay_us = why == NEVER ? 0 : 1000000;
         if (why == NOTHING) {
             until_it_stays();
+            CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+            int n = atomic_load(&launched);
+            rg_stay_beat(0, false); /* nor where it could */
+            for (int i = 0; i < 100; i++)
+                request();
+            CHECK_EQUAL(atomic_load(&launched), n);
             break;
         }
         for (int i = 0; i < 100; i++) {
@@ -476,7 +676,6 @@ static void not_during_a_capture(void)
 /* An event outlives its stream: who waits for it while other work is covered too does not bring the stream back. */
 static CUstream gone;
 static bool used_gone;
-static __typeof__(&cuEventRecord) real_record;
 static CUresult note_record(CUevent e, CUstream s)
 {
     used_gone |= gone && s == gone;
@@ -636,10 +835,17 @@ int main(int argc, char **argv)
     RUN(it_comes_while_the_input_does);
     RUN(for_which_inputs_it_does_not);
     RUN(before_which_requests_it_does_not_come);
+    RUN(for_no_thread_of_its_own);
     RUN(less_often_where_it_is_in_vain);
+    RUN(how_often_at_least);
+    RUN(in_vain_after_a_request);
+    RUN(not_in_vain_before_a_launch);
+    RUN(in_vain_whoever_finds_out);
     RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
     RUN(who_waits_for_the_context_ends_it);
+    RUN(it_stays_amid_a_request);
+    RUN(for_a_request_in_another_context);
     RUN(once_for_a_request);
     RUN(when_it_does_not);
     RUN(for_which_requests_it_does_not);
