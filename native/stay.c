@@ -349,12 +349,14 @@ void rg_stay_launches(const rg_track *t)
         atomic_store(&stays[device].in_vain, 0);
     else
         atomic_store(&stays[device].followed, true);
-    atomic_store(said(device), COMING);
+    _Atomic uint32_t *word = said(device);
+    CUdeviceptr words = words_at(device);
+    atomic_store(word, COMING);
+    atomic_fetch_or(&rg.stays_open, bit); /* before the call, during which another thread may wait */
     bool told = !t->owner && t->context == atomic_load(&stays[device].context) && rg_real.cuStreamWriteValue32_v2 &&
-                rg_real.cuStreamWriteValue32_v2(t->stream, words_at(device), BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
+                rg_real.cuStreamWriteValue32_v2(t->stream, words, BEGINS, CU_STREAM_WRITE_VALUE_DEFAULT) == CUDA_SUCCESS;
     if (!told) /* then it is over once all is queued */
-        atomic_store(said(device) - 1, BEGINS);
-    atomic_fetch_or(&rg.stays_open, bit);
+        atomic_store(word - 1, BEGINS);
 }
 
 void rg_stay_ends(void)

@@ -520,6 +520,26 @@ static void for_a_request_in_another_context(void)
     done();
 }
 
+/* Another thread does while the stream is about to be told that the request begins. */
+static __typeof__(rg_real.cuStreamWriteValue32_v2) real_write;
+static CUresult note_write(CUstream s, CUdeviceptr at, uint32_t value, unsigned flags)
+{
+    rg_stay_waits();
+    return real_write(s, at, value, flags);
+}
+
+static void who_waits_as_a_request_begins_ends_it(void)
+{
+    become_one_that_may();
+    real_write = rg_real.cuStreamWriteValue32_v2;
+    until_it_stays();
+    rg_real.cuStreamWriteValue32_v2 = note_write;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(words[1], 3);
+    wait_for_it();
+    done();
+}
+
 /* A second wait for the same work finds it staying. */
 static void once_for_a_request(void)
 {
@@ -846,6 +866,7 @@ int main(int argc, char **argv)
     RUN(who_waits_for_the_context_ends_it);
     RUN(it_stays_amid_a_request);
     RUN(for_a_request_in_another_context);
+    RUN(who_waits_as_a_request_begins_ends_it);
     RUN(once_for_a_request);
     RUN(when_it_does_not);
     RUN(for_which_requests_it_does_not);
