@@ -65,6 +65,9 @@ static void after_fork_in_child(void)
 {
     rg_members_forked();
     rg_channel_off();
+    /* Their words are in memory that the two share. */
+    atomic_store(&rg.stays, 0);
+    atomic_store(&rg.stays_open, 0);
 }
 
 static pid_t client_pid;                  /* a child made without the handlers of fork (clone) is not the client */

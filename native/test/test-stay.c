@@ -540,6 +540,29 @@ static void who_waits_as_a_request_begins_ends_it(void)
     done();
 }
 
+/* What a child of fork frees is the parent's: it ends nothing there. */
+static void a_child_ends_nothing(void)
+{
+    become_one_that_may();
+    CUdeviceptr p;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+    for (int i = 0; i < 2; i++) {
+        until_it_stays();
+        _Atomic uint32_t *it = words;
+        if (i)
+            launch(spin, NULL, 1000);
+        pid_t child = fork();
+        if (!child) {
+            cuMemFree_v2(p);
+            _exit(0);
+        }
+        CHECK_EQUAL(waitpid(child, NULL, 0), child);
+        CHECK_EQUAL(it[1], i);
+        wait_for_it();
+    }
+    done();
+}
+
 /* A second wait for the same work finds it staying. */
 static void once_for_a_request(void)
 {
@@ -867,6 +890,7 @@ int main(int argc, char **argv)
     RUN(it_stays_amid_a_request);
     RUN(for_a_request_in_another_context);
     RUN(who_waits_as_a_request_begins_ends_it);
+    RUN(a_child_ends_nothing);
     RUN(once_for_a_request);
     RUN(when_it_does_not);
     RUN(for_which_requests_it_does_not);
