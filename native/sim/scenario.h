@@ -135,7 +135,7 @@ typedef struct {
 /*
  * rg_scenario_defaults: the H200 preset under time slices, 10 s, the segment's default settings, and the costs measured
  * on an H200: 2600 ns a launch, 170 ns an event record, 50 us to wake a thread; for RG_SCENARIO_PREEMPT slices of 50 us
- * and 10 ms, no gate, suspension and `drain` as soon as a thread that watches has woken, 280 us to suspend and 230 us
+ * and 20 ms, no gate, suspension and `drain` as soon as a thread that watches has woken, 280 us to suspend and 230 us
  * to resume, and of stops 1.2 us for the program and 3 us for the GPU.
  */
 rg_scenario_options rg_scenario_defaults(void);
