@@ -840,6 +840,61 @@ static void not_while_a_stream_is_taken_away(void)
     done();
 }
 
+/* Threads with requests of their own, and one that ends what stays: all of it is over in the end. */
+static _Atomic bool threads_end;
+static void *requests_of_a_thread(void *stream)
+{
+    CUdeviceptr p;
+    char *host;
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host, 1 << 20, 0), CUDA_SUCCESS);
+    while (!atomic_load(&threads_end)) {
+        CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, 1 << 20, stream), CUDA_SUCCESS);
+        launch(spin, stream, 500000);
+        CHECK_EQUAL(cuStreamSynchronize(stream), CUDA_SUCCESS);
+    }
+    return NULL;
+}
+
+static void *who_frees(void *unused)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    while (!atomic_load(&threads_end)) {
+        CUdeviceptr p;
+        CHECK_EQUAL(cu.cuMemAlloc_v2(&p, 1 << 20), CUDA_SUCCESS);
+        CHECK_EQUAL(cuMemFree_v2(p), CUDA_SUCCESS);
+        usleep(100);
+    }
+    return unused;
+}
+
+static void several_threads(void)
+{
+    enum { THREADS = 3 };
+    become_one_that_may();
+    until_it_stays();
+    pthread_t threads[THREADS + 1];
+    for (int i = 0; i < THREADS; i++) {
+        CUstream s;
+        CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+        CHECK_EQUAL(pthread_create(&threads[i], NULL, requests_of_a_thread, s), 0);
+    }
+    CHECK_EQUAL(pthread_create(&threads[THREADS], NULL, who_frees, NULL), 0);
+    for (int i = 0; i < 300; i++) {
+        rg_stay_beat(0, true);
+        usleep(1000);
+    }
+    atomic_store(&threads_end, true);
+    for (int i = 0; i <= THREADS; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
+    request();
+    CHECK_EQUAL(atomic_load(&rg.stays_open), 0);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!stays_now());
+    done();
+}
+
 /* Requests that did not begin before it was over, as the GPU says: it is in their way. */
 static void not_where_it_is_in_the_way(void)
 {
@@ -904,6 +959,7 @@ int main(int argc, char **argv)
     RUN(each_device_by_itself);
     RUN(who_frees_memory_ends_it);
     RUN(not_while_a_stream_is_taken_away);
+    RUN(several_threads);
     RUN(not_where_it_is_in_the_way);
     return failures ? 1 : 0;
 }
