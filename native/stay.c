@@ -9,9 +9,10 @@
  *
  * So, as a program begins to wait for a request that is the GPU's, two kernels go out on a stream of Rigel's in the program's context, behind an event in
  * the program's: `rigel_stay`, one thread that looks at two words of the host's memory until the next request has begun, or its time is over; and
- * `rigel_behind`, which does nothing. That it has begun takes both words: all that it consists of is queued, as the host says once the program waits
- * for it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The calls
- * for it are made while the program waits anyway, but for that one.
+ * `rigel_behind`, which does nothing. That it has begun takes both words: a graph of it is queued, or all that it consists of, as the host says once the
+ * program waits for it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself
+ * (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but for that one. It keeps a block that takes all of a multiprocessor
+ * off one of them, so it is no longer there than has to be.
  *
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
  * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays.
@@ -23,8 +24,10 @@
 
 /* What requests have to keep the GPU busy for: four calls of the driver are made meanwhile. */
 #define LEAST_WAIT_NS 300000u
-/* The least input that the GPU comes over ahead of: for two calls, some 10 us, and at 48 GB a second from pinned memory this takes as long. */
+/* The least input that the GPU comes over ahead of: for two calls, some 10 us, and at 48 GB a second from pinned memory this takes as long. And the most:
+ * longer than it stays. */
 #define LEAST_INPUT (512u << 10)
+#define MOST_INPUT (8u << 20)
 /* For how much longer the GPU stays once the next request has begun: for its input, and until all of it is queued. */
 #define MORE_NS 1000000u
 /* What the host says: nothing more has come; something has, and more may follow; all is queued; there is nothing to stay for. The GPU: queued, but not begun
@@ -223,9 +226,8 @@ void rg_stay_all_launched(uint32_t device)
     _Atomic uint32_t *word = said(device); /* before the bit goes: then another thread may begin the next one */
     if (atomic_fetch_and(&rg.stays_open, ~bit) & bit) {
         atomic_store(word, LAUNCHED);
-    } else if (atomic_load(&rg.stays) & bit && atomic_load(word) == COMING && atomic_fetch_and(&rg.stays, ~bit) & bit) {
-        atomic_store(word, OVER);
-        was_in_vain(device);
+    } else if (atomic_load(&rg.stays) & bit && atomic_load(word) == COMING) {
+        atomic_store(word, ALONE); /* an input that is waited for by itself */
     }
 }
 
@@ -303,7 +305,7 @@ static bool can_stay(const rg_track *t, uint32_t device)
 void rg_stay_ahead(const rg_track *t, uint64_t bytes)
 {
     uint32_t device = rg_track_device(t), us;
-    if (bytes < LEAST_INPUT || !may_stay(t, device, &us) || !take(device))
+    if (bytes < LEAST_INPUT || bytes > MOST_INPUT || !may_stay(t, device, &us) || !take(device))
         return;
     if (atomic_load(&stays[device].skip))
         atomic_fetch_sub(&stays[device].skip, 1);
@@ -331,10 +333,10 @@ void rg_stay_coming(uint32_t device, uint64_t idle_for_ns)
     uint32_t bit = 1u << device;
     if (!(atomic_load(&rg.stays) & bit))
         return;
-    if (idle_for_ns > atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
-        atomic_fetch_and(&rg.stays, ~bit); /* it is over */
-    else
+    if (idle_for_ns <= atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
         atomic_store(said(device), COMING);
+    else if (atomic_fetch_and(&rg.stays, ~bit) & bit) /* it is over */
+        was_in_vain(device);
 }
 
 void rg_stay_launches(const rg_track *t)

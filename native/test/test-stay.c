@@ -144,21 +144,52 @@ static void it_stays_while_the_input_comes(void)
     done();
 }
 
-/* There is nothing behind the input: it is not waited for. */
-static void not_for_an_input_alone(void)
+/* An input that is waited for by itself: the rest comes at once, or not in time. */
+static void behind_an_input_alone(void)
 {
     become_one_that_may();
-    CUdeviceptr input;
+    CUdeviceptr to;
     char *host;
-    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&to, 1 << 20), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host, 1 << 20, 0), CUDA_SUCCESS);
     until_it_stays();
-    _Atomic uint32_t *before = words;
-    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host, 1 << 20, NULL), CUDA_SUCCESS);
+    _Atomic uint32_t *it = words;
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(to, host, 1 << 20, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(it[1], 1);
     wait_for_it();
-    CHECK_EQUAL(before[1], 3);
-    CHECK_EQUAL(stream_said(before), 0);
+    CHECK(stays_now());
+    CHECK_EQUAL(it[1], 0);
+    CHECK_EQUAL(stream_said(it), 0);
+    launch(spin, NULL, 1000000);
+    CHECK_EQUAL(it[1], 1);
+    CHECK(words == it);
+    wait_for_it();
+    CHECK_EQUAL(it[1], 2);
+    CHECK_EQUAL(stream_said(it), 1);
     CHECK_EQUAL(rg.slot->ahead, 0);
+    done();
+}
+
+/* A graph is enough to stay for: no more is waited for. */
+static void until_a_graph_is_launched(void)
+{
+    become_one_that_may();
+    CUstream side;
+    CUgraph graph;
+    CUgraphExec exec;
+    CHECK_EQUAL(cuStreamCreate(&side, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(side, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    launch(spin, side, 1000000);
+    CHECK_EQUAL(cuStreamEndCapture(side, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    until_it_stays();
+    _Atomic uint32_t *it = words;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(it[1], 1);
+    CHECK_EQUAL(cuGraphLaunch(exec, NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(it[1], 2);
+    wait_for_it();
+    CHECK_EQUAL(stream_said(it), 1);
     done();
 }
 
@@ -172,8 +203,8 @@ static void become_one_with_inputs(void)
 {
     become_one_that_may();
     seg->settings.high_slice_us = 1;
-    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
-    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 1 << 20, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 16 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 16 << 20, 0), CUDA_SUCCESS);
     request(); /* of what length they are */
     rg_stay_beat(0, true);
 }
@@ -181,6 +212,20 @@ static void become_one_with_inputs(void)
 static void take_input(size_t bytes)
 {
     CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input, host_input, bytes, NULL), CUDA_SUCCESS);
+}
+
+/* Behind an input that was waited for by itself, until it is over. */
+static void nothing_follows(void)
+{
+    uint32_t us = seg->settings.stay_us;
+    CHECK(stays_now());
+    CHECK_EQUAL(words[1], 0);
+    seg->settings.stay_us = 1;
+    usleep(10);
+    take_input(1 << 10);
+    wait_for_it();
+    CHECK(!stays_now());
+    seg->settings.stay_us = us;
 }
 
 static void request_with_input(void)
@@ -233,7 +278,7 @@ static void it_comes_while_the_input_does(void)
     done();
 }
 
-/* Not for an input that takes less than the calls, nor amid a request, nor where it is there. */
+/* Not for an input that takes less than the calls, or longer than it would stay, nor amid a request, nor where it is there. */
 static void for_which_inputs_it_does_not(void)
 {
     become_one_with_inputs();
@@ -242,7 +287,7 @@ static void for_which_inputs_it_does_not(void)
     wait_for_it();
     int n = atomic_load(&launched);
     for (int i = 0; i < 10; i++) {
-        take_input(1 << 10);
+        take_input(i % 2 ? 1 << 10 : 16 << 20);
         take_input(1 << 20);
         launch(spin, NULL, 1000000);
         take_input(1 << 20);
@@ -318,8 +363,7 @@ static void less_often_where_it_is_in_vain(void)
         }
         until_it_comes();
         wait_for_it();
-        CHECK(!stays_now());
-        CHECK_EQUAL(words[1], 3);
+        nothing_follows();
         uint64_t before = rg.slot->ahead;
         for (int i = 0; i < 1 << round; i++)
             request_with_input();
@@ -330,6 +374,7 @@ static void less_often_where_it_is_in_vain(void)
     wait_for_it();
     until_it_comes(); /* in vain once, as far as is known */
     wait_for_it();
+    nothing_follows();
     uint64_t before = rg.slot->ahead;
     for (int i = 0; i < 2; i++)
         request_with_input();
@@ -346,6 +391,7 @@ static void how_often_at_least(void)
     for (int round = 1; round < MOST + 3; round++) {
         CHECK(until_it_comes() < 500);
         wait_for_it();
+        nothing_follows();
         uint64_t before = rg.slot->ahead;
         for (int i = 0; i < 1 << (round < MOST ? round : MOST); i++) {
             take_input(1 << 20);
@@ -364,10 +410,9 @@ static void in_vain_after_a_request(void)
         seg->settings.high_slice_us = 1000000000;
         until_it_stays();
         seg->settings.high_slice_us = 1;
-        _Atomic uint32_t *it = words;
         take_input(1 << 20);
         wait_for_it();
-        CHECK_EQUAL(it[1], 3);
+        nothing_follows();
     }
     CHECK(until_it_comes() < 500); /* after nine in vain: 512 at least */
     done();
@@ -399,6 +444,8 @@ static void found_over(void)
 static void synchronize_context(void)
 {
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!stays_now());
+    CHECK_EQUAL(words[1], 3);
 }
 
 static void look_at_it(void)
@@ -417,8 +464,8 @@ static void in_vain_whoever_finds_out(void)
         wait_for_it();
         until_it_comes();
         find_out[i]();
-        CHECK(!stays_now());
-        CHECK_EQUAL(words[1], 3);
+        if (find_out[i] != synchronize_context)
+            nothing_follows();
         uint64_t before = rg.slot->ahead;
         for (int k = 0; k < 2; k++)
             request_with_input();
@@ -929,7 +976,8 @@ int main(int argc, char **argv)
     int failures = 0;
     RUN(it_stays_until_the_next_has_begun);
     RUN(it_stays_while_the_input_comes);
-    RUN(not_for_an_input_alone);
+    RUN(behind_an_input_alone);
+    RUN(until_a_graph_is_launched);
     RUN(it_comes_while_the_input_does);
     RUN(for_which_inputs_it_does_not);
     RUN(before_which_requests_it_does_not_come);
