@@ -106,6 +106,17 @@ describe.concurrent("rigel simulate", () => {
     }
   });
 
+  test("the least rate that a configuration may have", async () => {
+    using scratch = new Scratch();
+    const clients = [
+      { name: "serve", class: "high", replay: { profile: "serve.csv", rate_per_s: 1e-6 } },
+      { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+    ];
+    const { points } = await predicted(jobs(scratch, { clients }), "--policy", "mps");
+    expect(points[0]?.alone[0]).toMatchObject({ requests: 0, p50_ms: null });
+    expect(points[0]?.ways[0]?.share).toBe(1);
+  });
+
   test("what is asked for and not simulated is said", async () => {
     using scratch = new Scratch();
     const { notes } = await predicted(jobs(scratch, { policy: { name: "priority", stay_us: 100 } }));

@@ -39,6 +39,7 @@
 #include <sys/prctl.h>
 
 #define VALUE_BYTES 8192
+#define GAP_MAX_NS 1000000000000000ull /* between requests: 0.000001 a second is the least rate of a configuration */
 
 __attribute__((noreturn, format(printf, 2, 3))) static void give_up(int status, const char *format, ...)
 {
@@ -150,7 +151,7 @@ static void set_rate(rg_scenario_client *c, char *value)
         give_up(2, "rate: expected uniform or poisson, got \"%s\"", kind);
     c->open_loop = true;
     c->arrivals = kind[0] == 'u' ? RG_ARRIVALS_UNIFORM : RG_ARRIVALS_POISSON;
-    c->mean_gap_ns = number("rate", gap, RG_PROFILE_MAX_NS);
+    c->mean_gap_ns = number("rate", gap, GAP_MAX_NS);
     c->seed = number("rate", seed, UINT64_MAX);
 }
 
