@@ -157,15 +157,18 @@ async function predictPoint(
     ...scenario,
     settings: { ...scenario.settings, ...(slow !== 1 && { slow_ppm: Math.round((slow - 1) * 1e6) }) },
   });
-  const apart = Promise.all(clients.map((client) => simulator.run(onHost(aloneOf(client, duration_s, gpu)))));
-  const together = Promise.all(
-    ways.map(async (way) => ({
-      way,
-      outcome: await simulator.run(onHost(scenarioOf(way, clients, duration_s, gpu, native))),
-    })),
-  );
+  // At once: of promises that are waited for one after the other, the second may fail with nobody there to hear it.
+  const [apart, together] = await Promise.all([
+    Promise.all(clients.map((client) => simulator.run(onHost(aloneOf(client, duration_s, gpu))))),
+    Promise.all(
+      ways.map(async (way) => ({
+        way,
+        outcome: await simulator.run(onHost(scenarioOf(way, clients, duration_s, gpu, native))),
+      })),
+    ),
+  ]);
   const late = new Set<string>();
-  for (const { way, outcome } of await together)
+  for (const { way, outcome } of together)
     for (const [index, client] of clients.entries())
       if (queuesUp(client, outcome.clients[index]?.p50_ns ?? 0)) late.add(`${client.name} under ${way.name}`);
   if (late.size > 0)
@@ -173,7 +176,7 @@ async function predictPoint(
       `${value === null ? "" : `at ${value}: `}requests queue up, taking longer than the time between them, so that how late they are ` +
         `depends on the duration: ${[...late].join(", ")}`,
     );
-  const base = (await apart).flatMap((outcome) => outcome.clients);
+  const base = apart.flatMap((outcome) => outcome.clients);
   const alone = clients.map((client, index) => clientNumbers(client, base[index], undefined, duration_s));
   const ceiling = ceilingOf(clients, base, duration_s);
   const short = clients.filter((client, index) => isShort(client, alone[index], duration_s)).map(({ name }) => name);
@@ -187,7 +190,7 @@ async function predictPoint(
     duration_s,
     ceiling,
     alone,
-    ways: (await together).map(({ way, outcome }) => {
+    ways: together.map(({ way, outcome }) => {
       const predicted = clients.map((client, index) =>
         clientNumbers(client, outcome.clients[index], alone[index], duration_s),
       );

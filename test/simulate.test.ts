@@ -1,7 +1,7 @@
 /** simulate.test.ts: what `rigel simulate` predicts, worked out by hand where that can be done; its errors; its sweeps. */
 
 import { describe, expect, test } from "bun:test";
-import { readFileSync, readdirSync } from "node:fs";
+import { chmodSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { readConfig } from "../src/config.ts";
@@ -638,6 +638,16 @@ test("of a long scenario it is known how far it is", async () => {
     expect(simulator?.done).toBe(simulator?.asked ?? 0);
     return parts.filter((done) => !Number.isInteger(done)).length > 3 || undefined;
   });
+});
+
+test("a simulator that fails is an error of the prediction", async () => {
+  using scratch = new Scratch();
+  const config = await readConfig(jobs(scratch));
+  const options = { ways: ["mps"], sweep: undefined, seed: undefined, duration_s: 1, slow: undefined };
+  const simulate = scratch.file("failing", '#!/bin/sh\nwhile read line && [ "$line" != run ]; do :; done\nexit 1\n');
+  chmodSync(simulate, 0o700);
+  const failing = Native.open({ ...(await Native.load()).files, simulate });
+  await expect(predict(config, options, failing, () => undefined)).rejects.toThrow(`${simulate} ended with 1`);
 });
 
 test("without a terminal there is a line of it now and then", async () => {
