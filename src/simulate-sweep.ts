@@ -5,9 +5,9 @@
  * or a number of the policy.
  */
 
-import { type Config, policySchema } from "./config.ts";
+import { type Config, LONGEST_DURATION_s, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
-import { parse } from "./schema.ts";
+import { parse, rate } from "./schema.ts";
 
 export interface Sweep {
   key: string;
@@ -55,7 +55,12 @@ export function sweepOf(text: string): Sweep {
   // A step of 0.1 is none in binary: the last value counts if it is missed by no more than that.
   const count = Math.floor((to - from) / step + 1e-9) + 1;
   if (count > MOST) throw wrong(text, `at most ${MOST} values, got ${count}`);
-  return { key, values: Array.from({ length: count }, (_, index) => Number((from + index * step).toPrecision(12))) };
+  return { key, values: Array.from({ length: count }, (_, index) => withoutNoise(from + index * step)) };
+}
+
+/** Whole numbers have none; a seed may have more digits than are left of others. */
+function withoutNoise(value: number): number {
+  return Number.isSafeInteger(value) ? value : Number(value.toPrecision(12));
 }
 
 function checked(values: number[], text: string): number[] {
@@ -80,11 +85,13 @@ export function sweptTo(config: Config, { key, values }: Sweep, value: number): 
   if (policyKey !== undefined)
     return { ...config, policy: parse(policySchema, { ...config.policy, [policyKey]: value }, where) };
   if (key === "duration") {
-    if (!(value > 0)) throw new RigelError("config", `${where}: expected a duration above 0`);
+    if (!(value > 0 && value <= LONGEST_DURATION_s))
+      throw new RigelError("config", `${where}: expected a duration above 0, up to ${LONGEST_DURATION_s}`);
     return { ...config, duration_s: value };
   }
   if (key === "seed") {
-    if (!Number.isInteger(value) || value < 0) throw new RigelError("config", `${where}: expected a whole number`);
+    if (!Number.isSafeInteger(value) || value < 0)
+      throw new RigelError("config", `${where}: expected a whole number from 0 to ${Number.MAX_SAFE_INTEGER}`);
     return config;
   }
   return withRate(config, key, value, where, values.length);
@@ -100,6 +107,7 @@ function withRate(config: Config, key: string, value: number, where: string, cou
         `${names.map((name) => `, ${name}.rate`).join("")}`,
     );
   if (!(value > 0)) throw new RigelError("config", `${where}: expected a rate above 0`);
+  parse(rate, value, where);
   const meant = (client: Config["clients"][number]): boolean =>
     named === undefined
       ? client.class === "high" && (client.rate_per_s ?? client.replay?.rate_per_s) !== undefined

@@ -507,6 +507,10 @@ describe.concurrent("rigel simulate", () => {
     [["--sweep", "rate=1:2"], "--sweep rate=1:2: expected FROM:TO:STEP"],
     [["--sweep", "inflight=0.5,1"], "--sweep inflight=0.5: inflight: expected a whole number"],
     [["--sweep", "train.rate=0,1"], "--sweep train.rate=0: expected a rate above 0"],
+    [["--sweep", "rate=1e-300"], "--sweep rate=1e-300: expected a number of at least 0.000001"],
+    [["--sweep", "serve.rate=1,2e6"], "--sweep serve.rate=2000000: expected a number of at most 1000000"],
+    [["--sweep", "duration=1,1e30"], "--sweep duration=1e+30: expected a duration above 0, up to 2592000"],
+    [["--sweep", "seed=1e300"], "--sweep seed=1e+300: expected a whole number from 0 to 9007199254740991"],
   ])("%p is refused", async (args, expected) => {
     using scratch = new Scratch();
     const { stderr, status } = await rigel("simulate", jobs(scratch), ...args);
@@ -694,6 +698,7 @@ describe("--sweep", () => {
     ["inflight=1,2,4", [1, 2, 4]],
     ["a.rate=5:5:1", [5]],
     ["rate=1:2.5:1", [1, 2]],
+    ["seed=9007199254740989:9007199254740991:2", [9007199254740989, 9007199254740991]],
   ])("%s", (text, values) => {
     expect(sweepOf(text).values).toEqual(values);
   });
