@@ -91,6 +91,7 @@ export async function* readNsys(source: Source, table: TableStart, report: FileR
   const checked: Called = {
     ...UNCALLED,
     name: called("name"),
+    start: called("start"),
     duration: called("duration"),
     grid: [called("grdx"), called("grdy"), called("grdz")],
     block: [called("blkx"), called("blky"), called("blkz")],

@@ -39,6 +39,7 @@ export interface Recorded {
 /** What the file calls what is checked here; of a shape each axis, which may be a column for all. */
 export interface Called {
   name: string;
+  start: string;
   duration: string;
   grid: readonly [string, string, string];
   block: readonly [string, string, string];
@@ -53,6 +54,7 @@ export interface Called {
 /** The same of what a tool's files have no column of. */
 export const UNCALLED: Called = {
   name: "name",
+  start: "start",
   duration: "duration",
   grid: ["grid x", "grid y", "grid z"],
   block: ["block x", "block y", "block z"],
@@ -78,6 +80,8 @@ function check(recorded: Recorded, called: Called): void {
     throw new FieldError(
       `${called.name}: expected at most ${LONGEST_NAME_bytes} bytes, got ${Buffer.byteLength(name)}`,
     );
+  if (!Number.isFinite(recorded.start_ns ?? 0))
+    throw new FieldError(`${called.start}: expected a time, got one that is too large for a number`);
   wholeNumber(called.duration, recorded.duration_ns, HOUR_ns);
   wholeNumber(called.registers, recorded.registers, 255);
   wholeNumber(called.shared, recorded.shared_bytes, 2 ** 20);

@@ -371,9 +371,10 @@ function triple(value: unknown, key: string): [number, number, number] {
 /** Times are in microseconds, since 1970 in some versions: too many for a double to hold their nanoseconds. */
 function nanoseconds(value: Record<string, unknown>, key: string, base_us = 0): number {
   const us = typeof value[key] === "string" ? Number(value[key]) : value[key];
-  if (typeof us !== "number" || !Number.isFinite(us) || us < 0)
+  const ns = typeof us === "number" ? (us - base_us) * 1000 : Number.NaN;
+  if (typeof us !== "number" || !Number.isFinite(ns) || us < 0)
     throw new FieldError(`"${key}": expected microseconds, got ${shown(value[key])}`);
-  return (us - base_us) * 1000;
+  return ns;
 }
 
 function args(value: Record<string, unknown>): Record<string, unknown> {

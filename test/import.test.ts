@@ -413,6 +413,35 @@ describe.concurrent("a file that is not what it should be", () => {
       "in.csv: no valid CSV from there on: Max Record Size: record exceed the maximum number of tolerated bytes of 1048576 at line 3",
     ],
     [
+      "times of which no gap can be told",
+      `${NSYS_HEADER}${nsysRow(0)}${nsysRow(0).replace("0", "1e400")}`,
+      "in.csv:3: Start: expected a time, got one that is too large for a number\n1 bad row, nothing written; --skip-bad leaves them out",
+    ],
+    [
+      "times of torch.profiler of which no gap can be told",
+      JSON.stringify({
+        traceEvents: [
+          {
+            ph: "X",
+            cat: "kernel",
+            name: "k",
+            ts: 1e306,
+            dur: 5,
+            args: {
+              device: 0,
+              stream: 7,
+              grid: [1, 1, 1],
+              block: [32, 1, 1],
+              "registers per thread": 3,
+              "shared memory": 0,
+            },
+          },
+          { ph: "X", cat: "cuda_runtime", name: "cudaLaunchKernel", ts: 1e307, dur: 5, args: { correlation: 2 } },
+        ],
+      }),
+      'in.csv:1: "ts": expected microseconds, got 1e+307\n1 bad row, nothing written; --skip-bad leaves them out',
+    ],
+    [
       "a gigantic field",
       `${NSYS_HEADER}${nsysRow(0, "x".repeat(70_000))}`,
       "in.csv:2: Name: expected at most 65535 bytes, got 70000\n1 bad row, nothing written; --skip-bad leaves them out",
