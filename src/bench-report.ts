@@ -215,7 +215,12 @@ function ratio(value: Spread | null): string {
   return `${value.median.toFixed(2)}${extremes}`;
 }
 
+/** On one line, and not taken for the end of its cell: a policy may be called anything. */
+function cellText(cell: string): string {
+  return cell.replaceAll(/\s+/g, " ").replaceAll(/[|<\\]/g, String.raw`\$&`);
+}
+
 function table(header: string[], rows: string[][]): string[] {
   const lines = [header, header.map(() => "---"), ...rows];
-  return lines.map((cells) => `| ${cells.join(" | ")} |`);
+  return lines.map((cells) => `| ${cells.map(cellText).join(" | ")} |`);
 }

@@ -166,6 +166,12 @@ describe("statistics", () => {
     expect(latencyOf(samples)).toEqual({ count: 3, p50_ms: 4, p95_ms: 9, p99_ms: 9, mean_ms: 5, max_ms: 9 });
   });
 
+  test("a policy's name stays in its cell of the table", () => {
+    const [table = "", html = ""] = shown(one("alone", 0, 5, 50), one("rigel a|b\\<i>\n", 0, 5, 50));
+    expect(table).toContain("| p | rigel a\\|b\\\\\\<i>  | 1.00 |");
+    expect(html).toContain("rigel a|b\\&lt;i&gt;");
+  });
+
   test("median and spread", () => {
     expect(median([3, 1, 2])).toBe(2);
     expect(median([4, 1, 2, 3])).toBe(2.5);
