@@ -86,7 +86,7 @@ export function bars<Of extends { way: string; method: string }>(
 ): string {
   const shown = rows.flatMap((row, index) => {
     const spread = value(row);
-    return spread && spread.median > 0 ? [{ row, spread, colour: colour(index) }] : [];
+    return spread && (spread.median > 0 || scale === "linear") ? [{ row, spread, colour: colour(index) }] : [];
   });
   if (shown.length === 0) return "";
   const greatest = Math.max(1.1, ...shown.map(({ spread }) => spread.max));

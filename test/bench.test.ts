@@ -166,6 +166,13 @@ describe("statistics", () => {
     expect(latencyOf(samples)).toEqual({ count: 3, p50_ms: 4, p95_ms: 9, p99_ms: 9, mean_ms: 5, max_ms: 9 });
   });
 
+  test("a way that leaves best-effort programs nothing has a bar like the others", () => {
+    const [, html = ""] = shown(one("alone", 0, 5, 50), one("rigel x", 0, 5, 0), one("rigel y", 0, 5, 25));
+    const shares = html.slice(html.indexOf("<h3>Best-effort throughput"), html.indexOf("<h3>Latencies"));
+    expect([...shares.matchAll(/rigel [xy]/g)].map(([way]) => way)).toEqual(["rigel x", "rigel y"]);
+    expect(shares).not.toContain("NaN");
+  });
+
   test("a policy's name stays in its cell of the table", () => {
     const [table = "", html = ""] = shown(one("alone", 0, 5, 50), one("rigel a|b\\<i>\n", 0, 5, 50));
     expect(table).toContain("| p | rigel a\\|b\\\\\\<i>  | 1.00 |");
