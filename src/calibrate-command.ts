@@ -10,7 +10,7 @@ import { Devices, deviceEnvironment } from "./device.ts";
 import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
 import { progress } from "./log.ts";
 import { Native } from "./native.ts";
-import { WholeFile } from "./output.ts";
+import { WholeFile, checkApart } from "./output.ts";
 import { simulationFolder, simulationState } from "./plan.ts";
 import { ProgressBar } from "./progress-bar.ts";
 import { aligned } from "./report.ts";
@@ -49,6 +49,7 @@ export function addCalibrateCommand(program: Command, device: (text: string) => 
 }
 
 async function runCalibrate(flags: Flags): Promise<void> {
+  await checkApart([{ option: "--output", file: flags.output }]);
   const native = await Native.load();
   if (flags.output === undefined) makeDevicesFolder();
   else await new WholeFile(flags.output).check();
@@ -115,7 +116,7 @@ function calibrationText({ device, rounds, constants, pairs }: Calibration): str
     shown(second_slower),
   ]);
   return [
-    `${device}, medians of ${rounds} rounds`,
+    `${device}, ${rounds === 1 ? "1 round" : `medians of ${rounds} rounds`}`,
     "",
     ...aligned(["constant", "value", "least", "most", "unit", "simulated"], rows, 1),
     "",

@@ -119,6 +119,7 @@ describe("the command", () => {
     const table = await rigel("calibrate", "--device", "simulated", "--rounds", "1", "-o", out);
     expect(table.stdout).toMatch(/^chain_ns +900 +900 +900 +ns +yes$/m);
     expect(existsSync(out)).toBe(true);
+    expect(table.stdout).toContain("NVIDIA H200 (simulated), 1 round\n");
     expect((await rigel("calibrate", "--help")).stdout).toContain("rigel calibrate --device 1 --json");
   });
 
@@ -126,6 +127,9 @@ describe("the command", () => {
     const file = scratch.file("file", "");
     const link = join(scratch.path, "full");
     symlinkSync("/dev/full", link);
+    const [dash, dashSaid] = await round(["-o", "-"]);
+    expect(dashSaid).toBe("rigel: --output: expected a file, got - (./- is one of that name)\n");
+    expect(dash).toBe(2);
     const [cache, folder, full] = await Promise.all([
       round([], { XDG_CACHE_HOME: file }),
       round(["-o", join(file, "own.json")]),
