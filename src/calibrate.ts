@@ -156,6 +156,9 @@ export interface ScenarioGpu {
   calibration: string | null;
 }
 
+/** Of any of them: what the simulator's smallest fields hold, 4 s of nanoseconds. */
+const MOST = 2 ** 32 - 1;
+
 /** The calibration of a preset's GPU: the user's own in `own`, else the one that comes with Rigel. */
 export async function gpuOf(
   preset: string,
@@ -172,6 +175,8 @@ export async function gpuOf(
     const whole = Math.round(value);
     if (whole === 0 && (key === "slice_ns" || key.endsWith("_per_us")))
       throw new RigelError("config", `${path}: constants.${key}.value: expected a number above 0, got ${value}`);
+    if (whole > MOST)
+      throw new RigelError("config", `${path}: constants.${key}.value: expected a number up to ${MOST}, got ${value}`);
     return [[key, whole]];
   });
   return { preset, constants: Object.fromEntries(taken), calibration: path };

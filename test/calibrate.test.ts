@@ -237,6 +237,15 @@ describe("rigel simulate", () => {
     expect(nothing.stderr).toContain(
       "nvidia-h200.json:1:138: constants.slice_ns.value: expected a number above 0, got 0",
     );
+    for (const key of ["chain_ns", "sm_contention"]) {
+      const large = await simulated(calibrated({ [key]: number(1e30, "") }));
+      expect(large.stderr).toMatch(
+        new RegExp(
+          `^rigel: .*nvidia-h200\\.json:1:\\d+: constants\\.${key}\\.value: expected a number up to 4294967295, got 1e\\+30\n$`,
+        ),
+      );
+      expect(large.status).toBe(2);
+    }
     // Exchanging contexts may cost nothing: then half of the GPU's time is each client's.
     const free = await simulated(calibrated({ slice_ns: number(1e6, "ns"), switch_ns: number(0, "ns") }));
     expect(free.stdout).toMatch(/^time slicing +a .* 0\.50/m);
