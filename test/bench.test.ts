@@ -942,6 +942,20 @@ import workload; workload.arguments(sys.argv[2:])`;
   }
 });
 
+test.skipIf(python === null)("workload.py sees that bits are to be compared, however that is written", async () => {
+  const script = `import os, sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv.pop(1))
+import workload; print(workload.arguments().losses, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))`;
+  const run = async (...args: string[]) => {
+    const argv = [join(root, "src", "python"), "--model", "bert", "--mode", "train", "--batch", "1", ...args];
+    await using child = Bun.spawn([python ?? "", "-c", script, ...argv], { stdout: "pipe", stderr: "pipe" });
+    return `${await child.stdout.text()}${(await child.stderr.text()).trimEnd().split("\n").at(-1)}`;
+  };
+  expect(await run("--losses", "x")).toBe("x :4096:8\n");
+  expect(await run("--losses=x")).toBe("x :4096:8\n");
+  expect(await run()).toBe("None None\n");
+  expect(await run("--loss", "x")).toEndWith("error: unrecognized arguments: --loss x");
+});
+
 test.skipIf(python === null)(
   "workload.py: requests of several sizes and lengths come equally often, by chance",
   async () => {
