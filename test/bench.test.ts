@@ -1100,6 +1100,48 @@ print(json.dumps([report["count"], now]))`;
   },
 );
 
+describe.skipIf(python === null)("workload.py refuses", () => {
+  test.each([
+    ["--rate", "nan", "argument --rate: expected a number of at least 0, got nan"],
+    ["--duration", "nan", "argument --duration: expected a number of at least 0, got nan"],
+    ["--duration", "-1", "argument --duration: expected a number of at least 0, got -1"],
+    ["--start-at", "inf", "argument --start-at: expected a number of at least 0, got inf"],
+    ["--requests", "-1", "argument --requests: expected a whole number of at least 0, got -1"],
+    ["--requests", "1.5", "argument --requests: expected a whole number of at least 0, got 1.5"],
+    ["--ahead", "-1", "argument --ahead: expected a whole number of at least 0, got -1"],
+    ["--log", "/nowhere/log", "--log /nowhere/log: cannot be written (No such file or directory)"],
+    ["--losses", "/", "--losses /: cannot be written (Is a directory)"],
+  ])("%s %s", async (option, value, expected) => {
+    const argv = [join(root, "src", "python", "workload.py"), "--model", "bert", "--mode", "infer", "--batch", "1"];
+    await using child = Bun.spawn([python ?? "", ...argv, option, value], { stderr: "pipe" });
+    expect(await child.stderr.text()).toContain(`error: ${expected}\n`);
+    expect(await child.exited).toBe(2);
+  });
+
+  test("lists within lists without end", async () => {
+    using scratch = new Scratch();
+    const gaps = scratch.file("gaps.json", "[".repeat(100_000));
+    const argv = [join(root, "src", "python", "workload.py"), "--model", "bert", "--mode", "infer", "--batch", "1"];
+    await using child = Bun.spawn([python ?? "", ...argv, "--arrivals", gaps], { stderr: "pipe" });
+    expect((await child.stderr.text()).slice(-1000)).toContain(
+      `error: --arrivals ${gaps}: expected poisson, uniform, or `,
+    );
+    expect(await child.exited).toBe(2);
+  });
+
+  test("nothing of which it only looks whether it can be written", async () => {
+    using scratch = new Scratch();
+    const [log, losses] = [scratch.file("log", "before"), join(scratch.path, "losses")];
+    const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
+import workload; workload.arguments(sys.argv[2:])`;
+    const argv = [join(root, "src", "python"), "--model", "bert", "--mode", "infer", "--batch", "1"];
+    await using child = Bun.spawn([python ?? "", "-c", script, ...argv, "--log", log, "--losses", losses]);
+    expect(await child.exited).toBe(0);
+    expect(await Bun.file(log).text()).toBe("before");
+    expect(await Bun.file(losses).exists()).toBe(false);
+  });
+});
+
 describe.skipIf(python === null)("workload.py says where in a file of arrivals or windows what is wrong is:", () => {
   test.each([
     ["[0.5,\n\t1, true]", ":2:5: [2]: expected a number of seconds of at least 0, got true"],

@@ -70,20 +70,20 @@ def arguments(argv=None):
     parser.add_argument("--mode", required=True, choices=("infer", "train"))
     parser.add_argument("--batch", required=True, metavar="N[,N...]", help="size of a batch; serving: or several, by chance")
     parser.add_argument("--seq", default="128", metavar="N[,N...]", help="tokens, for bert and gpt2; serving: or several, by chance")
-    parser.add_argument("--rate", type=float, default=0.0, help="requests a second; 0 is a closed loop")
+    parser.add_argument("--rate", type=at_least_0(float), default=0.0, help="requests a second; 0 is a closed loop")
     parser.add_argument("--arrivals", default="poisson", help="poisson, uniform, or a JSON list of gaps in seconds")
     parser.add_argument(
         "--closed", action="store_true", help="arrivals that fall due while the one before is served are left out: one user, who asks again"
     )
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--warmup", type=int, default=None, help="default: 150 requests or 10 iterations")
-    parser.add_argument("--start-at", type=float, default=None, help="measure from this UNIX time on")
-    parser.add_argument("--duration", type=float, default=None, help="seconds measured")
-    parser.add_argument("--requests", type=int, default=None, help="requests or iterations measured")
+    parser.add_argument("--warmup", type=at_least_0(int), default=None, help="default: 150 requests or 10 iterations")
+    parser.add_argument("--start-at", type=at_least_0(float), default=None, help="measure from this UNIX time on")
+    parser.add_argument("--duration", type=at_least_0(float), default=None, help="seconds measured")
+    parser.add_argument("--requests", type=at_least_0(int), default=None, help="requests or iterations measured")
     parser.add_argument("--losses", metavar="FILE", help="deterministic run; one loss (or output digest) a line")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
-    parser.add_argument("--ahead", type=int, default=2, help="training steps issued before the first of them is waited for")
+    parser.add_argument("--ahead", type=at_least_0(int), default=2, help="training steps issued before the first of them is waited for")
     parser.add_argument(
         "--windows", metavar="FILE", help="train by a JSON list of seconds: pause, work, pause, ...; then pause until the end"
     )
@@ -95,8 +95,6 @@ def arguments(argv=None):
     args = parser.parse_args(argv)
     args.batches, args.lengths = (whole_numbers(parser, name, getattr(args, name)) for name in ("batch", "seq"))
     args.batch, args.seq = max(args.batches), max(args.lengths)
-    if args.rate < 0 or args.ahead < 0:
-        parser.error("--rate and --ahead must be at least 0")
     args.kinds = [(size, length) for size in args.batches for length in args.lengths]
     if len(args.kinds) > 1 and (args.mode != "infer" or args.decode):
         parser.error("several sizes of --batch, or lengths of --seq, are for --mode infer without --decode")
@@ -112,6 +110,8 @@ def arguments(argv=None):
         parser.error("--alternate is for --mode infer without --gpu-time")
     if args.windows is not None and args.mode != "train":
         parser.error("--windows is for --mode train")
+    for name in ("losses", "log"):
+        check_output(parser, f"--{name}", getattr(args, name))
     args.gaps = None if args.arrivals in ("poisson", "uniform") else read_seconds(parser, "--arrivals", args.arrivals)
     args.spells = None if args.windows is None else read_seconds(parser, "--windows", args.windows)
     if args.warmup is None:
@@ -119,6 +119,21 @@ def arguments(argv=None):
     if args.losses and args.requests is None:
         args.requests = 20
     return args
+
+
+def at_least_0(kind):
+    """Reads an argument. Of what is no number, or infinite, no run would ever be over."""
+
+    def read(text):
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not 0 <= number <= sys.float_info.max:
+            raise argparse.ArgumentTypeError(f"expected a {'whole ' if kind is int else ''}number of at least 0, got {text}")
+        return number
+
+    return read
 
 
 def whole_numbers(parser, name, text):
@@ -141,7 +156,7 @@ def read_seconds(parser, option, path):
         entries = json.loads(text)
     except json.JSONDecodeError as error:
         parser.error(f"{option} {path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         parser.error(f"{option} {path}: expected {kinds}a JSON list of seconds ({error})")
     if not isinstance(entries, list):
         parser.error(f"{option} {path}: expected a list of seconds, got {json.dumps(entries)[:80]}")
@@ -152,6 +167,20 @@ def read_seconds(parser, option, path):
             got = json.dumps(entry)[:80]
             parser.error(f"{option} {path}:{line}:{column}: [{index}]: expected a number of seconds of at least 0, got {got}")
     return [float(entry) for entry in entries]
+
+
+def check_output(parser, option, path):
+    """Before minutes are spent on what could not be written down."""
+    is_new = path is not None and not os.path.exists(path)
+    if path is None or not (is_new or os.path.isfile(path) or os.path.isdir(path)):
+        return  # a pipe would wait here for who reads it
+    try:
+        with open(path, "a", encoding="ascii"):
+            pass
+        if is_new:
+            os.unlink(path)
+    except OSError as error:
+        parser.error(f"{option} {path}: cannot be written ({error.strerror})")
 
 
 def place_of(text, index):
