@@ -59,7 +59,7 @@ function lines(
     points.flatMap(({ value: x, ways }) => {
       const way = ways[index];
       const y = way ? value(way) : null;
-      return y === null || y <= 0 || x === null ? [] : [{ x, y }];
+      return y === null || (logarithmic && y <= 0) || x === null ? [] : [{ x, y }];
     }),
   );
   const all = series.flat();

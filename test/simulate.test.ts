@@ -9,6 +9,7 @@ import { reason } from "../src/errors.ts";
 import { Native } from "../src/native.ts";
 import { predict } from "../src/simulate.ts";
 import type { Simulator } from "../src/simulate-run.ts";
+import { predictionPage } from "../src/simulate-page.ts";
 import { sweepOf } from "../src/simulate-sweep.ts";
 import { Scratch, cramped, plainEnvironment, rigel, root, withoutPlaces } from "./rigel.ts";
 import { until } from "./serving.ts";
@@ -642,6 +643,16 @@ test("of a long scenario it is known how far it is", async () => {
     expect(simulator?.done).toBe(simulator?.asked ?? 0);
     return parts.filter((done) => !Number.isInteger(done)).length > 3 || undefined;
   });
+});
+
+test("a way that leaves best-effort clients nothing at some value has its dot there", () => {
+  const points = [0.5, 0, 0.25].map((share, value) => {
+    const way = { way: "rigel x", policy: "x", mps: false, preemption: true, clients: [], share, harvest: null };
+    return { value, duration_s: 1, ceiling: 1, alone: [], ways: [way] };
+  });
+  const common = { schema: 1, simulated: true, preset: "h200", calibration: null, slow: 1, host: null } as const;
+  const page = predictionPage({ ...common, sweep: "rate", points, notes: [] }, "jobs.json", []);
+  expect(page.match(/<circle/g)).toHaveLength(3);
 });
 
 test("a simulator that fails is an error of the prediction", async () => {
