@@ -14,7 +14,7 @@ import { Interrupt, SIGNAL_STATUS, onEnd } from "./interrupt.ts";
 import { launch } from "./launch.ts";
 import { progress } from "./log.ts";
 import type { Native } from "./native.ts";
-import { WholeFile } from "./output.ts";
+import { WholeFile, checkApart } from "./output.ts";
 import { type Plan, defaultSegmentFolder, plan, simulationState } from "./plan.ts";
 import { RECORDED_HEADER, factsLine, recordedRow } from "./profile-write.ts";
 import type { Gemm, Operation } from "./profile.ts";
@@ -414,6 +414,7 @@ export async function record(
   native: Native,
   options: RecordOptions,
 ): Promise<{ summary: RecordSummary | undefined; exitStatus: number }> {
+  await checkApart([{ option: "--output", file: options.out }]);
   if (options.out !== undefined) await new WholeFile(options.out).check();
   const folder = resolve(options.segmentFolder ?? defaultSegmentFolder(process.env));
   const own = `${process.getuid?.() ?? 0}-${process.pid}`;

@@ -217,6 +217,9 @@ describe("rigel profile -- command, times by events", () => {
       expect(refused).toMatchObject({ status: 2, stdout: "" });
       expect(refused.stderr).toContain(`${out}: cannot be written`);
     }
+    const dash = await rigel("profile", "--device", "simulated", "-o", "-", "--", "touch", marker);
+    expect(dash).toMatchObject({ status: 2, stdout: "" });
+    expect(dash.stderr).toContain("--output: expected a file, got - (./- is one of that name)");
     expect(existsSync(marker)).toBe(false);
   });
 
