@@ -26,7 +26,7 @@ const BAR = 36;
 export const STYLE = `
 :root { color-scheme: light dark; --ink: #1a1a1a; --faint: #8884; --paper: #fff; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e8e8e8; --paper: #161616; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 1rem; max-width: 60rem; }
+body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); margin: 0 auto; padding: 1rem; max-width: 60rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin-top: 2.5rem; } h3 { font-size: 1rem; margin-bottom: 0; }
 svg { width: 100%; max-width: 40rem; height: auto; display: block; } svg text { fill: var(--ink); font: 13px system-ui, sans-serif; }
 .axis { stroke: var(--ink); } .grid { stroke: var(--faint); } .one { stroke: var(--ink); stroke-dasharray: 4 3; }
@@ -141,7 +141,12 @@ function distribution({ measurements, rows }: BenchDocument, pair: string): stri
     const sorted = latencies(own.flatMap(({ requests }) => requests));
     // Colours as in the bars, where `alone` is not among the ways.
     const index = ways.filter((one) => one.way !== ALONE).indexOf(row);
-    return sorted.length > 0 ? [{ name: wayOf(row), sorted, colour: index < 0 ? "var(--ink)" : colour(index) }] : [];
+    const name = wayOf(row);
+    if (sorted.length === 0) return [];
+    if (index >= 0) return [{ name, sorted, colour: colour(index) }];
+    // One for each way of starting programs: the second is broken, and the third more so.
+    const dash = [undefined, "6 4", "2 3"][ways.filter((one) => one.way === ALONE).indexOf(row)];
+    return [{ name, sorted, colour: "var(--ink)", ...(dash !== undefined && { dash }) }];
   });
   return curvesOf(curves);
 }
@@ -151,6 +156,8 @@ interface Curve {
   /** Latencies in ms, ascending. */
   sorted: number[];
   colour: string;
+  /** Of a broken line. */
+  dash?: string;
 }
 
 function latencies(samples: readonly Sample[]): number[] {
@@ -177,15 +184,16 @@ function curvesOf(curves: readonly Curve[]): string {
       `<line class="grid" x1="${at(x(ms))}" x2="${at(x(ms))}" y1="12" y2="${bottom}"/>` +
       `<text x="${at(x(ms))}" y="${bottom + 18}" text-anchor="middle">${number(ms)}</text>`,
   );
-  const lines = curves.map(({ sorted, colour: stroke }) => {
+  const lines = curves.map(({ sorted, colour: stroke, dash }) => {
     const points = POINTS.filter((q) => q <= 1 - 1 / sorted.length).map(
       (q) => `${at(x(quantile(sorted, q)))},${at(y(q))}`,
     );
-    return `<polyline fill="none" stroke="${stroke}" stroke-width="2" points="${points.join(" ")}"/>`;
+    return `<polyline fill="none" stroke="${stroke}" stroke-width="2"${broken(dash)} points="${points.join(" ")}"/>`;
   });
   const legend = curves.map(
-    ({ name, colour: fill }, index) =>
-      `<rect x="${left}" y="${bottom + 34 + index * 20}" width="14" height="12" fill="${fill}"/>` +
+    ({ name, colour: stroke, dash }, index) =>
+      `<line x1="${left}" x2="${left + 14}" y1="${bottom + 40 + index * 20}" y2="${bottom + 40 + index * 20}" stroke="${stroke}" ` +
+      `stroke-width="${dash === undefined ? 12 : 3}"${broken(dash)}/>` +
       `<text x="${left + 20}" y="${bottom + 45 + index * 20}">${text(name)}</text>`,
   );
   const axis = `<text x="${WIDTH - 12}" y="${bottom + 18}" text-anchor="end">ms</text>`;
@@ -194,6 +202,10 @@ function curvesOf(curves: readonly Curve[]): string {
     bottom + 44 + curves.length * 20,
     [...across, ...upright, axis, ...lines, ...legend],
   );
+}
+
+function broken(dash: string | undefined): string {
+  return dash === undefined ? "" : ` stroke-dasharray="${dash}"`;
 }
 
 /** Where the curve is drawn: denser to the end. */

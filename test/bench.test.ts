@@ -173,6 +173,17 @@ describe("statistics", () => {
     expect(shares).not.toContain("NaN");
   });
 
+  test("requests alone of programs that were started in several ways have curves that can be told apart", () => {
+    const methods = ["anew", "live", "live, MPS"].map((method) => ({ ...one("alone", 0, 5, 50), method }));
+    const [, html = ""] = shown(...methods);
+    const drawn = (element: string): string[] =>
+      [...html.matchAll(new RegExp(`<${element} [^>]*stroke="var\\(--ink\\)"[^>]*>`, "g"))].map(
+        ([tag]) => /stroke-dasharray="([^"]+)"/.exec(tag)?.[1] ?? "whole",
+      );
+    expect(drawn("polyline")).toEqual(["whole", "6 4", "2 3"]);
+    expect(drawn("line")).toEqual(["whole", "6 4", "2 3"]);
+  });
+
   test("a policy's name stays in its cell of the table", () => {
     const [table = "", html = ""] = shown(one("alone", 0, 5, 50), one("rigel a|b\\<i>\n", 0, 5, 50));
     expect(table).toContain("| p | rigel a\\|b\\\\\\<i>  | 1.00 |");
