@@ -157,8 +157,9 @@ export function allPairs(simulated: boolean): Pair[] {
 /** `--pairs`: names joined by plus signs, separated by commas; `all`; undefined where it was not given. */
 export function choosePairs(text: string | undefined, simulated: boolean): Pair[] {
   if (text === undefined || text === "all") return allPairs(simulated);
-  return text.split(",").map((name) => {
-    const pair = pairOf(name.trim());
+  const names = new Set(text.split(",").map((name) => name.trim()));
+  return [...names].map((name) => {
+    const pair = pairOf(name);
     const missing = [pair.high, ...pair.best].find(({ profile }) => profile === undefined);
     if (simulated && missing)
       throw new RigelError(
@@ -200,7 +201,11 @@ function programOf(pair: string, name: string, kind: Program["class"]): Program 
 
 /** `--policies` and `--policy-json`: each policy by the name that the ways carry. */
 export function choosePolicies(names: string | undefined, extras: readonly string[]): Map<string, Policy> {
-  const given = new Map(extras.map(extraOf));
+  const given = new Map<string, object>();
+  for (const [name, policy] of extras.map(extraOf)) {
+    if (given.has(name)) throw new RigelError("config", `--policy-json: expected each policy once, got ${name} again`);
+    given.set(name, policy);
+  }
   const chosen = names?.split(",").map((name) => name.trim()) ?? [
     policySchema.parse({}).name,
     "priority",
@@ -210,7 +215,7 @@ export function choosePolicies(names: string | undefined, extras: readonly strin
   for (const name of chosen)
     policies.set(
       name,
-      parse(policySchema, { name, ...given.get(name) }, given.has(name) ? "--policy-json" : "--policies"),
+      parse(policySchema, { name, ...given.get(name) }, given.has(name) ? `--policy-json: ${name}` : "--policies"),
     );
   for (const name of given.keys())
     if (!policies.has(name))

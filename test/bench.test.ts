@@ -571,6 +571,11 @@ describe("pairs, policies and ways", () => {
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
 
+  test("a pair that is named twice runs once", () => {
+    const twice = choosePairs("resnet50+resnet50-train, bert+bert-train,resnet50+resnet50-train", false);
+    expect(twice.map(({ name }) => name)).toEqual(["resnet50+resnet50-train", "bert+bert-train"]);
+  });
+
   test("ways: one for each policy, with MPS and without, where there is MPS", () => {
     const policies = choosePolicies("none,gentle", ['gentle={"name":"priority","inflight":2}']);
     expect(policies.get("gentle")).toMatchObject({ name: "priority", inflight: 2 });
@@ -1733,6 +1738,14 @@ describe.concurrent("rigel bench refuses", () => {
     [["--policy-json", "x"], "--policy-json: expected NAME={...}"],
     [["--policy-json", "x={}}"], "--policy-json: x: JSON Parse error"],
     [["--policies", "none", "--policy-json", 'x={"name":"none"}'], '"x" is not among --policies'],
+    [
+      ["--policy-json", 'x={"name":"none","inflight":-1}'],
+      "--policy-json: x: inflight: expected a number of at least 0",
+    ],
+    [
+      ["--policy-json", 'x={"name":"none"}', "--policy-json", 'x={"name":"slo"}'],
+      "--policy-json: expected each policy once, got x again",
+    ],
   ])("%j", async (args, message) => {
     const { status, stdout, stderr } = await rigel("bench", "--device", "simulated", ...args);
     expect(stderr).toContain(message);
