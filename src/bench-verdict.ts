@@ -6,11 +6,13 @@
  * twelve beside some requests alone, of windows drawn by chance too, as slo-delay.ts judges them on a rung.
  */
 
-import { readFileSync } from "node:fs";
 import { z } from "zod";
 import { between, standalone, whole } from "./arguments.ts";
 import { waitSchema } from "./bench-report.ts";
+import { reason } from "./errors.ts";
 import { generator } from "./random.ts";
+import { readJson, withPlaces } from "./json.ts";
+import { parse } from "./schema.ts";
 import { ENOUGH } from "./slo-alone.ts";
 import { Alone, type Wait, Waits, delay } from "./slo-delay.ts";
 
@@ -87,19 +89,15 @@ function verdictsOf(pair: string, way: string, alone: readonly Wait[][], there: 
   return { pair, way, delayed: { requests, p50, p95, p99 }, over };
 }
 
-function main(path: string): void {
-  let text: string;
+async function main(path: string): Promise<void> {
+  let file: z.infer<typeof fileSchema>;
   try {
-    text = readFileSync(path, "utf8");
+    file = parse(fileSchema, await readJson(path), path);
   } catch (thrown) {
-    return options.error(`bench:verdict: ${path}: ${thrown instanceof Error ? thrown.message : String(thrown)}`);
+    const lines = withPlaces(reason(thrown)).split("\n");
+    return options.error(lines.map((line) => `bench:verdict: ${line}`).join("\n"));
   }
-  const parsed = fileSchema.safeParse(parsedJson(text));
-  if (!parsed.success)
-    return options.error(
-      `bench:verdict: ${path}: expected what rigel bench --json writes: ${parsed.error.issues[0]?.path.join(".")}: ${parsed.error.issues[0]?.message}`,
-    );
-  const groups = Map.groupBy(parsed.data.measurements, ({ pair, method }) => `${pair}\n${method}`);
+  const groups = Map.groupBy(file.measurements, ({ pair, method }) => `${pair}\n${method}`);
   const all = [...groups.values()].flatMap((group) => {
     const ways = Map.groupBy(group, ({ way }) => way);
     const waits = (way: string): Wait[][] =>
@@ -118,14 +116,6 @@ function main(path: string): void {
   process.stdout.write(`${json ? JSON.stringify(all, null, 2) : table(all).join("\n")}\n`);
 }
 
-function parsedJson(text: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch {
-    return undefined;
-  }
-}
-
 function table(all: readonly Verdicts[]): string[] {
   const head = `found over ${target} within so many requests, of ${draws} draws: ${WITHIN.join(", ")}`;
   return [
@@ -138,4 +128,4 @@ function table(all: readonly Verdicts[]): string[] {
   ];
 }
 
-main(options.args[0] ?? "");
+await main(options.args[0] ?? "");

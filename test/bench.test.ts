@@ -928,7 +928,12 @@ test("bun run bench:verdict tells how soon requests are found to miss a target",
   expect((await verdict(file, "--draws", "10")).stdout).toMatch(/\na\+b, more: .* 1\.00; delayed 1\.1\d, /);
   for (const [path, expected] of [
     [join(scratch.path, "none.json"), "no such file"],
-    [scratch.file("bad.json", "{"), "bad.json: expected what rigel bench --json writes"],
+    [scratch.file("bad.json", "{"), "bad.json:1:2: not valid JSON: "],
+    [scratch.file("other.json", {}), "other.json: measurements: expected a list, but it is missing"],
+    [
+      scratch.file("odd.json", { measurements: [{ pair: "a+b", method: "live", way: 1 }] }),
+      "odd.json:1:48: measurements[0].way: expected text, got 1",
+    ],
     [
       scratch.file("few.json", { measurements: [] }),
       "expected requests alone and beside others in windows of one start",
