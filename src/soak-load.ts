@@ -45,7 +45,7 @@ export class SoakLoad {
 
   constructor(url: string, { streams, rate }: { streams: number; rate: number }) {
     this.#url = url;
-    this.#streams = Math.floor(streams);
+    this.#streams = streams;
     this.#rate = rate;
   }
 

@@ -11,7 +11,7 @@
 import { mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { between, standalone } from "./arguments.ts";
+import { between, standalone, whole } from "./arguments.ts";
 import { logSchema } from "./bench-run.ts";
 import {
   type Latency,
@@ -74,7 +74,7 @@ interface Options {
 const options = standalone("bun run soak")
   .description("what a busy `rigel serve` costs a latency-critical client, and whether the server grows")
   .option("--seconds <seconds>", "how long to measure", between(4, 3600), 600)
-  .option("--streams <count>", "event streams open with load", between(1, 150), 100)
+  .option("--streams <count>", "event streams open with load", whole(1, 150), 100)
   .option("--rate <per second>", "requests a second with load", between(1, 1000), 200)
   .option("--json", "print as JSON; progress is on standard error")
   .option("--check", `exit status 1 if the p99 with load is above ${LIMIT} of that without`)
@@ -341,11 +341,11 @@ function requestsIn(log: string, launch: Child): Measured["requests"] {
 function intervalOf(
   pairs: readonly { with: readonly number[]; without: readonly number[] }[],
 ): { low: number; high: number } | null {
-  const whole = pairs.filter((pair) => pair.with.length > 0 && pair.without.length > 0);
-  if (whole.length < 2) return null;
+  const complete = pairs.filter((pair) => pair.with.length > 0 && pair.without.length > 0);
+  if (complete.length < 2) return null;
   const random = generator(1);
   const ratios = Array.from({ length: DRAWS }, () => {
-    const drawn = whole.flatMap(() => whole[Math.floor(random() * whole.length)] ?? []);
+    const drawn = complete.flatMap(() => complete[Math.floor(random() * complete.length)] ?? []);
     const p99 = (way: Way): number => quantile(ascending(drawn.flatMap((pair) => pair[way])), 0.99);
     return p99("with") / p99("without");
   });

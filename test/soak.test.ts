@@ -56,6 +56,7 @@ test("a wrong option ends a soak, and the benchmarks beside it, with status 2; h
   for (const [program, ...args] of [
     ["soak.ts", "--seconds", "0"],
     ["soak.ts", "--nope"],
+    ["soak.ts", "--streams", "1.5", "--help"],
     ["bench-hotpath.ts", "--calls", "0"],
     ["bench-in-place.ts", "--nope"],
     ["bench-simulate.ts", "--rounds", "x"],
