@@ -15,6 +15,7 @@
 
 import { join, resolve } from "node:path";
 import { standalone, whole } from "./arguments.ts";
+import { onEnd } from "./interrupt.ts";
 import { Native, make } from "./native.ts";
 import { defaultSegmentFolder } from "./plan.ts";
 import { Segment } from "./segment.ts";
@@ -41,12 +42,15 @@ const native = await Native.load();
 const sources = resolve(import.meta.dir, "..", "native");
 const build = join(sources, "build");
 await make(sources, "bench");
-const segments = [false, true].map((trace) => {
+const segments: Segment[] = [];
+// Before there is anything to remove.
+const removal = onEnd(() => segments.forEach((one) => one.remove()));
+for (const trace of [false, true]) {
   const name = `rigel-bench-${process.pid}-${trace ? "recording" : "plain"}`;
-  const segment = Segment.create(native, join(defaultSegmentFolder(process.env), name));
-  segment.configure({ policy: "priority", trace });
-  return segment;
-});
+  const made = Segment.create(native, join(defaultSegmentFolder(process.env), name));
+  segments.push(made);
+  made.configure({ policy: "priority", trace });
+}
 const [segment, recording] = segments;
 if (!segment || !recording) throw new Error("no segments");
 try {
@@ -91,7 +95,7 @@ try {
   const lines = Object.entries(medians).map(([way, ns]) => `${way.padEnd(32)} ${ns.toFixed(1)}`);
   process.stdout.write(`${json ? JSON.stringify(cold ? { cold, ...medians } : medians) : lines.join("\n")}\n`);
 } finally {
-  for (const one of segments) one.remove();
+  removal[Symbol.dispose]();
 }
 
 async function call_ns(bench: string[], environment: Record<string, string>): Promise<number> {

@@ -6,13 +6,16 @@
  */
 
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { readFileSync } from "node:fs";
+import { readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { costOf } from "../src/bench-in-place.ts";
+import { SIGNAL_STATUS } from "../src/interrupt.ts";
 import { Native, make } from "../src/native.ts";
+import { defaultSegmentFolder } from "../src/plan.ts";
 import { generator } from "../src/random.ts";
 import { Segment } from "../src/segment.ts";
 import { Scratch, plainEnvironment, root } from "./rigel.ts";
+import { until } from "./serving.ts";
 import { z } from "zod";
 
 setDefaultTimeout(120_000);
@@ -106,6 +109,20 @@ test("bun run bench:hotpath refuses to measure nothing", async () => {
   const { stderr, status } = await benchmark("--rounds", "0");
   expect(stderr).toContain("--rounds <count>' argument '0' is invalid");
   expect(status).toBe(2);
+});
+
+test("Ctrl-C in the middle of it leaves no segment", async () => {
+  await using child = Bun.spawn([process.execPath, join(root, "src", "bench-hotpath.ts")], {
+    env: plainEnvironment(),
+    stdout: "ignore",
+    stderr: "ignore",
+  });
+  const kept = (): string[] =>
+    readdirSync(defaultSegmentFolder(process.env)).filter((name) => name.startsWith(`rigel-bench-${child.pid}-`));
+  await until(() => kept().length === 2 || undefined);
+  child.kill("SIGINT");
+  expect(await child.exited).toBe(SIGNAL_STATUS.SIGINT);
+  expect(kept()).toEqual([]);
 });
 
 test("bun run bench:in-place measures a launch among others of the same program", async () => {
