@@ -128,6 +128,98 @@ static void a_capture_lets_out_who_waits(void)
     done();
 }
 
+static void a_capture_lets_out_who_is_paused(void)
+{
+    become("best-effort");
+    CUstream s;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    atomic_store(&rg.account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(rg_member_is_paused(RG_PROCESS));
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&rg_gate_held) == 1);
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(rg_member_is_paused(RG_PROCESS));
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    done();
+}
+
+static CUstream captured;
+static CUresult query_as_a_capture_begins(CUevent event)
+{
+    (void)event;
+    if (!atomic_load(&rg.captures)) {
+        pthread_mutex_unlock(&rg_agent_lock);
+        CHECK_EQUAL(cuStreamBeginCapture_v2(captured, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    }
+    return CUDA_ERROR_NOT_READY;
+}
+
+/* Nor does who waits record an event once one has begun: it may be on that very stream. */
+static void no_event_is_recorded_in_a_capture(void)
+{
+    become("best-effort");
+    rg_agent_stop();
+    seg->settings.unit_us = 0;
+    seg->settings.spin_us = 0;
+    CUstream s;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&captured, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 8; i++) /* half a batch follows the first four, and no event the others yet */
+        launch(spin, i < 4 ? NULL : i < 7 ? s : captured, 1000);
+    const rg_track *t = rg_track_find(rg_track_key(s));
+    CHECK_EQUAL(t->unbatched, 3 * RG_POLICY_LAUNCH);
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)query_as_a_capture_begins;
+    pthread_mutex_lock(&rg_agent_lock); /* somebody else has it as the wait begins, so that nothing is recorded then */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(rg.slot->inflight_waits, 1);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(t->unbatched, 3 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(cuStreamEndCapture(captured, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.slot->starved, 0);
+    done();
+}
+
+static const rg_track *_Atomic of_a_thread;
+static _Atomic int may_end;
+static void *launch_on_its_own_stream(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    for (int i = 0; i < 66; i++) /* more than there are events to follow them */
+        launch(spin, CU_STREAM_PER_THREAD, 1000);
+    atomic_store(&of_a_thread, rg_track_find(rg_track_key(CU_STREAM_PER_THREAD)));
+    WAIT_FOR(atomic_load(&may_end));
+    return NULL;
+}
+
+/* Another thread's per-thread stream cannot be named: what this thread would record on is its own. */
+static void nobody_records_on_a_threads_own_stream(void)
+{
+    become("best-effort");
+    seg->settings.unit_us = 0;
+    seg->settings.inflight = 100;
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_on_its_own_stream, current()), 0);
+    WAIT_FOR(atomic_load(&of_a_thread));
+    uint32_t unbatched = atomic_load(&of_a_thread->unbatched);
+    CHECK_EQUAL(unbatched, 2 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    seg->settings.inflight = 2;
+    seg->settings.starvation_us = 100000; /* nothing else lets it out */
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(atomic_load(&of_a_thread->unbatched), unbatched);
+    CHECK(RG_PROCESS->inflight[0] >= unbatched);
+    atomic_store(&may_end, 1);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
 static CUresult no_record(CUevent event, CUstream s)
 {
     (void)event, (void)s;
@@ -182,6 +274,35 @@ static void what_has_gone_holds_nobody(void)
     CHECK_EQUAL(RG_PROCESS->inflight[0], 0);
     CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
     done();
+}
+
+/* And no more than that: neither what was done by then, nor what there is in another context. */
+static void what_has_gone_counts_as_done_once(void)
+{
+    become("best-effort");
+    seg->settings.unit_us = 0;
+    CUcontext first = current(), own_context;
+    CUfunction first_spin = spin;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own_context, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    for (int i = 0; i < 8; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    for (int i = 0; i < 4; i++) /* the first finds that those are done, and an event follows these: the other one is free */
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 4 * RG_POLICY_LAUNCH);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    for (int i = 0; i < 3; i++)
+        launch(first_spin, NULL, 3600000000000);
+    CHECK_EQUAL(cuCtxDestroy_v2(own_context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 3 * RG_POLICY_LAUNCH);
+    seg->settings.inflight = 3;
+    seg->settings.starvation_us = 1000;
+    launch(first_spin, NULL, 1000); /* asks for all that is not done */
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 4 * RG_POLICY_LAUNCH);
+    done();
+    _exit(0); /* the simulated GPU would be waited for */
 }
 
 /* More streams than are followed at once: those that go make room, and the others stay where they are found. */
@@ -240,25 +361,47 @@ static void many_captures_all_end(void)
     done();
 }
 
+/* How many threads are at this. */
+static uint32_t threads_at(uint32_t operation)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < RG_MAX_THREADS; i++)
+        n += atomic_load(&seg->threads[rg.slot_index * RG_MAX_THREADS + i].doing) == (operation | RG_DOING);
+    return n;
+}
+
+static CUdeviceptr large;
+static char large_host[16];
+static void *copy_large(void *context)
+{
+    CHECK_EQUAL(cu.cuCtxSetCurrent((CUcontext)context), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(large, large_host, sizeof large_host, NULL), CUDA_SUCCESS);
+    return NULL;
+}
+
 /* A client that is paused may hand small things over, as one that waits for a high client may. */
 static void small_copies_pass_a_pause(void)
 {
     become("best-effort");
-    CUdeviceptr p;
-    static char host[16];
-    CHECK_EQUAL(cu.cuMemAlloc_v2(&p, sizeof host), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&large, sizeof large_host), CUDA_SUCCESS);
     launch(spin, NULL, 1000);
     atomic_store(&rg.account->paused_until_ns, UINT64_MAX);
     WAIT_FOR(atomic_load(&RG_PROCESS->mode) & RG_MODE_PAUSED);
-    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(p, host, sizeof host, NULL), CUDA_SUCCESS);
+    atomic_store(&seg->settings.bulk_bytes, sizeof large_host + 1);
+    copy_large(current());
     CHECK_EQUAL(rg.slot->copies, 1);
     CHECK_EQUAL(rg.slot->paused_ns, 0);
-    pthread_t thread;
-    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    pthread_t threads[2];
+    CHECK_EQUAL(pthread_create(&threads[0], NULL, launch_one, current()), 0);
     WAIT_FOR(atomic_load(&rg_gate_held) == 1);
+    atomic_store(&seg->settings.bulk_bytes, sizeof large_host);
+    CHECK_EQUAL(pthread_create(&threads[1], NULL, copy_large, current()), 0);
+    WAIT_FOR(atomic_load(&rg_gate_held) == 2);
+    WAIT_FOR(threads_at(RG_OP_paused) == 2);
     CHECK_EQUAL(atomic_load(&launched), 0);
     atomic_store(&seg->settings.shutdown, 1); /* as the launch ends, which holds nobody back any more */
-    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     CHECK(rg.slot->paused_ns > 0);
     done();
 }
@@ -380,6 +523,7 @@ static void in_flight_wait_is_bounded(void)
         launch(spin, NULL, 1000);
     CHECK(rg_launches(rg.slot) == 9);
     CHECK_EQUAL(rg.slot->inflight_waits, 1);
+    CHECK_EQUAL(rg.slot->starved, 0); /* it is its own work that it waited for */
     CHECK_EQUAL(seg->devices[0].paid_ns, 0); /* no high client had to wait for it */
     CHECK_EQUAL(prctl(PR_GET_TIMERSLACK), 70000); /* the program's own again */
     done();
@@ -441,6 +585,55 @@ static void each_device_has_its_own_limit(void)
     atomic_store(&through, 1);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(RG_PROCESS->inflight[0], 9 * RG_POLICY_LAUNCH);
+    done();
+    _exit(0); /* the simulated GPU would be waited for */
+}
+
+/* An event that has told of work in one context is none for work in another: that would go unfollowed. */
+static void each_context_has_its_own_events(void)
+{
+    become_on_two_devices();
+    seg->settings.unit_us = 0;
+    for (int i = 0; i < 8; i++)
+        launch_on(0, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    launch_on(0, 1000); /* finds that they are done */
+    CHECK_EQUAL(RG_PROCESS->inflight[0], RG_POLICY_LAUNCH);
+    for (int i = 0; i < 4; i++)
+        launch_on(1, 1000);
+    CHECK_EQUAL(RG_PROCESS->inflight[1], 4 * RG_POLICY_LAUNCH);
+    done();
+}
+
+static CUresult (*real_query)(CUevent);
+static uint32_t queries;
+static CUresult query_slowly(CUevent event)
+{
+    if (!queries++)
+        usleep(100000);
+    return real_query(event);
+}
+
+/* Who sees that its work comes to an end waits for it from then on. */
+static void the_bound_counts_from_what_ended_last(void)
+{
+    become("best-effort");
+    rg_agent_stop();
+    seg->settings.unit_us = 0;
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    for (int i = 0; i < 4; i++)
+        launch(spin, NULL, 1000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    for (int i = 0; i < 4; i++)
+        launch(spin, s, 3600000000000);
+    *(void **)&real_query = rg_real.hooked[RG_HOOK_cuEventQuery];
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)query_slowly;
+    seg->settings.inflight = 4;
+    seg->settings.starvation_us = 100000;
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(RG_PROCESS->inflight[0], 5 * RG_POLICY_LAUNCH);
+    CHECK(rg.slot->inflight_wait_ns >= 200000000);
     done();
     _exit(0); /* the simulated GPU would be waited for */
 }
@@ -744,6 +937,31 @@ static void fair_high_waits_as_well(void)
     fair_waits_for_the_slowest("high");
 }
 
+/* Who sees that the slowest goes on waits for it from then on, and is no idle one meanwhile. */
+static void fair_bound_counts_from_when_the_slowest_went_on(void)
+{
+    policy = RG_POLICY_FAIR;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    launch(spin, NULL, 1000);
+    rg_device_busy(dev, OTHER, rg_now_ns());
+    atomic_store(&share_of(OTHER)->virtual_ns, 5);
+    atomic_store(&share_of(0)->virtual_ns, 10 * MS);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->virtual_ns) == 5);
+    usleep(100000);
+    uint64_t since = rg_now_ns();
+    WAIT_FOR(atomic_load(&share_of(0)->idle_ns) > since + 5 * MS); /* it is active for so long (IN_GATE_NS): seen later than `since` */
+    atomic_store(&share_of(OTHER)->virtual_ns, 7 * MS);
+    WAIT_FOR(atomic_load(&dev->virtual_ns) == 7 * MS);
+    seg->settings.starvation_us = 100000;
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(rg_now_ns() - since >= 100 * MS);
+    CHECK_EQUAL(rg.slot->starved, 1);
+    done();
+}
+
 static void fair_ignores_the_idle_and_levels_who_comes_back(void)
 {
     policy = RG_POLICY_FAIR;
@@ -874,6 +1092,31 @@ static void orion_lets_out_what_does_not_disturb(void)
     done();
 }
 
+/* What is not known to leave the high client alone waits from the first launch of its request on. */
+static void orion_puts_nothing_off(void)
+{
+    policy = RG_POLICY_ORION;
+    become("best-effort");
+    rg_device *dev = &seg->devices[0];
+    rg_share *share = share_of(OTHER);
+    launch(spin, NULL, 1000);
+    atomic_store(&share->usual_launches, 100);
+    atomic_store(&share->usual_votes, 800);
+    seg->settings.defer_ppm = 400000;
+    rg_device_busy(dev, OTHER, rg_now_ns());
+    rg_device_launching(dev, OTHER, true);
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, launch_one, current()), 0);
+    WAIT_FOR(atomic_load(&dev->waiters) == 1);
+    usleep(20000); /* time to do wrong in */
+    CHECK_EQUAL(atomic_load(&launched), 0);
+    rg_device_idle(dev, OTHER, rg_now_ns());
+    rg_device_wake(dev);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.slot->gate_waits, 1);
+    done();
+}
+
 /* Nothing outstanding is allowed beyond 3 us: each launch waits until the one before is known to be finished. */
 static void orion_limits_what_is_outstanding(void)
 {
@@ -958,8 +1201,12 @@ int main(int argc, char **argv)
     RUN(starvation_bound_lets_one_batch_out);
     RUN(a_batch_ends_as_high_is_idle);
     RUN(a_capture_lets_out_who_waits);
+    RUN(a_capture_lets_out_who_is_paused);
+    RUN(no_event_is_recorded_in_a_capture);
+    RUN(nobody_records_on_a_threads_own_stream);
     RUN(what_cannot_be_followed_holds_nobody);
     RUN(what_has_gone_holds_nobody);
+    RUN(what_has_gone_counts_as_done_once);
     RUN(streams_that_go_make_room);
     RUN(many_captures_all_end);
     RUN(small_copies_pass_a_pause);
@@ -970,6 +1217,8 @@ int main(int argc, char **argv)
     RUN(in_flight_is_limited);
     RUN(in_flight_wait_is_bounded);
     RUN(each_device_has_its_own_limit);
+    RUN(each_context_has_its_own_events);
+    RUN(the_bound_counts_from_what_ended_last);
     RUN(each_device_has_its_own_credit);
     RUN(kernels_that_share_a_place_are_all_known);
     RUN(small_copies_pass_bulk_copies_wait);
@@ -978,11 +1227,13 @@ int main(int argc, char **argv)
     RUN(least_share_comes_only_after_the_bound);
     RUN(fair_best_effort_waits);
     RUN(fair_high_waits_as_well);
+    RUN(fair_bound_counts_from_when_the_slowest_went_on);
     RUN(fair_ignores_the_idle_and_levels_who_comes_back);
     RUN(fair_charges_what_was_launched);
     RUN(fair_charges_what_it_was_in_the_end);
     RUN(fair_takes_what_an_ended_thread_left_for_done);
     RUN(orion_lets_out_what_does_not_disturb);
+    RUN(orion_puts_nothing_off);
     RUN(orion_limits_what_is_outstanding);
     RUN(orion_leaves_nothing_outstanding);
     RUN(orion_shows_what_high_kernels_are_bound_by);

@@ -509,6 +509,13 @@ static void a_thread_with_pythons_lock_does_not_wait(void)
     launch(NULL, 1000);
     CHECK_EQUAL(slot_of("slow")->passed, 1);
     CHECK_EQUAL(slot_of("slow")->gate_waits, 0);
+    /* Not for the end of a pause of its own client either. */
+    rg_member *m = &rg.members[2];
+    atomic_store(&m->account->paused_until_ns, UINT64_MAX);
+    WAIT_FOR(rg_member_is_paused(m));
+    launch(NULL, 1000);
+    CHECK_EQUAL(slot_of("slow")->passed, 3); /* the high one is at work still, besides */
+    CHECK_EQUAL(slot_of("slow")->paused_ns, 0);
     done();
 }
 
