@@ -96,6 +96,71 @@ static void every_kind_of_wait_ends_a_request(void)
     done();
 }
 
+static uint64_t launching_in_call;
+static CUresult fail(void)
+{
+    launching_in_call = seg->devices[0].high_launching;
+    return CUDA_ERROR_LAUNCH_FAILED;
+}
+
+static CUresult fail_stream(CUstream s)
+{
+    (void)s;
+    return fail();
+}
+
+static CUresult fail_event(CUevent e)
+{
+    (void)e;
+    return fail();
+}
+
+static CUresult fail_record(CUevent e, CUstream s)
+{
+    (void)e, (void)s;
+    return fail();
+}
+
+/* A call that fails says nothing of the work: nobody waits for it any more, until somebody does. */
+static void a_wait_that_fails_ends_nothing(void)
+{
+    enum { STREAM, CONTEXT, EVENT, RECORD, WAYS };
+    static const struct {
+        int hook;
+        void *fails;
+    } calls[WAYS] = {
+        [STREAM] = {RG_HOOK_cuStreamSynchronize, (void *)fail_stream},
+        [CONTEXT] = {RG_HOOK_cuCtxSynchronize, (void *)fail},
+        [EVENT] = {RG_HOOK_cuEventSynchronize, (void *)fail_event},
+        [RECORD] = {RG_HOOK_cuEventRecord, (void *)fail_record},
+    };
+    become_high_without_agent();
+    CUstream s;
+    CUevent e;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    for (int way = 0; way < WAYS; way++) {
+        launch(spin, s, 1000);
+        if (way == EVENT)
+            CHECK_EQUAL(cuEventRecord(e, s), CUDA_SUCCESS);
+        void *real = rg_real.hooked[calls[way].hook];
+        rg_real.hooked[calls[way].hook] = calls[way].fails;
+        CUresult r = way == STREAM    ? cuStreamSynchronize(s)
+                     : way == CONTEXT ? cuCtxSynchronize()
+                     : way == EVENT   ? cuEventSynchronize(e)
+                                      : cuEventRecord(e, s);
+        CHECK_EQUAL(r, CUDA_ERROR_LAUNCH_FAILED);
+        rg_real.hooked[calls[way].hook] = real;
+        CHECK_EQUAL(launching_in_call, way == RECORD); /* to record is to wait for nothing */
+        CHECK_EQUAL(seg->devices[0].high_launching, 1);
+        CHECK_EQUAL(rg_track_find(rg_track_key(s))->state, RG_DIRTY);
+        CHECK_EQUAL(busy_word(), 1);
+        CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+        idle_after("a wait after one that failed", (uint64_t)way + 1);
+    }
+    done();
+}
+
 /* Of a request that ended in a wait. */
 static uint64_t worked_ns(int i)
 {
@@ -890,6 +955,47 @@ static void a_wait_that_does_not_cover_everything_ends_nothing(void)
     done();
 }
 
+static CUresult copy_at_once(void *host, CUdeviceptr p, size_t n, CUstream s)
+{
+    (void)host, (void)p, (void)n, (void)s;
+    return CUDA_SUCCESS;
+}
+
+/* What another thread does while one waits takes nothing from its wait: neither an event, nor a copy that ends first. */
+static void who_waits_goes_on_waiting(void)
+{
+    become_high_without_agent();
+    CUstream a, b;
+    CUevent e;
+    char host[64];
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuEventCreate(&e, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
+    rg_real.hooked[RG_HOOK_cuMemcpyDtoHAsync_v2] = (void *)copy_at_once;
+    for (int copies = 0; copies < 2; copies++) {
+        pthread_t thread;
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0);
+        launch(spin, a, 1000);
+        if (copies)
+            launch(spin, b, 1000);
+        in_turn[0] = a;
+        in_turn[1] = b;
+        CHECK_EQUAL(pthread_create(&thread, NULL, wait_in_turn, current()), 0);
+        WAIT_FOR(is_waited_for(a));
+        if (copies)
+            CHECK_EQUAL(cuMemcpyDtoHAsync_v2(host, 1, sizeof host, b), CUDA_SUCCESS);
+        else
+            CHECK_EQUAL(cuEventRecord(e, a), CUDA_SUCCESS);
+        CHECK_EQUAL(RG_PROCESS->period[0].draining, RG_DRAINING);
+        CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        if (copies)
+            CHECK_EQUAL(cuStreamSynchronize(b), CUDA_SUCCESS);
+        idle_after("a wait beside another thread", (uint64_t)copies + 1);
+    }
+    done();
+}
+
 static void the_agent_finds_what_nobody_waits_for(void)
 {
     become("high");
@@ -1045,6 +1151,46 @@ static void the_agent_waits_in_the_right_context(void)
         CHECK_EQUAL(rg.track_count, 1);
     }
     done();
+}
+
+static rg_track *with_event(CUstream s, CUcontext of)
+{
+    static char event;
+    rg_track *t = rg_track_find(rg_track_key(s));
+    CHECK(t != NULL);
+    t->agent_event = (CUevent)(void *)&event; /* which nobody uses */
+    t->agent_context = of;
+    return t;
+}
+
+/* With a context go the agent's events in it, wherever their places have come to since; where it is not known whose they are, they may be. */
+static void a_context_takes_the_agents_events_with_it(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    become_high_without_agent();
+    CUcontext first = current(), own, second;
+    CUstream s, others;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    launch(spin, s, 1000);
+    rg_track *here = with_event(NULL, first);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    load_kernels(ptx);
+    launch(spin, NULL, 1000);
+    rg_track *its = with_event(NULL, own), *was_its = with_event(s, own);
+    CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    CHECK(here->agent_event && !its->agent_event && !was_its->agent_event);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&second, 1), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(second), CUDA_SUCCESS);
+    load_kernels(ptx);
+    CHECK_EQUAL(cuStreamCreate(&others, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, NULL, 1000);
+    launch(spin, others, 1000);
+    rg_track *there = with_event(NULL, second), *perhaps_its = with_event(others, own);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK(there->agent_event && !here->agent_event && !perhaps_its->agent_event);
+    done();
+    _exit(0); /* no such events */
 }
 
 static void high_never_waits(void)
@@ -1547,6 +1693,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(every_kind_of_wait_ends_a_request);
+    RUN(a_wait_that_fails_ends_nothing);
     RUN(copies_to_pageable_memory_drain);
     RUN(the_agent_ends_what_a_copy_waited_for);
     RUN(a_copy_that_does_not_wait_is_work);
@@ -1568,12 +1715,14 @@ int main(int argc, char **argv)
     RUN(kinds_that_wait_alike_need_the_same);
     RUN(a_look_in_vain_changes_nothing);
     RUN(a_wait_that_does_not_cover_everything_ends_nothing);
+    RUN(who_waits_goes_on_waiting);
     RUN(the_agent_finds_what_nobody_waits_for);
     RUN(the_agent_compares_the_clocks_and_has_launches_look_again);
     RUN(the_agent_looks_often_after_those_that_never_wait);
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
     RUN(the_agent_goes_on_beside_who_ends_a_context);
     RUN(the_agent_waits_in_the_right_context);
+    RUN(a_context_takes_the_agents_events_with_it);
     RUN(high_never_waits);
     RUN(copies_to_another_device_are_work);
     RUN(threads_keep_the_client_busy);

@@ -136,6 +136,27 @@ static void captures_end_with_their_context(void)
     done();
 }
 
+/* Nor does one end whose device is not known because a context is taken away that there is not. */
+static void no_context_takes_no_capture(void)
+{
+    become("best-effort");
+    CUstream a, b;
+    CUgraph graph;
+    CUcontext first = current(), own;
+    CHECK_EQUAL(cuStreamCreate(&a, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&b, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(a, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(b, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK(cuCtxDestroy_v2(NULL) != CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 2);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(b, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(a, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
 static void an_event_that_is_recorded_during_a_capture_stands_for_nothing_older(void)
 {
     become_high_without_agent();
@@ -171,6 +192,52 @@ static void a_capture_goes_with_its_thread(void)
     become_high_without_agent(); /* which leaves the stream's work unfinished */
     pthread_t thread;
     CHECK_EQUAL(pthread_create(&thread, NULL, capture_without_end, current()), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+/* It has one in each context, and each capture is that of one. */
+static void a_thread_captures_in_two_contexts(void)
+{
+    become("best-effort");
+    CUcontext first = current(), own;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 2);
+    CHECK_EQUAL(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    CHECK_EQUAL(cuCtxSetCurrent(first), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 0);
+    done();
+}
+
+static _Atomic int captures_too, other_has_ended;
+static void *capture_until_another_has_ended(void *context)
+{
+    capture_without_end(context);
+    atomic_store(&captures_too, 1);
+    WAIT_FOR(atomic_load(&other_has_ended));
+    return NULL;
+}
+
+/* Nor does what a thread ends end another's. */
+static void threads_capture_their_own_streams(void)
+{
+    become_high_without_agent();
+    CUgraph graph;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, capture_until_another_has_ended, current()), 0);
+    WAIT_FOR(atomic_load(&captures_too));
+    CHECK_EQUAL(cuStreamBeginCapture_v2(CU_STREAM_PER_THREAD, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamEndCapture(CU_STREAM_PER_THREAD, &graph), CUDA_SUCCESS);
+    CHECK_EQUAL(rg.captures, 1);
+    atomic_store(&other_has_ended, 1);
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     CHECK_EQUAL(rg.captures, 0);
     done();
@@ -568,7 +635,10 @@ int main(int argc, char **argv)
     RUN(captures_are_counted_right);
     RUN(captures_end_with_their_context);
     RUN(an_event_that_is_recorded_during_a_capture_stands_for_nothing_older);
+    RUN(no_context_takes_no_capture);
     RUN(a_capture_goes_with_its_thread);
+    RUN(a_thread_captures_in_two_contexts);
+    RUN(threads_capture_their_own_streams);
     RUN(default_streams_of_two_contexts_are_told_apart);
     RUN(a_reset_context_starts_afresh);
     RUN(events_of_a_released_context_are_not_used);

@@ -661,6 +661,36 @@ static void a_sample_goes_with_its_context_while_it_is_asked_for(void)
     done();
 }
 
+static uint32_t asked;
+static CUresult count_query(CUevent event)
+{
+    asked++;
+    return real_query(event);
+}
+
+/* What was timed in a context that is gone is asked for no more: its events went with it, and their handles may be others' by now. */
+static void samples_go_with_their_context(void)
+{
+    prepare();
+    become();
+    rg_agent_stop();
+    *(void **)&real_query = rg_real.hooked[RG_HOOK_cuEventQuery];
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)count_query;
+    for (int gone = 0; gone < 2; gone++) {
+        CUcontext its;
+        CHECK_EQUAL(cuCtxCreate_v2(&its, 0, 0), CUDA_SUCCESS);
+        load_kernels(NULL);
+        launch_blocks(spin, NULL, 1, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        if (gone)
+            CHECK_EQUAL(cuCtxDestroy_v2(its), CUDA_SUCCESS);
+        asked = 0;
+        rg_samples_poll();
+        CHECK_EQUAL(asked, !gone);
+    }
+    done();
+}
+
 static _Atomic int all_gone;
 
 static void *launch_in_contexts_that_go(void *unused)
@@ -744,6 +774,18 @@ static void a_handle_given_out_again_is_another_kernel(void)
     launch_blocks(spin, NULL, 3, FIRST_NS);
     CHECK(!atomic_load(&d->communicates));
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+
+    /* As it is where the module went with its context. */
+    CUcontext other;
+    reborn_name = "ncclDevKernel_AllReduce";
+    launch_blocks(spin, NULL, 3, FIRST_NS);
+    CHECK(!atomic_load(&d->communicates)); /* it has not gone yet */
+    CHECK_EQUAL(cuCtxCreate_v2(&other, 0, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxDestroy_v2(other), CUDA_SUCCESS);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    launch_blocks(spin, NULL, 3, FIRST_NS);
+    CHECK(atomic_load(&d->communicates));
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     done();
 }
 
@@ -768,6 +810,7 @@ int main(int argc, char **argv)
     RUN(what_is_not_shared);
     RUN(threads_seed_each_kernel_once);
     RUN(a_sample_goes_with_its_context_while_it_is_asked_for);
+    RUN(samples_go_with_their_context);
     RUN(contexts_go_while_another_thread_launches);
     RUN(a_handle_given_out_again_is_another_kernel);
     return failures ? 1 : 0;

@@ -962,6 +962,8 @@ static void graphs_end_with_their_program_or_context(void)
     synchronise();
     CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
     CHECK_EQUAL(alive, 11); /* they have gone with it: nothing is asked of them any more */
+    cuGraphExecDestroy(exec);
+    CHECK_EQUAL(alive, 10); /* nor by a program that takes its own away now: their handles may be others' */
     CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
     load_modules();

@@ -497,6 +497,21 @@ static void a_launch_ends_as_what_it_was_begun_as(void)
     done();
 }
 
+/* Streams go with their context, and are nobody's then: their handles come back as others. */
+static void streams_that_went_with_their_context_are_nobodys(void)
+{
+    become("best-effort");
+    CHECK_EQUAL(rigel_client_enter("own", NULL), 0);
+    CUcontext own;
+    CHECK_EQUAL(cu.cuCtxCreate_v2(&own, 0, 0), CUDA_SUCCESS);
+    CUstream s = stream();
+    rigel_client_leave();
+    CHECK(rg_member_of(s) == &rg.members[1]);
+    CHECK_EQUAL(cuCtxDestroy_v2(own), CUDA_SUCCESS);
+    CHECK(rg_member_of(s) == RG_PROCESS);
+    done();
+}
+
 /* A thread that holds Python's lock may be what the high one waits for. */
 static void a_thread_with_pythons_lock_does_not_wait(void)
 {
@@ -975,6 +990,7 @@ int main(int argc, char **argv)
     RUN(threads_that_are_no_client_pass_through);
     RUN(a_thread_waits_for_a_high_one_beside_it);
     RUN(a_launch_ends_as_what_it_was_begun_as);
+    RUN(streams_that_went_with_their_context_are_nobodys);
     RUN(a_thread_with_pythons_lock_does_not_wait);
     RUN(a_process_with_a_high_thread_is_not_suspended);
     RUN(a_process_that_gets_a_high_thread_is_not_preemptible);
