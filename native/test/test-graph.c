@@ -389,6 +389,14 @@ static void known_kernels_make_the_first_launch_go_in_pieces(void)
     launch(exec); /* 2.4 ms at least, going by its kernels */
     CHECK_EQUAL(rg.slot->graphs_cut, 1);
     CHECK(rg.slot->graph_pieces >= 5);
+    /* How long one takes is not known where it is not of one of them. */
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (int i = 0; i < 12; i++)
+        spin_on(stream, 200000);
+    launch_blocks(spin, stream, 2, 200000);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    launch(executable(graph));
+    CHECK_EQUAL(rg.slot->graphs_cut, 1);
     done();
 }
 
@@ -418,7 +426,10 @@ static void what_is_short_or_not_held_here_goes_out_whole(void)
 /* A graph that is a chain of empty nodes, the last of which the driver lists first: nodes are numbers from 1 in the chain's order. */
 enum { CHAIN = 60000 };
 static CUgraphNode found[CHAIN];
-static uint32_t founds, instantiated;
+static size_t chain_length = CHAIN;
+static bool with_a_strange_edge;
+static uint32_t founds, instantiated, instantiate_fails_at, chains_gone, executables_gone;
+static unsigned long long flags_seen;
 
 static CUgraphNode link_of(size_t number)
 {
@@ -428,9 +439,9 @@ static CUgraphNode link_of(size_t number)
 static CUresult chain_nodes(CUgraph graph, CUgraphNode *nodes, size_t *n)
 {
     (void)graph;
-    *n = CHAIN;
-    for (size_t i = 0; nodes && i < CHAIN; i++)
-        nodes[i] = link_of(CHAIN - i);
+    *n = chain_length;
+    for (size_t i = 0; nodes && i < chain_length; i++)
+        nodes[i] = link_of(chain_length - i);
     return CUDA_SUCCESS;
 }
 
@@ -438,11 +449,13 @@ static CUresult chain_edges(CUgraph graph, CUgraphNode *from, CUgraphNode *to, u
 {
     (void)graph;
     (void)data;
-    *n = CHAIN - 1;
-    for (size_t i = 0; from && i < CHAIN - 1; i++) {
+    *n = chain_length - 1;
+    for (size_t i = 0; from && i < chain_length - 1; i++) {
         from[i] = link_of(i + 1);
         to[i] = link_of(i + 2);
     }
+    if (from && with_a_strange_edge)
+        to[chain_length - 2] = link_of(chain_length + 1);
     return CUDA_SUCCESS;
 }
 
@@ -477,22 +490,33 @@ static CUresult chain_remove(CUgraphNode node)
 static CUresult chain_destroy(CUgraph graph)
 {
     (void)graph;
+    chains_gone++;
     return CUDA_SUCCESS;
 }
 
 static CUresult chain_instantiate(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
 {
     (void)graph;
-    (void)flags;
-    *exec = (CUgraphExec)(uintptr_t)(0x1000 + 16 * ++instantiated);
+    flags_seen = flags;
+    *exec = (CUgraphExec)(uintptr_t)(0x1000 + 16 * ++instantiated); /* where it fails, too: that is none */
+    return instantiated == instantiate_fails_at ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+static CUresult chain_exec_destroy(CUgraphExec exec)
+{
+    (void)exec;
+    executables_gone++;
     return CUDA_SUCCESS;
 }
 
-/* In a time that grows with the square of their number this would not come to an end. */
-static void many_nodes_listed_backwards_are_put_in_order(void)
+static CUresult chain_upload(CUgraphExec exec, CUstream s)
 {
-    static rg_track track;
-    rg_pieces pieces = {0};
+    (void)exec, (void)s;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void drive_chains(void)
+{
     rg_real = (rg_driver){
         .cuGraphGetNodes = chain_nodes,
         .cuGraphGetEdges_v2 = chain_edges,
@@ -503,11 +527,87 @@ static void many_nodes_listed_backwards_are_put_in_order(void)
         .cuGraphDestroy = chain_destroy,
     };
     rg_real.hooked[RG_HOOK_cuGraphInstantiateWithFlags] = (void *)chain_instantiate;
+    rg_real.hooked[RG_HOOK_cuGraphExecDestroy] = (void *)chain_exec_destroy;
+}
+
+/* In a time that grows with the square of their number this would not come to an end. */
+static void many_nodes_listed_backwards_are_put_in_order(void)
+{
+    static rg_track track;
+    rg_pieces pieces = {0};
+    drive_chains();
     CHECK_EQUAL(rg_pieces_make(&pieces, (CUgraph)0x10, 0, &track, 1000000000, 500000000), RG_WHOLE_NONE);
     CHECK_EQUAL(pieces.count, 2);
     CHECK_EQUAL(founds, CHAIN);
     for (size_t i = 0; i < CHAIN; i++)
         CHECK(found[i] == link_of(i + 1));
+}
+
+static enum rg_whole cut_chain(rg_pieces *pieces, uint64_t node_ns, uint64_t piece_ns)
+{
+    static rg_track track;
+    *pieces = (rg_pieces){0};
+    return rg_pieces_make(pieces, (CUgraph)0x10, 2, &track, chain_length * node_ns, piece_ns);
+}
+
+/* As many pieces as there may be, of one graph and of all; what gets none, or gives its own back, takes no room. */
+static void so_many_pieces_have_room(void)
+{
+    enum { MOST = 512, GRAPHS = 8, NODE_NS = 1000000 };
+    rg_pieces full[GRAPHS], more;
+    chain_length = 2 * MOST;
+    drive_chains();
+    for (int i = 0; i < GRAPHS; i++) {
+        CHECK_EQUAL(cut_chain(&full[i], NODE_NS, i % 2 ? NODE_NS : 2 * NODE_NS), RG_WHOLE_NONE); /* shorter ones would be twice as many */
+        CHECK_EQUAL(full[i].count, MOST);
+    }
+    CHECK_EQUAL(flags_seen, 2);
+    CHECK_EQUAL(chains_gone, GRAPHS * MOST);
+    for (int i = 0; i < 3; i++)
+        CHECK_EQUAL(cut_chain(&more, NODE_NS, 512 * NODE_NS), RG_WHOLE_ROOM);
+    CHECK_EQUAL(cut_chain(&more, NODE_NS, 2 * MOST * NODE_NS), RG_WHOLE_ONE);
+    CHECK_EQUAL(chains_gone, GRAPHS * MOST + 4);
+    CHECK_EQUAL(executables_gone, 0);
+    rg_pieces_drop(&full[0], true);
+    CHECK_EQUAL(executables_gone, 0);
+    CHECK_EQUAL(cut_chain(&full[0], NODE_NS, 2 * NODE_NS), RG_WHOLE_NONE);
+    rg_pieces_drop(&full[0], false);
+    CHECK_EQUAL(executables_gone, MOST);
+    CHECK_EQUAL(cut_chain(&full[0], NODE_NS, 2 * NODE_NS), RG_WHOLE_NONE);
+    rg_pieces_drop(&full[0], false);
+    rg_pieces_drop(&full[0], false); /* of none */
+    /* So does what fails: of what there is then everything goes. */
+    executables_gone = instantiated = 0;
+    instantiate_fails_at = 100;
+    CHECK_EQUAL(cut_chain(&more, NODE_NS, 2 * NODE_NS), RG_WHOLE_DRIVER);
+    CHECK_EQUAL(executables_gone, 99);
+    rg_real.cuGraphUpload = chain_upload;
+    executables_gone = 0;
+    CHECK_EQUAL(cut_chain(&more, NODE_NS, 2 * NODE_NS), RG_WHOLE_DRIVER);
+    CHECK_EQUAL(executables_gone, 1);
+    rg_real.cuGraphUpload = NULL;
+    CHECK_EQUAL(cut_chain(&full[0], NODE_NS, 2 * NODE_NS), RG_WHOLE_NONE);
+}
+
+/* Nodes that are longer than pieces are a piece each, the first as well; what is known of a piece is what its nodes take. */
+static void a_long_node_is_a_piece(void)
+{
+    rg_pieces pieces;
+    chain_length = 8;
+    drive_chains();
+    CHECK_EQUAL(cut_chain(&pieces, 1000000, 400000), RG_WHOLE_NONE);
+    CHECK_EQUAL(pieces.count, 8);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQUAL(rg_duration_of(rg_duration_key((uintptr_t)pieces.execs[i], RG_DIMS_UNIT))->duration_ns, 1000000);
+    CHECK_EQUAL(cut_chain(&pieces, 250000, 400000), RG_WHOLE_NONE);
+    CHECK_EQUAL(pieces.count, 4); /* two are nearer to that than one */
+    for (int i = 0; i < 4; i++)
+        CHECK_EQUAL(rg_duration_of(rg_duration_key((uintptr_t)pieces.execs[i], RG_DIMS_UNIT))->duration_ns, 500000);
+    /* Of what the driver does not tell in full no order is made. */
+    with_a_strange_edge = true;
+    chains_gone = 0;
+    CHECK_EQUAL(cut_chain(&pieces, 1000000, 400000), RG_WHOLE_DRIVER);
+    CHECK_EQUAL(chains_gone, 1);
 }
 
 /* So many kernels one after the other. */
@@ -1003,6 +1103,8 @@ int main(int argc, char **argv)
     RUN(threads_do_not_mix_their_pieces);
     RUN(graphs_end_with_their_program_or_context);
     RUN(many_nodes_listed_backwards_are_put_in_order);
+    RUN(so_many_pieces_have_room);
+    RUN(a_long_node_is_a_piece);
     RUN(graphs_that_share_a_place_are_all_known);
     RUN(a_piece_is_not_taken_for_a_destroyed_graph);
     RUN(a_piece_does_not_pass_for_a_destroyed_graph_of_nccl);
