@@ -269,6 +269,32 @@ static void stays_away_from_requests_that_outlast_their_slice(void)
     done();
 }
 
+/* How long those on another device waited, or the last ones did long ago, tells nothing of the next one here. */
+static void requests_elsewhere_and_of_long_ago_tell_nothing(void)
+{
+    become_preemptible();
+    seg->settings.high_slice_us = 4200000;
+    for (int i = 0; i < 2; i++) {
+        uint64_t suspensions = atomic_load(&rg.slot->suspensions);
+        other_waited(1000000);
+        uint64_t n = atomic_load(&seg->clients[OTHER].waited);
+        other_waited(4000000000); /* at any time that is longer than what is left of the slice */
+        for (int k = 0; k < 4; k++)
+            if (i == 0)
+                atomic_fetch_or(&seg->clients[OTHER].waited_ring[(n + k) % RG_WAITED], 1); /* the second device */
+            else
+                atomic_store(&seg->clients[OTHER].began_ring[(n + k) % RG_WAITED], 0); /* as the machine was started */
+        other_launches(true);
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == suspensions + 1);
+        launch(spin, NULL, 1000);
+        rg_device_launching(dev0(), OTHER, false);
+        rg_device_wake(dev0());
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS); /* it is back */
+        other_launches(false);
+    }
+    done();
+}
+
 /* Nobody waits for ever: after the starvation bound it gets its due, though the high client goes on. */
 static void suspension_ends_by_the_starvation_bound(void)
 {
@@ -796,6 +822,39 @@ static int refuse_where_it_is_gone(unsigned ordinal, int suspend)
     return atomic_load(&gone) && !suspend ? -EIO : result;
 }
 
+static int (*set_slice)(unsigned, uint64_t);
+static int refuse_slice(unsigned ordinal, uint64_t us)
+{
+    (void)ordinal, (void)us;
+    return -EPERM;
+}
+
+static void beats_of_its_own(int n)
+{
+    for (int i = 0; i < n; i++)
+        rg_preempt_beat();
+}
+
+/* A driver that refuses so often in a row is believed; one that does it less often may have been busy. */
+static void a_driver_that_always_refuses_is_believed(void)
+{
+    enum { REFUSALS = 20 }; /* of preempt.c */
+    become_preemptible();
+    rg_agent_stop();
+    set_slice = rg_real.rigelSimSetTimeslice;
+    for (int more = 0; more < 2; more++) {
+        rg_real.rigelSimSetTimeslice = refuse_slice;
+        beats_of_its_own(REFUSALS + more);
+        CHECK_EQUAL(rg.preemptible[0], 0);
+        CHECK_EQUAL(rg.slot->preemption, RG_PREEMPTION_OFF);
+        rg_real.rigelSimSetTimeslice = set_slice;
+        beats_of_its_own(2);
+        CHECK_EQUAL(rg.slot->preemption, more ? RG_PREEMPTION_OFF : RG_PREEMPTION_ON);
+        CHECK_EQUAL(rg.preemptible[0] != 0, !more);
+    }
+    done();
+}
+
 /* Its context ends just as its channels are to come back: that is no refusal, and in the next context it is suspended as before. */
 static void channels_that_go_as_they_come_back_are_no_failure(void)
 {
@@ -1002,6 +1061,7 @@ int main(int argc, char **argv)
     RUN(what_was_taken_off_the_gpu_is_not_timed);
     RUN(suspended_while_high_launches);
     RUN(stays_away_from_requests_that_outlast_their_slice);
+    RUN(requests_elsewhere_and_of_long_ago_tell_nothing);
     RUN(suspension_ends_by_the_starvation_bound);
     RUN(its_share_comes_once_in_a_period);
     RUN(requests_one_after_the_other_starve_nobody);
@@ -1021,6 +1081,7 @@ int main(int argc, char **argv)
     RUN(preemptible_again_after_a_reset);
     RUN(a_suspension_that_failed_is_undone_until_that_succeeds);
     RUN(calls_that_are_held_up_are_counted);
+    RUN(a_driver_that_always_refuses_is_believed);
     RUN(channels_that_go_as_they_come_back_are_no_failure);
     RUN(time_off_the_gpu_is_told_meanwhile);
     RUN(leaving_while_suspended);
