@@ -11,8 +11,8 @@
  * the program's: `rigel_stay`, one thread that looks at two words of the host's memory until the next request has begun, or its time is over; and
  * `rigel_behind`, which does nothing. That it has begun takes both words: a graph of it is queued, or all that it consists of, as the host says once the
  * program waits for it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself
- * (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but for that one. It keeps a block that takes all of a multiprocessor
- * off one of them, so it is no longer there than has to be.
+ * (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but for that one. `rigel_stay` keeps a block that takes all of a
+ * multiprocessor off one of them, so it is there for no longer than it has to be.
  *
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
  * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays.

@@ -421,7 +421,7 @@ function connect(): void {
   opened.addEventListener("error", () => {
     tell({ event: "lost", data: null });
     // The browser tries again by itself unless the server has answered with an error.
-    if (opened.readyState === EventSource.CLOSED && source === opened) setTimeout(connect, RETRY_ms);
+    if (opened.readyState === EventSource.CLOSED) setTimeout(() => source === opened && connect(), RETRY_ms);
   });
 }
 
@@ -435,6 +435,7 @@ function connectOnce(): void {
     connect();
     await new Promise((resolve) => signal.addEventListener("abort", resolve));
     source?.close();
+    source = undefined;
   };
   // Who leaves before has never had it.
   navigator.locks.request(ONE, { signal }, untilLeft).catch(() => {});
