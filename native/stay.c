@@ -28,10 +28,10 @@
  * longer than it stays. */
 #define LEAST_INPUT (512u << 10)
 #define MOST_INPUT (8u << 20)
-/* For how much longer the GPU stays once the next request has begun: for its input, and until all of it is queued. */
+/* For how much longer the GPU stays once the next request has begun: for its input, and until a graph of it, or all, is queued. */
 #define MORE_NS 1000000u
-/* What the host says: nothing more has come; something has, and more may follow; all is queued; there is nothing to stay for. The GPU: queued, but not begun
- * in time. */
+/* What the host says: nothing more has come; something has, and more may follow; a graph, or all, is queued; there is nothing to stay for.
+ * The GPU: queued, but not begun in time. */
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
 enum { LATES = 2 };
@@ -71,6 +71,8 @@ static struct {
     uint64_t since_ns;     /* since when the process has had the GPU by that */
     _Atomic bool followed; /* the last one was still there as the next request was launched */
     _Atomic bool early;    /* the last one went out in front of a request's input, not behind a request */
+    rg_member *_Atomic of; /* whose the last one is, */
+    _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
     _Atomic uint32_t in_vain, skip; /* so many of those, one after the other, had no launch to stay for; so many more inputs have none */
     uint64_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
@@ -226,9 +228,18 @@ void rg_stay_all_launched(uint32_t device)
     _Atomic uint32_t *word = said(device); /* before the bit goes: then another thread may begin the next one */
     if (atomic_fetch_and(&rg.stays_open, ~bit) & bit) {
         atomic_store(word, LAUNCHED);
-    } else if (atomic_load(&rg.stays) & bit && atomic_load(word) == COMING) {
-        atomic_store(word, ALONE); /* an input that is waited for by itself */
+    } else if (atomic_load(&rg.stays) & bit) {
+        uint32_t coming = COMING; /* an input that is waited for by itself; or another thread has ended it since */
+        atomic_compare_exchange_strong(word, &coming, ALONE);
     }
+}
+
+void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns)
+{
+    uint64_t unknown = 0;
+    rg_stay_all_launched(device);
+    if (atomic_load(&rg.stays) >> device & 1 && atomic_load(&stays[device].of) == m)
+        atomic_compare_exchange_strong(&stays[device].began_ns, &unknown, now_ns);
 }
 
 /* In the current context, `behind` what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
@@ -244,6 +255,8 @@ static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
     atomic_store(said(device) - 1, 0);
     atomic_store(said(device), behind ? ALONE : COMING);
     atomic_store(&stays[device].early, !behind);
+    atomic_store(&stays[device].of, rg_track_member(t));
+    atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns());
     CUdeviceptr words = words_at(device);
     uint32_t ns = us * 1000, more_ns = MORE_NS;
     void *params[] = {&words, &ns, &more_ns};
@@ -328,12 +341,13 @@ void rg_stay_begin(const rg_track *t)
     give(device);
 }
 
-void rg_stay_coming(uint32_t device, uint64_t idle_for_ns)
+void rg_stay_coming(uint32_t device, uint64_t now_ns)
 {
     uint32_t bit = 1u << device;
-    if (!(atomic_load(&rg.stays) & bit))
+    if (!(atomic_load(&rg.stays) & bit) || atomic_load(said(device)) != ALONE)
         return;
-    if (idle_for_ns <= atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
+    uint64_t began = atomic_load(&stays[device].began_ns); /* inputs that were waited for by themselves do not prolong it */
+    if (!began || rg_since(began, now_ns) <= atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
         atomic_store(said(device), COMING);
     else if (atomic_fetch_and(&rg.stays, ~bit) & bit) /* it is over */
         was_in_vain(device);

@@ -472,7 +472,7 @@ bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
     if (!atomic_load(&m->busy[device]) && atomic_load(&m->mode) & RG_MODE_HIGH && atomic_load(&rg.mode) != RG_MODE_BARE) {
         uint64_t now = rg_clock_ns();
         if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed)))
-            rg_stay_coming(device, rg_since(atomic_load(&rg_share_of(rg.segment, device, m->slot_index)->idle_ns), now));
+            rg_stay_coming(device, now);
         atomic_store(&m->period[device].busy_since, now);
         atomic_store(&m->period[device].busy_tick, rg_tick());
         atomic_store(&m->period[device].inside_ns, 0);
@@ -618,7 +618,7 @@ bool rg_idle_check(rg_member *m, uint32_t device)
             uint64_t now = rg_clock_ns(), took = rg_since(atomic_load(&m->period[device].busy_since), now);
             ended = true;
             if (RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed) | atomic_load_explicit(&rg.stays_open, memory_order_relaxed)))
-                rg_stay_all_launched(device); /* the program may not have said that it waits */
+                rg_stay_done(m, device, now); /* the program may not have said that it waits */
             rg_hist_add(&m->slot->request_ns, took);
             note_wait(m, device, now);
             record_request(m, device, true);

@@ -170,10 +170,8 @@ static void behind_an_input_alone(void)
     done();
 }
 
-/* A graph is enough to stay for: no more is waited for. */
-static void until_a_graph_is_launched(void)
+static CUgraphExec a_graph(void)
 {
-    become_one_that_may();
     CUstream side;
     CUgraph graph;
     CUgraphExec exec;
@@ -182,6 +180,14 @@ static void until_a_graph_is_launched(void)
     launch(spin, side, 1000000);
     CHECK_EQUAL(cuStreamEndCapture(side, &graph), CUDA_SUCCESS);
     CHECK_EQUAL(cuGraphInstantiateWithFlags(&exec, graph, 0), CUDA_SUCCESS);
+    return exec;
+}
+
+/* A graph is enough to stay for: no more is waited for. */
+static void until_a_graph_is_launched(void)
+{
+    become_one_that_may();
+    CUgraphExec exec = a_graph();
     until_it_stays();
     _Atomic uint32_t *it = words;
     launch(spin, NULL, 1000);
@@ -190,6 +196,74 @@ static void until_a_graph_is_launched(void)
     CHECK_EQUAL(it[1], 2);
     wait_for_it();
     CHECK_EQUAL(stream_said(it), 1);
+    done();
+}
+
+/* One that the driver refuses is none. */
+static CUresult refuse_graph(CUgraphExec exec, CUstream s)
+{
+    (void)exec, (void)s;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void not_until_a_graph_is_refused(void)
+{
+    become_one_that_may();
+    CUgraphExec exec = a_graph();
+    until_it_stays();
+    _Atomic uint32_t *it = words;
+    *(__typeof__(&refuse_graph) *)&rg_real.hooked[RG_HOOK_cuGraphLaunch] = refuse_graph;
+    CHECK_EQUAL(cuGraphLaunch(exec, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(it[1], 1);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(it[1], 1);
+    wait_for_it();
+    CHECK_EQUAL(it[1], 2);
+    done();
+}
+
+/* Nor is another client's in the same process, which may have been let go just before the request began. */
+static CUgraphExec of_another;
+static void *graph_of_another(void *unused)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(rigel_client_enter("another", "best-effort"), 0);
+    CHECK_EQUAL(cuGraphLaunch(of_another, s), CUDA_SUCCESS);
+    rigel_client_leave();
+    return unused;
+}
+
+static __typeof__(&cuGraphLaunch) real_graph;
+static _Atomic bool let_go, goes_on;
+static CUresult graph_that_waits(CUgraphExec exec, CUstream s)
+{
+    atomic_store(&let_go, true);
+    while (!atomic_load(&goes_on))
+        usleep(100);
+    return real_graph(exec, s);
+}
+
+static void not_until_another_clients_graph_is_launched(void)
+{
+    become_one_that_may();
+    of_another = a_graph();
+    real_graph = RG_REAL(cuGraphLaunch);
+    *(__typeof__(&graph_that_waits) *)&rg_real.hooked[RG_HOOK_cuGraphLaunch] = graph_that_waits;
+    until_it_stays();
+    _Atomic uint32_t *it = words;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, graph_of_another, NULL), 0);
+    while (!atomic_load(&let_go))
+        usleep(100);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(it[1], 1);
+    atomic_store(&goes_on, true);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK_EQUAL(it[1], 1);
+    wait_for_it();
+    CHECK_EQUAL(it[1], 2);
     done();
 }
 
@@ -330,6 +404,34 @@ static void before_which_requests_it_does_not_come(void)
     done();
 }
 
+/* That another client of the process begins a request, after however long, ends none that is coming. */
+static void *request_of_another(void *unused)
+{
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    CHECK_EQUAL(rigel_client_enter("another", "high"), 0);
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuMemcpyHtoDAsync_v2(input + (8 << 20), host_input, 1 << 10, s), CUDA_SUCCESS);
+    rigel_client_leave();
+    return unused;
+}
+
+static void while_another_client_begins(void)
+{
+    become_one_with_inputs();
+    until_it_comes();
+    _Atomic uint32_t *it = words;
+    pthread_t thread;
+    CHECK_EQUAL(pthread_create(&thread, NULL, request_of_another, NULL), 0);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    CHECK(stays_now());
+    CHECK_EQUAL(it[1], 1);
+    launch(spin, NULL, 1000000);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    CHECK_EQUAL(stream_said(it), 1);
+    done();
+}
+
 /* A thread's own default stream is no other thread's to use. */
 static void for_no_thread_of_its_own(void)
 {
@@ -397,6 +499,49 @@ static void how_often_at_least(void)
             take_input(1 << 20);
             wait_for_it();
         }
+        CHECK_EQUAL(rg.slot->ahead, before);
+    }
+    done();
+}
+
+/* Inputs one after the other, each waited for by itself: it is over in its time all the same. */
+static void behind_inputs_one_after_the_other(void)
+{
+    become_one_that_may();
+    seg->settings.stay_us = 100000;
+    CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 1 << 20, 0), CUDA_SUCCESS);
+    until_it_stays();
+    for (int i = 0; i < 3; i++) {
+        usleep(40000);
+        take_input(1 << 10);
+        wait_for_it();
+    }
+    launch(spin, NULL, 1000);
+    CHECK(!stays_now());
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK_EQUAL(stream_said(words), 0); /* no call for it */
+    done();
+}
+
+/* And ahead of them: one that has gone before the launch was in vain. */
+static void ahead_of_inputs_one_after_the_other(void)
+{
+    become_one_with_inputs();
+    for (int round = 1; round < 3; round++) {
+        seg->settings.stay_us = 100000;
+        until_it_comes();
+        wait_for_it();
+        for (int i = 0; i < 3; i++) {
+            usleep(40000);
+            take_input(1 << 10);
+            wait_for_it();
+        }
+        launch(spin, NULL, 1000000);
+        wait_for_it();
+        uint64_t before = rg.slot->ahead;
+        for (int i = 0; i < 1 << round; i++)
+            request_with_input();
         CHECK_EQUAL(rg.slot->ahead, before);
     }
     done();
@@ -978,12 +1123,17 @@ int main(int argc, char **argv)
     RUN(it_stays_while_the_input_comes);
     RUN(behind_an_input_alone);
     RUN(until_a_graph_is_launched);
+    RUN(not_until_a_graph_is_refused);
+    RUN(not_until_another_clients_graph_is_launched);
     RUN(it_comes_while_the_input_does);
     RUN(for_which_inputs_it_does_not);
     RUN(before_which_requests_it_does_not_come);
+    RUN(while_another_client_begins);
     RUN(for_no_thread_of_its_own);
     RUN(less_often_where_it_is_in_vain);
     RUN(how_often_at_least);
+    RUN(behind_inputs_one_after_the_other);
+    RUN(ahead_of_inputs_one_after_the_other);
     RUN(in_vain_after_a_request);
     RUN(not_in_vain_before_a_launch);
     RUN(in_vain_whoever_finds_out);
