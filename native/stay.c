@@ -28,6 +28,8 @@
  * longer than it stays. */
 #define LEAST_INPUT (512u << 10)
 #define MOST_INPUT (8u << 20)
+/* What the GPU takes to come over from another process (native/bench/switch.cu). */
+#define COMES_NS 137000u
 /* For how much longer the GPU stays once the next request has begun: for its input, and until a graph of it, or all, is queued. */
 #define MORE_NS 1000000u
 /* What the host says: nothing more has come; something has, and more may follow; a graph, or all, is queued; there is nothing to stay for.
@@ -256,7 +258,7 @@ static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
     atomic_store(said(device), behind ? ALONE : COMING);
     atomic_store(&stays[device].early, !behind);
     atomic_store(&stays[device].of, rg_track_member(t));
-    atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns());
+    atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns() + COMES_NS);
     CUdeviceptr words = words_at(device);
     uint32_t ns = us * 1000, more_ns = MORE_NS;
     void *params[] = {&words, &ns, &more_ns};

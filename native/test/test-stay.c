@@ -295,7 +295,7 @@ static void nothing_follows(void)
     CHECK(stays_now());
     CHECK_EQUAL(words[1], 0);
     seg->settings.stay_us = 1;
-    usleep(10);
+    usleep(200); /* by when it has come over */
     take_input(1 << 10);
     wait_for_it();
     CHECK(!stays_now());
