@@ -723,9 +723,9 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
 /*
  * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for
  * `stay_us`, if requests often follow one another at once. If another one begins meanwhile (rg_stay_coming) it stays
- * until that has begun, and a graph of it, or all, is launched: rg_stay_launches is told of its first launch, before it.
+ * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
  * rg_stay_ahead: one begins with so much input, on this stream: the GPU comes over before it is there, and stays likewise.
- * rg_stay_all_launched: all of a request is queued, or a graph; or its input is waited for by itself.
+ * rg_stay_all_launched: all of a request is queued; or its input is waited for by itself.
  * rg_stay_done: one of this client's is done, whoever found out.
  * rg_stay_ends: there is nothing to stay for.
  */

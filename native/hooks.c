@@ -224,9 +224,6 @@ void rg_again_timed(uint32_t operation)
         if (mode != RG_MODE_BEST_EFFORT && RG_UNLIKELY(atomic_load_explicit(&rg.stays, memory_order_relaxed))) \
             rg_stay_launches(track_); \
         CUresult result_ = RG_CALL(symbol, args); \
-        if (RG_##KIND == RG_GRAPH && (several_ ? work_.mode : mode) & RG_MODE_HIGH && \
-            RG_UNLIKELY(atomic_load_explicit(&rg.stays_open, memory_order_relaxed)) && track_ && result_ == CUDA_SUCCESS) \
-            rg_stay_all_launched(rg_track_device(track_)); \
         if (RG_UNLIKELY(recorded_)) \
             rg_record_end(&what_, result_ == CUDA_SUCCESS); \
         rg_op_done(&op_, noted_, result_ != CUDA_SUCCESS); \

@@ -9,10 +9,11 @@
  *
  * So, as a program begins to wait for a request that is the GPU's, two kernels go out on a stream of Rigel's in the program's context, behind an event in
  * the program's: `rigel_stay`, one thread that looks at two words of the host's memory until the next request has begun, or its time is over; and
- * `rigel_behind`, which does nothing. That it has begun takes both words: a graph of it is queued, or all that it consists of, as the host says once the
- * program waits for it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself
- * (cuStreamWriteValue32). The calls for it are made while the program waits anyway, but for that one. `rigel_stay` keeps a block that takes all of a
- * multiprocessor off one of them, so it is there for no longer than it has to be.
+ * `rigel_behind`, which does nothing. That it has begun takes both words: all that it consists of is queued, as the host says once the program waits for
+ * it, and what is before its first launch in that stream, such as its input, is done, as the stream says by itself (cuStreamWriteValue32). The first of
+ * several graphs is not enough: where the GPU has fetched that before the next is queued, it leaves (decoding: docs/experiments.md). The calls for it are
+ * made while the program waits anyway, but for that one. `rigel_stay` keeps a block that takes all of a multiprocessor off one of them, so it is there for
+ * no longer than that.
  *
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
  * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays.
@@ -30,10 +31,10 @@
 #define MOST_INPUT (8u << 20)
 /* What the GPU takes to come over from another process (native/bench/switch.cu). */
 #define COMES_NS 137000u
-/* For how much longer the GPU stays once the next request has begun: for its input, and until a graph of it, or all, is queued. */
+/* For how much longer the GPU stays once the next request has begun: for its input, and until all of it is queued. */
 #define MORE_NS 1000000u
-/* What the host says: nothing more has come; something has, and more may follow; a graph, or all, is queued; there is nothing to stay for.
- * The GPU: queued, but not begun in time. */
+/* What the host says: nothing more has come; something has, and more may follow; all is queued; there is nothing to stay for. The GPU: queued, but not begun
+ * in time. */
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
 enum { LATES = 2 };
