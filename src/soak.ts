@@ -71,25 +71,8 @@ interface Options {
   together?: true;
 }
 
-const options = standalone("bun run soak")
-  .description("what a busy `rigel serve` costs a latency-critical client, and whether the server grows")
-  .option("--seconds <seconds>", "how long to measure", between(4, 3600), 600)
-  .option("--streams <count>", "event streams open with load", whole(1, 150), 100)
-  .option("--rate <per second>", "requests a second with load", between(1, 1000), 200)
-  .option("--json", "print as JSON; progress is on standard error")
-  .option("--check", `exit status 1 if the p99 with load is above ${LIMIT} of that without`)
-  .option("--together", "leave it to the system which processors clients, server and load run on")
-  .addHelpText("after", EXAMPLES)
-  .parse()
-  .opts<Options>();
-
-/** Settles at the first signal; the reason of `over` is its name. */
+/** Settles at the first signal; its reason is that one's name. */
 const over = new AbortController();
-for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const)
-  process.on(signal, () => {
-    if (!over.signal.aborted) progress(`${signal}: ending what was started`);
-    over.abort(signal);
-  });
 
 /** What a soak has measured. */
 interface Measured {
@@ -102,7 +85,7 @@ interface Measured {
   rss: [at_s: number, bytes: number][];
 }
 
-async function soak(native: Native): Promise<Measured> {
+async function soak(native: Native, options: Options): Promise<Measured> {
   const scratch = mkdtempSync(join(defaultSegmentFolder(process.env), `rigel-soak-${process.pid}-`));
   const mark = `RIGEL_SOAK=${process.pid}-${Date.now()}`;
   using guard = new Guard(mark, [scratch]);
@@ -123,7 +106,7 @@ async function soak(native: Native): Promise<Measured> {
     const log = join(scratch, "high.log");
     const start_ms = Date.now() + 2000;
     const config = join(scratch, "soak.json");
-    writeFileSync(config, JSON.stringify(configOf(native, start_ms, log)));
+    writeFileSync(config, JSON.stringify(configOf(native, options, start_ms, log)));
     const launch = start("launch", ["launch", config, "--json", "--segment", segments]);
     await until(launch, "the clients have not begun", async () => {
       const working = await workingClients(url);
@@ -209,13 +192,13 @@ async function moveTo(processors: string): Promise<void> {
 }
 
 /** The demo's pair under priority; the high client writes its latencies down. A launch of this ends by itself, whatever happens here. */
-function configOf({ files }: Native, start_ms: number, log: string): object {
+function configOf({ files }: Native, { seconds }: Options, start_ms: number, log: string): object {
   const profile = join(files.profiles, HIGH.profile);
   const paced = ["--rate", String(HIGH.rate_per_s), "--start-at", (start_ms / 1000).toFixed(6)];
   const command = [files.replay, "--profile", profile, ...paced, "--log", log];
   return {
     device: "simulated",
-    duration_s: START_s + options.seconds + 60,
+    duration_s: START_s + seconds + 60,
     policy: { name: "priority" },
     simulated: { preset: "h200", mps: true },
     clients: [
@@ -354,7 +337,7 @@ function intervalOf(
 }
 
 /** What is printed with --json. */
-function reportOf({ windows, requests, load, processors, rss }: Measured) {
+function reportOf({ windows, requests, load, processors, rss }: Measured, options: Options) {
   const samplesOf = (window: Window) => within(requests, window, 0);
   const all = (way: Way): Latency | null =>
     latencyOf(windows.filter((window) => window.way === way).flatMap(samplesOf)) ?? null;
@@ -465,28 +448,65 @@ function textOfReport({
   ].join("\n");
 }
 
-/** What does not depend on how fast the machine is. */
-function isBroken({ requests, event_streams: streams }: Report): boolean {
-  return requests.answered < requests.sent || streams.lost > 0 || streams.silent > 0;
+/** What is wrong with what was measured, and whether it fails: a ratio does with --check alone, as it depends on how fast the machine is. */
+export function verdictOf(
+  {
+    high: { p99_ratio },
+    requests,
+    event_streams: streams,
+  }: {
+    high: Pick<Report["high"], "p99_ratio">;
+    requests: Pick<Report["requests"], "sent" | "answered">;
+    event_streams: Pick<Report["event_streams"], "lost" | "silent">;
+  },
+  check: boolean,
+): { problems: string[]; failed: boolean } {
+  const slow =
+    p99_ratio === null
+      ? "the p99 with load over that without is not known: one of them is of no request"
+      : p99_ratio <= LIMIT
+        ? undefined
+        : `the p99 with load is ${p99_ratio.toFixed(3)} of that without, above ${LIMIT}`;
+  const broken =
+    requests.answered < requests.sent || streams.lost > 0 || streams.silent > 0
+      ? "not every request was answered, or not every stream stayed alive"
+      : undefined;
+  return {
+    problems: [slow, broken].filter((problem) => problem !== undefined),
+    failed: (check && slow !== undefined) || broken !== undefined,
+  };
 }
 
-try {
-  const report = reportOf(await soak(await Native.load()));
-  process.stdout.write(`${options.json ? JSON.stringify(report, null, 2) : textOfReport(report)}\n`);
-  const ratio = report.high.p99_ratio;
-  if (ratio === null) progress("the p99 with load over that without is not known: one of them is of no request");
-  else if (ratio > LIMIT) progress(`the p99 with load is ${ratio.toFixed(3)} of that without, above ${LIMIT}`);
-  if (options.check && !(ratio !== null && ratio <= LIMIT)) process.exitCode = 1;
-  if (isBroken(report)) {
-    progress("not every request was answered, or not every stream stayed alive");
-    process.exitCode = 1;
+if (import.meta.main) {
+  const options = standalone("bun run soak")
+    .description("what a busy `rigel serve` costs a latency-critical client, and whether the server grows")
+    .option("--seconds <seconds>", "how long to measure", between(4, 3600), 600)
+    .option("--streams <count>", "event streams open with load", whole(1, 150), 100)
+    .option("--rate <per second>", "requests a second with load", between(1, 1000), 200)
+    .option("--json", "print as JSON; progress is on standard error")
+    .option("--check", `exit status 1 if the p99 with load is above ${LIMIT} of that without`)
+    .option("--together", "leave it to the system which processors clients, server and load run on")
+    .addHelpText("after", EXAMPLES)
+    .parse()
+    .opts<Options>();
+  for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"] as const)
+    process.on(signal, () => {
+      if (!over.signal.aborted) progress(`${signal}: ending what was started`);
+      over.abort(signal);
+    });
+  try {
+    const report = reportOf(await soak(await Native.load(), options), options);
+    process.stdout.write(`${options.json ? JSON.stringify(report, null, 2) : textOfReport(report)}\n`);
+    const { problems, failed } = verdictOf(report, options.check ?? false);
+    for (const problem of problems) progress(problem);
+    if (failed) process.exitCode = 1;
+  } catch (thrown) {
+    if (!(thrown instanceof Interrupted)) {
+      if (!(thrown instanceof RigelError)) throw thrown;
+      for (const line of thrown.message.split("\n")) progress(line);
+      process.exitCode = thrown.exitStatus;
+    }
   }
-} catch (thrown) {
-  if (!(thrown instanceof Interrupted)) {
-    if (!(thrown instanceof RigelError)) throw thrown;
-    for (const line of thrown.message.split("\n")) progress(line);
-    process.exitCode = thrown.exitStatus;
-  }
+  if (over.signal.aborted)
+    process.exitCode = SIGNAL_STATUS[z.enum(["SIGINT", "SIGTERM", "SIGHUP"]).parse(over.signal.reason)];
 }
-if (over.signal.aborted)
-  process.exitCode = SIGNAL_STATUS[z.enum(["SIGINT", "SIGTERM", "SIGHUP"]).parse(over.signal.reason)];

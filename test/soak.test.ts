@@ -7,6 +7,7 @@ import { z } from "zod";
 import { slopeOf } from "../src/bench-stats.ts";
 import { defaultSegmentFolder } from "../src/plan.ts";
 import { environmentOf, living } from "../src/proc.ts";
+import { verdictOf } from "../src/soak.ts";
 import { plainEnvironment, root } from "./rigel.ts";
 
 const soak = (...args: string[]) => started("soak.ts", ...args);
@@ -96,6 +97,17 @@ test("Ctrl-C in the middle ends what a soak has started, and nothing of it is le
   expect(await child.exited, stderr).toBe(130);
   expect(own()).toEqual([]);
   expect(kept(child.pid)).toEqual([]);
+});
+
+function fails(p99_ratio: number | null, check: boolean, answered = 9, lost = 0, silent = 0): boolean {
+  const measured = { high: { p99_ratio }, requests: { sent: 9, answered }, event_streams: { lost, silent } };
+  return verdictOf(measured, check).failed;
+}
+
+test("a soak fails by its requests and streams, and with --check by its p99, too: also where there is none", () => {
+  expect([fails(1.02, true), fails(1.03, true), fails(null, true)]).toEqual([false, true, true]);
+  expect([fails(1.03, false), fails(null, false)]).toEqual([false, false]);
+  expect([fails(1, false, 8), fails(1, false, 9, 1), fails(1, false, 9, 0, 1)]).toEqual([true, true, true]);
 });
 
 test("a slope is that of the line through its points", () => {
