@@ -168,8 +168,7 @@ export class Simulator implements Disposable {
     let shape: z.infer<typeof shapeSchema> | undefined;
     let outcome: z.infer<typeof outcomeSchema> | undefined;
     try {
-      void child.stdin.write(text);
-      void child.stdin.flush();
+      void send(child.stdin, text);
       for await (const line of linesOf(child.stdout)) {
         const value: unknown = JSON.parse(line);
         const progress = progressSchema.safeParse(value);
@@ -182,8 +181,7 @@ export class Simulator implements Disposable {
         if (!controller || !(tick.success || shape === undefined)) outcome = outcomeSchema.parse(value);
         else if (!shape) shape = shapeSchema.parse(value);
         else if (tick.success) {
-          void child.stdin.write(answer(controller, tick.data, shape, mode === "preempt", settings, clients));
-          void child.stdin.flush();
+          void send(child.stdin, answer(controller, tick.data, shape, mode === "preempt", settings, clients));
         }
       }
     } finally {
@@ -195,6 +193,14 @@ export class Simulator implements Disposable {
       throw new RigelError(status === 2 ? "profile" : "native", said || `${this.#program} ended with ${status}`);
     }
     return { clients: outcome.clients, slo: controller && { ...controller.summary(), moves: controller.moves } };
+  }
+}
+
+async function send(stdin: Bun.FileSink, text: string): Promise<void> {
+  try {
+    await Promise.all([stdin.write(text), stdin.flush()]);
+  } catch {
+    // It has ended before it read this: how it ended tells more.
   }
 }
 

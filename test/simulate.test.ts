@@ -4,11 +4,12 @@ import { describe, expect, test } from "bun:test";
 import { chmodSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { gpuOf } from "../src/calibrate.ts";
 import { readConfig } from "../src/config.ts";
 import { reason } from "../src/errors.ts";
 import { Native } from "../src/native.ts";
 import { predict } from "../src/simulate.ts";
-import type { Simulator } from "../src/simulate-run.ts";
+import { Simulator } from "../src/simulate-run.ts";
 import { predictionPage } from "../src/simulate-page.ts";
 import { sweepOf } from "../src/simulate-sweep.ts";
 import { Scratch, cramped, plainEnvironment, rigel, root, withoutPlaces } from "./rigel.ts";
@@ -663,6 +664,21 @@ test("a simulator that fails is an error of the prediction", async () => {
   chmodSync(simulate, 0o700);
   const failing = Native.open({ ...(await Native.load()).files, simulate });
   await expect(predict(config, options, failing, () => undefined)).rejects.toThrow(`${simulate} ended with 1`);
+});
+
+test("so is one that ends before it has read what it is to do", async () => {
+  using scratch = new Scratch();
+  const native = await Native.load();
+  const ending = scratch.file("ending", "#!/bin/sh\necho out of memory >&2\nexit 1\n");
+  chmodSync(ending, 0o700);
+  const gpu = await gpuOf("h200", native.files.profiles);
+  const settings = { iterations: undefined, weight: 1, reports: true, rate: undefined, arrivals: undefined };
+  // More than a pipe holds.
+  const profiles = Array.from({ length: 20_000 }, () => scratch.path);
+  const clients = [{ name: "serve", class: "high", profiles, drawSeed: 1, ...settings } as const];
+  using simulator = new Simulator(ending);
+  const running = simulator.run({ gpu, mode: "alone", duration_s: 1, settings: {}, clients });
+  await expect(running).rejects.toThrow("out of memory");
 });
 
 test("without a terminal there is a line of it now and then", async () => {
