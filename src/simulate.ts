@@ -272,8 +272,8 @@ function clientOf(client: Config["clients"][number], index: number, seed: number
   const { name, class: kind, replay, rate_per_s, weight } = client;
   const per_s = replay ? replay.rate_per_s : rate_per_s;
   const uniform = replay?.arrivals === "uniform";
-  // Each has its own arrivals: a seed for all is as many seeds.
-  const ownSeed = seed === undefined ? (replay?.seed ?? 1) : seed + index;
+  // Each has its own arrivals: a seed for all is as many seeds. Past the last one that is exact come the first.
+  const ownSeed = seed === undefined ? (replay?.seed ?? 1) : Number(BigInt.asUintN(53, BigInt(seed) + BigInt(index)));
   return {
     name,
     class: kind,

@@ -119,6 +119,18 @@ describe.concurrent("rigel simulate", () => {
     expect(points[0]?.ways[0]?.share).toBe(1);
   });
 
+  test("each client has arrivals of its own by the last seed, too", async () => {
+    using scratch = new Scratch();
+    const clients = ["a", "b", "c"].map((name) => ({
+      name,
+      class: "high",
+      replay: { profile: "serve.csv", rate_per_s: 100 },
+    }));
+    const last = String(Number.MAX_SAFE_INTEGER);
+    const { points } = await predicted(jobs(scratch, { clients }), "--policy", "mps", "--seed", last);
+    expect(new Set(points[0]?.alone.map(({ requests, p99_ms }) => `${requests} ${p99_ms}`)).size).toBe(3);
+  });
+
   test("what is asked for and not simulated is said", async () => {
     using scratch = new Scratch();
     const { notes } = await predicted(jobs(scratch, { policy: { name: "priority", stay_us: 100 } }));
