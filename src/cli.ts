@@ -270,8 +270,9 @@ function quoted(text: string): string {
 function runDurations(flags: { json?: true; clear?: true }): void {
   const folder = durationsFolder();
   if (flags.clear) {
-    const removed = clearDurations(folder);
+    const { removed, problems } = clearDurations(folder);
     print(flags.json ? JSON.stringify({ schema: 1, folder, removed }, null, 2) : `${removed.length} files removed`);
+    if (problems.length > 0) throw new RigelError("cache", problems.join("\n"));
     return;
   }
   const kept = keptDurations(folder);

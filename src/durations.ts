@@ -304,16 +304,21 @@ function shapeText(grid: Row["grid"], block: Row["block"]): string {
   return grid[0] === 0 ? "" : ` <<<(${grid.join(", ")}), (${block.join(", ")})>>>`;
 }
 
-/** Removes every file in the folder; their paths. Files of others cannot be there: the folder is this user's alone. */
-export function clearDurations(folder: string): string[] {
+/** Removes every file in the folder; their paths, and of those that stay why. Files of others cannot be there: the folder is this user's alone. */
+export function clearDurations(folder: string): { removed: string[]; problems: string[] } {
+  const removed: string[] = [];
+  const problems: string[] = [];
   // With what a launch that was killed while it wrote has left beside them.
-  const paths = fileNames(folder, /\.jsonl(\.|$)/).map((name) => join(folder, name));
-  try {
-    for (const path of paths) rmSync(path, { force: true });
-  } catch (thrown) {
-    throw new RigelError("cache", `${folder} cannot be cleared (${reason(thrown)}); remove it`, { cause: thrown });
+  for (const name of fileNames(folder, /\.jsonl(\.|$)/)) {
+    const path = join(folder, name);
+    try {
+      rmSync(path, { force: true });
+      removed.push(path);
+    } catch (thrown) {
+      problems.push(`${path} cannot be removed (${reason(thrown)}); remove it`);
+    }
   }
-  return paths;
+  return { removed, problems };
 }
 
 function fileNames(folder: string, pattern = /\.jsonl$/): string[] {

@@ -378,4 +378,19 @@ describe("rigel durations", () => {
     expect(readdirSync(place.folder)).toEqual([]);
     expect((await place.train()).seeded).toBe(0);
   });
+
+  test("what cannot be removed is told, and the rest is removed", async () => {
+    const place = new Place();
+    const file = (name: string): string => join(place.folder, `${name}.jsonl`);
+    for (const name of ["a", "c"]) mkdirSync(file(name), { recursive: true });
+    for (const name of ["b", "d"]) writeFileSync(file(name), "");
+    const { stdout, stderr, status } = await place.rigel("durations", "--clear", "--json");
+    expect(JSON.parse(stdout)).toEqual({ schema: 1, folder: place.folder, removed: [file("b"), file("d")] });
+    expect(stderr.split("\n").slice(0, -1)).toEqual([
+      expect.stringContaining(`${file("a")} cannot be removed (`),
+      expect.stringContaining(`${file("c")} cannot be removed (`),
+    ]);
+    expect(readdirSync(place.folder)).toEqual(["a.jsonl", "c.jsonl"]);
+    expect(status).toBe(1);
+  });
 });
