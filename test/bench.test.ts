@@ -1121,6 +1121,54 @@ print(json.dumps([report["count"], now]))`;
   },
 );
 
+describe.skipIf(python === null)("workload.py at its end", () => {
+  const folder = join(root, "src", "python");
+  /** All of it, without PyTorch: 3 requests of 40 ms, or steps. */
+  const script = `${WITH_CLOCK}Event = lambda: types.SimpleNamespace(record=lambda: None, synchronize=lambda: on(0.04))
+cuda = types.SimpleNamespace(is_available=lambda: True, synchronize=lambda: None, Event=Event)
+cudnn = types.SimpleNamespace(version=lambda: 1)
+version, backends = types.SimpleNamespace(cuda="0"), types.SimpleNamespace(cudnn=cudnn)
+sys.modules["torch"] = types.SimpleNamespace(cuda=cuda, __version__="0", version=version, backends=backends)
+array = types.SimpleNamespace(tobytes=lambda: b"1")
+output = types.SimpleNamespace(item=lambda: 1.0, contiguous=lambda: types.SimpleNamespace(numpy=lambda: array))
+workload.make = lambda torch, args: types.SimpleNamespace(request=lambda: on(0.04) or output, step=lambda: output)
+sys.argv = [*"workload.py --model gpt2 --batch 1 --warmup 0".split(), *sys.argv[2:]]
+`;
+  const run = (argv: string, first = "") =>
+    Bun.spawn([python ?? "", "-c", `${script}${first}sys.exit(workload.main())`, folder, ...argv.split(" ")], {
+      stdout: "pipe",
+      stderr: "pipe",
+    });
+  const no = "cannot be written (No space left on device)";
+
+  test.each([["infer"], ["train"]])("tells what a full disk has no room for, and the rest: %s", async (mode) => {
+    await using child = run(`--mode ${mode} --requests 3 --losses /dev/full --log /dev/full`);
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(stderr).toBe(`workload: --losses /dev/full: ${no}\nworkload: --log /dev/full: ${no}\n`);
+    expect(JSON.parse(stdout)).toMatchObject({ role: mode, [mode === "infer" ? "count" : "iterations"]: 3 });
+    expect(await child.exited).toBe(1);
+  });
+
+  test("tells its result on standard error where standard output has no room", async () => {
+    await using child = run("--mode infer --requests 3", "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), 1)\n");
+    const [said, line = "", ...more] = (await child.stderr.text()).split("\n");
+    expect(said).toBe(`workload: standard output ${no}; it was to be:`);
+    expect(JSON.parse(line)).toMatchObject({ role: "infer", count: 3, p50_ms: 40.02 });
+    expect(more).toEqual([""]);
+    expect(await child.exited).toBe(1);
+  });
+
+  test.each([
+    ["--gpu-time", { role: "gpu-time", gpu_ms: null }],
+    ["--requests 3", { role: "infer", count: 0, p50_ms: null }],
+  ])("says what it was to measure where it was ended before: %s", async (more, report) => {
+    const first = "import os, signal\nworkload.make = lambda torch, args: os.kill(os.getpid(), signal.SIGTERM)\n";
+    await using child = run(`--mode infer ${more}`, first);
+    expect(JSON.parse(await child.stdout.text())).toMatchObject(report);
+    expect(await child.exited).toBe(0);
+  });
+});
+
 describe.skipIf(python === null)("workload.py refuses", () => {
   test.each([
     ["--rate", "nan", "argument --rate: expected a number of at least 0, got nan"],

@@ -16,11 +16,13 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
             the GPU; with --graph each step is one replay of one captured CUDA graph. --windows says when it pauses.
 
-One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured.
+One JSON line on standard output at the end. SIGTERM or SIGINT ends the run early: the line then holds what was measured. What cannot be
+written at the end, for want of room, is told, and the exit status is 1; the line then still comes, at the worst on standard error.
 """
 
 import argparse
 import collections
+import contextlib
 import gc
 import hashlib
 import json
@@ -118,6 +120,7 @@ def arguments(argv=None):
         args.warmup = 150 if args.mode == "infer" else 10
     if args.losses and args.requests is None:
         args.requests = 20
+    args.unwritten = False  # whether something could not be written
     return args
 
 
@@ -181,6 +184,36 @@ def check_output(parser, option, path):
             os.unlink(path)
     except OSError as error:
         parser.error(f"{option} {path}: cannot be written ({error.strerror})")
+
+
+def say(text):
+    """On standard error. Where nothing can be said a run goes on all the same."""
+    with contextlib.suppress(OSError):
+        print(f"workload: {text}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def writing(args, option):
+    """The file that an option names. Where it cannot be written, what was measured is still told."""
+    path = getattr(args, option)
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            yield file
+    except OSError as error:
+        args.unwritten = True
+        say(f"--{option} {path}: cannot be written ({error.strerror})")
+
+
+def tell(args, report):
+    """The line on standard output."""
+    line = json.dumps(report)
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        args.unwritten = True
+        say(f"standard output cannot be written ({error.strerror}); it was to be:\n{line}")
+        # Python writes what is left once more as it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def place_of(text, index):
@@ -502,7 +535,7 @@ def wait_for_start(args, stop):
         return now, 0.0
     left = args.start_at - time.time()
     if left < 0:
-        print(f"workload: late by {-left:.3f} s: set-up ended after --start-at", file=sys.stderr, flush=True)
+        say(f"late by {-left:.3f} s: set-up ended after --start-at")
         return now + left, -left
     wait_until(now + left, stop)
     return now + left, 0.0
@@ -618,7 +651,7 @@ def serve(work, args, stop):
     elapsed = time.perf_counter() - start
     switch.end()
     if args.losses:
-        with open(args.losses, "w", encoding="ascii") as file:
+        with writing(args, "losses") as file:
             for output in outputs:
                 file.write(hashlib.sha256(output.contiguous().numpy().tobytes()).hexdigest() + "\n")
     requests = [[round(due, 6), round(latency * 1e3, 6)] for due, latency in served]
@@ -628,7 +661,7 @@ def serve(work, args, stop):
 
 def write_log(args, late_s, **measured):
     if args.log:
-        with open(args.log, "w", encoding="ascii") as file:
+        with writing(args, "log") as file:
             json.dump({"late_s": round(late_s, 6), "versions": versions(), **measured}, file)
 
 
@@ -678,6 +711,10 @@ def gpu_time_ms(torch, work, kinds):
         busy_us += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
     return busy_us / 1e3 / traced
+
+
+def gpu_time_report(gpu_ms):
+    return {"role": "gpu-time", "gpu_ms": None if gpu_ms is None else round(gpu_ms, 6)}
 
 
 def infer_report(args, latencies, elapsed, late):
@@ -742,7 +779,7 @@ def train(torch, work, args, stop):
     while ahead:
         wait_for_first()
     if args.losses:
-        with open(args.losses, "w", encoding="ascii") as file:
+        with writing(args, "losses") as file:
             for loss in losses:
                 file.write(float(loss.item()).hex() + "\n")
     write_log(args, late_s, ends_s=[round(end, 6) for end in ends])
@@ -774,15 +811,19 @@ def main():
         if args.gpu_time:
             gpu_ms = gpu_time_ms(torch, work, len(args.kinds))
             write_log(args, 0.0, gpu_ms=gpu_ms)
-            report = {"role": "gpu-time", "gpu_ms": round(gpu_ms, 6)}
+            report = gpu_time_report(gpu_ms)
         elif args.mode == "infer":
             report = serve(work, args, stop)
         else:
             report = train(torch, work, args, stop)
     except Stopped:
-        report = infer_report(args, [], 0.0, False) if args.mode == "infer" else train_report(args, 0, 0.0, False)
-    print(json.dumps(report), flush=True)
+        if args.gpu_time:
+            report = gpu_time_report(None)
+        else:
+            report = infer_report(args, [], 0.0, False) if args.mode == "infer" else train_report(args, 0, 0.0, False)
+    tell(args, report)
+    return 1 if args.unwritten else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
