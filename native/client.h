@@ -294,7 +294,8 @@ void rg_context_turned(uint32_t operation, const rg_track *track);
 
 /* ---- track.c: streams, and when the GPU has finished ---- */
 
-enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET };
+/* RG_WITHIN: for who begins a request by a copy: it does not come from host memory. */
+enum rg_kind { RG_LAUNCH, RG_GRAPH, RG_COPY, RG_COPYWAIT, RG_MEMSET, RG_WITHIN };
 
 /*
  * State of a track's work: clean, dirty, or a token (rg_token) of whoever will know when the work so far is done; new work

@@ -136,6 +136,12 @@ static inline bool rg_is_pointer(int memory_type)
     return memory_type == CU_MEMORYTYPE_DEVICE || memory_type == CU_MEMORYTYPE_UNIFIED;
 }
 
+/* Whether a box may come from host memory, to the device's. */
+static inline bool is_input(int from, int to)
+{
+    return (from == CU_MEMORYTYPE_HOST || from == CU_MEMORYTYPE_UNIFIED) && to != CU_MEMORYTYPE_HOST;
+}
+
 /* The kind of a record for the table's KIND. */
 #define RG_TRACED_LAUNCH RG_TRACE_launch
 #define RG_TRACED_GRAPH RG_TRACE_graph
@@ -273,6 +279,7 @@ typedef struct {
     enum rg_kind kind;
     uint32_t mode;      /* of the call; without RG_MODE_RECORDED */
     bool several, recorded;
+    bool within;        /* a copy that does not come from host memory */
     bool may_wait;      /* a high client's copy: with pageable memory it may wait for the GPU */
     const void *to;     /* COPYBACK: where to; one that waits (COPYWAIT by then) may not have waited until it is done */
     CUstream stream;
@@ -310,7 +317,7 @@ static __attribute__((noinline)) bool bulk_begin(bulk *b, uint32_t operation, ui
     if (!b->member)
         return false;
     b->track = b->several ? rg_track_for(b->stream, b->member) : rg_track_of(b->stream);
-    enum rg_kind kind = b->to ? RG_COPYWAIT : b->kind; /* to the host: for who begins a request by it */
+    enum rg_kind kind = b->to ? RG_COPYWAIT : b->within ? RG_WITHIN : b->kind; /* for who begins a request by it */
     b->work = b->several ? rg_work_several_begin(b->member, kind, b->track, gated, RG_DIMS_NONE)
                          : rg_work_begin(RG_PROCESS, b->mode, kind, b->track, gated, RG_DIMS_NONE);
     if (back && (!b->several || b->work.mode & RG_MODE_HIGH))
@@ -377,7 +384,17 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
 }
 
 #define RG_COPYBACK RG_COPY
+#define RG_COPYWITHIN RG_COPY
+#define RG_COPYBOX RG_COPY
+#define RG_WITHIN_COPY false
+#define RG_WITHIN_COPYWITHIN true
+#define RG_WITHIN_COPYBOX (c && !is_input(c->srcMemoryType, c->dstMemoryType))
+#define RG_WITHIN_COPYWAIT false
+#define RG_WITHIN_COPYBACK false
+#define RG_WITHIN_MEMSET false
 #define RG_TO_COPY NULL
+#define RG_TO_COPYWITHIN NULL
+#define RG_TO_COPYBOX NULL
 #define RG_TO_COPYWAIT NULL
 #define RG_TO_MEMSET NULL
 #define RG_TO_COPYBACK h
@@ -400,6 +417,7 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
         b_.stream = STREAM; \
         b_.bytes = (uintptr_t)(UNITS); \
         b_.to = RG_TO_##KIND; \
+        b_.within = RG_WITHIN_##KIND; \
         bool high_ = (b_.mode & ~(uint32_t)RG_MODE_RECORDED) == RG_MODE_HIGH; \
         bool past_ = RG_##KIND == RG_COPY && !high_ && RG_SHARED(__VA_ARGS__); /* to another device */ \
         if (RG_UNLIKELY(!bulk_begin(&b_, RG_OP_##symbol, past_ ? 0 : b_.bytes))) \
@@ -413,6 +431,8 @@ static __attribute__((noinline)) uint64_t memset_again(uint32_t operation, uint6
 #define RG_WORK_LAUNCH RG_LAUNCHES
 #define RG_WORK_GRAPH RG_LAUNCHES
 #define RG_WORK_COPY RG_BULK
+#define RG_WORK_COPYWITHIN RG_BULK
+#define RG_WORK_COPYBOX RG_BULK
 #define RG_WORK_COPYWAIT RG_BULK
 #define RG_WORK_COPYBACK RG_BULK
 #define RG_WORK_MEMSET RG_BULK

@@ -491,7 +491,7 @@ bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
 
 void rg_busy_begin_with(rg_member *m, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
-    if (rg_busy_begin(m, t->device, rg_request_key(kind, units, dims)) && kind == RG_COPY)
+    if (rg_busy_begin(m, t->device, rg_request_key(kind == RG_WITHIN ? RG_COPY : kind, units, dims)) && kind == RG_COPY)
         rg_stay_ahead(t, units);
 }
 

@@ -313,6 +313,47 @@ static void for_which_inputs_it_does_not(void)
     done();
 }
 
+static CUresult copy_within(void)
+{
+    return cuMemcpyDtoDAsync_v2(input, input + (8 << 20), 1 << 20, NULL);
+}
+
+static CUresult copy_box(int from, int to)
+{
+    CUDA_MEMCPY2D c = {.srcMemoryType = from, .srcHost = host_input, .srcDevice = input + (8 << 20), .srcPitch = 1 << 10,
+                       .dstMemoryType = to,   .dstHost = host_input, .dstDevice = input,             .dstPitch = 1 << 10,
+                       .WidthInBytes = 1 << 10, .Height = 1 << 10};
+    return cuMemcpy2DAsync_v2(&c, NULL);
+}
+
+/* Nor for a copy of such a size that is none: there the GPU comes over for the copy itself. */
+static void before_no_other_copy(void)
+{
+    become_one_with_inputs();
+    until_it_comes();
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    uint64_t before = rg.slot->ahead;
+    for (int i = 0; i < 30; i++) {
+        CHECK_EQUAL(i % 3 == 0   ? copy_within()
+                    : i % 3 == 1 ? copy_box(CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_DEVICE)
+                                 : copy_box(CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST),
+                    CUDA_SUCCESS);
+        launch(spin, NULL, 1000000);
+        wait_for_it();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(rg.slot->ahead, before);
+    for (int i = 0; i < 5000 && rg.slot->ahead == before; i++) {
+        CHECK_EQUAL(copy_box(CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_DEVICE), CUDA_SUCCESS);
+        launch(spin, NULL, 1000000);
+        wait_for_it();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(rg.slot->ahead, before + 1);
+    done();
+}
+
 /* Requests that the GPU is soon done with, or that launch for long. */
 static void before_which_requests_it_does_not_come(void)
 {
@@ -1059,6 +1100,7 @@ int main(int argc, char **argv)
     RUN(until_all_graphs_are_launched);
     RUN(it_comes_while_the_input_does);
     RUN(for_which_inputs_it_does_not);
+    RUN(before_no_other_copy);
     RUN(before_which_requests_it_does_not_come);
     RUN(while_another_client_begins);
     RUN(for_no_thread_of_its_own);
