@@ -157,5 +157,5 @@ function missing({ flops, dram_bytes }: Evidence): string {
 }
 
 function shown(value: number): string {
-  return value >= 100 ? value.toFixed(0) : value.toPrecision(3).replace(/\.?0+$/, "");
+  return value >= 100 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
 }

@@ -174,6 +174,9 @@ describe("what a kernel is bound by", () => {
       bound: "compute",
       reason: "SMs 88.4% and memory 31.1% of peak",
     });
+    expect(boundOf({ ...kernel, compute_percent: 99.97, memory_percent: 20 }).reason).toBe(
+      "SMs 100% and memory 20% of peak",
+    );
     expect(boundOf({ ...kernel, compute_percent: 14, memory_percent: 60 }).bound).toBe("memory");
     expect(boundOf({ ...kernel, compute_percent: 59.9, memory_percent: 59.9 }).bound).toBe("unknown");
   });
