@@ -119,8 +119,9 @@ export function ridgeOf(peaks: Peaks, precision: Precision): { flop_per_byte: nu
   return rate === undefined ? undefined : { flop_per_byte: rate / peaks.bytes_per_s, measured: false };
 }
 
-/** The peaks of a device by the name that CUDA gives it, or nothing. */
+/** The peaks of a device by the name that CUDA gives it, or nothing. A part of a GPU (MIG) has parts of them, each another one. */
 export function peaksOf(device: string): Peaks | undefined {
+  if (/\bMIG\b/.test(device)) return undefined;
   return TABLE.find(([pattern]) => pattern.test(device))?.[1];
 }
 

@@ -224,6 +224,7 @@ describe("what a kernel is bound by", () => {
 test.each([
   ["NVIDIA H200", "H200 SXM"],
   ["NVIDIA H200 NVL", undefined],
+  ["NVIDIA H200 MIG 1g.18gb", undefined],
   ["NVIDIA A100-SXM4-80GB", "A100 SXM 80 GB"],
   ["NVIDIA A100 80GB PCIe", "A100 PCIe 80 GB"],
   ["NVIDIA A100-SXM4-40GB", "A100 40 GB"],
