@@ -84,7 +84,7 @@ export async function matchProfiles(
     for (const { per_iteration } of expected.values())
       per_iteration[index] = (per_iteration[index] ?? 0) / Math.max(1, requests.size);
   }
-  if (shapeless && paths.length > 1) expected = byName(expected, paths.length);
+  if (shapeless) expected = byName(expected, paths.length);
   const added = new Map<string, Expected>();
   let launches_seen = 0;
   for (const { kind, count, node_count } of counted) {
@@ -149,7 +149,7 @@ function entryOf(
   return one;
 }
 
-/** Where one of several profiles has no shapes, those of the others do not count either. */
+/** Where one row has no shape, or one of several profiles, those of the others do not count either. */
 function byName(all: ReadonlyMap<string, Expected>, profiles: number): Map<string, Expected> {
   const merged = new Map<string, Expected>();
   for (const { name, per_iteration } of all.values()) {

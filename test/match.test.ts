@@ -308,6 +308,15 @@ describe("the comparison itself", () => {
     ]);
   });
 
+  test("by name alone where one of its rows has no shape", async () => {
+    const header = HEADER.trim() + ",family,bound,bound_reason,sms,flops,dram_bytes,request\n";
+    const kernel = "sgemm,kernel,0,9,9,1,128,1,1,32,0,0,1000,0,gemm,unknown,,8,0,0,0\n";
+    const shapeless = "gemv,kernel,0,0,0,0,0,0,0,0,0,0,1000,0,gemm,unknown,,8,0,0,0\n";
+    const profile = scratch.file("mixed.csv", `# rigel-profile 1; x=y\n${header}${kernel}${shapeless}`);
+    const counts = [counted("sgemm", 5, [9, 9, 1]), counted("gemv", 5, [2, 1, 1])];
+    expect(await matchProfiles([profile], counts, false)).toMatchObject({ iterations: 5, differences: [] });
+  });
+
   test("by several profiles: what only some have, what all have, and what none has", async () => {
     const paths = [scratch.file("one.csv", rows("a", "b", "b")), scratch.file("two.csv", rows("a", "c", "d"))];
     const match = await matchProfiles(paths, came(["a", 12], ["b", 10], ["c", 7], ["d", 7]), false);
