@@ -191,8 +191,9 @@ export function unfinishedOf(operations: readonly Operation[], threads: readonly
   const only = waiting === undefined || waiting.object === null ? undefined : streamOf.get(waiting.object);
   const everything = done.get(null) ?? 0;
   const launches = operations.filter(
-    ({ kind, stream, at_ns }) =>
+    ({ kind, stream, at_ns, failed }) =>
       (kind === "launch" || kind === "graph") &&
+      !failed &&
       (only === undefined || stream === only) &&
       at_ns > Math.max(everything, done.get(stream) ?? 0),
   );

@@ -350,6 +350,9 @@ test("what is unfinished: since the last wait that covered it", () => {
   // Of a stream that is not known, or of everything, all streams count.
   expect(unfinishedOf(operations, waiting(null))?.launches).toBe(3);
   expect(unfinishedOf([...operations, at("sync", null, 6)], waiting(null))).toBeNull();
+  // What the driver refused is not on the GPU.
+  const refused = { ...at("launch", 1, 6, "refused"), failed: true };
+  expect(unfinishedOf([...operations, refused], waiting(null))?.newest.kernel).toBe("fourth");
   expect(unfinishedOf(operations.slice(2), waiting("0x999"))?.at_least).toBe(true);
 });
 
