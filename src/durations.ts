@@ -21,6 +21,7 @@ import { progress } from "./log.ts";
 import { type Native, cacheFolders, privateFolder } from "./native.ts";
 import type { ProfileKernel } from "./profile.ts";
 import type { Segment } from "./segment.ts";
+import { printable } from "./show.ts";
 import { ENOUGH, FAR_OVER, longMedian } from "./slo-alone.ts";
 
 const FORMAT = 1;
@@ -284,17 +285,17 @@ export function durationsText({ folder, files }: ReturnType<typeof keptDurations
       ...Map.groupBy(kernels, ({ program }) => program)
         .values()
         .flatMap((rows) => [
-          `  ${rows[0]?.command}`,
+          `  ${printable(rows[0]?.command ?? "")}`,
           `  ${"us".padStart(12)} ${"samples".padStart(8)}  ${"last used".padEnd(19)}  kernel`,
           ...rows.map(
             ({ name, grid, block, duration_ns, samples, used }) =>
               `  ${(duration_ns / 1000).toFixed(1).padStart(12)} ${String(samples).padStart(8)}  ` +
-              `${used.slice(0, 19).replace("T", " ")}  ${name}${shapeText(grid, block)}`,
+              `${used.slice(0, 19).replace("T", " ")}  ${printable(name)}${shapeText(grid, block)}`,
           ),
         ]),
       ...requests.map(
         ({ command, length_ms, waited_part }) =>
-          `  requests of ${length_ms.toPrecision(3)} ms wait for the GPU for ${Math.round(100 * waited_part)}% of that: ${command}`,
+          `  requests of ${length_ms.toPrecision(3)} ms wait for the GPU for ${Math.round(100 * waited_part)}% of that: ${printable(command)}`,
       ),
     ])
     .join("\n");

@@ -142,3 +142,8 @@ export function missedText(found: Found): string {
   const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
   return `not reached even by the strictest settings${reached}${unit}`;
 }
+
+/** Without what a terminal would obey. */
+export function printable(text: string): string {
+  return text.replaceAll(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "?");
+}

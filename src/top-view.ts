@@ -5,7 +5,17 @@
  * devices) loses whatever could move a cursor.
  */
 
-import { digits, durationText, percentText, rateText, shareText, stateOf, target_ms, wait_ms_per_s } from "./show.ts";
+import {
+  digits,
+  durationText,
+  percentText,
+  printable,
+  rateText,
+  shareText,
+  stateOf,
+  target_ms,
+  wait_ms_per_s,
+} from "./show.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** What the rows are ordered by. */
@@ -299,11 +309,6 @@ function segmentLine(stats: Stats): string {
 }
 
 /* ---- Text */
-
-/** Without what a terminal would obey. */
-export function printable(text: string): string {
-  return text.replaceAll(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "?");
-}
 
 /** Exactly so wide: filled with spaces, or cut, which an ellipsis shows. */
 function pad(text: string, width: number, left: boolean): string {

@@ -379,6 +379,26 @@ describe("rigel durations", () => {
     expect((await place.train()).seeded).toBe(0);
   });
 
+  test("shows a command of several lines, and whatever a kernel is called, on one line each", async () => {
+    const place = new Place();
+    mkdirSync(place.folder, { recursive: true });
+    const shape = { grid: [1, 1, 1], block: [1, 1, 1], duration_ns: 1000, samples: 1, used: "2026-01-01T00:00:00Z" };
+    const program = "0".repeat(16);
+    const command = "python -c import torch\nmain()";
+    const rows = [
+      { rigel_durations: 1, device: "GPU", driver: "1" },
+      { key: program, program, command, name: "\u001b[2Jspin", ...shape },
+      { program, command, length_ms: 2, waited_part: 0.5, requests: 1000, used: shape.used },
+    ];
+    writeFileSync(join(place.folder, "a.jsonl"), rows.map((row) => JSON.stringify(row)).join("\n"), { mode: 0o600 });
+    const { stdout } = await place.rigel("durations");
+    const [, own, , spin, requests, ...more] = stdout.split("\n");
+    expect(own).toBe("  python -c import torch?main()");
+    expect(spin).toEndWith("  ?[2Jspin <<<(1, 1, 1), (1, 1, 1)>>>");
+    expect(requests).toEndWith(" 50% of that: python -c import torch?main()");
+    expect(more).toEqual([""]);
+  });
+
   test("what cannot be removed is told, and the rest is removed", async () => {
     const place = new Place();
     const file = (name: string): string => join(place.folder, `${name}.jsonl`);
