@@ -157,8 +157,9 @@ export function spread(operations: readonly Operation[]): Operation[] {
   return moved.toSorted((a, b) => a.at_ns - b.at_ns);
 }
 
-/** Whether its stream (of null, every one) had nothing left to do when it returned. */
-export function waitsForWork({ kind, duration_ns, failed }: Operation): boolean {
+/** Whether its stream (of null, every one) had nothing left to do when it returned. One of which nothing is known, as it had no work, says nothing of others. */
+export function waitsForWork({ kind, operation, stream, duration_ns, failed }: Operation): boolean {
+  if (stream === null && (kind === "copy" || operation.startsWith("cuStreamSynchronize"))) return false;
   return (kind === "sync" || (kind === "copy" && duration_ns !== null)) && !failed;
 }
 

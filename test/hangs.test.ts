@@ -350,6 +350,9 @@ test("what is unfinished: since the last wait that covered it", () => {
   // Of a stream that is not known, or of everything, all streams count.
   expect(unfinishedOf(operations, waiting(null))?.launches).toBe(3);
   expect(unfinishedOf([...operations, at("sync", null, 6)], waiting(null))).toBeNull();
+  // A wait for a stream that has had no work says nothing of the others.
+  const elsewhere = { ...at("sync", null, 6), operation: "cuStreamSynchronize" };
+  expect(unfinishedOf([...operations, elsewhere], waiting(null))?.launches).toBe(3);
   // What the driver refused is not on the GPU.
   const refused = { ...at("launch", 1, 6, "refused"), failed: true };
   expect(unfinishedOf([...operations, refused], waiting(null))?.newest.kernel).toBe("fourth");
