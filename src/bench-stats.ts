@@ -267,6 +267,21 @@ export interface Measurement {
   waits?: Wait[];
 }
 
+/**
+ * Requests that began at once after the last one, and so are those that a queue delays most, beside those that found the GPU with another program.
+ * Milliseconds from their first call to their end, of all rounds.
+ */
+export interface Following {
+  /** Begun within AT_ONCE_ms of the end of the last one. */
+  requests: number;
+  p50_ms: number | null;
+  p90_ms: number | null;
+  /** So many of them took LATE_ms more than the median of such requests alone; null where fewer than SOME of those are known. */
+  late: number | null;
+  /** Begun APART_ms after the end of the last one, or later. */
+  apart: { requests: number; p50_ms: number | null; p90_ms: number | null };
+}
+
 /** One row of the result: ratios are within a round, against `alone` of the same method; spread is over the rounds. */
 export interface Row {
   pair: string;
@@ -283,6 +298,8 @@ export interface Row {
    * does is in both. Null where that cannot be told.
    */
   delayed: Pick<Delay, "requests" | "p50" | "p95" | "p99"> | null;
+  /** Its requests that began at once after the last one, and the others. Null where Rigel was not there to see them. */
+  following: Following | null;
   /** Best-effort steps a second; with several programs, of each. */
   steps_per_s: { program: string; per_s: Spread | null }[];
   /** Best-effort throughput over throughput alone; with several programs, their sum. */
@@ -347,6 +364,7 @@ export function rowsOf(measurements: readonly Measurement[], gpu_ms: GpuTimes): 
         p95_ratio: ratio("p95_ms"),
         p99_ratio: ratio("p99_ms"),
         delayed: way === ALONE ? null : delayedOf(group, bases),
+        following: followingOf(group, bases),
         steps_per_s: programs.map((program) => ({
           program,
           per_s: spread(each.map(({ here }) => here.per_s.get(program) ?? Number.NaN)),
@@ -377,6 +395,47 @@ function delayedOf(group: readonly Measurement[], alone: readonly Measurement[])
   const waits = (of: readonly Measurement[]): Wait[] => of.flatMap((one) => one.waits ?? []);
   const { requests, p50, p95, p99 } = delay(waits(group), new Alone(waits(alone)), Number.POSITIVE_INFINITY, 1);
   return requests > 0 ? { requests, p50, p95, p99 } : null;
+}
+
+/** As Following has it. A queue takes a request up 20 to 150 us after the last one (docs/experiments.md); an exchange of processes takes 0.14 ms. */
+const AT_ONCE_ms = 0.25;
+const APART_ms = 0.5;
+const LATE_ms = 0.1;
+const SOME = 5;
+
+function followingOf(group: readonly Measurement[], alone: readonly Measurement[]): Following | null {
+  const { atOnce, apart } = tookBy(group);
+  if (atOnce.length + apart.length === 0) return null;
+  const base = tookBy(alone).atOnce;
+  const limit_ms = base.length < SOME ? undefined : quantile(base, 0.5) + LATE_ms;
+  const p = (sorted: readonly number[], q: number): number | null => (sorted.length > 0 ? quantile(sorted, q) : null);
+  return {
+    requests: atOnce.length,
+    p50_ms: p(atOnce, 0.5),
+    p90_ms: p(atOnce, 0.9),
+    late: limit_ms === undefined ? null : atOnce.filter((took_ms) => took_ms > limit_ms).length,
+    apart: { requests: apart.length, p50_ms: p(apart, 0.5), p90_ms: p(apart, 0.9) },
+  };
+}
+
+/** How long requests took, by how they began; ascending. The first one of a window has none before it. */
+function tookBy(measurements: readonly Measurement[]): { atOnce: number[]; apart: number[] } {
+  const atOnce: number[] = [];
+  const apart: number[] = [];
+  for (const { waits } of measurements) {
+    let end_ms: number | undefined;
+    for (const { began_ms, worked_ms, waited_ms } of (waits ?? []).toSorted(
+      (a, b) => (a.began_ms ?? 0) - (b.began_ms ?? 0),
+    )) {
+      if (began_ms === undefined) continue;
+      const took_ms = worked_ms + waited_ms;
+      const pause_ms = end_ms === undefined ? Number.NaN : began_ms - end_ms;
+      if (pause_ms < AT_ONCE_ms) atOnce.push(took_ms);
+      if (pause_ms >= APART_ms) apart.push(took_ms);
+      end_ms = began_ms + took_ms;
+    }
+  }
+  return { atOnce: atOnce.toSorted((a, b) => a - b), apart: apart.toSorted((a, b) => a - b) };
 }
 
 interface Round {

@@ -397,6 +397,45 @@ describe("statistics", () => {
     expect(y?.delayed).toBeNull();
   });
 
+  test("requests that follow one another at once are told apart, and how many of them are late", () => {
+    // Each with the pause before it; the first of a window has none.
+    const inARow = (...list: [pause_ms: number, took_ms: number][]): Wait[] => {
+      let end_ms = 1000;
+      return list.map(([pause_ms, took_ms]) => {
+        const began_ms = end_ms + pause_ms;
+        end_ms = began_ms + took_ms;
+        return { client: 0, began_ms, worked_ms: 0.25, waited_ms: took_ms - 0.25 };
+      });
+    };
+    const first: [number, number] = [100, 9];
+    const followed = Array.from({ length: 5 }, (): [number, number] => [0.1, 2]);
+    const beside = inARow(first, [0.2, 2.05], [0.4, 7], [0.1, 2.15], [5, 3], [0.5, 4], [0.24, 2.5]).toReversed();
+    const [alone, x, y] = rowsOf(
+      [
+        { ...one("alone", 0, 2), waits: inARow(first, ...followed, [2, 2.5]) },
+        { ...one("x", 0, 3, 80), waits: beside.slice(0, 4) },
+        { ...one("x", 1, 3, 80), waits: beside.slice(4) },
+        one("y", 0, 3, 80),
+      ],
+      new Map(),
+    );
+    expect(alone?.following).toMatchObject({ requests: 5, late: 0, apart: { requests: 1 } });
+    expect(alone?.following?.p50_ms).toBeCloseTo(2);
+    // Of two windows: [0.1, 2.15], the first of its window, has none before it.
+    expect(x?.following).toMatchObject({ requests: 2, late: 1, apart: { requests: 2 } });
+    expect(x?.following?.p90_ms).toBeCloseTo(2.5);
+    expect(x?.following?.apart.p90_ms).toBeCloseTo(4);
+    expect(y?.following).toBeNull();
+    const [, few] = rowsOf(
+      [
+        { ...one("alone", 0, 2), waits: inARow(first, ...followed.slice(1)) },
+        { ...one("x", 0, 3, 80), waits: inARow(first, [1, 2]) },
+      ],
+      new Map(),
+    );
+    expect(few?.following).toMatchObject({ requests: 0, p50_ms: null, late: null, apart: { requests: 1 } });
+  });
+
   test("two best-effort programs share by the sum of their parts", () => {
     const both = [
       { program: "a", steps: 40, seconds: 10 },
