@@ -4,21 +4,23 @@
  *
  * The segment of the machine is `rigel-<uid>-run<first 8 digits of the GPU's UUID>` (`runsimulated` for the simulated GPU) in the
  * folder of the segments. Whoever uses it has joined it (a lock that ends with the process); who leaves it last removes it.
- * What was left by processes that were killed is removed by who finds it, and by any launch or `rigel run` there.
+ * What was left by processes that were killed, and to what a command has left running, is removed by who finds it, and by any launch or
+ * `rigel run` there.
  */
 
 import { readdirSync, rmSync } from "node:fs";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { z } from "zod";
 import { type Policy, policySchema } from "./config.ts";
 import { type Device, type Environment, type Simulation, deviceEnvironment } from "./device.ts";
 import type { Segments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import type { Mps } from "./mps.ts";
+import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
-import { environmentOf, living } from "./proc.ts";
+import { environmentOf, living, startedWith } from "./proc.ts";
 import { Segment } from "./segment.ts";
 
 /** What the maker of a segment says of it. */
@@ -162,6 +164,8 @@ function leave(segment: Segment, manifest: Manifest, release: () => void): void 
   release();
   // A launch that others have joined may end before they do: then they have what it has left.
   if (manifest.kind === "launch" && segment.makerLives) return;
+  // What a command has left running may become a client yet.
+  if (isAwaited(basename(segment.path))) return;
   if (segment.removeIfLeft()) removeState(manifest);
 }
 
@@ -209,9 +213,19 @@ function deadSegment(native: Native, path: string): Segment | undefined {
   }
 }
 
-/** Whether a process lives that was started to be a client of it: it may not be one yet. */
+/** Whether a process lives, besides this one, that was started to be a client of it: it may not be one yet. */
 function isAwaited(name: string): boolean {
-  return living().some(({ pid }) => environmentOf(pid)["RIGEL_SEGMENT"]?.endsWith(`/${name}`));
+  return living().some(({ pid }) => pid !== process.pid && environmentOf(pid)["RIGEL_SEGMENT"]?.endsWith(`/${name}`));
+}
+
+/** Whether a process lives that a `rigel run`, which may have ended, has started in a launch's segment; the launch's own have `mark`. */
+export function hasGuests({ path }: Segment, mark: string): boolean {
+  return living().some(
+    ({ pid }) =>
+      startedWith(pid, [`RIGEL_SEGMENT=${path}`]) &&
+      environmentOf(pid)[RUN_MARK] !== undefined &&
+      !startedWith(pid, [mark]),
+  );
 }
 
 /** What a client of a segment needs to see the device that its clients are on. */

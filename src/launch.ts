@@ -21,7 +21,7 @@ import { type ClientShares, GpuShares, MeanShares } from "./gpu-share.ts";
 import { Guard } from "./guard.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { Interrupt, SIGNAL_STATUS } from "./interrupt.ts";
-import { manifestOf, removeLeft } from "./join.ts";
+import { hasGuests, manifestOf, removeLeft } from "./join.ts";
 import { prefixed, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { type Match, matchProfiles } from "./match.ts";
@@ -245,7 +245,7 @@ async function runPhase(
       for (const recording of recordings.values()) recording.remove();
       // Whoever has joined goes on with it, and removes it.
       segment.disown();
-      if (segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
+      if (!hasGuests(segment, mark) && segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
       else segment.closeGates();
     }
   };

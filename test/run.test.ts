@@ -1,12 +1,12 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, readdirSync, statSync } from "node:fs";
+import { copyFileSync, readFileSync, readdirSync, statSync } from "node:fs";
 import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
-import { commandOf, living, startedAt_ticks, startedWith } from "../src/proc.ts";
+import { commandOf, environmentOf, living, startedAt_ticks, startedWith } from "../src/proc.ts";
 import { Segment } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
@@ -433,6 +433,51 @@ test("who has joined a launch that is killed as it ends its clients is governed 
     removeLeft(native, place.segments);
     return readdirSync(place.segments).length === 0 ? true : undefined;
   });
+});
+
+/** The processes that were started to be clients of what is in a folder. */
+const startedIn = (folder: string) =>
+  living().filter(({ pid }) => environmentOf(pid)["RIGEL_SEGMENT"]?.startsWith(`${folder}/`));
+
+test("what a command has left running becomes a client though the command has ended before", async () => {
+  using own = new Place();
+  const script = `(until [ -e go ]; do sleep 0.05; done; exec ${replay} --profile tiny.csv) > left.txt 2>&1 & exit 3`;
+  const options = ["--class", "best-effort", "--name", "late", "--device", "simulated", "--segment", own.segments];
+  const ran = await own.rigel("run", ...options, "--", "sh", "-c", script);
+  expect(ran).toMatchObject({ status: 3, stderr: expect.stringContaining("is no client of Rigel so far") });
+  const segments = new Segments(await Native.load(), own.segments);
+  own.file("go", "");
+  try {
+    const name = await until(() => {
+      const left = readFileSync(join(own.path, "left.txt"), "utf8");
+      return left || segments.live().flatMap((segment) => segment.slots().map((slot) => slot.name))[0];
+    });
+    expect(name).toBe("late");
+  } finally {
+    for (const { pid } of startedIn(own.segments)) process.kill(pid, "SIGKILL");
+  }
+});
+
+test("what a command has left running in a launch goes on with its segment when that has ended", async () => {
+  using own = new Place();
+  await using launch = own.start(["launch", own.file("pair.json", own.pair()), "--segment", own.segments]);
+  const said = Promise.all([launch.stdout.text(), launch.stderr.text()]);
+  const segments = new Segments(await Native.load(), own.segments);
+  const names = () =>
+    segments.live().flatMap((segment) => segment.slots().flatMap((slot) => (slot.finished ? [] : slot.name)));
+  await until(() => (names().length === 2 ? true : undefined));
+  const options = ["--class", "best-effort", "--name", "left", "--device", "simulated", "--segment", own.segments];
+  const script = `${replay} --profile tiny.csv > /dev/null 2>&1 & exit 0`;
+  expect((await own.rigel("run", ...options, "--", "sh", "-c", script)).status).toBe(0);
+  try {
+    await until(() => (names().includes("left") ? true : undefined));
+    launch.kill("SIGINT");
+    expect(await launch.exited, (await said)[1]).toBe(130);
+    expect(names()).toEqual(["left"]);
+    expect(segments.live()[0]?.settings()).toMatchObject({ shutdown: 0 });
+  } finally {
+    for (const { pid } of startedIn(own.segments)) process.kill(pid, "SIGKILL");
+  }
 });
 
 test("who has joined one phase of a launch and ends in another leaves nothing of the first", async () => {
