@@ -315,6 +315,11 @@ function noRoom(thrown: unknown): boolean {
   return thrown instanceof Error && "code" in thrown && /^(ENOSPC|EDQUOT|EROFS)$/.test(String(thrown.code));
 }
 
+/** Where the folder that Rigel was called in has been removed. */
+function noCurrentFolder(thrown: unknown): boolean {
+  return thrown instanceof Error && "syscall" in thrown && thrown.syscall === "uv_cwd";
+}
+
 function print(text: string): void {
   process.stdout.write(`${text}\n`);
 }
@@ -341,6 +346,9 @@ try {
     process.exitCode = thrown.exitStatus;
   } else if (noRoom(thrown)) {
     progress(reason(thrown));
+    process.exitCode = 1;
+  } else if (noCurrentFolder(thrown)) {
+    progress("the current folder is no more; change to one that exists");
     process.exitCode = 1;
   } else {
     console.error(thrown);

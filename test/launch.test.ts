@@ -1,14 +1,23 @@
 /** launch.test.ts: what a launch does with its clients on the simulated GPU: attaching, output, endings, the report. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { chmodSync, chownSync, existsSync, readFileSync, readdirSync, truncateSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  chownSync,
+  existsSync,
+  mkdirSync,
+  readFileSync,
+  readdirSync,
+  truncateSync,
+  writeFileSync,
+} from "node:fs";
 import { join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { Native } from "../src/native.ts";
 import { heldUp } from "../src/report.ts";
 import { Segment, segmentBytes } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
-import { Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { type Result, Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 import { until as eventually } from "./serving.ts";
 
 let scratch: Scratch;
@@ -710,6 +719,28 @@ describe("where a launch comes from does not matter:", () => {
     await using child = start(["launch", config([shell("a", "high", "ls /")])], { env: { PATH: undefined } });
     expect(await child.stderr.text()).toContain("a | proc");
     expect(await child.exited).toBe(0);
+  });
+
+  test("but for a folder that has been removed, which is said", async () => {
+    using own = new Scratch();
+    const gone = join(own.path, "gone");
+    const from = async (...args: string[]): Promise<Result> => {
+      mkdirSync(gone);
+      await using child = Bun.spawn(["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", ...commandLine(), ...args], {
+        cwd: gone,
+        env: plainEnvironment(),
+        stdin: "ignore",
+        stdout: "pipe",
+        stderr: "pipe",
+      });
+      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+      return { status, stdout, stderr };
+    };
+    const said = { status: 1, stdout: "", stderr: "rigel: the current folder is no more; change to one that exists\n" };
+    expect(await from("launch", config([shell("a", "high", "exit 0")]))).toEqual(said);
+    expect(await from("run", "--class", "high", "--device", "simulated", "--", "true")).toEqual(said);
+    const elsewhere = config([{ ...shell("a", "high", "exit 0"), cwd: "/" }]);
+    expect(await from("launch", elsewhere)).toMatchObject({ status: 0 });
   });
 
   test("a configuration on standard input, whose paths begin where Rigel was called", async () => {
