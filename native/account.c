@@ -51,7 +51,7 @@ static void end_former_image(rg_segment *seg, int slot)
 
 rg_account *rg_account_enter(rg_segment *seg, const char *name)
 {
-    char cut[RG_NAME_BYTES] = {0};
+    char cut[RG_ACCOUNT_NAME_BYTES] = {0};
     snprintf(cut, sizeof cut, "%s", name);
     uint64_t key = hash(cut, strlen(cut));
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
@@ -74,7 +74,7 @@ uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class)
 
 rg_account *rg_account_join(rg_segment *seg, int slot, const char *name)
 {
-    char cut[RG_NAME_BYTES];
+    char cut[RG_ACCOUNT_NAME_BYTES] = {0};
     snprintf(cut, sizeof cut, "%s", name);
     uint64_t key = hash(cut, strlen(cut)), bit = 1ull << slot;
     atomic_store(&seg->clients[slot].image, this_image());

@@ -231,7 +231,10 @@ static uint32_t mode_of(uint32_t class)
 /* Gives a client its slot. Under the lock. False if all are taken. */
 static bool give_slot(rg_member *m)
 {
-    uint32_t class = rg_account_class(rg.segment, m->name, m->class);
+    /* Other processes' threads may have entered the name, too, and a process may have it. */
+    char account[RG_ACCOUNT_NAME_BYTES];
+    snprintf(account, sizeof account, "%.*s/%s", RG_NAME_BYTES - 1, rg.slot->name, m->name);
+    uint32_t class = rg_account_class(rg.segment, account, m->class);
     int index = rg_segment_claim(rg.segment, m->name, class, rg_now_ns());
     if (index < 0)
         return false;
@@ -240,7 +243,7 @@ static bool give_slot(rg_member *m)
     atomic_store(&m->inverse_weight, atomic_load(&RG_PROCESS->inverse_weight));
     atomic_store(&m->slot->weight, atomic_load(&rg.slot->weight));
     atomic_store(&m->slot->parent, (uint32_t)rg.slot_index + 1);
-    m->account = rg_account_enter(rg.segment, m->name);
+    m->account = rg_account_enter(rg.segment, account);
     uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);
     atomic_store_explicit(&m->mode, mode, memory_order_release);

@@ -25,10 +25,11 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 26,
+    RG_SEGMENT_VERSION = 27,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
+    RG_ACCOUNT_NAME_BYTES = 2 * RG_NAME_BYTES,
     RG_DEVICE_NAME_BYTES = 96,
     RG_MAX_KERNELS = 2048,
 };
@@ -284,7 +285,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, wanted_limit, 1)   /* [control] 1: `limit_bytes` is what was asked for, whatever RIGEL_MEMORY of later processes says */ \
     F(u64, paused_until_ns, 1) /* [control] its best-effort work is held back until then; UINT64_MAX: until resumed; 0: not */ \
     F(u64, turn_until_ns, 1)  /* [control] likewise, since until then it is another best-effort client's turn (src/slo-turns.ts) */ \
-    F(char, name, RG_NAME_BYTES) /* [any] cut to fit, NUL-terminated */
+    F(char, name, RG_ACCOUNT_NAME_BYTES) /* [any] of a client that threads have entered PROCESS/THREAD; cut to fit, NUL-terminated */
 
 /*
  * A thread of a client (trace.h), RG_MAX_THREADS rows for each slot. Written by that thread alone, without any barrier but that
@@ -476,7 +477,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 26. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 27. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");
@@ -486,17 +487,17 @@ _Static_assert(offsetof(rg_client, request_ns) == 264, "segment layout");
 _Static_assert(sizeof(rg_client) == 56064, "segment layout");
 _Static_assert(offsetof(rg_segment, shares) == 3592448, "segment layout");
 _Static_assert(offsetof(rg_segment, kernels) == 3789056, "segment layout");
-_Static_assert(sizeof(rg_segment) == 16297984, "segment layout");
+_Static_assert(sizeof(rg_segment) == 16302080, "segment layout");
 _Static_assert(sizeof(rg_estimate) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, estimates) == 3821824, "segment layout");
-_Static_assert(sizeof(rg_account) == 192, "segment layout");
+_Static_assert(sizeof(rg_account) == 256, "segment layout");
 _Static_assert(offsetof(rg_segment, accounts) == 5918976, "segment layout");
 _Static_assert(sizeof(rg_thread) == 128, "segment layout");
-_Static_assert(offsetof(rg_segment, threads) == 5931264, "segment layout");
-_Static_assert(offsetof(rg_segment, names) == 6455552, "segment layout");
-_Static_assert(offsetof(rg_segment, traces) == 7504128, "segment layout");
-_Static_assert(offsetof(rg_segment, communicators) == 15892736, "segment layout");
-_Static_assert(offsetof(rg_segment, stops) == 16232448, "segment layout");
+_Static_assert(offsetof(rg_segment, threads) == 5935360, "segment layout");
+_Static_assert(offsetof(rg_segment, names) == 6459648, "segment layout");
+_Static_assert(offsetof(rg_segment, traces) == 7508224, "segment layout");
+_Static_assert(offsetof(rg_segment, communicators) == 15896832, "segment layout");
+_Static_assert(offsetof(rg_segment, stops) == 16236544, "segment layout");
 _Static_assert(RG_MAX_CLIENTS <= 64, "high_busy is one 64-bit word");
 
 /*

@@ -106,6 +106,12 @@ export function findClient(id: string, segments: readonly Segment[]): Target {
 export function changeClient({ segment, name, slots }: Target, change: ClientChange, pause_s?: number): Changed {
   const { class: kind, weight, memory } = change;
   const inBytes = memory === undefined ? undefined : bytesOf(memory);
+  const [process = name, thread] = name.split("/", 2);
+  if (memory !== undefined && thread !== undefined)
+    throw new RigelError(
+      "command",
+      `${name} is of threads, whose memory is their process's; \`rigel set ${process} memory=…\` limits that`,
+    );
   const asked = segment.wanted(name);
   // Clients take up what was asked a moment later.
   const isHigh = (kind ?? asked?.class ?? slots.find((slot) => slot.class === "high")?.class) === "high";

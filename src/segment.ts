@@ -21,7 +21,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 26;
+const VERSION = 27;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -982,10 +982,9 @@ export class Segment {
     this.#put(this.#layout.settings, name, 0, value);
   }
 
-  /** Where the account of a client is in its table; of threads' clients it has their own name. */
-  #account(client: string): number | undefined {
+  /** Where the account of a client is in its table. */
+  #account(name: string): number | undefined {
     const { accounts } = this.#layout;
-    const name = client.slice(client.lastIndexOf("/") + 1);
     for (let base = 0; base < accounts.count * accounts.stride; base += accounts.stride)
       if (this.#long64(accounts, "key", base) !== 0n && this.#text(accounts, base, "name") === name) return base;
     return undefined;

@@ -176,11 +176,6 @@ export class LoopKeeper implements Disposable {
   }
 }
 
-/** By which a segment keeps what is asked of a client. Pure. */
-function accountName(name: string): string {
-  return name.slice(name.lastIndexOf("/") + 1);
-}
-
 /** Of the client that its process is. Pure. */
 function processName({ name }: Slot): string {
   return name.split("/", 1)[0] ?? name;
@@ -262,16 +257,11 @@ export class SloLoop {
   /** Whoever waits for its turn is told so at each tick; whoever does no more, once. */
   #giveTurns(waits: Action["waits"]): void {
     const told = this.#waiting;
-    // Clients that threads of several processes have entered under one name are told as one: to wait only where all do.
-    const ticks = new Map<string, number>();
-    for (const [name, process] of this.#processOf) {
-      const account = accountName(name);
-      ticks.set(account, Math.min(ticks.get(account) ?? Number.POSITIVE_INFINITY, waits?.get(process) ?? 0));
-    }
-    this.#waiting = new Set([...ticks].flatMap(([account, more]) => (more > 0 ? [account] : [])));
-    for (const [account, more] of ticks)
-      if (more > 0 || told.has(account))
-        this.#segment.turn(account, more > 0 ? this.#segment.now_ns + more * TICK_S * 1e9 : 0);
+    const ticks = [...this.#processOf].map(([name, process]) => ({ name, more: waits?.get(process) ?? 0 }));
+    this.#waiting = new Set(ticks.flatMap(({ name, more }) => (more > 0 ? [name] : [])));
+    for (const { name, more } of ticks)
+      if (more > 0 || told.has(name))
+        this.#segment.turn(name, more > 0 ? this.#segment.now_ns + more * TICK_S * 1e9 : 0);
   }
 
   /** To be called every TICK_S, unless `resume` was. `elapsed_s`: since it was called last, where that is not to be measured. */

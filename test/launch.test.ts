@@ -723,11 +723,11 @@ describe("where a launch comes from does not matter:", () => {
 
   test("but for a folder that has been removed, which is said", async () => {
     using own = new Scratch();
-    const gone = join(own.path, "gone");
+    const removed = join(own.path, "removed");
     const from = async (...args: string[]): Promise<Result> => {
-      mkdirSync(gone);
+      mkdirSync(removed);
       await using child = Bun.spawn(["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", ...commandLine(), ...args], {
-        cwd: gone,
+        cwd: removed,
         env: plainEnvironment(),
         stdin: "ignore",
         stdout: "pipe",

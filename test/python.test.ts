@@ -6,6 +6,9 @@ import { join } from "node:path";
 import { describe, expect, test } from "bun:test";
 import { z } from "zod";
 import { processContextsSchema } from "../src/contexts.ts";
+import { Segments } from "../src/discover.ts";
+import { Native } from "../src/native.ts";
+import { readingOf, statsOf } from "../src/stats.ts";
 import { Scratch, plainEnvironment, rigel, root, start } from "./rigel.ts";
 import { until } from "./serving.ts";
 
@@ -137,6 +140,57 @@ describe.skipIf(python === null)("import rigel", () => {
     const refused = await rigel("launch", config);
     expect(refused.stderr).toContain("workload: --alternate: Rigel cannot be bypassed here");
     expect(refused.status).not.toBe(0);
+  });
+
+  test("clients of several processes' threads are told apart, whatever their names", async () => {
+    using scratch = new Scratch();
+    const names = ["one", "two"];
+    const command = [python, program, "named"];
+    const config = scratch.file("jobs.json", {
+      policy: { name: "priority" },
+      device: "simulated",
+      clients: names.map((name) => ({ name, class: "best-effort", command, threads: true })),
+    });
+    await using launch = start(["launch", config, "--segment", scratch.path]);
+    const ask = async (...args: string[]) => await rigel(...args, "--segment", scratch.path);
+    const segments = new Segments(await Native.load(), scratch.path);
+    const clients = () =>
+      new Map(
+        segments
+          .live()
+          .flatMap((segment) => statsOf(readingOf(segment)).clients)
+          .map((client) => [client.name, client]),
+      );
+    const all = ["one", "one/part/0", "one/two", "two", "two/part/0", "two/two"];
+    const working = () => {
+      const found = clients();
+      const threads = all.filter((name) => name.includes("/"));
+      return threads.every((name) => (found.get(name)?.launches ?? 0) > 0) ? found : undefined;
+    };
+    expect([...(await until(working)).keys()].toSorted()).toEqual(all);
+    for (const name of ["one/part/0", "two"]) expect(await ask("pause", name)).toMatchObject({ status: 0 });
+    expect(await ask("set", "two/part/0", "class=high")).toMatchObject({ status: 0 });
+    const after = await until(() => {
+      const found = clients();
+      return found.get("two/part/0")?.class === "high" ? found : undefined;
+    });
+    expect(all.filter((name) => after.get(name)?.paused)).toEqual(["one/part/0", "two"]);
+    expect(all.filter((name) => after.get(name)?.class === "high")).toEqual(["two/part/0"]);
+    // Whoever is not paused goes on.
+    await until(() => {
+      const found = clients();
+      const more = ["one/two", "two/two"].every(
+        (name) => (found.get(name)?.launches ?? 0) > (after.get(name)?.launches ?? 0),
+      );
+      return more || undefined;
+    });
+    const refused = await ask("set", "one/two", "memory=1GiB");
+    expect(refused.stderr).toBe(
+      "rigel: one/two is of threads, whose memory is their process's; `rigel set one memory=…` limits that\n",
+    );
+    expect(refused.status).toBe(2);
+    launch.kill("SIGINT");
+    await launch.exited;
   });
 
   test("rigel contexts says where each thread works, what was called, and what was used in a wrong context", async () => {
