@@ -17,7 +17,7 @@ import type { Segment, Slot } from "./segment.ts";
 import { type Clock, type Thread, clockOf, threadsOf } from "./threads.ts";
 
 export interface TraceOptions {
-  /** Only these clients' processes: a client's name, or a process number. Without it all. */
+  /** Only these clients' processes: a client's name, also that of one that threads have entered, or a process number. Without it all. */
   client?: string | undefined;
   /** Only what ended within so many seconds of the last thing that happened. */
   last_s?: number | undefined;
@@ -83,7 +83,11 @@ function chosenOf(segments: readonly Segment[], { client }: TraceOptions): Chose
     const clock = clockOf(segment);
     return segment.slots().map((slot) => ({ segment, slot, clock }));
   });
-  const chosen = all.filter(({ slot: { name, pid } }) => [undefined, name, String(pid)].includes(client));
+  const meant = all.filter(({ slot: { name, pid } }) => [undefined, name, String(pid)].includes(client));
+  // Clients that threads have entered are drawn with their process, which has the record.
+  const chosen = all.filter(({ segment, slot }) =>
+    meant.some((one) => one.segment === segment && (one.slot.parent ?? one.slot.index) === slot.index),
+  );
   if (chosen.length === 0) {
     const names = [...new Set(all.map(({ slot }) => slot.name))];
     throw new RigelError(
@@ -146,10 +150,8 @@ function* eventsOf(chosen: Chosen, after_ns: number): Generator<Event> {
   const all = recordsOf(segment, slot, clock);
   const operations = all.filter((one) => endOf(one) >= after_ns);
   const threads = threadsOf(segment, slot, clock);
-  // Clients that threads have entered are drawn with their process, under its name.
-  const process = slot.parent === null ? slot : segment.slots().find(({ index }) => index === slot.parent);
-  yield { ph: "M", name: "process_name", pid, tid: 0, args: { name: `${(process ?? slot).name} (${pid})` } };
-  yield { ph: "M", name: "process_sort_index", pid, tid: 0, args: { sort_index: (process ?? slot).index } };
+  yield { ph: "M", name: "process_name", pid, tid: 0, args: { name: `${slot.name} (${pid})` } };
+  yield { ph: "M", name: "process_sort_index", pid, tid: 0, args: { sort_index: slot.index } };
   const named = new Map(threads.map(({ tid, name }) => [tid, name]));
   for (const tid of new Set([...operations.map((one) => one.tid), ...named.keys()]))
     if (tid !== 0) yield { ph: "M", name: "thread_name", pid, tid, args: { name: named.get(tid) || `thread ${tid}` } };

@@ -2,6 +2,7 @@
  * python.test.ts: `import rigel`: thread clients, requests and streams of Python programs, under Rigel and without it.
  */
 
+import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, test } from "bun:test";
 import { z } from "zod";
@@ -36,6 +37,8 @@ const reportSchema = z.object({
     }),
   ),
 });
+
+const traceSchema = z.object({ clients: z.array(z.object({ name: z.string(), recorded: z.number() })) });
 
 /** Launches the program in one of its ways; what each of its clients did, by name. */
 async function launched(way: string, client: object = {}, more: object = {}) {
@@ -234,6 +237,26 @@ describe.skipIf(python === null)("import rigel", () => {
     expect(named.map(({ stdout }) => stdout.includes("  client own: best-effort"))).toEqual([true, true, false]);
     expect(named[2]?.stderr).toContain("there is no client or process program/other; there is program, program/own");
     expect(report).toContain("launched on another device than in its request before");
+  });
+
+  test("rigel trace of a client that a thread has entered is that of its process", async () => {
+    using scratch = new Scratch();
+    const command = [python, program, "named"];
+    const clients = ["one", "two"].map((name) => ({ name, class: "best-effort", command, threads: true }));
+    const config = scratch.file("jobs.json", { device: "simulated", clients });
+    await using launch = start(["launch", config, "--segment", scratch.path]);
+    const path = join(scratch.path, "trace.json");
+    const trace = async (client: string) => {
+      const { stdout } = await rigel("trace", client, "-o", path, "--json", "--segment", scratch.path);
+      return traceSchema.safeParse(JSON.parse(stdout || "{}")).data?.clients;
+    };
+    await until(async () => await trace("one/part/0"));
+    await until(async () => (await trace("one"))?.find(({ recorded }) => recorded > 0));
+    const traced = await trace("one/part/0");
+    launch.kill("SIGINT");
+    await launch.exited;
+    expect(traced?.map(({ name }) => name)).toEqual(["one"]);
+    expect(readFileSync(path, "utf8")).toContain('"call":"cuLaunchKernel"');
   });
 
   test("rigel contexts says what it has no room for: threads, contexts", async () => {
