@@ -16,22 +16,22 @@ import { Segment } from "./segment.ts";
 
 /** The folder of segments that `--segment` names; without it, where they are. Throws if there is none. */
 export function segmentFolder(given: string | undefined): string {
-  const folder = resolve(given ?? defaultSegmentFolder(process.env));
-  if (given !== undefined && !isFolder(folder))
-    throw new RigelError("command", `--segment: expected a folder that exists, got ${given}`);
-  return folder;
+  if (given !== undefined && !isFolder(given))
+    throw new RigelError("command", `--segment: expected a folder that exists, got ${given || '""'}`);
+  return resolve(given ?? defaultSegmentFolder(process.env));
 }
 
 /** The same for who makes a segment there. */
 export function writableSegmentFolder(given: string | undefined): string {
-  const folder = resolve(given ?? defaultSegmentFolder(process.env));
+  // resolve() takes no name for the current folder.
+  const folder = given === "" ? given : resolve(given ?? defaultSegmentFolder(process.env));
   try {
     readdirSync(folder);
     accessSync(folder, constants.W_OK);
   } catch (thrown) {
     throw new RigelError(
       "segment",
-      `no segment file can be created in ${folder} (${reason(thrown)}); ` +
+      `no segment file can be created in ${folder || '""'} (${reason(thrown)}); ` +
         "choose a folder that exists and can be written to with --segment DIR",
       { cause: thrown },
     );
@@ -43,9 +43,12 @@ export function writableSegmentFolder(given: string | undefined): string {
 export function liveSegments(native: Native, given: string | undefined): () => Segment[] {
   if (given !== undefined) {
     const place = resolve(given);
-    const found = statAt(place);
+    const found = statAt(given);
     if (!found)
-      throw new RigelError("command", `--segment: expected a segment file, or the folder of those, got ${given}`);
+      throw new RigelError(
+        "command",
+        `--segment: expected a segment file, or the folder of those, got ${given || '""'}`,
+      );
     if (!found.isDirectory()) {
       const segment = Segment.open(native, place);
       return () => (existsSync(place) ? [segment] : []);

@@ -52,6 +52,8 @@ export async function checkApart(written: readonly Named[], read: readonly (stri
   }
   for (const { option, file } of written) {
     if (file === "-") throw new RigelError("command", `${option}: expected a file, got - (./- is one of that name)`);
+    // As of a variable of the shell that is not set: nothing but its last step would fail.
+    if (file === "") throw new RigelError("command", `${option}: expected a file, got ""`);
     const place = await placeOf(file);
     if (place === undefined) continue;
     const other = taken.get(place);

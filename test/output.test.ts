@@ -22,6 +22,9 @@ describe.concurrent("a file that is read, or written by another option, is not w
     ["launch config.json --html new --trace ./new", "--trace: expected another file than that of --html, got ./new"],
     ["launch config.json --html new --trace linked/new", "--trace: expected another file than that of --html"],
     ["launch config.json --trace -", "--trace: expected a file, got - (./- is one of that name)"],
+    ["launch config.json --html ", '--html: expected a file, got ""'],
+    ["launch config.json --trace ", '--trace: expected a file, got ""'],
+    ["simulate config.json --html ", '--html: expected a file, got ""'],
     ["bench --dry-run --json new --html new", "--html: expected another file than that of --json, got new"],
   ])("rigel %s", async (line, error) => {
     using scratch = new Scratch();
@@ -43,6 +46,9 @@ describe.concurrent("what cannot be, as a part of it is no folder, is said befor
     ["launch config.json --trace config.json/x", "--trace: config.json/x: cannot be written (ENOTDIR: not a directory"],
     ["launch config.json --html config.json/x", "--html: config.json/x: cannot be written (ENOTDIR: not a directory"],
     ["launch config.json --segment config.json", "no segment file can be created in "],
+    ["launch config.json --segment ", 'no segment file can be created in "" (ENOENT'],
+    ["ps --segment ", '--segment: expected a folder that exists, got ""'],
+    ["hangs --segment ", '--segment: expected a segment file, or the folder of those, got ""'],
     ["launch config.json --segment config.json --dry-run", "no segment file can be created in "],
     ["launch cwd.json", "cwd.json:1:57: clients[0].cwd: expected a folder that exists, got "],
     ["ps --segment config.json/x", "--segment: expected a folder that exists, got config.json/x"],
