@@ -9,7 +9,7 @@
  */
 
 import { createReadStream } from "node:fs";
-import { open } from "node:fs/promises";
+import { open, stat } from "node:fs/promises";
 import { z } from "zod";
 import {
   BOUNDS,
@@ -375,6 +375,8 @@ const HEAD_bytes = 65_536;
 async function readHead(path: string): Promise<Head> {
   let head: Buffer;
   try {
+    // One that nobody writes to would be waited for.
+    if ((await stat(path)).isFIFO()) throw new Error("it is a pipe; save what comes out of it to a file");
     await using file = await open(path);
     const { bytesRead, buffer } = await file.read(Buffer.alloc(HEAD_bytes), 0, HEAD_bytes, 0);
     head = buffer.subarray(0, bytesRead);

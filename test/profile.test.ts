@@ -6,7 +6,8 @@ import { join } from "node:path";
 import { gzipSync } from "node:zlib";
 import { reason } from "../src/errors.ts";
 import { openProfile, readProfile } from "../src/profile.ts";
-import { Scratch, TINY_PROFILE, replayRefuses, rigel, root } from "./rigel.ts";
+import { commandLine } from "../src/self.ts";
+import { Scratch, TINY_PROFILE, plainEnvironment, replayRefuses, rigel, root } from "./rigel.ts";
 
 const ORION = "Name,Profile,Memory_footprint,SM_usage,Duration\n";
 
@@ -115,6 +116,24 @@ describe.concurrent("a profile", () => {
   test("that is a folder is refused", async () => {
     expect(async () => await readProfile("/tmp")).toThrow("/tmp: cannot be read as a kernel profile");
   });
+});
+
+test("that is a pipe is refused, whether somebody writes to it or not", async () => {
+  using scratch = new Scratch();
+  const path = join(scratch.path, "p.csv");
+  expect(Bun.spawnSync(["mkfifo", path]).success).toBe(true);
+  const said = "cannot be read as a kernel profile (it is a pipe; save what comes out of it to a file)";
+  const script = 'cat "$0" | "$@"';
+  const show = [...commandLine(), "profile", "show", "/dev/stdin"];
+  await using child = Bun.spawn(["sh", "-c", script, scratch.file("tiny.csv", TINY_PROFILE), ...show], {
+    env: plainEnvironment(),
+    stdin: "ignore",
+    stdout: "pipe",
+    stderr: "pipe",
+  });
+  const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
+  expect({ status, stdout, stderr }).toEqual({ status: 2, stdout: "", stderr: `rigel: /dev/stdin: ${said}\n` });
+  expect(async () => await readProfile(path)).toThrow(`${path}: ${said}`);
 });
 
 test("the command line names file, line and field, and starts nothing", async () => {
