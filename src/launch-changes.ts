@@ -29,8 +29,17 @@ export class Changes {
 
   /** To be called again and again: a pause that is over leaves nothing behind. */
   look(): void {
-    for (const { name } of this.#clients)
+    for (const name of [...this.#clients.map((client) => client.name), ...this.#entered()])
       if (!this.#paused.has(name) && (this.#segment.wanted(name)?.paused_until_ns ?? 0) > 0) this.#paused.add(name);
+  }
+
+  /** The names of clients that threads of theirs have entered. */
+  #entered(): string[] {
+    const own = new Set(this.#clients.map(({ name }) => name));
+    const entered = this.#segment
+      .slots()
+      .filter(({ name, parent }) => parent !== null && own.has(name.split("/", 1)[0] ?? ""));
+    return [...new Set(entered.map(({ name }) => name))];
   }
 
   /** The policy in force, as far as it differs from the plan. */
@@ -69,6 +78,13 @@ export class Changes {
         notes.push(
           `${client}: its memory limit was changed from ${limitText(memory_bytes)} to ${limitText(limit_bytes)} meanwhile`,
         );
+      if (this.#paused.has(client)) notes.push(`${client}: was paused meanwhile`);
+    }
+    // What those were before is the program's to know.
+    for (const client of this.#entered()) {
+      const asked = this.#segment.wanted(client);
+      if (asked?.class !== undefined) notes.push(`${client}: its class was changed to ${asked.class} meanwhile`);
+      if (asked?.weight !== undefined) notes.push(`${client}: its weight was changed to ${asked.weight} meanwhile`);
       if (this.#paused.has(client)) notes.push(`${client}: was paused meanwhile`);
     }
     return notes;

@@ -154,7 +154,7 @@ describe.skipIf(python === null)("import rigel", () => {
       device: "simulated",
       clients: names.map((name) => ({ name, class: "best-effort", command, threads: true })),
     });
-    await using launch = start(["launch", config, "--segment", scratch.path]);
+    await using launch = start(["launch", config, "--json", "--segment", scratch.path]);
     const ask = async (...args: string[]) => await rigel(...args, "--segment", scratch.path);
     const segments = new Segments(await Native.load(), scratch.path);
     const clients = () =>
@@ -193,7 +193,12 @@ describe.skipIf(python === null)("import rigel", () => {
     );
     expect(refused.status).toBe(2);
     launch.kill("SIGINT");
-    await launch.exited;
+    const { notes } = z.object({ notes: z.array(z.string()) }).parse(await launch.stdout.json());
+    expect(notes.filter((note) => note.includes("meanwhile")).toSorted()).toEqual([
+      "one/part/0: was paused meanwhile",
+      "two/part/0: its class was changed to high meanwhile",
+      "two: was paused meanwhile",
+    ]);
   });
 
   test("rigel contexts says where each thread works, what was called, and what was used in a wrong context", async () => {
