@@ -128,6 +128,19 @@ int rigel_segment_live(const char *path)
     return live;
 }
 
+int rigel_discard(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    struct stat st;
+    int err = fd < 0 || fstat(fd, &st) != 0 ||
+                      fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, st.st_size) != 0
+                  ? errno
+                  : 0;
+    if (fd >= 0)
+        close(fd);
+    return -err;
+}
+
 int rigel_lock(const char *path, uint32_t byte, int shared)
 {
     int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);

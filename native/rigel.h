@@ -114,6 +114,12 @@ const char *rigel_segment_check(const char *path);
 /* rigel_segment_hold: holds best-effort work back for `ms`, at most 5000, or ends that (0). 0, or -1 if the segment is unusable. */
 int rigel_segment_hold(const char *path, uint32_t ms);
 
+/*
+ * rigel_discard: gives the room of a segment or recording back that nobody needs any more, though processes have it mapped: what they read
+ * there is 0 from then on. 0, or negative errno, as where the file system cannot do that.
+ */
+int rigel_discard(const char *path);
+
 /* rigel_segment_live: 1 if the process that made the segment runs, or that of any client, or somebody has joined it; 0 if not; -1 if it is unusable. */
 int rigel_segment_live(const char *path);
 

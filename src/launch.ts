@@ -245,7 +245,10 @@ async function runPhase(
       for (const recording of recordings.values()) recording.remove();
       // Whoever has joined goes on with it, and removes it.
       segment.disown();
-      if (!hasGuests(segment, mark) && segment.removeIfAlone()) rmSync(plan.simulation.state, { force: true });
+      // Of several phases each would take its room until the last has ended.
+      const discard = options.started === undefined;
+      if (!hasGuests(segment, mark) && segment.removeIfAlone({ discard }))
+        rmSync(plan.simulation.state, { force: true });
       else segment.closeGates();
     }
   };

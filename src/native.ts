@@ -58,6 +58,7 @@ const SYMBOLS = {
   rigel_segment_check: { args: ["cstring"], returns: "cstring" },
   rigel_segment_hold: { args: ["cstring", "u32"], returns: "i32" },
   rigel_segment_live: { args: ["cstring"], returns: "i32" },
+  rigel_discard: { args: ["cstring"], returns: "i32" },
   rigel_lock: { args: ["cstring", "u32", "i32"], returns: "i32" },
   rigel_unlock: { args: ["i32"], returns: "void" },
   rigel_now_ns: { args: [], returns: "u64" },
@@ -182,6 +183,11 @@ export class Native {
   /** Whether the process that made a segment runs, or that of any client. False of what is no segment of this user's. */
   isLive(path: string): boolean {
     return this.#symbols.rigel_segment_live(path) === 1;
+  }
+
+  /** Gives the room of a segment or recording back that is about to be removed: as long as somebody has it mapped it would be taken. */
+  discard(path: string): void {
+    this.#symbols.rigel_discard(path);
   }
 
   /**

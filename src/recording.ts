@@ -68,6 +68,7 @@ export class Recording {
   readonly #bytes: Uint8Array<ArrayBuffer>;
   readonly #words: Uint32Array<ArrayBuffer>;
   readonly #kinds = new Map<number, Kind>();
+  readonly #native: Native;
   readonly #capacity: number;
   #taken = 0;
 
@@ -85,6 +86,7 @@ export class Recording {
   }
 
   private constructor(native: Native, path: string, capacity: number) {
+    this.#native = native;
     this.path = path;
     this.#capacity = capacity;
     this.#layout = layoutSchema.parse(JSON.parse(native.recordLayout));
@@ -160,7 +162,9 @@ export class Recording {
     return found;
   }
 
+  /** To be called once nobody writes it any more, and all has been read. */
   remove(): void {
+    this.#native.discard(this.path);
     rmSync(this.path, { force: true });
   }
 

@@ -485,11 +485,18 @@ export class Segment {
     return (this.now_ns - Math.max(this.creator.created_ns, ...seen_ns)) / 1e6;
   }
 
-  /** Removes the file unless somebody else has joined. Whether it is gone. */
-  removeIfAlone(): boolean {
+  /**
+   * Removes the file unless somebody else has joined. Whether it is gone. `discard`: nobody reads it any more, so that it takes no room
+   * either, though this process has it mapped.
+   */
+  removeIfAlone({ discard = false }: { discard?: boolean } = {}): boolean {
     if (!existsSync(this.path)) return true;
     const release = this.#native.lock(this.path, LOCK_MEMBER);
     if (!release) return false;
+    if (discard) {
+      this.reap();
+      if (this.slots().every(({ finished }) => finished)) this.#native.discard(this.path);
+    }
     this.remove();
     release();
     return true;

@@ -4,8 +4,11 @@ import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import {
   chmodSync,
   chownSync,
+  closeSync,
   existsSync,
+  fstatSync,
   mkdirSync,
+  openSync,
   readFileSync,
   readdirSync,
   truncateSync,
@@ -578,6 +581,30 @@ describe("signals", () => {
     expect(leftovers(child.pid)).toEqual([]);
     expect(await child.exited).toBe(130);
   });
+});
+
+test("of several phases each gives the room of its shared memory back as it ends", async () => {
+  const go = join(scratch.path, "next-phase");
+  const first = shell("a", "high", `until [ -e ${go} ]; do sleep 0.05; done`);
+  const path = config([{ ...first, profile: join(scratch.path, "tiny.csv") }, train], {
+    compare: true,
+    duration_s: 0.2,
+  });
+  await using child = start(["launch", path, "--json"]);
+  const said = Promise.all([child.stdout.text(), child.stderr.text()]);
+  const fileOf = (phase: number): string => `/dev/shm/rigel-${process.getuid?.() ?? 0}-${child.pid}-${phase}`;
+  const names = [fileOf(0), `${fileOf(0)}-counts-0`];
+  await eventually(() => names.every((name) => existsSync(name)) || undefined);
+  const files = names.map((name) => openSync(name, "r"));
+  try {
+    writeFileSync(go, "");
+    const [stdout, stderr] = await said;
+    expect(reportOf({ stdout, stderr, status: await child.exited }).compare).toHaveLength(3);
+    // A launcher that has ended has nothing mapped, but what is open has its room still.
+    for (const file of files) expect(fstatSync(file).blocks).toBeLessThan(100);
+  } finally {
+    for (const file of files) closeSync(file);
+  }
 });
 
 test("clients do not outlive a launcher that is killed, and its files go", async () => {
