@@ -486,8 +486,8 @@ export class Segment {
   }
 
   /**
-   * Removes the file unless somebody else has joined. Whether it is gone. `discard`: nobody reads it any more, so that it takes no room
-   * either, though this process has it mapped.
+   * Removes the file unless somebody else has joined. Whether it is gone. `discard`: nobody needs what is in it any more, so that it takes no
+   * room either, though this process, or one that looks on, has it mapped.
    */
   removeIfAlone({ discard = false }: { discard?: boolean } = {}): boolean {
     if (!existsSync(this.path)) return true;
@@ -504,7 +504,7 @@ export class Segment {
 
   /** The same, unless a client lives. */
   removeIfLeft(): boolean {
-    return this.slots().every(({ finished }) => finished) && this.removeIfAlone();
+    return this.slots().every(({ finished }) => finished) && this.removeIfAlone({ discard: true });
   }
 
   /** What is asked of a client. */

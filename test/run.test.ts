@@ -1,7 +1,7 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { copyFileSync, readFileSync, readdirSync, statSync } from "node:fs";
+import { closeSync, copyFileSync, fstatSync, openSync, readFileSync, readdirSync, statSync } from "node:fs";
 import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
@@ -204,6 +204,18 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`;
       expect(await early.exited).toBe(143);
       expect(readdirSync(place.segments)).toEqual([]);
     }
+  });
+
+  test("gives the room of its segment back as it ends, though others have it mapped", async () => {
+    await using first = run("best-effort", "train");
+    const { stats } = await working("train");
+    const file = openSync(stats.segment.path, "r");
+    first.kill("SIGTERM");
+    await first.exited;
+    const { blocks } = fstatSync(file);
+    closeSync(file);
+    expect(blocks).toBeLessThan(100);
+    expect(readdirSync(place.segments)).toEqual([]);
   });
 
   test("joins what runs; another looks after it when its maker ends; the last one takes it away", async () => {
