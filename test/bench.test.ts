@@ -154,6 +154,16 @@ function withinOf(copies: (readonly [through: number, past: number])[][], settle
 
 const EVENLY = { rate_per_s: 1, settle_s: 0 };
 
+/** Requests in a row, each with the pause before it; the first of a window has none. */
+function inARow(...list: [pause_ms: number, took_ms: number][]): Wait[] {
+  let end_ms = 1000;
+  return list.map(([pause_ms, took_ms]) => {
+    const began_ms = end_ms + pause_ms;
+    end_ms = began_ms + took_ms;
+    return { client: 0, began_ms, worked_ms: 0.25, waited_ms: took_ms - 0.25 };
+  });
+}
+
 describe("statistics", () => {
   test("percentiles are nearest rank", () => {
     const hundred = Array.from({ length: 100 }, (_, index) => index + 1);
@@ -398,15 +408,6 @@ describe("statistics", () => {
   });
 
   test("requests that follow one another at once are told apart, and how many of them are late", () => {
-    // Each with the pause before it; the first of a window has none.
-    const inARow = (...list: [pause_ms: number, took_ms: number][]): Wait[] => {
-      let end_ms = 1000;
-      return list.map(([pause_ms, took_ms]) => {
-        const began_ms = end_ms + pause_ms;
-        end_ms = began_ms + took_ms;
-        return { client: 0, began_ms, worked_ms: 0.25, waited_ms: took_ms - 0.25 };
-      });
-    };
     const first: [number, number] = [100, 9];
     const followed = Array.from({ length: 5 }, (): [number, number] => [0.1, 2]);
     const beside = inARow(first, [0.2, 2.05], [0.4, 7], [0.1, 2.15], [5, 3], [0.5, 4], [0.24, 2.5]).toReversed();
