@@ -589,6 +589,9 @@ static RG_INLINE rg_duration *rg_duration_of(uint64_t key)
  */
 RG_COLD void rg_duration_first(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
 
+/* rg_duration_launched: it is launched, not by the gate: counts that, and finds out what is to be known of it at first; how often it was before. */
+uint32_t rg_duration_launched(rg_duration *duration, const rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
+
 /* rg_durations_beat: tells how much of its time a best-effort process's kernels are long (`long_part`). Agent thread only, once a second. */
 void rg_durations_beat(void);
 
@@ -610,8 +613,8 @@ void rg_durations_attach(void);
  * finished ones are taken in, as nobody polls there. Only while the client is new (RG_SAMPLED_LAUNCHES).
  */
 RG_COLD int rg_sample_ungated(rg_track *track, enum rg_kind kind, uintptr_t units, rg_dims dims);
-/* rg_sample_stopped: the same as often as at the gate, for a client whose streams stop; `duration`: the entry of the kernel or graph. */
-int rg_sample_stopped(rg_track *track, rg_duration *duration, enum rg_kind kind, uintptr_t units, rg_dims dims);
+/* rg_sample_stopped: the same as often as at the gate, for a client whose streams stop; `seen`: rg_duration_launched. */
+int rg_sample_stopped(rg_track *track, rg_duration *duration, uint32_t seen);
 /* rg_sample_begin: records the first of two timing events; returns the sample, or -1 when none is free. */
 RG_COLD int rg_sample_begin(rg_track *track, rg_duration *duration);
 /* rg_sample_end: records the second one after the launch; `ok`: the launch went out. */

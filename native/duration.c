@@ -260,8 +260,7 @@ static void poll_seldom(void)
     }
 }
 
-/* How often it was launched before; what is to be known of it at the first time. */
-static uint32_t launched_before(rg_duration *d, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
+uint32_t rg_duration_launched(rg_duration *d, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     uint32_t seen = atomic_load_explicit(&d->seen, memory_order_relaxed);
     if (seen == 0)
@@ -273,16 +272,15 @@ static uint32_t launched_before(rg_duration *d, const rg_track *t, enum rg_kind 
 int rg_sample_ungated(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
     rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
-    launched_before(d, t, kind, units, dims);
+    rg_duration_launched(d, t, kind, units, dims);
     if (atomic_load(&d->communicates) || atomic_load(&d->samples) >= RG_SAMPLE_FIRST || atomic_load(&rg.captures))
         return -1;
     poll_seldom();
     return atomic_load(&d->samples) < RG_SAMPLE_FIRST ? rg_sample_begin(t, d) : -1;
 }
 
-int rg_sample_stopped(rg_track *t, rg_duration *d, enum rg_kind kind, uintptr_t units, rg_dims dims)
+int rg_sample_stopped(rg_track *t, rg_duration *d, uint32_t seen)
 {
-    uint32_t seen = launched_before(d, t, kind, units, dims);
     if ((seen >= RG_SAMPLE_FIRST && (seen & (RG_SAMPLE_EVERY - 1))) || atomic_load(&d->communicates) || atomic_load(&rg.captures))
         return -1;
     poll_seldom();

@@ -255,6 +255,7 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
 {
     uint32_t device = rg_track_device(t);
     rg_duration *d = rg_duration_of(rg_duration_key(units, dims));
+    uint32_t seen = rg_duration_launched(d, t, kind, units, dims); /* first: what follows goes by what is known of it */
     uint32_t known = atomic_load_explicit(&d->duration_ns, memory_order_relaxed);
     uint64_t ns = known ? known : UNKNOWN_NS, most = (uint64_t)atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed) * 1000;
     uint64_t sum = atomic_load_explicit(&t->since_stop_ns, memory_order_relaxed) + ns;
@@ -275,7 +276,7 @@ int rg_stop_before(rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims
     atomic_store_explicit(&t->since_stop_ns, sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX, memory_order_relaxed);
     if (RG_UNLIKELY(is_long) && !told)
         launches_long(device, ns);
-    int sample = rg_sample_stopped(t, d, kind, units, dims);
+    int sample = rg_sample_stopped(t, d, seen);
     return RG_LIKELY(!told) ? sample : RG_STOP_LONG | (sample < 0 ? RG_STOP_NO_SAMPLE : sample);
 }
 

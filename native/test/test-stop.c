@@ -175,11 +175,12 @@ static void a_stop_for_so_much_work(void)
         }
         CHECK_EQUAL(atomic_load(&stopped_before) - before, 2 * cases[i].stops);
     }
-    /* None in front of work that others wait for. */
+    /* None in front of work that others wait for, from the first on, however much is in front of that. */
+    launch_blocks(spin, NULL, 5, 1000); /* of 600 us, as was said */
     int before = atomic_load(&stopped_before);
-    for (int k = 0; k < 10; k++)
-        launch(nccl, NULL, 200000);
-    CHECK(atomic_load(&stopped_before) - before <= 1); /* the first is not known yet */
+    for (unsigned k = 0; k < 10; k++)
+        launch_blocks(nccl, NULL, 1 + k / 5, 200000);
+    CHECK_EQUAL(atomic_load(&stopped_before), before);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     done();
 }
@@ -257,6 +258,28 @@ static void launch_and_wait(unsigned blocks, uint64_t block_ns)
     for (int i = 0; i < 10; i++)
         launch_blocks(spin, NULL, blocks, block_ns);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+/* What the segment knows of a kernel counts from its first launch on: how many stops there are, and that it is long. */
+static void what_is_known_of_a_kernel_counts_at_once(void)
+{
+    become_stoppable_in_slices();
+    const char *device = seg->devices[0].name;
+    for (unsigned blocks = 2; blocks <= 3; blocks++) {
+        int at = rg_estimate_enter(seg, rg_estimate_key(rg.program, device, rg_text_hash("rigel_spin"), rg_dims_of(blocks, 1, 1, 32, 1, 1)));
+        CHECK(at >= 0);
+        atomic_store(&seg->estimates[at].duration_ns, blocks == 2 ? 20000 : 2000000);
+    }
+    rg_track *t = rg_track_of(NULL);
+    atomic_store(&t->since_stop_ns, 0);
+    launch_blocks(spin, NULL, 2, 1000);
+    CHECK_EQUAL(t->since_stop_ns, 20000);
+    launch_blocks(spin, NULL, 3, 300000000);
+    CHECK_EQUAL(t->since_stop_ns, 2000000);
+    WAIT_FOR(rg_stops_long(0)); /* while the GPU is at it */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(!rg_stops_long(0));
+    done();
 }
 
 static void in_its_slices_they_are_timed_too(void)
@@ -1202,6 +1225,7 @@ int main(int argc, char **argv)
     RUN(a_stop_for_so_much_work);
     RUN(its_kernels_are_timed);
     RUN(its_kernels_are_timed_beside_requests);
+    RUN(what_is_known_of_a_kernel_counts_at_once);
     RUN(in_its_slices_they_are_timed_too);
     RUN(a_moment_without_stops_ends_nothing);
     RUN(a_page_that_is_registered_still_is_no_end);
