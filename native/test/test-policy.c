@@ -284,7 +284,9 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 200, 10), RG_REQUEST_NEW);
     CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 210, 10), RG_REQUEST_USUAL);
     CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 3, 10), RG_REQUEST_OTHER);
-    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 500, 10), RG_REQUEST_NEW);
+    CHECK_EQUAL(usual_ns, 10);
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 500, 77), RG_REQUEST_NEW);
+    CHECK_EQUAL(usual_ns, 77);
     /* More than any program launches between two waits overflows nothing. */
     for (int i = 0; i < 20; i++)
         AFTER(UINT64_MAX);
@@ -329,6 +331,69 @@ static void requests_that_launch_no_more(void)
     CHECK_EQUAL(rg_policy_alike(-5, 200, 201, RG_REQUEST_USUAL), -5);
     CHECK_EQUAL(rg_policy_alike(5, 200, 500, RG_REQUEST_OTHER), 0);
     CHECK_EQUAL(rg_policy_alike(-5, 200, 3, RG_REQUEST_NEW), -5);
+}
+
+/* What a client has had that is taken off the GPU: what it was not off, from when that was looked at first, each moment once. */
+static void what_it_has_had(void)
+{
+    enum { MS = 1000000 };
+    const uint64_t at = 3600000ull * MS;
+    rg_policy_had had = {0};
+    rg_policy_due_view v = {.starvation_ns = 100 * MS, .period_ns = 100 * MS, .min_share_ppm = 50000};
+#define HAD(ms) (rg_policy_count(&had, &v, at + (ms) * MS), had.credit_ns)
+    CHECK_EQUAL(HAD(0), 0);
+    CHECK_EQUAL(HAD(20), 19 * MS);
+    rg_policy_off(&had, v.idle_ns, at + 20 * MS);
+    CHECK_EQUAL(HAD(120), 14 * MS);
+    CHECK_EQUAL(HAD(220), 9 * MS);
+    /* Back while high clients wait, whose work is in front of its own: off still, until they are idle. */
+    rg_policy_on(&had, true, at + 220 * MS);
+    CHECK_EQUAL(HAD(320), 4 * MS);
+    v.idle_ns = at + 400 * MS;
+    CHECK_EQUAL(HAD(420), 19 * MS);
+    CHECK_EQUAL(HAD(440), 38 * MS);
+    /* Off before they are. */
+    rg_policy_off(&had, v.idle_ns, at + 440 * MS);
+    rg_policy_on(&had, true, at + 460 * MS);
+    rg_policy_off(&had, v.idle_ns, at + 480 * MS);
+    CHECK_EQUAL(HAD(540), 33 * MS);
+    rg_policy_on(&had, false, at + 540 * MS);
+    CHECK_EQUAL(HAD(550), 42 * MS + MS / 2);
+    /* What was before it had its due does not count. */
+    had.given_ns = at + 640 * MS;
+    had.credit_ns = 0;
+    CHECK_EQUAL(HAD(660), 19 * MS);
+}
+
+/* In short slices that is high clients' breaks: from when they were idle to the spell that began then, each once. */
+static void what_it_has_had_in_short_slices(void)
+{
+    enum { MS = 1000000 };
+    const uint64_t at = 3600000ull * MS;
+    rg_policy_had had = {0};
+    rg_policy_due_view v = {.short_slices = true, .starvation_ns = 100 * MS, .period_ns = 100 * MS, .min_share_ppm = 50000};
+    v.idle_ns = at - 70 * MS;
+    v.spell_ns = at - 20 * MS;
+    CHECK_EQUAL(HAD(0), 0);
+    CHECK_EQUAL(HAD(20), -1 * MS);
+    v.idle_ns = at + 50 * MS;
+    CHECK_EQUAL(HAD(60), -3 * MS);
+    v.spell_ns = at + 80 * MS;
+    CHECK_EQUAL(HAD(100), 25 * MS);
+    CHECK_EQUAL(HAD(120), 24 * MS);
+    /* The first request of a spell is over already: from when they had been idle before. */
+    v.idle_ns = at + 140 * MS;
+    CHECK_EQUAL(HAD(160), 22 * MS);
+    v.spell_ns = at + 150 * MS;
+    v.idle_ns = at + 170 * MS;
+    CHECK_EQUAL(HAD(180), 31 * MS);
+    /* A break before its due is none; nor is a spell one that it was let into. */
+    had.given_ns = at + 200 * MS;
+    v.spell_ns = at + 190 * MS;
+    CHECK_EQUAL(HAD(220), 30 * MS);
+    v.idle_ns = at + 195 * MS;
+    v.spell_ns = at + 210 * MS;
+    CHECK_EQUAL(HAD(240), 39 * MS);
 }
 
 /* Requests launch more in one part than in another: that is learned from what was seen of them. */
@@ -507,6 +572,8 @@ int main(void)
     slices_beside_one_another();
     brief_requests();
     pace_of_a_request();
+    what_it_has_had();
+    what_it_has_had_in_short_slices();
     course_of_requests();
     balance_of_kinds();
     requests_that_are_alike();
