@@ -1096,6 +1096,169 @@ static void the_agent_leaves_it_to_who_waits_for_an_event(void)
     done();
 }
 
+/* What the agent asks of the driver, from before there is one: which streams it records on, and what it leaves. */
+static rg_driver plain;
+static _Atomic uint32_t agent_records, agent_events, agent_pushes, agent_pops;
+static _Atomic(CUstream) agent_stream; /* that of its last event */
+static CUresult note_record(CUevent e, CUstream s)
+{
+    if (rg_agent_is_self()) {
+        atomic_store(&agent_stream, s);
+        atomic_fetch_add(&agent_records, 1);
+    }
+    return ((__typeof__(&cuEventRecord))plain.hooked[RG_HOOK_cuEventRecord])(e, s);
+}
+
+static CUresult note_create(CUevent *e, unsigned flags)
+{
+    atomic_fetch_add(&agent_events, rg_agent_is_self());
+    return ((__typeof__(&cuEventCreate))plain.hooked[RG_HOOK_cuEventCreate])(e, flags);
+}
+
+static CUresult note_push(CUcontext c)
+{
+    atomic_fetch_add(&agent_pushes, rg_agent_is_self());
+    return plain.cuCtxPushCurrent_v2(c);
+}
+
+static CUresult note_pop(CUcontext *c)
+{
+    atomic_fetch_add(&agent_pops, rg_agent_is_self());
+    return plain.cuCtxPopCurrent_v2(c);
+}
+
+static void become_high_with_its_agent_watched(void)
+{
+    prepare_waiting_client("gate", "high");
+    CHECK(rg_real_ready());
+    plain = rg_real;
+    rg_real.hooked[RG_HOOK_cuEventRecord] = (void *)note_record;
+    rg_real.hooked[RG_HOOK_cuEventCreate] = (void *)note_create;
+    rg_real.cuCtxPushCurrent_v2 = note_push;
+    rg_real.cuCtxPopCurrent_v2 = note_pop;
+    seg->settings.quiet_us = NEVER_QUIET_US;
+    attach_client();
+    load_kernels(ptx);
+}
+
+static void beats(int n)
+{
+    for (uint64_t seen; n; n--) {
+        seen = atomic_load(&rg.slot->heartbeat_ns);
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+    }
+}
+
+/* It has one event for a stream, and as many contexts current as before. */
+static void the_agent_leaves_nothing_behind(void)
+{
+    enum { PERIODS = 10 };
+    become_high_with_its_agent_watched();
+    agent_ends_periods(true);
+    for (int i = 0; i < PERIODS; i++) {
+        launch(spin, NULL, 1000);
+        WAIT_FOR(busy_word() == 0);
+    }
+    agent_ends_periods(false);
+    CHECK(agent_records >= PERIODS);
+    CHECK_EQUAL(agent_events, 1);
+    CHECK(agent_pushes >= PERIODS);
+    CHECK_EQUAL(agent_pops, agent_pushes);
+    done();
+}
+
+/* It looks at no stream during a capture, at none that has nothing unfinished, and once at what is. */
+static void the_agent_looks_at_what_is_unfinished_only(void)
+{
+    become_high_with_its_agent_watched();
+    CUstream s, other;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    launch(spin, other, 1000);
+    CHECK_EQUAL(cuStreamSynchronize(other), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0); /* nothing is done before it is resumed */
+    launch(spin, s, 1000);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(other, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    agent_ends_periods(true);
+    beats(2);
+    CHECK_EQUAL(agent_records, 0);
+    CHECK_EQUAL(cuStreamEndCapture(other, &graph), CUDA_SUCCESS);
+    const rg_track *t = rg_track_find(rg_track_key(s));
+    CHECK(t != NULL);
+    WAIT_FOR(agent_looks_at(t));
+    beats(2);
+    CHECK_EQUAL(agent_records, 1);
+    CHECK(atomic_load(&agent_stream) == s);
+    CHECK_EQUAL(busy_word(), 1);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    WAIT_FOR(busy_word() == 0);
+    done();
+}
+
+/* Launches until the next one would go by rg_again; a beat of the agent's may come between. How many that took. */
+static int launch_until_again(CUstream s)
+{
+    int n = 0;
+    if (!rg_rec.processor)
+        rg_rec.processor = true; /* whatever time this host's kernel keeps */
+    do
+        launch(spin, s, 1000);
+    while (++n < 10 && !rg_is_again(rg_rec.epoch, s));
+    CHECK(n < 10);
+    return n;
+}
+
+/* Nor does it look before nothing was launched for as long as was said. */
+static void the_agent_leaves_alone_what_has_just_been_launched(void)
+{
+    become_high_with_its_agent_watched();
+    seg->settings.quiet_us = 5000000;
+    beats(1);
+    launch(spin, NULL, 1000);
+    beats(3);
+    CHECK_EQUAL(agent_records, 0);
+    CHECK_EQUAL(busy_word(), 1);
+    done();
+}
+
+/* Others may have taken a busy client for dead, that was only stopped: it says again that it is busy, and launches. */
+static void who_was_taken_for_dead_says_that_it_lives(void)
+{
+    become("high");
+    rg_device *dev = &seg->devices[0];
+    launch(spin, NULL, 1000);
+    rg_segment_clear_busy(seg, rg.slot_index);
+    WAIT_FOR(busy_word() == 1);
+    WAIT_FOR(atomic_load(&dev->high_launching) == 1);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    beats(2);
+    CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+/* A thread that goes on launching marks its stream again once the agent has looked at it: what it launches then is not covered. */
+static void what_follows_on_the_agents_look_is_seen(void)
+{
+    become_high_with_its_agent_watched();
+    CUstream s;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 1), 0);
+    for (int i = 0; i < 5; i++) {
+        launch_until_again(s);
+        agent_ends_periods(true);
+        const rg_track *t = rg_track_find(rg_track_key(s));
+        WAIT_FOR(agent_looks_at(t));
+        uint64_t token = atomic_load(&t->state);
+        launch(spin, s, 1000);
+        CHECK(atomic_load(&t->state) != token);
+        agent_ends_periods(false);
+    }
+    CHECK_EQUAL(rg_real.rigelSimSuspend(0, 0), 0);
+    CHECK_EQUAL(cuStreamSynchronize(s), CUDA_SUCCESS);
+    done();
+}
+
 static void *per_thread_launch(void *context)
 {
     CUmodule module;
@@ -1317,19 +1480,6 @@ static void streams_keep_their_tracks_where_they_share_a_place(void)
         CHECK(rg_track_of(s[i]) == of[i]);
     CHECK_EQUAL(rg.track_count, tracks);
     done();
-}
-
-/* Launches until the next one would go by rg_again; a beat of the agent's may come between. How many that took. */
-static int launch_until_again(CUstream s)
-{
-    int n = 0;
-    if (!rg_rec.processor)
-        rg_rec.processor = true; /* whatever time this host's kernel keeps */
-    do
-        launch(spin, s, 1000);
-    while (++n < 10 && !rg_is_again(rg_rec.epoch, s));
-    CHECK(n < 10);
-    return n;
 }
 
 static uint64_t cuLaunchKernel_calls(void)
@@ -1720,6 +1870,11 @@ int main(int argc, char **argv)
     RUN(the_agent_compares_the_clocks_and_has_launches_look_again);
     RUN(the_agent_looks_often_after_those_that_never_wait);
     RUN(the_agent_leaves_it_to_who_waits_for_an_event);
+    RUN(the_agent_leaves_nothing_behind);
+    RUN(the_agent_looks_at_what_is_unfinished_only);
+    RUN(the_agent_leaves_alone_what_has_just_been_launched);
+    RUN(who_was_taken_for_dead_says_that_it_lives);
+    RUN(what_follows_on_the_agents_look_is_seen);
     RUN(the_agent_goes_on_beside_who_ends_a_context);
     RUN(the_agent_waits_in_the_right_context);
     RUN(a_context_takes_the_agents_events_with_it);
