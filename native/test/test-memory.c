@@ -1134,6 +1134,80 @@ static void a_lock_whose_owner_died_is_taken(void)
     done();
 }
 
+/* Two processes that ask at once are told one after the other: who has the lock is waited for, as long as it lives, for a while. */
+static void who_has_the_lock_is_waited_for(void)
+{
+    const uint64_t AT_LEAST_NS = 100000000; /* account.h */
+    prepare();
+    become("locked", "1000");
+    atomic_store(&rg.account->lock, 1); /* init */
+    uint64_t since = rg_now_ns();
+    CHECK(rg_account_charge(seg, rg.account, rg.slot_index, 1000));
+    CHECK(rg_now_ns() - since >= AT_LEAST_NS);
+    CHECK_EQUAL(rg.account->lock, 1); /* it is not ours to give back */
+    CHECK(!rg_account_charge(seg, rg.account, rg.slot_index, 1));
+    atomic_store(&rg.account->lock, 0);
+    rg_account_return(seg, rg.slot_index, 1000);
+    done();
+}
+
+/* What an account is entered with, and for whom: also where the slot was another client's before. */
+static void an_account_has_its_own_slots(void)
+{
+    prepare();
+    rg_account *first = rg_account_enter(seg, "first"), *second = rg_account_enter(seg, "second");
+    CHECK(first && second && first != second && rg_account_enter(seg, "first") == first);
+    CHECK(strcmp(first->name, "first") == 0 && strcmp(second->name, "second") == 0);
+    CHECK(rg_account_join(seg, 3, "first") == first && rg_account_join(seg, 4, "first") == first);
+    const rg_account *third = rg_account_join(seg, 5, "third");
+    CHECK(third && strcmp(third->name, "third") == 0 && third->slots == 1 << 5);
+    CHECK_EQUAL(first->slots, 1 << 3 | 1 << 4);
+    CHECK(rg_account_join(seg, 3, "second") == second);
+    CHECK_EQUAL(first->slots, 1 << 4);
+    CHECK_EQUAL(second->slots, 1 << 3);
+    /* The class that is asked of all of a client, where one is. */
+    CHECK_EQUAL(rg_account_class(seg, "first", RG_CLASS_HIGH), RG_CLASS_HIGH);
+    for (uint32_t class = RG_CLASS_HIGH; class <= RG_CLASS_BEST_EFFORT; class++) {
+        atomic_store(&first->wanted_class, class);
+        for (uint32_t started = RG_CLASS_HIGH; started <= RG_CLASS_BEST_EFFORT; started++)
+            CHECK_EQUAL(rg_account_class(seg, "first", started), class);
+    }
+    atomic_store(&first->wanted_class, 77);
+    CHECK_EQUAL(rg_account_class(seg, "first", RG_CLASS_BEST_EFFORT), RG_CLASS_BEST_EFFORT);
+    done();
+}
+
+/* With an exec ends all that the program before it had in the segment, and nothing of another process's, or of this program's other clients. */
+static void an_exec_ends_what_was_before(void)
+{
+    enum { FORMER, STRANGER, MINE, NOW, SLOTS };
+    prepare();
+    int slots[SLOTS];
+    uint64_t owners[SLOTS];
+    for (int i = 0; i < SLOTS; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "client %d", i);
+        slots[i] = rg_segment_claim(seg, name, RG_CLASS_HIGH, rg_now_ns());
+        CHECK(slots[i] >= 0);
+        rg_account_join(seg, slots[i], name);
+        rg_device_busy(&seg->devices[1], slots[i], rg_now_ns());
+        owners[i] = seg->clients[slots[i]].owner;
+    }
+    atomic_store(&seg->clients[slots[FORMER]].image, seg->clients[slots[NOW]].image + 2);
+    atomic_store(&seg->clients[slots[STRANGER]].image, seg->clients[slots[NOW]].image + 2);
+    atomic_store(&seg->clients[slots[STRANGER]].owner, owners[STRANGER] + 1);
+    atomic_store(&seg->accounts[0].lock, owners[FORMER]);
+    atomic_store(&seg->accounts[1].lock, owners[STRANGER] + 1);
+    CHECK(rg_account_join(seg, slots[NOW], "client 3") != NULL);
+    for (int i = 0; i < SLOTS; i++) {
+        CHECK_EQUAL(seg->clients[slots[i]].state, i == FORMER ? RG_DEAD : RG_LIVE);
+        CHECK_EQUAL(seg->devices[1].high_busy >> slots[i] & 1, i != FORMER);
+    }
+    CHECK_EQUAL(seg->accounts[0].lock, 0);
+    CHECK_EQUAL(seg->accounts[1].lock, owners[STRANGER] + 1);
+    done();
+}
+
 static void one_half_for_ever(void)
 {
     become("half", "1000000");
@@ -1298,6 +1372,9 @@ int main(int argc, char **argv)
     RUN(killed_between_charging_and_allocating);
     RUN(killed_beside_another_process);
     RUN(a_lock_whose_owner_died_is_taken);
+    RUN(who_has_the_lock_is_waited_for);
+    RUN(an_account_has_its_own_slots);
+    RUN(an_exec_ends_what_was_before);
     RUN(processes_of_a_client_share_its_limit);
     RUN(what_one_process_holds_the_other_cannot);
     RUN(another_clients_memory_is_its_own);
