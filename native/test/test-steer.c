@@ -64,6 +64,14 @@ static void other_launches(bool on)
     }
 }
 
+static void beats(int n)
+{
+    for (uint64_t seen; n; n--) {
+        seen = atomic_load(&rg.slot->heartbeat_ns);
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+    }
+}
+
 /* ---- a thread that launches and waits ---- */
 
 static _Atomic int launched, finished;
@@ -460,6 +468,18 @@ static void pauses_have_an_end(void)
     done();
 }
 
+/* Nor could anybody where there is another segment of that name by now. */
+static void a_pause_ends_with_its_segment(void)
+{
+    become("best-effort");
+    pthread_t thread = paused_launch();
+    const char *other = scratch("steer-other");
+    fresh_segment(other);
+    CHECK_EQUAL(rename(other, segment_path), 0);
+    join(thread);
+    done();
+}
+
 /* The agent may be in the driver, which waits for what is held back: as good as none. */
 static void a_pause_ends_without_the_agent(void)
 {
@@ -514,10 +534,72 @@ static void a_high_client_is_not_paused(void)
 static void weight_changes(void)
 {
     become("best-effort");
+    beats(2);
+    CHECK_EQUAL(rg.slot->weight, RG_POLICY_WEIGHT_ONE); /* nothing is asked */
     atomic_store(&account->wanted_weight, 2500);
     WAIT_FOR(atomic_load(&rg.slot->weight) == 2500);
     WAIT_FOR(atomic_load(&RG_PROCESS->inverse_weight) == rg_policy_inverse(2500));
     done();
+}
+
+/* A weight that is none counts as 1. */
+static void weights_as_they_are_given(void)
+{
+    static const struct {
+        const char *given;
+        uint32_t weight;
+    } cases[] = {{"2.5", 2500},  {"100", 100000}, {"0.01", 10}, {"", 1000},    {"x", 1000}, {"2x", 1000},
+                 {"0.009", 1000}, {"101", 1000},   {"-1", 1000}, {"nan", 1000}, {NULL, 1000}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (cases[i].given)
+                setenv("RIGEL_WEIGHT", cases[i].given, 1);
+            become("best-effort");
+            CHECK_EQUAL(rg.slot->weight, cases[i].weight);
+            CHECK_EQUAL(RG_PROCESS->inverse_weight, rg_policy_inverse(cases[i].weight));
+            done();
+            exit(0);
+        }
+        int status = -1;
+        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+        CHECK_EQUAL(status, 0);
+    }
+}
+
+/* Priorities are set from when a policy has them, of all streams that there are; not by those that have none. Also past Rigel for now. */
+static void streams_follow_the_policy(void)
+{
+    const uint32_t none[] = {RG_POLICY_NONE, RG_POLICY_FAIR, RG_POLICY_NONE};
+    for (int i = 0; i < 3; i++) {
+        bool past = i == 2;
+        pid_t pid = fork();
+        if (pid == 0) {
+            prepare("high");
+            seg->settings.policy = none[i];
+            attach();
+            CUstream s;
+            CHECK_EQUAL(cuStreamCreate(&s, 1), CUDA_SUCCESS);
+            launch(s, 1000);
+            CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+            int before = priority_of(s);
+            beats(2);
+            CHECK(before != -4 && priority_of(s) == before);
+            if (past)
+                CHECK_EQUAL(rigel_bypass_begin(), 0);
+            seg->settings.policy = RG_POLICY_PRIORITY;
+            if (past) {
+                beats(2);
+                rigel_bypass_end();
+            }
+            WAIT_FOR(priority_of(s) == -4);
+            done();
+            exit(0);
+        }
+        int status = -1;
+        CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+        CHECK_EQUAL(status, 0);
+    }
 }
 
 static void policy_changes(void)
@@ -591,27 +673,36 @@ static void changes_under_load(void)
     done();
 }
 
-/* A loop that has died while it tried settings leaves those that there were before; one that lives, or tries none, its own. */
+/* All that the loop of policy slo moves. */
+#define MOVED(S) S(suspend) S(defer_us) S(defer_ppm) S(need_us) S(slice_us) S(inflight) S(corun) S(stop_us) S(share_period_us)
+
+/* A loop that has died while it tried settings leaves those that there were before; one that lives, tries none or has kept none, its own. */
 static void a_trial_ends_with_its_loop(void)
 {
+    enum { DIED, LIVES, TRIES_NONE, KEPT_NONE, HOW };
     enum { AGO_NS = 4000000000u };
     become("best-effort");
-    for (int i = 0; i < 3; i++) {
-        bool lives = i == 1, tries = i != 2;
-        seg->settings.inflight = seg->settings.share_period_us = seg->settings.stop_us = 64;
-        seg->control.kept_inflight = seg->control.kept_stop_us = seg->control.kept_share_period_us = 8;
-        seg->control.kept = 1;
-        seg->control.beat_ns = lives ? rg_now_ns() + 3600000000000u : rg_now_ns() - AGO_NS;
-        seg->control.trying = tries;
-        if (!lives && tries) {
-            WAIT_FOR(atomic_load(&seg->settings.stop_us) == 8);
-            CHECK_EQUAL(seg->control.trying, 0);
-        } else {
+    for (int how = 0; how < HOW; how++) {
+        uint32_t n = 0;
+        seg->control.trying = 0;
+#define TRY(name) \
+    n++; \
+    seg->settings.name = 64 + n; \
+    seg->control.kept_##name = 8 + n;
+        MOVED(TRY)
+        seg->control.kept = how != KEPT_NONE;
+        seg->control.beat_ns = how == LIVES ? rg_now_ns() + 3600000000000u : rg_now_ns() - AGO_NS;
+        seg->control.trying = how != TRIES_NONE;
+        if (how == DIED)
+            WAIT_FOR(atomic_load(&seg->settings.share_period_us) == 8 + n); /* the last one that is put back */
+        else if (how == KEPT_NONE)
+            WAIT_FOR(!atomic_load(&seg->control.trying));
+        else
             usleep(250000); /* two beats */
-            CHECK_EQUAL(seg->settings.stop_us, 64);
-        }
-        CHECK_EQUAL(seg->settings.inflight, seg->settings.stop_us);
-        WAIT_FOR(atomic_load(&seg->settings.share_period_us) == seg->settings.stop_us);
+        CHECK_EQUAL(seg->control.trying, how == LIVES);
+        n = 0;
+#define TRIED(name) CHECK_EQUAL(seg->settings.name, (how == DIED ? 8 : 64) + ++n);
+        MOVED(TRIED)
     }
     done();
 }
@@ -636,10 +727,13 @@ int main(int argc, char **argv)
     RUN(paused_is_off_the_gpu);
     RUN(another_clients_turn);
     RUN(pauses_have_an_end);
+    RUN(a_pause_ends_with_its_segment);
     RUN(a_pause_ends_without_the_agent);
     RUN(who_was_paused_is_back_without_the_agent);
     RUN(leaving_ends_a_pause);
     RUN(a_high_client_is_not_paused);
+    RUN(streams_follow_the_policy);
+    RUN(weights_as_they_are_given);
     RUN(weight_changes);
     RUN(policy_changes);
     RUN(a_trial_ends_with_its_loop);
