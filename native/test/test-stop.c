@@ -32,9 +32,11 @@ static void other_is_done(void)
 static __typeof__(rg_real.cuStreamWaitValue32_v2) real_stop;
 static _Atomic int stopped_before;
 static _Atomic CUresult answer;
+static _Atomic(CUdeviceptr) stops_at; /* where the GPU looks */
 static CUresult stop(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
 {
     atomic_fetch_add(&stopped_before, 1);
+    atomic_store(&stops_at, address);
     return atomic_load(&answer) ? atomic_load(&answer) : real_stop(stream, address, value, flags);
 }
 
@@ -258,6 +260,34 @@ static void launch_and_wait(unsigned blocks, uint64_t block_ns)
     for (int i = 0; i < 10; i++)
         launch_blocks(spin, NULL, blocks, block_ns);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+/* The GPU looks at the slot's own word, which says nothing of who had the slot before: he may have ended as he was stopped. */
+static void the_word_is_its_own(void)
+{
+    setenv("RIGEL_SIM_MPS", "1", 1);
+    CHECK(rg_real_ready());
+    real_stop = rg_real.cuStreamWaitValue32_v2;
+    rg_real.cuStreamWaitValue32_v2 = stop;
+    prepare_waiting_client("gate", "best-effort");
+    CHECK_EQUAL(rg_segment_claim(seg, "first", RG_CLASS_BEST_EFFORT, rg_now_ns()), 0); /* whose word is where the page begins */
+    seg->settings.policy = policy;
+    attach_client();
+    load_kernels(ptx);
+    launch(spin, NULL, 1000);
+    _Atomic uint64_t *word = &rg.segment->stops[0].word[rg.slot_index];
+    CHECK(rg.slot_index > 0);
+    atomic_store(word, RG_STOP_STOPPED);
+    seg->settings.preempt = 1;
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    CHECK(atomic_load(word) != RG_STOP_STOPPED);
+    seg->settings.stop_us = 1;
+    int before = atomic_load(&stopped_before);
+    launch(spin, NULL, 200000);
+    CHECK_EQUAL(atomic_load(&stopped_before), before + 1);
+    CHECK(atomic_load(&stops_at) == (CUdeviceptr)(uintptr_t)word); /* the simulated GPU's are addresses of this process */
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    done();
 }
 
 /* What the segment knows of a kernel counts from its first launch on: how many stops there are, and that it is long. */
@@ -628,6 +658,82 @@ static void a_page_of_its_own_where_the_segment_is_refused(void)
     WAIT_FOR(word() == RG_STOP_STOPPED);
     other_is_done();
     WAIT_FOR(word() == RG_STOP_FREE);
+    /* Nothing waits for that one either when it goes with its context. */
+    other_launches();
+    WAIT_FOR(word() == RG_STOP_STOPPED);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    CHECK_EQUAL(word(), RG_STOP_FREE);
+    other_is_done();
+    done();
+}
+
+/* What the agent does for a page. */
+static _Atomic int registered, pushed, popped;
+static _Atomic CUresult register_answer;
+static CUresult (*real_push)(CUcontext), (*real_pop)(CUcontext *);
+static CUresult count_register(void *at, size_t bytes, unsigned flags)
+{
+    atomic_fetch_add(&registered, 1);
+    return atomic_load(&register_answer) ? atomic_load(&register_answer) : real_register(at, bytes, flags);
+}
+
+static CUresult count_push(CUcontext c)
+{
+    atomic_fetch_add(&pushed, rg_agent_is_self());
+    return real_push(c);
+}
+
+static CUresult count_pop(CUcontext *c)
+{
+    atomic_fetch_add(&popped, rg_agent_is_self());
+    return real_pop(c);
+}
+
+static void beats(int n)
+{
+    for (uint64_t seen; n; n--) {
+        seen = atomic_load(&rg.slot->heartbeat_ns);
+        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
+    }
+}
+
+/* Not while something is captured, nor again where the driver has refused it for good; and it leaves the context that was current. */
+static void a_page_is_registered_at_the_right_moment(void)
+{
+    setenv("RIGEL_SIM_MPS", "1", 1);
+    CHECK(rg_real_ready());
+    real_register = rg_real.cuMemHostRegister_v2;
+    rg_real.cuMemHostRegister_v2 = count_register;
+    real_push = rg_real.cuCtxPushCurrent_v2;
+    rg_real.cuCtxPushCurrent_v2 = count_push;
+    real_pop = rg_real.cuCtxPopCurrent_v2;
+    rg_real.cuCtxPopCurrent_v2 = count_pop;
+    become("best-effort");
+    launch(spin, NULL, 1000);
+    CUstream s;
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamCreate(&s, CU_STREAM_NON_BLOCKING), CUDA_SUCCESS);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    seg->settings.preempt = 1;
+    beats(3);
+    CHECK_EQUAL(registered, 0);
+    CHECK_EQUAL(cuStreamEndCapture(s, &graph), CUDA_SUCCESS);
+    WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_STOPPABLE);
+    WAIT_FOR(atomic_load(&pushed) > 0 && atomic_load(&pushed) == atomic_load(&popped));
+    atomic_store(&register_answer, CUDA_ERROR_NOT_PERMITTED);
+    CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
+    int before = atomic_load(&registered);
+    CHECK_EQUAL(cu.cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    CHECK_EQUAL(cu.cuCtxSetCurrent(context), CUDA_SUCCESS);
+    load_kernels(ptx);
+    launch(spin, NULL, 1000);
+    WAIT_FOR(atomic_load(&registered) > before);
+    beats(2);
+    before = atomic_load(&registered);
+    beats(3);
+    CHECK_EQUAL(registered, before);
+    CHECK_EQUAL(rg_stops_ready(0), RG_STOPS_NONE);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     done();
 }
 
@@ -1179,6 +1285,9 @@ static void long_for_as_long_as_it_may_run(void)
     rg_real.cuStreamWriteValue32_v2 = NULL;
     become_stoppable_in_slices();
     CHECK(!rg_stops_long(0));
+    rg_stops_began(0); /* what was queued before may be anything */
+    CHECK(rg_stops_long(0));
+    WAIT_FOR(!rg_stops_long(0));
     rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 3600000000);
     launch_blocks(spin, NULL, 2, 1000);
     usleep(1200000);
@@ -1225,6 +1334,7 @@ int main(int argc, char **argv)
     RUN(a_stop_for_so_much_work);
     RUN(its_kernels_are_timed);
     RUN(its_kernels_are_timed_beside_requests);
+    RUN(the_word_is_its_own);
     RUN(what_is_known_of_a_kernel_counts_at_once);
     RUN(in_its_slices_they_are_timed_too);
     RUN(a_moment_without_stops_ends_nothing);
@@ -1238,6 +1348,7 @@ int main(int argc, char **argv)
     RUN(who_is_not_armed_is_stopped_by_nobody);
     RUN(nothing_is_armed_of_who_is_gone);
     RUN(a_page_of_its_own_where_the_segment_is_refused);
+    RUN(a_page_is_registered_at_the_right_moment);
     RUN(stops_in_its_slices);
     RUN(suspended_again_as_launches_go_on);
     RUN(what_follows_is_waited_for);
