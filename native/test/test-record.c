@@ -332,6 +332,128 @@ static void contexts_go_while_another_thread_is_timed(void)
     gone();
 }
 
+/* ---- contexts that go, with their events ---- */
+
+/* The driver's, which Rigel has got before it has any thread; here nothing is done while it is held up. */
+static rg_driver plain;
+static _Atomic bool held_up;
+enum { EVENTS = 64 };
+static CUevent stale[EVENTS]; /* of a context that is gone */
+static _Atomic uint32_t made, gone_with_it, stale_uses;
+static CUevent events_made[EVENTS];
+
+static void use(CUevent event)
+{
+    bool its = !event;
+    for (uint32_t i = 0; i < atomic_load(&gone_with_it); i++)
+        its |= event == stale[i];
+    atomic_fetch_add(&stale_uses, its);
+}
+
+static CUresult create(CUevent *event, unsigned flags)
+{
+    CUresult r = ((__typeof__(&cuEventCreate))plain.hooked[RG_HOOK_cuEventCreate])(event, flags);
+    uint32_t n = atomic_fetch_add(&made, 1);
+    if (n < EVENTS)
+        events_made[n] = *event;
+    return r;
+}
+
+static CUresult query(CUevent event)
+{
+    use(event);
+    return atomic_load(&held_up) ? CUDA_ERROR_NOT_READY : ((__typeof__(&cuEventQuery))plain.hooked[RG_HOOK_cuEventQuery])(event);
+}
+
+static CUresult record(CUevent event, CUstream s)
+{
+    use(event);
+    return ((__typeof__(&cuEventRecord))plain.hooked[RG_HOOK_cuEventRecord])(event, s);
+}
+
+static CUresult destroy(CUevent event)
+{
+    use(event);
+    return ((__typeof__(&cuEventDestroy_v2))plain.hooked[RG_HOOK_cuEventDestroy_v2])(event);
+}
+
+static void become_watched(void)
+{
+    prepare(1 << 14, RG_REC_TIMED);
+    CHECK(rg_real_ready());
+    plain = rg_real;
+    rg_real.hooked[RG_HOOK_cuEventCreate] = (void *)create;
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)query;
+    rg_real.hooked[RG_HOOK_cuEventRecord] = (void *)record;
+    rg_real.hooked[RG_HOOK_cuEventDestroy_v2] = (void *)destroy;
+    become();
+    rg_agent_stop(); /* it has events of its own */
+}
+
+/* So many launches, each of which is told with its time. */
+static void launch_timed(unsigned n)
+{
+    for (uint32_t before = entries(RG_REC_TIME), left = n; left; left--) {
+        launch(NULL, 66, 1000);
+        if (left % 512 == 1)
+            WAIT_FOR(entries(RG_REC_TIME) == before + n + 1 - left);
+    }
+    CHECK_EQUAL(file->header.untimed, 0);
+}
+
+/* Events go with their context: they are not asked for after it, nor recorded or destroyed as their places are used again, of which none is lost. */
+static void events_go_with_their_context(void)
+{
+    enum { PLACES = 4096, BEFORE = 5, UNFINISHED = 2 }; /* of a few launches the times are there, of some not yet */
+    CUcontext its;
+    become_watched();
+    CHECK_EQUAL(cuCtxCreate_v2(&its, 0, 0), CUDA_SUCCESS);
+    CUfunction kept = spin;
+    load_kernels(NULL);
+    launch_timed(BEFORE);
+    atomic_store(&held_up, true);
+    for (int i = 0; i < UNFINISHED; i++)
+        launch(NULL, 66, 1000);
+    CHECK_EQUAL(cuCtxDestroy_v2(its), CUDA_SUCCESS);
+    CHECK(made >= 2 * (BEFORE + UNFINISHED) && made < EVENTS);
+    memcpy(stale, events_made, sizeof stale);
+    atomic_store(&gone_with_it, atomic_load(&made));
+    atomic_store(&held_up, false);
+    CHECK_EQUAL(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    spin = kept;
+    launch_timed(PLACES + 100);
+    CHECK_EQUAL(stale_uses, 0);
+    /* Nor is the event of a context that is still there for a launch in another one. */
+    CHECK_EQUAL(cuCtxCreate_v2(&its, 0, 0), CUDA_SUCCESS);
+    load_kernels(NULL);
+    launch_timed(BEFORE);
+    CHECK_EQUAL(entries(RG_REC_TIME), BEFORE + PLACES + 100 + BEFORE);
+    rigel_shutdown();
+    gone();
+}
+
+/* As they do with all contexts of a device; those of another one stay. */
+static void events_go_with_their_device(void)
+{
+    become_watched();
+    atomic_store(&held_up, true);
+    launch(NULL, 66, 1000);
+    rg_record_forget_context(NULL, 7);
+    atomic_store(&held_up, false);
+    WAIT_FOR(entries(RG_REC_TIME) == 1);
+    atomic_store(&held_up, true);
+    launch(NULL, 66, 1000);
+    rg_record_forget_context(NULL, 0);
+    memcpy(stale, events_made, sizeof stale);
+    atomic_store(&gone_with_it, atomic_load(&made));
+    atomic_store(&held_up, false);
+    launch(NULL, 66, 1000);
+    WAIT_FOR(entries(RG_REC_TIME) == 2);
+    CHECK_EQUAL(stale_uses, 0);
+    rigel_shutdown();
+    gone();
+}
+
 /* A file that cannot be used costs one line and nothing else. */
 static void an_unusable_recording_stops_nothing(void)
 {
@@ -360,6 +482,8 @@ int main(int argc, char **argv)
     RUN(a_handle_given_out_again_is_told_as_another_kernel);
     RUN(a_graph_at_a_handle_given_out_again_is_told_as_another);
     RUN(contexts_go_while_another_thread_is_timed);
+    RUN(events_go_with_their_context);
+    RUN(events_go_with_their_device);
     RUN(an_unusable_recording_stops_nothing);
     return failures ? 1 : 0;
 }
