@@ -400,6 +400,61 @@ static void known_kernels_make_the_first_launch_go_in_pieces(void)
     done();
 }
 
+/* The simulated GPU has no graphs in graphs: here copies are such. */
+static CUgraph inside_of_copies;
+static CUresult copies_are_graphs(CUgraphNode node, int *type)
+{
+    CUresult r = plain.cuGraphNodeGetType(node, type);
+    *type = *type == CU_GRAPH_NODE_TYPE_KERNEL ? CU_GRAPH_NODE_TYPE_KERNEL : CU_GRAPH_NODE_TYPE_GRAPH;
+    return r;
+}
+
+static CUresult inside_of(CUgraphNode node, CUgraph *inside)
+{
+    (void)node;
+    *inside = inside_of_copies;
+    return CUDA_SUCCESS;
+}
+
+static CUgraph kernels_and_copy(unsigned kernels, CUdeviceptr cell)
+{
+    CUgraph graph;
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    for (unsigned i = 0; i < kernels; i++)
+        spin_on(stream, 200000);
+    if (cell)
+        copy(cell, cell + CELL, stream);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &graph), CUDA_SUCCESS);
+    return graph;
+}
+
+/* A graph in a graph takes as long as all that is in it, if that is known of all of it. */
+static void a_graph_in_a_graph_takes_what_is_in_it(void)
+{
+    become(RG_POLICY_PRIORITY);
+    rg_agent_stop();
+    for (int i = 0; i < 4; i++) {
+        spin_on(stream, 200000);
+        synchronise();
+        rg_samples_poll();
+    }
+    const rg_track *t = rg_track_find(rg_track_key(stream));
+    uint32_t one = rg_duration_elsewhere(t, "rigel_spin", rg_dims_of(1, 1, 1, 32, 1, 1));
+    CHECK(one >= 200000);
+    CUgraph outside = kernels_and_copy(2, cells(2));
+    CHECK_EQUAL(rg_pieces_guess(outside, t), 2 * one);
+    rg_real.cuGraphNodeGetType = copies_are_graphs;
+    rg_real.cuGraphChildGraphNodeGetGraph = inside_of;
+    inside_of_copies = kernels_and_copy(3, 0);
+    CHECK_EQUAL(rg_pieces_guess(outside, t), 5 * one);
+    CHECK_EQUAL(cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_RELAXED), CUDA_SUCCESS);
+    launch_blocks(spin, stream, 2, 200000); /* of this shape for the first time */
+    spin_on(stream, 200000);
+    CHECK_EQUAL(cuStreamEndCapture(stream, &inside_of_copies), CUDA_SUCCESS);
+    CHECK_EQUAL(rg_pieces_guess(outside, t), 0);
+    done();
+}
+
 static void what_is_short_or_not_held_here_goes_out_whole(void)
 {
     become(RG_POLICY_PRIORITY);
@@ -1088,6 +1143,7 @@ int main(int argc, char **argv)
     RUN(pieces_learn_their_durations);
     RUN(branches_stay_in_order);
     RUN(known_kernels_make_the_first_launch_go_in_pieces);
+    RUN(a_graph_in_a_graph_takes_what_is_in_it);
     RUN(what_is_short_or_not_held_here_goes_out_whole);
     RUN(what_cannot_be_cut_says_why);
     RUN(what_the_gpu_may_change_goes_out_whole);

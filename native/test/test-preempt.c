@@ -571,6 +571,31 @@ static void who_has_run_is_owed_nothing(void)
     done();
 }
 
+/* With its due it has had its share: what it went without before that gives it no second one, once it has run for a while. */
+static void what_it_went_without_is_settled_with_its_due(void)
+{
+    become_preemptible();
+    seg->settings.slice_us = 16000;
+    seg->settings.starvation_us = 100000;
+    WAIT_FOR(rg.slot->slice_us == 16000);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->starved) == 1);
+    seg->settings.share_period_us = 600000000;
+    usleep(1200000); /* without, for longer than counts */
+    seg->settings.share_period_us = 0;
+    WAIT_FOR(atomic_load(&rg.slot->starved) == 2);
+    other_launches(false); /* a break ends it */
+    WAIT_FOR(atomic_load(&rg.slot->slice_us) == 16000);
+    usleep(40000);
+    uint64_t suspensions = atomic_load(&rg.slot->suspensions);
+    other_launches(true);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) > suspensions);
+    usleep(180000); /* of 760 ms at least for which it may do without */
+    CHECK_EQUAL(rg.slot->starved, 2);
+    WAIT_FOR(atomic_load(&rg.slot->starved) > 2);
+    done();
+}
+
 /* In short slices high clients' breaks are what it has had, also where the first request after one is over before its thread looks. */
 static void a_break_is_a_share(void)
 {
@@ -1074,6 +1099,7 @@ int main(int argc, char **argv)
     RUN(back_as_they_wait);
     RUN(a_request_that_stops_is_waited_for_so_long);
     RUN(who_has_run_is_owed_nothing);
+    RUN(what_it_went_without_is_settled_with_its_due);
     RUN(a_break_is_a_share);
     RUN(a_long_slice_ends_when_a_request_waits);
     RUN(slices_that_are_long_still_keep_nobody_waiting);

@@ -3,6 +3,7 @@
  * so that what the GPU does of it is not seen here; which calls are made is, and what the two sides say to each other. As test-preempt.c.
  */
 #include "gate-testing.h"
+#include "record-client.h"
 
 /* Launches that are not the program's: where, and the words that the first of the two looks at. */
 static _Atomic int launched;
@@ -747,7 +748,8 @@ static void once_for_a_request(void)
 static void when_it_does_not(void)
 {
     become_one_that_may();
-    enum { NOBODY, NOT_KEPT_OFF, LATE_US, LATE_PART, NEED, NEVER, NOT_ALLOWED, NOTHING, WHY };
+    static rg_recording recording;
+    enum { NOBODY, NOT_KEPT_OFF, LATE_US, LATE_PART, NEED, NEVER, RECORDED, NOT_ALLOWED, NOTHING, WHY };
     for (int why = 0; why < WHY; why++) {
         atomic_store(&seg->stops[0].armed, why == NOBODY ? 0 : 1ull << OTHER);
         seg->settings.suspend = why != NOT_KEPT_OFF;
@@ -755,6 +757,7 @@ static void when_it_does_not(void)
         seg->settings.defer_ppm = why == LATE_PART;
         seg->settings.need_us = why == NEED;
         seg->settings.stay_us = why == NEVER ? 0 : 1000000;
+        rg_recorded = why == RECORDED ? &recording : NULL; /* it would tell of kernels that are not the program's */
         if (why == NOTHING) {
             until_it_stays();
             CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
