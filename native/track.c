@@ -481,8 +481,9 @@ bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
         rg_device_busy(&rg.segment->devices[device], m->slot_index, now);
         rg_stop_best_effort(rg.segment, device);
         atomic_store(&m->period[device].draining, RG_LAUNCHING);
-        atomic_store(&m->busy[device], 1);
+        /* In this order: who launches beside this thread and finds that the client is busy goes on at once. */
         rg_device_launching(&rg.segment->devices[device], m->slot_index, true);
+        atomic_store(&m->busy[device], 1);
         begins = true;
     }
     pthread_mutex_unlock(&busy_lock);

@@ -3,6 +3,9 @@
  */
 #include "gate-testing.h"
 
+#include <stdarg.h>
+#include <sys/syscall.h>
+
 static void idle_after(const char *what, uint64_t requests)
 {
     if (busy_word() != 0 || rg.slot->requests != requests) {
@@ -376,6 +379,37 @@ static void who_launches_beside_waits_is_seen(void)
         CHECK_EQUAL(pthread_join(threads[i], NULL), 0);
     CHECK_EQUAL(unseen, 0);
     CHECK_EQUAL(busy_word(), 0);
+    done();
+}
+
+/* The C library's; as Rigel wakes those who wait for a high client: whether other threads of this one may find it busy yet. */
+static _Atomic int found_busy = -1;
+long syscall(long number, ...)
+{
+    static _Atomic(void *) next;
+    long (*real)(long, ...), a[6];
+    va_list args;
+    va_start(args, number);
+    for (int i = 0; i < 6; i++)
+        a[i] = va_arg(args, long);
+    va_end(args);
+    if (!atomic_load(&next))
+        atomic_store(&next, dlsym(RTLD_NEXT, "syscall"));
+    *(void **)&real = atomic_load(&next);
+    if (number == SYS_futex && rg.segment && a[0] == (long)(uintptr_t)&rg.segment->devices[0].busy_wake)
+        atomic_store(&found_busy, atomic_load(&RG_PROCESS->busy[0]));
+    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+}
+
+/* Nobody goes on at once, since the client is busy, before it is said that it launches: whoever says so may lose its processor in between. */
+static void it_launches_before_others_find_it_busy(void)
+{
+    become_high_without_agent();
+    atomic_fetch_add(&seg->devices[0].busy_waiters, 1);
+    launch(spin, NULL, 1000);
+    CHECK_EQUAL(found_busy, 0);
+    CHECK_EQUAL(RG_PROCESS->busy[0], 1);
+    CHECK_EQUAL(seg->devices[0].high_launching, 1);
     done();
 }
 
@@ -1849,6 +1883,7 @@ int main(int argc, char **argv)
     RUN(a_copy_that_does_not_wait_is_work);
     RUN(another_clients_copy_drains_nobody);
     RUN(who_launches_beside_waits_is_seen);
+    RUN(it_launches_before_others_find_it_busy);
     RUN(what_requests_launch_is_learned);
     RUN(each_kind_of_request_is_known);
     RUN(many_kinds_that_launch_the_same_are_known);
