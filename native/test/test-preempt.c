@@ -11,6 +11,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <ucontext.h>
 
 static rg_device *dev0(void)
 {
@@ -944,9 +945,9 @@ static void allocated(uint32_t parent, uint32_t object, uint32_t class)
 }
 
 static _Atomic int asked, answered;
-static void answer_late(int signal)
+static void answer_late(int signal, siginfo_t *info, void *context)
 {
-    (void)signal;
+    (void)signal, (void)info, (void)context;
     atomic_store(&asked, 1);
     while (!atomic_load(&answered))
         usleep(1000);
@@ -960,9 +961,8 @@ static void *find_channels(void *channels)
     return NULL;
 }
 
-/* The driver may take long to say which GPU a channel is on, while another process makes its context, say. The program goes on making its
- * own meanwhile. */
-static void the_program_does_not_wait_for_a_question_to_the_driver(void)
+/* Questions to the driver are answered by this from now on. False: not here. */
+static bool answer_with(void (*handler)(int, siginfo_t *, void *))
 {
     struct sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -973,9 +973,19 @@ static void the_program_does_not_wait_for_a_question_to_the_driver(void)
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
     struct sock_fprog filter = {sizeof code / sizeof *code, code};
+    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0)
-        return; /* not here */
-    CHECK(signal(SIGSYS, answer_late) != SIG_ERR);
+        return false;
+    CHECK_EQUAL(sigaction(SIGSYS, &action, NULL), 0);
+    return true;
+}
+
+/* The driver may take long to say which GPU a channel is on, while another process makes its context, say. The program goes on making its
+ * own meanwhile. */
+static void the_program_does_not_wait_for_a_question_to_the_driver(void)
+{
+    if (!answer_with(answer_late))
+        return;
     allocated(1, 10, 0x0080); /* a device, its GPU, a group of channels, a channel, what computes there */
     allocated(10, 11, 0x2080);
     allocated(10, 12, 0xa06c);
@@ -1032,6 +1042,132 @@ static void channels_go_with_what_they_hang_below(void)
     released(1, 0);
     CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
 }
+
+#if defined(__x86_64__)
+/* A driver that has two GPUs, and what it was last told (channel.c has where these are from). */
+typedef struct {
+    uint32_t client, object, command, flags;
+    uint64_t params;
+    uint32_t params_size, status;
+} question;
+typedef struct {
+    uint8_t disable;
+    uint32_t count;
+    uint8_t only_scheduling, rewind;
+    uint64_t event;
+    uint32_t client[64], channel[64];
+} channels_told;
+static uint64_t slice_of[64];   /* by group */
+static uint32_t refused_object; /* of groups, and channels: whoever names it is refused */
+static channels_told told;      /* and by how many calls, of which GPU */
+static uint32_t times_told, told_of;
+static bool disabled[256]; /* by channel */
+
+static void answer_as_the_driver(int signal, siginfo_t *info, void *context)
+{
+    ucontext_t *at = context;
+    question *q = (question *)(uintptr_t)at->uc_mcontext.gregs[REG_RDX]; /* the call's third argument */
+    void *params = (void *)(uintptr_t)q->params;
+    (void)signal, (void)info;
+    at->uc_mcontext.gregs[REG_RAX] = 0;
+    q->status = 0;
+    if (q->command == 0x2080014a) { /* which GPU */
+        memset((char *)params + 12, q->object == 11 ? 'A' : 'B', 16);
+    } else if (q->command == 0xa06c0103) { /* a time slice */
+        q->status = q->object == refused_object;
+        slice_of[q->object] = q->status ? slice_of[q->object] : *(uint64_t *)params;
+    } else {
+        memcpy(&told, params, sizeof told);
+        told_of = q->object;
+        times_told++;
+        for (uint32_t i = 0; i < told.count; i++)
+            q->status |= told.channel[i] == refused_object;
+        for (uint32_t i = 0; i < told.count && !q->status; i++)
+            disabled[told.channel[i]] = told.disable;
+    }
+}
+
+/* A channel, and what computes there. */
+static void channel_in(uint32_t group, uint32_t channel)
+{
+    allocated(group, channel, 0xc86f);
+    allocated(channel, channel + 100, 0xcbc0);
+}
+
+/* What is controlled are the channels in which something computes, of one GPU, all of them and with their groups. */
+static void the_channels_of_a_gpu_are_controlled(void)
+{
+    const char a[] = "AAAAAAAAAAAAAAAA", b[] = "BBBBBBBBBBBBBBBB", c[] = "CCCCCCCCCCCCCCCC";
+    if (!answer_with(answer_as_the_driver))
+        return;
+    allocated(1, 10, 0x0080);
+    allocated(10, 11, 0x2080);
+    allocated(10, 12, 0xa06c);
+    channel_in(12, 13);
+    channel_in(12, 14);
+    allocated(12, 15, 0xc86f); /* copies */
+    allocated(10, 16, 0xa06c);
+    channel_in(16, 17);
+    allocated(1, 20, 0x0080);
+    allocated(20, 21, 0x2080);
+    allocated(20, 22, 0xa06c);
+    channel_in(22, 23);
+    rg_channels of_a, of_b, none;
+    CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOUND);
+    CHECK_EQUAL(of_a.channels, 3);
+    CHECK_EQUAL(of_a.groups, 2);
+    CHECK_EQUAL(of_a.generation, rg_channel_generation());
+    CHECK_EQUAL(rg_channels_find(&of_b, b, 1), RG_CHANNELS_FOUND);
+    CHECK_EQUAL(of_b.channels, 1);
+    CHECK_EQUAL(of_b.groups, 1);
+    CHECK_EQUAL(rg_channels_find(&none, c, 2), RG_CHANNELS_NONE);
+    /* Slices: what one group is refused the others have. */
+    CHECK_EQUAL(rg_channels_slice(&of_a, 50), 0);
+    CHECK(slice_of[12] == 50 && slice_of[16] == 50 && !slice_of[22]);
+    refused_object = 12;
+    CHECK_EQUAL(rg_channels_slice(&of_a, 200), -1);
+    CHECK(slice_of[12] == 50 && slice_of[16] == 200);
+    refused_object = 0;
+    /* All at once. */
+    CHECK_EQUAL(rg_channels_suspend(&of_a), 0);
+    CHECK(times_told == 1 && told_of == 11 && told.count == 3 && !told.only_scheduling && !told.rewind && told.client[0] == 1);
+    CHECK(disabled[13] && disabled[14] && disabled[17] && !disabled[15] && !disabled[23]);
+    CHECK_EQUAL(rg_channels_suspend(&of_b), 0);
+    CHECK(told_of == 21 && disabled[23]);
+    CHECK_EQUAL(rg_channels_resume(&of_a), 0);
+    CHECK(times_told == 3 && !disabled[13] && !disabled[14] && !disabled[17] && disabled[23]);
+    /* Nothing is off where one is refused; the others come back where one does not, which is a failure unless that one is gone. */
+    refused_object = 14;
+    CHECK_EQUAL(rg_channels_suspend(&of_a), -1);
+    disabled[13] = disabled[17] = true;
+    CHECK_EQUAL(rg_channels_resume(&of_a), -1);
+    CHECK(!disabled[13] && !disabled[17]);
+    disabled[13] = disabled[17] = true;
+    uint32_t generation = rg_channel_generation();
+    released(14, 0);
+    CHECK(rg_channel_generation() != generation);
+    CHECK_EQUAL(rg_channels_resume(&of_a), 0);
+    CHECK(!disabled[13] && !disabled[17]);
+    CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOUND);
+    CHECK_EQUAL(of_a.channels, 2);
+    /* One that comes is seen; of more than can be controlled a part would not do. */
+    generation = rg_channel_generation();
+    for (uint32_t i = of_a.channels; i < RG_CHANNELS; i++)
+        channel_in(12, 24 + i);
+    CHECK(rg_channel_generation() != generation);
+    CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOUND);
+    CHECK_EQUAL(of_a.channels, RG_CHANNELS);
+    channel_in(12, 24 + RG_CHANNELS);
+    CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOREIGN);
+    CHECK_EQUAL(of_a.channels, 0);
+    /* A child of fork has none of them. */
+    rg_channel_off();
+    CHECK_EQUAL(rg_channels_find(&of_b, b, 1), RG_CHANNELS_FOREIGN);
+    generation = rg_channel_generation();
+    allocated(1, 250, 0x0080);
+    CHECK_EQUAL(rg_channel_generation(), generation);
+}
+#endif
 
 /* The thread of this process that is called so; 0: there is none. */
 static pid_t thread_called(const char *name)
@@ -1114,5 +1250,8 @@ int main(int argc, char **argv)
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
     RUN(channels_go_with_what_they_hang_below);
+#if defined(__x86_64__)
+    RUN(the_channels_of_a_gpu_are_controlled);
+#endif
     return failures ? 1 : 0;
 }
