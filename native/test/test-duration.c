@@ -296,6 +296,41 @@ static void a_full_table_refuses_and_keeps_what_it_has(void)
     unlink(scratch("full"));
 }
 
+/* All that is known of a kernel, but for what it is known by. */
+static void know(rg_duration *d)
+{
+    d->duration_ns = d->seen = d->samples = d->least_ns = d->price_ns = d->charged = d->kernel = d->doubt = d->shared = 3;
+    d->communicates = d->graph = true;
+}
+
+static bool nothing_is_known(const rg_duration *d)
+{
+    return !d->seen && !d->samples && !d->least_ns && !d->price_ns && !d->charged && !d->kernel && !d->shared && !d->graph;
+}
+
+/* A kernel that takes the place of another, or has its handle, has none of what was known of that one. */
+static void in_anothers_place_nothing_is_known(void)
+{
+    enum { PLACE = 77 };
+    rg_duration *first = NULL;
+    for (uint64_t i = 0; i < RG_DURATION_PROBES; i++) {
+        rg_duration *d = rg_duration_of((uint64_t)PLACE << 52 | i << 1 | 1);
+        CHECK(nothing_is_known(d));
+        first = first ? first : d;
+        know(d);
+    }
+    CHECK(rg_duration_of((uint64_t)PLACE << 52 | 101) == first);
+    CHECK(nothing_is_known(first) && !first->duration_ns && !first->doubt);
+    CHECK(!nothing_is_known(first + 1));
+    for (uint32_t ns = 0; ns <= 5000; ns += 5000) {
+        know(first);
+        rg_duration_reset((uint64_t)PLACE << 52 | 101, ns);
+        CHECK(nothing_is_known(first) && !first->communicates);
+        CHECK_EQUAL(first->duration_ns, ns);
+        CHECK_EQUAL(first->doubt, ns ? RG_ESTIMATE_DOUBT : 0);
+    }
+}
+
 /* ---- clients ---- */
 
 static void learn_one(void)
@@ -801,6 +836,7 @@ int main(int argc, char **argv)
     RUN(keys_that_meet_at_one_place_both_get_in);
     RUN(writers_killed_at_any_instant);
     RUN(a_full_table_refuses_and_keeps_what_it_has);
+    RUN(in_anothers_place_nothing_is_known);
     RUN(clients_of_one_program_share_what_they_learn);
     RUN(a_program_without_a_number_goes_by_its_name);
     RUN(wrong_estimates_are_soon_corrected);
