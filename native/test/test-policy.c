@@ -110,6 +110,7 @@ static void least_share(void)
     CHECK_EQUAL(rg_policy_allowance(6000ull * MS, 50 * MS, 5000ull * MS, PPM), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(30 * 86400000ull * MS, 30 * 86400000ull * MS / 2 - 50 * MS, 100ull * MS, 500000), 50 * MS);
     CHECK_EQUAL(rg_policy_allowance(1000ull * MS, 0, 0, PPM), 0);
+    CHECK_EQUAL(rg_policy_allowance(100500000, 0, 100500000, PPM), 5025000); /* half a millisecond's share, too */
     /* What was had beyond the share, up to that of a second, allows as much to be done without; a month does not overflow. */
     CHECK_EQUAL(rg_policy_credit(0, 20ull * MS, 5ull * MS, 100ull * MS, 50000), 4 * MS);
     CHECK_EQUAL(rg_policy_credit(4 * MS, 100ull * MS, 0, 100ull * MS, 50000), -1 * MS);
@@ -287,6 +288,9 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(usual_ns, 10);
     CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 500, 77), RG_REQUEST_NEW);
     CHECK_EQUAL(usual_ns, 77);
+    /* An eighth is as many still. */
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 438, 10), RG_REQUEST_USUAL);
+    CHECK_EQUAL(rg_policy_usual(&usual, &votes, &usual_ns, 493, 10), RG_REQUEST_OTHER);
     /* More than any program launches between two waits overflows nothing. */
     for (int i = 0; i < 20; i++)
         AFTER(UINT64_MAX);
@@ -307,6 +311,8 @@ static void requests_that_are_alike(void)
     CHECK_EQUAL(REST(200, 0), 0);
     CHECK_EQUAL(REST(100, 550000), 110);
     CHECK_EQUAL(REST(110, 550000), 0);
+    CHECK_EQUAL(REST(100, 900000), 500);
+    CHECK_EQUAL(rg_policy_until_late(200, 200, 0, 0, 0, 500), 0); /* all of them, though it is not known how fast they come */
 }
 
 /* Requests that have launched exactly as many lately are taken to launch no more, for long not if one did all the same. */
@@ -410,6 +416,7 @@ static void course_of_requests(void)
     CHECK_EQUAL(rg_policy_course(more, 200, 200), 200);
     CHECK_EQUAL(rg_policy_course(more, 300, 200), 300);
     CHECK_EQUAL(rg_policy_course(more, 5, 0), 5);
+    CHECK_EQUAL(rg_policy_course(more, 0, 0), 0);
     /* A third of the time for a quarter of the launches. */
     more[3] = 0;
     for (int i = 0; i < 200; i++)
@@ -417,7 +424,11 @@ static void course_of_requests(void)
     CHECK_EQUAL(more[1] / 100, RG_POLICY_ONE / 12 / 100);
     for (int i = 0; i < RG_POLICY_COURSE; i++)
         CHECK(i == 1 || !more[i]);
-    /* What is seen between two of those parts counts for both, at the ends for one. */
+    /* What is seen between two of those parts counts for both, at the ends for one; by how near it is. */
+    memset(more, 0, sizeof more);
+    rg_policy_learn_course(more, RG_POLICY_ONE / 32 * 5, RG_POLICY_ONE / 32 * 7, RG_POLICY_ONE);
+    CHECK_EQUAL(more[0], RG_POLICY_ONE / 16 / 16 * 3 / 4);
+    CHECK_EQUAL(more[1], RG_POLICY_ONE / 16 / 16 / 4);
     memset(more, 0, sizeof more);
     for (int i = 0; i < 2000; i++) {
         rg_policy_learn_course(more, RG_POLICY_ONE / 16 * 5, RG_POLICY_ONE / 16 * 4, RG_POLICY_ONE);
