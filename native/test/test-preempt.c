@@ -1036,11 +1036,50 @@ static void channels_go_with_what_they_hang_below(void)
     released(13, 0);
     allocated(13, 14, 0xcbc0);
     CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+    /* However much it is. */
+    for (uint32_t group = 20; group < 24; group++) {
+        allocated(10, group, 0xa06c);
+        for (uint32_t channel = 4 * group; channel < 4 * group + 4; channel++) {
+            allocated(group, channel, 0xc86f);
+            allocated(channel, channel + 100, 0xcbc0);
+        }
+    }
+    released(10, 0);
+    allocated(1, 10, 0x0080);
+    for (uint32_t channel = 80; channel < 96; channel++)
+        allocated(10, channel, 0xc86f);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
     /* All of a client's goes with it. */
     allocated(1, 13, 0xc86f);
     CHECK_EQUAL(found_now(), RG_CHANNELS_FOREIGN);
     released(1, 0);
     CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+}
+
+/* Of what a program allocates most is none of Rigel's business, and other devices' requests are not at all. */
+static void what_is_no_channel_is_not_known(void)
+{
+    static const uint32_t classes[] = {0x0041, 0x006f, 0x00c0, 0xc26f, 0xc3b5, 0xc2c0, 0xc371, 0xc3c1, 0x1006f, 0x100c0};
+    uint32_t generation = rg_channel_generation();
+    for (uint32_t i = 0; i < sizeof classes / sizeof *classes; i++)
+        allocated(1, 10 + i, classes[i]);
+    rg_channel_saw(-1, _IOWR('X', 0x2b, char[32]), &(allocation){1, 1, 30, 0x0080});
+    rg_channel_saw(-1, _IOWR('F', 0x2b, char[8]), &(allocation){1, 1, 30, 0x0080});
+    rg_channel_saw(-1, _IOWR('F', 0x2c, char[32]), &(allocation){1, 1, 30, 0x0080});
+    rg_channel_saw(-1, ALLOCATE, NULL);
+    CHECK_EQUAL(rg_channel_generation(), generation);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+}
+
+/* Of more than there is room for a part is not controlled. */
+static void more_than_there_is_room_for(void)
+{
+    allocated(1, 10, 0x0080);
+    for (uint32_t i = 0; i < 2047; i++)
+        allocated(10, 100 + i, 0xa06c);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_NONE);
+    allocated(10, 3000, 0xa06c);
+    CHECK_EQUAL(found_now(), RG_CHANNELS_FOREIGN);
 }
 
 #if defined(__x86_64__)
@@ -1070,7 +1109,9 @@ static void answer_as_the_driver(int signal, siginfo_t *info, void *context)
     void *params = (void *)(uintptr_t)q->params;
     (void)signal, (void)info;
     at->uc_mcontext.gregs[REG_RAX] = 0;
-    q->status = 0;
+    q->status = q->client != 1;
+    if (q->status)
+        return;
     if (q->command == 0x2080014a) { /* which GPU */
         memset((char *)params + 12, q->object == 11 ? 'A' : 'B', 16);
     } else if (q->command == 0xa06c0103) { /* a time slice */
@@ -1112,10 +1153,14 @@ static void the_channels_of_a_gpu_are_controlled(void)
     allocated(20, 21, 0x2080);
     allocated(20, 22, 0xa06c);
     channel_in(22, 23);
+    allocated(1, 30, 0x0080); /* of which it is not known what GPU it is */
+    allocated(30, 32, 0xa06c);
+    channel_in(32, 33);
     rg_channels of_a, of_b, none;
     CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOUND);
     CHECK_EQUAL(of_a.channels, 3);
     CHECK_EQUAL(of_a.groups, 2);
+    CHECK_EQUAL(of_a.fd, -1); /* that by which they were allocated */
     CHECK_EQUAL(of_a.generation, rg_channel_generation());
     CHECK_EQUAL(rg_channels_find(&of_b, b, 1), RG_CHANNELS_FOUND);
     CHECK_EQUAL(of_b.channels, 1);
@@ -1153,11 +1198,11 @@ static void the_channels_of_a_gpu_are_controlled(void)
     /* One that comes is seen; of more than can be controlled a part would not do. */
     generation = rg_channel_generation();
     for (uint32_t i = of_a.channels; i < RG_CHANNELS; i++)
-        channel_in(12, 24 + i);
+        channel_in(12, 34 + i);
     CHECK(rg_channel_generation() != generation);
     CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOUND);
     CHECK_EQUAL(of_a.channels, RG_CHANNELS);
-    channel_in(12, 24 + RG_CHANNELS);
+    channel_in(12, 34 + RG_CHANNELS);
     CHECK_EQUAL(rg_channels_find(&of_a, a, 0), RG_CHANNELS_FOREIGN);
     CHECK_EQUAL(of_a.channels, 0);
     /* A child of fork has none of them. */
@@ -1250,6 +1295,8 @@ int main(int argc, char **argv)
     RUN(its_thread_is_prompt_and_no_other);
     RUN(the_program_does_not_wait_for_a_question_to_the_driver);
     RUN(channels_go_with_what_they_hang_below);
+    RUN(what_is_no_channel_is_not_known);
+    RUN(more_than_there_is_room_for);
 #if defined(__x86_64__)
     RUN(the_channels_of_a_gpu_are_controlled);
 #endif
