@@ -445,7 +445,7 @@ static void what_requests_launch_is_learned(void)
     usleep(20000);
     for (int i = 0; i < 15; i++)
         launch(spin, NULL, 1000);
-    CHECK(share->began_ns >= begun + 20000000 - CLOCKS_NS);
+    CHECK(share->began_ns >= begun + 20000000 - CLOCKS_NS && share->began_ns <= rg_now_ns() + CLOCKS_NS);
     CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
     CHECK_EQUAL(share->began_launches, launches + 20);
     CHECK_EQUAL(share->usual_votes, 100);
@@ -454,6 +454,7 @@ static void what_requests_launch_is_learned(void)
         launch(spin, NULL, 1000);
     WAIT_FOR(cuStreamQuery(NULL) == CUDA_SUCCESS);
     CHECK_EQUAL(share->began_launches, launches + 40);
+    CHECK_EQUAL(share->began_ns, 0);
     CHECK_EQUAL(share->usual_votes, 100);
     /* Who looks as half of its launches are made, after most of the time, tells how uneven they are; of others that is not known. */
     seg->settings.need_us = 1;
@@ -634,6 +635,85 @@ static void kinds_that_wait_alone_need_no_more(void)
         one = need_of(ONE, 20, true);
     }
     CHECK(one > RG_POLICY_ONE + RG_POLICY_ONE / 4);
+    done();
+}
+
+/* A request of this kind, of 20 launches, for so long. */
+static void request_for(uint64_t kind, uint64_t ns)
+{
+    uint64_t now = rg_now_ns();
+    rg_requests_begin(RG_PROCESS, 0, kind, now);
+    atomic_fetch_add(&rg.slot->launches[0], 20);
+    atomic_store(&RG_PROCESS->period[0].launched_at, now + ns);
+    rg_requests_end(RG_PROCESS, 0, false);
+}
+
+/* For how long requests launch is known of each kind; a new one begins with what is known of all, and is not sure of it. */
+static void how_long_each_kind_launches_is_known(void)
+{
+    enum { ONE = 1, OTHER_KIND = 9, THIRD = 17 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    for (int round = 0; round < 20; round++)
+        request_for(ONE, 5000000);
+    CHECK_EQUAL(share->usual_votes, 8 * 20);
+    rg_requests_begin(RG_PROCESS, 0, OTHER_KIND, rg_now_ns());
+    CHECK_EQUAL(share->usual_ns, 5000000);
+    CHECK_EQUAL(share->usual_votes, 2 * 20);
+    atomic_fetch_add(&rg.slot->launches[0], 20);
+    rg_requests_end(RG_PROCESS, 0, false);
+    for (int round = 0; round < 60; round++)
+        request_for(OTHER_KIND, 50000000);
+    CHECK(share->usual_ns > 49000000);
+    rg_requests_begin(RG_PROCESS, 0, ONE, rg_now_ns());
+    CHECK_EQUAL(share->usual_ns, 5000000);
+    /* So it is with when in it they are launched: somebody looks half way, late. */
+    uint64_t look_ns, now = rg_now_ns();
+    seg->settings.need_us = 1;
+    atomic_store((_Atomic uint64_t *)&share->began_ns, now - 4000000);
+    rg_device_busy(&seg->devices[0], rg.slot_index, now - 4000000);
+    rg_device_launching(&seg->devices[0], rg.slot_index, true);
+    atomic_fetch_add(&rg.slot->launches[0], 10);
+    rg_device_until_late(seg, 0, now, 4000000, &look_ns);
+    atomic_fetch_add(&rg.slot->launches[0], 10);
+    atomic_store(&RG_PROCESS->period[0].launched_at, now + 1000000);
+    rg_requests_end(RG_PROCESS, 0, false);
+    CHECK((int64_t)share->course[3] > 0);
+    rg_requests_begin(RG_PROCESS, 0, THIRD, rg_now_ns());
+    CHECK((int64_t)share->course[3] > 0);
+    rg_requests_end(RG_PROCESS, 0, false);
+    done();
+}
+
+/* What a kind needs is said as soon as it is known; a request that began or ended outside a hold, or in one, tells of neither. */
+static void what_a_kind_needs_is_said_at_once(void)
+{
+    enum { ONE = 1, OFTEN = 9 };
+    become_high_without_agent();
+    const rg_share *share = rg_share_of(seg, 0, rg.slot_index);
+    seg->settings.need_us = 1000;
+    for (int round = 0; round < 50; round++) {
+        need_of(ONE, 20, false);
+        need_of(OFTEN, 20, round % 2);
+    }
+    uint32_t before = need_of(OFTEN, 20, true);
+    CHECK(share->need_part > before);
+    before = share->need_part;
+    for (int round = 0; round < 100; round++) {
+        rg_segment_hold(seg, round % 2 ? 0 : RG_HOLD_LIMIT_MS);
+        rg_requests_begin(RG_PROCESS, 0, OFTEN, rg_now_ns());
+        rg_segment_hold(seg, round % 2 ? RG_HOLD_LIMIT_MS : 0);
+        atomic_fetch_add(&rg.slot->launches[0], 20);
+        rg_requests_end(RG_PROCESS, 0, round / 2 % 2);
+    }
+    rg_segment_hold(seg, 0);
+    CHECK_EQUAL(share->need_part, before);
+    uint32_t after = 0;
+    for (int round = 0; round < 100; round++) {
+        need_of(ONE, 20, false);
+        after = need_of(OFTEN, 20, round % 2);
+    }
+    CHECK(after > before); /* more and more, as before: it does not wait so often by itself */
     done();
 }
 
@@ -1889,6 +1969,8 @@ int main(int argc, char **argv)
     RUN(many_kinds_that_launch_the_same_are_known);
     RUN(kinds_that_wait_need_more);
     RUN(kinds_that_wait_alone_need_no_more);
+    RUN(how_long_each_kind_launches_is_known);
+    RUN(what_a_kind_needs_is_said_at_once);
     RUN(a_wait_is_seen);
     what_a_request_begins_with();
     RUN(the_copy_before_tells_the_kind);
