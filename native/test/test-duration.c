@@ -483,6 +483,44 @@ static void odd_samples_do_no_harm(void)
     done();
 }
 
+/* An estimate that came from elsewhere is doubted for three samples; what a launch is charged is the shortest of four, and shorter ones later. */
+static void samples_make_an_estimate_and_a_price(void)
+{
+    enum { MS = 1000000 };
+    static const struct {
+        float ms;
+        uint32_t least_ns, price_ns;
+    } samples[] = {{5, 5 * MS + 1, 0}, {3, 3 * MS + 1, 0}, {4, 3 * MS + 1, 0}, {6, 3 * MS + 1, 3 * MS + 1}, {4, 3 * MS + 1, 3 * MS + 1}, {2, 2 * MS + 1, 2 * MS + 1}};
+    prepare();
+    become();
+    rg_agent_stop();
+    rg_real.cuEventElapsedTime = elapsed;
+    uint64_t key = rg_duration_key((uintptr_t)spin, rg_dims_of(3, 1, 1, 32, 1, 1));
+    rg_duration *d = rg_duration_of(key);
+    for (uint32_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+        if (i >= RG_SAMPLE_FIRST)
+            atomic_store(&d->seen, RG_SAMPLE_EVERY); /* it is time for one more */
+        said_ms = samples[i].ms;
+        launch_and_take_in(3);
+        CHECK_EQUAL(d->samples, i + 1);
+        CHECK_EQUAL(d->least_ns, samples[i].least_ns);
+        CHECK_EQUAL(d->price_ns, samples[i].price_ns);
+    }
+    rg_duration_reset(key, MS);
+    said_ms = 17;
+    launch_and_take_in(3); /* what is known is not timed at first */
+    CHECK_EQUAL(d->duration_ns, MS);
+    uint32_t ns = MS;
+    for (uint32_t i = 0; i < RG_ESTIMATE_DOUBT + 2; i++) {
+        if (i >= RG_ESTIMATE_DOUBT)
+            atomic_store(&d->seen, RG_SAMPLE_EVERY);
+        launch_and_take_in(3);
+        ns = rg_estimate_next(ns, 17 * MS + 1, i < RG_ESTIMATE_DOUBT);
+        CHECK_EQUAL(d->duration_ns, ns);
+    }
+    done();
+}
+
 /* A profile says how long kernels take, by names as they are or as people read them, for one shape or for all. */
 static void profiles_seed(void)
 {
@@ -726,6 +764,44 @@ static void samples_go_with_their_context(void)
     done();
 }
 
+static uint32_t destroyed;
+static __typeof__(&cuEventDestroy_v2) real_destroy;
+static CUresult count_destroy(CUevent event)
+{
+    destroyed++;
+    return real_destroy(event);
+}
+
+/* Kernels are timed in whichever context they are launched, by events of that one; those of another one are given back for it. */
+static void samples_are_of_the_context_in_use(void)
+{
+    prepare();
+    become();
+    rg_agent_stop();
+    real_destroy = RG_REAL(cuEventDestroy_v2);
+    rg_real.hooked[RG_HOOK_cuEventDestroy_v2] = (void *)count_destroy;
+    launch_until_sampled(spin, 1, 20000, RG_SAMPLE_FIRST);
+    CHECK_EQUAL(destroyed, 0);
+    CUcontext its;
+    CHECK_EQUAL(cuCtxCreate_v2(&its, 0, 0), CUDA_SUCCESS);
+    load_kernels(NULL);
+    launch_until_sampled(spin, 2, 20000, RG_SAMPLE_FIRST);
+    CHECK_EQUAL(destroyed, 2);
+    CHECK(own(spin, 2) >= 20000);
+    /* All of a device's go with it, and none with another device. */
+    *(void **)&real_query = rg_real.hooked[RG_HOOK_cuEventQuery];
+    rg_real.hooked[RG_HOOK_cuEventQuery] = (void *)count_query;
+    for (CUdevice gone = 1; gone >= 0; gone--) {
+        launch_blocks(spin, NULL, 3, 1000);
+        CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        rg_samples_forget(NULL, gone);
+        asked = 0;
+        rg_samples_poll();
+        CHECK_EQUAL(asked, gone);
+    }
+    done();
+}
+
 static _Atomic int all_gone;
 
 static void *launch_in_contexts_that_go(void *unused)
@@ -805,6 +881,7 @@ static void a_handle_given_out_again_is_another_kernel(void)
     unload_and_give_out_again(spin, "ncclDevKernel_AllReduce");
     launch_blocks(spin, NULL, 3, FIRST_NS);
     CHECK(atomic_load(&d->communicates));
+    CHECK_EQUAL(d->shared, 0);
     unload_and_give_out_again(spin, "third");
     launch_blocks(spin, NULL, 3, FIRST_NS);
     CHECK(!atomic_load(&d->communicates));
@@ -841,12 +918,14 @@ int main(int argc, char **argv)
     RUN(a_program_without_a_number_goes_by_its_name);
     RUN(wrong_estimates_are_soon_corrected);
     RUN(odd_samples_do_no_harm);
+    RUN(samples_make_an_estimate_and_a_price);
     RUN(profiles_seed);
     RUN(graphs_are_known_again);
     RUN(what_is_not_shared);
     RUN(threads_seed_each_kernel_once);
     RUN(a_sample_goes_with_its_context_while_it_is_asked_for);
     RUN(samples_go_with_their_context);
+    RUN(samples_are_of_the_context_in_use);
     RUN(contexts_go_while_another_thread_launches);
     RUN(a_handle_given_out_again_is_another_kernel);
     return failures ? 1 : 0;
