@@ -678,6 +678,9 @@ static void stand_aside(preemptor *p)
                 continue;
             }
             bool more = follows(p) && linger(p, RG_POLICY_FOLLOWS_NS, rg_now_ns() + left_ns);
+            /* Each call to let it back, and off again, delays a request; and what little it gets done in between brings it back for the next one. */
+            if (!more && p->channels_off && bursts(p) && follows(p))
+                more = linger(p, LINGER_NS, rg_now_ns() + left_ns);
             if (!more && p->stopped && p->channels_off && enable(p)) {
                 enabled_ns = rg_now_ns(); /* its streams stop still */
                 continue;
