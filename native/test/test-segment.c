@@ -607,6 +607,53 @@ static void claims_at_once_are_distinct(void)
     unlink(path);
 }
 
+/* A segment is in use while its maker, a client or somebody who has joined it lives; and what control processes lock in it is theirs alone, or shared. */
+static void who_uses_a_segment(void)
+{
+    const char *path = scratch("live");
+    CHECK_EQUAL(rigel_segment_live(path), -1);
+    CHECK_EQUAL(rigel_segment_hold(path, 5), -1);
+    CHECK_EQUAL(rigel_segment_reap(path), -1);
+    CHECK_EQUAL(rigel_lock(path, 7, 0), -ENOENT);
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(rg_segment_create(path) != 0 || rigel_segment_live(path) != 1);
+    int status = -1;
+    CHECK_EQUAL(waitpid(pid, &status, 0), pid);
+    CHECK_EQUAL(status, 0);
+    CHECK_EQUAL(rigel_segment_live(path), 0);
+    int other = rigel_lock(path, RIGEL_LOCK_MEMBER + 1, 1);
+    CHECK(other >= 0);
+    CHECK_EQUAL(rigel_segment_live(path), 0);
+    int member = rigel_lock(path, RIGEL_LOCK_MEMBER, 1);
+    CHECK(member >= 0);
+    CHECK_EQUAL(rigel_segment_live(path), 1);
+    int second = rigel_lock(path, RIGEL_LOCK_MEMBER, 1);
+    CHECK(second >= 0);
+    CHECK_EQUAL(rigel_lock(path, RIGEL_LOCK_MEMBER, 0), -EAGAIN);
+    rigel_unlock(member);
+    CHECK_EQUAL(rigel_segment_live(path), 1);
+    rigel_unlock(second);
+    CHECK_EQUAL(rigel_segment_live(path), 0);
+    member = rigel_lock(path, RIGEL_LOCK_MEMBER, 0);
+    CHECK(member >= 0);
+    CHECK_EQUAL(rigel_lock(path, RIGEL_LOCK_MEMBER, 1), -EAGAIN);
+    rigel_unlock(member);
+    rigel_unlock(other);
+    char why[512];
+    rg_segment *seg = rg_segment_open(path, why, sizeof why);
+    CHECK(seg != NULL);
+    CHECK_EQUAL(rigel_segment_hold(path, RG_HOLD_LIMIT_MS), 0);
+    CHECK(rg_hold_left_ms(&seg->settings, rg_now_ns()) > 0);
+    CHECK_EQUAL(rigel_segment_hold(path, 0), 0);
+    CHECK_EQUAL(rg_hold_left_ms(&seg->settings, rg_now_ns()), 0);
+    CHECK(rigel_segment_check(path) == NULL);
+    CHECK(rg_segment_claim(seg, "client", RG_CLASS_HIGH, rg_now_ns()) >= 0);
+    CHECK_EQUAL(rigel_segment_live(path), 1);
+    unlink(path);
+    CHECK(rigel_segment_check(path) != NULL);
+}
+
 int main(void)
 {
     int failures = 0;
@@ -617,6 +664,7 @@ int main(void)
     RUN(how_far_requests_are);
     RUN(histogram_buckets);
     RUN(devices_by_uuid);
+    RUN(who_uses_a_segment);
     RUN(full_then_reaped);
     RUN(devices_are_the_processes_own);
     RUN(another_client_clears_what_it_takes);
