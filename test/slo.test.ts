@@ -95,6 +95,34 @@ function waitedFor(
   return settings;
 }
 
+/**
+ * Settings by tick beside 60 requests of 6.5 ms a second that keep the GPU busy, delayed by 0.1 ms where best-effort work is suspended or has slices of 50 us, by
+ * 0.26 in longer ones, in which it gets so many times as much.
+ */
+function keptBusy(seconds: number, more: number): Action["settings"][] {
+  const controller = new Controller({ p99_over_alone: 1.05 });
+  const next = random(11);
+  let action: Action = { settings: undefined, hold: false };
+  return Array.from({ length: seconds / TICK_S }, () => {
+    const { suspend = 1, slice_us = 50 } = action.settings ?? {};
+    const isLonger = suspend === 0 && slice_us > 50;
+    const delay_ms = action.hold ? 0 : isLonger ? 0.26 : 0.1;
+    const waits: Wait[] = [];
+    for (let at = -Math.log(1 - next()); at < 60 * TICK_S; at -= Math.log(1 - next()))
+      waits.push({ client: 0, worked_ms: 0.2 * (1 + 0.1 * next()), waited_ms: 6.3 + delay_ms });
+    action = controller.step({
+      elapsed_s: TICK_S,
+      requests: histogramOf(waits.map(({ worked_ms, waited_ms }) => worked_ms + waited_ms)),
+      waits,
+      launches: action.hold ? 0 : 500 * (isLonger ? more : 1),
+      neighbours: "1",
+      measured: "7 busy",
+      preemption: true,
+    });
+    return action.settings;
+  });
+}
+
 /** Best-effort work gives way late in a request. */
 function isLate(is: Action["settings"]): boolean {
   return is?.suspend === 1 && is.need_us > 0;
@@ -258,6 +286,14 @@ describe("the controller", () => {
       const longer = ticks.filter(({ settings }) => settings?.suspend === 0 && settings.slice_us > 50);
       expect(longer.length > 0).toBe(some);
     }
+  });
+
+  test("stays on no longer slices that delay requests which keep the GPU busy, unless they are seen to give more", () => {
+    const longer = [1, 1.5].map(
+      (more) => keptBusy(120, more).filter((is) => is?.suspend === 0 && is.slice_us > 50).length * TICK_S,
+    );
+    expect(longer[0]).toBeLessThan(20);
+    expect(longer[1]).toBeGreaterThan(60);
   });
 
   test("has streams stop more often where that is what it takes, and no more often than it takes", () => {
