@@ -20,7 +20,7 @@ import { Native } from "../src/native.ts";
 import { heldUp } from "../src/report.ts";
 import { Segment, segmentBytes } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
-import { type Result, Scratch, TINY_PROFILE, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
+import { type Result, Scratch, TINY_PROFILE, after, plainEnvironment, reportOf, rigel, root, start } from "./rigel.ts";
 import { until as eventually } from "./serving.ts";
 
 let scratch: Scratch;
@@ -751,17 +751,9 @@ describe("where a launch comes from does not matter:", () => {
   test("but for a folder that has been removed, which is said", async () => {
     using own = new Scratch();
     const removed = join(own.path, "removed");
-    const from = async (...args: string[]): Promise<Result> => {
+    const from = (...args: string[]): Promise<Result> => {
       mkdirSync(removed);
-      await using child = Bun.spawn(["sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", ...commandLine(), ...args], {
-        cwd: removed,
-        env: plainEnvironment(),
-        stdin: "ignore",
-        stdout: "pipe",
-        stderr: "pipe",
-      });
-      const [stdout, stderr, status] = await Promise.all([child.stdout.text(), child.stderr.text(), child.exited]);
-      return { status, stdout, stderr };
+      return after('rmdir "$PWD"', removed, args);
     };
     const said = { status: 1, stdout: "", stderr: "rigel: the current folder is no more; change to one that exists\n" };
     expect(await from("launch", config([shell("a", "high", "exit 0")]))).toEqual(said);

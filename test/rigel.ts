@@ -50,8 +50,13 @@ export async function rigel(...args: string[]): Promise<Result> {
 
 /** The same where no file can become longer than 4 KiB: a write that begins well, and then fails. */
 export async function cramped(...args: string[]): Promise<Result> {
-  await using child = Bun.spawn(["sh", "-c", 'ulimit -f 8 && exec "$@"', "sh", ...commandLine(), ...args], {
-    cwd: root,
+  return after("ulimit -f 8", root, args);
+}
+
+/** The same in a folder, by a shell that has done something before. */
+export async function after(first: string, folder: string, args: readonly string[]): Promise<Result> {
+  await using child = Bun.spawn(["sh", "-c", `${first} && exec "$@"`, "sh", ...commandLine(), ...args], {
+    cwd: folder,
     env: plainEnvironment(),
     stdin: "ignore",
     stdout: "pipe",
