@@ -728,20 +728,24 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  * rg_stay_begin: the program is about to wait for all that it has launched, on this stream last: once that is done the GPU stays, for
  * `stay_us`, if requests often follow one another at once. If another one begins meanwhile (rg_stay_coming) it stays
  * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
- * rg_stay_ahead: one begins with so much input, on this stream: the GPU comes over before it is there, and stays likewise.
+ * rg_stay_ahead: one begins with this, on this stream: an input that takes long, or the first of several launches: the GPU comes over before that, and stays
+ * likewise.
  * rg_stay_all_launched: all of a request is queued; or its input is waited for by itself.
  * rg_stay_done: one of this client's is done, whoever found out.
  * rg_stay_ends: there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
-RG_COLD void rg_stay_ahead(const rg_track *track, uint64_t bytes);
+RG_COLD void rg_stay_ahead(const rg_track *track, enum rg_kind kind, uint64_t units);
 RG_COLD void rg_stay_all_launched(uint32_t device);
 RG_COLD void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t now_ns);
 RG_COLD void rg_stay_launches(const rg_track *track);
 RG_COLD void rg_stay_ends(void);
 
-/* rg_stay_beat: whether it may on the device, a high client's; makes what it takes for that. Agent thread only. */
+/* For requests that take longer to launch, mostly kernel by kernel, the GPU does not stay. */
+#define RG_STAY_LAUNCH_NS 1000000u
+
+/* rg_stay_beat: whether it may on the device, a high client's, if there is anybody beside; makes what it takes for that. Agent thread only. */
 void rg_stay_beat(uint32_t device, bool allowed);
 
 /* rg_stay_forget_context: the context (or every context of device `d`) goes. */

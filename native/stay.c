@@ -16,7 +16,12 @@
  * no longer than that.
  *
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
- * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays.
+ * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays. So they do
+ * in front of a request of several launches, which the GPU would leave between two of them for the same reason as after it.
+ *
+ * Not where there is nothing to keep the GPU from, with which it costs: while such a kernel is about and no other process has work, what a graph has
+ * in it takes longer: a request of GPT-2 decoding 6.9 ms in place of 6.5 (docs/experiments.md). So not in a hold, which is to tell what requests take
+ * alone, nor beside best-effort clients that are paused or do nothing.
  *
  * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize, cuMemFree)
  * ends it first; what else does so in the driver, and has no hook (cuMemFreeHost), waits for its end.
@@ -31,6 +36,8 @@
 #define MOST_INPUT (8u << 20)
 /* What the GPU takes to come over from another process (native/bench/switch.cu). */
 #define COMES_NS 137000u
+/* Best-effort clients that have launched nothing for so long, and whose threads are in no call, have no work. */
+#define LATELY_NS 1000000000u
 /* For how much longer the GPU stays once the next request has begun: for its input, and until all of it is queued. */
 #define MORE_NS 1000000u
 /* What the host says: nothing more has come; something has, and more may follow; all is queued; there is nothing to stay for. The GPU: queued, but not begun
@@ -112,12 +119,58 @@ static bool make(uint32_t device)
     return true;
 }
 
+/* A bit per slot of clients that are paused, or whose turn it is not. */
+static uint64_t kept_off(uint64_t now)
+{
+    uint64_t slots = 0;
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        const rg_account *account = &rg.segment->accounts[i];
+        if (rg_account_until(account) > now)
+            slots |= atomic_load(&account->slots);
+    }
+    return slots;
+}
+
+/* Whether a thread of that client is in a call of the driver: it waits for what it has launched, or to launch more. */
+static bool is_in_a_call(int slot)
+{
+    for (int k = 0; k < RG_MAX_THREADS; k++) {
+        uint32_t doing = atomic_load_explicit(&rg.segment->threads[slot * RG_MAX_THREADS + k].doing, memory_order_relaxed);
+        if (doing & RG_DOING && doing != (RG_OP_suspended | RG_DOING))
+            return true;
+    }
+    return false;
+}
+
+/* Whether a best-effort client has work there, as far as is known, that the GPU would go to. */
+static bool has_somebody_beside(uint32_t device)
+{
+    static struct {
+        uint64_t progress, at_ns;
+    } seen[RG_MAX_CLIENTS];
+    bool has = false;
+    uint64_t now = rg_now_ns(), off = kept_off(now);
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        rg_client *c = &rg.segment->clients[i];
+        if (atomic_load(&c->state) != RG_LIVE || atomic_load(&c->class) == RG_CLASS_HIGH || !(atomic_load(&c->devices) >> device & 1) ||
+            off >> i & 1)
+            continue;
+        uint64_t progress = rg_progress(c);
+        if (progress != seen[i].progress || is_in_a_call(i))
+            seen[i].at_ns = now;
+        seen[i].progress = progress;
+        has |= rg_since(seen[i].at_ns, now) < LATELY_NS;
+    }
+    return has;
+}
+
 void rg_stay_beat(uint32_t device, bool allowed)
 {
     enum { TRIES = 8 }; /* contexts, one after the other */
     static uint32_t tries;
     bool several;
     CUcontext wanted = atomic_load(&stays[device].wanted), popped;
+    allowed = allowed && has_somebody_beside(device);
     atomic_store(&stays[device].allowed, allowed);
     if (!allowed || !wanted || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
         !rg_real.cuModuleLoadData || !rg_real.cuModuleGetFunction || !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2 ||
@@ -164,7 +217,7 @@ static bool last_request(const rg_client *c, uint32_t device, uint64_t *worked_n
 static bool are_the_gpus(const rg_track *t, uint32_t device)
 {
     uint64_t worked_ns, wait_ns;
-    return last_request(rg_track_member(t)->slot, device, &worked_ns, &wait_ns) && worked_ns < RG_POLICY_BRIEF_NS && wait_ns >= LEAST_WAIT_NS;
+    return last_request(rg_track_member(t)->slot, device, &worked_ns, &wait_ns) && worked_ns < RG_STAY_LAUNCH_NS && wait_ns >= LEAST_WAIT_NS;
 }
 
 /*
@@ -185,7 +238,7 @@ static bool is_of_use(const rg_track *t, uint32_t device, uint64_t stay_ns)
             stays[device].since_ns = busy;
     }
     slice_us = slice_us ? slice_us : atomic_load_explicit(&rg.segment->settings.high_slice_us, memory_order_relaxed);
-    return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, now) < RG_POLICY_BRIEF_NS &&
+    return rg_policy_follows(stays[device].short_pauses) && rg_since(busy, now) < RG_STAY_LAUNCH_NS &&
            last_request(m->slot, device, &worked_ns, &wait_ns) && wait_ns >= LEAST_WAIT_NS &&
            rg_since(stays[device].since_ns, now) + wait_ns + stay_ns + worked_ns + wait_ns <= slice_us * 1000ull;
 }
@@ -306,7 +359,8 @@ static bool may_stay(const rg_track *t, uint32_t device, uint32_t *us)
     const rg_settings *s = &rg.segment->settings;
     *us = atomic_load_explicit(&s->stay_us, memory_order_relaxed);
     return *us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
-           rg_gives_way_at_once(s) && !rg_recorded && is_high(t) && !(atomic_load(&rg.stays) >> device & 1);
+           rg_gives_way_at_once(s) && !rg_recorded && is_high(t) && !(atomic_load(&rg.stays) >> device & 1) &&
+           !(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(s, rg_now_ns()));
 }
 
 /* Whether it can there. Under `taken`. */
@@ -318,10 +372,23 @@ static bool can_stay(const rg_track *t, uint32_t device)
     return context && context == t->context && !t->owner && RG_REAL(cuLaunchKernel);
 }
 
-void rg_stay_ahead(const rg_track *t, uint64_t bytes)
+/*
+ * Whether the request that has begun is of several launches, as most of its kind, and the GPU has gone since the one before: where it has not, one more
+ * slice would go on, and end amid the next request.
+ */
+static bool is_in_parts(const rg_track *t, uint32_t device)
+{
+    const rg_member *m = rg_track_member(t);
+    const rg_share *share = rg_share_of(rg.segment, device, m->slot_index);
+    uint64_t busy = atomic_load(&m->period[device].busy_since), idle = atomic_load_explicit(&share->idle_ns, memory_order_relaxed);
+    return atomic_load_explicit(&share->usual_launches, memory_order_relaxed) > 1 && rg_since(idle, busy) >= RG_POLICY_SHORT_PAUSE_NS;
+}
+
+void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
 {
     uint32_t device = rg_track_device(t), us;
-    if (bytes < LEAST_INPUT || bytes > MOST_INPUT || !may_stay(t, device, &us) || !take(device))
+    bool copies = kind == RG_COPY, input = copies && units >= LEAST_INPUT && units <= MOST_INPUT;
+    if (kind == RG_COPYWAIT || (copies && units > MOST_INPUT) || !may_stay(t, device, &us) || !(input || is_in_parts(t, device)) || !take(device))
         return;
     if (atomic_load(&stays[device].skip))
         atomic_fetch_sub(&stays[device].skip, 1);

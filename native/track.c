@@ -492,8 +492,8 @@ bool rg_busy_begin(rg_member *m, uint32_t device, uint64_t key)
 
 void rg_busy_begin_with(rg_member *m, const rg_track *t, enum rg_kind kind, uintptr_t units, rg_dims dims)
 {
-    if (rg_busy_begin(m, t->device, rg_request_key(kind == RG_WITHIN ? RG_COPY : kind, units, dims)) && kind == RG_COPY)
-        rg_stay_ahead(t, units);
+    if (rg_busy_begin(m, t->device, rg_request_key(kind == RG_WITHIN ? RG_COPY : kind, units, dims)))
+        rg_stay_ahead(t, kind, units);
 }
 
 /* Whether all work of the client there is done; or, `or_covered`, somebody waits for what is not. */

@@ -32,12 +32,26 @@ static CUresult count_record(CUevent e, CUstream s)
     return real_record(e, s);
 }
 
+/* A best-effort client beside, which waits for its work: in that thread. */
+static rg_thread *other_thread(void)
+{
+    return &seg->threads[OTHER * RG_MAX_THREADS];
+}
+static void other_works(void)
+{
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
+    atomic_store(&seg->clients[OTHER].devices, 1);
+    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
+    atomic_store(&other_thread()->doing, RG_OP_cuCtxSynchronize | RG_DOING);
+}
+
 static void become_one_that_may(void)
 {
     become_high_without_agent(); /* which would say that it may not, on the simulated GPU */
     real_launch = RG_REAL(cuLaunchKernel);
     *(__typeof__(&note_launch) *)&rg_real.hooked[RG_HOOK_cuLaunchKernel] = note_launch;
     atomic_fetch_or(&seg->stops[0].armed, 1ull << OTHER);
+    other_works();
     seg->settings.stay_us = 1000000;
     seg->settings.high_slice_us = 1000000000;
     rg_stay_beat(0, true);
@@ -355,6 +369,64 @@ static void before_no_other_copy(void)
     done();
 }
 
+/* When the last request ended, as the client knows it. */
+static void ended_at(uint64_t ns)
+{
+    atomic_store(&rg_share_of(seg, 0, RG_PROCESS->slot_index)->idle_ns, ns);
+}
+
+/* A request of so many launches behind an input of so many bytes (0: none), the last having ended then; whether the GPU came ahead of it. */
+static bool comes_ahead_of(int launches, size_t bytes, uint64_t ended_ns)
+{
+    uint64_t before = rg.slot->ahead;
+    ended_at(ended_ns);
+    if (bytes)
+        take_input(bytes);
+    for (int i = 0; i < launches; i++)
+        launch(spin, NULL, 1000000);
+    bool comes = rg.slot->ahead > before;
+    if (comes) {
+        CHECK_EQUAL(rg.slot->ahead, before + 1);
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 1); /* more may follow */
+        wait_and_note(words);
+        CHECK_EQUAL(atomic_load(&told_then), 2); /* that was all */
+        CHECK_EQUAL(stream_said(words), 1); /* and has begun */
+    } else {
+        wait_for_it();
+    }
+    rg_stay_beat(0, true);
+    return comes;
+}
+
+/* Which the GPU would leave between two of them; not where it is still there, or where there is one, or what it begins with waits by itself. */
+static void ahead_of_the_first_of_several_launches(void)
+{
+    enum { LONG_AGO = 1 };
+    become_one_with_inputs();
+    for (int i = 0; i < 30; i++)
+        CHECK(!comes_ahead_of(1, 1 << 10, LONG_AGO));
+    for (size_t bytes = 0; bytes <= 1 << 12; bytes += 1 << 12) {
+        int i = 0;
+        for (; i < 5000 && !comes_ahead_of(2, bytes, LONG_AGO); i++)
+            ;
+        CHECK(i < 5000);
+    }
+    for (int i = 0; i < 30; i++) {
+        CHECK(!comes_ahead_of(2, 1 << 12, rg_clock_ns() + 1000000000));
+        CHECK(!comes_ahead_of(2, 16 << 20, LONG_AGO)); /* nor for an input that it would not stay for */
+    }
+    uint64_t before = rg.slot->ahead;
+    for (int i = 0; i < 30; i++) {
+        char result[16];
+        ended_at(LONG_AGO);
+        CHECK_EQUAL(cuMemcpyDtoH_v2(result, input, sizeof result), CUDA_SUCCESS);
+        wait_for_it();
+    }
+    CHECK_EQUAL(rg.slot->ahead, before);
+    done();
+}
+
 /* Requests that the GPU is soon done with, or that launch for long. */
 static void before_which_requests_it_does_not_come(void)
 {
@@ -369,7 +441,7 @@ static void before_which_requests_it_does_not_come(void)
     int n = atomic_load(&launched);
     take_input(1 << 20);
     launch(spin, NULL, 1000000);
-    usleep(RG_POLICY_BRIEF_NS / 1000 + 1);
+    usleep(RG_STAY_LAUNCH_NS / 1000 + 1);
     launch(spin, NULL, 1000000);
     wait_for_it(); /* and that one launched for long */
     take_input(1 << 20);
@@ -778,6 +850,66 @@ static void when_it_does_not(void)
     done();
 }
 
+/* Requests, and the agent's beats, after which nothing stays. */
+static void nothing_stays(void)
+{
+    rg_stay_beat(0, true); /* from now on */
+    request();
+    int n = atomic_load(&launched);
+    for (int i = 0; i < 100; i++) {
+        request();
+        ended_at(1);
+        take_input(1 << 20); /* nor is there anything ahead of it */
+        request();
+        rg_stay_beat(0, true);
+    }
+    CHECK_EQUAL(atomic_load(&launched), n);
+}
+
+/* With nobody to keep the GPU from: in a hold, and where the best-effort client is a high one by now, paused, elsewhere, or at nothing for a second. */
+static void not_with_nobody_beside(void)
+{
+    become_one_with_inputs();
+    seg->settings.high_slice_us = 1000000000;
+    rg_client *other = &seg->clients[OTHER];
+    until_it_stays();
+    int n = 0;
+    for (int i = 0; i <= 100; i++) {
+        rg_segment_hold(seg, RG_HOLD_LIMIT_MS); /* it would end by itself */
+        request();
+        n = i ? n : atomic_load(&launched);
+    }
+    CHECK_EQUAL(atomic_load(&launched), n);
+    rg_segment_hold(seg, 0);
+    until_it_stays();
+    atomic_store(&other->class, RG_CLASS_HIGH);
+    nothing_stays();
+    atomic_store(&other->class, RG_CLASS_BEST_EFFORT);
+    until_it_stays();
+    atomic_store(&other->devices, 2);
+    nothing_stays();
+    atomic_store(&other->devices, 1);
+    until_it_stays();
+    atomic_store(&other->state, RG_FREE);
+    nothing_stays();
+    atomic_store(&other->state, RG_LIVE);
+    until_it_stays();
+    rg_account *account = &seg->accounts[RG_MAX_CLIENTS - 1];
+    atomic_store(&account->slots, 1ull << OTHER);
+    atomic_store(&account->paused_until_ns, UINT64_MAX);
+    nothing_stays();
+    atomic_store(&account->paused_until_ns, 0);
+    until_it_stays();
+    for (int suspended = 0; suspended < 2; suspended++) { /* which Rigel's own thread says */
+        atomic_store(&other_thread()->doing, suspended ? RG_OP_suspended | RG_DOING : RG_OP_cuCtxSynchronize);
+        usleep(1100000);
+        nothing_stays();
+        atomic_fetch_add(&other->launches[0], 1);
+        until_it_stays();
+    }
+    done();
+}
+
 /* Requests with pauses between them, or that leave the GPU to others before they end, or are short. */
 static void for_which_requests_it_does_not(void)
 {
@@ -789,7 +921,7 @@ static void for_which_requests_it_does_not(void)
     }
     for (int i = 0; i < 100; i++) {
         launch(spin, NULL, 1000);
-        usleep(RG_POLICY_BRIEF_NS / 1000 + 1);
+        usleep(RG_STAY_LAUNCH_NS / 1000 + 1);
         launch(spin, NULL, 1000000);
         wait_for_it();
         rg_stay_beat(0, true);
@@ -951,6 +1083,7 @@ static void each_device_by_itself(void)
     setenv("RIGEL_SIM_DEVICES", "2", 1);
     become_one_that_may();
     atomic_fetch_or(&seg->stops[1].armed, 1ull << OTHER);
+    atomic_store(&seg->clients[OTHER].devices, 3);
     CUcontext second;
     launch(spin, NULL, 1000);
     wait_for_it();
@@ -1104,6 +1237,7 @@ int main(int argc, char **argv)
     RUN(it_comes_while_the_input_does);
     RUN(for_which_inputs_it_does_not);
     RUN(before_no_other_copy);
+    RUN(ahead_of_the_first_of_several_launches);
     RUN(before_which_requests_it_does_not_come);
     RUN(while_another_client_begins);
     RUN(for_no_thread_of_its_own);
@@ -1123,6 +1257,7 @@ int main(int argc, char **argv)
     RUN(a_child_ends_nothing);
     RUN(once_for_a_request);
     RUN(when_it_does_not);
+    RUN(not_with_nobody_beside);
     RUN(for_which_requests_it_does_not);
     RUN(for_requests_that_one_slice_is_too_short_for);
     RUN(as_long_as_a_slice_lasts);
