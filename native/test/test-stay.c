@@ -872,6 +872,8 @@ static void not_with_nobody_beside(void)
     become_one_with_inputs();
     seg->settings.high_slice_us = 1000000000;
     rg_client *other = &seg->clients[OTHER];
+    other[1].devices = 1; /* one that has never done anything */
+    other[1].state = RG_LIVE;
     until_it_stays();
     int n = 0;
     for (int i = 0; i <= 100; i++) {
