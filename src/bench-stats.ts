@@ -278,8 +278,14 @@ export interface Following {
   p90_ms: number | null;
   /** So many of them took LATE_ms more than the median of such requests alone; null where fewer than SOME of those are known. */
   late: number | null;
-  /** Begun APART_ms after the end of the last one, or later. */
-  apart: { requests: number; p50_ms: number | null; p90_ms: number | null };
+  /** Begun APART_ms after the end of the last one, or later; `late` as above, by AMID_ms. */
+  apart: {
+    requests: number;
+    p50_ms: number | null;
+    p90_ms: number | null;
+    p99_ms: number | null;
+    late: number | null;
+  };
 }
 
 /** One row of the result: ratios are within a round, against `alone` of the same method; spread is over the rounds. */
@@ -401,20 +407,32 @@ function delayedOf(group: readonly Measurement[], alone: readonly Measurement[])
 const AT_ONCE_ms = 0.25;
 const APART_ms = 0.5;
 const LATE_ms = 0.1;
+/** More than one exchange: the GPU was lost amid the request, and came back. */
+const AMID_ms = 0.3;
 const SOME = 5;
 
 function followingOf(group: readonly Measurement[], alone: readonly Measurement[]): Following | null {
   const { atOnce, apart } = tookBy(group);
   if (atOnce.length + apart.length === 0) return null;
-  const base = tookBy(alone).atOnce;
-  const limit_ms = base.length < SOME ? undefined : quantile(base, 0.5) + LATE_ms;
+  const base = tookBy(alone);
+  const late = (took: readonly number[], of: readonly number[], by_ms: number): number | null => {
+    if (of.length < SOME) return null;
+    const limit_ms = quantile(of, 0.5) + by_ms;
+    return took.filter((took_ms) => took_ms > limit_ms).length;
+  };
   const p = (sorted: readonly number[], q: number): number | null => (sorted.length > 0 ? quantile(sorted, q) : null);
   return {
     requests: atOnce.length,
     p50_ms: p(atOnce, 0.5),
     p90_ms: p(atOnce, 0.9),
-    late: limit_ms === undefined ? null : atOnce.filter((took_ms) => took_ms > limit_ms).length,
-    apart: { requests: apart.length, p50_ms: p(apart, 0.5), p90_ms: p(apart, 0.9) },
+    late: late(atOnce, base.atOnce, LATE_ms),
+    apart: {
+      requests: apart.length,
+      p50_ms: p(apart, 0.5),
+      p90_ms: p(apart, 0.9),
+      p99_ms: p(apart, 0.99),
+      late: late(apart, base.apart, AMID_ms),
+    },
   };
 }
 

@@ -434,7 +434,15 @@ describe("statistics", () => {
       ],
       new Map(),
     );
-    expect(few?.following).toMatchObject({ requests: 0, p50_ms: null, late: null, apart: { requests: 1 } });
+    expect(few?.following).toMatchObject({ requests: 0, p50_ms: null, late: null, apart: { requests: 1, late: null } });
+    const [, lost] = rowsOf(
+      [
+        { ...one("alone", 0, 2), waits: inARow(first, [1, 2], [1, 2], [1, 2], [1, 2], [1, 2]) },
+        { ...one("x", 0, 3, 80), waits: inARow(first, [1, 2.25], [1, 2.35], [0.5, 2.1], [0.1, 9], [1, 3]) },
+      ],
+      new Map(),
+    );
+    expect(lost?.following?.apart).toMatchObject({ requests: 4, p99_ms: 3, late: 2 });
   });
 
   test("two best-effort programs share by the sum of their parts", () => {

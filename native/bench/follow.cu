@@ -10,7 +10,7 @@
  * best-effort work; for streams that go on between the two, and that stop for both; and for channels that are disabled besides, as the first request
  * begins or 0.3 ms later, until both are over, or until the first is (that call goes on into the second); and not scheduled in place of disabled. Then
  * for streams that go on between the two while a kernel of one thread keeps the GPU, from the end of the first until the second is launched, 200 us at
- * most: by itself, and with others behind it that do nothing; and from the beginning of the first.
+ * most: by itself, and with others behind it that do nothing, the same with no best-effort work; and from the beginning of the first.
  */
 #include <algorithm>
 #include <atomic>
@@ -28,11 +28,11 @@
 
 enum { KERNELS = 200 };
 
-enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, KEPT, KEPT_1, KEPT_8, FROM_START, WAYS };
+enum way { ALONE, GOES_ON, STOPS, DISABLED, DISABLED_LATER, ENABLED_BETWEEN, UNSCHEDULED_LATER, KEPT, KEPT_1, KEPT_8, KEPT_ALONE, FROM_START, WAYS };
 static const char *const ways[] = {"alone",          "goes on between",            "stops for both",       "disabled at once",
                                     "disabled later", "disabled later, on between", "not scheduled, later", "kept",
-                                    "kept, one behind", "kept, 8 behind", "kept from the start, 8"};
-static const int behind[WAYS] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 8}; /* so many more kernels */
+                                    "kept, one behind", "kept, 8 behind", "kept, one behind, alone", "kept from the start, 8"};
+static const int behind[WAYS] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 8, 1, 8}; /* so many more kernels */
 
 /* Keeps the GPU with this process for so long, or until the word has changed. */
 __global__ void keep(const volatile uint32_t *word, uint32_t is, unsigned long long ns)
@@ -153,7 +153,7 @@ int main(int argc, char **argv)
             printf("kernels of %d us, %d us between two requests\n%-28s first: p50    p90  second: p50    p90   kernels a second\n", length, gap, "");
             for (int way = 0; way < WAYS; way++) {
                 std::vector<double> first, second;
-                shared->paused = way == ALONE;
+                shared->paused = way == ALONE || way == KEPT_ALONE;
                 shared->length_us = length;
                 shared->late_us = way == DISABLED ? 0 : 300;
                 shared->only_scheduling = way == UNSCHEDULED_LATER;
