@@ -415,25 +415,30 @@ function followingOf(group: readonly Measurement[], alone: readonly Measurement[
   const { atOnce, apart } = tookBy(group);
   if (atOnce.length + apart.length === 0) return null;
   const base = tookBy(alone);
-  const late = (took: readonly number[], of: readonly number[], by_ms: number): number | null => {
-    if (of.length < SOME) return null;
-    const limit_ms = quantile(of, 0.5) + by_ms;
-    return took.filter((took_ms) => took_ms > limit_ms).length;
-  };
-  const p = (sorted: readonly number[], q: number): number | null => (sorted.length > 0 ? quantile(sorted, q) : null);
   return {
     requests: atOnce.length,
-    p50_ms: p(atOnce, 0.5),
-    p90_ms: p(atOnce, 0.9),
-    late: late(atOnce, base.atOnce, LATE_ms),
+    p50_ms: quantileOrNull(atOnce, 0.5),
+    p90_ms: quantileOrNull(atOnce, 0.9),
+    late: lateOf(atOnce, base.atOnce, LATE_ms),
     apart: {
       requests: apart.length,
-      p50_ms: p(apart, 0.5),
-      p90_ms: p(apart, 0.9),
-      p99_ms: p(apart, 0.99),
-      late: late(apart, base.apart, AMID_ms),
+      p50_ms: quantileOrNull(apart, 0.5),
+      p90_ms: quantileOrNull(apart, 0.9),
+      p99_ms: quantileOrNull(apart, 0.99),
+      late: lateOf(apart, base.apart, AMID_ms),
     },
   };
+}
+
+function quantileOrNull(sorted: readonly number[], q: number): number | null {
+  return sorted.length > 0 ? quantile(sorted, q) : null;
+}
+
+/** How many took by so much longer than the median of those alone; null where too few of these are known. */
+function lateOf(took: readonly number[], alone: readonly number[], by_ms: number): number | null {
+  if (alone.length < SOME) return null;
+  const limit_ms = quantile(alone, 0.5) + by_ms;
+  return took.filter((took_ms) => took_ms > limit_ms).length;
 }
 
 /** How long requests took, by how they began; ascending. The first one of a window has none before it. */
