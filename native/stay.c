@@ -20,7 +20,7 @@
  * in front of a request of several launches, which the GPU would leave between two of them for the same reason as after it.
  *
  * Not where there is nothing to keep the GPU from, with which it costs: while such a kernel is about and no other process has work, what a graph has
- * in it takes longer: a request of GPT-2 decoding 6.9 ms in place of 6.5 (docs/experiments.md). So not in a hold, which is to tell what requests take
+ * in it takes longer: a request of GPT-2 decoding 6.8 to 7.0 ms in place of 6.5 (docs/experiments.md). So not in a hold, which is to tell what requests take
  * alone, nor beside best-effort clients that are paused or do nothing.
  *
  * Not while something is captured or recorded, nor where another high client shares the GPU. What waits for all of a context (cuCtxSynchronize, cuMemFree)

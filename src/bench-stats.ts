@@ -403,7 +403,7 @@ function delayedOf(group: readonly Measurement[], alone: readonly Measurement[])
   return requests > 0 ? { requests, p50, p95, p99 } : null;
 }
 
-/** As Following has it. A queue takes a request up 20 to 150 us after the last one (docs/experiments.md); an exchange of processes takes 0.14 ms. */
+/** As Following has it. A queue takes nine in ten requests up within 100 us of the last one (docs/experiments.md); an exchange of processes takes 0.14 ms. */
 const AT_ONCE_ms = 0.25;
 const APART_ms = 0.5;
 const LATE_ms = 0.1;

@@ -14,8 +14,8 @@
  *
  * MPS itself makes each kernel some half a microsecond longer, whoever else is there. Of a program that works for longer than the GPU does
  * nobody sees that; requests that keep the GPU busy take 5 to 12% longer, 8 to 16% beside best-effort programs that are held back, and leave no
- * gaps for others to use. In time slices each of them is delayed by a switch of 0.1 to 0.15 ms instead: of requests of 1.4 ms as much (p50 1.11 and 1.10 over
- * alone without MPS, p99 1.23 and 1.26), of longer ones less (both measured on an H200: docs/measurements.md).
+ * gaps for others to use. In time slices each of them is delayed by a switch of 0.1 to 0.15 ms instead: of requests of 1.4 ms as much (p50 1.09 over alone, p99
+ * 1.05, where MPS had 1.10 and 1.26), of longer ones less (both measured on an H200: docs/measurements.md).
  */
 
 import type { Device } from "./device.ts";
