@@ -3,7 +3,7 @@
  *
  * A channel is the queue through which a context hands work to the GPU; a context's compute channels form a channel group, and
  * the GPU switches between groups in the middle of kernels. Without MPS each process has groups of its own, and the driver lets
- * a process control them without privileges (seen on an H200, driver 580.159, and see the sources below):
+ * a process control them without privileges (seen on H100s and H200s, driver 580.159, and see the sources below):
  *   - the time slice of a group: how long it keeps the GPU once another has work. libcuda sets 2048 us;
  *   - disabling channels: they are taken off the GPU wherever their kernels are, and go on from there once enabled.
  * Measured on an H200, 20 short kernels beside a process that fills the GPU with 2.4 ms kernels, p99: slices of 2048 us 2336

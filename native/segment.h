@@ -167,7 +167,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, attached_ns, 1)     /* [client] */ \
     F(u64, first_launch_ns, 1) /* [client] 0 until then */ \
     F(u64, exited_ns, 1)       /* [client] clean exit; 0 if it never came */ \
-    F(u64, heartbeat_ns, 1)    /* [client] agent thread, at least every 250 ms */ \
+    F(u64, heartbeat_ns, 1)    /* [client] agent thread, every 100 ms */ \
     F(u64, passed, 1)          /* [client] work let through ungated: stream capture, communication kernels */ \
     F(words, launches, RG_LAUNCH_COUNTS) /* [client] kernels: the sum of these, and with the next three the issue counter of the gate. \
                                   The first is raised by any thread, each other by the one that has taken it, which needs no atomic \
