@@ -169,14 +169,19 @@ function reader(source: Source, detected: Detected, report: FileReport): AsyncIt
 function refuseBad(reports: FileReport[], skip: boolean): void {
   const bad = reports.reduce((sum, { bad_rows }) => sum + bad_rows, 0);
   if (bad === 0 || skip) return;
-  const named = reports.flatMap((report) => report.bad);
-  const more = bad > named.length ? [`and ${bad - named.length} more`] : [];
   throw new RigelError(
     "profile",
-    [...named, ...more, `${bad} bad ${bad === 1 ? "row" : "rows"}, nothing written; --skip-bad leaves them out`].join(
+    [...badRows(reports), `${bad} bad ${bad === 1 ? "row" : "rows"}, nothing written; --skip-bad leaves them out`].join(
       "\n",
     ),
   );
+}
+
+/** A line for each bad row, as far as they are named. */
+function badRows(reports: FileReport[]): string[] {
+  const bad = reports.reduce((sum, { bad_rows }) => sum + bad_rows, 0);
+  const named = reports.flatMap((report) => report.bad);
+  return [...named, ...(bad > named.length ? [`and ${bad - named.length} more`] : [])];
 }
 
 type Metrics = Pick<Recorded, "compute_percent" | "memory_percent" | "flops" | "dram_bytes">;
@@ -425,6 +430,7 @@ class Assembler {
     const { device, request, files } = this.#options;
     const seen = [...this.#devices];
     const rows = reports.reduce((sum, report) => sum + report.rows, 0);
+    const bad = reports.reduce((sum, { bad_rows }) => sum + bad_rows, 0);
     const what =
       device !== undefined && this.#kept.size === 0 && seen.length > 0
         ? `no device ${device} in it; there are ${seen.join(", ")}`
@@ -432,8 +438,10 @@ class Assembler {
           ? `no request ${request} in it; there are ${this.#requests.size}, counted from 0`
           : this.#begun
             ? `no kernels in its ${rows} rows, and Orion's form has nothing else`
-            : `nothing that the GPU did in its ${rows} rows; record with CUDA tracing on`;
-    return new RigelError("profile", `${files.join(", ")}: ${what}`);
+            : bad > 0
+              ? `nothing that the GPU did in its ${rows} rows, of which ${bad} are bad`
+              : `nothing that the GPU did in its ${rows} rows; record with CUDA tracing on`;
+    return new RigelError("profile", [...badRows(reports), `${files.join(", ")}: ${what}`].join("\n"));
   }
 }
 

@@ -302,6 +302,14 @@ describe.concurrent("torch", () => {
   });
 });
 
+test("bad rows that were all that there was are named where they are left out, too", async () => {
+  const rows = NSYS_HEADER + nsysRow(0, "k", "x") + nsysRow(200, "k", "");
+  expect(await refusal(rows, { skipBad: true })).toBe(
+    'in.csv:2: Duration: expected a number, got "x"\nin.csv:3: Duration: expected a number, got ""\n' +
+      "in.csv: nothing that the GPU did in its 2 rows, of which 2 are bad",
+  );
+});
+
 test("several files become one profile, each with requests of its own", async () => {
   const files = [fixture("torch-2.trace"), fixture("torch-2.trace"), fixture("nsys-2025-cuda_gpu_trace.csv")];
   const { rows, summary } = await imported("", { files });
