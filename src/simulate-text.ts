@@ -76,11 +76,14 @@ function ratio(value: number | null): string {
 }
 
 /** The worst p99 over alone of the high clients. */
-export function worst_p99({ clients }: PredictedWay): number | null {
-  const ratios = clients.flatMap((one) =>
-    one.class === "high" && one.p99_over_alone !== null ? [one.p99_over_alone] : [],
-  );
-  return ratios.length > 0 ? Math.max(...ratios) : null;
+export function worst_p99(way: PredictedWay): number | null {
+  return worstOf(way)?.p99_over_alone ?? null;
+}
+
+/** The high client whose p99 is the worst over alone; the first one where that is known of none. */
+function worstOf({ clients }: PredictedWay): PredictedClient | undefined {
+  const [first, ...others] = clients.filter((client) => client.class === "high");
+  return others.reduce((worst, one) => ((one.p99_over_alone ?? 0) > (worst?.p99_over_alone ?? 0) ? one : worst), first);
 }
 
 /* ---- Sweeps */
@@ -89,7 +92,7 @@ function sweepTable(sweep: string, points: readonly Point[]): string[] {
   const header = [sweep, "way", "client", "p50 ms", "p99 ms", "p99/alone", "share", "ceiling", "harvest"];
   const rows = points.flatMap(({ value, ways, ceiling }) =>
     ways.map((way, index) => {
-      const high = way.clients.find((client) => client.class === "high") ?? way.clients[0];
+      const high = worstOf(way) ?? way.clients[0];
       return [
         index === 0 ? String(value) : "",
         way.way,

@@ -470,6 +470,33 @@ describe.concurrent("rigel simulate", () => {
     expect(status).toBe(0);
   });
 
+  test("a row of a sweep is of one high client: the one whose p99 is the worst over alone", async () => {
+    using scratch = new Scratch();
+    // Of what is long by itself little is waiting.
+    scratch.file("long.csv", SERVE.replace(",200000,", ",9000000,"));
+    const clients = [
+      { name: "long", class: "high", replay: { profile: "long.csv", rate_per_s: 50 } },
+      { name: "short", class: "high", replay: { profile: "serve.csv", rate_per_s: 50 } },
+      { name: "train", class: "best-effort", replay: { profile: "train.csv" } },
+    ];
+    const file = jobs(scratch, { clients });
+    const args = ["--policy", "time-slicing", "--sweep", "seed=1,2"];
+    const { points } = await predicted(file, ...args);
+    const { stdout } = await rigel("simulate", file, ...args);
+    expect(points).toHaveLength(2);
+    for (const { value, ways } of points) {
+      const worst = ways[0]?.clients.find(({ name }) => name === "short");
+      const ratios = ways[0]?.clients.map((client) => client.p99_over_alone ?? 0) ?? [];
+      expect(worst?.p99_over_alone).toBe(Math.max(...ratios));
+      const row = stdout.split("\n").find((line) => line.startsWith(`${value} `));
+      const [, , , client, p50_ms, p99_ms, over_alone] = row?.split(/ +/) ?? [];
+      expect(client).toBe("short");
+      expect(Number(p50_ms)).toBeCloseTo(worst?.p50_ms ?? 0, 0);
+      expect(Number(p99_ms)).toBeCloseTo(worst?.p99_ms ?? 0, 0);
+      expect(Number(over_alone)).toBeCloseTo(worst?.p99_over_alone ?? 0, 0);
+    }
+  });
+
   test("a page that cannot be written whole leaves the one before, and is the machine's fault", async () => {
     using scratch = new Scratch();
     const page = scratch.file("page.html", "before");
