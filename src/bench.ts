@@ -337,9 +337,9 @@ async function runBench(flags: Flags, command: Command): Promise<void> {
   }
 }
 
-/** With --live, what is left to be started anew, and what it is compared with. */
+/** With --live, what is left to be started anew, and what it is compared with: all where none of them take turns. */
 function anewWays(ways: readonly Way[], live: boolean): Way[] {
-  const left = live ? ways.filter((way) => !isLive(way)) : [...ways];
+  const left = live && ways.some(({ together }) => together) ? ways.filter((way) => !isLive(way)) : [...ways];
   return live && left.length > 0 ? ways.filter((way) => way.name === ALONE || left.includes(way)) : left;
 }
 

@@ -1862,6 +1862,16 @@ describe.concurrent("rigel bench refuses", () => {
     expect(status).toBe(2);
   });
 
+  test("nothing that --live is asked for alone: where no ways take turns, programs are started anew for each", async () => {
+    for (const ways of ["alone", "alone, Rigel"]) {
+      const { stdout, status } = await rigel(...SIMULATED, "--live", "--ways", ways, "--dry-run");
+      expect(stdout).toContain(`${PAIR}, round 1, alone: resnet50 (`);
+      expect(stdout).toContain(`${PAIR}, round 1, alone: resnet50-train (`);
+      expect(stdout.includes(`${PAIR}, round 1, alone, Rigel: resnet50 (`)).toBe(ways !== "alone");
+      expect(status).toBe(0);
+    }
+  });
+
   test("--help has examples and says what the names mean; --dry-run runs nothing", async () => {
     const help = await rigel("bench", "--help");
     expect(help.stdout).toContain("rigel bench --live --pairs bert+gpt2-train");
