@@ -80,7 +80,7 @@ export async function readReference(path: string): Promise<Reference> {
   return parse(referenceSchema, await readJson(path), path);
 }
 
-/** Simulates every row that has profiles. */
+/** Simulates every row that has profiles; one at least has to. */
 export async function compareAll(
   reference: Reference,
   path: string,
@@ -116,7 +116,13 @@ export async function compareAll(
     };
   });
   watch(simulator);
-  return await Promise.all(all);
+  const comparisons = await Promise.all(all);
+  if (comparisons.every(({ predicted }) => predicted === undefined))
+    throw new RigelError(
+      "config",
+      `${path}: rows: expected one or more whose programs all have a profile, without which there is nothing to compare with`,
+    );
+  return comparisons;
 }
 
 /** The high program first; undefined where one has no profile. `where`: what errors call the row; profiles are relative to `base`. */

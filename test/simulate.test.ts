@@ -335,6 +335,13 @@ describe.concurrent("rigel simulate", () => {
     expect(await told("--reference", rate)).toEqual([
       "rigel: rate.json:5:2: rate_per_s: expected a number above 0, got 0",
     ]);
+    const unknown = { ...row, clients: clients.map((client) => ({ ...client, profile: null })) };
+    const text = JSON.stringify({ ...reference, rows: [unknown] }, null, 1);
+    const incomparable = scratch.file("unknown.json", text);
+    expect(await told("--reference", incomparable, "--keep")).toEqual([
+      expect.stringMatching(/^rigel: unknown\.json:6:2: rows: expected one or more whose programs all have a profile/),
+    ]);
+    expect(readFileSync(incomparable, "utf8")).toBe(text);
     const uniform = { ...bench(false), options: { rate_per_s: 80, arrivals: "uniform" } };
     const evenly = scratch.file("uniform.json", JSON.stringify(uniform, null, 1));
     expect(await told("--import-bench", evenly)).toEqual([
