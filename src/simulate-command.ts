@@ -139,8 +139,8 @@ async function runPrediction(file: string | undefined, flags: Flags, native: Nat
   for (const note of prediction.notes) progress(`note: ${note}`);
   progress(`${count} scenarios in ${((performance.now() - begun) / 1000).toFixed(1)} s`);
   const path = referencePath(native.files.profiles);
-  const reference = (await readReference(path)).median_error;
-  const said = reference ? [errorsText(reference)] : [];
+  const { median_error: reference, preset } = await readReference(path);
+  const said = reference ? [errorsText(reference, preset)] : [];
   if (flags.html !== undefined) {
     await writeOutput("--html", flags.html, predictionPage(prediction, config.file, said));
     progress(`${flags.html} written`);
@@ -161,7 +161,9 @@ async function runReference(flags: Flags, native: Native): Promise<void> {
     progress(`${path}: median errors written`);
   }
   const document = { schema: 1, device: reference.device, median_error, rows: comparisons };
-  process.stdout.write(`${flags.json ? JSON.stringify(document, null, 2) : referenceText(comparisons)}\n`);
+  process.stdout.write(
+    `${flags.json ? JSON.stringify(document, null, 2) : referenceText(comparisons, reference.preset)}\n`,
+  );
 }
 
 async function importBench(file: string, output: string | undefined): Promise<void> {

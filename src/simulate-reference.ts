@@ -160,7 +160,7 @@ export function medianErrors(comparisons: readonly Comparison[]): z.infer<typeof
   return { p99_over_alone: of("p99_over_alone"), share: of("share"), rows: known.length };
 }
 
-export function referenceText(comparisons: readonly Comparison[]): string {
+export function referenceText(comparisons: readonly Comparison[], preset: Reference["preset"]): string {
   const header = ["pair", "way", "p99/alone", "predicted", "error", "share", "predicted", "error", "source"];
   const rows = comparisons.map(({ row, predicted }) => [
     row.pair,
@@ -177,12 +177,15 @@ export function referenceText(comparisons: readonly Comparison[]): string {
         : row.source,
   ]);
   const lines = aligned(header, rows, 2);
-  return [...lines, "", errorsText(medianErrors(comparisons))].join("\n");
+  return [...lines, "", errorsText(medianErrors(comparisons), preset)].join("\n");
 }
 
-export function errorsText({ p99_over_alone, share, rows }: z.infer<typeof errorsSchema>): string {
+export function errorsText(
+  { p99_over_alone, share, rows }: z.infer<typeof errorsSchema>,
+  preset: Reference["preset"],
+): string {
   return (
-    `median error on ${rows} measurements of an H200: p99 over alone ${percent(p99_over_alone, 1)}, share ${percent(share, 1)} ` +
+    `median error on ${rows} measurements of an ${preset.toUpperCase()}: p99 over alone ${percent(p99_over_alone, 1)}, share ${percent(share, 1)} ` +
     "(each: rigel simulate --reference)"
   );
 }

@@ -664,6 +664,21 @@ describe.concurrent("measurements to compare with", () => {
     expect(status).toBe(0);
   });
 
+  test("the median errors are of the GPU that the file names", async () => {
+    using scratch = new Scratch();
+    scratch.file("serve.csv", SERVE);
+    scratch.file("train.csv", TRAIN);
+    const clients = [
+      { program: "serve", class: "high", profile: "serve.csv" },
+      { program: "train", class: "best-effort", profile: "train.csv" },
+    ];
+    const ratios = { p50_over_alone: null, p99_over_alone: 1.5, share: 0.9, source: "" };
+    const row = { pair: "serve+train", clients, way: "MPS", policy: null, mps: true, ...ratios };
+    const reference = { schema: 1, device: "NVIDIA A100-SXM4-80GB", preset: "a100", rate_per_s: 60, rows: [row] };
+    const { stdout } = await rigel("simulate", "--reference", scratch.file("reference.json", reference));
+    expect(stdout).toContain("median error on 1 measurements of an A100: p99 over alone ");
+  });
+
   test("a benchmark of the simulated GPU measures nothing", async () => {
     using scratch = new Scratch();
     const file = scratch.file("bench.json", bench(true));
