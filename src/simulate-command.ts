@@ -108,6 +108,13 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   if (flags.reference !== undefined || flags.importBench !== undefined)
     for (const option of ["slow", "host", "policy", "sweep", "seed", "duration", "html"] as const)
       if (flags[option] !== undefined) throw alone(`--${option}`, "a configuration or the demo");
+  if (flags.reference !== undefined && flags.importBench !== undefined)
+    throw new RigelError("command", "rigel simulate: expected --reference or --import-bench, got both");
+  if (file !== undefined && (flags.reference !== undefined || flags.importBench !== undefined))
+    throw new RigelError(
+      "command",
+      `rigel simulate: expected no configuration with ${flags.reference === undefined ? "--import-bench" : "--reference"}, got ${file}`,
+    );
   if (flags.slow !== undefined && flags.host !== undefined)
     throw new RigelError("command", "rigel simulate: expected --slow or --host: both say how fast the host is");
   if (flags.importBench !== undefined) return await importBench(flags.importBench, flags.output);
