@@ -302,7 +302,10 @@ async function runLive(
   const logs = [...whole].flatMap(([crew, worked]) =>
     [...worked.logs].map(([name, log]): [string, Log] => [`${nameOf(crew)}: ${name}`, log]),
   );
-  const notes = without === undefined ? [] : [`windows: ${without}`];
+  const notes = [
+    ...(stopped_s < end_s ? [`interrupted after ${Math.max(0, stopped_s).toFixed(0)} of ${end_s.toFixed(0)} s`] : []),
+    ...(without === undefined ? [] : [`windows: ${without}`]),
+  ];
   const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, notes, said });
   // What programs that are ready a little late lose is of the time in which nothing is counted.
   const spare_s = windows[0]?.round === LEARNING ? LEARN_s / 2 : 0;

@@ -1295,6 +1295,7 @@ const documentSchema = z.object({
   options: z.object({ seed: z.number(), rate_per_s: z.number(), arrivals: z.string(), duration_s: z.number() }),
   runs: z.number(),
   done: z.number(),
+  notes: z.array(z.string()),
   rows: z.array(
     z.object({
       pair: z.string(),
@@ -1712,8 +1713,12 @@ describe.concurrent("rigel bench on the simulated GPU", () => {
       using scratch = new Scratch();
       const json = join(scratch.path, "b.json");
       await interrupted([...TURNS, "--json", json], scratch, "round 3 of 500");
-      const { failures, measurements } = documentAt(json);
+      const { failures, measurements, notes } = documentAt(json);
       expect(failures).toEqual([]);
+      // All of its runs were begun: that it has not what it was to have is told.
+      expect(notes).toContainEqual(
+        expect.stringMatching(/^resnet50\+resnet50-train, live: .*: interrupted after \d+ of \d+ s$/),
+      );
       // Three windows a round; those that were switched late are not there.
       expect(measurements.length).toBeGreaterThan(0);
       expect(measurements.length).toBeLessThan(3 * 500);
