@@ -18,6 +18,7 @@ import {
   type Sample,
   type Solo,
   arrivalTimes,
+  latencyOf,
   moreOf,
   soloOf,
   soloTurns,
@@ -146,11 +147,10 @@ export async function inTime(job: Job, timing: Timing, isInterrupted: () => bool
   }
 }
 
+/** By the same percentiles as the report. */
 function milliseconds(requests: readonly Sample[]): string {
-  const sorted = requests.map(([, latency_ms]) => latency_ms).toSorted((a, b) => a - b);
-  const at = (q: number): string =>
-    (sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] ?? Number.NaN).toFixed(2);
-  return sorted.length > 0 ? `p50 ${at(0.5)} p99 ${at(0.99)} ms` : "no request";
+  const latency = latencyOf(requests);
+  return latency ? `p50 ${latency.p50_ms.toFixed(2)} p99 ${latency.p99_ms.toFixed(2)} ms` : "no request";
 }
 
 /* ---- GPU time of a request */

@@ -9,7 +9,7 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { type Bed, type Found, type Job, inTime } from "../src/bench-jobs.ts";
+import { type Bed, type Found, type Job, anewJobs, inTime } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
@@ -754,6 +754,31 @@ async function inTimeOf(finds: readonly (Partial<Found> | Error)[], isInterrupte
   const { said, failures = [] } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
   return { said, leads, lead_s: timing.lead_s, failed: failures.map(({ problem }) => problem) };
 }
+
+test("the line of progress has the percentiles of the report", async () => {
+  const [pair] = choosePairs(PAIR, true);
+  const [alone] = allWays(choosePolicies(undefined, []), { mps: false, clientPriority: false });
+  if (!pair || !alone) throw new Error("there are such");
+  for (const count of [1, 2, 10, 100, 101]) {
+    const requests = Array.from({ length: count }, (_, index): [number, number] => [index / 1000, index + 1]);
+    const logs = (runs: readonly Run[]) =>
+      new Map(runs.map(({ name }): [string, Log] => [name, { late_s: 0, requests, past: [], ends_s: [] }]));
+    const bed: Bed = {
+      runner: {
+        bare: async (runs) => ({ logs: logs(runs), clients: [] }),
+        governed: async (runs) => ({ logs: logs(runs), clients: [] }),
+      },
+      native: await Native.load(),
+      simulated: true,
+      load: { rate_per_s: 50, arrivals: "uniform", seed: 1 },
+      environment: () => ({}),
+    };
+    const [high] = anewJobs(bed, pair, alone, 0);
+    const found = await high?.run({ rounds: 1, duration_s: 1, lead_s: 0, window_s: 1, copies: 1 });
+    const latency = latencyOf(requests);
+    expect(found?.said).toBe(`p50 ${latency?.p50_ms.toFixed(2)} p99 ${latency?.p99_ms.toFixed(2)} ms`);
+  }
+});
 
 describe("programs that are not ready in time", () => {
   const ready = { pair: "a+b", way: "MPS", method: "live", round: 0, requests: [], requests_s: 0, best: [] };
