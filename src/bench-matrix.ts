@@ -227,6 +227,12 @@ function extraOf(text: string): [string, object] {
   const [, name, json] = /^([^=]+)=(\{.*\})$/s.exec(text) ?? [];
   if (name === undefined || json === undefined)
     throw new RigelError("config", `--policy-json: expected NAME={...}, got "${text}"`);
+  // With ", MPS" behind it, it would be what another one's way is called.
+  if (/[,;]/.test(name))
+    throw new RigelError(
+      "config",
+      `--policy-json: expected a name without commas and semicolons, which separate --policies and --ways, got "${name}"`,
+    );
   return [name, objectOf(json, name)];
 }
 

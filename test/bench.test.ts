@@ -1868,6 +1868,10 @@ describe.concurrent("rigel bench refuses", () => {
     [["--policies", "magic"], '--policies: name: expected one of "none", "priority"'],
     [["--policy-json", "x"], "--policy-json: expected NAME={...}"],
     [["--policy-json", "x={}}"], "--policy-json: x: JSON Parse error"],
+    [
+      ["--policy-json", 'x={"name":"none"}', "--policy-json", 'x, MPS={"name":"none"}'],
+      '--policy-json: expected a name without commas and semicolons, which separate --policies and --ways, got "x, MPS"',
+    ],
     [["--policies", "none", "--policy-json", 'x={"name":"none"}'], '"x" is not among --policies'],
     [
       ["--policy-json", 'x={"name":"none","inflight":-1}'],
