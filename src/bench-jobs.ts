@@ -278,10 +278,11 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
         }));
       const start = { at_ms: Date.now() + (timing.lead_s + AROUND_s) * 1000 };
       const [bare, rigel] = await both(
-        bed.runner.bare(runsOf("bare"), start),
-        bed.runner.governed(runsOf("rigel"), start, policy),
+        soFar(bed.runner.bare(runsOf("bare"), start)),
+        soFar(bed.runner.governed(runsOf("rigel"), start, policy)),
       );
-      const ran: Ran = { logs: new Map([...bare.logs, ...rigel.logs]), clients: rigel.clients };
+      const interrupted = bare.interrupted ?? rigel.interrupted;
+      const ran: Ran = { logs: new Map([...bare.ran.logs, ...rigel.ran.logs]), clients: rigel.ran.clients };
       const served = (kind: Kind, isPast: boolean): Sample[][] =>
         due_s[kind].map((_, copy) => {
           const { requests = [], past = [] } = ran.logs.get(`${kind}${copy + 1}`) ?? {};
@@ -289,12 +290,14 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
         });
       const samples = { bare: served("bare", false), rigel: served("rigel", false), past: served("rigel", true) };
       const solo = soloOf(program.name, samples, { rate_per_s, settle_s: SOLO_SETTLE_s }, seed, samples.past);
+      if (!solo && interrupted) throw interrupted;
       if (!solo) throw new RunFailed("no request was served in time", []);
       const [low, high] = solo.interval;
       const { within: own } = solo;
       const [least, most] = own?.p50_interval ?? [];
       return found(ran, {
         solo: { ...solo, settle_s: SOLO_SETTLE_s, samples },
+        ...(interrupted && { notes: [interruptedText((interrupted.at_ms - start.at_ms) / 1000, end_s)] }),
         said:
           `p50 ${solo.bare.p50_ms.toFixed(3)} ms bare, ${solo.rigel.p50_ms.toFixed(3)} ms under Rigel, ` +
           `x${solo.ratio.toFixed(3)} (${low.toFixed(3)} to ${high.toFixed(3)})` +
@@ -305,6 +308,21 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
       });
     },
   };
+}
+
+/** What programs had measured when the user wanted the end counts, if all of them had begun. */
+async function soFar(running: Promise<Ran>): Promise<{ ran: Ran; interrupted?: Interrupted }> {
+  try {
+    return { ran: await running };
+  } catch (thrown) {
+    if (thrown instanceof Interrupted && thrown.ran) return { ran: thrown.ran, interrupted: thrown };
+    throw thrown;
+  }
+}
+
+/** For whoever reads what a run measured that the user ended after so much of it. */
+export function interruptedText(after_s: number, of_s: number): string {
+  return `interrupted after ${Math.max(0, after_s).toFixed(0)} of ${of_s.toFixed(0)} s`;
 }
 
 /** Both results, or once both have ended, the first failure. */

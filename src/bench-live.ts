@@ -20,6 +20,7 @@ import {
   environmentOf,
   failureOf,
   found,
+  interruptedText,
 } from "./bench-jobs.ts";
 import { Interrupted, type Log, type Ran, type Run, RunFailed } from "./bench-run.ts";
 import {
@@ -303,7 +304,7 @@ async function runLive(
     [...worked.logs].map(([name, log]): [string, Log] => [`${nameOf(crew)}: ${name}`, log]),
   );
   const notes = [
-    ...(stopped_s < end_s ? [`interrupted after ${Math.max(0, stopped_s).toFixed(0)} of ${end_s.toFixed(0)} s`] : []),
+    ...(stopped_s < end_s ? [interruptedText(stopped_s, end_s)] : []),
     ...(without === undefined ? [] : [`windows: ${without}`]),
   ];
   const all = found({ logs: new Map(logs), clients: [] }, { measurements, loops, failures, notes, said });

@@ -9,12 +9,12 @@ import { describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
-import { type Bed, type Found, type Job, anewJobs, inTime } from "../src/bench-jobs.ts";
+import { type Bed, type Found, type Job, anewJobs, inTime, soloJob } from "../src/bench-jobs.ts";
 import { liveJobs } from "../src/bench-live.ts";
 import { allWays, choosePairs, choosePolicies, chooseWays, isLive, isSwitchable } from "../src/bench-matrix.ts";
 import { page as htmlOf } from "../src/bench-page.ts";
 import { documentOf, markdown } from "../src/bench-report.ts";
-import { Interrupted, type Log, type Run, RunFailed } from "../src/bench-run.ts";
+import { Interrupted, type Log, type Ran, type Run, RunFailed } from "../src/bench-run.ts";
 import {
   ARRIVALS,
   type Arrivals,
@@ -41,6 +41,7 @@ import {
   together,
   within as withinWindow,
 } from "../src/bench-stats.ts";
+import { policySchema } from "../src/config.ts";
 import { Native } from "../src/native.ts";
 import { allowedProcessors } from "../src/proc.ts";
 import { generator } from "../src/random.ts";
@@ -754,6 +755,62 @@ async function inTimeOf(finds: readonly (Partial<Found> | Error)[], isInterrupte
   const { said, failures = [] } = await inTime(job, timing, () => isInterrupted && leads.length > 1);
   return { said, leads, lead_s: timing.lead_s, failed: failures.map(({ problem }) => problem) };
 }
+
+/** What copies of a program alone write down: of those under Rigel every second request goes past it. */
+function inTurn(runs: readonly Run[]): Map<string, Log> {
+  return new Map(
+    runs.map(({ name, due_s = [], more = [] }): [string, Log] => [
+      name,
+      {
+        late_s: 0,
+        requests: due_s.map((due) => [due, 2]),
+        past: due_s.map((_, index) => more.length > 0 && index % 2 === 1),
+        ends_s: [],
+      },
+    ]),
+  );
+}
+
+/** A program alone for so many seconds, by what its copies write down, or throw. */
+async function soloOfRuns(duration_s: number, ran: (logs: Map<string, Log>) => Ran, rate_per_s = 100): Promise<Found> {
+  const [pair] = choosePairs(PAIR, true);
+  if (!pair) throw new Error("there is such a pair");
+  const bed: Bed = {
+    runner: { bare: async (runs) => ran(inTurn(runs)), governed: async (runs) => ran(inTurn(runs)) },
+    native: await Native.load(),
+    simulated: true,
+    load: { rate_per_s, arrivals: "uniform", seed: 1 },
+    environment: () => ({}),
+  };
+  const job = soloJob(bed, PAIR, pair.high, policySchema.parse({ name: "priority" }));
+  return await job.run({ rounds: 1, duration_s, lead_s: 0, window_s: 1, copies: 1 });
+}
+
+describe("a program alone that Ctrl-C ends", () => {
+  test("counts as far as it came, which is told", async () => {
+    const whole = await soloOfRuns(10, (logs) => ({ logs, clients: [] }));
+    expect(whole.notes).toBeUndefined();
+    const { solo, notes } = await soloOfRuns(10, (logs) => {
+      for (const log of logs.values()) log.requests = log.requests.filter(([due_s]) => due_s < 5);
+      throw new Interrupted({ at_ms: Date.now() }, { logs, clients: [] });
+    });
+    expect(solo?.bare.count).toBe(150);
+    expect(notes).toEqual([expect.stringMatching(/^interrupted after \d+ of 12 s$/)]);
+  });
+
+  test("before anything counts is as if it had not begun", async () => {
+    const early = soloOfRuns(10, () => {
+      throw new Interrupted({ at_ms: Date.now() });
+    });
+    expect(early).rejects.toThrow(Interrupted);
+    const settling = soloOfRuns(10, (logs) => {
+      for (const log of logs.values()) log.requests = log.requests.filter(([due_s]) => due_s < 1);
+      throw new Interrupted({ at_ms: Date.now() }, { logs, clients: [] });
+    });
+    expect(settling).rejects.toThrow(Interrupted);
+    await Promise.allSettled([early, settling]);
+  });
+});
 
 test("the line of progress has the percentiles of the report", async () => {
   const [pair] = choosePairs(PAIR, true);
