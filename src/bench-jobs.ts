@@ -291,7 +291,14 @@ export function soloJob(bed: Bed, pair: string, program: Program, policy: Policy
       const samples = { bare: served("bare", false), rigel: served("rigel", false), past: served("rigel", true) };
       const solo = soloOf(program.name, samples, { rate_per_s, settle_s: SOLO_SETTLE_s }, seed, samples.past);
       if (!solo && interrupted) throw interrupted;
-      if (!solo) throw new RunFailed("no request was served in time", []);
+      if (!solo) {
+        const counted = (of: Sample[][]): number => of.flat().filter(([due]) => due >= SOLO_SETTLE_s).length;
+        throw new RunFailed(
+          `expected requests bare and through Rigel after the first ${SOLO_SETTLE_s} s, got ${counted(samples.bare)} and ` +
+            `${counted(samples.rigel)}; a higher --rate or --duration asks for more`,
+          [],
+        );
+      }
       const [low, high] = solo.interval;
       const { within: own } = solo;
       const [least, most] = own?.p50_interval ?? [];
