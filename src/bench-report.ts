@@ -58,7 +58,20 @@ export interface BenchDocument extends BenchResult {
 
 export function documentOf(result: BenchResult): BenchDocument {
   const gpu_ms = new Map(result.gpu_times.flatMap(({ pairs, gpu_ms: ms }) => pairs.map((pair) => [pair, ms] as const)));
-  return { schema: 2, simulated: result.device.simulated, rows: rowsOf(result.measurements, gpu_ms), ...result };
+  const rows = rowsOf(result.measurements, gpu_ms);
+  const notes = [...result.notes, ...queueNotes(rows, result.options)];
+  return { schema: 2, simulated: result.device.simulated, rows, ...result, notes };
+}
+
+/** Of an open loop: where half of the requests or more take longer than the mean time between two, as rigel simulate tells it. */
+function queueNotes(rows: readonly Row[], { rate_per_s, arrivals }: Load): string[] {
+  if (arrivals !== "poisson" && arrivals !== "uniform") return [];
+  const late = rows.filter(({ p50_ms }) => (p50_ms?.median ?? 0) > 1000 / rate_per_s);
+  if (late.length === 0) return [];
+  return [
+    "requests queue up, taking longer than the time between them, so that how late they are depends on the duration: " +
+      late.map((row) => `${row.pair}, ${wayOf(row)}`).join("; "),
+  ];
 }
 
 /** Where and how the numbers came about, a line each. */

@@ -201,6 +201,16 @@ describe("statistics", () => {
     expect(html).toContain("rigel a|b\\&lt;i&gt;");
   });
 
+  test("requests that queue up are told, as rigel simulate tells them", () => {
+    // One a second.
+    for (const text of shown(one("alone", 0, 999, 50), one("MPS", 0, 1001, 50), one("rigel slo", 0, 1000, 50))) {
+      const [told, ...more] = text.match(/requests queue up, [^\n<]*/g) ?? [];
+      expect(told).toMatch(/, so that how late they are depends on the duration: p, MPS$/);
+      expect(more).toEqual([]);
+    }
+    expect(shown(one("alone", 0, 999, 50)).join("\n")).not.toContain("queue up");
+  });
+
   test("median and spread", () => {
     expect(median([3, 1, 2])).toBe(2);
     expect(median([4, 1, 2, 3])).toBe(2.5);
