@@ -135,6 +135,7 @@ export async function* readTorch(source: Source, report: FileReport): AsyncGener
     const name = typeof value["name"] === "string" ? value["name"] : "";
     if (category === "kernel" || /^(gpu_)?mem(cpy|set)$/.test(category ?? "")) {
       if (phase !== "X") throw new FieldError(`"ph": expected "X" for what the GPU did, got "${phase}"`);
+      if (category !== "kernel" && /HtoH/.test(name)) return report.drop("copies between buffers of the host");
       return gpuWork(value, name, category ?? "", begin(value));
     }
     if (category === undefined) {

@@ -289,6 +289,16 @@ describe.concurrent("torch", () => {
     ]);
   });
 
+  test("a copy between buffers of the host is left out, as of nsys", async () => {
+    using scratch = new Scratch();
+    const args = { device: 0, stream: 7, correlation: 50, bytes: 64 };
+    const copy = { ph: "X", cat: "gpu_memcpy", name: "Memcpy HtoH (Pageable -> Pinned)", ts: 50, dur: 1, args };
+    const events = [...launched(0, 1, 10, "a"), copy, ...launched(0, 101, 10, "b")];
+    const { rows, summary } = await imported(scratch.file("host.json", traceOf(events)));
+    expect(rows.map(({ name }) => name)).toEqual(["a", "b"]);
+    expect(summary.files[0]?.dropped["copies between buffers of the host"]).toBe(1);
+  });
+
   test("cut short is refused, and read as far as it goes if asked", async () => {
     const text = readFileSync(fixture("torch-2.trace"), "utf8");
     const cut = text.slice(0, text.indexOf('"registers per thread": 168'));
