@@ -80,10 +80,13 @@ export async function diffProfiles(
   const b = await read(b_path);
   const notes: string[] = [];
   if (a.shapeless || b.shapeless) notes.push("one of them has no shapes: kernels are matched by name alone");
-  if (a.tool !== b.tool) notes.push("recorded by different tools: copies are matched by direction alone");
+  const apart = a.tool !== b.tool;
+  const kernelsAlone = apart && (a.tool === "orion" || b.tool === "orion");
+  if (kernelsAlone) notes.push("Orion's form has kernels alone: copies and memsets are not compared");
+  else if (apart) notes.push("recorded by different tools: copies are matched by direction alone");
   if (a.total.requests !== b.total.requests && !options.perRequest)
     notes.push(`${a.total.requests} against ${b.total.requests} requests; --per-request compares counts for each`);
-  const [left, right] = [a, b].map(({ groups }) => regrouped(groups, a.shapeless || b.shapeless, a.tool !== b.tool));
+  const [left, right] = [a, b].map(({ groups }) => regrouped(groups, a.shapeless || b.shapeless, apart));
   const per = (total: Total): number => (options.perRequest ? Math.max(1, total.requests) : 1);
   const result: ProfileDifference = {
     schema: 1,
@@ -100,7 +103,7 @@ export async function diffProfiles(
     const one = left?.get(key);
     const other = right?.get(key);
     const group = one ?? other;
-    if (!group) continue;
+    if (!group || (kernelsAlone && group.kind !== "kernel")) continue;
     const sides = { a: side(one, per(a.total)), b: side(other, per(b.total)) };
     const more = sides.b.count - sides.a.count;
     if (more < 0) result.launches_missing -= more;

@@ -218,6 +218,31 @@ slower: 1
       ],
     });
   });
+
+  test("against Orion's form of the same kernels nothing is missing: it has no copies", async () => {
+    using scratch = new Scratch();
+    const copy = "c,copy_h2d,0,0,0,0,0,0,0,0,0,64,100,0,memcpy,unknown,,0,0,0,0\n";
+    const a = scratch.file("a.csv", `# rigel-profile 1; x=y\n${HEADER}${kernel("sgemm", 1000)}${copy}`);
+    const b = join(scratch.path, "b.csv");
+    expect((await rigel("import", a, "--format", "orion", "-o", b)).status).toBe(0);
+    for (const pair of [
+      [a, b],
+      [b, a],
+    ]) {
+      const { stdout, status } = await rigel("profile", "diff", ...pair, "--json", "--exit-code");
+      expect(JSON.parse(stdout)).toMatchObject({
+        launches_missing: 0,
+        launches_new: 0,
+        same: 1,
+        differences: [],
+        notes: [
+          "one of them has no shapes: kernels are matched by name alone",
+          "Orion's form has kernels alone: copies and memsets are not compared",
+        ],
+      });
+      expect(status).toBe(0);
+    }
+  });
 });
 
 test("what one reader takes of a profile with a flipped bit, the replay client takes too", async () => {
