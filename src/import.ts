@@ -273,8 +273,11 @@ class Assembler {
       return;
     }
     const { gap_ns, idle_ns } = this.#gap(recorded);
-    if (recorded.request !== undefined) this.#request = this.#firstRequest + recorded.request;
-    else if (kind !== "sync" && idle_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#begun) this.#request++;
+    if (recorded.request !== undefined) {
+      this.#request = this.#firstRequest + recorded.request;
+      if (this.#options.request_gap_ns !== undefined)
+        this.#notes.add("requests are as the file marks them: --request-gap has no effect there");
+    } else if (kind !== "sync" && idle_ns >= (this.#options.request_gap_ns ?? Infinity) && this.#begun) this.#request++;
     this.#begun = true;
     if (this.#options.request !== undefined && this.#request !== this.#options.request) {
       this.#requests.add(this.#request);

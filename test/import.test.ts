@@ -289,6 +289,13 @@ describe.concurrent("torch", () => {
     ]);
   });
 
+  test("where steps are marked, that no pauses are gone by is said", async () => {
+    const { summary } = await imported(fixture("torch-2.trace"), { request_gap_ns: 1 });
+    expect(summary.requests).toBe(2);
+    expect(summary.notes).toContain("requests are as the file marks them: --request-gap has no effect there");
+    expect((await imported(fixture("torch-2.trace"))).summary.notes.join("\n")).not.toContain("--request-gap");
+  });
+
   test("a copy between buffers of the host is left out, as of nsys", async () => {
     using scratch = new Scratch();
     const args = { device: 0, stream: 7, correlation: 50, bytes: 64 };
