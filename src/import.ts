@@ -76,12 +76,12 @@ export interface ImportSummary {
 /** Imports files, one after the other, into one profile. Throws a coded error that names each bad row. */
 export async function importProfiles(options: ImportOptions): Promise<ImportSummary> {
   await checkApart([{ option: "--output", file: options.out }], [...options.files, ...options.metrics]);
-  const metrics = await readMetrics(options.metrics);
+  const { metrics, bad } = await readMetrics(options.metrics, options.skipBad);
   using scratch = options.out === undefined ? new Scratch() : undefined;
   const target = options.out ?? join(scratch?.path ?? "", "profile.csv");
   await using file = new WholeFile(target);
   await file.check();
-  const assembler = new Assembler(options, metrics, file);
+  const assembler = new Assembler(options, metrics, bad, file);
   const reports: FileReport[] = [];
   for (const path of options.files) {
     const began_ms = performance.now();
@@ -187,10 +187,15 @@ function badRows(reports: FileReport[]): string[] {
 type Metrics = Pick<Recorded, "compute_percent" | "memory_percent" | "flops" | "dram_bytes">;
 
 /** By name and shape; of several measurements of one kernel, the last. */
-async function readMetrics(paths: string[]): Promise<Map<string, Metrics>> {
+async function readMetrics(
+  paths: string[],
+  skipBad: boolean,
+): Promise<{ metrics: Map<string, Metrics>; bad: string[] }> {
   const found = new Map<string, Metrics>();
+  const reports: FileReport[] = [];
   for (const path of paths) {
     const { report, batches, bar } = await openImport(path, "ncu", "rigel");
+    reports.push(report);
     try {
       for await (const batch of batches)
         for (const { name, grid, block, compute_percent, memory_percent, flops, dram_bytes } of batch)
@@ -203,9 +208,9 @@ async function readMetrics(paths: string[]): Promise<Map<string, Metrics>> {
     } finally {
       bar.stop();
     }
-    refuseBad([report], false);
   }
-  return found;
+  refuseBad(reports, skipBad);
+  return { metrics: found, bad: badRows(reports) };
 }
 
 /** What makes two kernels the same one in two recordings. */
@@ -245,10 +250,12 @@ class Assembler {
   #begun = false;
   #firstRequest = 0;
 
-  constructor(options: ImportOptions, metrics: ReadonlyMap<string, Metrics>, file: WholeFile) {
+  /** `bad`: rows that are left out of the metrics. */
+  constructor(options: ImportOptions, metrics: ReadonlyMap<string, Metrics>, bad: readonly string[], file: WholeFile) {
     this.#options = options;
     this.#metrics = metrics;
     this.#file = file;
+    for (const row of bad) this.#notes.add(`left out of the metrics: ${row}`);
   }
 
   /** What follows is of another file: its clock and its requests begin anew. */

@@ -135,6 +135,24 @@ describe.concurrent("nsys", () => {
     ]);
     expect(summary.notes).toEqual(["1 of 2 kernels have metrics of ncu"]);
   });
+
+  test("a bad row of the metrics is left out as any other, if asked, and named", async () => {
+    using scratch = new Scratch();
+    const [header = "", units = "", first = "", ...more] = readFileSync(fixture("ncu-2023-raw.csv"), "utf8").split(
+      "\n",
+    );
+    const bad = first.replace(/"[^"]*"$/, '"x"');
+    const metrics = scratch.file("ncu.csv", [header, units, bad, ...more].join("\n"));
+    const file = scratch.file("nsys.csv", NSYS_HEADER + nsysRow(0));
+    const { summary } = await imported(file, { metrics: [metrics], skipBad: true });
+    expect(summary.notes).toEqual([
+      expect.stringMatching(/^left out of the metrics: .*ncu\.csv:3: .*: expected a number, got "x"$/),
+      "0 of 1 kernels have metrics of ncu",
+    ]);
+    expect(async () => await imported(file, { metrics: [metrics] })).toThrow(
+      "1 bad row, nothing written; --skip-bad leaves them out",
+    );
+  });
 });
 
 describe.concurrent("ncu", () => {
