@@ -224,7 +224,9 @@ export async function referenceFromBench(path: string, notes: string[]): Promise
   requireMeasured(file, bench.simulated);
   if (bench.options.arrivals !== "poisson")
     throw new RigelError("config", `${file}: options.arrivals: expected poisson, got ${bench.options.arrivals}`);
-  const preset = (["h200", "a100", "l4"] as const).find((name) => bench.device.name.toLowerCase().includes(name));
+  // As a word: an L40S is no L4.
+  const words = bench.device.name.toLowerCase().split(/[^a-z0-9]+/);
+  const preset = (["h200", "a100", "l4"] as const).find((name) => words.includes(name));
   if (preset === undefined)
     throw new RigelError(
       "config",

@@ -682,6 +682,24 @@ describe.concurrent("measurements to compare with", () => {
     expect(stdout).toContain("median error on 1 measurements of an A100: p99 over alone ");
   });
 
+  test.each([
+    ["NVIDIA H200 NVL", "h200"],
+    ["NVIDIA A100-SXM4-80GB", "a100"],
+    ["NVIDIA L4", "l4"],
+    ["NVIDIA L40S", undefined],
+    ["NVIDIA RTX A1000", undefined],
+  ])("a benchmark of an %s", async (name, preset) => {
+    using scratch = new Scratch();
+    const file = scratch.file("bench.json", { ...bench(false), device: { name } });
+    const { stdout, stderr, status } = await rigel("simulate", "--import-bench", file);
+    if (preset === undefined)
+      expect(withoutPlaces(stderr)).toContain(
+        `${file}: device.name: expected an H200, A100 or L4, which can be simulated, got ${name}`,
+      );
+    else expect(JSON.parse(stdout)).toMatchObject({ device: name, preset });
+    expect(status).toBe(preset === undefined ? 2 : 0);
+  });
+
   test("a benchmark of the simulated GPU measures nothing", async () => {
     using scratch = new Scratch();
     const file = scratch.file("bench.json", bench(true));
