@@ -108,6 +108,9 @@ async function runSimulate(file: string | undefined, flags: Flags): Promise<void
   if (flags.reference !== undefined || flags.importBench !== undefined)
     for (const option of ["slow", "host", "policy", "sweep", "seed", "duration", "html"] as const)
       if (flags[option] !== undefined) throw alone(`--${option}`, "a configuration or the demo");
+  for (const option of ["seed", "duration"] as const)
+    if (flags[option] !== undefined && flags.sweep?.startsWith(`${option}=`))
+      throw new RigelError("command", `rigel simulate: expected --${option} or --sweep ${option}, got both`);
   if (flags.reference !== undefined && flags.importBench !== undefined)
     throw new RigelError("command", "rigel simulate: expected --reference or --import-bench, got both");
   if (file !== undefined && (flags.reference !== undefined || flags.importBench !== undefined))

@@ -554,6 +554,8 @@ describe.concurrent("rigel simulate", () => {
     [["--html", "/nowhere/page.html"], "--html: /nowhere/page.html: cannot be written"],
     [["--policy", "best"], "--policy: expected time-slicing, mps, none, priority, slo, fair or orion"],
     [["--policy", "fair-gate"], "--policy: expected"],
+    [["--sweep", "seed=1,2", "--seed", "3"], "expected --seed or --sweep seed, got both"],
+    [["--sweep", "duration=1,2", "--duration", "3"], "expected --duration or --sweep duration, got both"],
     [["--sweep", "rat=1:2:1"], "--sweep rat: expected one of rate, duration, seed, inflight"],
     [["--sweep", "rate=1:2"], "--sweep rate=1:2: expected FROM:TO:STEP"],
     [["--sweep", "inflight=0.5,1"], "--sweep inflight=0.5: inflight: expected a whole number"],
