@@ -38,11 +38,11 @@ export function limit_bytes(memory: z.infer<typeof memorySchema>, total_bytes: n
   return Math.max(1, Math.floor(unit ? value * UNITS[unit] : (value / 100) * total_bytes));
 }
 
-/** Three digits or more, with the largest unit that leaves something in front of the point. */
+/** Three digits or more, with the largest unit that leaves something in front of the point: 1.00 MiB, not 1024 KiB, also where that is rounded. */
 export function sizeText(bytes: number): string {
   for (const name of ["TiB", "GiB", "MiB", "KiB"] as const) {
     const value = bytes / UNITS[name];
-    if (value >= 1) return `${value.toFixed(value >= 100 ? 0 : value >= 10 ? 1 : 2)} ${name}`;
+    if (value >= 1 - 0.5 / 1024) return `${value.toFixed(value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2)} ${name}`;
   }
   return `${bytes} B`;
 }

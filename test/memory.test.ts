@@ -3,6 +3,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { clientChange } from "../src/control.ts";
+import { sizeText } from "../src/memory.ts";
 import { Scratch, TINY_PROFILE, reportOf, rigel, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -155,6 +156,20 @@ describe.concurrent("clients[].memory", () => {
         "one can still leave another without memory",
     ]);
   });
+});
+
+test.each([
+  [0, "0 B"],
+  [1023, "1023 B"],
+  [1024, "1.00 KiB"],
+  [1023 * 2 ** 10, "1023 KiB"],
+  [2 ** 20 - 1, "1.00 MiB"],
+  [9.996 * 2 ** 20, "10.0 MiB"],
+  [99.96 * 2 ** 20, "100 MiB"],
+  [2 ** 30 - 1, "1.00 GiB"],
+  [2 ** 40 - 1, "1.00 TiB"],
+])("%d bytes are shown as %s", (bytes, text) => {
+  expect(sizeText(bytes)).toBe(text);
 });
 
 describe("a launch", () => {
