@@ -102,7 +102,8 @@ async function write(source: Source, view: View, flags: Flags): Promise<void> {
       const at = new Date().toISOString();
       process.stdout.write(`${JSON.stringify({ schema: 1, at, interval_s: flags.interval, segments })}\n`);
     } else {
-      const width = Number(process.env["COLUMNS"]) || process.stdout.columns || FILE_WIDTH;
+      const asked = Number(process.env["COLUMNS"]);
+      const width = asked > 0 ? asked : process.stdout.columns || FILE_WIDTH;
       const screen = { width, height: Number.POSITIVE_INFINITY, colour: hasColour(), keys: false };
       process.stdout.write(`${first ? "" : "\n"}${render({ ...view, segments }, screen).join("\n")}\n`);
     }

@@ -367,6 +367,19 @@ describe("the command", () => {
     expect(await child.exited).toBe(0);
   });
 
+  test("goes by COLUMNS where that is a width, and by its own where it is none", async () => {
+    using empty = new Scratch();
+    const columns = async (width: string): Promise<string> => {
+      const args = ["top", "--once", "--interval", "0.1", "--segment", empty.path];
+      await using child = start(args, { env: { COLUMNS: width } });
+      return await child.stdout.text();
+    };
+    const [usual, few] = [await columns(""), await columns("20")];
+    expect(few.split("\n").every((line) => line.length <= 20)).toBe(true);
+    expect(few).not.toBe(usual);
+    expect([await columns("-5"), await columns("wide")]).toEqual([usual, usual]);
+  });
+
   test("refuses an interval that makes no sense", async () => {
     await using child = start(["top", "--interval", "0"]);
     expect(await child.stderr.text()).toContain("Expected a number from 0.1 to 3600.");
