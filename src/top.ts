@@ -124,8 +124,8 @@ async function live(source: Source, start: View): Promise<void> {
     view = key === "p" ? { ...view, notice: pauseOrResume(source, view) } : pressed(view, key);
     draw();
   };
-  const signals = (["SIGINT", "SIGTERM", "SIGHUP"] as const).map((signal) => {
-    const handler = (): void => over.resolve(signal === "SIGINT" ? 0 : SIGNAL_STATUS[signal]);
+  const signals = Object.entries({ ...SIGNAL_STATUS, SIGINT: 0, SIGQUIT: 131 }).map(([signal, status]) => {
+    const handler = (): void => over.resolve(status);
     process.on(signal, handler);
     return [signal, handler] as const;
   });

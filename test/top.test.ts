@@ -451,8 +451,9 @@ describe("the command", () => {
     expect(pty.localFlags).toBe(before);
   });
 
-  test.each<["SIGTERM" | "SIGINT" | "\u0003", number]>([
+  test.each<["SIGTERM" | "SIGQUIT" | "SIGINT" | "\u0003", number]>([
     ["SIGTERM", 143],
+    ["SIGQUIT", 131],
     ["SIGINT", 0],
     ["\u0003", 0],
   ])("gives the terminal back on %j", async (how, status) => {
