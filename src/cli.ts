@@ -145,7 +145,7 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
   const status = { option: "--status", file: flags.status };
   // Whatever else is wrong, that says so.
   await checkApart([status], [file]);
-  if (flags.status !== undefined) await leaveStatus(resolve(flags.status));
+  if (flags.status !== undefined) await leaveStatus(flags.status);
   const outputs = [status, { option: "--html", file: flags.html }, { option: "--trace", file: flags.trace }];
   await checkApart(outputs, [file]);
   const native = await Native.load();
@@ -179,8 +179,10 @@ async function runLaunch(file: string | undefined, flags: LaunchFlags): Promise<
 }
 
 /** However the launch ends, unless it is killed. */
-async function leaveStatus(path: string): Promise<void> {
-  await checkOutput("--status", path);
+async function leaveStatus(file: string): Promise<void> {
+  // As it was named: resolve() takes what ends in a slash for a file.
+  await checkOutput("--status", file);
+  const path = resolve(file);
   process.on("exit", (status) => {
     // A device or a pipe is written as it is; a file appears whole, or not at all.
     const there = statAt(path);

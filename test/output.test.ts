@@ -45,6 +45,8 @@ describe.concurrent("what cannot be, as a part of it is no folder, is said befor
   test.each([
     ["launch config.json --trace config.json/x", "--trace: config.json/x: cannot be written (ENOTDIR: not a directory"],
     ["launch config.json --html config.json/x", "--html: config.json/x: cannot be written (ENOTDIR: not a directory"],
+    ["launch config.json --status new/", "--status: new/: cannot be written (ENOENT: no such file or directory"],
+    ["launch config.json --html new/", "--html: new/: cannot be written (ENOENT: no such file or directory"],
     ["launch config.json --segment config.json", "no segment file can be created in "],
     ["launch config.json --segment ", 'no segment file can be created in "" (ENOENT'],
     ["ps --segment ", '--segment: expected a folder that exists, got ""'],
