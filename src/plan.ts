@@ -250,30 +250,37 @@ async function checkClients(
     const names = config.fieldNames[index];
     if (!names) throw new Error(`client ${index} without field names`);
     const where = `${file}: ${names.client}`;
-    try {
+    const { command, profile, replay } = client;
+    await noted(problems, () => {
       checkFolder(client, where);
-      if (client.command) checkCommand(client, client.command, where);
-      if (client.profile !== undefined)
-        seeds.set(client.name, await kernelsOf(client.name, client.profile, where, notes));
-      if (client.sm_percent !== undefined && config.sharing === "time-slice")
-        problems.push(
-          new RigelError(
-            "config",
-            `${where}.sm_percent: expected no share, as sharing is "time-slice": only MPS can limit one`,
-          ),
-        );
-      if (client.replay) await checkReplay(client.name, client.replay, config, names, notes);
-      else if (config.compare && config.duration_s === undefined)
-        notes.push(
-          `${client.name}: alone it runs until it ends by itself; set duration_s (--duration) if it never does`,
-        );
-    } catch (thrown) {
-      if (!(thrown instanceof RigelError)) throw thrown;
-      problems.push(thrown);
-    }
+      // Without the folder nothing can be said of what is in it.
+      if (command) checkCommand(client, command, where);
+    });
+    if (profile !== undefined) seeds.set(client.name, await kernelsOf(client.name, profile, where, notes, problems));
+    if (client.sm_percent !== undefined && config.sharing === "time-slice")
+      problems.push(
+        new RigelError(
+          "config",
+          `${where}.sm_percent: expected no share, as sharing is "time-slice": only MPS can limit one`,
+        ),
+      );
+    if (replay) await checkReplay(client.name, replay, config, names, notes, problems);
+    else if (config.compare && config.duration_s === undefined)
+      notes.push(`${client.name}: alone it runs until it ends by itself; set duration_s (--duration) if it never does`);
   }
   const [first] = problems;
   if (first) throw new RigelError(first.code, problems.map(({ message }) => message).join("\n"), { cause: first });
+}
+
+/** What it gives, or undefined where it throws what is wrong with the configuration, which is noted down: there may be more. */
+async function noted<T>(problems: RigelError[], check: () => T | Promise<T>): Promise<T | undefined> {
+  try {
+    return await check();
+  } catch (thrown) {
+    if (!(thrown instanceof RigelError)) throw thrown;
+    problems.push(thrown);
+    return undefined;
+  }
 }
 
 function checkFolder(client: ClientConfig, where: string): void {
@@ -312,18 +319,23 @@ async function checkReplay(
   config: Config,
   names: FieldNames,
   notes: string[],
+  problems: RigelError[],
 ): Promise<void> {
   const { file } = config;
   if (config.compare && config.duration_s === undefined && iterations === undefined)
-    throw new RigelError(
-      "config",
-      `${file}: ${names.iterations}: expected a number, or duration_s: alone, this client would never end`,
+    problems.push(
+      new RigelError(
+        "config",
+        `${file}: ${names.iterations}: expected a number, or duration_s: alone, this client would never end`,
+      ),
     );
   if (arrivals !== undefined && arrivals !== "uniform" && arrivals !== "poisson")
-    await inField(`${file}: ${names.arrivals}`, checkArrivals(arrivals));
+    await noted(problems, async () => await inField(`${file}: ${names.arrivals}`, checkArrivals(arrivals)));
   const stated = config.statedKernels.get(name);
   for (const [field, path] of profileFields(names.profile, profile)) {
-    const { kernels } = await inField(`${file}: ${field}`, readProfile(path));
+    const read = await noted(problems, async () => await inField(`${file}: ${field}`, readProfile(path)));
+    if (!read) continue;
+    const { kernels } = read;
     if (stated !== undefined && stated !== kernels)
       notes.push(
         `${name}: the configuration states ${stated} kernels, ${path} has ${kernels}; ` +
@@ -338,10 +350,13 @@ async function kernelsOf(
   profiles: readonly string[],
   where: string,
   notes: string[],
+  problems: RigelError[],
 ): Promise<ProfileKernel[]> {
   const all: ProfileKernel[] = [];
   for (const [field, path] of profileFields(`${where}.profile`, profiles)) {
-    const { kernels, unclear } = await inField(field, readDurations(path));
+    const read = await noted(problems, async () => await inField(field, readDurations(path)));
+    if (!read) continue;
+    const { kernels, unclear } = read;
     if (unclear > 0)
       notes.push(
         `${name}: ${path} has no shapes; ${kernels.length} of its ${kernels.length + unclear} kernel names are used, of which ` +

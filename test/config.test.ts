@@ -242,6 +242,27 @@ describe.concurrent("a configuration is refused with the field and what was expe
     expect(lines[3]).toBe("rigel: config.json: clients[3].cwd: expected a folder that exists, got absent");
   });
 
+  test("all that is wrong with one client, at once", async () => {
+    const lines = await refused({
+      compare: true,
+      sharing: "time-slice",
+      clients: [
+        { ...high, profile: ["x.csv", "y.csv"], replay: { profile: ["absent.csv", "gone.csv"] } },
+        { name: "b", class: "best-effort", command: ["no-such-program-9b1"], profile: "z.csv", sm_percent: 50 },
+      ],
+    });
+    expect(lines.map((line) => /^rigel: config.json: clients\[(.*?): /.exec(line)?.[1])).toEqual([
+      "0].profile[0]",
+      "0].profile[1]",
+      "0].replay.iterations",
+      "0].replay.profile[0]",
+      "0].replay.profile[1]",
+      "1].command[0]",
+      "1].profile",
+      "1].sm_percent",
+    ]);
+  });
+
   test("one of several profiles, by its place in the list", async () => {
     const text = `{ "clients": [
   { "name": "a", "class": "high", "replay": { "profile": ["tiny.csv", "absent.csv"], "rate_per_s": 5 } },
