@@ -13,6 +13,7 @@ import { liveSegments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
+import { printable } from "./show.ts";
 import { threadsLost, threadsOf } from "./threads.ts";
 
 /** RG_CONTEXT_ENDED, RG_CONTEXT_GONE, RG_MISUSES and RG_MISUSE_WORDS in native/segment.h. */
@@ -317,7 +318,7 @@ function textOf(one: ProcessContexts): string {
       `  cuBLAS: ${one.cublas.handles ?? "no"} handles, ${callsText(one.cublas.calls)} wrong, ${one.cublas.repaired} repaired`,
     );
   for (const event of one.cublas.last) lines.push(`    ${event.cause}: ${eventText(event)}`);
-  return lines.join("\n");
+  return lines.map(printable).join("\n");
 }
 
 function callsText(calls: Record<string, number>): string {

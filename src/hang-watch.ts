@@ -9,6 +9,7 @@ import { bundleFolder, writeBundle } from "./hang-bundle.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import { reason } from "./errors.ts";
 import type { Segment } from "./segment.ts";
+import { printable } from "./show.ts";
 
 const LONGEST_LOOK_ms = 5000;
 const SHORTEST_LOOK_ms = 200;
@@ -33,7 +34,7 @@ export function lookEvery_ms(threshold_s: number): number {
 
 /** One line for people. */
 export function lineOf({ name, pid, rank, why }: Found): string {
-  return `${name} (${pid}${rank === null ? "" : `, rank ${rank}`}) ${why}`;
+  return printable(`${name} (${pid}${rank === null ? "" : `, rank ${rank}`}) ${why}`);
 }
 
 export class HangWatch implements AsyncDisposable {

@@ -15,6 +15,7 @@ import { Native } from "./native.ts";
 import { checkNewFolder } from "./output.ts";
 import { aligned } from "./report.ts";
 import type { Segment } from "./segment.ts";
+import { printable } from "./show.ts";
 import { seconds } from "./trace-command.ts";
 
 interface HangsFlags {
@@ -130,7 +131,7 @@ function text(all: readonly Hangs[]): string {
   const table = aligned(["client", "pid", "rank", "state", "thread", "call", "for", "last operation"], rows, 8);
   const said = found.filter(({ verdict }) => verdict !== "working" && verdict !== "ended").map((one) => sentence(one));
   const unseen = found.flatMap(unseenOf);
-  const below = [...said, ...unseen];
+  const below = [...said, ...unseen].map(printable);
   return `${[...table, ...(below.length > 0 ? ["", ...below] : [])].join("\n")}\n`;
 }
 

@@ -12,7 +12,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { changesText, digits, missedText, settingsText, shareText, targetText, throughput } from "./show.ts";
+import { changesText, digits, missedText, printable, settingsText, shareText, targetText, throughput } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 
@@ -317,13 +317,15 @@ function withRatio(value: number | null, versusAlone: number | null | undefined)
   return `${digits(value)} (x${versusAlone.toFixed(2)})`;
 }
 
-/** Columns of equal width; the first `left` ones begin at the left, the others end at the right. */
+/** Columns of equal width, printable; the first `left` ones begin at the left, the others end at the right. */
 export function aligned(header: string[], rows: string[][], left: number): string[] {
   const widths = header.map((title, column) => Math.max(title.length, ...rows.map((row) => row[column]?.length ?? 0)));
   return [header, ...rows].map((row) =>
-    row
-      .map((cell, column) => (column < left ? cell.padEnd(widths[column] ?? 0) : cell.padStart(widths[column] ?? 0)))
-      .join("  ")
-      .trimEnd(),
+    printable(
+      row
+        .map((cell, column) => (column < left ? cell.padEnd(widths[column] ?? 0) : cell.padStart(widths[column] ?? 0)))
+        .join("  ")
+        .trimEnd(),
+    ),
   );
 }

@@ -3,7 +3,7 @@
  */
 
 import { expect, setDefaultTimeout, test } from "bun:test";
-import { existsSync, mkdirSync, readFileSync, readdirSync, writeFileSync } from "node:fs";
+import { existsSync, mkdirSync, readFileSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
@@ -697,4 +697,25 @@ test("--watch sees launches that come later, and ends when nobody reads it any m
   expect(await silent.exited).toBe(129);
   launch.kill("SIGTERM");
   await launch.exited;
+});
+
+test("the name of a thread moves no cursor, in what rigel hangs and rigel contexts show", async () => {
+  using place = new Place();
+  const { files } = await Native.load();
+  // A thread has the name of the program that it runs.
+  const program = join(place.path, "\u001b[2J\u001b]0;x");
+  symlinkSync(files.replay, program);
+  const clients = [{ name: "train", class: "best-effort", command: [program, "--profile", "tiny.csv"] }];
+  const config = place.file("jobs.json", { device: "simulated", clients });
+  await using launch = place.start(["launch", config, "--segment", place.segments]);
+  for (const command of ["hangs", "contexts"]) {
+    const { stdout } = await until(async () => {
+      const found = await place.rigel(command, "--segment", place.segments);
+      return found.stdout.includes("[2J") ? found : undefined;
+    });
+    expect(stdout).toContain(" ?[2J?]0;x");
+    expect(stdout).not.toContain("\u001b");
+  }
+  launch.kill("SIGINT");
+  expect(await launch.exited).toBe(130);
 });
