@@ -49,6 +49,7 @@ import {
 } from "./doctor-checks.ts";
 import { reason } from "./errors.ts";
 import { onEnd } from "./interrupt.ts";
+import { isAwaited } from "./join.ts";
 import { progress } from "./log.ts";
 import { findDaemon } from "./mps-daemon.ts";
 import { LoadError, Native, cacheFolders } from "./native.ts";
@@ -146,6 +147,7 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
       (name, pid) =>
         (pid !== undefined && existsSync(`/proc/${pid}`)) ||
         native.isLive(join(folder, name)) ||
+        isAwaited(name) ||
         !existsSync(join(folder, name)),
     ),
   );

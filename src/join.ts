@@ -213,8 +213,8 @@ function deadSegment(native: Native, path: string): Segment | undefined {
   }
 }
 
-/** Whether a process lives, besides this one, that was started to be a client of it: it may not be one yet. */
-function isAwaited(name: string): boolean {
+/** Whether a process lives, besides this one, that was started to be a client of this file's: it may not be one yet. */
+export function isAwaited(name: string): boolean {
   return living().some(({ pid }) => pid !== process.pid && environmentOf(pid)["RIGEL_SEGMENT"]?.endsWith(`/${name}`));
 }
 

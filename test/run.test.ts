@@ -458,8 +458,11 @@ test("what a command has left running becomes a client though the command has en
   const ran = await own.rigel("run", ...options, "--", "sh", "-c", script);
   expect(ran).toMatchObject({ status: 3, stderr: expect.stringContaining("is no client of Rigel so far") });
   const segments = new Segments(await Native.load(), own.segments);
-  own.file("go", "");
   try {
+    // Nobody is to remove it meanwhile.
+    const told = (await own.rigel("doctor", "--no-launch", "--segment", own.segments)).stdout;
+    expect(told).toContain(`none in ${own.segments}`);
+    own.file("go", "");
     const name = await until(() => {
       const left = readFileSync(join(own.path, "left.txt"), "utf8");
       return left || segments.live().flatMap((segment) => segment.slots().map((slot) => slot.name))[0];
