@@ -20,7 +20,8 @@ import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
-import { environmentOf, living, startedWith } from "./proc.ts";
+import { removeIfPossible } from "./path.ts";
+import { environmentOf, living, startedAt_ticks, startedWith } from "./proc.ts";
 import { Segment } from "./segment.ts";
 
 /** What the maker of a segment says of it. */
@@ -179,10 +180,16 @@ const QUIET_ms = 10_000;
 
 /**
  * Removes what processes that were killed have left of segments of the machine in a folder, whichever GPU's, and of launches. It stays where a process lives that
- * has made, joined or used one or was started to, where one has shown life in the last 10 s, and where it is another user's or version's.
+ * has made, joined or used one or was started to, where one has shown life in the last 10 s, and where it is another user's or version's. And the
+ * simulated GPUs of those that were killed while they looked for GPUs.
  */
 export function removeLeft(native: Native, folder: string): void {
   const uid = process.getuid?.() ?? 0;
+  const probed = new RegExp(`^rigel-sim-${uid}-(\\d+)-0$`);
+  for (const name of filesIn(folder)) {
+    const maker = probed.exec(name)?.[1];
+    if (maker !== undefined && startedAt_ticks(Number(maker)) === undefined) removeIfPossible(join(folder, name));
+  }
   const mine = new RegExp(`^rigel-${uid}-(run[a-z0-9]+|\\d+-\\d+)$`);
   for (const name of filesIn(folder).filter((file) => mine.test(file))) {
     const path = join(folder, name);

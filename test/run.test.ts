@@ -311,11 +311,16 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`;
     const old = join(own.path, "old");
     copyFileSync(path, old);
     const config = own.file("short.json", own.pair({ duration_s: 0.1 }));
+    // Above the largest number that Linux gives a process; the other one's maker looks for GPUs still.
+    const [probed, probing] = [4194305, process.pid].map((pid) => `rigel-sim-${uid}-${pid}-0`);
+    own.file(`segments/${probing}`, "");
+    kept.push(String(probing));
     for (const args of [
       ["launch", config, "--segment", own.segments],
       ["run", ...options, "true"],
     ]) {
       copyFileSync(old, pathOf("run0badbeef"));
+      own.file(`segments/${probed}`, "");
       expect(await own.rigel(...args)).toMatchObject({ status: 0 });
       expect(readdirSync(own.segments).toSorted()).toEqual(kept.toSorted());
     }
