@@ -11,7 +11,16 @@
  */
 
 import { createHash, randomUUID } from "node:crypto";
-import { existsSync, lstatSync, readFileSync, readdirSync, renameSync, rmSync, writeFileSync } from "node:fs";
+import {
+  chmodSync,
+  existsSync,
+  lstatSync,
+  readFileSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
 import type { ClientConfig } from "./config.ts";
@@ -416,6 +425,8 @@ function replaceFile(path: string, text: string): void {
   const fresh = `${path}.${randomUUID()}`;
   try {
     writeFileSync(fresh, text, { mode: 0o600, flag: "wx" });
+    // The umask may have taken it from this user, too.
+    chmodSync(fresh, 0o600);
     renameSync(fresh, path);
   } catch (thrown) {
     rmSync(fresh, { force: true });

@@ -438,12 +438,20 @@ export function cacheFolders(): string[] {
 
 /** Makes a folder that only this user can change, or throws: what others could replace must not be used. */
 export function privateFolder(path: string): void {
-  mkdirSync(dirname(path), { recursive: true });
-  if (!existsSync(path)) mkdirSync(path, { mode: 0o700 });
+  makeFolder(dirname(path));
+  makeFolder(path, 0o700);
   const { uid, mode } = lstatSync(path);
   const isFolder = lstatSync(path).isDirectory();
   if (!isFolder || uid !== process.getuid?.() || (mode & 0o022) !== 0)
     throw new Error(`${path} is not a folder that belongs to this user alone; remove it or chmod it to 700`);
+}
+
+/** Makes a folder that is not there, and those that it is in. Whatever the umask takes, this user can use them. */
+function makeFolder(path: string, mode = 0o777 & ~process.umask()): void {
+  if (existsSync(path)) return;
+  makeFolder(dirname(path));
+  // Another rigel may have made it by now.
+  if (mkdirSync(path, { mode, recursive: true }) !== undefined) chmodSync(path, mode | 0o700);
 }
 
 async function unpackInto(folder: string, parts: readonly { path: string; bytes: Buffer }[]): Promise<void> {

@@ -11,6 +11,7 @@ import {
   openSync,
   readFileSync,
   readdirSync,
+  statSync,
   truncateSync,
   writeFileSync,
 } from "node:fs";
@@ -740,6 +741,26 @@ describe("where a launch comes from does not matter:", () => {
     const report = reportOf({ stdout, stderr: await stderr.all, status: await child.exited });
     expect(report.clients).toMatchObject([{ exit_code: 0, stopped: false }]);
     expect(await child.exited).toBe(0);
+  });
+
+  test("a umask that takes everything: its files can be used by its clients, and by who comes later", async () => {
+    const { files } = await Native.load();
+    const home = join(scratch.path, "no-umask", "home");
+    const script = `"${files.replay}" --profile tiny.csv --iterations 20; stat -c "state %a" "$RIGEL_SIM_STATE"`;
+    const path = scratch.file("umask.json", {
+      device: "simulated",
+      policy: { preempt: false },
+      clients: [{ name: "train", class: "best-effort", command: ["sh", "-c", script] }],
+    });
+    // Bun's own cache would be there first.
+    const first = `umask 777; export XDG_CACHE_HOME=${home} BUN_RUNTIME_TRANSPILER_CACHE_PATH=0; mkdir -m 700 no-umask`;
+    const { status, stderr } = await after(first, scratch.path, ["launch", path]);
+    expect(stderr).toContain("train | state 600\n");
+    const kept = ["", "rigel", "rigel/durations"].map((folder) => statSync(join(home, folder)).mode & 0o777);
+    const [learned = ""] = readdirSync(join(home, "rigel/durations"));
+    expect([...kept, statSync(join(home, "rigel/durations", learned)).mode & 0o777, status]).toEqual([
+      0o700, 0o700, 0o700, 0o600, 0,
+    ]);
   });
 
   test("an environment without PATH", async () => {

@@ -357,6 +357,7 @@ static int attach_once(const char *path, CUresult *result)
     } else if (!S_ISREG(opened.st_mode) || opened.st_uid != geteuid() || (opened.st_mode & 077)) {
         *result = refuse(path, "not a private file of this user", "remove it, or " ELSEWHERE);
     } else if (opened.st_size == 0) {
+        fchmod(fd, 0600); /* whatever the umask has taken: other clients use it, too */
         *result = fill_state(fd, path, &state);
         if (*result != CUDA_SUCCESS && ftruncate(fd, 0)) unlink(path);
         if (*result == CUDA_SUCCESS && (*result = enter_process(path)) == CUDA_SUCCESS) outcome = 1;
