@@ -92,9 +92,13 @@ async function runHangs(flags: HangsFlags): Promise<void> {
 
 /** Looks until a signal comes, or nobody reads what is found. */
 async function watch(live: () => Segment[], flags: HangsFlags): Promise<void> {
-  const over = Promise.withResolvers<number>();
-  const off = onRequestToEnd((signal) => over.resolve(SIGNAL_STATUS[signal]));
-  process.stdout.on("error", () => over.resolve(0));
+  const over = Promise.withResolvers<void>();
+  const off = onRequestToEnd((signal) => {
+    process.exitCode = SIGNAL_STATUS[signal];
+    over.resolve();
+  });
+  // Where there is no room for it that has its own status.
+  process.stdout.on("error", () => over.resolve());
   let watches = new Map<Segment, HangWatch>();
   let gone: Promise<unknown> = Promise.resolve();
   const list = (): void => {
@@ -106,7 +110,7 @@ async function watch(live: () => Segment[], flags: HangsFlags): Promise<void> {
   list();
   const timer = setInterval(list, lookEvery_ms(flags.threshold));
   progress(`watching ${watches.size} ${watches.size === 1 ? "launch" : "launches"}, and those to come; Ctrl-C ends it`);
-  process.exitCode = await over.promise;
+  await over.promise;
   clearInterval(timer);
   await Promise.all([gone, ...watches.values().map((one) => one[Symbol.asyncDispose]())]);
   off();

@@ -677,6 +677,21 @@ test("--watch goes on when a terminal hangs up that nohup has made it ignore", a
   expect(await watch.exited).toBe(143);
 });
 
+test("--watch fails where there is no room for what it finds, and not where nobody reads it", async () => {
+  using place = new Place();
+  const config = place.file("pair.json", place.pair());
+  await using launch = place.start(["launch", config, "--segment", place.segments]);
+  const watch = [...commandLine(), "hangs", "--watch", "--json", "--threshold", "500ms", "--segment", place.segments];
+  const ended = async (into: string): Promise<number> => {
+    const shell = ["bash", "-c", `set -o pipefail; "$0" "$@" ${into}`, ...watch];
+    await using child = Bun.spawn(shell, { cwd: root, env: place.env, stdout: "ignore", stderr: "ignore" });
+    return await child.exited;
+  };
+  expect(await Promise.all(["> /dev/full", "| true"].map(ended))).toEqual([1, 0]);
+  launch.kill("SIGINT");
+  expect(await launch.exited).toBe(130);
+});
+
 test("--watch sees launches that come later, and ends when nobody reads it any more or by a signal", async () => {
   using place = new Place();
   const options = ["hangs", "--watch", "--threshold", "500ms", "--segment", place.segments, "--bundle", place.path];
