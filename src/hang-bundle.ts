@@ -9,10 +9,11 @@
  * Only looks at the processes; py-spy stops one for the moment it looks (--nonblocking keeps it from doing so).
  */
 
-import { mkdirSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Hangs } from "./hangs.ts";
 import { cacheFolders, privateFolder } from "./native.ts";
+import { makeFolder } from "./path.ts";
 import type { Segment } from "./segment.ts";
 import { writeTrace } from "./trace.ts";
 
@@ -35,7 +36,7 @@ export function bundleFolder(): string {
 export async function writeBundle(segment: Segment, hangs: Hangs, folder: string): Promise<string> {
   const made = new Date().toISOString().replaceAll(/[:.]/g, "-");
   const path = join(folder, `hang-${made}-${process.pid}`);
-  mkdirSync(path, { recursive: true, mode: 0o700 });
+  makeFolder(path, 0o700);
   writeFileSync(join(path, "hangs.json"), `${JSON.stringify(hangs, null, 2)}\n`, { mode: 0o600 });
   writeFileSync(join(path, "stacks.txt"), hangs.processes.map(({ name, pid }) => stacksOf(name, pid)).join("\n"), {
     mode: 0o600,

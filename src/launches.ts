@@ -13,7 +13,6 @@
 import {
   closeSync,
   existsSync,
-  mkdirSync,
   openSync,
   readFileSync,
   readSync,
@@ -29,7 +28,7 @@ import { dirname, isAbsolute, join } from "node:path";
 import { z } from "zod";
 import { configOf } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
-import { isFolder, statAt } from "./path.ts";
+import { isFolder, makeFolder, statAt } from "./path.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
 import { plan } from "./plan.ts";
@@ -120,7 +119,7 @@ export class Launches {
     const clients = await this.#check(config, cwd, base);
     const home = dirname(dirname(this.#folder));
     try {
-      mkdirSync(home, { recursive: true });
+      makeFolder(home);
     } catch (thrown) {
       throw new RigelError(
         "machine",
@@ -134,7 +133,7 @@ export class Launches {
     const asked_at = new Date().toISOString();
     const id = `${asked_at.slice(0, 19).replaceAll(/[-:]/g, "")}-${randomUUID().slice(0, 8)}`;
     const folder = join(this.#folder, id);
-    mkdirSync(folder, { mode: 0o700 });
+    folderOfOwn(folder, "XDG_STATE_HOME");
     const file = join(folder, "config.json");
     writeFileSync(file, `${JSON.stringify(config, null, 2)}\n`, { mode: 0o600 });
     const fresh: LaunchRecord = {

@@ -28,6 +28,7 @@ import { dirname, join, resolve } from "node:path";
 import { dlopen } from "bun:ffi";
 import { RigelError, reason } from "./errors.ts";
 import { progress } from "./log.ts";
+import { makeFolder } from "./path.ts";
 import { ProgressBar } from "./progress-bar.ts";
 
 /** Where the parts are. All paths are absolute and lie on disk, so that other processes can load them. */
@@ -446,23 +447,15 @@ export function privateFolder(path: string): void {
     throw new Error(`${path} is not a folder that belongs to this user alone; remove it or chmod it to 700`);
 }
 
-/** Makes a folder that is not there, and those that it is in. Whatever the umask takes, this user can use them. */
-function makeFolder(path: string, mode = 0o777 & ~process.umask()): void {
-  if (existsSync(path)) return;
-  makeFolder(dirname(path));
-  // Another rigel may have made it by now.
-  if (mkdirSync(path, { mode, recursive: true }) !== undefined) chmodSync(path, mode | 0o700);
-}
-
 async function unpackInto(folder: string, parts: readonly { path: string; bytes: Buffer }[]): Promise<void> {
   if (await holds(folder, parts)) return;
   const fresh = `${folder}.${randomUUID()}`;
   try {
     for (const { path, bytes } of parts) {
       const target = join(fresh, path);
-      mkdirSync(dirname(target), { recursive: true, mode: 0o700 });
+      makeFolder(dirname(target), 0o700);
       writeFileSync(target, bytes, { mode: 0o600 });
-      if (/^rigel-[a-z]+$/.test(path)) chmodSync(target, 0o700);
+      chmodSync(target, /^rigel-[a-z]+$/.test(path) ? 0o700 : 0o600);
     }
     // What is there has been changed, or another rigel has put its own there since: only what was changed is replaced.
     if (existsSync(folder) && !(await holds(folder, parts))) renameSync(folder, `${fresh}.old`);

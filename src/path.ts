@@ -1,10 +1,11 @@
 /**
- * path.ts: what lies at a path that somebody has given.
+ * path.ts: what lies at a path that somebody has given, and folders made there.
  *
  * What cannot be looked at is not there: nothing has that name, a part of it is no folder, or nobody may look.
  */
 
-import { lstatSync, rmSync, statSync, type Stats } from "node:fs";
+import { chmodSync, existsSync, lstatSync, mkdirSync, rmSync, statSync, type Stats } from "node:fs";
+import { dirname } from "node:path";
 
 /** What it leads to. */
 export function statAt(path: string): Stats | undefined {
@@ -18,6 +19,14 @@ export function entryAt(path: string): Stats | undefined {
 
 export function isFolder(path: string): boolean {
   return statAt(path)?.isDirectory() ?? false;
+}
+
+/** Makes a folder that is not there, and those that it is in. Whatever the umask takes, this user can use them. */
+export function makeFolder(path: string, mode = 0o777 & ~process.umask()): void {
+  if (existsSync(path)) return;
+  makeFolder(dirname(path));
+  // Another rigel may have made it by now.
+  if (mkdirSync(path, { mode, recursive: true }) !== undefined) chmodSync(path, mode | 0o700);
 }
 
 /** Removes a file if there is one that can be: for who cleans up, and has another error to tell. */

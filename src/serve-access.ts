@@ -11,6 +11,7 @@
 
 import { randomBytes, timingSafeEqual } from "node:crypto";
 import {
+  chmodSync,
   closeSync,
   constants,
   fstatSync,
@@ -140,6 +141,8 @@ export function runtimeFolder(environment: Record<string, string | undefined> = 
 export function folderOfOwn(folder: string, variable: string): string {
   try {
     mkdirSync(folder, { mode: 0o700 });
+    // The umask may have taken some of that.
+    chmodSync(folder, 0o700);
   } catch (thrown) {
     if (!(thrown instanceof Error && "code" in thrown && thrown.code === "EEXIST"))
       throw new RigelError(

@@ -104,6 +104,20 @@ describe("the single binary", () => {
     expect(result.status).toBe(0);
   });
 
+  test("unpacks where the umask takes what its folders need", async () => {
+    using place = new Elsewhere();
+    const shell = ["-c", 'umask 177; exec "$@"', "sh", place.binary, "info"];
+    const { status, stderr } = await run("/bin/sh", place.empty, { XDG_CACHE_HOME: place.cache }, ...shell);
+    expect({ status, stderr }).toEqual({ status: 0, stderr: "" });
+    const entries = readdirSync(place.cache, { recursive: true, withFileTypes: true });
+    const modes = entries.map((entry) => [
+      entry.isDirectory(),
+      statSync(join(entry.parentPath, entry.name)).mode & 0o700,
+    ]);
+    expect(modes.filter(([isFolder]) => isFolder).every(([, mode]) => mode === 0o700)).toBe(true);
+    expect(entries.length).toBeGreaterThan(2);
+  });
+
   test("has the dashboards in it, and starts itself for doctor's launch and those of the server", async () => {
     using place = new Elsewhere();
     const environment = {

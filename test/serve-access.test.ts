@@ -15,7 +15,7 @@ import {
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
-import { refusal } from "../src/serve-access.ts";
+import { folderOfOwn, refusal } from "../src/serve-access.ts";
 import { Place, Server, until } from "./serving.ts";
 
 const isRoot = process.getuid?.() === 0;
@@ -79,6 +79,15 @@ beforeAll(() => {
   place = new Place();
 });
 afterAll(() => place[Symbol.dispose]());
+
+test("a folder of one's own can be looked into whatever the umask takes", () => {
+  const umask = process.umask(0o177);
+  try {
+    expect(lstatSync(folderOfOwn(join(place.path, "own"), "IT")).mode & 0o777).toBe(0o700);
+  } finally {
+    process.umask(umask);
+  }
+});
 
 describe("requests that are refused", () => {
   test("each with its reason, one line on standard error, and nothing done", async () => {
