@@ -79,6 +79,7 @@ export class HangWatch implements AsyncDisposable {
       this.notes.push(`hang: what shows it is in ${path}`);
     } catch (thrown) {
       say(`what shows it cannot be kept: ${reason(thrown)}`);
+      this.notes.push(`hang: what shows it cannot be kept: ${reason(thrown)}`);
     }
   }
 

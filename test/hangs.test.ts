@@ -576,7 +576,8 @@ test.each([
   await here.until({ serve: "working", train: verdict });
 });
 
-test("a launch tells of a hang and keeps what shows it, before it ends the clients", async () => {
+/** What the report of a launch says of a hang, told to end once it has said so. `env`: of the launch. */
+async function hangNotes(env: Record<string, string>): Promise<string[]> {
   using scratch = new Scratch();
   await make(join(root, "native"), "check-build");
   const program = join(root, "native", "build", "hang-program");
@@ -585,7 +586,7 @@ test("a launch tells of a hang and keeps what shows it, before it ends the clien
     hang_s: 1,
     clients: [{ name: "train", class: "best-effort", command: [program, "spin"] }],
   });
-  await using child = start(["launch", config, "--json"]);
+  await using child = start(["launch", config, "--json"], { env });
   const stdout = child.stdout.text();
   let said = "";
   for await (const chunk of child.stderr) {
@@ -597,8 +598,18 @@ test("a launch tells of a hang and keeps what shows it, before it ends the clien
   const { notes } = z.object({ notes: z.array(z.string()) }).parse(JSON.parse(await stdout));
   const hang = notes.filter((note) => note.startsWith("hang: "));
   expect(hang[0]).toMatch(/^hang: train \(\d+\) waits in cuStreamSynchronize for work that does not finish/);
-  const folder = /is in (\/.*)$/.exec(hang[1] ?? "")?.[1] ?? "";
+  return hang;
+}
+
+test("a launch tells of a hang and keeps what shows it, before it ends the clients", async () => {
+  const [, kept] = await hangNotes({});
+  const folder = /is in (\/.*)$/.exec(kept ?? "")?.[1] ?? "";
   expect(existsSync(join(folder, "trace.json"))).toBe(true);
+});
+
+test("the report of a launch says that what shows a hang was not kept", async () => {
+  const [, kept] = await hangNotes({ XDG_CACHE_HOME: "/dev/null" });
+  expect(kept).toStartWith("hang: what shows it cannot be kept: ENOTDIR");
 });
 
 test("`rigel run` tells of a hang of its own client alone, and keeps what shows it", async () => {
