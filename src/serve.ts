@@ -7,13 +7,13 @@
  * standard error, one line each.
  */
 
-import { chmodSync, closeSync, openSync, unlinkSync } from "node:fs";
+import { chmodSync, closeSync, constants, fchmodSync, openSync, unlinkSync } from "node:fs";
 import { join } from "node:path";
 import { type Command } from "commander";
 import { z } from "zod";
 import { whole } from "./arguments.ts";
 import { Segments, segmentFolder } from "./discover.ts";
-import { RigelError } from "./errors.ts";
+import { RigelError, reason } from "./errors.ts";
 import { GpuShares } from "./gpu-share.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { onRequestToEnd } from "./interrupt.ts";
@@ -174,7 +174,17 @@ async function saidIn(response: Response): Promise<string> {
 /** One server per user and machine: who holds the lock. Ends with the process, so that nothing stale is left. */
 function lockFolder(native: Native, folder: string): () => void {
   const path = join(folder, "serve.lock");
-  closeSync(openSync(path, "a", 0o600));
+  const { O_RDWR, O_CREAT, O_NOFOLLOW } = constants;
+  try {
+    const file = openSync(path, O_RDWR | O_CREAT | O_NOFOLLOW, 0o600);
+    // The umask may have taken some of that, and the next server has to open it.
+    fchmodSync(file, 0o600);
+    closeSync(file);
+  } catch (thrown) {
+    throw new RigelError("machine", `the file ${path} cannot be locked: ${reason(thrown)}; remove it`, {
+      cause: thrown,
+    });
+  }
   const release = native.lock(path, 0);
   if (!release)
     throw new RigelError(

@@ -259,6 +259,21 @@ describe("files that are not to be trusted", () => {
     expect(readFileSync(elsewhere, "utf8")).toBe(`${"a".repeat(43)}\n`);
   });
 
+  test("a lock that is no file", async () => {
+    const lock = join(folder(), "serve.lock");
+    for (const [make, why] of [
+      [() => mkdirSync(lock), "EISDIR"],
+      [() => symlinkSync("nowhere", lock), "ELOOP"],
+    ] as const) {
+      rmSync(lock, { force: true, recursive: true });
+      make();
+      const { status, stderr } = await served();
+      expect(stderr).toStartWith(`rigel: the file ${lock} cannot be locked: ${why}`);
+      expect({ status, lines: stderr.trimEnd().split("\n").length }).toEqual({ status: 1, lines: 1 });
+    }
+    rmSync(lock);
+  });
+
   test("a socket that somebody listens on, and what is no socket", async () => {
     const socket = join(folder(), "serve.sock");
     const other = createServer();
