@@ -14,6 +14,7 @@ import {
   chmodSync,
   closeSync,
   constants,
+  fchmodSync,
   fstatSync,
   lstatSync,
   mkdirSync,
@@ -168,6 +169,7 @@ export function tokenIn(path: string): string {
   try {
     const file = openSync(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0o600);
     try {
+      fchmodSync(file, 0o600);
       writeSync(file, `${randomBytes(TOKEN_bytes).toString("base64url")}\n`);
     } finally {
       closeSync(file);

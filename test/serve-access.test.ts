@@ -15,7 +15,7 @@ import {
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
-import { folderOfOwn, refusal } from "../src/serve-access.ts";
+import { folderOfOwn, refusal, tokenIn } from "../src/serve-access.ts";
 import { Place, Server, until } from "./serving.ts";
 
 const isRoot = process.getuid?.() === 0;
@@ -80,10 +80,13 @@ beforeAll(() => {
 });
 afterAll(() => place[Symbol.dispose]());
 
-test("a folder of one's own can be looked into whatever the umask takes", () => {
-  const umask = process.umask(0o177);
+test("a folder of one's own can be looked into, and a token read, whatever the umask takes", () => {
+  const umask = process.umask(0o777);
   try {
-    expect(lstatSync(folderOfOwn(join(place.path, "own"), "IT")).mode & 0o777).toBe(0o700);
+    const own = folderOfOwn(join(place.path, "own"), "IT");
+    expect(lstatSync(own).mode & 0o777).toBe(0o700);
+    expect(tokenIn(join(own, "token"))).toHaveLength(43);
+    expect(lstatSync(join(own, "token")).mode & 0o777).toBe(0o600);
   } finally {
     process.umask(umask);
   }
