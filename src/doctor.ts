@@ -147,7 +147,7 @@ export async function diagnose(native: Native, world: World): Promise<Finding[]>
       (name, pid) =>
         (pid !== undefined && existsSync(`/proc/${pid}`)) ||
         native.isLive(join(folder, name)) ||
-        isAwaited(name) ||
+        isAwaited(join(folder, name)) ||
         !existsSync(join(folder, name)),
     ),
   );

@@ -8,7 +8,7 @@
  * `rigel run` there.
  */
 
-import { readdirSync, rmSync } from "node:fs";
+import { readdirSync, rmSync, statSync, type Stats } from "node:fs";
 import { basename, join } from "node:path";
 import { z } from "zod";
 import { type Policy, policySchema } from "./config.ts";
@@ -20,7 +20,7 @@ import { RUN_MARK } from "./mps-daemon.ts";
 import type { Native } from "./native.ts";
 import type { Phase, Plan } from "./plan.ts";
 import { policySettings, targetOf } from "./policy.ts";
-import { removeIfPossible } from "./path.ts";
+import { removeIfPossible, statAt } from "./path.ts";
 import { environmentOf, living, startedAt_ticks, startedWith } from "./proc.ts";
 import { Segment } from "./segment.ts";
 
@@ -166,7 +166,7 @@ function leave(segment: Segment, manifest: Manifest, release: () => void): void 
   // A launch that others have joined may end before they do: then they have what it has left.
   if (manifest.kind === "launch" && segment.makerLives) return;
   // What a command has left running may become a client yet.
-  if (isAwaited(basename(segment.path))) return;
+  if (isAwaited(segment.path)) return;
   if (segment.removeIfLeft()) removeState(manifest);
 }
 
@@ -194,7 +194,7 @@ export function removeLeft(native: Native, folder: string): void {
   for (const name of filesIn(folder).filter((file) => mine.test(file))) {
     const path = join(folder, name);
     const segment = deadSegment(native, path);
-    if (!segment || segment.quiet_ms < QUIET_ms || isAwaited(name)) continue;
+    if (!segment || segment.quiet_ms < QUIET_ms || isAwaited(path)) continue;
     segment.reap();
     const manifest = readManifest(segment);
     if (!segment.removeIfLeft()) continue;
@@ -221,8 +221,23 @@ function deadSegment(native: Native, path: string): Segment | undefined {
 }
 
 /** Whether a process lives, besides this one, that was started to be a client of this file's: it may not be one yet. */
-export function isAwaited(name: string): boolean {
-  return living().some(({ pid }) => pid !== process.pid && environmentOf(pid)["RIGEL_SEGMENT"]?.endsWith(`/${name}`));
+export function isAwaited(path: string): boolean {
+  const file = statAt(path);
+  return living().some(({ pid }) => {
+    if (pid === process.pid) return false;
+    const named = environmentOf(pid)["RIGEL_SEGMENT"];
+    return named?.endsWith(`/${basename(path)}`) === true && !isAnother(`/proc/${pid}/root${named}`, file);
+  });
+}
+
+/** A process may know the file by another path, as in a container, and in another folder one of this name is another. */
+function isAnother(path: string, file: Stats | undefined): boolean {
+  try {
+    const { dev, ino } = statSync(path);
+    return file !== undefined && (dev !== file.dev || ino !== file.ino);
+  } catch (thrown) {
+    return thrown instanceof Error && "code" in thrown && thrown.code === "ENOENT"; // else nobody may look
+  }
 }
 
 /** Whether a process lives that a `rigel run`, which may have ended, has started in a launch's segment; the launch's own have `mark`. */

@@ -311,6 +311,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`;
     const old = join(own.path, "old");
     copyFileSync(path, old);
     const config = own.file("short.json", own.pair({ duration_s: 0.1 }));
+    // It is started to be a client of another one, of the same name.
+    const elsewhere = own.file(`rigel-${uid}-runsimulated`, "");
+    await using _ = Bun.spawn(["sleep", "600"], { env: { ...own.env, RIGEL_SEGMENT: elsewhere } });
     // Above the largest number that Linux gives a process; the other one's maker looks for GPUs still.
     const [probed, probing] = [4194305, process.pid].map((pid) => `rigel-sim-${uid}-${pid}-0`);
     own.file(`segments/${probing}`, "");
