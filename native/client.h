@@ -262,6 +262,8 @@ bool rg_member_holds_python(void);
  * and until when the client is paused. */
 uint64_t rg_account_turn(const rg_account *account);
 uint64_t rg_account_until(const rg_account *account);
+/* rg_slots_until: a bit per slot of the clients of which that, one of the two, is yet to come. */
+uint64_t rg_slots_until(uint64_t (*until)(const rg_account *account));
 bool rg_member_is_paused(const rg_member *member);
 bool rg_member_paused(void);
 

@@ -296,6 +296,17 @@ uint64_t rg_account_until(const rg_account *account)
     return paused > turn ? paused : turn;
 }
 
+uint64_t rg_slots_until(uint64_t (*until)(const rg_account *account))
+{
+    uint64_t slots = 0, now = rg_now_ns();
+    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
+        const rg_account *account = &rg.segment->accounts[i];
+        if (until(account) > now)
+            slots |= atomic_load(&account->slots);
+    }
+    return slots;
+}
+
 bool rg_member_is_paused(const rg_member *m)
 {
     /* The agent, which takes the mode back, may be waiting in the driver for the very work that is held back. Nor is it waited for where a turn is over. */

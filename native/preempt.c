@@ -814,22 +814,10 @@ static void *preempt_main(void *argument)
 
 /* ---- the agent's part ---- */
 
-/* A bit per slot: it is another client's turn, and this one's processes are off the GPU. */
-static uint64_t waiting(void)
-{
-    uint64_t slots = 0, now = rg_now_ns();
-    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
-        const rg_account *account = &rg.segment->accounts[i];
-        if (rg_account_turn(account) > now)
-            slots |= atomic_load(&account->slots);
-    }
-    return slots;
-}
-
 /* Who of this class, other than this client and those that wait for their turn, has launched something since the last beat. */
 static uint32_t peers(uint32_t device, uint32_t class)
 {
-    uint64_t waits = waiting();
+    uint64_t waits = rg_slots_until(rg_account_turn); /* for their turn, off the GPU */
     uint32_t n = 0;
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];

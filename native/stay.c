@@ -119,18 +119,6 @@ static bool make(uint32_t device)
     return true;
 }
 
-/* A bit per slot of clients that are paused, or whose turn it is not. */
-static uint64_t kept_off(uint64_t now)
-{
-    uint64_t slots = 0;
-    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
-        const rg_account *account = &rg.segment->accounts[i];
-        if (rg_account_until(account) > now)
-            slots |= atomic_load(&account->slots);
-    }
-    return slots;
-}
-
 /* Whether a thread of that client is in a call of the driver: it waits for what it has launched, or to launch more. */
 static bool is_in_a_call(int slot)
 {
@@ -149,7 +137,7 @@ static bool has_somebody_beside(uint32_t device)
         uint64_t progress, at_ns;
     } seen[RG_MAX_CLIENTS];
     bool has = false;
-    uint64_t now = rg_now_ns(), off = kept_off(now);
+    uint64_t now = rg_now_ns(), off = rg_slots_until(rg_account_until);
     for (int i = 0; i < RG_MAX_CLIENTS; i++) {
         rg_client *c = &rg.segment->clients[i];
         if (atomic_load(&c->state) != RG_LIVE || atomic_load(&c->class) == RG_CLASS_HIGH || !(atomic_load(&c->devices) >> device & 1) ||

@@ -27,7 +27,8 @@ import torch  # noqa: E402
 import workload  # noqa: E402
 
 PARTS = ("copy", "position", "1st graph", "2nd", "3rd", "4th")
-PAUSED_S, RUNS_S, EDGE_S = 1.5, 2.0, 0.3
+PAUSED_S, RUNS_S = 1.5, 2.0
+EDGE_S, COMMAND_S = 0.3, 0.2  # left out on both sides of a pause; and what `rigel pause` takes
 
 
 def quantile(values, q):
@@ -96,7 +97,7 @@ def main():
         return any(since + EDGE_S <= at < to for since, to in pauses)
 
     def is_shared(at):
-        return all(at < since - EDGE_S - 0.2 or at >= to + EDGE_S for since, to in pauses)
+        return all(at < since - EDGE_S - COMMAND_S or at >= to + EDGE_S for since, to in pauses)
 
     for name, holds in (("beside it", is_shared), ("paused", is_paused)):
         some = [row[1:] for row in rows if holds(row[0])]
