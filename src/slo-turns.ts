@@ -7,6 +7,8 @@
  * have alone, in turns 1.02, 1.02 and 0.60 (an H200; docs/measurements.md, "Several best-effort programs").
  * A client that launches nothing waits for nobody and nobody for it: else the GPU would be idle for its turn. What it has launched may run on all the same, for
  * longer than turns are waited for where launches are half a second of work and more apart: such a client shares the GPU with the others most of the time.
+ * Clients that leave the GPU idle for much of their time lose by turns what they get beside each other. So where requests do not need turns those are tried,
+ * and kept where clients get more by them (TurnsGain).
  *
  * Pure.
  */
@@ -22,6 +24,8 @@ export interface Sharer {
   processes: number;
 }
 
+/** Ticks in a second. */
+const TICKS_PER_S = 10;
 /** How long a turn is, in ticks: what changes at its end, the driver is called for in each client, which delays a request under way by up to 0.5 ms. */
 const TURN_TICKS = 10;
 /** It ends sooner where nothing was launched for so long. */
@@ -31,6 +35,96 @@ const QUIET_TICKS = 3;
 export function mostOnOne(sets: readonly number[]): number {
   const counts = Array.from({ length: 32 }, (_, device) => sets.filter((set) => (set >>> device) & 1).length);
   return Math.max(...counts);
+}
+
+/**
+ * What clients have to have launched for turns to be tried, and for how long: less tells nothing, as a step or two more or fewer are launched in such a time by
+ * chance.
+ */
+const LEAST_LAUNCHES = 50;
+const BEFORE_S = 6;
+/** How often each has its turn in a trial, and by how much more they have to get for turns to stay. */
+const TRIED_TURNS = 2;
+const MORE = 1.04;
+
+/** What clients got, of the time that requests leave. */
+class Got {
+  #launches = new Map<string, number>();
+  #seconds = 0;
+  #left_s = 0;
+
+  add(sharers: readonly Sharer[], seconds: number, left_s: number): void {
+    for (const { name, launches } of sharers) this.#launches.set(name, (this.#launches.get(name) ?? 0) + launches);
+    this.#seconds += seconds;
+    this.#left_s += left_s;
+  }
+  /** What is older counts half. */
+  halve(): void {
+    for (const [name, launches] of this.#launches) this.#launches.set(name, launches / 2);
+    this.#seconds /= 2;
+    this.#left_s /= 2;
+  }
+  get seconds(): number {
+    return this.#seconds;
+  }
+  /** Those that launched so much. */
+  names(least: number): string[] {
+    return [...this.#launches].flatMap(([name, launches]) => (launches >= least ? [name] : []));
+  }
+  /** What one launched a second, and a second of what requests leave. */
+  rates(name: string): [number, number] {
+    const launches = this.#launches.get(name) ?? 0;
+    return [launches / this.#seconds, launches / this.#left_s];
+  }
+}
+
+/** Whether clients get more in turns than beside each other, which is tried while requests do not need them. */
+export class TurnsGain {
+  #beside = new Got();
+  #inTurns = new Got();
+
+  /** Nothing is known. */
+  clear(): void {
+    this.#beside = new Got();
+    this.#inTurns = new Got();
+  }
+
+  /** What they launched in so many seconds, in turns or beside each other, of which requests alone would have left so much. */
+  add(
+    sharers: readonly Sharer[],
+    { seconds, left_s, inTurns }: { seconds: number; left_s: number; inTurns: boolean },
+  ): void {
+    (inTurns ? this.#inTurns : this.#beside).add(sharers, seconds, left_s);
+    if (this.#beside.seconds > 2 * BEFORE_S) this.#beside.halve();
+  }
+
+  /** Enough is known of two and more beside each other for turns to be tried. */
+  get isKnownBeside(): boolean {
+    return this.#beside.seconds >= BEFORE_S && this.#beside.names(LEAST_LAUNCHES).length > 1;
+  }
+
+  /** Each has had its turns. */
+  isTried(sharers: number): boolean {
+    return this.#inTurns.seconds >= (TRIED_TURNS * sharers * TURN_TICKS) / TICKS_PER_S;
+  }
+
+  /**
+   * They got more in turns, over what each had without, the mean of all: in as much time, and in as much as requests left, which come at random and take more
+   * from work that keeps the GPU busy than from other.
+   */
+  get isMore(): boolean {
+    const names = this.#beside.names(LEAST_LAUNCHES);
+    const ratios = names.map((name) => {
+      const beside = this.#beside.rates(name);
+      return this.#inTurns.rates(name).map((rate, index) => rate / (beside[index] ?? 0));
+    });
+    return [0, 1].every((index) => ratios.reduce((sum, of) => sum + (of[index] ?? 0), 0) >= MORE * names.length);
+  }
+
+  /** Turns were tried; what clients get beside each other is still known, and what they got in turns not needed any more. */
+  forgetTurns(): void {
+    this.#inTurns = new Got();
+  }
 }
 
 export class Turns {

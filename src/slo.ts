@@ -10,7 +10,7 @@
  *   rungs     a ladder of settings (slo-rungs.ts), from the one that is safest for the high clients to the one that gives best-effort
  *             most, and what was seen on each (slo-ladder.ts, which says where to go from one)
  *   turns     whether best-effort clients have the GPU one after the other (slo-turns.ts): where several share it, and give way at once, and
- *             requests miss the target all the same
+ *             requests miss the target all the same, or that is seen to give best-effort work more
  *   delayed   by how much the requests on a rung take longer than they would have alone (slo-delay.ts), where programs wait for
  *             their work; else their durations are compared with those alone
  * It stands on a rung whose requests are within the target, tries the next one for a second at most, goes on from there as long as
@@ -34,7 +34,7 @@ import {
   STOP_RUNGS,
 } from "./slo-rungs.ts";
 import { LeastShare } from "./slo-share.ts";
-import { mostOnOne, Turns } from "./slo-turns.ts";
+import { mostOnOne, Turns, TurnsGain } from "./slo-turns.ts";
 import type { Histogram } from "./usage.ts";
 
 export const TICK_S = 0.1;
@@ -100,6 +100,9 @@ const SAME_HOST = 60;
 const PATIENCE_S = 60;
 /** For so long it stays where it is until a 99th percentile is known, for a target in milliseconds. */
 const PATIENCE_P99_S = 10;
+/** Turns that gave best-effort clients no more are not tried again for so long, and twice as long each time. */
+const TURNS_BACK_OFF_S = 60;
+const TURNS_BACK_OFF_MOST_S = 960;
 /** More requests alone than so many need not be known. */
 const ENOUGH_ALONE = 240;
 /** Nothing is to be learned from high clients that have had no request for so long. */
@@ -236,6 +239,11 @@ export class Controller {
   /** Whose turn it is; whether best-effort clients take turns, or do not but could; and for whom it is not the turn, for how many ticks. */
   readonly #turns = new Turns();
   #takesTurns = false;
+  /** What they get by turns; whether those are only being tried; from when on they may be again, and for how long they are not next time. */
+  readonly #gain = new TurnsGain();
+  #triesTurns = false;
+  #turnsNotBefore_s = 0;
+  #turnsBackOff_s = TURNS_BACK_OFF_S;
   #mayTakeTurns = false;
   #waits: ReadonlyMap<string, number> = new Map();
   /** The tick of the last change. */
@@ -299,6 +307,7 @@ export class Controller {
     this.#notice(seen);
     this.#noticeKernels(seen);
     this.#giveTurns(seen, held);
+    this.#noteGain(seen);
     const starved_s = this.#spread(seen);
     // Requests that ended just after a change began before it.
     if (this.#ticks - this.#settled > 1) {
@@ -403,6 +412,13 @@ export class Controller {
     this.#waits = this.#takesTurns ? this.#turns.step(clients, held ? 0 : ticks) : new Map();
   }
 
+  /** What best-effort clients get where they give way at once. */
+  #noteGain(seen: Observation): void {
+    if (this.#state !== "run" || this.#ladder.rung >= SHORTEST || this.#ticks - this.#settled <= 1) return;
+    const left_s = this.#alone.left_s(seen);
+    this.#gain.add(seen.clients ?? [], { seconds: seen.elapsed_s, left_s, inTurns: this.#takesTurns });
+  }
+
   /** What happened before the next step was under other settings: it is left out, and so is what ends just after. */
   unsettle(): void {
     this.#settled = this.#ticks + 1;
@@ -477,6 +493,8 @@ export class Controller {
   /** Forgets what was learned on the rungs: it was learned under other circumstances. */
   #reset(why: Why): void {
     const rung = firstRung(this.#ladder.rungs);
+    if (this.#triesTurns) this.#endTurns();
+    this.#gain.clear();
     this.#noteMove(rung, why);
     this.#ladder.forget();
     this.#ladder.request_ms = undefined;
@@ -561,6 +579,8 @@ export class Controller {
       this.#ladder.rungs = ladder;
       const why = seen.neighbours === this.#neighbours ? "other ways to preempt" : "other best-effort clients";
       this.#neighbours = seen.neighbours;
+      this.#turnsNotBefore_s = 0;
+      this.#turnsBackOff_s = TURNS_BACK_OFF_S;
       this.#reset(why);
     }
     if (seen.measured !== this.#measured) {
@@ -591,7 +611,40 @@ export class Controller {
 
   #endTurns(): void {
     this.#takesTurns = false;
+    this.#triesTurns = false;
+    this.#gain.forgetTurns();
     this.#turns.end();
+  }
+
+  /** For good, as long as there are several. */
+  #takeTurns(): void {
+    this.#takesTurns = true;
+    this.#triesTurns = false;
+    this.#reset("best-effort clients take turns");
+  }
+
+  /**
+   * Where several best-effort clients give way at once turns are tried though requests do not need them. Whether the tick is a trial's.
+   */
+  #tryTurns({ clients = [] }: Observation): boolean {
+    if (this.#triesTurns) {
+      if (!this.#gain.isTried(clients.length)) return true;
+      if (this.#gain.isMore) {
+        this.#takeTurns();
+      } else {
+        this.#endTurns();
+        this.#turnsNotBefore_s = this.t_s + this.#turnsBackOff_s;
+        this.#turnsBackOff_s = Math.min(2 * this.#turnsBackOff_s, TURNS_BACK_OFF_MOST_S);
+        this.unsettle();
+      }
+      return true;
+    }
+    const may = this.#mayTakeTurns && this.#ladder.rung < SHORTEST && this.t_s >= this.#turnsNotBefore_s;
+    if (!may || !this.#gain.isKnownBeside || this.#ladder.judge(this.#ladder.rung) !== "within") return false;
+    this.#takesTurns = true;
+    this.#triesTurns = true;
+    this.unsettle();
+    return true;
   }
 
   #decide(seen: Observation): void {
@@ -614,7 +667,7 @@ export class Controller {
       case "trial":
         return this.#tryOut(spent_s);
       case "run":
-        return this.#stand(spent_s);
+        return this.#stand(spent_s, seen);
     }
   }
 
@@ -667,7 +720,7 @@ export class Controller {
   }
 
   /** A tick on a rung that was chosen: whether it still holds, whether more has to be learned, and whether another is to be tried. */
-  #stand(spent_s: number): void {
+  #stand(spent_s: number, seen: Observation): void {
     this.#ladder.here.fade(TICK_S);
     // Whoever comes back is not to find a trial.
     if (this.#isSilent) {
@@ -675,10 +728,8 @@ export class Controller {
       return;
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
-    if (over && this.#mayTakeTurns && this.#ladder.rung < SHORTEST) {
-      this.#takesTurns = true;
-      return this.#reset("best-effort clients take turns");
-    }
+    if (over && (this.#mayTakeTurns || this.#triesTurns) && this.#ladder.rung < SHORTEST) return this.#takeTurns();
+    if (this.#tryTurns(seen)) return;
     const stays = over && this.#ladder.isLesserEvil();
     const later = this.#ladder.isBetterLater;
     const falls = over && !stays && !later;

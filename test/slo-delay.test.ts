@@ -293,6 +293,7 @@ function settle(
     stops = false,
     sharers = (_t_s: number): number => 1,
     canTakeTurns = true,
+    inTurn = 100,
     target = { p99_over_alone: 1.05 },
     elapsed_s = (_t_s: number): number => TICK_S,
   } = {},
@@ -327,7 +328,12 @@ function settle(
       stops,
       sharers: names.length,
       ...(canTakeTurns && {
-        clients: names.map((name) => ({ name, devices: 1, launches: action.hold ? 0 : 50, processes: 1 })),
+        clients: names.map((name) => ({
+          name,
+          devices: 1,
+          launches: action.hold || action.waits?.has(name) ? 0 : inTurns ? inTurn : 50,
+          processes: 1,
+        })),
       }),
     });
     if (action.hold) held_s += TICK_S;
@@ -417,6 +423,9 @@ const bothInTurns = ({ suspend }: Settings, _t_s: number, inTurns: boolean) => (
   launches_per_s: 1000,
 });
 const two = (): number => 2;
+/** When somebody waited for a turn. */
+const takesTurns = (waiting: readonly string[]): number[] =>
+  waiting.flatMap((who, tick) => (who ? [tick * TICK_S] : []));
 
 /** Slices alone, in which each request waits for one of each of two others. */
 const bothInSlices = ({ suspend }: Settings) => ({
@@ -581,7 +590,7 @@ describe("the controller on such a host", () => {
       });
       expect([...new Set(late.waiting.slice(410))].toSorted()).toEqual([...expected]);
     }
-    // Not where requests are within the target without, there are no slices, or clients cannot be told to.
+    // Not where requests are within the target without and clients get no more, there are no slices, or clients cannot be told to.
     for (const [preemption, given] of [
       [true, { sharers: two, target: { p99_over_alone: 1.3 } }],
       [true, { sharers: two, stops: true }],
@@ -590,6 +599,27 @@ describe("the controller on such a host", () => {
       [true, {}],
     ] as const)
       expect(settle(decoding, preemption, 40, bothInTurns, given).controller.summary().turns).toBe(false);
+  });
+
+  test("where requests do not need turns they stay if best-effort clients get more by them, and else are tried more and more rarely", () => {
+    const target = { p99_over_alone: 1.3 };
+    // Each 1.2 times what it had beside the other.
+    const more = settle(decoding, true, 60, bothInTurns, { sharers: two, target, inTurn: 120 });
+    expect(more.controller.summary()).toMatchObject({ turns: true, verdict: "within" });
+    expect(more.controller.moves.filter(({ why }) => why === "best-effort clients take turns")).toHaveLength(1);
+    expect(takesTurns(more.waiting)[0]).toBeLessThan(20);
+    // As much, in trials of two turns each.
+    const asMuch = settle(decoding, true, 400, bothInTurns, { sharers: two, target, inTurn: 100 });
+    const [first = 0, ...later] = takesTurns(asMuch.waiting).filter(
+      (t_s, index, all) => t_s - (all[index - 1] ?? -10) > 1,
+    );
+    expect(first).toBeWithin(6, 30);
+    expect(later.map((t_s, index) => t_s - (later[index - 1] ?? first) > 60 * 2 ** index)).toEqual([true, true]);
+    expect(asMuch.waiting.filter(Boolean).length * TICK_S).toBeWithin(10, 15);
+    expect(asMuch.controller.moves.some(({ why }) => why === "best-effort clients take turns")).toBe(false);
+    // A neighbour who comes amid a trial ends it, and all begins anew.
+    const third = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < first + 1 ? 2 : 1), target });
+    expect(takesTurns(third.waiting).at(-1)).toBeLessThan(first + 2);
   });
 
   test("requests that keep the GPU busy are no others for what their program reads back by itself", () => {

@@ -3,7 +3,7 @@
  */
 
 import { describe, expect, test } from "bun:test";
-import { mostOnOne, type Sharer, Turns } from "../src/slo-turns.ts";
+import { mostOnOne, type Sharer, Turns, TurnsGain } from "../src/slo-turns.ts";
 
 /** Whose turn it is at each tick: those that do not wait, of clients that launch unless `isIdle` says so. */
 function turnsOf(
@@ -27,6 +27,9 @@ function turnsOf(
     return there.flatMap(([name]) => (waiting.has(name) ? [] : [name])).join("+");
   });
 }
+
+const launching = (launches: Readonly<Record<string, number>>): Sharer[] =>
+  Object.entries(launches).map(([name, some]) => ({ name, devices: 1, launches: some, processes: 1 }));
 
 /** How long each was, one after the other. */
 function runs(of: readonly string[]): [string, number][] {
@@ -127,5 +130,79 @@ describe("best-effort clients in turns", () => {
     expect(Object.fromEntries(turns.step(sharers))).toEqual({ c: 10, a: 11 });
     turns.end();
     expect(turns.step([]).size).toBe(0);
+  });
+});
+
+/** Six seconds beside each other, of which requests leave half, then four in turns, of which they leave so much. */
+function gain(beside: Record<string, number>, inTurns: Record<string, number>, left_s = 2): TurnsGain {
+  const found = new TurnsGain();
+  found.add(launching(beside), { seconds: 6, left_s: 3, inTurns: false });
+  found.add(launching(inTurns), { seconds: 4, left_s, inTurns: true });
+  return found;
+}
+
+describe("what turns give", () => {
+  test("is by launches of each, the mean of all", () => {
+    // 50 and 500 a second beside each other.
+    expect(gain({ a: 300, b: 3000 }, { a: 209, b: 2090 }).isMore).toBe(true);
+    expect(gain({ a: 300, b: 3000 }, { a: 209, b: 2060 }).isMore).toBe(false);
+    expect(gain({ a: 300, b: 3000 }, { a: 400, b: 100 }).isMore).toBe(false);
+    expect(gain({ a: 300, b: 3000 }, { a: 400, b: 170 }).isMore).toBe(true);
+  });
+
+  test("is more where it is in as much time, and in as much as requests leave", () => {
+    // Fewer requests, by a tenth of the time, and more, and as much more and less of what those leave.
+    expect(gain({ a: 300, b: 300 }, { a: 220, b: 220 }, 2.2).isMore).toBe(false);
+    expect(gain({ a: 300, b: 300 }, { a: 200, b: 200 }, 1.8).isMore).toBe(false);
+    expect(gain({ a: 300, b: 300 }, { a: 240, b: 240 }, 2.2).isMore).toBe(true);
+    expect(gain({ a: 300, b: 300 }, { a: 210, b: 210 }, 1.8).isMore).toBe(true);
+  });
+
+  test("is told once each has had two turns", () => {
+    const found = gain({ a: 300, b: 300 }, {});
+    expect([found.isTried(2), found.isTried(3)]).toEqual([true, false]);
+    found.forgetTurns();
+    expect(found.isTried(2)).toBe(false);
+  });
+
+  test("is asked of two at least that launch enough, after six seconds", () => {
+    expect(gain({ a: 300, b: 300 }, {}).isKnownBeside).toBe(true);
+    expect(gain({ a: 300, b: 49 }, {}).isKnownBeside).toBe(false);
+    const found = new TurnsGain();
+    found.add(launching({ a: 300, b: 300 }), { seconds: 5.9, left_s: 3, inTurns: false });
+    expect(found.isKnownBeside).toBe(false);
+    // One that launches next to nothing does not count.
+    expect(gain({ a: 300, b: 3000, c: 1 }, { a: 209, b: 2090, c: 0 }).isMore).toBe(true);
+    found.add(launching({ a: 0, b: 0 }), { seconds: 0.1, left_s: 0.1, inTurns: false });
+    expect(found.isKnownBeside).toBe(true);
+    found.clear();
+    expect(found.isKnownBeside).toBe(false);
+  });
+
+  test("is of the last seconds beside each other: what is older counts half", () => {
+    const found = new TurnsGain();
+    for (const a of [3000, 3000, 1000]) found.add(launching({ a, b: 1000 }), { seconds: 6, left_s: 3, inTurns: false });
+    // 7000 and 3000 in 18 seconds; all of them halved.
+    for (const [more, is] of [
+      [1.03, false],
+      [1.05, true],
+    ] as const) {
+      found.forgetTurns();
+      found.add(launching({ a: (more * 7000 * 4) / 18, b: (more * 3000 * 4) / 18 }), {
+        seconds: 4,
+        left_s: 2,
+        inTurns: true,
+      });
+      expect(found.isMore).toBe(is);
+    }
+    // The next six count twice as much as each of those.
+    found.add(launching({ a: 0, b: 0 }), { seconds: 9, left_s: 4.5, inTurns: false });
+    found.forgetTurns();
+    found.add(launching({ a: (0.55 * 7000 * 4) / 18, b: (0.55 * 3000 * 4) / 18 }), {
+      seconds: 4,
+      left_s: 2,
+      inTurns: true,
+    });
+    expect(found.isMore).toBe(true);
   });
 });
