@@ -12,6 +12,15 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
+  preempt: ["priority", "slo"],
+  suspend: ["priority", "slo"],
+  defer_us: ["priority", "slo"],
+  defer_part: ["priority", "slo"],
+  need_us: ["priority", "slo"],
+  slice_us: ["priority", "slo"],
+  high_slice_us: ["priority", "slo"],
+  stop_us: ["priority", "slo"],
+  stay_us: ["priority", "slo"],
   min_share: ["priority", "slo"],
   share_period_us: ["priority", "slo"],
   corun: ["priority", "slo"],
@@ -71,7 +80,8 @@ export function targetOf({ target }: Policy): Target {
 export function checkPolicy(config: Config, notes: string[]): RigelError[] {
   const { file, policy, clients } = config;
   const problems: string[] = [];
-  const given = new Map<string, unknown>(Object.entries(policy));
+  // `true` is also what is there where nothing was given.
+  const given = new Map<string, unknown>(Object.entries({ ...policy, preempt: policy.preempt ? undefined : false }));
   const fieldsGiven = Object.keys(READ_BY).filter((field) => given.get(field) !== undefined);
   notes.push(...fieldsGiven.flatMap((field) => noEffect(field, policy.name) ?? []));
   const unweighed = noWeight(policy.name);

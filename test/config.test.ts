@@ -366,7 +366,7 @@ describe.concurrent("what only looks like a configuration is refused:", () => {
 test("fields that the policy does not read have a note", async () => {
   using scratch = new Scratch();
   scratch.file("tiny.csv", TINY_PROFILE);
-  const policy = { min_share: 0.1, quantum_us: 1000, sm_threshold: 20 };
+  const policy = { preempt: false, stop_us: 0, min_share: 0.1, quantum_us: 1000, sm_threshold: 20 };
   const path = scratch.file("config.json", { policy, clients: [{ ...high, weight: 2 }] });
   const noted = async (...flags: string[]) =>
     (await rigel("launch", path, "--dry-run", "--device", "simulated", ...flags)).stdout
@@ -378,6 +378,8 @@ test("fields that the policy does not read have a note", async () => {
     "note     serve: weight has no effect under policy slo, only under fair",
   ]);
   expect(await noted("--policy", "fair")).toEqual([
+    "note     policy.preempt: has no effect under policy fair, only under priority and slo",
+    "note     policy.stop_us: has no effect under policy fair, only under priority and slo",
     "note     policy.min_share: has no effect under policy fair, only under priority and slo",
     "note     policy.sm_threshold: has no effect under policy fair, only under orion",
   ]);

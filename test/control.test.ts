@@ -288,6 +288,10 @@ test("fields that nothing reads are refused, and what has no effect is said", ()
     "policy.target: has no effect under policy fair, only under slo",
     "policy.min_share: has no effect under policy fair, only under priority and slo",
   ]);
+  expect(change(segment, { preempt: true, slice_us: 100 })[0]?.notes).toEqual([
+    "policy.preempt: has no effect under policy fair, only under priority and slo",
+    "policy.slice_us: has no effect under policy fair, only under priority and slo",
+  ]);
   segment.remove();
 });
 
