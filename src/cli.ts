@@ -35,6 +35,7 @@ import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
 import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
+import { printable } from "./show.ts";
 
 interface LaunchFlags {
   json?: true;
@@ -261,12 +262,18 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
     ),
     ...notes.map((note) => `note     ${note}`),
   ];
-  return lines.join("\n");
+  return lines.map(printable).join("\n");
 }
 
-/** As a shell would need it. */
+/** As a shell would need it; what a terminal would obey as bash would. */
 function quoted(text: string): string {
+  if (printable(text) !== text) return `$'${[...text].map(escaped).join("")}'`;
   return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function escaped(char: string): string {
+  if (/['\\]/.test(char)) return `\\${char}`;
+  return printable(char) === char ? char : `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
 }
 
 function runDurations(flags: { json?: true; clear?: true }): void {

@@ -4,6 +4,8 @@
  * Never writes to standard output: that belongs to the report.
  */
 
+import { printable } from "./show.ts";
+
 const COLOURS = ["36", "33", "35", "32", "34", "31"];
 const coloured = (process.stderr.isTTY ?? false) && !process.env["NO_COLOR"];
 
@@ -38,9 +40,9 @@ export async function heard(): Promise<void> {
   if (waiting_characters > BACKLOG_characters) await taken;
 }
 
-/** One line of progress. */
-export function progress(line: string): void {
-  say(`${paint("rigel:", "1")} ${line}\n`);
+/** A line of progress, or several. What a terminal would obey, such as names from a file that it tells of, is left out. */
+export function progress(text: string): void {
+  say(`${paint("rigel:", "1")} ${text.split("\n").map(printable).join("\n")}\n`);
 }
 
 /** A function that writes lines with a client's name in front, names aligned to `width`. */

@@ -385,6 +385,17 @@ test("fields that the policy does not read have a note", async () => {
   ]);
 });
 
+test("what a terminal would obey is shown, and not obeyed", async () => {
+  using scratch = new Scratch();
+  const client = { name: "a", class: "high", command: ["true", "it's\u001b[2J\n"] };
+  const right = scratch.file("right.json", { device: "simulated", clients: [client] });
+  const { stdout } = await rigel("launch", right, "--dry-run");
+  expect(stdout).toContain("  run    true $'it\\'s\\u001b[2J\\u000a'\n");
+  const wrong = scratch.file("wrong.json", { device: "simulated", clients: [{ ...client, cwd: "/no\u001b[2J" }] });
+  const { stderr } = await rigel("launch", wrong);
+  expect(stderr).toEndWith(": clients[0].cwd: expected a folder that exists, got /no?[2J\n");
+});
+
 test("a comparison of a command that may never end has a note", async () => {
   using scratch = new Scratch();
   const path = scratch.file("config.json", { clients: [{ name: "a", class: "high", command: ["true"] }] });
