@@ -8,6 +8,7 @@ import { sizeText } from "./memory.ts";
 import type { PlannedClient } from "./plan.ts";
 import { targetOf } from "./policy.ts";
 import type { Segment } from "./segment.ts";
+import { inPolicy } from "./show.ts";
 
 /** Settings that Rigel changes by itself. */
 const OWN: ReadonlySet<string> = new Set(["policy", "shutdown", "hold_until_ms"]);
@@ -49,22 +50,31 @@ export class Changes {
     const { target } = this.#segment;
     const isOther = JSON.stringify(target) !== JSON.stringify(targetOf(this.#policy));
     const aim = isOther ? target : this.#policy.target;
-    return { ...rest, ...(aim && { target: aim }), name, inflight: this.#segment.inflight };
+    const fields = this.#changed().map(([setting, value]) => inPolicy(setting, value));
+    const changed = Object.fromEntries(fields);
+    return { ...rest, ...changed, ...(aim && { target: aim }), name, inflight: this.#segment.inflight };
+  }
+
+  /** Settings that are others than planned, and what they are now. What slo has moved does not count. */
+  #changed(): [string, number][] {
+    const now = this.#segment.policy === "slo" ? this.#segment.kept() : this.#segment.settings();
+    return Object.entries(now).filter(([setting, value]) => !OWN.has(setting) && value !== this.#settings[setting]);
   }
 
   /** One line for each thing that is not as planned any more. */
   notes(): string[] {
     this.look();
     const { name, target } = this.policy();
-    const now = name === "slo" ? this.#segment.kept() : this.#segment.settings();
     const notes: string[] = [];
     if (name !== this.#policy.name)
       notes.push(`policy ${this.#policy.name} was planned and changed to ${name} meanwhile`);
     else if (name === "slo" && JSON.stringify(target) !== JSON.stringify(this.#policy.target))
       notes.push(`the target was changed to ${JSON.stringify(target)} meanwhile`);
-    for (const [setting, value] of Object.entries(now))
-      if (!OWN.has(setting) && value !== this.#settings[setting])
-        notes.push(`${setting} was changed from ${this.#settings[setting]} to ${value} meanwhile`);
+    for (const [setting, value] of this.#changed()) {
+      const [field, is] = inPolicy(setting, value);
+      const [, was] = inPolicy(setting, this.#settings[setting] ?? 0);
+      notes.push(`${field} was changed from ${was} to ${is} meanwhile`);
+    }
     const memory = this.#segment.memory();
     for (const { name: client, class: kind, weight, memory_bytes = null } of this.#clients) {
       const asked = this.#segment.wanted(client);

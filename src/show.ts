@@ -94,11 +94,17 @@ export function targetText(target: Target): string {
 export function settingsText(settings: Partial<Settings> | undefined): string {
   if (!settings) return "the settings as they were";
   const told = Object.entries(settings).flatMap(([name, value]) => {
-    if (name === "suspend") return `suspend ${value !== 0}`;
     if (name === "share_period_us" && value === 0) return [];
-    return name === "defer_ppm" ? `defer_part ${value / 1e6}` : `${name} ${value}`;
+    return inPolicy(name, value).join(" ");
   });
   return told.join(", ");
+}
+
+/** What a setting of a segment is called in a policy, and what it is there. */
+export function inPolicy(setting: string, value: number): [string, number | boolean] {
+  if (setting === "suspend" || setting === "preempt") return [setting, value !== 0];
+  if (setting === "defer_ppm") return ["defer_part", value / 1e6];
+  return setting === "min_share_ppm" ? ["min_share", value / 1e6] : [setting, value];
 }
 
 /** When best-effort clients took turns, second by second; empty: they did not. */

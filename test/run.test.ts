@@ -632,18 +632,20 @@ test("a launch reports what was in force at its end, what was changed meanwhile,
   await using launch = place.start(["launch", config, "--json", "--duration", "60", "--segment", place.segments]);
   const said = launch.stderr.text();
   const { stats } = await working("serve", "train");
-  await rigel("set", "policy", "name=priority", "inflight=3");
+  await rigel("set", "policy", "name=priority", "inflight=3", "min_share=0.2", "suspend=false");
   await rigel("set", "train", "weight=2", "memory=1GiB");
   await rigel("pause", "train");
   launch.kill("SIGINT");
   const report = JSON.parse(await launch.stdout.text());
   expect(report, await said).toMatchObject({
     device: { uuid: stats.devices[0]?.uuid },
-    policy: { name: "priority", inflight: 3 },
+    policy: { name: "priority", inflight: 3, min_share: 0.2, suspend: false },
     slo: { target: { p99_over_alone: 1.05 }, seconds: expect.any(Array) },
     notes: [
       "policy slo was planned and changed to priority meanwhile",
       "inflight was changed from 8 to 3 meanwhile",
+      "suspend was changed from true to false meanwhile",
+      "min_share was changed from 0.05 to 0.2 meanwhile",
       "train: its weight was changed from 1 to 2 meanwhile",
       "train: its memory limit was changed from none to 1.00 GiB meanwhile",
       "train: was paused meanwhile",
