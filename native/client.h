@@ -732,12 +732,14 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
  * rg_stay_ahead: one begins with this, on this stream: an input that takes long, or the first of several launches: the GPU comes over before that, and stays
  * likewise.
+ * rg_stay_announced: the client says that one is coming: likewise, for four times `stay_us`, and best-effort streams stop meanwhile.
  * rg_stay_all_launched: all of a request is queued; or its input is waited for by itself.
  * rg_stay_done: one of this client's is done, whoever found out.
  * rg_stay_ends: there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_ahead(const rg_track *track, enum rg_kind kind, uint64_t units);
+RG_COLD void rg_stay_announced(const rg_member *m);
 RG_COLD void rg_stay_all_launched(uint32_t device);
 RG_COLD void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t now_ns);

@@ -675,6 +675,13 @@ void rigel_report_request(uint64_t latency_ns)
     note_device(m);
 }
 
+void rigel_request_coming(void)
+{
+    const rg_member *m = reporter();
+    if (m && atomic_load(&m->mode) & RG_MODE_HIGH)
+        rg_stay_announced(m);
+}
+
 /* In the place of one that this client has begun, and of what those inside have left open. */
 void rigel_request_begin(void)
 {

@@ -115,6 +115,12 @@ static bool to_stand_aside(const preemptor *p, uint64_t *again_ns)
     return hold_ms || (launching && suspends(p));
 }
 
+/* For how long a request is still waited for that a high client has said is coming, and streams stop (rigel_request_coming). */
+static uint64_t coming_ns(const preemptor *p)
+{
+    return rg_since(rg_now_ns(), atomic_load(&rg.segment->devices[p->device].coming_until_ns));
+}
+
 /* Whether high clients may stop this process's streams by themselves: not where it gives the GPU to nobody, or has its due. Under the lock. */
 static bool may_be_stopped(const preemptor *p)
 {
@@ -129,12 +135,12 @@ static void arm(const preemptor *p)
         rg_stops_arm(p->device, false);
 }
 
-/* A high client has stopped them; it is busy still, and may do that, or they go on. */
+/* A high client has stopped them; it is busy still, or its request is coming, and it may do that, or they go on. */
 static bool was_stopped(const preemptor *p, bool act)
 {
     if (atomic_load(&p->suspended) || !rg_stops_taken(p->device))
         return false;
-    if (act && atomic_load(&rg.segment->settings.suspend) && atomic_load(&rg.segment->devices[p->device].high_busy))
+    if (act && atomic_load(&rg.segment->settings.suspend) && (atomic_load(&rg.segment->devices[p->device].high_busy) || coming_ns(p)))
         return true;
     if (!act) /* until a beat finds that it may again */
         rg_stops_arm(p->device, false);
@@ -541,7 +547,7 @@ static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
 static bool outlasts(const preemptor *p, uint64_t since)
 {
     if (atomic_load(&p->stops) && (!p->channels_off || follows(p)))
-        return suspends(p) && atomic_load(&rg.segment->devices[p->device].high_busy);
+        return suspends(p) && (atomic_load(&rg.segment->devices[p->device].high_busy) || (!held_back() && coming_ns(p)));
     return outlasts_slice(p, since);
 }
 
@@ -672,7 +678,9 @@ static void stand_aside(preemptor *p)
                 atomic_fetch_add(&dev->waiters, 1);
                 look_ns = enabled_ns ? LINGER_NS / 10 + (rg_now_ns() - enabled_ns) / 4 : WAIT_NS; /* that it launches again would wake nobody */
                 left_ns = left_ns < look_ns ? left_ns : look_ns;
-                if (atomic_load(&dev->high_busy) && may_stand_aside())
+                look_ns = atomic_load(&dev->high_busy) ? WAIT_NS : coming_ns(p); /* that it does not come would wake nobody */
+                left_ns = left_ns < look_ns ? left_ns : look_ns;
+                if (left_ns && may_stand_aside())
                     wait_on(&dev->wake, seen, left_ns);
                 atomic_fetch_sub(&dev->waiters, 1);
                 continue;

@@ -545,6 +545,15 @@ void rg_segment_hold(rg_segment *seg, uint32_t ms)
     }
 }
 
+/* The order pairs with preempt_main: it says that it waits, then looks whether anybody is busy, or coming. */
+static void wake_for_work(rg_device *dev)
+{
+    if (!atomic_load(&dev->busy_waiters))
+        return;
+    atomic_fetch_add(&dev->busy_wake, 1);
+    syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 void rg_device_launching(rg_device *dev, int slot, bool on)
 {
     if (!on) {
@@ -552,11 +561,18 @@ void rg_device_launching(rg_device *dev, int slot, bool on)
         return;
     }
     atomic_fetch_or(&dev->high_launching, 1ull << slot);
-    /* The order pairs with preempt_main: it says that it waits, then looks whether anybody is busy. */
-    if (!atomic_load(&dev->busy_waiters))
-        return;
-    atomic_fetch_add(&dev->busy_wake, 1);
-    syscall(SYS_futex, &dev->busy_wake, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    wake_for_work(dev);
+}
+
+/* In this order: whoever finds its streams stopped looks for what for. */
+void rg_device_coming(rg_segment *seg, uint32_t device, uint64_t until_ns)
+{
+    rg_device *dev = &seg->devices[device];
+    uint64_t before = atomic_load(&dev->coming_until_ns);
+    while (before < until_ns && !atomic_compare_exchange_weak(&dev->coming_until_ns, &before, until_ns))
+        continue;
+    rg_stop_best_effort(seg, device);
+    wake_for_work(dev);
 }
 
 void rg_stop_best_effort(rg_segment *seg, uint32_t device)

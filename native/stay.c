@@ -17,7 +17,8 @@
  *
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
  * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays. So they do
- * in front of a request of several launches, which the GPU would leave between two of them for the same reason as after it.
+ * in front of a request of several launches, which the GPU would leave between two of them for the same reason as after it. And so they do before a request
+ * that its program says is coming (rigel_request_coming), with best-effort streams stopped for as long.
  *
  * Not where there is nothing to keep the GPU from, with which it costs: while such a kernel is about and no other process has work, what a graph has
  * in it takes longer: a request of GPT-2 decoding 6.8 to 7.0 ms in place of 6.5 (docs/experiments.md). So not in a hold, which is to tell what requests take
@@ -45,6 +46,10 @@
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
 enum { LATES = 2 };
+/* Behind a request; in front of one that has begun; or of one that is said to be coming. */
+enum { BEHIND, AHEAD, ANNOUNCED };
+/* For a request that is said to be coming it stays for so many times `stay_us`. */
+enum { ANNOUNCED_TIMES = 4 };
 /* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
 enum { BEGINS = 1, PAIRS = 8 };
 
@@ -80,10 +85,10 @@ static struct {
     uint64_t seen_ns;      /* when the busy period began whose pause was noted last */
     uint64_t since_ns;     /* since when the process has had the GPU by that */
     _Atomic bool followed; /* the last one was still there as the next request was launched */
-    _Atomic bool early;    /* the last one went out in front of a request's input, not behind a request */
+    _Atomic uint32_t why;  /* why the last one went out */
     rg_member *_Atomic of; /* whose the last one is, */
     _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
-    _Atomic uint32_t in_vain, skip; /* so many of those, one after the other, had no launch to stay for; so many more inputs have none */
+    _Atomic uint32_t in_vain[3], skip[3]; /* for each reason: so many, one after the other, had no launch to stay for; so many more times there is none */
     uint64_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
 
@@ -254,14 +259,40 @@ static bool is_in_the_way(uint32_t device)
     return stays[device].lates >= LATES;
 }
 
-/* No launch came. In front of an input: so many more have none, twice as many each time. */
+/* No launch came. In front of a request: so many more have none, twice as many each time. */
 static void was_in_vain(uint32_t device)
 {
     enum { MOST = 10 };
-    if (!atomic_load(&stays[device].early))
+    uint32_t why = atomic_load(&stays[device].why);
+    if (why == BEHIND)
         return;
-    uint32_t n = atomic_fetch_add(&stays[device].in_vain, 1) + 1;
-    atomic_store(&stays[device].skip, 1u << (n < MOST ? n : MOST));
+    uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + 1;
+    atomic_store(&stays[device].skip[why], 1u << (n < MOST ? n : MOST));
+}
+
+/* Whether this one is left out for that. Under `taken`. */
+static bool is_skipped(uint32_t device, uint32_t why)
+{
+    return atomic_load(&stays[device].skip[why]) && atomic_fetch_sub(&stays[device].skip[why], 1);
+}
+
+/* For how long it stays if nothing comes. */
+static uint32_t stay_us(uint32_t why)
+{
+    uint32_t us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed), times = why == ANNOUNCED ? ANNOUNCED_TIMES : 1;
+    return us < UINT32_MAX / 1000 / times ? us * times : UINT32_MAX / 1000; /* nanoseconds have as many bits */
+}
+
+/* Whether the last one is still there. If not, that is noted. */
+static bool is_there(uint32_t device, uint64_t now_ns)
+{
+    uint32_t bit = 1u << device;
+    uint64_t began = atomic_load(&stays[device].began_ns); /* inputs that were waited for by themselves do not prolong it */
+    if (!began || rg_since(began, now_ns) <= stay_us(atomic_load(&stays[device].why)) * 1000ull)
+        return true;
+    if (atomic_fetch_and(&rg.stays, ~bit) & bit)
+        was_in_vain(device);
+    return false;
 }
 
 void rg_stay_all_launched(uint32_t device)
@@ -286,9 +317,10 @@ void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns)
         atomic_compare_exchange_strong(&stays[device].began_ns, &unknown, now_ns);
 }
 
-/* In the current context, `behind` what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
-static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
+/* In the current context, behind what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
+static void launch(const rg_track *t, uint32_t device, uint32_t why, uint32_t us)
 {
+    bool behind = why == BEHIND;
     rg_stay_all_launched(device); /* another thread's launch may have come before this one's input */
     if (is_in_the_way(device)) { /* not in this process any more */
         atomic_store(&stays[device].refused, true);
@@ -297,8 +329,8 @@ static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
     }
     atomic_store(&stays[device].pair, (atomic_load(&stays[device].pair) + 1) % PAIRS);
     atomic_store(said(device) - 1, 0);
-    atomic_store(said(device), behind ? ALONE : COMING);
-    atomic_store(&stays[device].early, !behind);
+    atomic_store(said(device), why == AHEAD ? COMING : ALONE);
+    atomic_store(&stays[device].why, why);
     atomic_store(&stays[device].of, rg_track_member(t));
     atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns() + COMES_NS);
     CUdeviceptr words = words_at(device);
@@ -315,7 +347,7 @@ static void launch(const rg_track *t, uint32_t device, bool behind, uint32_t us)
 }
 
 /* In its context, while neither stream nor context is taken away, and no capture begins. */
-static void launch_for(uint32_t device, const rg_track *t, bool behind, uint32_t us)
+static void launch_for(uint32_t device, const rg_track *t, uint32_t why, uint32_t us)
 {
     CUcontext context = t->context, current = NULL, popped;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
@@ -327,7 +359,7 @@ static void launch_for(uint32_t device, const rg_track *t, bool behind, uint32_t
         rg_real.cuCtxGetCurrent(&current);
         bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
         if (pushed || current == context)
-            launch(t, device, behind, us);
+            launch(t, device, why, us);
         if (pushed)
             rg_real.cuCtxPopCurrent_v2(&popped);
         if (rg_real.cuThreadExchangeStreamCaptureMode)
@@ -345,7 +377,7 @@ static bool is_high(const rg_track *t)
 static bool may_stay(const rg_track *t, uint32_t device, uint32_t *us)
 {
     const rg_settings *s = &rg.segment->settings;
-    *us = atomic_load_explicit(&s->stay_us, memory_order_relaxed);
+    *us = stay_us(BEHIND);
     return *us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
            rg_gives_way_at_once(s) && !rg_recorded && is_high(t) && !(atomic_load(&rg.stays) >> device & 1) &&
            !(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(s, rg_now_ns()));
@@ -378,11 +410,45 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
     bool copies = kind == RG_COPY, input = copies && units >= LEAST_INPUT && units <= MOST_INPUT;
     if (kind == RG_COPYWAIT || (copies && units > MOST_INPUT) || !may_stay(t, device, &us) || !(input || is_in_parts(t, device)) || !take(device))
         return;
-    if (atomic_load(&stays[device].skip))
-        atomic_fetch_sub(&stays[device].skip, 1);
-    else if (are_the_gpus(t, device) && can_stay(t, device))
-        launch_for(device, t, false, us);
+    if (!is_skipped(device, AHEAD) && are_the_gpus(t, device) && can_stay(t, device))
+        launch_for(device, t, AHEAD, us);
     give(device);
+}
+
+/* A stream of the client's in the context in which the GPU can stay; NULL: none is known. */
+static const rg_track *stream_of(const rg_member *m, uint32_t device)
+{
+    CUcontext context = atomic_load(&stays[device].context);
+    uint32_t n = context ? atomic_load(&rg.track_count) : 0;
+    for (uint32_t i = 0; i < n; i++) {
+        const rg_track *t = &rg.tracks[i];
+        if (atomic_load(&t->key) && atomic_load(&t->device) == device && rg_track_member(t) == m && t->context == context && !t->owner)
+            return t;
+    }
+    return NULL;
+}
+
+void rg_stay_announced(const rg_member *m)
+{
+    uint64_t now = rg_clock_ns();
+    for (uint32_t devices = atomic_load(&m->slot->devices); devices; devices &= devices - 1) {
+        uint32_t device = (uint32_t)__builtin_ctz(devices), us = 0;
+        const rg_track *t = atomic_load(&stays[device].allowed) && !atomic_load(&m->busy[device]) ? stream_of(m, device) : NULL;
+        if (!t)
+            continue;
+        bool there = atomic_load(&rg.stays) >> device & 1 && is_there(device, now);
+        if (!(there ? is_high(t) : may_stay(t, device, &us)) || !take(device))
+            continue;
+        us = stay_us(ANNOUNCED);
+        if (there || (!is_skipped(device, ANNOUNCED) && are_the_gpus(t, device) && can_stay(t, device))) {
+            rg_device_coming(rg.segment, device, now + COMES_NS + us * 1000ull); /* it is there then, and for so long */
+            if (there)
+                rg_stay_coming(device, now);
+            else
+                launch_for(device, t, ANNOUNCED, us);
+        }
+        give(device);
+    }
 }
 
 void rg_stay_begin(const rg_track *t)
@@ -395,20 +461,14 @@ void rg_stay_begin(const rg_track *t)
     if (!may_stay(t, device, &us) /* or it is a second wait for the same */ || !take(device))
         return;
     if (is_of_use(t, device, us * 1000ull) && can_stay(t, device))
-        launch_for(device, t, true, us);
+        launch_for(device, t, BEHIND, us);
     give(device);
 }
 
 void rg_stay_coming(uint32_t device, uint64_t now_ns)
 {
-    uint32_t bit = 1u << device;
-    if (!(atomic_load(&rg.stays) & bit) || atomic_load(said(device)) != ALONE)
-        return;
-    uint64_t began = atomic_load(&stays[device].began_ns); /* inputs that were waited for by themselves do not prolong it */
-    if (!began || rg_since(began, now_ns) <= atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed) * 1000ull)
+    if (atomic_load(&rg.stays) >> device & 1 && atomic_load(said(device)) == ALONE && is_there(device, now_ns))
         atomic_store(said(device), COMING);
-    else if (atomic_fetch_and(&rg.stays, ~bit) & bit) /* it is over */
-        was_in_vain(device);
 }
 
 void rg_stay_launches(const rg_track *t)
@@ -419,10 +479,11 @@ void rg_stay_launches(const rg_track *t)
     /* Of one device, by one thread; another client's launch is no request. */
     if (!t || !is_high(t) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
         return;
-    if (atomic_load(&stays[device].early))
-        atomic_store(&stays[device].in_vain, 0);
-    else
+    uint32_t why = atomic_load(&stays[device].why);
+    if (why == BEHIND)
         atomic_store(&stays[device].followed, true);
+    else
+        atomic_store(&stays[device].in_vain[why], 0);
     _Atomic uint32_t *word = said(device);
     CUdeviceptr words = words_at(device);
     atomic_store(word, COMING);

@@ -59,6 +59,18 @@ const PROGRAMS: readonly Program[] = [
     args: serve("resnet50", 4, "--graph"),
   },
   {
+    name: "resnet50-bytes",
+    class: "high",
+    title: "ResNet-50 inference, batch 4, images made of bytes on the host, CUDA graph",
+    args: serve("resnet50", 4, "--graph", "--prepare"),
+  },
+  {
+    name: "resnet50-announced",
+    class: "high",
+    title: "ResNet-50 inference, batch 4, images made of bytes on the host, announced before that, CUDA graph",
+    args: serve("resnet50", 4, "--graph", "--prepare", "--announce"),
+  },
+  {
     name: "bert-graph",
     class: "high",
     title: "BERT-base inference, batch 2, 128 tokens, CUDA graph",

@@ -21,7 +21,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 27;
+const VERSION = 28;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),

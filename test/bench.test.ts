@@ -624,8 +624,8 @@ describe("solo, within a process", () => {
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
-    expect(pairs).toHaveLength(51);
-    expect(new Set(pairs).size).toBe(51);
+    expect(pairs).toHaveLength(61);
+    expect(new Set(pairs).size).toBe(61);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
@@ -1096,7 +1096,7 @@ test("bun run bench:verdict tells how soon requests are found to miss a target",
 test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
-  expect(programs.size).toBe(15);
+  expect(programs.size).toBe(17);
   const folder = join(root, "src", "python");
   // Nothing of what it needs on a GPU host is imported before the arguments have been read.
   const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
@@ -1157,6 +1157,15 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
       ],
       [["--mode", "infer", "--model", "gpt2", "--batch", "1", "--stream"], "--stream is for --decode"],
       [["--mode", "train", "--model", "bert", "--batch", "1,2"], "are for --mode infer without --decode"],
+      [[...serving, "--batch", "1", "--prepare"], "--prepare is for --mode infer of images"],
+      [
+        ["--mode", "train", "--model", "resnet50", "--batch", "1", "--prepare"],
+        "--prepare is for --mode infer of images",
+      ],
+      [
+        ["--mode", "train", "--model", "bert", "--batch", "1", "--announce"],
+        "--announce is for --mode infer without --decode",
+      ],
     ] as const) {
       const [, stderr, status] = await run(...args);
       expect(stderr).toContain(message);
@@ -1920,7 +1929,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "resnet50+nothing"], "expected a best-effort program, one of resnet50-train, bert-train"],
     [
       ["--pairs", "resnet50-train+resnet50"],
-      'expected a high program, one of resnet50, bert, resnet50-graph, bert-graph, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, gpt2-stream, got "resnet50-train"',
+      'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, bert-graph, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, gpt2-stream, got "resnet50-train"',
     ],
     [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],

@@ -633,6 +633,161 @@ static void found_over(void)
     CHECK(rg_idle_check(RG_PROCESS, 0));
 }
 
+/* ---- ahead of a request that is said to be coming ---- */
+
+static _Atomic uint64_t *stop_word(void)
+{
+    return &seg->stops[0].word[OTHER];
+}
+
+/* A best-effort client's streams stop at its word, which is armed anew. */
+static void arm_it(void)
+{
+    atomic_store(stop_word(), RG_STOP_ARMED);
+}
+
+/* Whether the GPU comes as one is said to be coming: with streams stopped, and told for how long. */
+static bool comes_as_announced(void)
+{
+    uint64_t before = rg.slot->ahead, now = rg_now_ns();
+    int n = atomic_load(&launched);
+    arm_it();
+    atomic_store(&seg->devices[0].coming_until_ns, 0);
+    rigel_request_coming();
+    bool comes = rg.slot->ahead > before;
+    CHECK_EQUAL(rg.slot->ahead, before + comes);
+    CHECK_EQUAL(atomic_load(&launched), n + 2 * comes);
+    CHECK_EQUAL(atomic_load(stop_word()), comes ? RG_STOP_STOPPED : RG_STOP_ARMED);
+    if (comes) {
+        CHECK(stays_now());
+        CHECK_EQUAL(words[1], 0); /* nothing has come yet */
+        CHECK(atomic_load(&seg->devices[0].coming_until_ns) > now + 4000 * 1000000ull);
+        CHECK(atomic_load(&seg->devices[0].coming_until_ns) < now + 3600000000000);
+    } else {
+        CHECK_EQUAL(atomic_load(&seg->devices[0].coming_until_ns), 0);
+    }
+    return comes;
+}
+
+static void become_one_that_announces(void)
+{
+    become_one_with_inputs();
+    until_it_comes(); /* what it takes for that is there */
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+}
+
+static void until_it_comes_as_announced(void)
+{
+    int i = 0;
+    while (i++ < 5000 && !comes_as_announced())
+        request(); /* one that was short, the machine's doing */
+    CHECK(i < 5000);
+}
+
+/* It stays until the request is launched as a whole, whatever it begins with, and no more comes ahead of that. */
+static void it_comes_for_one_that_is_announced(void)
+{
+    become_one_that_announces();
+    for (int i = 0; i < 20; i++) {
+        until_it_comes_as_announced();
+        int n = atomic_load(&launched);
+        if (i % 2) {
+            take_input(1 << 20);
+            CHECK(stays_now());
+        }
+        launch(spin, NULL, 1000000);
+        CHECK(!stays_now());
+        CHECK_EQUAL(words[1], 1);
+        CHECK_EQUAL(atomic_load(&launched), n);
+        wait_and_note(words);
+        CHECK_EQUAL(atomic_load(&told_then), 2);
+        CHECK_EQUAL(stream_said(words), 1);
+    }
+    done();
+}
+
+/* Said twice, it has come; amid a request, or from a best-effort client or one that may not, it says nothing. */
+static void when_announcing_does_nothing(void)
+{
+    become_one_that_announces();
+    until_it_comes_as_announced();
+    int n = atomic_load(&launched);
+    rigel_request_coming();
+    CHECK_EQUAL(atomic_load(&launched), n);
+    launch(spin, NULL, 1000000);
+    CHECK(!comes_as_announced());
+    wait_for_it();
+    static rg_recording recording;
+    enum { NOBODY, NOT_KEPT_OFF, LATE, NEVER, RECORDED, BEST_EFFORT, HELD, NOT_ALLOWED, WHY };
+    for (int why = 0; why < WHY; why++) {
+        atomic_store(&seg->stops[0].armed, why == NOBODY ? 0 : 1ull << OTHER);
+        seg->settings.suspend = why != NOT_KEPT_OFF;
+        seg->settings.need_us = why == LATE;
+        seg->settings.stay_us = why == NEVER ? 0 : 1000000;
+        rg_recorded = why == RECORDED ? &recording : NULL;
+        rg_segment_hold(seg, why == HELD ? RG_HOLD_LIMIT_MS : 0);
+        request();
+        rg_stay_beat(0, why != NOT_ALLOWED);
+        uint32_t mode = atomic_load(&RG_PROCESS->mode);
+        atomic_store(&RG_PROCESS->mode, why == BEST_EFFORT ? RG_MODE_BEST_EFFORT : mode);
+        for (int i = 0; i < 20; i++)
+            CHECK(!comes_as_announced());
+        atomic_store(&RG_PROCESS->mode, mode);
+    }
+    rg_stay_beat(0, true);
+    until_it_comes_as_announced();
+    done();
+}
+
+/* Where the GPU is there still it is only told that more comes, and streams stop. */
+static void announced_where_it_stays(void)
+{
+    become_one_that_announces();
+    seg->settings.high_slice_us = 1000000000;
+    until_it_stays();
+    _Atomic uint32_t *it = words;
+    int n = atomic_load(&launched);
+    arm_it();
+    atomic_store(&seg->devices[0].coming_until_ns, 0);
+    rigel_request_coming();
+    CHECK_EQUAL(atomic_load(&launched), n);
+    CHECK_EQUAL(it[1], 1);
+    CHECK_EQUAL(atomic_load(stop_word()), RG_STOP_STOPPED);
+    CHECK(atomic_load(&seg->devices[0].coming_until_ns) > rg_now_ns());
+    launch(spin, NULL, 1000000);
+    wait_and_note(it);
+    CHECK_EQUAL(atomic_load(&told_then), 2);
+    CHECK_EQUAL(stream_said(it), 1);
+    done();
+}
+
+/* It is tried again after two more, then four, and so on, until one is launched in time; that it comes ahead of inputs is another matter. */
+static void announced_in_vain(void)
+{
+    become_one_that_announces();
+    for (int round = 1; round < 8; round++) {
+        until_it_comes_as_announced();
+        seg->settings.stay_us = 0;
+        atomic_store(&seg->stops[0].armed, 0);
+        usleep(200); /* the GPU would have gone */
+        request();
+        CHECK(!stays_now());
+        seg->settings.stay_us = 1000000;
+        atomic_store(&seg->stops[0].armed, 1ull << OTHER);
+        for (int i = 0; i < 1 << round; i++)
+            CHECK(!comes_as_announced());
+    }
+    CHECK(until_it_comes() < 200);
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    until_it_comes_as_announced();
+    launch(spin, NULL, 1000000);
+    wait_for_it();
+    until_it_comes_as_announced();
+    done();
+}
+
 /* However the program learns that an input alone is there. */
 static void synchronize_context(void)
 {
@@ -1250,6 +1405,10 @@ int main(int argc, char **argv)
     RUN(in_vain_after_a_request);
     RUN(not_in_vain_before_a_launch);
     RUN(in_vain_whoever_finds_out);
+    RUN(it_comes_for_one_that_is_announced);
+    RUN(when_announcing_does_nothing);
+    RUN(announced_where_it_stays);
+    RUN(announced_in_vain);
     RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
     RUN(who_waits_for_the_context_ends_it);

@@ -802,6 +802,67 @@ static void stops_in_its_slices(void)
     done();
 }
 
+/* Until then, in nanoseconds from now; 0: not any more. */
+static void other_is_coming(uint64_t ns)
+{
+    if (!ns)
+        atomic_store(&dev0()->coming_until_ns, 1);
+    else
+        rg_device_coming(rg.segment, 0, rg_now_ns() + ns);
+}
+
+/* Its streams stop for a request that is said to be coming: until that is over if it comes, and if not for as long as it is waited for. Not for its due, nor
+ * where suspension is off. */
+static void stops_for_what_is_coming(void)
+{
+    const uint64_t LONG_NS = 600000000000;
+    become_stoppable_in_slices();
+    for (uint64_t i = 0; i < 3; i++) {
+        uint64_t off_ns = atomic_load(&rg.slot->suspended_ns);
+        other_is_coming(LONG_NS);
+        CHECK(rg_stops_taken(0)); /* at once */
+        WAIT_FOR(atomic_load(&rg.slot->suspensions) == i + 1);
+        for (int k = 0; k < 100; k++)
+            launch(spin, NULL, 200000);
+        pthread_t thread = begin_to_synchronise();
+        usleep(50000);
+        CHECK_EQUAL(atomic_load(&synchronised), 0);
+        if (i) {
+            other_launches();
+            other_is_coming(0);
+            usleep(20000);
+            if (i == 2)
+                other_waits();
+            usleep(20000);
+            CHECK_EQUAL(atomic_load(&synchronised), 0);
+            other_is_done();
+        } else {
+            other_is_coming(0);
+        }
+        CHECK_EQUAL(pthread_join(thread, NULL), 0);
+        WAIT_FOR(atomic_load(&rg.slot->suspended_ns) > off_ns);
+        CHECK(!rg_stops_taken(0));
+        CHECK_EQUAL(rg.slot->suspensions, i + 1);
+    }
+    /* One that is over by itself. */
+    other_is_coming(30000000);
+    for (int k = 0; k < 100; k++)
+        launch(spin, NULL, 20000);
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    CHECK(rg_now_ns() >= atomic_load(&dev0()->coming_until_ns));
+    seg->settings.suspend = 0;
+    other_is_coming(LONG_NS);
+    CHECK(!rg_stops_taken(0));
+    CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+    /* Amid one suspension may end. */
+    seg->settings.suspend = 1;
+    other_is_coming(LONG_NS + LONG_NS);
+    CHECK(rg_stops_taken(0));
+    seg->settings.suspend = 0;
+    WAIT_FOR(!rg_stops_taken(0));
+    done();
+}
+
 /*
  * What it is suspended for besides comes back as the request waits, while its streams stop still: off once more where the request goes on, and where
  * the next one has begun.
@@ -1404,6 +1465,7 @@ int main(int argc, char **argv)
     RUN(a_page_of_its_own_where_the_segment_is_refused);
     RUN(a_page_is_registered_at_the_right_moment);
     RUN(stops_in_its_slices);
+    RUN(stops_for_what_is_coming);
     RUN(suspended_again_as_launches_go_on);
     RUN(what_follows_is_waited_for);
     RUN(what_is_long_is_off_until_none_follows);

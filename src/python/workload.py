@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A PyTorch program as users have it: one model, serving requests or training, with nothing of Rigel in it.
 
-The GPU tests and `rigel bench` run it bare, beside another one, and under Rigel. But for --alternate, which is there to measure
-Rigel, it must never import anything of Rigel, read a RIGEL_* variable, or do anything for the sake of being co-located.
+The GPU tests and `rigel bench` run it bare, beside another one, and under Rigel. But for --alternate and --announce, which are there to
+measure Rigel, it must never import anything of Rigel, read a RIGEL_* variable, or do anything for the sake of being co-located.
 
 Weights are random and nothing is fetched. Precision is PyTorch's default (fp32; TF32 in cuDNN convolutions only).
 
@@ -10,6 +10,8 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
             the due time to the output being in host memory. Input starts in pinned host memory. With several sizes
             of --batch, or lengths of --seq, each request has one of each by chance, all equally often, as where texts
             are of any length, and a server batches what has come.
+            With --prepare images come as bytes, and each request has the host write them to pinned memory as numbers first;
+            with --announce the program tells Rigel before that that a request is coming (rigel.request_coming).
             With --alternate one request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already. With --stream kernel by kernel, and each is read back.
@@ -85,6 +87,8 @@ def arguments(argv=None):
     parser.add_argument("--losses", metavar="FILE", help="deterministic run; one loss (or output digest) a line")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
+    parser.add_argument("--prepare", action="store_true", help="serve images that come as bytes, of which the host makes numbers for each request")
+    parser.add_argument("--announce", action="store_true", help="serve, and tell Rigel that a request is coming as it has come in")
     parser.add_argument("--ahead", type=at_least_0(int), default=2, help="training steps issued before the first of them is waited for")
     parser.add_argument(
         "--windows", metavar="FILE", help="train by a JSON list of seconds: pause, work, pause, ...; then pause until the end"
@@ -106,6 +110,10 @@ def arguments(argv=None):
         parser.error("--decode is for --mode infer --model gpt2, and at least 1")
     if args.stream and not args.decode:
         parser.error("--stream is for --decode")
+    if args.prepare and (args.mode != "infer" or args.model not in ("resnet50", "mobilenetv2")):
+        parser.error("--prepare is for --mode infer of images")
+    if args.announce and (args.mode != "infer" or args.decode):
+        parser.error("--announce is for --mode infer without --decode")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
@@ -281,6 +289,18 @@ class Inference:
         # Each with its captured graph, if that is what serves it.
         self.kinds = [(host, *(self._capture(host) if args.graph else ())) for host in hosts]
         self.turn = by_chance(self.kinds, args.seed)
+        self.announce = self._announcer() if args.announce else lambda: None
+        if args.prepare:
+            torch.set_num_threads(1)  # on a host whose processors are shared, threads that wait for one another take 100 times as long
+        # As they come in, once for all.
+        self.images = {id(host): torch.randint(0, 256, host.shape, dtype=torch.uint8) for host in hosts} if args.prepare else {}
+
+    def _announcer(self):
+        try:
+            import rigel
+        except ImportError:
+            return lambda: None  # without Rigel
+        return rigel.request_coming
 
     def _capture(self, host):
         torch = self.torch
@@ -298,7 +318,10 @@ class Inference:
         return graph, static_in, static_out
 
     def issue(self):
+        self.announce()
         host, *captured = next(self.turn)
+        if self.images:
+            host.copy_(self.images[id(host)])
         with self.torch.no_grad():
             if captured:
                 graph, static_in, static_out = captured

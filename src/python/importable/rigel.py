@@ -29,7 +29,7 @@ import threading
 import warnings
 from typing import Any, Callable, Literal, TypeVar
 
-__all__ = ["active", "bypass", "client", "report_request", "request", "shutdown"]
+__all__ = ["active", "bypass", "client", "report_request", "request", "request_coming", "shutdown"]
 
 Class = Literal["high", "best-effort"]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -50,6 +50,7 @@ def _library() -> ctypes.CDLL | None:
             names.rigel_client_leave,
             names.rigel_report_request,
             names.rigel_request_begin,
+            names.rigel_request_coming,
             names.rigel_request_end,
             names.rigel_shutdown,
         ):
@@ -204,6 +205,23 @@ def report_request(seconds: float) -> None:
     """One request of the thread's client has ended after so many seconds, as the program itself measures it."""
     if _rigel is not None and seconds >= 0:
         _rigel.rigel_report_request(int(seconds * 1e9))
+
+
+def request_coming() -> None:
+    """A request has come in, and what it has the GPU do is launched within a millisecond, best in 0.15 ms or so.
+
+    For servers whose requests are CUDA graphs, beside best-effort work in time slices. The GPU takes 0.14 ms to come over from another process. It does
+    so while the program decodes what it got::
+
+        data = connection.recv(n)
+        rigel.request_coming()
+        graph_input.copy_(decode(data), non_blocking=True)
+        graph.replay()
+
+    Where launches come later than that, or not at all, Rigel does it more and more rarely. Reports nothing, and needs no end.
+    """
+    if _rigel is not None:
+        _rigel.rigel_request_coming()
 
 
 def shutdown() -> None:
