@@ -67,6 +67,8 @@ export const UNCALLED: Called = {
 };
 
 const HOUR_ns = 3.6e12;
+/** Tools keep times in 64 bits: what is larger was damaged, and would make an hour's gap of it. */
+const LATEST_ns = 2 ** 63;
 const LONGEST_NAME_bytes = 65_535;
 const GRID_most = [2 ** 31 - 1, 65_535, 65_535];
 const BLOCK_most = [1024, 1024, 64];
@@ -80,8 +82,9 @@ function check(recorded: Recorded, called: Called): void {
     throw new FieldError(
       `${called.name}: expected at most ${LONGEST_NAME_bytes} bytes, got ${Buffer.byteLength(name)}`,
     );
-  if (!Number.isFinite(recorded.start_ns ?? 0))
-    throw new FieldError(`${called.start}: expected a time, got one that is too large for a number`);
+  const { start_ns = 0 } = recorded;
+  if (!(Math.abs(start_ns) < LATEST_ns))
+    throw new FieldError(`${called.start}: expected a time of at most 64 bits, got ${start_ns} ns`);
   wholeNumber(called.duration, recorded.duration_ns, HOUR_ns);
   wholeNumber(called.registers, recorded.registers, 255);
   wholeNumber(called.shared, recorded.shared_bytes, 2 ** 20);

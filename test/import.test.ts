@@ -458,7 +458,12 @@ describe.concurrent("a file that is not what it should be", () => {
     [
       "times of which no gap can be told",
       `${NSYS_HEADER}${nsysRow(0)}${nsysRow(0).replace("0", "1e400")}`,
-      "in.csv:3: Start: expected a time, got one that is too large for a number\n1 bad row, nothing written; --skip-bad leaves them out",
+      "in.csv:3: Start: expected a time of at most 64 bits, got Infinity ns\n1 bad row, nothing written; --skip-bad leaves them out",
+    ],
+    [
+      "a time that no tool can have measured",
+      `${NSYS_HEADER}${nsysRow(0)}${nsysRow(0).replace("0", "1e23")}`,
+      "in.csv:3: Start: expected a time of at most 64 bits, got 1e+23 ns\n1 bad row, nothing written; --skip-bad leaves them out",
     ],
     [
       "times of torch.profiler of which no gap can be told",
