@@ -49,6 +49,7 @@ async function runTrace(client: string | undefined, flags: TraceFlags): Promise<
   const path = toStdout ? "standard output" : resolve(flags.output);
   const options = { client, last_s: flags.last };
   const summary = toStdout ? await printTrace(segments, options) : await writeTrace(segments, path, options);
+  if (!summary) return progress(`${path}: closed by whoever read it, before the end of the trace`);
   if (flags.json) {
     process.stdout.write(`${JSON.stringify(summary, null, 2)}\n`);
     return;

@@ -61,8 +61,11 @@ export async function writeTrace(
   return { schema: 1, path, clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
 }
 
-/** The same on standard output, for as long as somebody reads it. */
-export async function printTrace(segments: readonly Segment[], options: TraceOptions = {}): Promise<TraceSummary> {
+/** The same on standard output; undefined: whoever read it has gone before its end. */
+export async function printTrace(
+  segments: readonly Segment[],
+  options: TraceOptions = {},
+): Promise<TraceSummary | undefined> {
   const clients: TraceSummary["clients"] = [];
   let closed = false;
   const { promise, resolve: close } = Promise.withResolvers<void>();
@@ -75,6 +78,7 @@ export async function printTrace(segments: readonly Segment[], options: TraceOpt
     if (!process.stdout.write(piece))
       await Promise.race([once(process.stdout, "drain").catch(() => undefined), promise]);
   }
+  if (closed) return undefined;
   return { schema: 1, path: "-", clients, events: clients.reduce((sum, { events }) => sum + events, 0) };
 }
 

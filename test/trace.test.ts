@@ -8,7 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { Native, make } from "../src/native.ts";
 import { type Operation, isLatest, spread } from "../src/records.ts";
-import { Scratch, TINY_PROFILE, cramped, reportOf, rigel, root } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, cramped, reportOf, rigel, root, start } from "./rigel.ts";
 import { Place, until } from "./serving.ts";
 import { World } from "./world.ts";
 
@@ -481,6 +481,18 @@ test("goes to standard output alone where that is asked for", async () => {
   );
   const both = await rigel("trace", "--segment", world.segment.path, "-o", "-", "--json");
   expect(both).toMatchObject({ status: 2, stdout: "" });
+});
+
+test("on standard output that nobody reads to its end it says so, and not how much that was", async () => {
+  await using world = new Replays(await Native.load());
+  const child = world.start("train", "best-effort", "--iterations", "200");
+  await child.exited;
+  await using unread = start(["trace", "--segment", world.segment.path, "-o", "-"]);
+  await unread.stdout.cancel(); // long before it writes
+  expect(await unread.stderr.text()).toBe(
+    "rigel: standard output: closed by whoever read it, before the end of the trace\n",
+  );
+  expect(await unread.exited).toBe(0);
 });
 
 test("errors say what there is", async () => {
