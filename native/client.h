@@ -739,7 +739,7 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_ahead(const rg_track *track, enum rg_kind kind, uint64_t units);
-RG_COLD void rg_stay_announced(const rg_member *m);
+RG_COLD void rg_stay_announced(rg_member *m);
 RG_COLD void rg_stay_all_launched(uint32_t device);
 RG_COLD void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t now_ns);

@@ -677,7 +677,7 @@ void rigel_report_request(uint64_t latency_ns)
 
 void rigel_request_coming(void)
 {
-    const rg_member *m = reporter();
+    rg_member *m = reporter();
     if (m && atomic_load(&m->mode) & RG_MODE_HIGH)
         rg_stay_announced(m);
 }

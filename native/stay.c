@@ -73,7 +73,7 @@ static const char image[] =
 static struct {
     _Atomic(CUcontext) context; /* where all of this is; NULL: nowhere, for now */
     _Atomic(CUcontext) wanted;  /* where it would be of use */
-    _Atomic bool allowed, refused;
+    _Atomic bool allowed, refused, announces; /* the last: its program says that requests are coming, wherever its streams are */
     _Atomic uint32_t taken; /* a thread is at it, or the agent: never waited for */
     CUstream stream;
     CUevent event;
@@ -165,11 +165,13 @@ void rg_stay_beat(uint32_t device, bool allowed)
     CUcontext wanted = atomic_load(&stays[device].wanted), popped;
     allowed = allowed && has_somebody_beside(device);
     atomic_store(&stays[device].allowed, allowed);
-    if (!allowed || !wanted || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
+    if (!allowed || !(wanted || atomic_load(&stays[device].announces)) || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
         !rg_real.cuModuleLoadData || !rg_real.cuModuleGetFunction || !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2 ||
         !rg_real.cuCtxGetStreamPriorityRange || !rg_agent_enter())
         return;
-    if (rg_stops_context(device, &several) == wanted && take(device)) { /* it may have gone just before */
+    CUcontext there = rg_stops_context(device, &several); /* what is wanted may have gone just before */
+    wanted = wanted || !atomic_load(&stays[device].announces) ? wanted : there;
+    if (wanted && wanted == there && take(device)) {
         bool ok = rg_real.cuCtxPushCurrent_v2(wanted) == CUDA_SUCCESS;
         if (ok) {
             ok = make(device);
@@ -207,10 +209,10 @@ static bool last_request(const rg_client *c, uint32_t device, uint64_t *worked_n
 }
 
 /* Whether the client's requests are the GPU's, as the last one was. */
-static bool are_the_gpus(const rg_track *t, uint32_t device)
+static bool are_the_gpus(const rg_member *m, uint32_t device)
 {
     uint64_t worked_ns, wait_ns;
-    return last_request(rg_track_member(t)->slot, device, &worked_ns, &wait_ns) && worked_ns < RG_STAY_LAUNCH_NS && wait_ns >= LEAST_WAIT_NS;
+    return last_request(m->slot, device, &worked_ns, &wait_ns) && worked_ns < RG_STAY_LAUNCH_NS && wait_ns >= LEAST_WAIT_NS;
 }
 
 /*
@@ -260,10 +262,9 @@ static bool is_in_the_way(uint32_t device)
 }
 
 /* No launch came. In front of a request: so many more have none, twice as many each time. */
-static void was_in_vain(uint32_t device)
+static void was_in_vain(uint32_t device, uint32_t why)
 {
     enum { MOST = 10 };
-    uint32_t why = atomic_load(&stays[device].why);
     if (why == BEHIND)
         return;
     uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + 1;
@@ -291,7 +292,7 @@ static bool is_there(uint32_t device, uint64_t now_ns)
     if (!began || rg_since(began, now_ns) <= stay_us(atomic_load(&stays[device].why)) * 1000ull)
         return true;
     if (atomic_fetch_and(&rg.stays, ~bit) & bit)
-        was_in_vain(device);
+        was_in_vain(device, atomic_load(&stays[device].why));
     return false;
 }
 
@@ -317,10 +318,9 @@ void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns)
         atomic_compare_exchange_strong(&stays[device].began_ns, &unknown, now_ns);
 }
 
-/* In the current context, behind what the stream has, or at once. Where one of the calls fails nothing stays, or with nothing behind it. */
-static void launch(const rg_track *t, uint32_t device, uint32_t why, uint32_t us)
+/* In the current context, `behind` what that stream has, or at once (NULL). Where one of the calls fails nothing stays, or with nothing behind it. */
+static void launch(rg_member *m, uint32_t device, uint32_t why, const rg_track *behind, uint32_t us)
 {
-    bool behind = why == BEHIND;
     rg_stay_all_launched(device); /* another thread's launch may have come before this one's input */
     if (is_in_the_way(device)) { /* not in this process any more */
         atomic_store(&stays[device].refused, true);
@@ -331,35 +331,34 @@ static void launch(const rg_track *t, uint32_t device, uint32_t why, uint32_t us
     atomic_store(said(device) - 1, 0);
     atomic_store(said(device), why == AHEAD ? COMING : ALONE);
     atomic_store(&stays[device].why, why);
-    atomic_store(&stays[device].of, rg_track_member(t));
+    atomic_store(&stays[device].of, m);
     atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns() + COMES_NS);
     CUdeviceptr words = words_at(device);
     uint32_t ns = us * 1000, more_ns = MORE_NS;
     void *params[] = {&words, &ns, &more_ns};
-    if ((behind && (RG_REAL(cuEventRecord)(stays[device].event, t->stream) != CUDA_SUCCESS ||
+    if ((behind && (RG_REAL(cuEventRecord)(stays[device].event, behind->stream) != CUDA_SUCCESS ||
                     rg_real.cuStreamWaitEvent(stays[device].stream, stays[device].event, 0) != CUDA_SUCCESS)) ||
         RG_REAL(cuLaunchKernel)(stays[device].stay, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, params, NULL) != CUDA_SUCCESS)
         return;
     atomic_fetch_or(&rg.stays, 1u << device);
-    rg_client *c = rg_track_member(t)->slot;
-    atomic_fetch_add_explicit(behind ? &c->stays : &c->ahead, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(behind ? &m->slot->stays : &m->slot->ahead, 1, memory_order_relaxed);
     RG_REAL(cuLaunchKernel)(stays[device].behind, 1, 1, 1, 1, 1, 1, 0, stays[device].stream, NULL, NULL);
 }
 
-/* In its context, while neither stream nor context is taken away, and no capture begins. */
-static void launch_for(uint32_t device, const rg_track *t, uint32_t why, uint32_t us)
+/* In the context, while neither that nor the stream (NULL: none is needed) is taken away, and no capture begins. */
+static void launch_in(CUcontext context, rg_member *m, uint32_t device, uint32_t why, const rg_track *t, uint32_t us)
 {
-    CUcontext context = t->context, current = NULL, popped;
+    CUcontext current = NULL, popped;
     CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
     if (!rg_agent_enter())
         return;
-    if (!atomic_load(&rg.captures) && atomic_load(&t->key) && context == atomic_load(&stays[device].context)) {
+    if (!atomic_load(&rg.captures) && (!t || atomic_load(&t->key)) && context == atomic_load(&stays[device].context)) {
         if (rg_real.cuThreadExchangeStreamCaptureMode)
             rg_real.cuThreadExchangeStreamCaptureMode(&mode);
         rg_real.cuCtxGetCurrent(&current);
         bool pushed = current != context && rg_real.cuCtxPushCurrent_v2(context) == CUDA_SUCCESS;
         if (pushed || current == context)
-            launch(t, device, why, us);
+            launch(m, device, why, why == BEHIND ? t : NULL, us);
         if (pushed)
             rg_real.cuCtxPopCurrent_v2(&popped);
         if (rg_real.cuThreadExchangeStreamCaptureMode)
@@ -368,18 +367,18 @@ static void launch_for(uint32_t device, const rg_track *t, uint32_t why, uint32_
     pthread_mutex_unlock(&rg_agent_lock);
 }
 
-static bool is_high(const rg_track *t)
+static bool is_high(const rg_member *m)
 {
-    return atomic_load(&rg_track_member(t)->mode) & RG_MODE_HIGH;
+    return atomic_load(&m->mode) & RG_MODE_HIGH;
 }
 
 /* Whether it is to stay where requests are such; `us`: for how long. */
-static bool may_stay(const rg_track *t, uint32_t device, uint32_t *us)
+static bool may_stay(const rg_member *m, uint32_t device, uint32_t *us)
 {
     const rg_settings *s = &rg.segment->settings;
     *us = stay_us(BEHIND);
     return *us && atomic_load(&stays[device].allowed) && atomic_load(&rg.segment->stops[device].armed) && atomic_load(&s->suspend) &&
-           rg_gives_way_at_once(s) && !rg_recorded && is_high(t) && !(atomic_load(&rg.stays) >> device & 1) &&
+           rg_gives_way_at_once(s) && !rg_recorded && is_high(m) && !(atomic_load(&rg.stays) >> device & 1) &&
            !(atomic_load_explicit(&s->hold_until_ms, memory_order_relaxed) && rg_hold_left_ms(s, rg_now_ns()));
 }
 
@@ -408,45 +407,42 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
 {
     uint32_t device = rg_track_device(t), us;
     bool copies = kind == RG_COPY, input = copies && units >= LEAST_INPUT && units <= MOST_INPUT;
-    if (kind == RG_COPYWAIT || (copies && units > MOST_INPUT) || !may_stay(t, device, &us) || !(input || is_in_parts(t, device)) || !take(device))
+    rg_member *m = rg_track_member(t);
+    if (kind == RG_COPYWAIT || (copies && units > MOST_INPUT) || !may_stay(m, device, &us) || !(input || is_in_parts(t, device)) || !take(device))
         return;
-    if (!is_skipped(device, AHEAD) && are_the_gpus(t, device) && can_stay(t, device))
-        launch_for(device, t, AHEAD, us);
+    if (!is_skipped(device, AHEAD) && are_the_gpus(m, device) && can_stay(t, device))
+        launch_in(t->context, m, device, AHEAD, t, us);
     give(device);
 }
 
-/* A stream of the client's in the context in which the GPU can stay; NULL: none is known. */
-static const rg_track *stream_of(const rg_member *m, uint32_t device)
+/* Under `taken`. What could not be launched, as while something is captured, was in vain as well: best-effort work stops for it all the same. */
+static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns)
 {
     CUcontext context = atomic_load(&stays[device].context);
-    uint32_t n = context ? atomic_load(&rg.track_count) : 0;
-    for (uint32_t i = 0; i < n; i++) {
-        const rg_track *t = &rg.tracks[i];
-        if (atomic_load(&t->key) && atomic_load(&t->device) == device && rg_track_member(t) == m && t->context == context && !t->owner)
-            return t;
-    }
-    return NULL;
+    uint32_t us = stay_us(ANNOUNCED);
+    atomic_store(&stays[device].announces, true);
+    if (!there && (!context || is_skipped(device, ANNOUNCED) || !are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel)))
+        return;
+    rg_device_coming(rg.segment, device, now_ns + COMES_NS + us * 1000ull); /* it is there then, and for so long */
+    if (there)
+        rg_stay_coming(device, now_ns);
+    else
+        launch_in(context, m, device, ANNOUNCED, NULL, us);
+    if (!there && !(atomic_load(&rg.stays) >> device & 1))
+        was_in_vain(device, ANNOUNCED);
 }
 
-void rg_stay_announced(const rg_member *m)
+void rg_stay_announced(rg_member *m)
 {
     uint64_t now = rg_clock_ns();
-    for (uint32_t devices = atomic_load(&m->slot->devices); devices; devices &= devices - 1) {
-        uint32_t device = (uint32_t)__builtin_ctz(devices), us = 0;
-        const rg_track *t = atomic_load(&stays[device].allowed) && !atomic_load(&m->busy[device]) ? stream_of(m, device) : NULL;
-        if (!t)
+    for (uint32_t devices = atomic_load(&m->slot->devices), us; devices; devices &= devices - 1) {
+        uint32_t device = (uint32_t)__builtin_ctz(devices);
+        if (!atomic_load(&stays[device].allowed) || atomic_load(&m->busy[device]))
             continue;
         bool there = atomic_load(&rg.stays) >> device & 1 && is_there(device, now);
-        if (!(there ? is_high(t) : may_stay(t, device, &us)) || !take(device))
+        if (!(there ? is_high(m) : may_stay(m, device, &us)) || !take(device))
             continue;
-        us = stay_us(ANNOUNCED);
-        if (there || (!is_skipped(device, ANNOUNCED) && are_the_gpus(t, device) && can_stay(t, device))) {
-            rg_device_coming(rg.segment, device, now + COMES_NS + us * 1000ull); /* it is there then, and for so long */
-            if (there)
-                rg_stay_coming(device, now);
-            else
-                launch_for(device, t, ANNOUNCED, us);
-        }
+        announced(m, device, there, now);
         give(device);
     }
 }
@@ -456,12 +452,13 @@ void rg_stay_begin(const rg_track *t)
     if (!t)
         return;
     uint32_t device = rg_track_device(t), us;
-    if (is_high(t))
+    rg_member *m = rg_track_member(t);
+    if (is_high(m))
         rg_stay_all_launched(device);
-    if (!may_stay(t, device, &us) /* or it is a second wait for the same */ || !take(device))
+    if (!may_stay(m, device, &us) /* or it is a second wait for the same */ || !take(device))
         return;
     if (is_of_use(t, device, us * 1000ull) && can_stay(t, device))
-        launch_for(device, t, BEHIND, us);
+        launch_in(t->context, m, device, BEHIND, t, us);
     give(device);
 }
 
@@ -477,7 +474,7 @@ void rg_stay_launches(const rg_track *t)
         rg_stay_ends();
     uint32_t device = t ? rg_track_device(t) : 0, bit = 1u << device;
     /* Of one device, by one thread; another client's launch is no request. */
-    if (!t || !is_high(t) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
+    if (!t || !is_high(rg_track_member(t)) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
         return;
     uint32_t why = atomic_load(&stays[device].why);
     if (why == BEHIND)
@@ -501,6 +498,6 @@ void rg_stay_ends(void)
         uint32_t device = (uint32_t)__builtin_ctz(devices);
         atomic_store(said(device), OVER);
         if (without >> device & 1)
-            was_in_vain(device);
+            was_in_vain(device, atomic_load(&stays[device].why));
     }
 }

@@ -762,6 +762,22 @@ static void announced_where_it_stays(void)
     done();
 }
 
+/* For requests that it neither comes ahead of nor stays after. */
+static void announced_and_nothing_else(void)
+{
+    become_one_that_may();
+    seg->settings.high_slice_us = 1;
+    for (int i = 0; i < 10; i++) {
+        request();
+        rg_stay_beat(0, true);
+    }
+    CHECK(!comes_as_announced()); /* the agent has to make something for it first */
+    rg_stay_beat(0, true);
+    until_it_comes_as_announced();
+    CHECK_EQUAL(rg.slot->stays, 0);
+    done();
+}
+
 /* It is tried again after two more, then four, and so on, until one is launched in time; that it comes ahead of inputs is another matter. */
 static void announced_in_vain(void)
 {
@@ -785,6 +801,34 @@ static void announced_in_vain(void)
     launch(spin, NULL, 1000000);
     wait_for_it();
     until_it_comes_as_announced();
+    done();
+}
+
+/* Where the driver refuses, or something is captured, best-effort work stops more and more rarely. */
+static void announced_where_nothing_can_be_launched(void)
+{
+    for (int captured = 0; captured < 2; captured++) {
+        if (!captured)
+            become_one_that_announces();
+        until_it_comes_as_announced();
+        launch(spin, NULL, 1000000); /* which ends what is known to be in vain */
+        wait_for_it();
+        rg_stay_beat(0, true);
+        refusal = captured ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+        atomic_fetch_add(&rg.captures, captured);
+        uint64_t before = rg.slot->ahead;
+        int stops = 0;
+        for (int i = 0; i < 100; i++) {
+            arm_it();
+            rigel_request_coming();
+            stops += atomic_load(stop_word()) == RG_STOP_STOPPED;
+        }
+        CHECK(stops > 0);
+        CHECK(stops < 10); /* the 1st, 4th, 9th, 18th, 35th, 68th */
+        CHECK_EQUAL(rg.slot->ahead, before);
+        refusal = CUDA_SUCCESS;
+        atomic_fetch_sub(&rg.captures, captured);
+    }
     done();
 }
 
@@ -1408,7 +1452,9 @@ int main(int argc, char **argv)
     RUN(it_comes_for_one_that_is_announced);
     RUN(when_announcing_does_nothing);
     RUN(announced_where_it_stays);
+    RUN(announced_and_nothing_else);
     RUN(announced_in_vain);
+    RUN(announced_where_nothing_can_be_launched);
     RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
     RUN(who_waits_for_the_context_ends_it);
