@@ -86,6 +86,7 @@ static struct {
     uint64_t since_ns;     /* since when the process has had the GPU by that */
     _Atomic bool followed; /* the last one was still there as the next request was launched */
     _Atomic uint32_t why;  /* why the last one went out */
+    _Atomic bool kept;     /* it is there for one that is said to be coming, too, though it went out for another reason */
     rg_member *_Atomic of; /* whose the last one is, */
     _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
     _Atomic uint32_t in_vain[3], skip[3]; /* for each reason: so many, one after the other, had no launch to stay for; so many more times there is none */
@@ -277,6 +278,14 @@ static bool is_skipped(uint32_t device, uint32_t why)
     return atomic_load(&stays[device].skip[why]) && atomic_fetch_sub(&stays[device].skip[why], 1);
 }
 
+/* The last one was, for all that it was there for. */
+static void last_was_in_vain(uint32_t device)
+{
+    was_in_vain(device, atomic_load(&stays[device].why));
+    if (atomic_exchange(&stays[device].kept, false))
+        was_in_vain(device, ANNOUNCED);
+}
+
 /* For how long it stays if nothing comes. */
 static uint32_t stay_us(uint32_t why)
 {
@@ -289,10 +298,11 @@ static bool is_there(uint32_t device, uint64_t now_ns)
 {
     uint32_t bit = 1u << device;
     uint64_t began = atomic_load(&stays[device].began_ns); /* inputs that were waited for by themselves do not prolong it */
-    if (!began || rg_since(began, now_ns) <= stay_us(atomic_load(&stays[device].why)) * 1000ull)
+    uint64_t more_ns = atomic_load(said(device)) == COMING ? MORE_NS : 0;
+    if (!began || rg_since(began, now_ns) <= stay_us(atomic_load(&stays[device].why)) * 1000ull + more_ns)
         return true;
     if (atomic_fetch_and(&rg.stays, ~bit) & bit)
-        was_in_vain(device, atomic_load(&stays[device].why));
+        last_was_in_vain(device);
     return false;
 }
 
@@ -331,6 +341,7 @@ static void launch(rg_member *m, uint32_t device, uint32_t why, const rg_track *
     atomic_store(said(device) - 1, 0);
     atomic_store(said(device), why == AHEAD ? COMING : ALONE);
     atomic_store(&stays[device].why, why);
+    atomic_store(&stays[device].kept, false);
     atomic_store(&stays[device].of, m);
     atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns() + COMES_NS);
     CUdeviceptr words = words_at(device);
@@ -421,13 +432,18 @@ static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns
     CUcontext context = atomic_load(&stays[device].context);
     uint32_t us = stay_us(ANNOUNCED);
     atomic_store(&stays[device].announces, true);
-    if (!there && (!context || is_skipped(device, ANNOUNCED) || !are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel)))
+    bool again = there && (atomic_load(&stays[device].why) == ANNOUNCED || atomic_load(&stays[device].kept));
+    if (again || (!there && !context)) /* it has been said, and streams stop for that; or it cannot be */
+        return;
+    if (is_skipped(device, ANNOUNCED) || (!there && (!are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))))
         return;
     rg_device_coming(rg.segment, device, now_ns + COMES_NS + us * 1000ull); /* it is there then, and for so long */
-    if (there)
+    if (there) {
+        atomic_store(&stays[device].kept, true);
         rg_stay_coming(device, now_ns);
-    else
+    } else {
         launch_in(context, m, device, ANNOUNCED, NULL, us);
+    }
     if (!there && !(atomic_load(&rg.stays) >> device & 1))
         was_in_vain(device, ANNOUNCED);
 }
@@ -464,7 +480,7 @@ void rg_stay_begin(const rg_track *t)
 
 void rg_stay_coming(uint32_t device, uint64_t now_ns)
 {
-    if (atomic_load(&rg.stays) >> device & 1 && atomic_load(said(device)) == ALONE && is_there(device, now_ns))
+    if (atomic_load(&rg.stays) >> device & 1 && is_there(device, now_ns) && atomic_load(said(device)) == ALONE)
         atomic_store(said(device), COMING);
 }
 
@@ -481,6 +497,8 @@ void rg_stay_launches(const rg_track *t)
         atomic_store(&stays[device].followed, true);
     else
         atomic_store(&stays[device].in_vain[why], 0);
+    if (atomic_exchange(&stays[device].kept, false))
+        atomic_store(&stays[device].in_vain[ANNOUNCED], 0);
     _Atomic uint32_t *word = said(device);
     CUdeviceptr words = words_at(device);
     atomic_store(word, COMING);
@@ -498,6 +516,6 @@ void rg_stay_ends(void)
         uint32_t device = (uint32_t)__builtin_ctz(devices);
         atomic_store(said(device), OVER);
         if (without >> device & 1)
-            was_in_vain(device, atomic_load(&stays[device].why));
+            last_was_in_vain(device);
     }
 }

@@ -804,6 +804,60 @@ static void announced_in_vain(void)
     done();
 }
 
+/* Nothing is launched until the GPU would have gone, however long that takes. */
+static void launch_late(void)
+{
+    seg->settings.stay_us = 0;
+    atomic_store(&seg->stops[0].armed, 0);
+    usleep(1500);
+    request();
+    CHECK(!stays_now());
+    seg->settings.stay_us = 1000000;
+    atomic_store(&seg->stops[0].armed, 1ull << OTHER);
+}
+
+/* Likewise where it is said twice, as of requests that come in parts or to several threads. */
+static void announced_twice_in_vain(void)
+{
+    become_one_that_announces();
+    for (int round = 1; round < 8; round++) {
+        until_it_comes_as_announced();
+        rigel_request_coming();
+        launch_late();
+        for (int i = 0; i < 1 << round; i++)
+            CHECK(!comes_as_announced());
+    }
+    done();
+}
+
+/* And where the GPU is there still from the request before: streams stop for that as well. */
+static void announced_in_vain_where_it_stays(void)
+{
+    become_one_that_announces();
+    for (int round = 1; round < 6; round++) {
+        seg->settings.high_slice_us = 1000000000;
+        until_it_stays();
+        arm_it();
+        rigel_request_coming();
+        CHECK_EQUAL(atomic_load(stop_word()), RG_STOP_STOPPED);
+        launch_late();
+        until_it_stays();
+        for (int i = 0; i < 1 << round; i++) {
+            arm_it();
+            rigel_request_coming();
+            CHECK_EQUAL(atomic_load(stop_word()), RG_STOP_ARMED);
+        }
+    }
+    rigel_request_coming();
+    launch(spin, NULL, 1000000); /* in time */
+    wait_for_it();
+    until_it_stays();
+    arm_it();
+    rigel_request_coming();
+    CHECK_EQUAL(atomic_load(stop_word()), RG_STOP_STOPPED);
+    done();
+}
+
 /* Where the driver refuses, or something is captured, best-effort work stops more and more rarely. */
 static void announced_where_nothing_can_be_launched(void)
 {
@@ -1454,6 +1508,8 @@ int main(int argc, char **argv)
     RUN(announced_where_it_stays);
     RUN(announced_and_nothing_else);
     RUN(announced_in_vain);
+    RUN(announced_twice_in_vain);
+    RUN(announced_in_vain_where_it_stays);
     RUN(announced_where_nothing_can_be_launched);
     RUN(a_program_that_does_not_wait);
     RUN(it_is_over_in_time);
