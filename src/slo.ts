@@ -399,6 +399,7 @@ export class Controller {
     this.#notice(seen);
     this.#noticeKernels(seen);
     this.#giveTurns(seen, held, ticks);
+    if (this.#triesTurns && this.#stalled_s > STALLED_MOST_S) this.#giveTurnsUp();
     const over = isKnown && this.#ladder.rung > 0 && this.#ladder.judge(this.#ladder.rung) === "over";
     if (over && !this.#ladder.isLesserEvil()) this.#stepBack("over the target");
   }
@@ -591,7 +592,7 @@ export class Controller {
     const rate = (seen.came ?? seen.requests.total) / seen.elapsed_s;
     if (this.#state === "waiting") return;
     // A closed loop has another rate when its requests take longer: a trial's or a hold's own effect is no change of load.
-    if (this.#state !== "run" || this.#ticks - this.#settled <= 1 / TICK_S) return;
+    if (this.#state !== "run" || this.#triesTurns || this.#ticks - this.#settled <= 1 / TICK_S) return;
     // Silence is no change of load, nor is its end.
     if (this.#isSilent) return;
     // Averages over all there is, until that is more than they go back.
@@ -623,6 +624,14 @@ export class Controller {
     this.#reset("best-effort clients take turns");
   }
 
+  /** They gave no more, or that could not be seen. */
+  #giveTurnsUp(): void {
+    this.#endTurns();
+    this.#turnsNotBefore_s = this.t_s + this.#turnsBackOff_s;
+    this.#turnsBackOff_s = Math.min(2 * this.#turnsBackOff_s, TURNS_BACK_OFF_MOST_S);
+    this.unsettle();
+  }
+
   /**
    * Where several best-effort clients give way at once turns are tried though requests do not need them. Whether the tick is a trial's.
    */
@@ -632,10 +641,7 @@ export class Controller {
       if (this.#gain.isMore) {
         this.#takeTurns();
       } else {
-        this.#endTurns();
-        this.#turnsNotBefore_s = this.t_s + this.#turnsBackOff_s;
-        this.#turnsBackOff_s = Math.min(2 * this.#turnsBackOff_s, TURNS_BACK_OFF_MOST_S);
-        this.unsettle();
+        this.#giveTurnsUp();
       }
       return true;
     }
@@ -643,6 +649,7 @@ export class Controller {
     if (!may || !this.#gain.isKnownBeside || this.#ladder.judge(this.#ladder.rung) !== "within") return false;
     this.#takesTurns = true;
     this.#triesTurns = true;
+    this.#stalled_s = 0;
     this.unsettle();
     return true;
   }
@@ -725,6 +732,7 @@ export class Controller {
     // Whoever comes back is not to find a trial.
     if (this.#isSilent) {
       this.#silent_s = this.t_s;
+      if (this.#triesTurns && this.#gain.isTried(seen.clients?.length ?? 0)) this.#giveTurnsUp();
       return;
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";

@@ -620,6 +620,28 @@ describe("the controller on such a host", () => {
     // A neighbour who comes amid a trial ends it, and all begins anew.
     const third = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < first + 1 ? 2 : 1), target });
     expect(takesTurns(third.waiting).at(-1)).toBeLessThan(first + 2);
+    // So does the end of requests, and a loop that is late all the time.
+    for (const given of [
+      { rate_per_s: (t_s: number) => (t_s < first + 1 ? 60 : 0) },
+      { elapsed_s: (t_s: number) => (t_s < first + 1 ? TICK_S : 0.25) },
+    ]) {
+      const { waiting } = settle(decoding, true, 60, bothInTurns, { sharers: two, target, inTurn: 100, ...given });
+      expect(takesTurns(waiting).at(-1)).toBeWithin(first, first + 8);
+    }
+    // That requests which follow one another take half as long in turns is no change of load.
+    let inTurnsNow = false;
+    const loop = settle(
+      (_host, noise, delay_ms) => ({ client: 0, worked_ms: 0.1, waited_ms: 1 + 0.02 * noise() + delay_ms }),
+      true,
+      120,
+      (_settings, _t_s, inTurns) => {
+        inTurnsNow = inTurns;
+        return { delay_ms: () => (inTurns ? 0 : 1), launches_per_s: 1000 };
+      },
+      { sharers: two, target: { p99_over_alone: 2.5 }, inTurn: 100, rate_per_s: () => (inTurnsNow ? 800 : 400) },
+    );
+    const began = takesTurns(loop.waiting).filter((t_s, index, all) => t_s - (all[index - 1] ?? -10) > 1);
+    expect(began).toHaveLength(2);
   });
 
   test("requests that keep the GPU busy are no others for what their program reads back by itself", () => {
