@@ -512,8 +512,14 @@ static void give_back(preemptor *p)
 
 /* ---- when to come back ---- */
 
+/* Whether its streams stop for a request that is coming. */
+static bool stops_for_coming(const preemptor *p)
+{
+    return atomic_load(&p->stops) && (!p->channels_off || follows(p)) && suspends(p) && !held_back() && coming_ns(p);
+}
+
 /*
- * True if high clients are at work again before they have been idle for that long; not later than `deadline`, and not where suspension is no longer
+ * True if high clients are at work again, or are said to be soon, before they have been idle for that long; not later than `deadline`, and not where suspension is no longer
  * wanted. One that had launched all before this thread was awake is at work all the same.
  */
 static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
@@ -524,7 +530,7 @@ static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
         uint32_t seen = atomic_load(&dev->busy_wake);
         uint64_t now = rg_now_ns();
         bool busy = atomic_load(&dev->high_busy);
-        if (to_stand_aside(p, &again_ns) || (until && busy))
+        if (to_stand_aside(p, &again_ns) || (until && busy) || stops_for_coming(p))
             return true;
         if (now >= deadline || !may_stand_aside() || !atomic_load(&rg.segment->settings.suspend))
             return false;
@@ -547,7 +553,7 @@ static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
 static bool outlasts(const preemptor *p, uint64_t since)
 {
     if (atomic_load(&p->stops) && (!p->channels_off || follows(p)))
-        return suspends(p) && (atomic_load(&rg.segment->devices[p->device].high_busy) || (!held_back() && coming_ns(p)));
+        return (suspends(p) && atomic_load(&rg.segment->devices[p->device].high_busy)) || stops_for_coming(p);
     return outlasts_slice(p, since);
 }
 
@@ -801,6 +807,8 @@ static void *preempt_main(void *argument)
             continue;
         }
         resume(p); /* of which nothing is left to do, unless the driver refused it */
+        if (act && !atomic_load(&dev->high_busy) && coming_ns(p))
+            rg_stop_best_effort(rg.segment, p->device); /* it was said as they went on */
         bool stopped = was_stopped(p, act);
         if (!act) {
             wait_on(&dev->busy_wake, seen, WAIT_NS);

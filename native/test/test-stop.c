@@ -811,6 +811,29 @@ static void other_is_coming(uint64_t ns)
         rg_device_coming(rg.segment, 0, rg_now_ns() + ns);
 }
 
+/* Whenever it is said after a request: streams that stop still for what may follow that at once do not go on before it has come. */
+static void stops_for_what_is_coming_after_a_request(void)
+{
+    const uint64_t LONG_NS = 600000000000;
+    become_stoppable_in_slices();
+    for (int i = 0; i < 60; i++) {
+        other_launches();
+        WAIT_FOR(rg_stops_taken(0));
+        usleep(2000);
+        other_is_done();
+        for (uint64_t until = rg_now_ns() + (uint64_t)i % 20 * 10000; rg_now_ns() < until;)
+            continue;
+        other_is_coming(LONG_NS);
+        usleep(3000);
+        CHECK(rg_stops_taken(0));
+        other_is_coming(0);
+        other_launches();
+        other_is_done(); /* which wakes it */
+        WAIT_FOR(!rg_stops_taken(0));
+    }
+    done();
+}
+
 /* Its streams stop for a request that is said to be coming: until that is over if it comes, and if not for as long as it is waited for. Not for its due, nor
  * where suspension is off. */
 static void stops_for_what_is_coming(void)
@@ -1466,6 +1489,7 @@ int main(int argc, char **argv)
     RUN(a_page_is_registered_at_the_right_moment);
     RUN(stops_in_its_slices);
     RUN(stops_for_what_is_coming);
+    RUN(stops_for_what_is_coming_after_a_request);
     RUN(suspended_again_as_launches_go_on);
     RUN(what_follows_is_waited_for);
     RUN(what_is_long_is_off_until_none_follows);
