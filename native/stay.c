@@ -87,6 +87,7 @@ static struct {
     _Atomic bool followed; /* the last one was still there as the next request was launched */
     _Atomic uint32_t why;  /* why the last one went out */
     _Atomic bool kept;     /* it is there for one that is said to be coming, too, though it went out for another reason */
+    _Atomic uint64_t until_ns; /* until when one that was said to be coming is waited for */
     rg_member *_Atomic of; /* whose the last one is, */
     _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
     _Atomic uint32_t in_vain[3], skip[3]; /* for each reason: so many, one after the other, had no launch to stay for; so many more times there is none */
@@ -437,7 +438,9 @@ static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns
         return;
     if (is_skipped(device, ANNOUNCED) || (!there && (!are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))))
         return;
-    rg_device_coming(rg.segment, device, now_ns + COMES_NS + us * 1000ull); /* it is there then, and for so long */
+    uint64_t until_ns = now_ns + COMES_NS + us * 1000ull; /* it is there then, and for so long */
+    atomic_store(&stays[device].until_ns, until_ns);
+    rg_device_coming(rg.segment, device, until_ns);
     if (there) {
         atomic_store(&stays[device].kept, true);
         rg_stay_coming(device, now_ns);
@@ -499,6 +502,8 @@ void rg_stay_launches(const rg_track *t)
         atomic_store(&stays[device].in_vain[why], 0);
     if (atomic_exchange(&stays[device].kept, false))
         atomic_store(&stays[device].in_vain[ANNOUNCED], 0);
+    uint64_t until_ns = atomic_load(&stays[device].until_ns); /* it has come; not what another client says */
+    atomic_compare_exchange_strong(&rg.segment->devices[device].coming_until_ns, &until_ns, 1);
     _Atomic uint32_t *word = said(device);
     CUdeviceptr words = words_at(device);
     atomic_store(word, COMING);

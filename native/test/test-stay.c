@@ -707,6 +707,23 @@ static void it_comes_for_one_that_is_announced(void)
     done();
 }
 
+/* Once it is launched nothing is waited for any more, unless another one is said to be coming for longer. */
+static void what_is_announced_has_come(void)
+{
+    become_one_that_announces();
+    until_it_comes_as_announced();
+    launch(spin, NULL, 1000000);
+    CHECK(atomic_load(&seg->devices[0].coming_until_ns) <= rg_now_ns());
+    wait_for_it();
+    until_it_comes_as_announced();
+    uint64_t later = rg_now_ns() + 7200000000000;
+    rg_device_coming(seg, 0, later);
+    launch(spin, NULL, 1000000);
+    CHECK_EQUAL(atomic_load(&seg->devices[0].coming_until_ns), later);
+    wait_for_it();
+    done();
+}
+
 /* Said twice, it has come; amid a request, or from a best-effort client or one that may not, it says nothing. */
 static void when_announcing_does_nothing(void)
 {
@@ -1504,6 +1521,7 @@ int main(int argc, char **argv)
     RUN(not_in_vain_before_a_launch);
     RUN(in_vain_whoever_finds_out);
     RUN(it_comes_for_one_that_is_announced);
+    RUN(what_is_announced_has_come);
     RUN(when_announcing_does_nothing);
     RUN(announced_where_it_stays);
     RUN(announced_and_nothing_else);
