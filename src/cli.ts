@@ -21,7 +21,7 @@ import { addHangs } from "./hangs-command.ts";
 import { setElsewhere, withPlaces } from "./json.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
-import { progress } from "./log.ts";
+import { printable, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { checkApart, checkOutput, writeOutput } from "./output.ts";
@@ -35,7 +35,6 @@ import { addContexts } from "./contexts.ts";
 import { addTop } from "./top.ts";
 import { addRunCommands } from "./run-command.ts";
 import { addServe } from "./serve.ts";
-import { printable } from "./show.ts";
 
 interface LaunchFlags {
   json?: true;

@@ -8,12 +8,12 @@
 import { basename } from "node:path";
 import type { Command } from "commander";
 import { z } from "zod";
+import { printable } from "./log.ts";
 import { CAUSES, eventSchema, eventText } from "./cublas-guard.ts";
 import { liveSegments } from "./discover.ts";
 import { RigelError } from "./errors.ts";
 import { Native } from "./native.ts";
 import type { Segment, Slot } from "./segment.ts";
-import { printable } from "./show.ts";
 import { threadsLost, threadsOf } from "./threads.ts";
 
 /** RG_CONTEXT_ENDED, RG_CONTEXT_GONE, RG_MISUSES and RG_MISUSE_WORDS in native/segment.h. */

@@ -26,11 +26,10 @@ import { z } from "zod";
 import type { ClientConfig } from "./config.ts";
 import { type Device, moduleVersion } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
-import { progress } from "./log.ts";
+import { printable, progress } from "./log.ts";
 import { type Native, cacheFolders, privateFolder } from "./native.ts";
 import type { ProfileKernel } from "./profile.ts";
 import type { Segment } from "./segment.ts";
-import { printable } from "./show.ts";
 import { ENOUGH, FAR_OVER, longMedian } from "./slo-alone.ts";
 
 const FORMAT = 1;

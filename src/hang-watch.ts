@@ -5,11 +5,11 @@
  * clients write anyway, in some 100 us a process; they do not notice. It never ends a program.
  */
 
+import { printable } from "./log.ts";
 import { bundleFolder, writeBundle } from "./hang-bundle.ts";
 import { type Found, type Hangs, type Moment, hangsOf, keyOf, momentOf } from "./hangs.ts";
 import { reason } from "./errors.ts";
 import type { Segment } from "./segment.ts";
-import { printable } from "./show.ts";
 
 const LONGEST_LOOK_ms = 5000;
 const SHORTEST_LOOK_ms = 200;

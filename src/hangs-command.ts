@@ -10,12 +10,11 @@ import { writeBundle } from "./hang-bundle.ts";
 import { HangWatch, lookEvery_ms } from "./hang-watch.ts";
 import { type Found, type Hangs, allHangs, hangsOf, momentOf, seconds as secondsText } from "./hangs.ts";
 import { SIGNAL_STATUS, onRequestToEnd } from "./interrupt.ts";
-import { progress } from "./log.ts";
+import { printable, progress } from "./log.ts";
 import { Native } from "./native.ts";
 import { checkNewFolder } from "./output.ts";
 import { aligned } from "./report.ts";
 import type { Segment } from "./segment.ts";
-import { printable } from "./show.ts";
 import { seconds } from "./trace-command.ts";
 
 interface HangsFlags {

@@ -6,9 +6,8 @@
 import type { Policy } from "./config.ts";
 import { sizeText } from "./memory.ts";
 import type { PlannedClient } from "./plan.ts";
-import { targetOf } from "./policy.ts";
+import { inPolicy, targetOf } from "./policy.ts";
 import type { Segment } from "./segment.ts";
-import { inPolicy } from "./show.ts";
 
 /** Settings that Rigel changes by itself. */
 const OWN: ReadonlySet<string> = new Set(["policy", "shutdown", "hold_until_ms"]);

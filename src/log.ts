@@ -4,8 +4,6 @@
  * Never writes to standard output: that belongs to the report.
  */
 
-import { printable } from "./show.ts";
-
 const COLOURS = ["36", "33", "35", "32", "34", "31"];
 const coloured = (process.stderr.isTTY ?? false) && !process.env["NO_COLOR"];
 
@@ -40,7 +38,12 @@ export async function heard(): Promise<void> {
   if (waiting_characters > BACKLOG_characters) await taken;
 }
 
-/** A line of progress, or several. What a terminal would obey, such as names from a file that it tells of, is left out. */
+/** Without what a terminal would obey. */
+export function printable(text: string): string {
+  return text.replaceAll(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "?");
+}
+
+/** A line of progress, or several: printable, whatever the files say that it tells of. */
 export function progress(text: string): void {
   say(`${paint("rigel:", "1")} ${text.split("\n").map(printable).join("\n")}\n`);
 }

@@ -10,20 +10,23 @@ import type { Native } from "./native.ts";
 import type { PlannedClient } from "./plan.ts";
 import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 
+/** The policies under which best-effort work makes way for high clients. */
+const BY_CLASS: Policy["name"][] = ["priority", "slo"];
+
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
-  preempt: ["priority", "slo"],
-  suspend: ["priority", "slo"],
-  defer_us: ["priority", "slo"],
-  defer_part: ["priority", "slo"],
-  need_us: ["priority", "slo"],
-  slice_us: ["priority", "slo"],
-  high_slice_us: ["priority", "slo"],
-  stop_us: ["priority", "slo"],
-  stay_us: ["priority", "slo"],
-  min_share: ["priority", "slo"],
-  share_period_us: ["priority", "slo"],
-  corun: ["priority", "slo"],
+  preempt: BY_CLASS,
+  suspend: BY_CLASS,
+  defer_us: BY_CLASS,
+  defer_part: BY_CLASS,
+  need_us: BY_CLASS,
+  slice_us: BY_CLASS,
+  high_slice_us: BY_CLASS,
+  stop_us: BY_CLASS,
+  stay_us: BY_CLASS,
+  min_share: BY_CLASS,
+  share_period_us: BY_CLASS,
+  corun: BY_CLASS,
   quantum_us: ["fair"],
   sm_threshold: ["orion"],
   dur_threshold: ["orion"],
@@ -124,6 +127,13 @@ export function policySettings(policy: Policy, clients: readonly PlannedClient[]
     ...(defer_part !== undefined && { defer_ppm: Math.round(defer_part * 1e6) }),
     ...(name === "orion" && orionSettings(policy, clients, native)),
   };
+}
+
+/** What a setting of a segment is called in a policy, and what it is there. */
+export function inPolicy(setting: string, value: number): [string, number | boolean] {
+  if (setting === "suspend" || setting === "preempt") return [setting, value !== 0];
+  if (setting === "defer_ppm") return ["defer_part", value / 1e6];
+  return setting === "min_share_ppm" ? ["min_share", value / 1e6] : [setting, value];
 }
 
 /** A limit of 0 microseconds would be no limit at all. */

@@ -4,6 +4,7 @@
  * Fields of the document are public: they may be added, never renamed. Schema 1.
  */
 
+import { printable } from "./log.ts";
 import { guardLines } from "./cublas-guard.ts";
 import type { Device } from "./device.ts";
 import type { Policy } from "./config.ts";
@@ -12,7 +13,7 @@ import { sizeText } from "./memory.ts";
 import { type Match, matchLines } from "./match.ts";
 import type { MemoryUse } from "./segment.ts";
 import type { Sharing } from "./mps.ts";
-import { changesText, digits, missedText, printable, settingsText, shareText, targetText, throughput } from "./show.ts";
+import { changesText, digits, missedText, settingsText, shareText, targetText, throughput } from "./show.ts";
 import type { SloReport } from "./slo-loop.ts";
 import { type Measured, round } from "./stats.ts";
 

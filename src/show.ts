@@ -4,6 +4,7 @@
  * Imports what is pure alone, so that it also runs in a browser.
  */
 
+import { inPolicy } from "./policy.ts";
 import type { Target } from "./slo-alone.ts";
 import type { Settings } from "./slo-rungs.ts";
 import { type Controller, isTold, type Move, type Second } from "./slo.ts";
@@ -100,13 +101,6 @@ export function settingsText(settings: Partial<Settings> | undefined): string {
   return told.join(", ");
 }
 
-/** What a setting of a segment is called in a policy, and what it is there. */
-export function inPolicy(setting: string, value: number): [string, number | boolean] {
-  if (setting === "suspend" || setting === "preempt") return [setting, value !== 0];
-  if (setting === "defer_ppm") return ["defer_part", value / 1e6];
-  return setting === "min_share_ppm" ? ["min_share", value / 1e6] : [setting, value];
-}
-
 /** When best-effort clients took turns, second by second; empty: they did not. */
 export function turnsText(seconds: readonly Pick<Second, "t_s" | "over_s" | "turns">[]): string {
   const spans: { from_s: number; to_s: number }[] = [];
@@ -147,9 +141,4 @@ export function missedText(found: Found): string {
   const reached = reachable === null ? "" : `, where p${percentile} is ${reachable.toFixed(2)}`;
   const unit = reachable === null ? "" : "p99_ms" in target ? " ms" : " of alone";
   return `not reached even by the strictest settings${reached}${unit}`;
-}
-
-/** Without what a terminal would obey. */
-export function printable(text: string): string {
-  return text.replaceAll(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "?");
 }

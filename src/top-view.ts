@@ -5,17 +5,8 @@
  * devices) loses whatever could move a cursor.
  */
 
-import {
-  digits,
-  durationText,
-  percentText,
-  printable,
-  rateText,
-  shareText,
-  stateOf,
-  target_ms,
-  wait_ms_per_s,
-} from "./show.ts";
+import { printable } from "./log.ts";
+import { digits, durationText, percentText, rateText, shareText, stateOf, target_ms, wait_ms_per_s } from "./show.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
 /** What the rows are ordered by. */
