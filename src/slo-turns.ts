@@ -46,6 +46,9 @@ const BEFORE_S = 6;
 /** How often each has its turn in a trial, and by how much more they have to get for turns to stay. */
 const TRIED_TURNS = 2;
 const MORE = 1.04;
+/** Turns that gave no more are not tried again for so long, and twice as long each time. */
+const BACK_OFF_S = 60;
+const BACK_OFF_MOST_S = 960;
 
 /** What clients got, of the time that requests leave. */
 class Got {
@@ -82,11 +85,16 @@ class Got {
 export class TurnsGain {
   #beside = new Got();
   #inTurns = new Got();
+  #notBefore_s = 0;
+  #backOff_s = BACK_OFF_S;
 
-  /** Nothing is known. */
-  clear(): void {
+  /** Nothing is known of what they get; `areOthers`: nor have turns of these clients been tried. */
+  clear(areOthers = false): void {
     this.#beside = new Got();
     this.#inTurns = new Got();
+    if (!areOthers) return;
+    this.#notBefore_s = 0;
+    this.#backOff_s = BACK_OFF_S;
   }
 
   /** What they launched in so many seconds, in turns or beside each other, of which requests alone would have left so much. */
@@ -98,9 +106,11 @@ export class TurnsGain {
     if (this.#beside.seconds > 2 * BEFORE_S) this.#beside.halve();
   }
 
-  /** Enough is known of two and more beside each other for turns to be tried. */
-  get isKnownBeside(): boolean {
-    return this.#beside.seconds >= BEFORE_S && this.#beside.names(LEAST_LAUNCHES).length > 1;
+  /** Enough is known of two and more beside each other for turns to be tried, and those did not fail lately. */
+  isToTry(t_s: number): boolean {
+    return (
+      t_s >= this.#notBefore_s && this.#beside.seconds >= BEFORE_S && this.#beside.names(LEAST_LAUNCHES).length > 1
+    );
   }
 
   /** Each has had its turns. */
@@ -121,9 +131,12 @@ export class TurnsGain {
     return [0, 1].every((index) => ratios.reduce((sum, of) => sum + (of[index] ?? 0), 0) >= MORE * names.length);
   }
 
-  /** Turns were tried; what clients get beside each other is still known, and what they got in turns not needed any more. */
-  forgetTurns(): void {
+  /** A trial is over; what clients get beside each other is still known. `t_s`: it failed then. */
+  endTrial(t_s?: number): void {
     this.#inTurns = new Got();
+    if (t_s === undefined) return;
+    this.#notBefore_s = t_s + this.#backOff_s;
+    this.#backOff_s = Math.min(2 * this.#backOff_s, BACK_OFF_MOST_S);
   }
 }
 

@@ -100,9 +100,6 @@ const SAME_HOST = 60;
 const PATIENCE_S = 60;
 /** For so long it stays where it is until a 99th percentile is known, for a target in milliseconds. */
 const PATIENCE_P99_S = 10;
-/** Turns that gave best-effort clients no more are not tried again for so long, and twice as long each time. */
-const TURNS_BACK_OFF_S = 60;
-const TURNS_BACK_OFF_MOST_S = 960;
 /** More requests alone than so many need not be known. */
 const ENOUGH_ALONE = 240;
 /** Nothing is to be learned from high clients that have had no request for so long. */
@@ -239,11 +236,9 @@ export class Controller {
   /** Whose turn it is; whether best-effort clients take turns, or do not but could; and for whom it is not the turn, for how many ticks. */
   readonly #turns = new Turns();
   #takesTurns = false;
-  /** What they get by turns; whether those are only being tried; from when on they may be again, and for how long they are not next time. */
+  /** What they get by turns; and whether those are only being tried. */
   readonly #gain = new TurnsGain();
   #triesTurns = false;
-  #turnsNotBefore_s = 0;
-  #turnsBackOff_s = TURNS_BACK_OFF_S;
   #mayTakeTurns = false;
   #waits: ReadonlyMap<string, number> = new Map();
   /** The tick of the last change. */
@@ -495,7 +490,7 @@ export class Controller {
   #reset(why: Why): void {
     const rung = firstRung(this.#ladder.rungs);
     if (this.#triesTurns) this.#endTurns();
-    this.#gain.clear();
+    this.#gain.clear(why === "other best-effort clients" || why === "other ways to preempt");
     this.#noteMove(rung, why);
     this.#ladder.forget();
     this.#ladder.request_ms = undefined;
@@ -580,8 +575,6 @@ export class Controller {
       this.#ladder.rungs = ladder;
       const why = seen.neighbours === this.#neighbours ? "other ways to preempt" : "other best-effort clients";
       this.#neighbours = seen.neighbours;
-      this.#turnsNotBefore_s = 0;
-      this.#turnsBackOff_s = TURNS_BACK_OFF_S;
       this.#reset(why);
     }
     if (seen.measured !== this.#measured) {
@@ -613,7 +606,7 @@ export class Controller {
   #endTurns(): void {
     this.#takesTurns = false;
     this.#triesTurns = false;
-    this.#gain.forgetTurns();
+    this.#gain.endTrial();
     this.#turns.end();
   }
 
@@ -627,14 +620,11 @@ export class Controller {
   /** They gave no more, or that could not be seen. */
   #giveTurnsUp(): void {
     this.#endTurns();
-    this.#turnsNotBefore_s = this.t_s + this.#turnsBackOff_s;
-    this.#turnsBackOff_s = Math.min(2 * this.#turnsBackOff_s, TURNS_BACK_OFF_MOST_S);
+    this.#gain.endTrial(this.t_s);
     this.unsettle();
   }
 
-  /**
-   * Where several best-effort clients give way at once turns are tried though requests do not need them. Whether the tick is a trial's.
-   */
+  /** Where several best-effort clients give way at once turns are tried though requests do not need them. Whether the tick is a trial's. */
   #tryTurns({ clients = [] }: Observation): boolean {
     if (this.#triesTurns) {
       if (!this.#gain.isTried(clients.length)) return true;
@@ -645,8 +635,8 @@ export class Controller {
       }
       return true;
     }
-    const may = this.#mayTakeTurns && this.#ladder.rung < SHORTEST && this.t_s >= this.#turnsNotBefore_s;
-    if (!may || !this.#gain.isKnownBeside || this.#ladder.judge(this.#ladder.rung) !== "within") return false;
+    const may = this.#mayTakeTurns && this.#ladder.rung < SHORTEST && this.#gain.isToTry(this.t_s);
+    if (!may || this.#ladder.judge(this.#ladder.rung) !== "within") return false;
     this.#takesTurns = true;
     this.#triesTurns = true;
     this.#stalled_s = 0;
@@ -736,7 +726,12 @@ export class Controller {
       return;
     }
     const over = this.#ladder.judge(this.#ladder.rung) === "over";
-    if (over && (this.#mayTakeTurns || this.#triesTurns) && this.#ladder.rung < SHORTEST) return this.#takeTurns();
+    if (over && this.#triesTurns) {
+      // Whether that is because of them shows without.
+      this.#ladder.here.clear();
+      return this.#giveTurnsUp();
+    }
+    if (over && this.#mayTakeTurns && this.#ladder.rung < SHORTEST) return this.#takeTurns();
     if (this.#tryTurns(seen)) return;
     const stays = over && this.#ladder.isLesserEvil();
     const later = this.#ladder.isBetterLater;

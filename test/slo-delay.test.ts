@@ -617,6 +617,16 @@ describe("the controller on such a host", () => {
     expect(later.map((t_s, index) => t_s - (later[index - 1] ?? first) > 60 * 2 ** index)).toEqual([true, true]);
     expect(asMuch.waiting.filter(Boolean).length * TICK_S).toBeWithin(10, 15);
     expect(asMuch.controller.moves.some(({ why }) => why === "best-effort clients take turns")).toBe(false);
+    // Nor where requests miss the target in turns alone, whatever clients get.
+    const harmful = settle(
+      decoding,
+      true,
+      60,
+      (_settings, _t_s, inTurns) => ({ delay_ms: () => (inTurns ? 4 : 0.6), launches_per_s: 1000 }),
+      { sharers: two, target, inTurn: 120 },
+    );
+    expect(harmful.controller.summary()).toMatchObject({ turns: false, verdict: "within" });
+    expect(takesTurns(harmful.waiting).length * TICK_S).toBeWithin(0.1, 5);
     // A neighbour who comes amid a trial ends it, and all begins anew.
     const third = settle(decoding, true, 60, bothInTurns, { sharers: (t_s) => (t_s < first + 1 ? 2 : 1), target });
     expect(takesTurns(third.waiting).at(-1)).toBeLessThan(first + 2);

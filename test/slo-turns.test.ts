@@ -161,22 +161,38 @@ describe("what turns give", () => {
   test("is told once each has had two turns", () => {
     const found = gain({ a: 300, b: 300 }, {});
     expect([found.isTried(2), found.isTried(3)]).toEqual([true, false]);
-    found.forgetTurns();
-    expect(found.isTried(2)).toBe(false);
+    found.endTrial();
+    expect([found.isTried(2), found.isToTry(0)]).toEqual([false, true]);
+  });
+
+  test("is asked again a minute after turns that gave no more, then after two, up to 16, unless clients are others", () => {
+    const found = gain({ a: 300, b: 300 }, {});
+    const again = (from_s: number): number => {
+      found.endTrial(from_s);
+      let t_s = from_s;
+      while (!found.isToTry(t_s)) t_s++;
+      return t_s - from_s;
+    };
+    expect(Array.from({ length: 6 }, (_, n) => again(1000 * n))).toEqual([60, 120, 240, 480, 960, 960]);
+    found.endTrial(7000);
+    found.clear(true);
+    found.add(launching({ a: 300, b: 300 }), { seconds: 6, left_s: 3, inTurns: false });
+    expect(found.isToTry(7000)).toBe(true);
+    expect(again(7000)).toBe(60);
   });
 
   test("is asked of two at least that launch enough, after six seconds", () => {
-    expect(gain({ a: 300, b: 300 }, {}).isKnownBeside).toBe(true);
-    expect(gain({ a: 300, b: 49 }, {}).isKnownBeside).toBe(false);
+    expect(gain({ a: 300, b: 300 }, {}).isToTry(0)).toBe(true);
+    expect(gain({ a: 300, b: 49 }, {}).isToTry(0)).toBe(false);
     const found = new TurnsGain();
     found.add(launching({ a: 300, b: 300 }), { seconds: 5.9, left_s: 3, inTurns: false });
-    expect(found.isKnownBeside).toBe(false);
+    expect(found.isToTry(0)).toBe(false);
     // One that launches next to nothing does not count.
     expect(gain({ a: 300, b: 3000, c: 1 }, { a: 209, b: 2090, c: 0 }).isMore).toBe(true);
     found.add(launching({ a: 0, b: 0 }), { seconds: 0.1, left_s: 0.1, inTurns: false });
-    expect(found.isKnownBeside).toBe(true);
+    expect(found.isToTry(0)).toBe(true);
     found.clear();
-    expect(found.isKnownBeside).toBe(false);
+    expect(found.isToTry(0)).toBe(false);
   });
 
   test("is of the last seconds beside each other: what is older counts half", () => {
@@ -187,7 +203,7 @@ describe("what turns give", () => {
       [1.03, false],
       [1.05, true],
     ] as const) {
-      found.forgetTurns();
+      found.endTrial();
       found.add(launching({ a: (more * 7000 * 4) / 18, b: (more * 3000 * 4) / 18 }), {
         seconds: 4,
         left_s: 2,
@@ -197,7 +213,7 @@ describe("what turns give", () => {
     }
     // The next six count twice as much as each of those.
     found.add(launching({ a: 0, b: 0 }), { seconds: 9, left_s: 4.5, inTurns: false });
-    found.forgetTurns();
+    found.endTrial();
     found.add(launching({ a: (0.55 * 7000 * 4) / 18, b: (0.55 * 3000 * 4) / 18 }), {
       seconds: 4,
       left_s: 2,
