@@ -519,8 +519,8 @@ static bool stops_for_coming(const preemptor *p)
 }
 
 /*
- * True if high clients are at work again, or are said to be soon, before they have been idle for that long; not later than `deadline`, and not where suspension is no longer
- * wanted. One that had launched all before this thread was awake is at work all the same.
+ * True if high clients are at work again, or are said to be soon, before they have been idle for that long; not later than `deadline`, and not where
+ * suspension is no longer wanted. One that had launched all before this thread was awake is at work all the same.
  */
 static bool linger(preemptor *p, uint64_t stay_ns, uint64_t deadline)
 {

@@ -575,6 +575,11 @@ void rg_device_coming(rg_segment *seg, uint32_t device, uint64_t until_ns)
     wake_for_work(dev);
 }
 
+void rg_device_came(rg_segment *seg, uint32_t device, uint64_t until_ns)
+{
+    atomic_compare_exchange_strong(&seg->devices[device].coming_until_ns, &until_ns, 0);
+}
+
 void rg_stop_best_effort(rg_segment *seg, uint32_t device)
 {
     const rg_settings *s = &seg->settings;

@@ -124,7 +124,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, high_launching, 1) /* [any] bit per client slot: of those in high_busy, who may launch more: not waiting for all it has */ \
     F(u64, spell_ns, 1)   /* [any] since when high clients have been busy without a break; 0: never yet */ \
     F(u64, idle_ns, 1)    /* [any] when high_busy last became 0 */ \
-    F(u64, coming_until_ns, 1) /* [client] until then a request is expected that a high client has said is coming; 0: never yet */ \
+    F(u64, coming_until_ns, 1) /* [client] until then a request is waited for that a high client has said is coming; 0: none is */ \
     F(u64, paid_ns, 1)    /* [any] GPU time that the least share has let out in this spell */ \
     F(u64, virtual_ns, 1) /* [any] fair: virtual time of the slowest active client, as last looked up; only grows */ \
     F(u64, outstanding_ns, 1) /* [any] orion: GPU time of best-effort kernels not known to be finished */ \
@@ -567,10 +567,11 @@ void rg_stop_arm(rg_segment *seg, uint32_t device, int slot, bool armed);
 void rg_device_launching(rg_device *dev, int slot, bool on);
 
 /*
- * rg_device_coming: a high client has said that a request is coming, and is waited for until then: best-effort streams stop (rg_stop_best_effort), and who owns
- * them is told, by a system call if somebody waits for that.
+ * rg_device_coming: a high client has said that a request is coming, which is waited for until then: best-effort streams stop (rg_stop_best_effort), and
+ * who owns them is told, by a system call if somebody waits for that. rg_device_came: it has, unless another one is waited for by now, for longer.
  */
 void rg_device_coming(rg_segment *seg, uint32_t device, uint64_t until_ns);
+void rg_device_came(rg_segment *seg, uint32_t device, uint64_t until_ns);
 
 /* rg_progress: what a client has launched, kernels and graphs, of whatever device. */
 uint64_t rg_progress(const rg_client *client);

@@ -46,8 +46,8 @@
 enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 /* So often one after the other: what stays is in its way (streams that share a queue: CUDA_DEVICE_MAX_CONNECTIONS), or its input takes too long. */
 enum { LATES = 2 };
-/* Behind a request; in front of one that has begun; or of one that is said to be coming. */
-enum { BEHIND, AHEAD, ANNOUNCED };
+/* In front of a request that has begun; or of one that is said to be coming; else behind one. */
+enum { AHEAD, ANNOUNCED, BEHIND, REASONS = BEHIND };
 /* For a request that is said to be coming it stays for so many times `stay_us`. */
 enum { ANNOUNCED_TIMES = 4 };
 /* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
@@ -86,11 +86,10 @@ static struct {
     uint64_t since_ns;     /* since when the process has had the GPU by that */
     _Atomic bool followed; /* the last one was still there as the next request was launched */
     _Atomic uint32_t why;  /* why the last one went out */
-    _Atomic bool kept;     /* it is there for one that is said to be coming, too, though it went out for another reason */
-    _Atomic uint64_t until_ns; /* until when one that was said to be coming is waited for */
+    _Atomic uint64_t until_ns; /* until when a request is waited for that has been said to be coming since, or was by that; 0: none has */
     rg_member *_Atomic of; /* whose the last one is, */
     _Atomic uint64_t began_ns; /* and since when it is there; 0: behind what is not done, as far as is known */
-    _Atomic uint32_t in_vain[3], skip[3]; /* for each reason: so many, one after the other, had no launch to stay for; so many more times there is none */
+    _Atomic uint32_t in_vain[REASONS], skip[REASONS]; /* so many, one after the other, had no launch to stay for; so many more times there is none */
     uint64_t short_pauses; /* a bit per pause between two of them: it was short; the last one is the lowest */
 } stays[RG_MAX_DEVICES];
 
@@ -267,8 +266,6 @@ static bool is_in_the_way(uint32_t device)
 static void was_in_vain(uint32_t device, uint32_t why)
 {
     enum { MOST = 10 };
-    if (why == BEHIND)
-        return;
     uint32_t n = atomic_fetch_add(&stays[device].in_vain[why], 1) + 1;
     atomic_store(&stays[device].skip[why], 1u << (n < MOST ? n : MOST));
 }
@@ -279,12 +276,13 @@ static bool is_skipped(uint32_t device, uint32_t why)
     return atomic_load(&stays[device].skip[why]) && atomic_fetch_sub(&stays[device].skip[why], 1);
 }
 
-/* The last one was, for all that it was there for. */
+/* The last one was. */
 static void last_was_in_vain(uint32_t device)
 {
-    was_in_vain(device, atomic_load(&stays[device].why));
-    if (atomic_exchange(&stays[device].kept, false))
+    if (atomic_exchange(&stays[device].until_ns, 0))
         was_in_vain(device, ANNOUNCED);
+    else if (atomic_load(&stays[device].why) == AHEAD)
+        was_in_vain(device, AHEAD);
 }
 
 /* For how long it stays if nothing comes. */
@@ -342,7 +340,8 @@ static void launch(rg_member *m, uint32_t device, uint32_t why, const rg_track *
     atomic_store(said(device) - 1, 0);
     atomic_store(said(device), why == AHEAD ? COMING : ALONE);
     atomic_store(&stays[device].why, why);
-    atomic_store(&stays[device].kept, false);
+    if (why != ANNOUNCED)
+        atomic_store(&stays[device].until_ns, 0);
     atomic_store(&stays[device].of, m);
     atomic_store(&stays[device].began_ns, behind ? 0 : rg_clock_ns() + COMES_NS);
     CUdeviceptr words = words_at(device);
@@ -427,28 +426,28 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
     give(device);
 }
 
-/* Under `taken`. What could not be launched, as while something is captured, was in vain as well: best-effort work stops for it all the same. */
+/*
+ * Under `taken`; `there`: the GPU is, behind a request or for one that was announced. What cannot be launched, as while something is captured, was in vain
+ * as well: best-effort work stops for it all the same.
+ */
 static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns)
 {
     CUcontext context = atomic_load(&stays[device].context);
     uint32_t us = stay_us(ANNOUNCED);
     atomic_store(&stays[device].announces, true);
-    bool again = there && (atomic_load(&stays[device].why) == ANNOUNCED || atomic_load(&stays[device].kept));
-    if (again || (!there && !context)) /* it has been said, and streams stop for that; or it cannot be */
-        return;
-    if (is_skipped(device, ANNOUNCED) || (!there && (!are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))))
+    if (there ? atomic_load(&stays[device].until_ns) != 0 : !context || !are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))
+        return; /* that is known already; or there is nothing to be done for it */
+    if (is_skipped(device, ANNOUNCED))
         return;
     uint64_t until_ns = now_ns + COMES_NS + us * 1000ull; /* it is there then, and for so long */
     atomic_store(&stays[device].until_ns, until_ns);
     rg_device_coming(rg.segment, device, until_ns);
-    if (there) {
-        atomic_store(&stays[device].kept, true);
+    if (there)
         rg_stay_coming(device, now_ns);
-    } else {
+    else
         launch_in(context, m, device, ANNOUNCED, NULL, us);
-    }
-    if (!there && !(atomic_load(&rg.stays) >> device & 1))
-        was_in_vain(device, ANNOUNCED);
+    if (!(atomic_load(&rg.stays) >> device & 1))
+        last_was_in_vain(device);
 }
 
 void rg_stay_announced(rg_member *m)
@@ -496,14 +495,13 @@ void rg_stay_launches(const rg_track *t)
     if (!t || !is_high(rg_track_member(t)) || !(atomic_fetch_and(&rg.stays, ~bit) & bit))
         return;
     uint32_t why = atomic_load(&stays[device].why);
+    uint64_t until_ns = atomic_exchange(&stays[device].until_ns, 0);
     if (why == BEHIND)
         atomic_store(&stays[device].followed, true);
-    else
-        atomic_store(&stays[device].in_vain[why], 0);
-    if (atomic_exchange(&stays[device].kept, false))
-        atomic_store(&stays[device].in_vain[ANNOUNCED], 0);
-    uint64_t until_ns = atomic_load(&stays[device].until_ns); /* it has come; not what another client says */
-    atomic_compare_exchange_strong(&rg.segment->devices[device].coming_until_ns, &until_ns, 1);
+    if (until_ns)
+        rg_device_came(rg.segment, device, until_ns);
+    if (until_ns || why == AHEAD)
+        atomic_store(&stays[device].in_vain[until_ns ? ANNOUNCED : AHEAD], 0);
     _Atomic uint32_t *word = said(device);
     CUdeviceptr words = words_at(device);
     atomic_store(word, COMING);

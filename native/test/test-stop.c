@@ -806,7 +806,7 @@ static void stops_in_its_slices(void)
 static void other_is_coming(uint64_t ns)
 {
     if (!ns)
-        atomic_store(&dev0()->coming_until_ns, 1);
+        atomic_store(&dev0()->coming_until_ns, 0);
     else
         rg_device_coming(rg.segment, 0, rg_now_ns() + ns);
 }
