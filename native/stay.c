@@ -166,12 +166,13 @@ void rg_stay_beat(uint32_t device, bool allowed)
     CUcontext wanted = atomic_load(&stays[device].wanted), popped;
     allowed = allowed && has_somebody_beside(device);
     atomic_store(&stays[device].allowed, allowed);
-    if (!allowed || !(wanted || atomic_load(&stays[device].announces)) || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
+    bool useful = wanted || atomic_load(&stays[device].announces);
+    if (!allowed || !useful || atomic_load(&stays[device].context) || atomic_load(&stays[device].refused) || atomic_load(&rg.captures) ||
         !rg_real.cuModuleLoadData || !rg_real.cuModuleGetFunction || !rg_real.cuMemHostRegister_v2 || !rg_real.cuMemHostGetDevicePointer_v2 ||
         !rg_real.cuCtxGetStreamPriorityRange || !rg_agent_enter())
         return;
     CUcontext there = rg_stops_context(device, &several); /* what is wanted may have gone just before */
-    wanted = wanted || !atomic_load(&stays[device].announces) ? wanted : there;
+    wanted = wanted ? wanted : there;
     if (wanted && wanted == there && take(device)) {
         bool ok = rg_real.cuCtxPushCurrent_v2(wanted) == CUDA_SUCCESS;
         if (ok) {
