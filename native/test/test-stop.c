@@ -867,8 +867,10 @@ static void stops_for_what_is_coming(void)
         CHECK(!rg_stops_taken(0));
         CHECK_EQUAL(rg.slot->suspensions, i + 1);
     }
-    /* One that is over by itself. */
-    other_is_coming(30000000);
+    /* One that is over by itself, which is known to have been in time only where they stop before that. */
+    other_is_coming(LONG_NS);
+    WAIT_FOR(atomic_load(&rg.slot->suspensions) == 4);
+    atomic_store(&dev0()->coming_until_ns, rg_now_ns() + 30000000);
     for (int k = 0; k < 100; k++)
         launch(spin, NULL, 20000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
