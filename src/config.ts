@@ -119,7 +119,7 @@ const replaySchema = fields({
   arrivals: text.min(1).optional(),
   /** Stop after so many; without it the client runs until the launch ends. */
   iterations: z.int().positive().optional(),
-  /** Seed of Poisson arrivals, and of which profile a request is. */
+  /** Seed of Poisson arrivals, and of which profile a request is; without it, defaultSeed. */
   seed: z.int().nonnegative().optional(),
   /** End it, as failed, once one launch or wait of it has not returned for so long, a pause included; without it nothing does. */
   idle_timeout_s: positive.min(0.001).max(86_400).optional(),
@@ -249,6 +249,11 @@ export interface FieldNames {
   profile: string;
   arrivals: string;
   iterations: string;
+}
+
+/** The seed of a replay that is given none: its own, as two with the same one would have all requests at the same time. */
+export function defaultSeed(index: number): number {
+  return 1 + index;
 }
 
 /** What errors call each of a client's profiles: the field itself where there is one, else its place in the list; and its path. */

@@ -7,7 +7,14 @@
 
 import { accessSync, constants, statSync, statfsSync } from "node:fs";
 import { join, resolve } from "node:path";
-import { type ClientConfig, type Config, type FieldNames, type ReplayConfig, profileFields } from "./config.ts";
+import {
+  type ClientConfig,
+  type Config,
+  type FieldNames,
+  type ReplayConfig,
+  defaultSeed,
+  profileFields,
+} from "./config.ts";
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, keptOn, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
@@ -99,11 +106,11 @@ export async function plan(config: Config, native: Native, state: string): Promi
   const decision = await sharingOf(config, on, simulation, (shared) => adviceOf(shared, config, seeds, native));
   notes.push(...decision.notes);
   const clients: PlannedClient[] = [];
-  for (const { client, device: first, its } of on)
+  for (const [index, { client, device: first, its }] of on.entries())
     clients.push({
       name: client.name,
       class: client.class,
-      argv: client.replay ? replayCommand(native.files.replay, client.replay) : (client.command ?? []),
+      argv: client.replay ? replayCommand(native.files.replay, client.replay, index) : (client.command ?? []),
       cwd: client.cwd ?? process.cwd(),
       program: programOf(client),
       env: client.env ?? {},
@@ -378,14 +385,14 @@ export async function inField<T>(field: string, check: Promise<T>): Promise<T> {
   }
 }
 
-function replayCommand(program: string, replay: ReplayConfig): string[] {
+function replayCommand(program: string, replay: ReplayConfig, index: number): string[] {
   return [
     program,
     ...replay.profile.flatMap((path) => option("--profile", path)),
     ...option("--rate", replay.rate_per_s),
     ...option("--arrivals", replay.arrivals),
     ...option("--iterations", replay.iterations),
-    ...option("--seed", replay.seed),
+    ...option("--seed", replay.seed ?? defaultSeed(index)),
     ...option("--idle-timeout-s", replay.idle_timeout_s),
   ];
 }

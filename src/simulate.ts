@@ -7,7 +7,7 @@
 
 import { type ScenarioGpu, gpuOf } from "./calibrate.ts";
 import { median } from "./bench-stats.ts";
-import { type Config, profileFields } from "./config.ts";
+import { type Config, defaultSeed, profileFields } from "./config.ts";
 import { RigelError } from "./errors.ts";
 import type { Native } from "./native.ts";
 import { inField } from "./plan.ts";
@@ -273,7 +273,10 @@ function clientOf(client: Config["clients"][number], index: number, seed: number
   const per_s = replay ? replay.rate_per_s : rate_per_s;
   const uniform = replay?.arrivals === "uniform";
   // Each has its own arrivals: a seed for all is as many seeds. Past the last one that is exact come the first.
-  const ownSeed = seed === undefined ? (replay?.seed ?? 1) : Number(BigInt.asUintN(53, BigInt(seed) + BigInt(index)));
+  const ownSeed =
+    seed === undefined
+      ? (replay?.seed ?? defaultSeed(index))
+      : Number(BigInt.asUintN(53, BigInt(seed) + BigInt(index)));
   return {
     name,
     class: kind,

@@ -949,6 +949,13 @@ describe("--dry-run", () => {
     expect(await Bun.file(marker).exists()).toBe(false);
     expect(status).toBe(0);
   });
+
+  test("of replays each has a seed of its own, or the one that it is given", async () => {
+    const replay = (name: string, more: object) => ({ ...serve, name, replay: { ...serve.replay, ...more } });
+    const path = config([replay("a", {}), replay("b", { seed: 7 }), replay("c", {})]);
+    const { stdout } = await rigel("launch", path, "--dry-run");
+    expect([...stdout.matchAll(/ --seed (\d+)/g)].map(([, seed]) => seed)).toEqual(["1", "7", "3"]);
+  });
 });
 
 const suspended = (name: string, slow_calls: number, suspensions = 500) => ({
