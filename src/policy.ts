@@ -13,8 +13,17 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 /** The policies under which best-effort work makes way for high clients. */
 const BY_CLASS: Policy["name"][] = ["priority", "slo"];
 
+/** Those under which the gate limits what best-effort work is in flight. */
+const LIMITING: Policy["name"][] = [...BY_CLASS, "fair"];
+
+/** Those under which best-effort work waits at the gate at all. */
+const GATING: Policy["name"][] = [...LIMITING, "orion"];
+
 /** Fields of `policy` that only some policies read. */
 const READ_BY = {
+  inflight: GATING, // under orion as many go out at once that have waited for too long
+  unit_us: LIMITING,
+  starvation_us: GATING,
   preempt: BY_CLASS,
   suspend: BY_CLASS,
   defer_us: BY_CLASS,
@@ -45,6 +54,8 @@ const MOVED_BY_SLO = [
   "share_period_us",
 ] as const satisfies (keyof Policy)[];
 
+const LIST = new Intl.ListFormat("en-GB");
+
 /** The policies that read a field of `policy`; undefined: all may. */
 export function readBy(field: string): readonly Policy["name"][] | undefined {
   return Object.entries(READ_BY).find(([name]) => name === field)?.[1];
@@ -55,7 +66,7 @@ export function noEffect(field: string, policy: Policy["name"]): string | undefi
   const policies = readBy(field);
   return policies === undefined || policies.includes(policy)
     ? undefined
-    : `policy.${field}: has no effect under policy ${policy}, only under ${policies.join(" and ")}`;
+    : `policy.${field}: has no effect under policy ${policy}, only under ${LIST.format(policies)}`;
 }
 
 /** What is to be said of a field of `policy` that is changed while this policy is in force. */

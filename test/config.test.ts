@@ -367,7 +367,8 @@ test("fields that the policy does not read have a note", async () => {
   using scratch = new Scratch();
   scratch.file("tiny.csv", TINY_PROFILE);
   const policy = { preempt: false, stop_us: 0, min_share: 0.1, quantum_us: 1000, sm_threshold: 20 };
-  const path = scratch.file("config.json", { policy, clients: [{ ...high, weight: 2 }] });
+  const gate = { inflight: 4, unit_us: 50, starvation_us: 50_000 };
+  const path = scratch.file("config.json", { policy: { ...policy, ...gate }, clients: [{ ...high, weight: 2 }] });
   const noted = async (...flags: string[]) =>
     (await rigel("launch", path, "--dry-run", "--device", "simulated", ...flags)).stdout
       .split("\n")
@@ -376,12 +377,20 @@ test("fields that the policy does not read have a note", async () => {
     "note     policy.quantum_us: has no effect under policy slo, only under fair",
     "note     policy.sm_threshold: has no effect under policy slo, only under orion",
     "note     serve: weight has no effect under policy slo, only under fair",
+    "note     policy.inflight: in force only until policy slo has seen steady requests, which then uses settings of its own",
   ]);
   expect(await noted("--policy", "fair")).toEqual([
     "note     policy.preempt: has no effect under policy fair, only under priority and slo",
     "note     policy.stop_us: has no effect under policy fair, only under priority and slo",
     "note     policy.min_share: has no effect under policy fair, only under priority and slo",
     "note     policy.sm_threshold: has no effect under policy fair, only under orion",
+  ]);
+  expect(
+    (await noted("--policy", "none")).filter((line) => Object.keys(gate).some((field) => line.includes(field))),
+  ).toEqual([
+    "note     policy.inflight: has no effect under policy none, only under priority, slo, fair and orion",
+    "note     policy.unit_us: has no effect under policy none, only under priority, slo and fair",
+    "note     policy.starvation_us: has no effect under policy none, only under priority, slo, fair and orion",
   ]);
 });
 

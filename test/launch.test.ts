@@ -951,8 +951,7 @@ describe("--dry-run", () => {
   });
 
   test("of replays each has a seed of its own, or the one that it is given", async () => {
-    const replay = (name: string, more: object) => ({ ...serve, name, replay: { ...serve.replay, ...more } });
-    const path = config([replay("a", {}), replay("b", { seed: 7 }), replay("c", {})]);
+    const path = config([serve, { ...serve, name: "b", replay: { ...replay, seed: 7 } }, { ...serve, name: "c" }]);
     const { stdout } = await rigel("launch", path, "--dry-run");
     expect([...stdout.matchAll(/ --seed (\d+)/g)].map(([, seed]) => seed)).toEqual(["1", "7", "3"]);
   });
