@@ -86,6 +86,9 @@ function isMachineAtFault(thrown: unknown): boolean {
   return thrown instanceof Error && "code" in thrown && MACHINE_FAULTS.has(String(thrown.code));
 }
 
+/** What the name of a file ends in that is not complete. */
+const PART = `.part-${process.pid}`;
+
 const FLUSH_characters = 1 << 18;
 
 /**
@@ -128,7 +131,7 @@ export class WholeFile {
     if (found) await access(this.#path, constants.W_OK);
     if (found && !found.isFile()) return undefined;
     const to = found ? await realpath(this.#path) : this.#path;
-    return { path: `${to}.part-${process.pid}`, to, mode: found ? found.mode & 0o777 : this.#mode };
+    return { path: to + PART, to, mode: found ? found.mode & 0o777 : this.#mode };
   }
 
   /** Appends. Resolves at once unless much has gathered. */
@@ -180,6 +183,8 @@ export class WholeFile {
 
   #error(thrown: unknown): RigelError {
     const code = isMachineAtFault(thrown) ? "machine" : "command";
-    return new RigelError(code, `${this.#called}: cannot be written (${reason(thrown)})`, { cause: thrown });
+    // Of what it is written to first nobody is to know.
+    const why = reason(thrown).replaceAll(PART, "");
+    return new RigelError(code, `${this.#called}: cannot be written (${why})`, { cause: thrown });
   }
 }

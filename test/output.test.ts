@@ -65,6 +65,7 @@ describe.concurrent("what cannot be, as a part of it is no folder, is said befor
     expect(stdout).toBe("");
     expect(stderr).toStartWith(`rigel: ${error}`);
     expect(stderr.trimEnd().split("\n")).toHaveLength(1);
+    expect(stderr).not.toContain(".part-");
     expect(await child.exited).toBeWithin(1, 3);
   });
 });
