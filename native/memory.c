@@ -909,7 +909,7 @@ CUresult cuArrayDestroy(CUarray a)
 CUresult cuMipmappedArrayCreate(CUmipmappedArray *a, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
     entry *e;
-    uint64_t bytes = array_bytes(d, levels);
+    uint64_t bytes = array_bytes(d, levels ? levels : 1); /* as the driver has it */
     if (!begin(&e, MIPMAPPED, bytes, NULL))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult r = RG_CALL(cuMipmappedArrayCreate, (a, d, levels));

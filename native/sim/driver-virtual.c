@@ -439,7 +439,7 @@ static CUresult make_array(void *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned
 {
     CUresult r = sim_enter();
     if (r || (r = sim_unsafe())) return r;
-    if (!out || !d || !d->Width || !levels || !texel_bytes(d->Format, d->NumChannels)) return CUDA_ERROR_INVALID_VALUE;
+    if (!out || !d || !d->Width || !texel_bytes(d->Format, d->NumChannels)) return CUDA_ERROR_INVALID_VALUE;
     if (d->Flags & ~(unsigned)CUDA_ARRAY3D_LAYERED) return CUDA_ERROR_NOT_SUPPORTED;
     uint64_t bytes = 0, w = d->Width, h = d->Height ? d->Height : 1, depth = d->Depth ? d->Depth : 1;
     if (w > 1 << 17 || h > 1 << 17 || depth > 1 << 14) return CUDA_ERROR_INVALID_VALUE;
@@ -486,7 +486,7 @@ API CUresult cuArray3DCreate_v2(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *d)
 
 API CUresult cuMipmappedArrayCreate(CUmipmappedArray *out, const CUDA_ARRAY3D_DESCRIPTOR *d, unsigned levels)
 {
-    return make_array(out, d, levels);
+    return make_array(out, d, levels ? levels : 1); /* as many as there can be, and one at the least */
 }
 
 API CUresult cuArrayDestroy(CUarray array)

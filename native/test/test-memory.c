@@ -92,6 +92,9 @@ static void each_kind_is_counted_and_given_back(void)
     OK(cuMipmappedArrayCreate(&mipmaps, &d, 10));
     CHECK_EQUAL(used(), 32 + 8 + 2 + 1); /* 8x4, 4x2, 2x1, 1x1: it has no more levels */
     OK(cuMipmappedArrayDestroy(mipmaps));
+    OK(cuMipmappedArrayCreate(&mipmaps, &d, 0));
+    CHECK_EQUAL(used(), 32); /* the driver makes one level of none */
+    OK(cuMipmappedArrayDestroy(mipmaps));
     d = texture(8, 4, 6, CU_AD_FORMAT_UNSIGNED_INT8, 1);
     d.Flags = CUDA_ARRAY3D_LAYERED;
     OK(cuMipmappedArrayCreate(&mipmaps, &d, 2));
