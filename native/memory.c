@@ -291,13 +291,18 @@ static void add_current_pool(CUdevice device)
     pthread_rwlock_unlock(&pools_lock);
 }
 
-static void remove_pool(pool_set *set, CUmemoryPool pool)
+/* Whether it was there. */
+static bool remove_pool(pool_set *set, CUmemoryPool pool)
 {
+    bool had = false;
     pthread_rwlock_wrlock(&pools_lock);
-    for (uint32_t i = 0; i < atomic_load(&set->count); i++)
-        if (set->at[i] == pool)
+    for (uint32_t i = 0; pool && i < atomic_load(&set->count); i++)
+        if (set->at[i] == pool) {
             set->at[i] = NULL;
+            had = true;
+        }
     pthread_rwlock_unlock(&pools_lock);
+    return had;
 }
 
 static bool may_look_at_pools(void)
@@ -439,10 +444,14 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool)
     if (!rg_is_client())
         return RG_CALL(cuMemPoolDestroy, (pool));
     atomic_fetch_add(&ending, 1);
-    remove_pool(&pools, pool);
-    remove_pool(&host_pools, pool);
+    bool known = remove_pool(&pools, pool), known_host = remove_pool(&host_pools, pool);
     CUresult r = RG_CALL(cuMemPoolDestroy, (pool));
     atomic_fetch_add(&ended, 1);
+    /* A default one cannot be destroyed. */
+    if (r != CUDA_SUCCESS && known)
+        add_pool(&pools, pool);
+    if (r != CUDA_SUCCESS && known_host)
+        add_pool(&host_pools, pool);
     return r;
 }
 

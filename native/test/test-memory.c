@@ -309,6 +309,34 @@ static void host_memory_from_a_pool_is_not_counted(void)
     done();
 }
 
+/* A default pool cannot be destroyed: whoever tries is told so, and the pool stays what it was. */
+static void a_pool_that_is_not_destroyed_is_still_known(void)
+{
+    prepare();
+    become("stays", "104857600");
+    CUmemoryPool pool;
+    CUdeviceptr p;
+    uint64_t keep = UINT64_MAX;
+    OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
+    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, 80 * MiB, NULL));
+    OK(cuMemFreeAsync(p, NULL));
+    CHECK_EQUAL(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
+    OK(cuMemAlloc_v2(&p, 50 * MiB));
+    CHECK_EQUAL(taken(), 50 * MiB); /* what it kept went back */
+    OK(cuMemFree_v2(p));
+    /* One of host memory. */
+    rg_real.hooked[RG_HOOK_cuMemGetDefaultMemPool] = (void *)get_pool;
+    rg_real.hooked[RG_HOOK_cuMemAllocFromPoolAsync] = rg_real.hooked[RG_HOOK_cuMemAllocFromPoolAsync_ptsz] = (void *)take_from_pool;
+    rg_real.hooked[RG_HOOK_cuMemFreeAsync] = (void *)give_to_pool;
+    CUmemLocation host = {CU_MEM_LOCATION_TYPE_HOST, 0};
+    OK(cuMemGetDefaultMemPool(&pool, &host, CU_MEM_ALLOCATION_TYPE_PINNED));
+    CHECK(!counts(pool));
+    CHECK_EQUAL(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
+    CHECK(!counts(pool));
+    done();
+}
+
 /* What is allocated in a captured stream belongs to the graph, and is the driver's alone to refuse. */
 static void captured_allocations_are_the_graphs(void)
 {
@@ -1357,6 +1385,7 @@ int main(int argc, char **argv)
     RUN(stream_ordered_memory_is_counted_until_it_is_freed);
     RUN(host_memory_from_a_pool_is_not_counted);
     RUN(a_destroyed_pool_is_not_asked);
+    RUN(a_pool_that_is_not_destroyed_is_still_known);
     RUN(captured_allocations_are_the_graphs);
     RUN(physical_memory_is_counted_until_nothing_holds_it);
     RUN(contexts_take_their_memory_with_them);
