@@ -316,10 +316,23 @@ static bool is_limited(void)
     return atomic_load_explicit(&rg.account->limit_bytes, memory_order_relaxed) != 0;
 }
 
-/* Device memory has come from this pool. NULL: the current one of the current device; without a limit it is looked up when it is needed. */
-static void note_pool(CUmemoryPool pool)
+/* The stream's device, whatever context is current; -1: not known. */
+static CUdevice device_of(CUstream stream)
 {
-    CUdevice device;
+    CUcontext context = context_of(stream), now = NULL, popped;
+    CUdevice device = -1;
+    bool other = rg_real.cuCtxGetCurrent(&now) == CUDA_SUCCESS && now != context;
+    if (other && rg_real.cuCtxPushCurrent_v2(context) != CUDA_SUCCESS)
+        return -1;
+    CUresult r = rg_real.cuCtxGetDevice(&device);
+    if (other)
+        rg_real.cuCtxPopCurrent_v2(&popped);
+    return r == CUDA_SUCCESS ? device : -1;
+}
+
+/* Device memory has come from this pool. NULL: the current one of the stream's device; without a limit it is looked up when it is needed. */
+static void note_pool(CUmemoryPool pool, CUstream stream)
+{
     if (!may_look_at_pools())
         return;
     if (!pool && !is_limited()) {
@@ -327,9 +340,10 @@ static void note_pool(CUmemoryPool pool)
             atomic_store(&current_used, true);
         return;
     }
+    CUdevice device = !pool && rg_real.cuDeviceGetMemPool ? device_of(stream) : -1;
     if (pool)
         add_pool(&pools, pool);
-    else if (rg_real.cuDeviceGetMemPool && rg_real.cuCtxGetDevice(&device) == CUDA_SUCCESS)
+    else if (device >= 0)
         add_current_pool(device);
 }
 
@@ -645,7 +659,7 @@ static bool captured(CUstream stream)
             return CUDA_ERROR_OUT_OF_MEMORY; \
         CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
         if (r == CUDA_SUCCESS) \
-            note_pool(pool); \
+            note_pool(pool, stream); \
         end(e, r, r == CUDA_SUCCESS ? *p : 0, n); \
         return r; \
     }

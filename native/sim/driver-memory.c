@@ -237,12 +237,10 @@ void sim_do_move(const sim_move *m)
 
 /* ---- Allocation */
 
-/* Of a pool, or with NULL of none. */
-static CUresult allocate_from(sim_object *pool, CUdeviceptr *out, size_t bytes)
+/* In this context, of a pool, or with NULL of none. */
+static CUresult allocate_from(sim_object *pool, sim_object *context, CUdeviceptr *out, size_t bytes)
 {
-    sim_object *context;
-    CUresult r = sim_current(&context);
-    if (r) return r;
+    CUresult r;
     if (!out || !bytes) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > sim_params(context->device)->memory_bytes) return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t charged = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
@@ -265,7 +263,9 @@ static CUresult allocate_from(sim_object *pool, CUdeviceptr *out, size_t bytes)
 
 static CUresult allocate_device(CUdeviceptr *out, size_t bytes)
 {
-    return allocate_from(NULL, out, bytes);
+    sim_object *context;
+    CUresult r = sim_current(&context);
+    return r ? r : allocate_from(NULL, context, out, bytes);
 }
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes)
@@ -329,7 +329,7 @@ static CUresult allocate_async(int pt, CUdeviceptr *out, size_t bytes, CUmemoryP
     CUresult r = sim_enter();
     if (r || (r = sim_stream(stream, pt, &s)) || (r = sim_capture_conflict(s))) return r;
     if ((r = sim_pool(from, s->device, &pool))) return r;
-    return allocate_from(pool, out, bytes);
+    return allocate_from(pool, s->context, out, bytes);
 }
 
 static CUresult free_async(int pt, CUdeviceptr pointer, CUstream stream)

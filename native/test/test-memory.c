@@ -826,6 +826,34 @@ static void pools_give_back_what_they_keep(void)
     done();
 }
 
+/* The pool is that of the stream's device, whatever device is current. */
+static void the_pool_is_that_of_the_streams_device(void)
+{
+    setenv("RIGEL_SIM_DEVICES", "2", 1);
+    prepare();
+    become("devices", "104857600");
+    CUmemoryPool pool;
+    CUcontext second;
+    CUstream s;
+    CUdeviceptr p;
+    uint64_t keep = UINT64_MAX, reserved;
+    OK(cu.cuDevicePrimaryCtxRetain(&second, 1));
+    OK(cuCtxSetCurrent(second));
+    OK(cuStreamCreate(&s, 0));
+    OK(cuCtxSetCurrent(context));
+    OK(cu.cuDeviceGetDefaultMemPool(&pool, 1));
+    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    OK(cuMemAllocAsync(&p, 80 * MiB, s));
+    OK(cuMemFreeAsync(p, s));
+    OK(cuMemAlloc_v2(&p, 50 * MiB));
+    OK(cu.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved));
+    CHECK_EQUAL(reserved, 0);
+    CUcontext now;
+    OK(cu.cuCtxGetCurrent(&now));
+    CHECK(now == context);
+    done();
+}
+
 /* ---- Threads. */
 
 enum { THREADS = 8, OPERATIONS = 1250, HELD = 24 };
@@ -1397,6 +1425,7 @@ int main(int argc, char **argv)
     RUN(who_does_not_ask_is_not_told);
     RUN(a_limit_that_is_no_number_is_none);
     RUN(pools_give_back_what_they_keep);
+    RUN(the_pool_is_that_of_the_streams_device);
     RUN(ten_thousand_operations_of_8_threads);
     RUN(the_same_at_a_limit);
     RUN(fork_and_exit_in_the_midst);
