@@ -19,8 +19,8 @@
  *
  * A pool keeps what was freed up to its release threshold, which is 0 until the program raises it. Charging for that would
  * refuse a program memory that it could have from its own pool. Not looking at it would let a program hold twice its limit: once
- * in the pool and once outside. So before memory outside of pools is taken under a limit, the process's pools give back what
- * they keep, if all together would exceed the limit (trim_pools). What the pools of a client's other processes keep is not seen.
+ * in the pool and once outside, or in another one. So before memory is taken under a limit, the process's pools, but the one that it comes
+ * from, give back what they keep, if all together would exceed the limit (trim_pools). What the pools of a client's other processes keep is not seen.
  *
  * The table is split by hash; each part has a mutex that is never held while the driver is called, or at a fork or exit: a
  * forked child and an exiting process pass straight through. An entry leaves the table before the driver frees what it stands
@@ -347,36 +347,57 @@ static void note_pool(CUmemoryPool pool, CUstream stream)
         add_current_pool(device);
 }
 
-/* What the known pools keep though nobody uses it. The caller holds pools_lock. */
-static uint64_t kept_bytes(void)
+/* What this pool keeps though nobody uses it. The caller holds pools_lock. */
+static uint64_t kept_by(CUmemoryPool pool)
 {
-    uint64_t kept = 0, reserved, in_use;
+    uint64_t reserved, in_use;
+    return pool && rg_real.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
+                   rg_real.cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS &&
+                   reserved > in_use
+               ? reserved - in_use
+               : 0;
+}
+
+/* What the known pools keep, but this one. The caller holds pools_lock. */
+static uint64_t kept_bytes(CUmemoryPool but)
+{
+    uint64_t kept = 0;
     for (uint32_t i = 0; i < atomic_load(&pools.count); i++)
-        if (pools.at[i] &&
-            rg_real.cuMemPoolGetAttribute(pools.at[i], CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved) == CUDA_SUCCESS &&
-            rg_real.cuMemPoolGetAttribute(pools.at[i], CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &in_use) == CUDA_SUCCESS &&
-            reserved > in_use)
-            kept += reserved - in_use;
+        if (pools.at[i] != but)
+            kept += kept_by(pools.at[i]);
     return kept;
 }
 
-static void trim_all(void)
+static void trim_all(CUmemoryPool but)
 {
     for (uint32_t i = 0; i < atomic_load(&pools.count); i++)
-        if (pools.at[i])
+        if (pools.at[i] && pools.at[i] != but)
             rg_real.cuMemPoolTrimTo(pools.at[i], 0);
 }
 
-/* Before `bytes` are taken outside of pools. */
-static void trim_pools(uint64_t bytes)
+/* The pool that an allocation in this stream comes from that names none. */
+static CUmemoryPool current_pool(CUstream stream)
+{
+    CUmemoryPool pool = NULL;
+    CUdevice device = rg_real.cuDeviceGetMemPool ? device_of(stream) : -1;
+    return device >= 0 && rg_real.cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS ? pool : NULL;
+}
+
+/* Before `bytes` are taken outside of pools, or from one: what that keeps itself need not be given back for them. */
+static void trim_pools(uint64_t bytes, bool pooled, CUmemoryPool from, CUstream stream)
 {
     if (!atomic_load_explicit(&pools.count, memory_order_relaxed) || !may_look_at_pools() || !is_limited())
         return;
+    if (pooled && !from && !(from = current_pool(stream)))
+        return;
     pthread_rwlock_rdlock(&pools_lock);
-    uint64_t kept = kept_bytes(), limit = atomic_load(&rg.account->limit_bytes);
-    uint64_t all = rg_account_used(rg.segment, rg.account) + kept;
-    if (kept && bytes <= limit && all > limit - bytes)
-        trim_all();
+    uint64_t kept = kept_bytes(from), limit = atomic_load(&rg.account->limit_bytes), its = 0;
+    for (uint32_t i = 0; kept && from && i < atomic_load(&pools.count) && !its; i++)
+        if (pools.at[i] == from)
+            its = kept_by(from);
+    uint64_t all = rg_account_used(rg.segment, rg.account) + kept, more = bytes > its ? bytes : its;
+    if (kept && bytes <= limit && (more > limit || all > limit - more))
+        trim_all(from);
     pthread_rwlock_unlock(&pools_lock);
 }
 
@@ -395,7 +416,7 @@ uint64_t rg_memory_pools_kept(void)
         return 0;
     note_current_pools();
     pthread_rwlock_rdlock(&pools_lock);
-    uint64_t kept = kept_bytes();
+    uint64_t kept = kept_bytes(NULL);
     pthread_rwlock_unlock(&pools_lock);
     return kept;
 }
@@ -406,10 +427,10 @@ uint64_t rg_memory_pools_trim(void)
         return 0;
     note_current_pools();
     pthread_rwlock_rdlock(&pools_lock);
-    uint64_t before = kept_bytes(), after = before;
+    uint64_t before = kept_bytes(NULL), after = before;
     if (before) {
-        trim_all();
-        after = kept_bytes();
+        trim_all(NULL);
+        after = kept_bytes(NULL);
     }
     pthread_rwlock_unlock(&pools_lock);
     return before > after ? before - after : 0;
@@ -481,7 +502,7 @@ static bool begin(entry **out, enum kind kind, uint64_t bytes, CUstream stream)
     if (!rg_is_client())
         return true;
     if (kind != POOLED)
-        trim_pools(bytes);
+        trim_pools(bytes, false, NULL, NULL);
     bool limited = atomic_load(&rg.account->limit_bytes) != 0;
     if (limited && !rg_account_charge(rg.segment, rg.account, rg.slot_index, bytes))
         return false;
@@ -655,6 +676,7 @@ static bool captured(CUstream stream)
             return RG_CALL(symbol, args); \
         if (rg_is_client() && has_pool(&host_pools, pool)) \
             return RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
+        trim_pools(n, true, pool, stream); \
         if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \
         CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \

@@ -826,6 +826,39 @@ static void pools_give_back_what_they_keep(void)
     done();
 }
 
+/* Nor does what one pool keeps exceed the limit beside what comes from another. */
+static void one_pool_gives_back_for_another(void)
+{
+    prepare();
+    become("pools", "104857600");
+    CUmemoryPool own[2];
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    uint64_t keep = UINT64_MAX;
+    CUdeviceptr p, q;
+    for (int i = 0; i < 2; i++) {
+        OK(cu.cuMemPoolCreate(&own[i], &props));
+        OK(cu.cuMemPoolSetAttribute(own[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    }
+    OK(cuMemAllocFromPoolAsync(&p, 60 * MiB, own[0], NULL));
+    OK(cuMemFreeAsync(p, NULL));
+    OK(cuMemAllocFromPoolAsync(&p, 40 * MiB, own[1], NULL)); /* beside the 60 that are kept, it just fits */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAllocFromPoolAsync(&q, 60 * MiB, own[0], NULL)); /* what the pool itself keeps it need not give back */
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemFreeAsync(q, NULL));
+    CHECK_EQUAL(cuMemAllocFromPoolAsync(&q, 101 * MiB, own[1], NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK_EQUAL(taken(), 100 * MiB);
+    OK(cuMemAllocFromPoolAsync(&q, 1 * MiB, own[1], NULL));
+    CHECK_EQUAL(taken(), 41 * MiB);
+    CHECK_EQUAL(used(), 41 * MiB);
+    OK(cuMemFreeAsync(q, NULL));
+    OK(cuMemFreeAsync(p, NULL));
+    OK(cuMemAllocAsync(&p, 80 * MiB, NULL)); /* the device's current pool */
+    CHECK_EQUAL(taken(), 80 * MiB);
+    OK(cuMemFreeAsync(p, NULL));
+    done();
+}
+
 /* The pool is that of the stream's device, whatever device is current. */
 static void the_pool_is_that_of_the_streams_device(void)
 {
@@ -1425,6 +1458,7 @@ int main(int argc, char **argv)
     RUN(who_does_not_ask_is_not_told);
     RUN(a_limit_that_is_no_number_is_none);
     RUN(pools_give_back_what_they_keep);
+    RUN(one_pool_gives_back_for_another);
     RUN(the_pool_is_that_of_the_streams_device);
     RUN(ten_thousand_operations_of_8_threads);
     RUN(the_same_at_a_limit);
