@@ -55,33 +55,36 @@ const SMALL_bytes = 64 * 2 ** 20;
 
 interface Limited {
   name: string;
-  device: { name: string; uuid: string; memory_bytes: number };
+  devices: readonly { name: string; uuid: string; memory_bytes: number }[];
   memory_bytes?: number | undefined;
 }
 
-/** What a user should know of the limits before anything starts. */
+/** What a user should know of the limits before anything starts. A limit is one of all that its client has, on whichever of its devices. */
 export function notesOnLimits(clients: readonly Limited[]): string[] {
   const notes: string[] = [];
   const byDevice = new Map<string, { total_bytes: number; names: string[]; sum_bytes: number; device: string }>();
-  for (const { name, device, memory_bytes } of clients) {
+  for (const { name, devices, memory_bytes } of clients) {
     if (memory_bytes === undefined) continue;
-    const has = sizeText(device.memory_bytes);
+    const all_bytes = devices.reduce((sum_bytes, device) => sum_bytes + device.memory_bytes, 0);
     if (memory_bytes < SMALL_bytes)
       notes.push(
         `${name}: a memory limit of ${sizeText(memory_bytes)} leaves CUDA libraries no room to work; most programs need ` +
           `${sizeText(SMALL_bytes)} or more (what a context takes for itself does not count)`,
       );
-    if (memory_bytes > device.memory_bytes)
+    if (memory_bytes > all_bytes)
       notes.push(
-        `${name}: its memory limit of ${sizeText(memory_bytes)} has no effect: ${device.name} has ${has} in all`,
+        `${name}: its memory limit of ${sizeText(memory_bytes)} has no effect: ` +
+          `${devices.length === 1 ? `${devices[0]?.name} has` : "its GPUs have"} ${sizeText(all_bytes)} in all`,
       );
-    const known = byDevice.get(device.uuid);
-    byDevice.set(device.uuid, {
-      total_bytes: device.memory_bytes,
-      device: device.name,
-      names: [...(known?.names ?? []), name],
-      sum_bytes: (known?.sum_bytes ?? 0) + Math.min(memory_bytes, device.memory_bytes),
-    });
+    for (const device of devices) {
+      const known = byDevice.get(device.uuid);
+      byDevice.set(device.uuid, {
+        total_bytes: device.memory_bytes,
+        device: device.name,
+        names: [...(known?.names ?? []), name],
+        sum_bytes: (known?.sum_bytes ?? 0) + Math.min(memory_bytes, device.memory_bytes),
+      });
+    }
   }
   for (const { total_bytes, names, sum_bytes, device } of byDevice.values())
     if (names.length > 1 && sum_bytes > total_bytes)

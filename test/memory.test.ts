@@ -3,7 +3,7 @@
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { join } from "node:path";
 import { clientChange } from "../src/control.ts";
-import { sizeText } from "../src/memory.ts";
+import { notesOnLimits, sizeText } from "../src/memory.ts";
 import { Scratch, TINY_PROFILE, reportOf, rigel, withoutPlaces } from "./rigel.ts";
 
 let scratch: Scratch;
@@ -170,6 +170,27 @@ test.each([
   [2 ** 40 - 1, "1.00 TiB"],
 ])("%d bytes are shown as %s", (bytes, text) => {
   expect(sizeText(bytes)).toBe(text);
+});
+
+const gpu = (uuid: string) => ({ name: "H100", uuid, memory_bytes: 80 * 2 ** 30 });
+
+test("limits of clients that use several GPUs are told by all of them", () => {
+  const both = [gpu("a"), gpu("b")] as const;
+  const note = (name: string, devices: readonly ReturnType<typeof gpu>[], gib: number) => ({
+    name,
+    devices,
+    memory_bytes: gib * 2 ** 30,
+  });
+  expect(notesOnLimits([note("train", both, 120)])).toEqual([]);
+  expect(notesOnLimits([note("train", both, 161)])).toEqual([
+    "train: its memory limit of 161 GiB has no effect: its GPUs have 160 GiB in all",
+  ]);
+  expect(notesOnLimits([note("train", [gpu("a")], 81)])).toEqual([
+    "train: its memory limit of 81.0 GiB has no effect: H100 has 80.0 GiB in all",
+  ]);
+  expect(notesOnLimits([note("train", both, 60), note("serve", [gpu("b")], 30)])).toEqual([
+    "the memory limits of train and serve add up to 90.0 GiB, H100 has 80.0 GiB: one can still leave another without memory",
+  ]);
 });
 
 describe("a launch", () => {
