@@ -95,6 +95,16 @@ rg_account *rg_account_join(rg_segment *seg, int slot, const char *name)
     return mine;
 }
 
+bool rg_account_alone(rg_segment *seg, const rg_account *account, int slot)
+{
+    for (uint64_t left = atomic_load(&account->slots) & ~(1ull << slot); left; left &= left - 1) {
+        rg_client *c = &seg->clients[__builtin_ctzll(left)];
+        if (atomic_load(&c->state) == RG_LIVE && rg_client_alive(c))
+            return false;
+    }
+    return true;
+}
+
 uint64_t rg_account_used(rg_segment *seg, rg_account *account)
 {
     uint64_t sum = 0;

@@ -29,6 +29,9 @@ rg_account *rg_account_enter(rg_segment *seg, const char *name);
 /* rg_account_class: the class that a client of this name is to be of, who was started as one of `class`. */
 uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class);
 
+/* rg_account_alone: whether no process of the client lives but that of the slot. */
+bool rg_account_alone(rg_segment *seg, const rg_account *account, int slot);
+
 /* rg_account_used: bytes in use by the client. */
 uint64_t rg_account_used(rg_segment *seg, rg_account *account);
 

@@ -118,7 +118,10 @@ static uint32_t weight_of(const char *text)
     return (uint32_t)(value * RG_POLICY_WEIGHT_ONE + 0.5);
 }
 
-/* The client's account and its limit. The limit stays what it was where this process is told none, or where another was asked for. */
+/*
+ * The client's account and its limit. Where this process is told none it is that of the client's others, if some live: not one that
+ * was told to those that have ended. Where one was asked for it stays.
+ */
 static void join_account(const char *name)
 {
     static rg_account alone; /* more names than there are accounts: the limit is then this process's */
@@ -128,16 +131,19 @@ static void join_account(const char *name)
         rg.account = &alone;
     }
     const char *memory = getenv("RIGEL_MEMORY");
-    if (!memory || !*memory)
-        return;
-    char *end;
+    char *end = NULL;
     errno = 0;
-    unsigned long long limit = strtoull(memory, &end, 10);
+    bool told = memory && *memory;
+    unsigned long long limit = told ? strtoull(memory, &end, 10) : 0;
     uint64_t before = atomic_load(&rg.account->limit_bytes); /* before `wanted_limit`, which is set before the limit is */
-    if (*end || errno || !limit || memory[0] < '0' || memory[0] > '9')
+    if (!told && !rg_account_alone(rg.segment, rg.account, rg.slot_index))
+        return;
+    if (told && (*end || errno || !limit || memory[0] < '0' || memory[0] > '9'))
         rg_say("rigel: RIGEL_MEMORY is \"%s\", expected a number of bytes above 0; running without a memory limit", memory);
-    else if (!atomic_load(&rg.account->wanted_limit))
-        atomic_compare_exchange_strong(&rg.account->limit_bytes, &before, limit);
+    else /* another process may take away the limit of those that have ended just then */
+        while (!atomic_load(&rg.account->wanted_limit) &&
+               !atomic_compare_exchange_strong(&rg.account->limit_bytes, &before, limit) && told)
+            continue;
 }
 
 static void attach(void)

@@ -1388,6 +1388,49 @@ static void what_one_process_holds_the_other_cannot(void)
     done();
 }
 
+static void hold_with_a_limit(void)
+{
+    become("again", "1000");
+    atomic_store(&shared->ready, 1);
+    WAIT_FOR(atomic_load(&shared->go));
+}
+
+static void have_its_limit(void)
+{
+    become("again", NULL);
+    CHECK_EQUAL(rg.account->limit_bytes, 1000);
+}
+
+static void have_none(void)
+{
+    become("again", NULL);
+    CHECK_EQUAL(rg.account->limit_bytes, 0);
+}
+
+/* A limit is gone with the last process of the client, unless it was asked for meanwhile: the next one has what it is told itself. */
+static void a_limit_ends_with_its_client(void)
+{
+    prepare();
+    meet();
+    pid_t first = other(hold_with_a_limit);
+    WAIT_FOR(atomic_load(&shared->ready));
+    ends_well(other(have_its_limit)); /* beside one that has it */
+    atomic_store(&shared->go, 1);
+    ends_well(first);
+    CHECK_EQUAL(seg->accounts[0].limit_bytes, 1000);
+    ends_well(other(have_none));
+    atomic_store(&shared->ready, 0);
+    atomic_store(&shared->go, 0);
+    first = other(hold_with_a_limit);
+    WAIT_FOR(atomic_load(&shared->ready));
+    ends_killed(first);
+    ends_well(other(have_none));
+    atomic_store(&seg->accounts[0].wanted_limit, 1);
+    atomic_store(&seg->accounts[0].limit_bytes, 1000);
+    ends_well(other(have_its_limit));
+    done();
+}
+
 static void another_clients_memory_is_its_own(void)
 {
     prepare();
@@ -1472,6 +1515,7 @@ int main(int argc, char **argv)
     RUN(an_exec_ends_what_was_before);
     RUN(processes_of_a_client_share_its_limit);
     RUN(what_one_process_holds_the_other_cannot);
+    RUN(a_limit_ends_with_its_client);
     RUN(another_clients_memory_is_its_own);
     RUN(exec_starts_from_nothing);
     return failures ? 1 : 0;
