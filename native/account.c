@@ -65,6 +65,12 @@ rg_account *rg_account_enter(rg_segment *seg, const char *name)
     return NULL;
 }
 
+void rg_account_leave(rg_segment *seg, int slot)
+{
+    for (int i = 0; i < RG_MAX_CLIENTS; i++)
+        atomic_fetch_and(&seg->accounts[i].slots, ~(1ull << slot));
+}
+
 uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class)
 {
     rg_account *a = rg_account_enter(seg, name);

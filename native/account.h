@@ -26,6 +26,9 @@ rg_account *rg_account_join(rg_segment *seg, int slot, const char *name);
 /* rg_account_enter: the account of this name, entered if new; no slot belongs to it for that. NULL as above. */
 rg_account *rg_account_enter(rg_segment *seg, const char *name);
 
+/* rg_account_leave: the slot is in no account any more, whoever had it before. */
+void rg_account_leave(rg_segment *seg, int slot);
+
 /* rg_account_class: the class that a client of this name is to be of, who was started as one of `class`. */
 uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class);
 

@@ -243,6 +243,7 @@ static bool give_slot(rg_member *m)
     atomic_store(&m->inverse_weight, atomic_load(&RG_PROCESS->inverse_weight));
     atomic_store(&m->slot->weight, atomic_load(&rg.slot->weight));
     atomic_store(&m->slot->parent, (uint32_t)rg.slot_index + 1);
+    rg_account_leave(rg.segment, index);
     m->account = rg_account_enter(rg.segment, account);
     uint32_t mode = mode_of(class);
     bool first_high = (mode & RG_MODE_HIGH) && !atomic_exchange(&any_high, true);

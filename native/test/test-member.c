@@ -133,6 +133,27 @@ static void each_client_has_its_own_counts(void)
 }
 
 /* As autograd's threads do: they have entered nothing, and launch on the stream of whoever ran the forward pass. */
+/* A slot that a process of another client had before is that client's no more: neither its limit nor its pause are this one's. */
+static void a_slot_is_no_former_clients(void)
+{
+    prepare("best-effort");
+    pid_t pid = fork();
+    if (pid == 0) {
+        int slot = rg_segment_claim(seg, "a", RG_CLASS_BEST_EFFORT, rg_now_ns());
+        CHECK(slot >= 0 && rg_account_join(seg, slot, "a") != NULL);
+        _exit(0);
+    }
+    int status = 1;
+    waitpid(pid, &status, 0);
+    CHECK_EQUAL(status, 0);
+    const rg_account *former = rg_account_enter(seg, "a");
+    CHECK(former->slots != 0);
+    attach();
+    CHECK_EQUAL(rigel_client_enter("a", "best-effort"), 0);
+    CHECK_EQUAL(former->slots, 0);
+    done();
+}
+
 static void a_stream_belongs_to_a_client(void)
 {
     become("best-effort");
@@ -978,6 +999,7 @@ int main(int argc, char **argv)
     ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
     int failures = 0;
     RUN(each_client_has_its_own_counts);
+    RUN(a_slot_is_no_former_clients);
     RUN(a_stream_belongs_to_a_client);
     RUN(a_stream_changes_hands_amid_a_launch);
     RUN(entering_as_rigel_leaves);
