@@ -513,6 +513,7 @@ static void back_as_they_wait(void)
     other_is_regular();
     seg->settings.defer_us = seg->settings.defer_ppm = 0;
     rg_share *share = rg_share_of(seg, 0, OTHER);
+    atomic_store(&seg->clients[ANOTHER].heartbeat_ns, UINT64_MAX / 2); /* never stale: a beat would say that it is idle */
     for (uint64_t two = 0; two < 2; two++) {
         uint64_t before = atomic_load(&rg.slot->suspensions);
         uint32_t usual = two ? 100 : 8;
