@@ -1051,7 +1051,7 @@ static void work_for_long(void)
     seg->settings.starvation_us = 600000000;
     seg->settings.slice_us = 50;
     other_launches();
-    WAIT_FOR(rg.slot->slice_us == RG_POLICY_LEAST_SLICE_US); /* there is high work */
+    WAIT_FOR(rg.slot->slice_us == RG_POLICY_LEAST_SLICE_US && atomic_load(&rg.slot->suspensions) == 1); /* there is high work */
     other_is_done();
     WAIT_FOR(!rg_stops_taken(0) && atomic_load(&rg.slot->suspended_ns));
     rg_duration_reset(rg_duration_key((uintptr_t)spin, rg_dims_of(2, 1, 1, 32, 1, 1)), 2000000);
