@@ -116,7 +116,7 @@ static void it_stays_until_the_next_has_begun(void)
         uint64_t had = rg.slot->stays;
         until_it_stays();
         CHECK_EQUAL(rg.slot->stays, had + 1);
-        CHECK_EQUAL(atomic_load(&launched), 2 * rg.slot->stays);
+        CHECK_EQUAL(atomic_load(&launched), 2 * (rg.slot->stays + rg.slot->ahead)); /* one comes ahead of two launches after a pause, the machine's */
         CHECK_EQUAL(stream_said(words), 0);
         CHECK_EQUAL(words[1], 0);
         _Atomic uint32_t *before = words;
@@ -560,15 +560,16 @@ static void behind_inputs_one_after_the_other(void)
     CHECK_EQUAL(cu.cuMemAlloc_v2(&input, 1 << 20), CUDA_SUCCESS);
     CHECK_EQUAL(cu.cuMemHostAlloc((void **)&host_input, 1 << 20, 0), CUDA_SUCCESS);
     until_it_stays();
+    _Atomic uint32_t *it = words;
     for (int i = 0; i < 3; i++) {
         usleep(40000);
         take_input(1 << 10);
-        wait_for_it();
+        wait_for_it(); /* which may take so long on a busy machine that another one stays after it */
     }
     launch(spin, NULL, 1000);
     CHECK(!stays_now());
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
-    CHECK_EQUAL(stream_said(words), 0); /* no call for it */
+    CHECK_EQUAL(stream_said(it), 0); /* no call for it */
     done();
 }
 
