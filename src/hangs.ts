@@ -6,7 +6,7 @@
  */
 
 import { z } from "zod";
-import { stateOf } from "./proc.ts";
+import { startedAt_ticks, stateOf } from "./proc.ts";
 import { ranOf, recordsOf, unfinishedOf, type Unfinished } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
 import { type Communicator, type Thread, clockOf, communicatorsOf, rankOf, threadsLost, threadsOf } from "./threads.ts";
@@ -216,7 +216,7 @@ export function momentOf(segment: Segment, threshold_s: number): Moment {
 
 function slotState(segment: Segment, slot: Slot): Observed["state"] {
   // It may not have been cleared away yet.
-  if (!slot.finished) return /^[ZXx]?$/.test(stateOf(slot.pid)) ? "dead" : "live";
+  if (!slot.finished) return startedAt_ticks(slot.pid) === undefined ? "dead" : "live";
   return segment.table("clients").long(slot.index, "exited_ns") > 0n ? "ended" : "dead";
 }
 

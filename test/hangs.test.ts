@@ -8,6 +8,7 @@ import { join } from "node:path";
 import { z } from "zod";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
 import { Native, make } from "../src/native.ts";
+import { stateOf } from "../src/proc.ts";
 import { type Operation, ranOf, unfinishedOf } from "../src/records.ts";
 import type { Communicator, Thread } from "../src/threads.ts";
 import { Scratch, rigel, root, start } from "./rigel.ts";
@@ -562,6 +563,16 @@ test("a kernel that does not end, a stopped program, one that is idle", async ()
   stopped.kill("SIGKILL");
   // Killed while it holds the simulated GPU's lock, it takes what is in flight with it, the kernel without an end too (driver-state.c).
   await here.until({ spin: ["synchronise", "idle"], stopped: "dead" });
+});
+
+test("a program whose main thread has ended is alive while it has others", async () => {
+  await using here = await ward();
+  const child = here.start("train", "best-effort", ["thread"]);
+  while (stateOf(child.pid) !== "Z") await Bun.sleep(10);
+  const hangs = await rigel("hangs", "--json", "--segment", here.segment.path);
+  expect(hangs.stdout, hangs.stderr).toContain('"verdict": "idle"');
+  child.kill("SIGKILL");
+  await here.until({ train: "dead" });
 });
 
 test.each([

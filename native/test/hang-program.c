@@ -10,6 +10,7 @@
  *   busy                  short kernels without end, of which some are always unfinished
  *   loop                  short kernels without end
  *   idle                  a kernel, and then nothing
+ *   thread                the same, and the main thread ends before another one
  *
  * `dlsym` as another argument at the end: NCCL is looked up and not linked, as JAX does. Knows nothing of Rigel. Ends when it is killed.
  */
@@ -17,6 +18,7 @@
 #include "testing.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 typedef struct {
     char internal[128];
@@ -62,6 +64,12 @@ static void sleep_for_ever(void)
 {
     for (;;)
         pause();
+}
+
+static void *other_thread(void *nothing)
+{
+    sleep_for_ever();
+    return nothing;
 }
 
 static void ranks(const char *what, int rank, int size, const char *path)
@@ -137,6 +145,11 @@ int main(int argc, char **argv)
                 usleep(1000);
             }
         }
+    }
+    if (strcmp(what, "thread") == 0) {
+        pthread_t other;
+        CHECK_EQUAL(pthread_create(&other, NULL, other_thread, NULL), 0);
+        pthread_exit(NULL);
     }
     while (strcmp(what, "loop") == 0)
         launch(shorter, 20000);
