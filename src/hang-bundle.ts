@@ -9,7 +9,7 @@
  * Only looks at the processes; py-spy stops one for the moment it looks (--nonblocking keeps it from doing so).
  */
 
-import { readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
+import { existsSync, readFileSync, readdirSync, rmSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import type { Hangs } from "./hangs.ts";
 import { cacheFolders, privateFolder } from "./native.ts";
@@ -34,9 +34,7 @@ export function bundleFolder(): string {
 
 /** Writes a bundle into a new folder in `folder` and returns its path. The oldest ones there make room. */
 export async function writeBundle(segment: Segment, hangs: Hangs, folder: string): Promise<string> {
-  const made = new Date().toISOString().replaceAll(/[:.]/g, "-");
-  const path = join(folder, `hang-${made}-${process.pid}`);
-  makeFolder(path, 0o700);
+  const path = newFolder(folder);
   writeFileSync(join(path, "hangs.json"), `${JSON.stringify(hangs, null, 2)}\n`, { mode: 0o600 });
   writeFileSync(join(path, "stacks.txt"), hangs.processes.map(({ name, pid }) => stacksOf(name, pid)).join("\n"), {
     mode: 0o600,
@@ -53,6 +51,17 @@ export async function writeBundle(segment: Segment, hangs: Hangs, folder: string
   const others = readdirSync(folder).filter((name) => NAME.test(name));
   for (const name of others.toSorted().slice(0, -KEPT)) rmSync(join(folder, name), { recursive: true, force: true });
   return path;
+}
+
+/** Made, and named by the time, or by the next millisecond for which this process has none there. */
+function newFolder(folder: string): string {
+  for (let at_ms = Date.now(); ; at_ms++) {
+    const made = new Date(at_ms).toISOString().replaceAll(/[:.]/g, "-");
+    const path = join(folder, `hang-${made}-${process.pid}`);
+    if (existsSync(path)) continue;
+    makeFolder(path, 0o700);
+    return path;
+  }
 }
 
 /** What /proc tells of the threads of a process. */

@@ -2,10 +2,11 @@
  * hangs.test.ts: who hangs and because of whom: decided by hand-worked looks, and seen in programs that hang on the simulated GPU.
  */
 
-import { expect, setDefaultTimeout, test } from "bun:test";
+import { expect, setDefaultTimeout, setSystemTime, test } from "bun:test";
 import { existsSync, mkdirSync, readFileSync, readdirSync, symlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { z } from "zod";
+import { writeBundle } from "../src/hang-bundle.ts";
 import { type Found, type Moment, type Observed, hangsOf } from "../src/hangs.ts";
 import { Native, make } from "../src/native.ts";
 import { stateOf } from "../src/proc.ts";
@@ -663,6 +664,31 @@ test("`rigel run` tells of a hang of its own client alone, and keeps what shows 
   const bundles = join(place.path, "rigel", "hangs");
   const [bundle = ""] = readdirSync(bundles);
   expect(existsSync(join(bundles, bundle, "trace.json"))).toBe(true);
+});
+
+test("what is kept of two launches at the same moment is in a folder each", async () => {
+  await using one = await ward();
+  await using other = await ward();
+  using place = new Scratch();
+  for (const here of [one, other]) {
+    here.start("train", "best-effort", ["idle"]);
+    while (here.segment.slots().length === 0) await Bun.sleep(10);
+  }
+  setSystemTime(new Date("2026-01-01T00:00:00.000Z"));
+  try {
+    const folders = await Promise.all(
+      [one, other].map(async ({ segment }) => {
+        const look = { segment: segment.path, at_ns: NOW, processes: [] };
+        return await writeBundle(segment, hangsOf(look, look, 10), place.path);
+      }),
+    );
+    const kept = folders.map((folder) =>
+      z.object({ segment: z.string() }).parse(JSON.parse(readFileSync(join(folder, "hangs.json"), "utf8"))),
+    );
+    expect(kept.map(({ segment }) => segment)).toEqual([one.segment.path, other.segment.path]);
+  } finally {
+    setSystemTime();
+  }
 });
 
 test("errors say what there is", async () => {
