@@ -170,6 +170,13 @@ const textSchema = z.object({
   entry: z.object({ level: z.string(), text: z.string(), url: z.string().optional() }).optional(),
 });
 
+/** What the browser says in place of an answer where the page has given way to another one. */
+const NAVIGATED = /navigated or closed|context was destroyed/;
+
+function unlessNavigated(thrown: unknown): undefined {
+  if (!(thrown instanceof Error) || !NAVIGATED.test(thrown.message)) throw thrown;
+}
+
 /** One tab. */
 export class Tab {
   /** What the page's console has of errors and warnings, exceptions and refused loads. */
@@ -210,6 +217,11 @@ export class Tab {
     await this.#send("Page.navigate", { url });
   }
 
+  /** To the page before; the browser may have kept it. */
+  async back(): Promise<void> {
+    await this.evaluate("setTimeout(() => history.back())").catch(unlessNavigated);
+  }
+
   /** The value of an expression in the page. */
   async evaluate(expression: string): Promise<unknown> {
     const { result, exceptionDetails } = z
@@ -225,7 +237,7 @@ export class Tab {
   /** Polls until an expression in the page is true; throws with what the console has if it never is. */
   async until(expression: string): Promise<void> {
     const until_ms = performance.now() + UNTIL_ms;
-    while ((await this.evaluate(expression)) !== true) {
+    while ((await this.evaluate(expression).catch(unlessNavigated)) !== true) {
       if (performance.now() > until_ms)
         throw new Error(`never true: ${expression}; ${this.problems[0] ?? "no errors"}`);
       await Bun.sleep(50);

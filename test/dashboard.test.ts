@@ -195,8 +195,7 @@ describe.skipIf(chromium() === null)("in a browser (needs Chromium on PATH)", ()
     }
     const times = `document.body.innerText.split("serve (high) has attached, process").length - 1`;
     for (const tab of tabs) expect(await tab.evaluate(times)).toBe(1);
-    // And back: the browser may have kept the page.
-    await left?.evaluate("setTimeout(() => history.back())");
+    await left?.back();
     await left?.until(shows("NVIDIA H200 (simulated)"));
     launch.kill("SIGTERM");
     await said;
