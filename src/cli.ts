@@ -24,7 +24,7 @@ import { launchPage } from "./launch-page.ts";
 import { printable, progress } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
-import { checkApart, checkOutput, writeOutput } from "./output.ts";
+import { PART, checkApart, checkOutput, whyNot, writeOutput } from "./output.ts";
 import { removeIfPossible, statAt } from "./path.ts";
 import { type Plan, plan, simulationFolder, simulationState } from "./plan.ts";
 import { addImportCommand, addProfileCommand } from "./profile-command.ts";
@@ -188,13 +188,13 @@ async function leaveStatus(file: string): Promise<void> {
     const there = statAt(path);
     const isFile = there?.isFile() ?? true;
     const to = there && isFile ? realpathSync(path) : path;
-    const part = isFile ? `${to}.part-${process.pid}` : to;
+    const part = isFile ? to + PART : to;
     try {
       writeFileSync(part, `${status}\n`, { mode: there && isFile ? there.mode & 0o777 : 0o600 });
       if (isFile) renameSync(part, to);
     } catch (thrown) {
       if (isFile) removeIfPossible(part);
-      progress(`--status: ${path} cannot be written (${reason(thrown)})`);
+      progress(`--status: ${path} cannot be written (${whyNot(thrown)})`);
       process.exitCode = status || 1;
     }
   });

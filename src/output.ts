@@ -87,7 +87,12 @@ function isMachineAtFault(thrown: unknown): boolean {
 }
 
 /** What the name of a file ends in that is not complete. */
-const PART = `.part-${process.pid}`;
+export const PART = `.part-${process.pid}`;
+
+/** Why a file cannot be written, by its own name: nobody asked for the one that it is written to first. */
+export function whyNot(thrown: unknown): string {
+  return reason(thrown).replaceAll(PART, "");
+}
 
 const FLUSH_characters = 1 << 18;
 
@@ -183,8 +188,6 @@ export class WholeFile {
 
   #error(thrown: unknown): RigelError {
     const code = isMachineAtFault(thrown) ? "machine" : "command";
-    // Of what it is written to first nobody is to know.
-    const why = reason(thrown).replaceAll(PART, "");
-    return new RigelError(code, `${this.#called}: cannot be written (${why})`, { cause: thrown });
+    return new RigelError(code, `${this.#called}: cannot be written (${whyNot(thrown)})`, { cause: thrown });
   }
 }

@@ -132,7 +132,6 @@ static void each_client_has_its_own_counts(void)
     done();
 }
 
-/* As autograd's threads do: they have entered nothing, and launch on the stream of whoever ran the forward pass. */
 /* A slot that a process of another client had before is that client's no more: neither its limit nor its pause are this one's. */
 static void a_slot_is_no_former_clients(void)
 {
@@ -154,6 +153,7 @@ static void a_slot_is_no_former_clients(void)
     done();
 }
 
+/* As autograd's threads do: they have entered nothing, and launch on the stream of whoever ran the forward pass. */
 static void a_stream_belongs_to_a_client(void)
 {
     become("best-effort");
