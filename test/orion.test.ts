@@ -37,7 +37,7 @@ describe.concurrent("Orion's configuration", () => {
         ],
       }),
     ).toEqual({
-      clients: [{ name: "gpt", class: "high", argv: "--profile k.csv --iterations 10" }],
+      clients: [{ name: "gpt", class: "high", argv: "--profile k.csv --iterations 10 --seed 1" }],
       notes: [
         "gpt: the configuration states 2034 kernels, k.csv has 2; what the file has is replayed, nothing waits for a count",
       ],
@@ -64,18 +64,18 @@ describe.concurrent("Orion's configuration", () => {
       ),
     ).toEqual({
       clients: [
-        { name: "resnet50", class: "best-effort", argv: "--profile k.csv --iterations 5" },
+        { name: "resnet50", class: "best-effort", argv: "--profile k.csv --iterations 5 --seed 1" },
         {
           name: "resnet50-2",
           class: "best-effort",
-          argv: "--profile k.csv --rate 30 --arrivals uniform --iterations 5",
+          argv: "--profile k.csv --rate 30 --arrivals uniform --iterations 5 --seed 2",
         },
         {
           name: "resnet50-3",
           class: "best-effort",
-          argv: "--profile k.csv --rate 15 --arrivals poisson --iterations 5",
+          argv: "--profile k.csv --rate 15 --arrivals poisson --iterations 5 --seed 3",
         },
-        { name: "bert", class: "high", argv: "--profile k.csv --arrivals gaps.json --iterations 5" },
+        { name: "bert", class: "high", argv: "--profile k.csv --arrivals gaps.json --iterations 5 --seed 4" },
       ],
       notes: [
         "resnet50-2: additional_kernel_file is not used: Orion needs it to follow a program kernel by kernel, Rigel replays kernel_file alone",
