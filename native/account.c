@@ -59,6 +59,7 @@ rg_account *rg_account_enter(rg_segment *seg, const char *name)
         uint64_t old = 0;
         if (!atomic_compare_exchange_strong(&a->key, &old, key) && old != key)
             continue;
+        /* Everybody writes the same bytes, so it does not matter who does, or who dies doing it. */
         memcpy(a->name, cut, sizeof a->name);
         return a;
     }
@@ -80,24 +81,12 @@ uint32_t rg_account_class(rg_segment *seg, const char *name, uint32_t class)
 
 rg_account *rg_account_join(rg_segment *seg, int slot, const char *name)
 {
-    char cut[RG_ACCOUNT_NAME_BYTES] = {0};
-    snprintf(cut, sizeof cut, "%s", name);
-    uint64_t key = hash(cut, strlen(cut)), bit = 1ull << slot;
     atomic_store(&seg->clients[slot].image, this_image());
     end_former_image(seg, slot);
-    rg_account *mine = NULL;
-    for (int i = 0; i < RG_MAX_CLIENTS; i++) {
-        rg_account *a = &seg->accounts[i];
-        uint64_t old = 0;
-        if (!mine && (atomic_compare_exchange_strong(&a->key, &old, key) || old == key)) {
-            mine = a;
-            /* Every process of the client writes the same bytes, so it does not matter who does, or who dies doing it. */
-            memcpy(a->name, cut, sizeof a->name);
-            atomic_fetch_or(&a->slots, bit);
-        } else {
-            atomic_fetch_and(&a->slots, ~bit); /* what the slot's former owner belonged to */
-        }
-    }
+    rg_account_leave(seg, slot);
+    rg_account *mine = rg_account_enter(seg, name);
+    if (mine)
+        atomic_fetch_or(&mine->slots, 1ull << slot);
     return mine;
 }
 

@@ -278,17 +278,18 @@ static void add_pool(pool_set *set, CUmemoryPool pool)
     pthread_rwlock_unlock(&pools_lock);
 }
 
-/* That of this device, unless some pool is being destroyed meanwhile: then the next look finds it. */
-static void add_current_pool(CUdevice device)
+/* That of this device, and what it is; not while some pool is being destroyed: then the next look finds it. */
+static CUmemoryPool add_current_pool(CUdevice device)
 {
     CUmemoryPool pool = NULL;
     uint32_t done = atomic_load(&ended), begun = atomic_load(&ending);
     if (begun != done || rg_real.cuDeviceGetMemPool(&pool, device) != CUDA_SUCCESS || !pool || has_pool(&pools, pool))
-        return;
+        return pool;
     pthread_rwlock_wrlock(&pools_lock);
     if (atomic_load(&ending) == begun)
         put_pool(&pools, pool);
     pthread_rwlock_unlock(&pools_lock);
+    return pool;
 }
 
 /* Whether it was there. */
@@ -330,21 +331,27 @@ static CUdevice device_of(CUstream stream)
     return r == CUDA_SUCCESS ? device : -1;
 }
 
-/* Device memory has come from this pool. NULL: the current one of the stream's device; without a limit it is looked up when it is needed. */
-static void note_pool(CUmemoryPool pool, CUstream stream)
+/*
+ * The pool that an allocation in this stream comes from that names none: the current one of its device, which is known from then on. NULL: without
+ * a limit it is looked up when it is needed; or it is not known.
+ */
+static CUmemoryPool current_pool(CUstream stream)
+{
+    if (!is_limited() || !may_look_at_pools() || !rg_real.cuDeviceGetMemPool)
+        return NULL;
+    CUdevice device = device_of(stream);
+    return device >= 0 ? add_current_pool(device) : NULL;
+}
+
+/* Device memory has come from this pool. NULL: from a current one. */
+static void note_pool(CUmemoryPool pool)
 {
     if (!may_look_at_pools())
         return;
-    if (!pool && !is_limited()) {
-        if (!atomic_load_explicit(&current_used, memory_order_relaxed))
-            atomic_store(&current_used, true);
-        return;
-    }
-    CUdevice device = !pool && rg_real.cuDeviceGetMemPool ? device_of(stream) : -1;
     if (pool)
         add_pool(&pools, pool);
-    else if (device >= 0)
-        add_current_pool(device);
+    else if (!atomic_load_explicit(&current_used, memory_order_relaxed))
+        atomic_store(&current_used, true);
 }
 
 /* What this pool keeps though nobody uses it. The caller holds pools_lock. */
@@ -375,25 +382,15 @@ static void trim_all(CUmemoryPool but)
             rg_real.cuMemPoolTrimTo(pools.at[i], 0);
 }
 
-/* The pool that an allocation in this stream comes from that names none. */
-static CUmemoryPool current_pool(CUstream stream)
-{
-    CUmemoryPool pool = NULL;
-    CUdevice device = rg_real.cuDeviceGetMemPool ? device_of(stream) : -1;
-    return device >= 0 && rg_real.cuDeviceGetMemPool(&pool, device) == CUDA_SUCCESS ? pool : NULL;
-}
-
-/* Before `bytes` are taken outside of pools, or from one: what that keeps itself need not be given back for them. */
-static void trim_pools(uint64_t bytes, bool pooled, CUmemoryPool from, CUstream stream)
+/* Before `bytes` are taken outside of pools (NULL), or from one: what that keeps itself need not be given back for them. */
+static void trim_pools(uint64_t bytes, CUmemoryPool from)
 {
     if (!atomic_load_explicit(&pools.count, memory_order_relaxed) || !may_look_at_pools() || !is_limited())
         return;
-    if (pooled && !from && !(from = current_pool(stream)))
-        return;
     pthread_rwlock_rdlock(&pools_lock);
     uint64_t kept = kept_bytes(from), limit = atomic_load(&rg.account->limit_bytes), its = 0;
-    for (uint32_t i = 0; kept && from && i < atomic_load(&pools.count) && !its; i++)
-        if (pools.at[i] == from)
+    for (uint32_t i = 0; kept && from && i < atomic_load(&pools.count); i++)
+        if (pools.at[i] == from) /* else it may be none */
             its = kept_by(from);
     uint64_t all = rg_account_used(rg.segment, rg.account) + kept, more = bytes > its ? bytes : its;
     if (kept && bytes <= limit && (more > limit || all > limit - more))
@@ -502,7 +499,7 @@ static bool begin(entry **out, enum kind kind, uint64_t bytes, CUstream stream)
     if (!rg_is_client())
         return true;
     if (kind != POOLED)
-        trim_pools(bytes, false, NULL, NULL);
+        trim_pools(bytes, NULL);
     bool limited = atomic_load(&rg.account->limit_bytes) != 0;
     if (limited && !rg_account_charge(rg.segment, rg.account, rg.slot_index, bytes))
         return false;
@@ -676,12 +673,13 @@ static bool captured(CUstream stream)
             return RG_CALL(symbol, args); \
         if (rg_is_client() && has_pool(&host_pools, pool)) \
             return RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
-        trim_pools(n, true, pool, stream); \
+        if (rg_is_client()) \
+            trim_pools(n, (pool) ? (pool) : current_pool(stream)); \
         if (!begin(&e, POOLED, n, stream)) \
             return CUDA_ERROR_OUT_OF_MEMORY; \
         CUresult r = RG_CALL_SEEN(RG_TRACE_alloc, symbol, args, n); \
         if (r == CUDA_SUCCESS) \
-            note_pool(pool, stream); \
+            note_pool(pool); \
         end(e, r, r == CUDA_SUCCESS ? *p : 0, n); \
         return r; \
     }

@@ -116,6 +116,13 @@ static void each_kind_is_counted_and_given_back(void)
     done();
 }
 
+/* The pool gives nothing back by itself. */
+static void keeps_all(CUmemoryPool pool)
+{
+    uint64_t threshold = UINT64_MAX;
+    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
+}
+
 static void stream_ordered_memory_is_counted_until_it_is_freed(void)
 {
     prepare();
@@ -127,8 +134,8 @@ static void stream_ordered_memory_is_counted_until_it_is_freed(void)
     OK(cuStreamCreate(&s, 0));
     OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
     OK(cu.cuMemPoolCreate(&own, &props));
-    uint64_t keep = UINT64_MAX, reserved;
-    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    uint64_t reserved;
+    keeps_all(pool);
     OK(cuMemAllocAsync(&p, MiB, s));
     OK(cuMemAllocAsync_ptsz(&q, 2 * MiB, NULL));
     CHECK_EQUAL(used(), 3 * MiB);
@@ -316,9 +323,8 @@ static void a_pool_that_is_not_destroyed_is_still_known(void)
     become("stays", "104857600");
     CUmemoryPool pool;
     CUdeviceptr p;
-    uint64_t keep = UINT64_MAX;
     OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
-    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    keeps_all(pool);
     OK(cuMemAllocAsync(&p, 80 * MiB, NULL));
     OK(cuMemFreeAsync(p, NULL));
     CHECK_EQUAL(cuMemPoolDestroy(pool), CUDA_ERROR_INVALID_VALUE);
@@ -540,9 +546,8 @@ static void no_high_clients_pools_are_asked_for_what_they_keep(void)
     rg_agent_stop(); /* this thread looks, as the agent does at its beats */
     CUmemoryPool pool;
     CUdeviceptr p;
-    uint64_t keep = UINT64_MAX;
     OK(cu.cuDeviceGetDefaultMemPool(&pool, 0));
-    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    keeps_all(pool);
     OK(cuMemAllocAsync(&p, 50 * MiB, NULL));
     OK(cuMemsetD8Async(p, 0, 1000, NULL)); /* the device is used */
     OK(cuMemFreeAsync(p, NULL));
@@ -790,12 +795,11 @@ static void pools_give_back_what_they_keep(void)
     become("keeper", "104857600");
     CUmemoryPool pools[2];
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-    uint64_t keep = UINT64_MAX;
     CUdeviceptr p, q;
     OK(cu.cuDeviceGetDefaultMemPool(&pools[0], 0));
     OK(cu.cuMemPoolCreate(&pools[1], &props));
     for (int i = 0; i < 2; i++)
-        OK(cu.cuMemPoolSetAttribute(pools[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+        keeps_all(pools[i]);
     OK(cuMemAllocAsync(&p, 50 * MiB, NULL));
     OK(cuMemAllocFromPoolAsync(&q, 30 * MiB, pools[1], NULL));
     CHECK_EQUAL(cuMemAllocAsync(&p, 21 * MiB, NULL), CUDA_ERROR_OUT_OF_MEMORY);
@@ -833,11 +837,10 @@ static void one_pool_gives_back_for_another(void)
     become("pools", "104857600");
     CUmemoryPool own[2];
     CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-    uint64_t keep = UINT64_MAX;
     CUdeviceptr p, q;
     for (int i = 0; i < 2; i++) {
         OK(cu.cuMemPoolCreate(&own[i], &props));
-        OK(cu.cuMemPoolSetAttribute(own[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+        keeps_all(own[i]);
     }
     OK(cuMemAllocFromPoolAsync(&p, 60 * MiB, own[0], NULL));
     OK(cuMemFreeAsync(p, NULL));
@@ -869,13 +872,13 @@ static void the_pool_is_that_of_the_streams_device(void)
     CUcontext second;
     CUstream s;
     CUdeviceptr p;
-    uint64_t keep = UINT64_MAX, reserved;
+    uint64_t reserved;
     OK(cu.cuDevicePrimaryCtxRetain(&second, 1));
     OK(cuCtxSetCurrent(second));
     OK(cuStreamCreate(&s, 0));
     OK(cuCtxSetCurrent(context));
     OK(cu.cuDeviceGetDefaultMemPool(&pool, 1));
-    OK(cu.cuMemPoolSetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &keep));
+    keeps_all(pool);
     OK(cuMemAllocAsync(&p, 80 * MiB, s));
     OK(cuMemFreeAsync(p, s));
     OK(cuMemAlloc_v2(&p, 50 * MiB));
