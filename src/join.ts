@@ -144,13 +144,8 @@ function tryMake(native: Native, folder: string, device: Device, preset: Simulat
     stale.reap();
     if (stale.removeIfLeft()) removeState(manifest);
   }
-  let segment: Segment;
-  try {
-    segment = Segment.create(native, path);
-  } catch (thrown) {
-    if (native.checkSegment(path) === null) return undefined;
-    throw thrown;
-  }
+  const segment = Segment.createUnlessThere(native, path);
+  if (!segment) return undefined;
   const policy: Policy = policySchema.parse({});
   segment.configure({ ...policySettings(policy, [], native), policy: policy.name });
   segment.target = targetOf(policy);

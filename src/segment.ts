@@ -15,6 +15,7 @@ import { POLICIES } from "./config.ts";
 import { type GuardEvent, type GuardMode, guardEvents, guardMode } from "./cublas-guard.ts";
 import { RigelError } from "./errors.ts";
 import { type Dimensions, type Native, uuidText } from "./native.ts";
+import { entryAt } from "./path.ts";
 import { startedAt_ticks } from "./proc.ts";
 import type { Wait } from "./slo-delay.ts";
 import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
@@ -263,7 +264,26 @@ export class Segment {
 
   /** Makes a segment file for this launch alone. Throws with the folder and the remedy if that cannot be. */
   static create(native: Native, path: string): Segment {
+    const made = Segment.createUnlessThere(native, path);
+    if (made) return made;
+    throw new RigelError(
+      "segment",
+      `the segment file ${path} cannot be created: another process has made one; try again`,
+    );
+  }
+
+  /** The same; undefined where one is there that can be used, or was at that moment. */
+  static createUnlessThere(native: Native, path: string): Segment | undefined {
     const result = native.createSegment(path);
+    if (result < 0 && getSystemErrorName(result) === "EEXIST") {
+      const why = native.checkSegment(path);
+      if (why === null || !entryAt(path)) return undefined;
+      throw new RigelError(
+        "segment",
+        `no segment can be made where something is that cannot be used: ${why}; ` +
+          "remove that once nothing uses it, or choose another folder with --segment DIR",
+      );
+    }
     if (result < 0)
       throw new RigelError(
         "segment",

@@ -1,13 +1,13 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { closeSync, copyFileSync, fstatSync, openSync, readFileSync, readdirSync, statSync } from "node:fs";
+import { closeSync, copyFileSync, fstatSync, openSync, readFileSync, readdirSync, rmSync, statSync } from "node:fs";
 import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
 import { Native } from "../src/native.ts";
 import { commandOf, environmentOf, living, startedAt_ticks, startedWith } from "../src/proc.ts";
-import { Segment } from "../src/segment.ts";
+import { Segment, segmentBytes } from "../src/segment.ts";
 import { commandLine } from "../src/self.ts";
 import { type Action, Controller, TICK_S } from "../src/slo.ts";
 import { SloLoop } from "../src/slo-loop.ts";
@@ -673,6 +673,32 @@ test("a folder of segments that is not there is an error, and named", async () =
   const { status, stderr } = await place.rigel(...made);
   expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
   expect(status).toBe(1);
+});
+
+test("what is no segment where one would be made is named, with what to do, and left there", async () => {
+  using own = new Place();
+  const path = join(own.segments, `rigel-${process.getuid?.() ?? 0}-runsimulated`);
+  const size = segmentBytes(await Native.load());
+  for (const [make, why] of [
+    ["umask 077; echo >", "was made by another version"],
+    [`umask 077; truncate -s ${size}`, "is not a version"],
+    ["umask 022; touch", "is open to other users (mode 0644, expected 0600)"],
+    ["mkdir", "Is a directory"],
+    ["mkfifo", "is not a regular file"],
+    ["ln -s /missing/file", "symbolic links"],
+  ] as const) {
+    expect(await Bun.spawn(["sh", "-c", `${make} "$0"`, path]).exited).toBe(0);
+    const command = ["run", "--class", "high", "--device", "simulated", "--segment", own.segments, "--", "true"];
+    const { status, stderr } = await own.rigel(...command);
+    expect(stderr).toMatch(
+      /^rigel: no segment can be made .*; remove that once nothing uses it, or .* --segment DIR\n$/,
+    );
+    expect(stderr).toContain(path);
+    expect(stderr).toContain(why);
+    expect(status).toBe(1);
+    expect(readdirSync(own.segments)).toEqual([basename(path)]);
+    rmSync(path, { recursive: true });
+  }
 });
 
 describe("running clients", () => {
