@@ -129,6 +129,8 @@ async function probe(
   const child = Bun.spawn([files.replay, "--probe"], {
     // Not a client of anything, whatever the caller's environment says.
     env: { ...environment, RIGEL_SEGMENT: undefined, LD_PRELOAD: undefined },
+    // Out of reach of the terminal's Ctrl-C, which would be taken for its failure.
+    detached: true,
     stdin: "ignore",
     stdout: "pipe",
     stderr: "pipe",
