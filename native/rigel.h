@@ -145,6 +145,14 @@ void rigel_unlock(int lock);
 /* rigel_now_ns: the clock of all times in a segment, CLOCK_MONOTONIC. */
 uint64_t rigel_now_ns(void);
 
+/*
+ * rigel_signal_watch: from now on rigel_signal_came tells of this signal, for which a handler is there, which is called as ever. 0 or
+ * -errno. rigel_signal_came: of each that came, one after the other: when, in nanoseconds (rigel_now_ns), times 2, plus 1 where the
+ * kernel has sent it, as for a terminal; 0 where that is not known. For one thread.
+ */
+int rigel_signal_watch(int signal);
+uint64_t rigel_signal_came(int signal);
+
 /* rigel_segment_reap: clears what dead clients left behind. Number of slots reaped, or -1 if the segment is unusable. */
 int rigel_segment_reap(const char *path);
 

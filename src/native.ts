@@ -64,6 +64,8 @@ const SYMBOLS = {
   rigel_unlock: { args: ["i32"], returns: "void" },
   rigel_now_ns: { args: [], returns: "u64" },
   rigel_now_tick: { args: [], returns: "u64" },
+  rigel_signal_watch: { args: ["i32"], returns: "i32" },
+  rigel_signal_came: { args: ["i32"], returns: "u64" },
   rigel_segment_reap: { args: ["cstring"], returns: "i32" },
   rigel_segment_profile: { args: ["cstring", "cstring", "u32"], returns: "cstring" },
   rigel_profile_latency: { args: ["cstring"], returns: "u64" },
@@ -208,6 +210,17 @@ export class Native {
   /** The processor's counter now, which a segment's ticks are of where its header says so. */
   get now_tick(): bigint {
     return BigInt(this.#symbols.rigel_now_tick());
+  }
+
+  /** From now on it is known of a signal that this process handles who has sent it. False where that cannot be. */
+  watchSignal(signal: number): boolean {
+    return this.#symbols.rigel_signal_watch(signal) === 0;
+  }
+
+  /** When a signal came that is handled now, and whether from the kernel, as a terminal's; once for each. Undefined where that is not known. */
+  signalCame(signal: number): { at_ns: number; fromKernel: boolean } | undefined {
+    const came = BigInt(this.#symbols.rigel_signal_came(signal));
+    return came === 0n ? undefined : { at_ns: Number(came >> 1n), fromKernel: (came & 1n) === 1n };
   }
 
   /** Clears what dead clients left in a segment. Returns how many, or -errno. */

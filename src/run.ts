@@ -6,7 +6,6 @@
  * (join.ts), and helps to look after it while it runs (slo-loop.ts).
  */
 
-import { readFileSync } from "node:fs";
 import { constants } from "node:os";
 import { basename } from "node:path";
 import { problemOf } from "./attachment.ts";
@@ -46,8 +45,9 @@ export interface RunOptions {
 }
 
 const LOOK_ms = 200;
-/** Passed on. What a terminal sends reaches the command by itself. */
+/** Passed on. What a terminal sends reaches the command by itself, once that is there. */
 const SIGNALS = ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGQUIT"] as const;
+/** Which a terminal sends to all of its foreground; SIGHUP it sends to who leads its session alone. */
 const FROM_TERMINAL: ReadonlySet<string> = new Set(["SIGINT", "SIGQUIT"]);
 /** Programs are asked for something else by these: a checkpoint, new log files. */
 const NO_END: ReadonlySet<string> = new Set(["SIGUSR1", "SIGUSR2"]);
@@ -70,7 +70,7 @@ export async function run(command: readonly string[], native: Native, options: R
   const first = await planOn(preset);
   const signals = new Signals();
   // Before there is a segment, or the command: a signal that came in between would end this process and leave them behind.
-  using _ = onSignals((signal) => signals.take(signal));
+  using _ = onSignals(native, (signal, ofTerminal_ns) => signals.take(signal, ofTerminal_ns));
   const joined = await joinOrMake(native, new Segments(native, folder), folder, first.client.device, preset);
   try {
     // The simulated GPU that is there may be another one.
@@ -85,20 +85,23 @@ export async function run(command: readonly string[], native: Native, options: R
 
 type Signal = (typeof SIGNALS)[number];
 
+/** What is done with a signal. `ofTerminal_ns`: when it came, if a terminal has sent it to the command, too. */
+type Take = (signal: Signal, ofTerminal_ns: number | undefined) => void;
+
 /** Signals on their way to the command: those that come before it is there wait for it. */
 class Signals {
-  #pass: ((signal: Signal) => void) | undefined;
-  readonly #early: Signal[] = [];
+  #pass: Take | undefined;
+  readonly #early: Parameters<Take>[] = [];
 
-  take(signal: Signal): void {
-    if (this.#pass) this.#pass(signal);
-    else this.#early.push(signal);
+  take(...taken: Parameters<Take>): void {
+    if (this.#pass) this.#pass(...taken);
+    else this.#early.push(taken);
   }
 
   /** The command is there: what came before, and what comes from now on is passed on. */
-  begin(early: (signal: Signal) => void, pass: (signal: Signal) => void): void {
+  begin(pass: Take): void {
     this.#pass = pass;
-    for (const signal of this.#early) early(signal);
+    for (const taken of this.#early) pass(...taken);
   }
 }
 
@@ -201,17 +204,14 @@ async function runIn(
   };
   using keeper = new LoopKeeper(segment, native, joined.made);
   const startedAt_ms = performance.now();
-  const inTerminal = isForeground();
   const child = start(client, env);
-  signals.begin(
-    // The terminal's Ctrl-C came before the command was there to get it.
-    (signal) => child.kill(signal),
-    (signal) => {
-      // Held back, it could not end: who asks it to end does not want that.
-      if (!NO_END.has(signal)) segment.want(name, { paused_until_ns: 0 });
-      if (!(inTerminal && FROM_TERMINAL.has(signal))) child.kill(signal);
-    },
-  );
+  const there_ns = native.now_ns;
+  signals.begin((signal, ofTerminal_ns) => {
+    // Held back, it could not end: who asks it to end does not want that.
+    if (!NO_END.has(signal)) segment.want(name, { paused_until_ns: 0 });
+    // Of the terminal's Ctrl-C it has its own, unless that came before it was there to get it.
+    if (ofTerminal_ns === undefined || ofTerminal_ns < there_ns) child.kill(signal);
+  });
   let attached = false;
   let seen: { processes: number; mapped: number } | undefined;
   const processes = () => living().filter(({ pid }) => pid !== process.pid && startedWith(pid, marks));
@@ -259,10 +259,15 @@ async function runIn(
 }
 
 /** Until it is disposed of, signals that this process does not ignore do that instead. */
-function onSignals(act: (signal: Signal) => void): Disposable {
+function onSignals(native: Native, act: Take): Disposable {
   const handlers = SIGNALS.filter((signal) => !ignored(constants.signals[signal])).map((signal) => {
-    const handler = (): void => act(signal);
+    const number = constants.signals[signal];
+    const handler = (): void => {
+      const came = native.signalCame(number);
+      act(signal, came?.fromKernel && FROM_TERMINAL.has(signal) ? came.at_ns : undefined);
+    };
     process.on(signal, handler);
+    native.watchSignal(number);
     return { signal, handler };
   });
   return {
@@ -293,11 +298,4 @@ function ignoring(argv: readonly string[], cwd: string, env: Record<string, stri
   const more = odd.flatMap(([name, value]) => (value === undefined ? [] : [`${name}=${value}`]));
   const through = more.length > 0 && !argv[0]?.includes("=") ? ["env", ...more] : [];
   return ["/bin/sh", "-c", `trap '' ${kept.join(" ")}; exec "$@"`, "sh", ...through, ...argv];
-}
-
-/** Whether this process is in the foreground of a terminal, whose Ctrl-C reaches the command without our help. */
-function isForeground(): boolean {
-  // Fields 5 and 8: its process group, and that in the foreground of its terminal (-1 without one).
-  const [, group, terminal] = /\) \S \d+ (\d+) \d+ \d+ (-?\d+) /.exec(readFileSync("/proc/self/stat", "utf8")) ?? [];
-  return group !== undefined && group === terminal;
 }

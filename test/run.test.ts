@@ -206,6 +206,51 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))`;
     }
   });
 
+  test("in a terminal the command gets each signal once: Ctrl-C as early as may be, and what was sent to rigel run alone", async () => {
+    const job = `import os, pty, signal, sys
+folder, rigel = sys.argv[1], sys.argv[2:]
+def start(*command):
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp(rigel[0], [*rigel, *command])
+    return pid, terminal
+said = b""
+def hear(terminal, text=None):
+    global said
+    while text is None or text not in said:
+        try:
+            said += os.read(terminal, 1000)
+        except OSError:
+            return
+def end(pid, terminal):
+    hear(terminal)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+pid, terminal = start("sh", "-c", "n=0; trap 'n=$((n+1)); echo int $n' INT; trap 'echo quit' QUIT; trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done")
+hear(terminal, b"ready")
+os.kill(pid, signal.SIGINT)
+hear(terminal, b"int 1")
+os.kill(pid, signal.SIGQUIT)
+hear(terminal, b"quit")
+os.write(terminal, b"\\x03")
+hear(terminal, b"int 2")
+os.kill(pid, signal.SIGTERM)
+end(pid, terminal)
+print("int 3" if b"int 3" in said else "each once")
+# As soon as there is a segment, which is before there is a command.
+for time in range(5):
+    pid, terminal = start("sleep", "600")
+    while not any(name.endswith("-runsimulated") for name in os.listdir(folder)):
+        pass
+    os.write(terminal, b"\\x03")
+    end(pid, terminal)`;
+    using own = new Place();
+    const options = ["--class", "best-effort", "--device", "simulated", "--segment", own.segments];
+    const argv = ["python3", "-c", job, own.segments, ...commandLine(), "run", ...options, "--"];
+    await using child = Bun.spawn(argv, { cwd: own.path, env: own.env, stdout: "pipe", stderr: "inherit" });
+    expect((await child.stdout.text()).split("\n")).toEqual(["3", "each once", ...Array<string>(5).fill("130"), ""]);
+    expect(readdirSync(own.segments)).toEqual([]);
+  });
+
   test("gives the room of its segment back as it ends, though others have it mapped", async () => {
     await using first = run("best-effort", "train");
     const { stats } = await working("train");
