@@ -4,6 +4,8 @@
  * Standard output carries the result alone (a table, or with --json one document); everything else goes to standard error.
  */
 
+// Before what follows opens any itself.
+import { givenFiles } from "./given-files.ts";
 import { realpathSync, renameSync, writeFileSync } from "node:fs";
 import { join, resolve } from "node:path";
 import { Command, CommanderError, Option } from "commander";
@@ -134,7 +136,7 @@ function commandLine(): Command {
   addTop(program);
   addContexts(program);
   addBench(program, deviceSelector);
-  addRunCommands(program, deviceSelector);
+  addRunCommands(program, deviceSelector, givenFiles);
   addServe(program);
   addTrace(program);
   addHangs(program);

@@ -54,8 +54,12 @@ interface Where {
   segment?: string;
 }
 
-/** Adds the commands. */
-export function addRunCommands(program: Command, deviceSelector: (text: string) => Config["device"]): void {
+/** Adds the commands. `givenFiles`: what `rigel run` has been given open, besides the first three. */
+export function addRunCommands(
+  program: Command,
+  deviceSelector: (text: string) => Config["device"],
+  givenFiles: () => number[],
+): void {
   program
     .command("run")
     .description("run one command as a client of what already runs on the GPU")
@@ -81,6 +85,7 @@ export function addRunCommands(program: Command, deviceSelector: (text: string) 
         preset: own.getOptionValueSource("preset") === "default" ? undefined : flags.preset,
         folder: writableSegmentFolder(flags.segment),
         verbose: flags.verbose ?? false,
+        files: givenFiles(),
       });
     });
   program

@@ -1,9 +1,9 @@
 /**
  * run.ts: `rigel run`: starts one command as a client of what already runs on a GPU, from any shell.
  *
- * The command has the terminal, standard input and output of its own, as if it had been started without Rigel; signals are passed
- * on, and its exit status is that of `rigel run`. It joins the segment that is live on the device, or makes that of the machine
- * (join.ts), and helps to look after it while it runs (slo-loop.ts).
+ * The command has the terminal, standard input and output and other open files of its own, as if it had been started without Rigel;
+ * signals are passed on, and its exit status is that of `rigel run`. It joins the segment that is live on the device, or makes that of
+ * the machine (join.ts), and helps to look after it while it runs (slo-loop.ts).
  */
 
 import { constants } from "node:os";
@@ -42,6 +42,8 @@ export interface RunOptions {
   folder: string;
   /** Say on standard error what is joined, and when the command has attached. */
   verbose: boolean;
+  /** Open files that the command is to have besides the first three, under their numbers. */
+  files: readonly number[];
 }
 
 const LOOK_ms = 200;
@@ -204,7 +206,7 @@ async function runIn(
   };
   using keeper = new LoopKeeper(segment, native, joined.made);
   const startedAt_ms = performance.now();
-  const child = start(client, env);
+  const child = start(client, env, options.files);
   const there_ns = native.now_ns;
   signals.begin((signal, ofTerminal_ns) => {
     // Held back, it could not end: who asks it to end does not want that.
@@ -277,9 +279,11 @@ function onSignals(native: Native, act: Take): Disposable {
   };
 }
 
-function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefined>) {
+function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefined>, files: readonly number[]) {
+  // null: it stays closed.
+  const more = Array.from({ length: Math.max(2, ...files) - 2 }, (_, at) => (files.includes(at + 3) ? at + 3 : null));
   try {
-    return Bun.spawn(ignoring(argv, cwd, env), { cwd, env, stdin: "inherit", stdout: "inherit", stderr: "inherit" });
+    return Bun.spawn(ignoring(argv, cwd, env), { cwd, env, stdio: ["inherit", "inherit", "inherit", ...more] });
   } catch (thrown) {
     throw new RigelError("command", `rigel run: ${argv[0]} cannot be started (${reason(thrown)})`, { cause: thrown });
   }

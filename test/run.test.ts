@@ -134,6 +134,21 @@ describe("rigel run", () => {
     expect(given).toEqual(expect.arrayContaining(["BASH_FUNC_module%%=() { echo; }", "a.b=1"]));
   });
 
+  test("what it was started with open its command has open, as bash has it for <(command), and nothing else", async () => {
+    const options = ["--class", "high", "--device", "simulated", "--segment", place.segments, "--"];
+    const rigelRun = [...commandLine(), "run", ...options];
+    place.file("given", "told\n");
+    const outputs: string[] = [];
+    for (const before of [[], rigelRun, ["nohup", ...rigelRun]]) {
+      const command = [...before, "sh", "-c", "cat <&5; echo told >&7; ls /proc/self/fd"];
+      const argv = ["sh", "-c", 'exec 5<given 7>taken; exec "$@"', "sh", ...command];
+      const taken = place.file("taken", "");
+      await using child = Bun.spawn(argv, { cwd: place.path, env: place.env, stdout: "pipe", stderr: "ignore" });
+      outputs.push((await child.stdout.text()) + readFileSync(taken, "utf8"));
+    }
+    expect(outputs).toEqual(Array<string>(3).fill("told\n0\n1\n2\n3\n5\n7\ntold\n"));
+  });
+
   test("what asks for something else than its end leaves it paused", async () => {
     const options = ["--device", "simulated", "--segment", place.segments, "--class", "best-effort", "--name", "train"];
     const script = `trap 'echo checkpoint' USR1; ${replay} --profile ${join(place.path, "tiny.csv")} & while :; do wait; done`;
