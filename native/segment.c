@@ -136,13 +136,33 @@ bool rg_segment_live(const rg_segment *seg)
     return false;
 }
 
+/* A file in the folder of `path` that has no name yet; -1 where the file system has none such. */
+static int open_unnamed(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    int length = slash ? (int)(slash - path) + 1 : 0;
+    if (snprintf(folder, sizeof folder, "%.*s.", length, path) >= (int)sizeof folder)
+        return -1;
+    return open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+}
+
 int rg_segment_create(const char *path)
 {
-    /* Built under another name and then linked, so that nobody ever opens a half-made one. */
+    /* Built without a name, or under another one, and then linked, so that nobody ever opens a half-made one. Without a name nothing
+     * is left where this process is killed meanwhile. */
     char tmp[PATH_MAX];
-    if (snprintf(tmp, sizeof tmp, "%s.%d.tmp", path, (int)getpid()) >= (int)sizeof tmp)
+    int fd = open_unnamed(path);
+    bool named = fd < 0;
+    if (snprintf(tmp, sizeof tmp, "%s.%d.tmp", path, (int)getpid()) >= (int)sizeof tmp) {
+        if (!named)
+            close(fd);
         return -ENAMETOOLONG;
-    int fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    }
+    if (named)
+        fd = open(tmp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    else
+        snprintf(tmp, sizeof tmp, "/proc/self/fd/%d", fd);
     if (fd < 0)
         return -errno;
     rg_segment *seg = MAP_FAILED;
@@ -155,7 +175,6 @@ int rg_segment_create(const char *path)
         if (seg == MAP_FAILED)
             err = errno;
     }
-    close(fd);
     if (!err) {
         seg->header.version = RG_SEGMENT_VERSION;
         seg->header.size_bytes = sizeof *seg;
@@ -171,10 +190,12 @@ int rg_segment_create(const char *path)
         seg->settings = RG_SETTINGS_DEFAULT;
         seg->header.magic = RG_SEGMENT_MAGIC;
         munmap(seg, sizeof *seg);
-        if (link(tmp, path) != 0)
+        if (linkat(AT_FDCWD, tmp, AT_FDCWD, path, named ? 0 : AT_SYMLINK_FOLLOW) != 0)
             err = errno;
     }
-    unlink(tmp);
+    if (named)
+        unlink(tmp);
+    close(fd);
     return -err;
 }
 

@@ -1,7 +1,19 @@
 /** run.test.ts: `rigel run` and what changes running clients: set, pause, resume, ps, on the simulated GPU. */
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
-import { closeSync, copyFileSync, fstatSync, openSync, readFileSync, readdirSync, rmSync, statSync } from "node:fs";
+import {
+  closeSync,
+  copyFileSync,
+  fstatSync,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  readdirSync,
+  rmSync,
+  statSync,
+  watch,
+  writeFileSync,
+} from "node:fs";
 import { basename, join } from "node:path";
 import { Segments } from "../src/discover.ts";
 import { joinOrMake, removeLeft } from "../src/join.ts";
@@ -733,6 +745,27 @@ test("a folder of segments that is not there is an error, and named", async () =
   const { status, stderr } = await place.rigel(...made);
   expect(stderr).toContain("choose a folder that exists and can be written to with --segment DIR");
   expect(status).toBe(1);
+});
+
+test("a segment has no other name while it is made, under which who is killed meanwhile would leave it", async () => {
+  const folder = mkdtempSync("/dev/shm/rigel-test-");
+  try {
+    const native = await Native.load();
+    const seen = new Set<string | null>();
+    const { promise: over, resolve } = Promise.withResolvers<void>();
+    const watcher = watch(folder, (event, name) => {
+      // Of what is written to files that have no name it tells, too, but not that they come.
+      if (event === "rename") seen.add(name);
+      if (name === "end") resolve();
+    });
+    Segment.create(native, join(folder, "segment"));
+    writeFileSync(join(folder, "end"), "");
+    await over;
+    watcher.close();
+    expect([...seen]).toEqual(["segment", "end"]);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
 });
 
 test("what is no segment where one would be made is named, with what to do, and left there", async () => {
