@@ -152,9 +152,21 @@ function start({ where, argv, env, cwd, hideOutput }: Command) {
   } catch (thrown) {
     throw new RigelError(
       "command",
-      `${where}: expected a program that can be started, got ${argv[0]} (${reason(thrown)})`,
+      `${where}: expected a program that can be started, got ${argv[0]} (${whyNotStarted(thrown)})`,
       { cause: thrown },
     );
+  }
+}
+
+/** Why a file that is there and may be executed could not be: the system's words are of a file that is not there, or none. */
+export function whyNotStarted(thrown: unknown): string {
+  switch (thrown instanceof Error && "code" in thrown ? thrown.code : undefined) {
+    case "ENOENT":
+      return "ENOENT: what its first line, or its header, names to run it with is not there";
+    case "ENOEXEC":
+      return "ENOEXEC: it is no program of this machine, and its first line does not name one with #!";
+    default:
+      return reason(thrown);
   }
 }
 

@@ -13,7 +13,7 @@ import { clientEnvironment } from "./client-environment.ts";
 import { type Config, configOf } from "./config.ts";
 import { Segments } from "./discover.ts";
 import { Durations, durationsFolder } from "./durations.ts";
-import { RigelError, namingOptions, reason } from "./errors.ts";
+import { RigelError, namingOptions } from "./errors.ts";
 import { HangWatch } from "./hang-watch.ts";
 import { type Joined, joinOrMake, joinedEnvironment } from "./join.ts";
 import { progress } from "./log.ts";
@@ -23,7 +23,7 @@ import type { Native } from "./native.ts";
 import { type PlannedClient, plan, simulationState } from "./plan.ts";
 import { noWeight } from "./policy.ts";
 import { environmentOf, hasMapped, ignored, living, startedWith } from "./proc.ts";
-import { describe } from "./process.ts";
+import { describe, whyNotStarted } from "./process.ts";
 import { LoopKeeper } from "./slo-loop.ts";
 
 type Preset = Config["simulated"]["preset"];
@@ -285,7 +285,9 @@ function start({ argv, cwd }: PlannedClient, env: Record<string, string | undefi
   try {
     return Bun.spawn(ignoring(argv, cwd, env), { cwd, env, stdio: ["inherit", "inherit", "inherit", ...more] });
   } catch (thrown) {
-    throw new RigelError("command", `rigel run: ${argv[0]} cannot be started (${reason(thrown)})`, { cause: thrown });
+    throw new RigelError("command", `rigel run: ${argv[0]} cannot be started (${whyNotStarted(thrown)})`, {
+      cause: thrown,
+    });
   }
 }
 

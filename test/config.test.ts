@@ -351,15 +351,22 @@ describe.concurrent("what only looks like a configuration is refused:", () => {
 
   test("a program that the kernel cannot start", async () => {
     using scratch = new Scratch();
-    const broken = scratch.file("broken", "\0 neither a program nor a script");
-    chmodSync(broken, 0o700);
     const client = { name: "a", class: "high", command: ["./broken"], cwd: "." };
     const path = scratch.file("config.json", { device: "simulated", clients: [client] });
-    const { status, stderr } = await rigel("launch", path);
-    expect(stderr).toContain(
-      `rigel: ${path}:1:72: clients[0].command[0]: expected a program that can be started, got ./broken (ENOEXEC`,
-    );
-    expect(status).toBe(2);
+    const field = `${path}:1:72: clients[0].command[0]`;
+    const options = ["--class", "high", "--device", "simulated", "--segment", scratch.path];
+    for (const [content, why] of [
+      ["\0 neither a program nor a script", "(ENOEXEC: it is no program of this machine, "],
+      ["#!/missing/interpreter\n", "(ENOENT: what its first line, or its header, names to run it with is not there)"],
+    ] as const) {
+      const broken = scratch.file("broken", content);
+      chmodSync(broken, 0o700);
+      const launched = await rigel("launch", path);
+      expect(launched.stderr).toContain(`rigel: ${field}: expected a program that can be started, got ./broken ${why}`);
+      const run = await rigel("run", ...options, "--", broken);
+      expect(run.stderr).toContain(`rigel: rigel run: ${broken} cannot be started ${why}`);
+      expect([launched.status, run.status]).toEqual([2, 2]);
+    }
   });
 });
 
