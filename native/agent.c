@@ -209,6 +209,7 @@ static void *agent_main(void *unused)
             beat_all(now);
             clear_stale(now);
             rg_preempt_beat();
+            rg_arrivals_beat();
             rg_memory_beat();
             rg_calls_add();
             rg_clock_beat();

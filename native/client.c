@@ -100,6 +100,7 @@ void rigel_shutdown(void)
     if (was_client) {
         rg_gate_settle();
         rg_preempt_stop();
+        rg_arrivals_stop();
         rg_record_stop();
         rg_agent_stop();
         rg_calls_add();

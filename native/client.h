@@ -732,14 +732,15 @@ void rg_stops_forget_context(CUcontext context, CUdevice d);
  * until that has begun and is launched as a whole: rg_stay_launches is told of its first launch, before it, rg_stay_begin of its last.
  * rg_stay_ahead: one begins with this, on this stream: an input that takes long, or the first of several launches: the GPU comes over before that, and stays
  * likewise.
- * rg_stay_announced: the client says that one is coming: likewise, for four times `stay_us`, and best-effort streams stop meanwhile.
+ * rg_stay_announced: one of this client's is coming, on one of these devices, as the program says or is seen: likewise, for RG_STAY_ANNOUNCED times
+ * `stay_us`, and best-effort streams stop meanwhile. Whether anything was done for it.
  * rg_stay_all_launched: all of a request is queued; or its input is waited for by itself.
  * rg_stay_done: one of this client's is done, whoever found out.
  * rg_stay_ends: there is nothing to stay for.
  */
 RG_COLD void rg_stay_begin(const rg_track *track);
 RG_COLD void rg_stay_ahead(const rg_track *track, enum rg_kind kind, uint64_t units);
-RG_COLD void rg_stay_announced(rg_member *m);
+RG_COLD bool rg_stay_announced(rg_member *m, uint32_t devices);
 RG_COLD void rg_stay_all_launched(uint32_t device);
 RG_COLD void rg_stay_done(const rg_member *m, uint32_t device, uint64_t now_ns);
 RG_COLD void rg_stay_coming(uint32_t device, uint64_t now_ns);
@@ -749,11 +750,26 @@ RG_COLD void rg_stay_ends(void);
 /* For requests that take longer to launch, mostly kernel by kernel, the GPU does not stay. */
 #define RG_STAY_LAUNCH_NS 1000000u
 
+/* For a request that is said to be coming it stays for so many times `stay_us`. */
+enum { RG_STAY_ANNOUNCED = 4 };
+
+/* rg_stay_allowed: bit per device: it may there, as was last found. */
+uint32_t rg_stay_allowed(void);
+
 /* rg_stay_beat: whether it may on the device, a high client's, if there is anybody beside; makes what it takes for that. Agent thread only. */
 void rg_stay_beat(uint32_t device, bool allowed);
 
 /* rg_stay_forget_context: the context (or every context of device `d`) goes. */
 void rg_stay_forget_context(CUcontext context, CUdevice d);
+
+/* ---- arrivals.c: requests are seen coming ---- */
+
+/* rg_arrivals_told: the program says itself when requests are coming. */
+void rg_arrivals_told(void);
+
+/* rg_arrivals_beat: begins to look where that is of use, in a thread of its own. Agent thread only. rg_arrivals_stop: ends that. */
+void rg_arrivals_beat(void);
+void rg_arrivals_stop(void);
 
 /* ---- agent.c ---- */
 

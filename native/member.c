@@ -679,8 +679,9 @@ void rigel_report_request(uint64_t latency_ns)
 void rigel_request_coming(void)
 {
     rg_member *m = reporter();
+    rg_arrivals_told();
     if (m && atomic_load(&m->mode) & RG_MODE_HIGH)
-        rg_stay_announced(m);
+        rg_stay_announced(m, UINT32_MAX);
 }
 
 /* In the place of one that this client has begun, and of what those inside have left open. */

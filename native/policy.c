@@ -315,6 +315,23 @@ uint64_t rg_policy_brief(uint64_t launched_ns, uint64_t worked_ns)
     return worked_ns <= RG_POLICY_BRIEF_NS && launched_ns < 2 * worked_ns ? 2 * worked_ns - launched_ns : 0;
 }
 
+bool rg_policy_foresees(const uint32_t us[RG_POLICY_ARRIVALS], uint32_t n, uint32_t ahead_us, uint64_t stay_us, uint32_t *after_us)
+{
+    uint32_t sorted[RG_POLICY_ARRIVALS], hits = 0;
+    if (n < RG_POLICY_ARRIVALS / 2)
+        return false;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t k = i;
+        for (; k && sorted[k - 1] > us[i]; k--)
+            sorted[k] = sorted[k - 1];
+        sorted[k] = us[i];
+    }
+    *after_us = sorted[n / 16] > ahead_us ? sorted[n / 16] - ahead_us : 0;
+    for (uint32_t i = 0; i < n; i++)
+        hits += us[i] != RG_POLICY_NEVER && us[i] >= *after_us && us[i] - *after_us < stay_us;
+    return hits * 4 >= n * 3;
+}
+
 uint64_t rg_policy_inverse(uint32_t weight)
 {
     return ((uint64_t)RG_POLICY_WEIGHT_ONE << 22) / (weight ? weight : RG_POLICY_WEIGHT_ONE);

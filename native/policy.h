@@ -296,6 +296,18 @@ static inline bool rg_policy_follows(uint64_t short_pauses)
     return short_pauses & (short_pauses - 1);
 }
 
+/* Of a source of requests (arrivals.c) so many arrivals are remembered, the last ones; and nothing is foreseen by less than half of that. */
+#define RG_POLICY_ARRIVALS 16
+/* No request came of it. */
+#define RG_POLICY_NEVER UINT32_MAX
+
+/*
+ * rg_policy_foresees: whether requests are foreseen by what arrives: `us`, so many, are how long after the last arrivals a request began. If so the GPU
+ * comes over `after_us` later: `ahead_us` before the earliest, of sixteen the second; and three of four must have begun from then on and within
+ * `stay_us`, for which it waits.
+ */
+bool rg_policy_foresees(const uint32_t us[RG_POLICY_ARRIVALS], uint32_t n, uint32_t ahead_us, uint64_t stay_us, uint32_t *after_us);
+
 /* Best-effort work that is off the GPU comes back if it can have it for so long: to come back and to go again are calls of 0.26 and 0.43 ms. */
 #define RG_POLICY_BETWEEN_NS 1000000u
 

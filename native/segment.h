@@ -25,7 +25,7 @@
 
 #define RG_SEGMENT_MAGIC 0x31304c4547495221ull /* "!RIGEL01" in memory */
 enum {
-    RG_SEGMENT_VERSION = 28,
+    RG_SEGMENT_VERSION = 29,
     RG_MAX_CLIENTS = 64,
     RG_MAX_DEVICES = 16,
     RG_NAME_BYTES = 64,
@@ -109,7 +109,8 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u32, quantum_us, 1)    /* [control] fair: the most GPU time by which a client of weight 1 may be ahead of another */ \
     F(u32, sms_limit, 1)     /* [control] orion: SM_THRESHOLD */ \
     F(u32, outstanding_us, 1) /* [control] orion: DUR_THRESHOLD; 0: no limit */ \
-    F(u32, stay_us, 1)       /* [control] for how long the GPU stays with a high client's process after a request (stay.c); 0: not */
+    F(u32, stay_us, 1)       /* [control] for how long the GPU stays with a high client's process after a request (stay.c); 0: not */ \
+    F(u32, arrivals, 1)      /* [control] 1: and it comes over for requests that are seen coming, at a high client's sockets and pipes (arrivals.c) */
 
 #define RG_DEVICE_FIELDS(F) \
     F(u64, key, 1)       /* [any] taken by compare-and-swap: hash of the UUID; 0: free */ \
@@ -199,6 +200,7 @@ enum rg_client_state { RG_FREE = 0, RG_CLAIMING = 1, RG_LIVE = 2, RG_EXITED = 3,
     F(u64, slow_calls, 1)      /* [client] calls that took its channels off the GPU, or let them back, of RG_POLICY_SLOW_CALL_NS or more */ \
     F(u64, stays, 1)           /* [client] high: requests after which the GPU was to stay with its process (stay.c) */ \
     F(u64, ahead, 1)           /* [client] high: requests for which it was to come over ahead of their input */ \
+    F(u64, foreseen, 1)        /* [client] high: requests that it was to come over for as something arrived (arrivals.c) */ \
     F(u64, shared, 1)          /* [client] launches that the least share let out */ \
     F(u64, charged_ns, 1)      /* [client] fair: GPU time of the kernels launched */ \
     F(u64, unprofiled, 1)      /* [client] orion: kernels launched that are in no profile */ \
@@ -411,6 +413,7 @@ typedef struct {
         .high_slice_us = 20000, \
         .stop_us = 250, \
         .stay_us = 250, \
+        .arrivals = 1, \
         .min_share_ppm = 50000, \
         .quantum_us = 2000, /* a time slice */ \
         .trace = 1, \
@@ -478,7 +481,7 @@ typedef struct {
 } rg_segment;
 #undef RG_SECTION
 
-/* The layout of version 28. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
+/* The layout of version 29. A failing line means: raise RG_SEGMENT_VERSION, then correct the number. */
 _Static_assert(offsetof(rg_segment, settings) == 128, "segment layout");
 _Static_assert(offsetof(rg_segment, devices) == 256, "segment layout");
 _Static_assert(sizeof(rg_device) == 256, "segment layout");

@@ -18,7 +18,7 @@
  * Where the GPU is with another process as a request begins, it takes 137 us to come over (native/bench/switch.cu), and does not begin to while nothing
  * but an input is copied. So in front of one that takes as long as the calls, the same two kernels go out: the GPU comes over meanwhile, and stays. So they do
  * in front of a request of several launches, which the GPU would leave between two of them for the same reason as after it. And so they do before a request
- * that its program says is coming (rigel_request_coming), with best-effort streams stopped for as long.
+ * that its program says is coming (rigel_request_coming), or that is seen coming (arrivals.c), with best-effort streams stopped for as long.
  *
  * Not where there is nothing to keep the GPU from, with which it costs: while such a kernel is about and no other process has work, what a graph has
  * in it takes longer: a request of GPT-2 decoding 6.8 to 7.0 ms in place of 6.5 (docs/experiments.md). So not in a hold, which is to tell what requests take
@@ -48,8 +48,6 @@ enum { ALONE, COMING, LAUNCHED, OVER, LATE };
 enum { LATES = 2 };
 /* In front of a request that has begun; or of one that is said to be coming; else behind one. */
 enum { AHEAD, ANNOUNCED, BEHIND, REASONS = BEHIND };
-/* For a request that is said to be coming it stays for so many times `stay_us`. */
-enum { ANNOUNCED_TIMES = 4 };
 /* What the stream says, in the first of a pair of words. One has begun before the last but one is over. */
 enum { BEGINS = 1, PAIRS = 8 };
 
@@ -156,6 +154,14 @@ static bool has_somebody_beside(uint32_t device)
         has |= rg_since(seen[i].at_ns, now) < LATELY_NS;
     }
     return has;
+}
+
+uint32_t rg_stay_allowed(void)
+{
+    uint32_t devices = 0;
+    for (uint32_t i = 0; i < RG_MAX_DEVICES; i++)
+        devices |= (uint32_t)atomic_load(&stays[i].allowed) << i;
+    return devices;
 }
 
 void rg_stay_beat(uint32_t device, bool allowed)
@@ -289,7 +295,7 @@ static void last_was_in_vain(uint32_t device)
 /* For how long it stays if nothing comes. */
 static uint32_t stay_us(uint32_t why)
 {
-    uint32_t us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed), times = why == ANNOUNCED ? ANNOUNCED_TIMES : 1;
+    uint32_t us = atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed), times = why == ANNOUNCED ? RG_STAY_ANNOUNCED : 1;
     return us < UINT32_MAX / 1000 / times ? us * times : UINT32_MAX / 1000; /* nanoseconds have as many bits */
 }
 
@@ -431,15 +437,15 @@ void rg_stay_ahead(const rg_track *t, enum rg_kind kind, uint64_t units)
  * Under `taken`; `there`: the GPU is, behind a request or for one that was announced. What cannot be launched, as while something is captured, was in vain
  * as well: best-effort work stops for it all the same.
  */
-static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns)
+static bool announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns)
 {
     CUcontext context = atomic_load(&stays[device].context);
     uint32_t us = stay_us(ANNOUNCED);
     atomic_store(&stays[device].announces, true);
     if (there ? atomic_load(&stays[device].until_ns) != 0 : !context || !are_the_gpus(m, device) || !RG_REAL(cuLaunchKernel))
-        return; /* that is known already; or there is nothing to be done for it */
+        return false; /* that is known already; or there is nothing to be done for it */
     if (is_skipped(device, ANNOUNCED))
-        return;
+        return false;
     uint64_t until_ns = now_ns + COMES_NS + us * 1000ull; /* it is there then, and for so long */
     atomic_store(&stays[device].until_ns, until_ns);
     rg_device_coming(rg.segment, device, until_ns);
@@ -447,23 +453,28 @@ static void announced(rg_member *m, uint32_t device, bool there, uint64_t now_ns
         rg_stay_coming(device, now_ns);
     else
         launch_in(context, m, device, ANNOUNCED, NULL, us);
-    if (!(atomic_load(&rg.stays) >> device & 1))
+    bool stays = atomic_load(&rg.stays) >> device & 1;
+    if (!stays)
         last_was_in_vain(device);
+    return stays;
 }
 
-void rg_stay_announced(rg_member *m)
+bool rg_stay_announced(rg_member *m, uint32_t devices)
 {
     uint64_t now = rg_clock_ns();
-    for (uint32_t devices = atomic_load(&m->slot->devices), us; devices; devices &= devices - 1) {
+    uint32_t us;
+    bool any = false;
+    for (devices &= atomic_load(&m->slot->devices); devices; devices &= devices - 1) {
         uint32_t device = (uint32_t)__builtin_ctz(devices);
         if (!atomic_load(&stays[device].allowed) || atomic_load(&m->busy[device]))
             continue;
         bool there = atomic_load(&rg.stays) >> device & 1 && is_there(device, now);
         if (!(there ? is_high(m) : may_stay(m, device, &us)) || !take(device))
             continue;
-        announced(m, device, there, now);
+        any |= announced(m, device, there, now);
         give(device);
     }
+    return any;
 }
 
 void rg_stay_begin(const rg_track *t)

@@ -15,7 +15,7 @@ typedef struct {
     uint64_t runtime_ns, deadline_ns, period_ns;
 } rg_thread_attributes;
 
-/* rg_own_threads: how many Rigel has started in this process. */
+/* rg_own_threads: how many Rigel has started in this process, but for those that have ended before it does. */
 extern _Atomic uint32_t rg_own_threads;
 
 /*

@@ -71,10 +71,22 @@ const PROGRAMS: readonly Program[] = [
     args: serve("resnet50", 4, "--graph", "--prepare", "--announce"),
   },
   {
+    name: "resnet50-served",
+    class: "high",
+    title: "ResNet-50 inference, batch 4, images that come as bytes over a connection, CUDA graph",
+    args: serve("resnet50", 4, "--graph", "--prepare", "--served"),
+  },
+  {
     name: "bert-graph",
     class: "high",
     title: "BERT-base inference, batch 2, 128 tokens, CUDA graph",
     args: serve("bert", 2, "--seq", "128", "--graph"),
+  },
+  {
+    name: "bert-served",
+    class: "high",
+    title: "BERT-base inference, batch 2, 128 tokens that come over a connection, CUDA graph",
+    args: serve("bert", 2, "--seq", "128", "--graph", "--served"),
   },
   {
     name: "resnet50-mixed",

@@ -86,6 +86,8 @@ export const policySchema = fields({
   stop_us: z.int().min(0).max(1_000_000).optional(),
   /** For so long the GPU stays with a high client's process after a request, where others often follow at once; 0: not. */
   stay_us: z.int().min(0).max(10_000).optional(),
+  /** ... and comes over for requests that it sees coming, by what arrives at their program's sockets and pipes; false: not. */
+  arrivals: z.boolean().optional(),
   /** `slo`: what the high clients' p99 may be, over what it is alone, or in milliseconds. */
   target: targetSchema.optional(),
   /** `priority`, `slo`: the part of the GPU's time that best-effort work gets though high clients never rest. */

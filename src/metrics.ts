@@ -46,6 +46,12 @@ const PER_CLIENT: readonly [string, "counter" | "gauge", string, (client: Client
     "Requests for which the GPU was to come over ahead of their input.",
     ({ preemption }) => preemption.ahead,
   ],
+  [
+    "rigel_foreseen_total",
+    "counter",
+    "Requests for which the GPU was to come over as something arrived at the program's sockets or pipes.",
+    ({ preemption }) => preemption.foreseen,
+  ],
   ["rigel_charged_seconds_total", "counter", "GPU time charged by policy fair.", ({ charged_ms }) => charged_ms / 1000],
   ["rigel_guard_repaired_total", "counter", "cuBLAS calls repaired.", ({ guard }) => guard.repaired],
   ["rigel_memory_used_bytes", "gauge", "Device memory in use.", ({ memory }) => memory.used_bytes],

@@ -33,6 +33,7 @@ const READ_BY = {
   high_slice_us: BY_CLASS,
   stop_us: BY_CLASS,
   stay_us: BY_CLASS,
+  arrivals: BY_CLASS,
   min_share: BY_CLASS,
   share_period_us: BY_CLASS,
   corun: BY_CLASS,

@@ -22,7 +22,7 @@ import { DEFAULT_TARGET, type Target } from "./slo-alone.ts";
 import { GRAPH_WHOLE, Histogram, type HistogramShape, type Usage, counters } from "./usage.ts";
 
 /** RG_SEGMENT_VERSION of native/segment.h. */
-const VERSION = 28;
+const VERSION = 29;
 
 const fieldSchema = z.object({
   offset: z.int().nonnegative(),
@@ -224,6 +224,7 @@ interface Settings {
   trace?: boolean | undefined;
   outstanding_us?: number | undefined;
   stay_us?: number | undefined;
+  arrivals?: boolean | undefined;
 }
 
 /** One of the segment's tables, row by row, for the module that knows what is in it. */

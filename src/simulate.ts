@@ -300,7 +300,8 @@ function clientOf(client: Config["clients"][number], index: number, seed: number
 /** Everything that is missing or wrong, at once; what has no effect becomes a note. */
 async function checkProfiles({ file, clients, fieldNames, policy }: Config, notes: string[]): Promise<void> {
   const problems: RigelError[] = [];
-  if (policy.stay_us !== undefined) notes.push("policy.stay_us is not simulated");
+  for (const field of ["stay_us", "arrivals"] as const)
+    if (policy[field] !== undefined) notes.push(`policy.${field} is not simulated`);
   for (const [index, client] of clients.entries()) {
     const names = fieldNames[index];
     const where = `${file}: ${names?.client}`;

@@ -88,6 +88,8 @@ const measuredSchema = z.object({
     stays: count,
     /** Requests for which it was to come over ahead of their input. */
     ahead: count,
+    /** ... of those: that were seen coming, by what arrived at the program's sockets and pipes. */
+    foreseen: count,
   }),
   /** What the cuBLAS guard counted and repaired. */
   guard: guardSchema,
@@ -397,6 +399,7 @@ export function measured(usage: Usage, counted_s: number, guard: Pick<GuardRepor
       slow_calls: counters.slow_calls,
       stays: counters.stays,
       ahead: counters.ahead,
+      foreseen: counters.foreseen,
     },
     charged_ms: milliseconds(counters.charged_ns),
     guard: {

@@ -33,6 +33,7 @@ interface Counters {
   slow_calls: number;
   stays: number;
   ahead: number;
+  foreseen: number;
   shared: number;
   charged_ns: number;
   unprofiled: number;
@@ -196,6 +197,7 @@ export function counters(value: (name: keyof Counters) => number): Counters {
     slow_calls: value("slow_calls"),
     stays: value("stays"),
     ahead: value("ahead"),
+    foreseen: value("foreseen"),
     shared: value("shared"),
     charged_ns: value("charged_ns"),
     unprofiled: value("unprofiled"),

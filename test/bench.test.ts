@@ -1096,16 +1096,19 @@ test("bun run bench:verdict tells how soon requests are found to miss a target",
 test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
-  expect(programs.size).toBe(17);
+  expect(programs.size).toBe(19);
   const folder = join(root, "src", "python");
   // Nothing of what it needs on a GPU host is imported before the arguments have been read.
   const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
 import workload; workload.arguments(sys.argv[2:])`;
   for (const { name, args } of programs) {
-    await using child = Bun.spawn([python ?? "", "-c", script, folder, ...args, "--log", "x", "--start-at", "1"], {
-      stdout: "pipe",
-      stderr: "pipe",
-    });
+    await using child = Bun.spawn(
+      [python ?? "", "-c", script, folder, ...args, "--rate", "60", "--log", "x", "--start-at", "1"],
+      {
+        stdout: "pipe",
+        stderr: "pipe",
+      },
+    );
     const [stderr, status] = await Promise.all([child.stderr.text(), child.exited]);
     expect({ name, stderr, status }).toEqual({ name, stderr: "", status: 0 });
   }
@@ -1166,6 +1169,20 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
         ["--mode", "train", "--model", "bert", "--batch", "1", "--announce"],
         "--announce is for --mode infer without --decode",
       ],
+      [[...serving, "--batch", "1", "--served"], "--served needs --rate"],
+      ...[
+        [...serving, "--batch", "1,2"],
+        [...serving, "--batch", "1", "--closed"],
+        [...serving, "--batch", "1", "--alternate", "1"],
+        ["--mode", "infer", "--model", "gpt2", "--batch", "1", "--decode", "2"],
+        ["--mode", "train", "--model", "bert", "--batch", "1"],
+      ].map(
+        (other) =>
+          [
+            [...other, "--rate", "1", "--served"],
+            "--served is for --mode infer without --decode, --alternate and --closed, and one size and length",
+          ] as const,
+      ),
     ] as const) {
       const [, stderr, status] = await run(...args);
       expect(stderr).toContain(message);
@@ -1277,6 +1294,73 @@ print(json.dumps([report["count"], now]))`;
     expect(ended_s).toBeGreaterThanOrEqual(2);
   },
 );
+
+describe.skipIf(python === null)("workload.py --served", () => {
+  /** Requests whose input is 300,000 bytes, which comes in several pieces; each takes the bytes that have come. */
+  const script = `import json, os, signal, sys, types
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import workload
+args = workload.arguments(sys.argv[2:])
+stop = workload.Stop()
+clients = workload.Clients(args, stop)
+to, seen = bytearray(b"x" * 300000), []
+def request():
+    seen.append(bytes(to) == bytes(len(to)))
+    to[:] = b"x" * len(to)
+    if after is not None and len(seen) == after:
+        os.kill(os.getpid(), signal.SIGTERM)
+`;
+  const end = `
+work = types.SimpleNamespace(request=request, input=lambda: memoryview(to))
+report = workload.serve(work, args, stop, clients)
+clients.connection.close()
+print(json.dumps([report["count"], len(seen), all(seen), os.wait()[1]]))`;
+  const run = async (after: number | null, ...args: string[]) => {
+    const argv = "--mode infer --model bert --batch 1 --warmup 0 --served".split(" ");
+    const folder = join(root, "src", "python");
+    await using child = Bun.spawn(
+      [python ?? "", "-c", `${script}after = ${after ?? "None"}${end}`, folder, ...argv, ...args],
+      { stdout: "pipe", stderr: "pipe" },
+    );
+    const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
+    expect(stderr).toBe("");
+    return z.tuple([z.number(), z.number(), z.boolean(), z.number()]).parse(JSON.parse(stdout));
+  };
+
+  test("requests of another process come whole, as they fall due, until the end", async () => {
+    using scratch = new Scratch();
+    const gaps = scratch.file("gaps.json", [0.01, 0.02, 0, 0.02, 100]);
+    expect(await run(null, "--arrivals", gaps, "--duration", "0.2")).toEqual([4, 4, true, 0]);
+  });
+
+  test("as many as are asked for, or none", async () => {
+    expect((await run(null, "--rate", "1000", "--requests", "5")).slice(0, 3)).toEqual([5, 5, true]);
+    expect((await run(null, "--rate", "1000", "--requests", "0")).slice(0, 3)).toEqual([0, 0, true]);
+  });
+
+  test("ends at SIGTERM, amid them or with none to come", async () => {
+    expect((await run(3, "--rate", "1000")).slice(0, 3)).toEqual([3, 3, true]);
+    using scratch = new Scratch();
+    const gaps = scratch.file("gaps.json", [0, 3600]);
+    expect((await run(1, "--arrivals", gaps)).slice(0, 3)).toEqual([1, 1, true]);
+  });
+
+  test("the process that sends them ends if the one that takes them was killed before it had its connection", async () => {
+    const killed = `import os, signal, socket, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, sys.argv[1])
+import workload
+socket.socket.accept = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+workload.Clients(workload.arguments(sys.argv[2:]), workload.Stop())`;
+    const argv = "--mode infer --model bert --batch 1 --rate 1 --served".split(" ");
+    await using child = Bun.spawn([python ?? "", "-c", killed, join(root, "src", "python"), ...argv], {
+      stdout: "pipe",
+    });
+    expect(await child.stdout.text()).toBe(""); // once both have ended
+    expect(await child.exited).not.toBe(0);
+  });
+});
 
 describe.skipIf(python === null)("workload.py at its end", () => {
   const folder = join(root, "src", "python");
@@ -1929,7 +2013,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "resnet50+nothing"], "expected a best-effort program, one of resnet50-train, bert-train"],
     [
       ["--pairs", "resnet50-train+resnet50"],
-      'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, bert-graph, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, gpt2-stream, got "resnet50-train"',
+      'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, resnet50-served, bert-graph, bert-served, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, gpt2-stream, got "resnet50-train"',
     ],
     [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],

@@ -275,6 +275,42 @@ describe.skipIf(!gpu)("on a real GPU", () => {
     PROGRAM_LIMIT_ms,
   );
 
+  test.skipIf(missing("torch", "torchvision"))(
+    "requests that come over a connection are seen coming, in a program that says nothing of them, and give the same bits",
+    async () => {
+      using scratch = new Scratch();
+      const [without, with_, over] = [
+        join(scratch.path, "bare"),
+        join(scratch.path, "rigel"),
+        join(scratch.path, "over"),
+      ];
+      scratch.file("tiny.csv", TINY_PROFILE);
+      const served = ["--model", "resnet50", "--batch", "4", "--graph", "--prepare", "--mode", "infer", "--served"];
+      const serve = [...workload, ...served, "--rate", "100", "--requests", "800", "--losses"];
+      const mark = '"$@"; status=$?; touch "$0"; exit $status';
+      const beside = '"$0" --profile "$1" & until [ -e "$2" ]; do sleep 0.2; done; kill $!; wait $!';
+      const replay = [join(root, "native", "build", "rigel-replay"), join(scratch.path, "tiny.csv")];
+      const path = scratch.file("config.json", {
+        sharing: "time-slice",
+        policy: { name: "priority" },
+        clients: [
+          { name: "serve", class: "high", command: ["sh", "-c", mark, over, ...serve, with_], cwd: root },
+          { name: "train", class: "best-effort", command: ["sh", "-c", beside, ...replay, over], cwd: root },
+        ],
+      });
+      await bare([...serve, without]);
+      const result = await rigel("launch", path, "--json");
+      expect(result.status, result.stderr).toBe(0);
+      const client = reportOf(result).clients.find(({ name }) => name === "serve");
+      expect(client).toMatchObject({ attached: true, exit_code: 0 });
+      expect(client?.preemption.foreseen, result.stderr).toBeGreaterThan(80);
+      const expected = readFileSync(without, "utf8");
+      expect(expected.trim().split("\n")).toHaveLength(800);
+      expect(readFileSync(with_, "utf8")).toBe(expected);
+    },
+    PROGRAM_LIMIT_ms,
+  );
+
   // Not at the same time as others: what else is on the GPU would be in the durations by which graphs are cut.
   test.skipIf(missing("torch", "transformers"))(
     "GPT-2 training from one CUDA graph, held at the gate beside a busy high client, goes out in pieces and gives the same bits",

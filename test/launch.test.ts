@@ -959,7 +959,7 @@ describe("--dry-run", () => {
 
 const suspended = (name: string, slow_calls: number, suspensions = 500) => ({
   name,
-  preemption: { state: "on" as const, suspensions, suspended_ms: 900, slow_calls, stays: 0, ahead: 0 },
+  preemption: { state: "on" as const, suspensions, suspended_ms: 900, slow_calls, stays: 0, ahead: 0, foreseen: 0 },
 });
 
 describe("the report", () => {

@@ -137,7 +137,13 @@ const clientSchema = z.object({
     unprofiled: z.number(),
     graph_pieces: z.number(),
   }),
-  preemption: z.object({ state: z.string(), suspensions: z.number(), stays: z.number(), ahead: z.number() }),
+  preemption: z.object({
+    state: z.string(),
+    suspensions: z.number(),
+    stays: z.number(),
+    ahead: z.number(),
+    foreseen: z.number(),
+  }),
   charged_ms: z.number(),
   memory: z.object({
     limit_bytes: z.number().nullable(),

@@ -135,8 +135,9 @@ describe.concurrent("rigel simulate", () => {
 
   test("what is asked for and not simulated is said", async () => {
     using scratch = new Scratch();
-    const { notes } = await predicted(jobs(scratch, { policy: { name: "priority", stay_us: 100 } }));
+    const { notes } = await predicted(jobs(scratch, { policy: { name: "priority", stay_us: 100, arrivals: false } }));
     expect(notes).toContain("policy.stay_us is not simulated");
+    expect(notes).toContain("policy.arrivals is not simulated");
     expect((await predicted(jobs(scratch))).notes.join()).not.toContain("not simulated");
   });
 

@@ -87,7 +87,7 @@ const serve: ClientStats = {
     graph_whole_reason: null,
   },
   charged_ms: 0,
-  preemption: { state: "on", suspensions: 0, suspended_ms: 0, slow_calls: 0, stays: 0, ahead: 0 },
+  preemption: { state: "on", suspensions: 0, suspended_ms: 0, slow_calls: 0, stays: 0, ahead: 0, foreseen: 0 },
   guard,
   gate_waits: { p50_ms: null, p95_ms: null, p99_ms: null },
   durations: { seeded: 0, samples: 0 },

@@ -1,5 +1,6 @@
 /*
- * gate-testing.h: what test-gate.c, test-busy.c, test-preempt.c, test-stop.c and test-context.c share: how to become a client, another client.
+ * gate-testing.h: what test-gate.c, test-busy.c, test-preempt.c, test-stop.c, test-stay.c, test-arrivals.c and test-context.c share: how to become a
+ * client, another client.
  *
  * "Another client" is a slot and a busy bit that the test sets itself, so nothing depends on timing: a launch that must wait is seen
  * waiting before it is let go.
@@ -71,6 +72,29 @@ static inline void become_high_without_agent(void)
 {
     become("high");
     rg_agent_stop(); /* or it ends nothing, should it not have ended yet */
+}
+
+/* A best-effort client beside, which waits for its work: in that thread. */
+static inline rg_thread *other_thread(void)
+{
+    return &seg->threads[OTHER * RG_MAX_THREADS];
+}
+static inline void other_works(void)
+{
+    atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
+    atomic_store(&seg->clients[OTHER].devices, 1);
+    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
+    atomic_store(&other_thread()->doing, RG_OP_cuCtxSynchronize | RG_DOING);
+}
+
+/* A high client with which the GPU may stay, for as long as can be, once rg_stay_beat has made what that takes. */
+static inline void become_one_to_stay_with(void)
+{
+    become_high_without_agent(); /* which would say that it may not, on the simulated GPU */
+    atomic_fetch_or(&seg->stops[0].armed, 1ull << OTHER);
+    other_works();
+    seg->settings.stay_us = 1000000;
+    seg->settings.high_slice_us = 1000000000;
 }
 
 #endif

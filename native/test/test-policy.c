@@ -574,6 +574,65 @@ static void slices_beside_one_another(void)
     CHECK_EQUAL(rg_policy_peers_slice_us(16000, 7, 2048), 2048);
 }
 
+/* Whether requests are foreseen that begin so long after something has arrived, 400 us before which the GPU comes, for 1 ms; and how much later it does. */
+static bool foreseen(const uint32_t *us, uint32_t n, uint32_t *after_us)
+{
+    *after_us = 12345;
+    return rg_policy_foresees(us, n, 400, 1000, after_us);
+}
+
+static void what_is_foreseen(void)
+{
+    enum { N = RG_POLICY_ARRIVALS };
+    uint32_t us[N], after;
+    for (int i = 0; i < N; i++)
+        us[i] = 2000;
+    CHECK(!foreseen(us, 0, &after));
+    CHECK(!foreseen(us, 7, &after)); /* not known yet */
+    CHECK_EQUAL(after, 12345);
+    CHECK(foreseen(us, 8, &after));
+    CHECK_EQUAL(after, 1600);
+    CHECK(foreseen(us, N, &after));
+    CHECK_EQUAL(after, 1600);
+    /* In any order; one of sixteen that comes sooner does not count for when. */
+    for (int i = 0; i < N; i++)
+        us[i] = 2000 + (i * 7) % N * 10;
+    CHECK(foreseen(us, N, &after));
+    CHECK_EQUAL(after, 1610);
+    us[3] = 5;
+    CHECK(foreseen(us, N, &after));
+    CHECK(after >= 1600 && after <= 1610);
+    us[3] = 2000;
+    /* At once, where it would have to be sooner. */
+    for (int i = 0; i < N; i++)
+        us[i] = 100 + i * 40;
+    CHECK(foreseen(us, N, &after));
+    CHECK_EQUAL(after, 0);
+    /* Three of four within the time, from then on. */
+    for (int i = 0; i < N; i++)
+        us[i] = i < 4 ? 10000 : 1000;
+    CHECK(foreseen(us, N, &after));
+    CHECK_EQUAL(after, 600);
+    us[9] = 10000;
+    CHECK(!foreseen(us, N, &after));
+    us[9] = RG_POLICY_NEVER;
+    CHECK(!foreseen(us, N, &after));
+    us[9] = 1599;
+    CHECK(foreseen(us, N, &after));
+    us[9] = 1600;
+    CHECK(!foreseen(us, N, &after));
+    /* And with nothing that ever came of it. */
+    for (int i = 0; i < N; i++)
+        us[i] = RG_POLICY_NEVER;
+    CHECK(!foreseen(us, N, &after));
+    us[0] = us[1] = 500;
+    CHECK(!foreseen(us, N, &after));
+    /* For no time nothing comes. */
+    for (int i = 0; i < N; i++)
+        us[i] = 2000;
+    CHECK(!rg_policy_foresees(us, N, 400, 0, &after));
+}
+
 int main(void)
 {
     slo_is_priority();
@@ -590,6 +649,7 @@ int main(void)
     requests_that_are_alike();
     requests_that_launch_no_more();
     requests_that_follow();
+    what_is_foreseen();
     fair();
     orion();
     CHECK_EQUAL(DECIDE(), RG_PASS);

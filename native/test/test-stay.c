@@ -32,28 +32,11 @@ static CUresult count_record(CUevent e, CUstream s)
     return real_record(e, s);
 }
 
-/* A best-effort client beside, which waits for its work: in that thread. */
-static rg_thread *other_thread(void)
-{
-    return &seg->threads[OTHER * RG_MAX_THREADS];
-}
-static void other_works(void)
-{
-    atomic_store(&seg->clients[OTHER].class, RG_CLASS_BEST_EFFORT);
-    atomic_store(&seg->clients[OTHER].devices, 1);
-    atomic_store(&seg->clients[OTHER].state, RG_LIVE);
-    atomic_store(&other_thread()->doing, RG_OP_cuCtxSynchronize | RG_DOING);
-}
-
 static void become_one_that_may(void)
 {
-    become_high_without_agent(); /* which would say that it may not, on the simulated GPU */
+    become_one_to_stay_with();
     real_launch = RG_REAL(cuLaunchKernel);
     *(__typeof__(&note_launch) *)&rg_real.hooked[RG_HOOK_cuLaunchKernel] = note_launch;
-    atomic_fetch_or(&seg->stops[0].armed, 1ull << OTHER);
-    other_works();
-    seg->settings.stay_us = 1000000;
-    seg->settings.high_slice_us = 1000000000;
     rg_stay_beat(0, true);
 }
 

@@ -13,6 +13,8 @@ Weights are random and nothing is fetched. Precision is PyTorch's default (fp32;
             With --prepare images come as bytes, and each request has the host write them to pinned memory as numbers first;
             with --announce the program tells Rigel before that that a request is coming (rigel.request_coming).
             With --alternate one request of each two goes past Rigel (rigel.bypass), by chance the first or the second.
+            With --served another process has the requests, and sends each over a TCP connection of this host as it falls due,
+            its input with it.
   decoding  serving where a request is --decode tokens of GPT-2, each one replay of a captured CUDA graph over a past
             of --seq tokens whose keys and values are there already. With --stream kernel by kernel, and each is read back.
   training  a step loop over a batch that is already on the GPU, without reading the loss back, --ahead steps ahead of
@@ -33,8 +35,11 @@ import os
 import random
 import re
 import signal
+import socket
+import struct
 import sys
 import tempfile
+import threading
 import time
 
 # Before torch and transformers are imported: both read these once. cuBLAS's is for runs whose bits are compared only: it
@@ -89,6 +94,7 @@ def arguments(argv=None):
     parser.add_argument("--graph", action="store_true", help="serve, or train GPT-2, from a captured CUDA graph")
     parser.add_argument("--prepare", action="store_true", help="serve images that come as bytes, of which the host makes numbers for each request")
     parser.add_argument("--announce", action="store_true", help="serve, and tell Rigel that a request is coming as it has come in")
+    parser.add_argument("--served", action="store_true", help="serve requests of another process, which come over a connection")
     parser.add_argument("--ahead", type=at_least_0(int), default=2, help="training steps issued before the first of them is waited for")
     parser.add_argument(
         "--windows", metavar="FILE", help="train by a JSON list of seconds: pause, work, pause, ...; then pause until the end"
@@ -114,6 +120,8 @@ def arguments(argv=None):
         parser.error("--prepare is for --mode infer of images")
     if args.announce and (args.mode != "infer" or args.decode):
         parser.error("--announce is for --mode infer without --decode")
+    if args.served and (args.mode != "infer" or args.decode or len(args.kinds) > 1 or args.alternate is not None or args.closed):
+        parser.error("--served is for --mode infer without --decode, --alternate and --closed, and one size and length")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
@@ -124,6 +132,8 @@ def arguments(argv=None):
         check_output(parser, f"--{name}", getattr(args, name))
     args.gaps = None if args.arrivals in ("poisson", "uniform") else read_seconds(parser, "--arrivals", args.arrivals)
     args.spells = None if args.windows is None else read_seconds(parser, "--windows", args.windows)
+    if args.served and not args.gpu_time and args.gaps is None and args.rate == 0:
+        parser.error("--served needs --rate")
     if args.warmup is None:
         args.warmup = 150 if args.mode == "infer" else 10
     if args.losses and args.requests is None:
@@ -294,6 +304,11 @@ class Inference:
             torch.set_num_threads(1)  # on a host whose processors are shared, threads that wait for one another take 100 times as long
         # As they come in, once for all.
         self.images = {id(host): torch.randint(0, 256, host.shape, dtype=torch.uint8) for host in hosts} if args.prepare else {}
+
+    def input(self):
+        """Where the input of a request is to be, as it comes in: bytes."""
+        host, *_ = self.kinds[0]
+        return memoryview(self.images.get(id(host), host).numpy()).cast("B")
 
     def _announcer(self):
         try:
@@ -643,7 +658,87 @@ class Switch:
         self._set(False)
 
 
-def serve(work, args, stop):
+class Clients:
+    """Another process that sends each request as it falls due, and takes the answers."""
+
+    ORDER = struct.Struct("ddQ")  # when the start was or will be, how late it is by then, and bytes of an input
+    DUE = struct.Struct("d")  # in front of an input
+    ANSWER = bytes(8)
+
+    def __init__(self, args, stop):
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = listener.getsockname()
+            if os.fork() == 0:
+                try:
+                    for number in (signal.SIGTERM, signal.SIGINT):
+                        signal.signal(number, signal.SIG_DFL)
+                    listener.close()  # or it would be connected to itself, once the other process has ended
+                    with contextlib.suppress(OSError):
+                        self._send_all(args, stop, address)
+                finally:
+                    os._exit(0)  # whatever comes: a signal too, just before
+            listener.settimeout(60)
+            self.connection, _ = listener.accept()
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.connection.settimeout(0.05)  # so that SIGTERM is seen
+
+    def _send_all(self, args, stop, address):
+        with socket.create_connection(address) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            order = connection.recv(self.ORDER.size, socket.MSG_WAITALL)
+            if len(order) < self.ORDER.size:
+                return
+            start, late_s, length = self.ORDER.unpack(order)
+            answers = threading.Thread(target=self._take_answers, args=(connection,), daemon=True)
+            answers.start()
+            for due in due_here(args, start, late_s, stop):
+                connection.sendall(self.DUE.pack(due) + bytes(length))
+            connection.shutdown(socket.SHUT_WR)
+            answers.join()  # what is closed before its answers have been taken is lost on the way
+
+    @staticmethod
+    def _take_answers(connection):
+        """Until there is nobody to send to."""
+        with contextlib.suppress(OSError):
+            while connection.recv(4096):
+                pass
+        os._exit(0)
+
+    def requests(self, start, late_s, stop, to):
+        """When each fell due, once its input has come to `to`."""
+        due = bytearray(self.DUE.size)
+        with contextlib.suppress(ConnectionError):
+            self.connection.sendall(self.ORDER.pack(start, late_s, len(to)))
+            while self._fill(memoryview(due), stop) and self._fill(to, stop):
+                yield self.DUE.unpack(due)[0]
+                self.connection.sendall(self.ANSWER)
+
+    def _fill(self, to, stop):
+        while to and not stop.asked:
+            with contextlib.suppress(TimeoutError):
+                got = self.connection.recv_into(to)
+                if not got:
+                    return False
+                to = to[got:]
+        return not stop.asked
+
+
+def due_here(args, start, late_s, stop, before_each=lambda: None):
+    """When each request falls due, once it does."""
+    for due in due_times(args, start):
+        if args.duration is not None and due >= args.duration:
+            wait_until(start + args.duration, stop)
+            return
+        if due < late_s:
+            continue
+        before_each()
+        wait_until(start + due, stop)
+        if stop.asked:
+            return
+        yield due
+
+
+def serve(work, args, stop, clients=None):
     outputs = []
     switch = Switch(args.alternate)
     for _ in range(args.warmup):
@@ -654,31 +749,26 @@ def serve(work, args, stop):
     stop.measuring = True
     start, late_s = wait_for_start(args, stop)
     served = []  # (seconds after the start at which it fell due, latency in seconds)
-    for due in due_times(args, start):
-        if stop.asked or (args.requests is not None and len(served) >= args.requests):
-            break
-        if args.duration is not None and due >= args.duration:
-            wait_until(start + args.duration, stop)
-            break
-        if due < late_s:
-            continue
-        switch.next()
-        wait_until(start + due, stop)
-        if stop.asked:
-            break
+    if clients is None:
+        requests = due_here(args, start, late_s, stop, switch.next)
+    else:
+        requests = clients.requests(start, late_s, stop, work.input())
+    for due in requests if args.requests != 0 else ():
         output = work.request()
         served.append((due, time.perf_counter() - start - due))
         switch.served()
         if args.losses:
             outputs.append(output)
+        if len(served) == args.requests:
+            break
     elapsed = time.perf_counter() - start
     switch.end()
     if args.losses:
         with writing(args, "losses") as file:
             for output in outputs:
                 file.write(hashlib.sha256(output.contiguous().numpy().tobytes()).hexdigest() + "\n")
-    requests = [[round(due, 6), round(latency * 1e3, 6)] for due, latency in served]
-    write_log(args, late_s, requests=requests, **({} if args.alternate is None else {"past": switch.log}))
+    log = [[round(due, 6), round(latency * 1e3, 6)] for due, latency in served]
+    write_log(args, late_s, requests=log, **({} if args.alternate is None else {"past": switch.log}))
     return infer_report(args, [latency for _, latency in served], elapsed, late_s > 0)
 
 
@@ -826,6 +916,7 @@ def main():
     args = arguments()
     stop = Stop()
     try:
+        clients = Clients(args, stop) if args.served and not args.gpu_time else None  # before there is anything that a fork would share
         import torch
 
         if not torch.cuda.is_available():
@@ -836,7 +927,7 @@ def main():
             write_log(args, 0.0, gpu_ms=gpu_ms)
             report = gpu_time_report(gpu_ms)
         elif args.mode == "infer":
-            report = serve(work, args, stop)
+            report = serve(work, args, stop, clients)
         else:
             report = train(torch, work, args, stop)
     except Stopped:

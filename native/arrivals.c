@@ -1,0 +1,498 @@
+/*
+ * arrivals.c: sees requests of a high client coming, by what arrives at its process's sockets and pipes.
+ *
+ * A server has work of its own between what it gets and its first launch: it reads, decodes, batches. If that takes about as long each time, the GPU
+ * can come over meanwhile (stay.c), as it does where the program says so itself (rigel_request_coming), without which the request waits for that, 137 us.
+ *
+ * One thread watches the process's sockets and pipes, by epoll, beside whatever the program does to read them: of that nothing is
+ * hooked, and nothing is read here. Each of them is a source, and for each it is noted how long after something had come to it the next request began.
+ * Where most of the last ones began within the time for which the GPU waits (rg_policy_foresees), it comes over that long after the next. That
+ * is learned by itself for what comes while the client is busy, and counts from the end of that: a program that serves one after the other reads it then;
+ * and for what comes right after, which may have to do with the request that has just been answered. Of a source that is new it is what all had.
+ * What comes to nothing is counted as if the program had said so (in vain, more and more are left out), and here as well.
+ *
+ * Only sockets, of IP and UNIX, and pipes: to poll others may mean something to their driver, as it does to NVIDIA's, or send what is to go out (AF_XDP).
+ * A socket is watched for being writable, too, as it always is: then the GPU comes also where the program has read all by the time that this thread
+ * looks. Where a stream of UNIX sockets becomes writable the peer has read, so that these are watched for input alone.
+ *
+ * Costs: nothing of the program's time, and a few microseconds of another processor for what arrives, at most each 50 us; none where no best-effort
+ * client is beside. Where nothing is foreseen by thousands of arrivals of a source, it is not watched for some seconds; nor is any, by many more.
+ */
+#include "client.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* File descriptors above are not watched. Those of Rigel's are at the end, where no program looks for them. */
+enum { SOURCES = 4096, OWN = 16 };
+/* After so many numbers in a row that are none no more are looked for. */
+enum { ENOUGH = 256 };
+enum { EVENTS = 32, PENDING = 32 };
+enum { SCAN_NS = 500000000, BEAT_MS = 100, REST_NS = 50000 };
+/* What begins later has another cause. */
+enum { LOST_NS = 50000000 };
+/* Before the first launch: until the calls for it are made, and the GPU has come over. And until streams have stopped: as far as stops are apart, mostly;
+ * but no more, beside longer kernels. */
+enum { COMES_US = 200, STOPS_US = 200 };
+/* What comes so soon after a request may be of that one. */
+enum { AFTERMATH_NS = 1000000 };
+/* So often it is looked whether the request is over amid which something came, later each time an eighth of what has passed; and for how long. */
+enum { AMID_NS = 50000, LONGEST_NS = 500000000 };
+/* When something comes: while the client has nothing to do; right after a request; amid one. */
+enum when { IDLE, AFTER, AMID, WHENS };
+/* So many arrivals that nothing was foreseen by, of a source, or of all: for so long it is not watched, or none is. */
+enum { USELESS = 4096, ALL_USELESS = 65536 };
+static const uint64_t PAUSE_NS = 10000000000ull;
+
+typedef struct {
+    uint32_t us[RG_POLICY_ARRIVALS]; /* until requests began, in turn */
+    uint32_t n;
+    uint16_t whose; /* the last one's */
+} experience;
+
+typedef struct {
+    uint64_t came_ns; /* nothing has begun since; 0: nothing has come */
+    uint64_t due_ns;  /* then the GPU comes over; 0: it does not, or has */
+    uint16_t whose;   /* for whom */
+    uint16_t amid;    /* whose request is not over yet; 0: none */
+    enum when when;
+    bool watched, is_new;
+    uint32_t useless; /* arrivals since something was foreseen by one */
+    uint32_t file;    /* of those that have had this number which one it is, with what comes to it */
+    uint64_t paused_until;
+    experience had[WHENS];
+} source;
+
+/* Whose: 1 + member << 4 | device; 0: nobody's. */
+static rg_member *member_of(uint16_t whose)
+{
+    return &rg.members[(whose - 1u) >> 4];
+}
+static uint32_t device_of(uint16_t whose)
+{
+    return (whose - 1u) & 15;
+}
+
+static source sources[SOURCES];
+static experience all[WHENS];
+static uint16_t pending[PENDING]; /* those at which something came */
+static uint32_t pendings, useless;
+static uint64_t paused_until;
+static int own = -1, wakes = -1; /* epoll, and an eventfd in it; -1: none */
+static bool stale; /* the epoll has files that are not at their number any more */
+static pthread_t thread;
+static _Atomic uint32_t started, stopping, over, wanted, told;
+static dev_t device; /* what no file of the program's is on, but an epoll or eventfd of its own */
+static ino_t inode;
+
+/* ---- what is watched ---- */
+
+/* With a number that the program's files do not get, which are given the lowest that are free. */
+static int high_number(int fd)
+{
+    struct rlimit limit = {1024, 1024};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    rlim_t least = (limit.rlim_cur < SOURCES ? limit.rlim_cur : SOURCES) - OWN;
+    int high = fd < 0 || limit.rlim_cur < 2 * OWN ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, (int)least);
+    if (fd >= 0)
+        close(fd);
+    return high;
+}
+
+static void unmake(void)
+{
+    if (own >= 0)
+        close(own);
+    if (wakes >= 0)
+        close(wakes);
+}
+
+static bool make(void)
+{
+    own = high_number(epoll_create1(EPOLL_CLOEXEC));
+    wakes = high_number(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
+    struct stat s;
+    if (own >= 0 && wakes >= 0 && epoll_ctl(own, EPOLL_CTL_ADD, wakes, &e) == 0 && fstat(wakes, &s) == 0) {
+        device = s.st_dev;
+        inode = s.st_ino;
+        return true;
+    }
+    unmake();
+    return false;
+}
+
+/* Whether these numbers are Rigel's still: the program may have closed them, and have others of its own under them since. */
+static bool are_own(void)
+{
+    struct stat s[2];
+    return fstat(own, &s[0]) == 0 && fstat(wakes, &s[1]) == 0 && s[0].st_dev == device && s[0].st_ino == inode && s[1].st_dev == device &&
+           s[1].st_ino == inode;
+}
+
+/* Past libc: the program may close and open it meanwhile, which is no race between them, though a sanitizer that follows files takes it for one. */
+static bool set(int operation, int fd, struct epoll_event *e)
+{
+    return syscall(SYS_epoll_ctl, own, operation, fd, e) == 0;
+}
+
+/*
+ * What it is watched for; 0: it is neither such a socket nor a pipe, or, `closed`, nothing. Asked without fstat, for which a network's file system may ask its
+ * server, and wait for it.
+ */
+static uint32_t events_of(int fd, bool *closed)
+{
+    int domain = AF_UNIX;
+    socklen_t size = sizeof domain;
+    bool is = getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0;
+    *closed = !is && errno == EBADF;
+    if (is ? domain != AF_UNIX && domain != AF_INET && domain != AF_INET6 : *closed || fcntl(fd, F_GETPIPE_SZ) < 0)
+        return 0;
+    return EPOLLET | EPOLLIN | (domain == AF_UNIX ? 0 : EPOLLOUT);
+}
+
+/*
+ * A file that the program has closed stays in the epoll while another process has it, such as a child, or it is open under another number. It cannot be
+ * taken out: the epoll is replaced by a new one, under the same number.
+ */
+static void begin_anew(void)
+{
+    int new = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
+    if (new >= 0 && epoll_ctl(new, EPOLL_CTL_ADD, wakes, &e) == 0 && dup3(new, own, O_CLOEXEC) == own)
+        stale = false;
+    if (new >= 0)
+        close(new);
+}
+
+/* What the program has opened since is watched, too. What it closes is not any more, by itself, where nobody else has it. */
+static void scan(uint64_t now_ns)
+{
+    if (stale)
+        begin_anew();
+    for (int fd = 0, closed = 0; fd < SOURCES && closed < ENOUGH; fd++) {
+        source *at = &sources[fd];
+        bool is_closed;
+        uint32_t of = events_of(fd, &is_closed);
+        closed = is_closed ? closed + 1 : 0;
+        if (is_closed)
+            at->paused_until = 0;
+        if (!of || now_ns < at->paused_until) {
+            at->file += at->watched;
+            at->watched = false;
+            continue;
+        }
+        struct epoll_event e = {.events = of, .data.u64 = (uint64_t)(at->file + 1) << 32 | (uint32_t)fd};
+        if (set(EPOLL_CTL_ADD, fd, &e)) { /* else it is already */
+            at->file++;
+            at->watched = at->is_new = true;
+        }
+    }
+}
+
+static void watch_none(void)
+{
+    for (int fd = 0; fd < SOURCES; fd++) {
+        struct epoll_event e = {0};
+        if (sources[fd].watched)
+            set(EPOLL_CTL_DEL, fd, &e);
+        sources[fd].file += sources[fd].watched;
+        sources[fd].watched = false;
+        sources[fd].came_ns = sources[fd].due_ns = sources[fd].amid = 0;
+    }
+    pendings = 0;
+}
+
+/* ---- what comes of it ---- */
+
+/* Calls it for each device of each high client of the process. */
+static void each_of_the_process(void (*look)(uint16_t whose, void *at), void *at)
+{
+    for (uint32_t i = 0; i < atomic_load(&rg.member_count); i++) {
+        const rg_member *m = &rg.members[i];
+        for (uint32_t devices = atomic_load(&m->mode) & RG_MODE_HIGH ? atomic_load(&m->slot->devices) : 0; devices; devices &= devices - 1)
+            look((uint16_t)(1 + (i << 4 | (uint32_t)__builtin_ctz(devices))), at);
+    }
+}
+
+static uint64_t busy_since(uint16_t whose)
+{
+    return atomic_load(&member_of(whose)->period[device_of(whose)].busy_since);
+}
+
+static uint64_t idle_since(uint16_t whose)
+{
+    return atomic_load_explicit(&rg_share_of(rg.segment, device_of(whose), member_of(whose)->slot_index)->idle_ns, memory_order_relaxed);
+}
+
+typedef struct {
+    uint64_t ns, began_ns; /* the first that has begun after that, as far as is known; 0: none */
+    uint16_t whose;
+} beginning;
+
+static void first_after(uint16_t whose, void *at)
+{
+    beginning *b = at;
+    uint64_t began = busy_since(whose);
+    if (began > b->ns && (!b->began_ns || began < b->began_ns)) {
+        b->began_ns = began;
+        b->whose = whose;
+    }
+}
+
+typedef struct {
+    uint64_t now_ns;
+    uint16_t busy; /* who is */
+    bool just_now; /* somebody was */
+} activity;
+
+static void is_at_one(uint16_t whose, void *at)
+{
+    activity *a = at;
+    uint64_t idle = idle_since(whose);
+    a->busy = atomic_load(&member_of(whose)->busy[device_of(whose)]) ? whose : a->busy;
+    a->just_now |= idle && rg_since(idle, a->now_ns) < AFTERMATH_NS;
+}
+
+static void learn(experience *e, uint32_t us, uint16_t whose)
+{
+    if (us != RG_POLICY_NEVER && whose != e->whose) {
+        e->n = 0; /* what was learned is of another client, or GPU */
+        e->whose = whose;
+    }
+    e->us[e->n++ % RG_POLICY_ARRIVALS] = us;
+}
+
+static void came_to(source *s, uint32_t us, uint16_t whose)
+{
+    learn(&s->had[s->when], us, whose);
+    learn(&all[s->when], us, whose);
+    s->came_ns = s->due_ns = 0;
+}
+
+static uint32_t ahead_us(void)
+{
+    uint32_t stop_us = atomic_load_explicit(&rg.segment->settings.stop_us, memory_order_relaxed);
+    return COMES_US + (stop_us < STOPS_US ? stop_us : STOPS_US);
+}
+
+/* When the GPU is to come for what has come to it, if it is. */
+static void foresee(source *s)
+{
+    const experience *e = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 ? &s->had[s->when] : &all[s->when];
+    uint64_t stay_us = (uint64_t)RG_STAY_ANNOUNCED * atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
+    uint32_t after_us, known = e->n < RG_POLICY_ARRIVALS ? e->n : RG_POLICY_ARRIVALS;
+    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us, &after_us))
+        return;
+    useless = s->useless = 0;
+    s->whose = e->whose;
+    s->due_ns = s->came_ns + after_us * 1000ull;
+}
+
+/* Whether the request is over amid which something came: then it counts as having come at its end. */
+static bool is_behind(source *s)
+{
+    bool busy = atomic_load(&member_of(s->amid)->busy[device_of(s->amid)]);
+    uint64_t idle = idle_since(s->amid);
+    if (busy && busy_since(s->amid) <= s->came_ns)
+        return false;
+    s->amid = 0;
+    s->came_ns = idle > s->came_ns ? idle : s->came_ns;
+    if (!busy)
+        foresee(s);
+    return true;
+}
+
+/* Whether the program's work goes past Rigel for now (rigel_bypass_begin): of its requests nothing is known, and nothing is done for them. */
+static bool is_past(void)
+{
+    return atomic_load(&rg.mode) == RG_MODE_BARE;
+}
+
+/* What has begun since is noted, and what has not come to anything. */
+static void look_back(uint64_t now_ns)
+{
+    uint32_t kept = 0;
+    bool past = is_past();
+    for (uint32_t i = 0; i < pendings; i++) {
+        source *s = &sources[pending[i]];
+        if (past) {
+            s->came_ns = s->due_ns = s->amid = 0;
+            continue;
+        }
+        if (s->amid && !is_behind(s)) {
+            if (rg_since(s->came_ns, now_ns) < LONGEST_NS)
+                pending[kept++] = pending[i];
+            else
+                s->came_ns = s->amid = 0;
+            continue;
+        }
+        beginning b = {.ns = s->came_ns};
+        each_of_the_process(first_after, &b);
+        uint64_t after = rg_since(s->came_ns, b.began_ns ? b.began_ns : now_ns);
+        if (b.began_ns && after < LOST_NS)
+            came_to(s, (uint32_t)(after / 1000), b.whose);
+        else if (after >= LOST_NS)
+            came_to(s, RG_POLICY_NEVER, 0);
+        else
+            pending[kept++] = pending[i];
+    }
+    pendings = kept;
+}
+
+static void arrived(uint32_t fd, uint32_t file, uint64_t now_ns)
+{
+    source *s = &sources[fd];
+    activity a = {.now_ns = now_ns};
+    if (file != s->file) {
+        stale = true;
+        return;
+    }
+    if (s->is_new || is_past()) { /* new: it was ready as it was added */
+        s->is_new = false;
+        return;
+    }
+    useless++;
+    if (++s->useless >= USELESS) {
+        struct epoll_event e = {0};
+        set(EPOLL_CTL_DEL, (int)fd, &e);
+        s->file += s->watched;
+        s->watched = false;
+        s->useless = 0;
+        s->paused_until = now_ns + PAUSE_NS;
+    }
+    each_of_the_process(is_at_one, &a);
+    enum when when = a.busy ? AMID : a.just_now ? AFTER : IDLE;
+    if (s->came_ns && !(s->when == AFTER && when == IDLE))
+        return; /* more of the same */
+    if (s->came_ns) {
+        came_to(s, RG_POLICY_NEVER, 0);
+    } else if (pendings < PENDING) {
+        pending[pendings++] = (uint16_t)fd;
+    } else {
+        return;
+    }
+    s->came_ns = now_ns;
+    s->when = when;
+    s->amid = a.busy;
+    if (!s->amid)
+        foresee(s);
+}
+
+/* Has the GPU come over for what is due; when it is to be looked again. */
+static uint64_t come(uint64_t now_ns)
+{
+    uint64_t next = UINT64_MAX;
+    for (uint32_t i = 0; i < pendings; i++) {
+        source *s = &sources[pending[i]];
+        if (s->due_ns && s->due_ns <= now_ns) {
+            s->due_ns = 0;
+            if (rg_stay_announced(member_of(s->whose), 1u << device_of(s->whose)))
+                atomic_fetch_add_explicit(&member_of(s->whose)->slot->foreseen, 1, memory_order_relaxed);
+        }
+        uint64_t eighth = rg_since(s->came_ns, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
+        uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : UINT64_MAX;
+        next = at < next ? at : next;
+    }
+    return next;
+}
+
+/* ---- the thread ---- */
+
+/* False: that cannot be done any more, as the program has closed what it takes. */
+static bool look(void)
+{
+    struct epoll_event events[EVENTS];
+    struct pollfd p = {.fd = own, .events = POLLIN};
+    uint64_t now = rg_clock_ns();
+    look_back(now);
+    uint64_t next = come(now), left = next == UINT64_MAX ? BEAT_MS * 1000000ull : next > now ? next - now : 0;
+    struct timespec t = {(time_t)(left / 1000000000u), (long)(left % 1000000000u)};
+    if (ppoll(&p, 1, &t, NULL) < 0 || (p.revents & (POLLNVAL | POLLERR)))
+        return false;
+    if (!p.revents)
+        return true;
+    int n = epoll_wait(own, events, EVENTS, 0);
+    now = rg_clock_ns();
+    look_back(now);
+    for (int i = 0; i < n; i++)
+        if (events[i].data.u64 != SOURCES)
+            arrived((uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32), now);
+    now = rg_clock_ns();
+    left = rg_since(now, come(now)); /* whatever else arrives until then: it is seen after the rest */
+    nanosleep(&(struct timespec){.tv_nsec = (long)(left < REST_NS ? left : REST_NS)}, NULL);
+    return n >= 0;
+}
+
+static void *arrivals_main(void *unused)
+{
+    (void)unused;
+    uint64_t scanned = 0;
+    bool watching = false, ok = true;
+    rg_thread_is_prompt("rigel-arrivals");
+    while (ok && !atomic_load(&stopping) && rg_is_client() && are_own()) {
+        uint64_t now = rg_now_ns();
+        if (!atomic_load(&wanted) || now < paused_until) {
+            if (watching)
+                watch_none();
+            watching = false;
+            struct pollfd p = {.fd = wakes, .events = POLLIN};
+            ok = poll(&p, 1, BEAT_MS) == 0; /* else it is to stop, or the program has closed it */
+            continue;
+        }
+        if (!watching || now - scanned >= SCAN_NS) {
+            scan(now);
+            scanned = now;
+        }
+        watching = true;
+        ok = look();
+        if (useless >= ALL_USELESS) {
+            useless = 0;
+            paused_until = now + PAUSE_NS;
+        }
+    }
+    atomic_store(&over, 1);
+    atomic_fetch_sub(&rg_own_threads, 1); /* the others may be at work for long */
+    return NULL;
+}
+
+void rg_arrivals_told(void)
+{
+    atomic_store_explicit(&told, 1, memory_order_relaxed);
+}
+
+void rg_arrivals_beat(void)
+{
+    static bool failed;
+    bool on = rg_stay_allowed() && atomic_load(&rg.segment->settings.arrivals) && atomic_load(&rg.segment->settings.stay_us) && !atomic_load(&told);
+    atomic_store(&wanted, on);
+    if (!on || failed || atomic_load(&started))
+        return;
+    bool made = make(), ok = made && rg_thread_start(&thread, arrivals_main, NULL);
+    if (made && !ok)
+        unmake();
+    atomic_store(&started, ok);
+    failed = !ok;
+}
+
+void rg_arrivals_stop(void)
+{
+    uint64_t one = 1;
+    atomic_store(&stopping, 1);
+    if (!atomic_load(&started))
+        return;
+    if (!atomic_load(&over) && are_own() && write(wakes, &one, sizeof one) < 0) {
+        /* The program has closed it: then it is found within a tenth of a second. */
+    }
+    if (rg_join(thread) /* or the process exits without it */ && are_own())
+        unmake(); /* or goes on without Rigel */
+}

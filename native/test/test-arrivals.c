@@ -1,0 +1,607 @@
+/*
+ * test-arrivals.c: requests that are seen coming by what arrives at the program's sockets and pipes (arrivals.c): what is watched, when the GPU comes over,
+ * and what the program may do meanwhile. As test-stay.c; when the GPU comes for which arrivals is in test-policy.c.
+ */
+#include "gate-testing.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+/* Like that of an agent that finds that the GPU may stay. */
+static void beat(void)
+{
+    rg_stay_beat(0, true);
+    rg_arrivals_beat();
+}
+
+static void become_a_server(void)
+{
+    become_one_to_stay_with();
+    seg->settings.high_slice_us = 1; /* the GPU stays after no request */
+}
+
+static void request(void)
+{
+    launch(spin, NULL, 1000000);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+}
+
+/* A connection: what is sent into one end arrives at the other. */
+typedef struct {
+    int to, from;
+} connection;
+
+static connection a_pipe(void)
+{
+    int ends[2];
+    CHECK_EQUAL(pipe(ends), 0);
+    return (connection){ends[1], ends[0]};
+}
+
+static connection a_socket(void)
+{
+    int ends[2];
+    CHECK_EQUAL(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    return (connection){ends[0], ends[1]};
+}
+
+static connection over_tcp(void)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    connection c = {socket(AF_INET, SOCK_STREAM, 0), -1};
+    int listener = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK_EQUAL(bind(listener, (struct sockaddr *)&address, size), 0);
+    CHECK_EQUAL(listen(listener, 1), 0);
+    CHECK_EQUAL(getsockname(listener, (struct sockaddr *)&address, &size), 0);
+    CHECK_EQUAL(connect(c.to, (struct sockaddr *)&address, size), 0);
+    c.from = accept(listener, NULL, NULL);
+    CHECK(c.from >= 0);
+    close(listener);
+    return c;
+}
+
+static void send_one(connection c)
+{
+    CHECK_EQUAL(write(c.to, "x", 1), 1);
+}
+
+static void receive_one(connection c)
+{
+    char byte;
+    CHECK_EQUAL(read(c.from, &byte, 1), 1);
+}
+
+/*
+ * One comes, while there is nothing else, right after another one, or amid it; 10 ms of work of the program's own later it is launched, and 2 ms after
+ * its end it is out of the next one's way.
+ */
+static enum { ALONE, AFTER, AMID } comes;
+static void serve_one(connection c)
+{
+    if (comes == AFTER)
+        request();
+    if (comes == AMID)
+        launch(spin, NULL, 5000000);
+    send_one(c);
+    if (comes == AMID)
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    receive_one(c);
+    usleep(10000);
+    request();
+    usleep(2000);
+    beat();
+}
+
+static uint64_t foreseen(void)
+{
+    return atomic_load(&rg.slot->foreseen);
+}
+
+static void until_one_is_foreseen(connection c)
+{
+    uint64_t before = foreseen();
+    for (int i = 0; i < 3000 && foreseen() == before; i++)
+        serve_one(c);
+    CHECK(foreseen() > before);
+}
+
+static void foresees(connection c)
+{
+    become_a_server();
+    beat();
+    until_one_is_foreseen(c);
+    CHECK(rg.slot->ahead >= foreseen());
+    until_one_is_foreseen(c);
+    done();
+}
+
+static void foresees_by_a_pipe(void)
+{
+    foresees(a_pipe());
+}
+
+static void foresees_by_a_socket(void)
+{
+    foresees(a_socket());
+}
+
+static void foresees_by_tcp(void)
+{
+    foresees(over_tcp());
+}
+
+static void foresees_what_comes_right_after_a_request(void)
+{
+    comes = AFTER;
+    foresees(a_pipe());
+}
+
+static void foresees_what_comes_amid_one(void)
+{
+    comes = AMID;
+    foresees(a_pipe());
+}
+
+/* And has streams stop, with the GPU there before the launch. */
+static void has_streams_stop(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    for (;;) {
+        until_one_is_foreseen(c);
+        atomic_store(&seg->stops[0].word[OTHER], RG_STOP_ARMED);
+        uint64_t before = foreseen();
+        send_one(c);
+        for (int i = 0; i < 1000 && foreseen() == before; i++)
+            usleep(100);
+        receive_one(c);
+        if (foreseen() > before)
+            break; /* else it was one of those that are left out */
+        request();
+    }
+    CHECK_EQUAL(atomic_load(&seg->stops[0].word[OTHER]), RG_STOP_STOPPED);
+    CHECK(atomic_load(&rg.stays) & 1);
+    request();
+    CHECK(!(atomic_load(&rg.stays) & 1));
+    done();
+}
+
+/* What comes for requests past Rigel: the GPU does not come for them. */
+static void not_past_rigel(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    until_one_is_foreseen(c);
+    uint64_t before = foreseen();
+    CHECK_EQUAL(rigel_bypass_begin(), 0);
+    for (int i = 0; i < 4; i++) {
+        send_one(c);
+        usleep(60000); /* for longer than it would be waited for */
+        receive_one(c);
+    }
+    CHECK_EQUAL(foreseen(), before);
+    rigel_bypass_end();
+    until_one_is_foreseen(c);
+    done();
+}
+
+/* ---- what is watched ---- */
+
+/* The last descriptor of that kind; -1: there is none. */
+static int last_of(const char *kind)
+{
+    DIR *d = opendir("/proc/self/fd");
+    int found = -1;
+    CHECK(d != NULL);
+    for (struct dirent *e; (e = readdir(d));) {
+        char path[300], what[64] = "";
+        snprintf(path, sizeof path, "/proc/self/fd/%s", e->d_name);
+        if (readlink(path, what, sizeof what - 1) > 0 && strcmp(what, kind) == 0)
+            found = atoi(e->d_name) > found ? atoi(e->d_name) : found;
+    }
+    closedir(d);
+    return found;
+}
+
+/* Those of Rigel's. */
+static int own_epoll(void)
+{
+    return last_of("anon_inode:[eventpoll]");
+}
+static int own_eventfd(void)
+{
+    return last_of("anon_inode:[eventfd]");
+}
+
+/* How many files it watches that have, or had, that number. */
+static int watched(int fd)
+{
+    char path[64], line[256];
+    int found = 0;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", own_epoll());
+    FILE *f = fopen(path, "r");
+    while (f && fgets(line, sizeof line, f)) {
+        int target;
+        found += sscanf(line, "tfd: %d", &target) == 1 && target == fd;
+    }
+    if (f)
+        fclose(f);
+    return found;
+}
+
+static bool watches(int fd)
+{
+    return watched(fd) != 0;
+}
+
+/* One by a connection that is new, of which nothing is known, by what those before were like. */
+static void foresees_by_a_new_connection(void)
+{
+    enum { TOO_FEW = RG_POLICY_ARRIVALS / 2 };
+    become_a_server();
+    connection first = a_pipe();
+    beat();
+    bool did = false;
+    for (int round = 0; round < 30 && !did; round++) { /* some are left out, or late on a busy machine */
+        until_one_is_foreseen(first);
+        connection another = a_pipe();
+        WAIT_FOR(watches(another.from));
+        uint64_t before = foreseen();
+        for (int i = 0; i < TOO_FEW; i++)
+            serve_one(another);
+        did = foreseen() > before;
+    }
+    CHECK(did);
+    done();
+}
+
+/* A file system may have to ask somebody else for what this one is asked. */
+static _Atomic int a_file = -1;
+static _Atomic uint32_t asked;
+int fstat(int fd, struct stat *s)
+{
+    asked += fd == a_file;
+    return (int)syscall(SYS_newfstatat, fd, "", s, AT_EMPTY_PATH);
+}
+
+static void watches_sockets_and_pipes_alone(void)
+{
+    become_a_server();
+    connection pipe = a_pipe(), tcp = over_tcp(), local = a_socket();
+    int event = eventfd(0, 0), file = open("/dev/zero", O_RDONLY), kernels = socket(AF_NETLINK, SOCK_RAW, 0);
+    CHECK(event >= 0 && file >= 0 && kernels >= 0);
+    a_file = file;
+    beat();
+    for (int fds[] = {pipe.from, tcp.from, tcp.to, local.from, local.to}, i = 0; i < 5; i++)
+        WAIT_FOR(watches(fds[i]));
+    CHECK(!watches(event));
+    CHECK(!watches(file));
+    connection later = a_pipe(); /* is found */
+    WAIT_FOR(watches(later.from));
+    CHECK(!watches(event));
+    CHECK(!watches(file));
+    CHECK(!watches(kernels));
+    CHECK_EQUAL(asked, 0);
+    close(pipe.from);
+    CHECK(!watches(pipe.from)); /* as if nobody had */
+    CHECK_EQUAL(a_pipe().from, pipe.from);
+    WAIT_FOR(watches(pipe.from));
+    done();
+}
+
+/* What comes to a file that the program has closed, and its child has, is not taken for what comes to another one that has its number. */
+static void another_has_the_number(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    int childs = dup(c.from);
+    close(c.from);
+    connection another = a_pipe();
+    CHECK_EQUAL(another.from, c.from);
+    WAIT_FOR(watched(another.from) == 2);
+    send_one(c);
+    WAIT_FOR(watched(another.from) == 1);
+    until_one_is_foreseen(another);
+    close(childs);
+    done();
+}
+
+/* The numbers that the program's files get are as they would be. */
+static void takes_no_number_of_the_programs(void)
+{
+    become_a_server();
+    int before = eventfd(0, 0), after;
+    beat();
+    connection c = a_pipe();
+    WAIT_FOR(watches(c.from));
+    after = eventfd(0, 0);
+    CHECK_EQUAL(c.from, before + 1);
+    CHECK_EQUAL(after, before + 3);
+    CHECK(own_epoll() > before + 100);
+    CHECK(fcntl(own_epoll(), F_GETFD) & FD_CLOEXEC);
+    done();
+}
+
+static void with_a_few_descriptors_alone(void)
+{
+    become_a_server();
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &(struct rlimit){24, 24}), 0);
+    for (int i = 0; i < 3; i++) {
+        beat();
+        request();
+    }
+    CHECK_EQUAL(own_epoll(), -1);
+    done();
+}
+
+/* Or with two left, which is one too few while it takes them: the program has both again. */
+static void with_all_but_two_taken(void)
+{
+    int fds[64], n = 0;
+    become_a_server();
+    CHECK_EQUAL(setrlimit(RLIMIT_NOFILE, &(struct rlimit){64, 64}), 0);
+    while ((fds[n] = dup(0)) >= 0)
+        n++;
+    CHECK(n > 2);
+    close(fds[0]);
+    close(fds[n - 1]);
+    beat();
+    CHECK_EQUAL(dup(0), fds[0]);
+    CHECK_EQUAL(dup(0), fds[n - 1]);
+    request();
+    done();
+}
+
+/* Where there is nobody to give way, or it is not wanted, nothing is watched. */
+static void watches_nothing_in_vain(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    seg->settings.arrivals = 0;
+    beat();
+    CHECK_EQUAL(own_epoll(), -1);
+    seg->settings.arrivals = 1;
+    beat();
+    WAIT_FOR(watches(c.from));
+    rg_stay_beat(0, false);
+    rg_arrivals_beat();
+    WAIT_FOR(!watches(c.from));
+    beat();
+    WAIT_FOR(watches(c.from));
+    atomic_store(&seg->settings.arrivals, 0);
+    beat();
+    WAIT_FOR(!watches(c.from));
+    atomic_store(&seg->settings.arrivals, 1);
+    beat();
+    WAIT_FOR(watches(c.from));
+    rigel_request_coming(); /* it says so itself */
+    beat();
+    WAIT_FOR(!watches(c.from));
+    done();
+}
+
+/* ---- what the program may do ---- */
+
+static void *closes_all(void *unused)
+{
+    for (int fd = 3; fd < 5000; fd++)
+        close(fd);
+    return unused;
+}
+
+/*
+ * Its thread ends then, and is none that keeps the process (agent.c). What the program opens after that under those numbers is its own: nothing is
+ * written there.
+ */
+static void the_program_closes_what_it_takes(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    uint32_t threads = atomic_load(&rg_own_threads);
+    int theirs[] = {own_epoll(), own_eventfd()};
+    CHECK(threads > 0);
+    closes_all(NULL);
+    CHECK_EQUAL(fcntl(theirs[0], F_GETFD), -1);
+    WAIT_FOR(atomic_load(&rg_own_threads) == threads - 1);
+    int file = open(scratch("arrivals-file"), O_RDWR | O_CREAT | O_TRUNC, 0600);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(dup2(file, theirs[i]), theirs[i]);
+    request();
+    beat();
+    rigel_shutdown();
+    for (int i = 0; i < 2; i++)
+        CHECK_EQUAL(lseek(theirs[i], 0, SEEK_END), 0);
+    done();
+}
+
+/* So it does where others are under those numbers at once, which it is not to wait for, nor to look at for ever; and at the end is not to be told by. */
+static void the_program_takes_its_numbers(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    rg_stay_beat(0, false);
+    rg_arrivals_beat();
+    WAIT_FOR(!watches(c.from));
+    uint32_t threads = atomic_load(&rg_own_threads);
+    int file = open(scratch("arrivals-file"), O_RDWR | O_CREAT | O_TRUNC, 0600), number = own_eventfd();
+    CHECK_EQUAL(dup2(file, number), number);
+    WAIT_FOR(atomic_load(&rg_own_threads) == threads - 1);
+    rigel_shutdown();
+    CHECK_EQUAL(lseek(file, 0, SEEK_END), 0);
+    done();
+}
+
+/* A child has the numbers, and no thread; what it does with them is nothing to the parent. */
+static void beside_a_child(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    pid_t child = fork();
+    if (child == 0) {
+        closes_all(NULL);
+        rigel_shutdown();
+        _exit(0);
+    }
+    int status = -1;
+    CHECK_EQUAL(waitpid(child, &status, 0), child);
+    CHECK_EQUAL(status, 0);
+    until_one_is_foreseen(c);
+    done();
+}
+
+/* Rigel's threads are waited for as long as they take (rg_join): on a busy machine that may be more than it would wait for. */
+int pthread_timedjoin_np(pthread_t thread, void **result, const struct timespec *limit)
+{
+    (void)limit;
+    return pthread_join(thread, result);
+}
+
+/* And the program has the descriptors that it took. */
+static void ends_with_rigel(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    until_one_is_foreseen(c);
+    rigel_shutdown();
+    CHECK_EQUAL(own_epoll(), -1);
+    CHECK_EQUAL(own_eventfd(), -1);
+    uint64_t before = foreseen();
+    for (int i = 0; i < 20; i++) {
+        send_one(c);
+        receive_one(c);
+        usleep(1000);
+    }
+    CHECK_EQUAL(foreseen(), before);
+    done();
+}
+
+/* Many at once, from another thread, with requests in between and beats: for the sanitizer. */
+static connection many[40];
+static _Atomic bool ended;
+static void *sends(void *unused)
+{
+    for (int i = 0; !atomic_load(&ended); i++) {
+        send_one(many[i % 40]);
+        receive_one(many[i % 40]);
+        if (i % 100 == 99)
+            usleep(1000);
+    }
+    return unused;
+}
+
+static void beside_many_arrivals(void)
+{
+    pthread_t thread;
+    become_a_server();
+    for (int i = 0; i < 40; i++)
+        many[i] = i % 2 ? a_socket() : a_pipe();
+    beat();
+    CHECK_EQUAL(pthread_create(&thread, NULL, sends, NULL), 0);
+    for (int i = 0; i < 100; i++) {
+        usleep(5000);
+        request();
+        beat();
+    }
+    atomic_store(&ended, true);
+    CHECK_EQUAL(pthread_join(thread, NULL), 0);
+    done();
+}
+
+/* arrivals.c looks for what has arrived by this. */
+static _Atomic uint64_t found_ns;
+static _Atomic uint32_t looks, looks_too_soon;
+int epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
+{
+    enum { MOST_OF_A_REST_NS = 25000 };
+    uint64_t before = atomic_load(&found_ns);
+    looks += before != 0;
+    looks_too_soon += before && rg_now_ns() - before < MOST_OF_A_REST_NS;
+    int n = (int)syscall(SYS_epoll_pwait, fd, events, most, timeout, NULL, (size_t)0);
+    atomic_store(&found_ns, n > 0 ? rg_now_ns() : 0);
+    return n;
+}
+
+/* It rests after each look that has found something, also amid a request, whose end is looked for meanwhile: a flood takes no processor. */
+static void rests_in_a_flood(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    launch(spin, NULL, 5000000);
+    looks = looks_too_soon = 0;
+    for (int i = 0; i < 1000000 && looks < 1000; i++) {
+        send_one(c);
+        receive_one(c);
+    }
+    CHECK_EQUAL(looks_too_soon, 0);
+    CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+    done();
+}
+
+/* What much comes to that nothing is foreseen by is not watched for a while; what else there is, is. */
+static void a_flood_is_left_alone(void)
+{
+    become_a_server();
+    connection c = a_pipe(), flood = a_pipe();
+    beat();
+    WAIT_FOR(watches(flood.from));
+    while (watches(flood.from))
+        for (int i = 0; i < 1000; i++) {
+            send_one(flood);
+            receive_one(flood);
+        }
+    CHECK(watches(c.from));
+    until_one_is_foreseen(c);
+    done();
+}
+
+int main(int argc, char **argv)
+{
+    (void)argc;
+    ensure_environment("LD_LIBRARY_PATH", in_build_folder("sim"), argv);
+    int failures = 0;
+    RUN(foresees_by_a_pipe);
+    RUN(foresees_by_a_socket);
+    RUN(foresees_by_tcp);
+    RUN(foresees_what_comes_right_after_a_request);
+    RUN(foresees_what_comes_amid_one);
+    RUN(has_streams_stop);
+    RUN(not_past_rigel);
+    RUN(watches_sockets_and_pipes_alone);
+    RUN(foresees_by_a_new_connection);
+    RUN(another_has_the_number);
+    RUN(takes_no_number_of_the_programs);
+    RUN(with_a_few_descriptors_alone);
+    RUN(with_all_but_two_taken);
+    RUN(watches_nothing_in_vain);
+    RUN(the_program_closes_what_it_takes);
+    RUN(the_program_takes_its_numbers);
+    RUN(beside_a_child);
+    RUN(ends_with_rigel);
+    RUN(beside_many_arrivals);
+    RUN(rests_in_a_flood);
+    RUN(a_flood_is_left_alone);
+    return failures != 0;
+}
