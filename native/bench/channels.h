@@ -105,4 +105,14 @@ static int set_slice(uint64_t us)
     return control(group, 0xa06c0103, &us, sizeof us);
 }
 
+/* Where kernels are interrupted: 0: between them; 1: between blocks; 2: anywhere, as libcuda has it. NV2080_CTRL_CMD_GR_SET_CTXSW_PREEMPTION_MODE. */
+static inline int set_mode(uint32_t mode)
+{
+    struct {
+        uint32_t flags, channel, graphics, compute;
+        uint64_t route[2];
+    } p = {1, group.handle, 0, mode, {0, 0}};
+    return control(subdevice, 0x20801210, &p, sizeof p);
+}
+
 #endif

@@ -45,15 +45,6 @@ static int preempt()
     return control(group, 0xa06c0105, &p, sizeof p);
 }
 
-static int set_mode(uint32_t mode)
-{
-    struct {
-        uint32_t flags, channel, graphics, compute;
-        uint64_t route[2];
-    } p = {1, group.handle, 0, mode, {0, 0}};
-    return control(subdevice, 0x20801210, &p, sizeof p);
-}
-
 /* ---- the two processes ---- */
 
 enum { SLICES, SUSPENDED, UNTIL_LAUNCHED, PREEMPTED, STOPS, WAYS };

@@ -2,7 +2,8 @@
  * switch.cu: how long a request waits for the GPU to come over from another process, whose streams have stopped (native/stop.c) or which has
  * nothing to do, and what could hide that: the numbers in docs/experiments.md.
  *
- *   nvcc -O2 -std=c++17 -arch=native -o switch native/bench/switch.cu && ./switch [requests of each kind]
+ *   nvcc -O2 -std=c++17 -arch=native -o switch native/bench/switch.cu
+ *   ./switch [requests of each kind [where the GPU interrupts kernels of both: 0 between them, 1 between blocks, 2 anywhere (libcuda's)]]
  *
  * Two processes, without Rigel. One has kernels back to back, a stop in front of each, or one kernel that was over a millisecond before,
  * with nothing behind it or with a stop and another kernel. The other one every 5 to 8 ms has a request like one of ResNet-50's: its input
@@ -43,14 +44,14 @@ static struct Shared {
     char rest2[4092];
 } *shared;
 
-static int best_effort()
+static int best_effort(int mode)
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     unsigned *out;
     CUdeviceptr word = mapped(&shared->word);
     CHECK(cudaMalloc(&out, 64));
     CHECK(cudaDeviceSynchronize());
-    if (!find_channels())
+    if (!find_channels() || set_mode((uint32_t)mode) != 0)
         return fprintf(stderr, "switch: this process cannot control its channels here\n"), 1;
     cudaEvent_t events[8];
     for (cudaEvent_t &e : events)
@@ -132,16 +133,16 @@ static const char *const ways[] = {"by itself      ", "behind a memset", "behind
 int main(int argc, char **argv)
 {
     setvbuf(stdout, nullptr, _IOLBF, 0);
-    int n = argc > 1 ? atoi(argv[1]) : 200;
-    if (n < 10)
-        return fprintf(stderr, "switch: expected 10 requests or more\n"), 2;
+    int n = argc > 1 ? atoi(argv[1]) : 200, mode = argc > 2 ? atoi(argv[2]) : 2;
+    if (n < 10 || mode < 0 || mode > 2)
+        return fprintf(stderr, "switch: expected 10 requests or more, and a mode of 0, 1 or 2\n"), 2;
     shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     shared->paused = 1;
     shared->length_us = 60;
     shared->slice_us = 50;
     pid_t child = fork();
     if (child == 0)
-        _exit(best_effort());
+        _exit(best_effort(mode));
     unsigned *out;
     void *pinned, *input, *own = malloc(INPUT);
     cudaStream_t stream, side;
@@ -169,7 +170,7 @@ int main(int argc, char **argv)
     uint32_t held = 0;
     CHECK(cudaGraphLaunch(exec, stream));
     CHECK(cudaDeviceSynchronize());
-    if (!find_channels() || set_slice(10000) != 0)
+    if (!find_channels() || set_slice(10000) != 0 || set_mode((uint32_t)mode) != 0)
         return fprintf(stderr, "switch: this process cannot control its channels here\n"), 1;
     while (!shared->ready)
         alive(child);
