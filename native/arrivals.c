@@ -45,8 +45,10 @@ enum { LOST_NS = 50000000 };
 enum { COMES_US = 200, STOPS_US = 200 };
 /* What comes so soon after a request may be of that one. */
 enum { AFTERMATH_NS = 1000000 };
-/* So often it is looked whether the request is over amid which something came, later each time an eighth of what has passed; and for how long. */
-enum { AMID_NS = 50000, LONGEST_NS = 500000000 };
+/* So often it is looked whether the request is over amid which something came; after so long each time an eighth of what has passed since; and until then. */
+enum { AMID_NS = 50000, AMID_LONG_NS = 5000000, LONGEST_NS = 500000000 };
+/* What begins within that time of its end has best-effort streams stopped between the two. */
+enum { BETWEEN_US = 300 };
 /* When something comes: while the client has nothing to do; right after a request; amid one. */
 enum when { IDLE, AFTER, AMID, WHENS };
 /* So many arrivals that nothing was foreseen by, of a source, or of all: for so long it is not watched, or none is. */
@@ -285,17 +287,32 @@ static uint32_t ahead_us(void)
     return COMES_US + (stop_us < STOPS_US ? stop_us : STOPS_US);
 }
 
-/* When the GPU is to come for what has come to it, if it is. */
-static void foresee(source *s)
+/* Whether a request is foreseen by what has come to it; whose, and how long after that the GPU is to come. */
+static bool foresees(source *s, uint32_t *after_us)
 {
     const experience *e = s->had[s->when].n >= RG_POLICY_ARRIVALS / 2 ? &s->had[s->when] : &all[s->when];
     uint64_t stay_us = (uint64_t)RG_STAY_ANNOUNCED * atomic_load_explicit(&rg.segment->settings.stay_us, memory_order_relaxed);
-    uint32_t after_us, known = e->n < RG_POLICY_ARRIVALS ? e->n : RG_POLICY_ARRIVALS;
-    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us, &after_us))
-        return;
+    uint32_t known = e->n < RG_POLICY_ARRIVALS ? e->n : RG_POLICY_ARRIVALS;
+    if (!e->whose || !rg_policy_foresees(e->us, known, ahead_us(), stay_us, after_us))
+        return false;
     useless = s->useless = 0;
     s->whose = e->whose;
-    s->due_ns = s->came_ns + after_us * 1000ull;
+    return true;
+}
+
+static void foresee(source *s)
+{
+    uint32_t after_us;
+    if (foresees(s, &after_us))
+        s->due_ns = s->came_ns + after_us * 1000ull;
+}
+
+/* Amid a request: whether it follows at once is seen by what those did before. */
+static void foresee_behind(source *s)
+{
+    uint32_t after_us;
+    if (foresees(s, &after_us) && after_us < BETWEEN_US && s->whose == s->amid)
+        rg_stay_follows(member_of(s->whose), device_of(s->whose), BETWEEN_US);
 }
 
 /* Whether the request is over amid which something came: then it counts as having come at its end. */
@@ -384,7 +401,9 @@ static void arrived(uint32_t fd, uint32_t file, uint64_t now_ns)
     s->came_ns = now_ns;
     s->when = when;
     s->amid = a.busy;
-    if (!s->amid)
+    if (s->amid)
+        foresee_behind(s);
+    else
         foresee(s);
 }
 
@@ -399,7 +418,7 @@ static uint64_t come(uint64_t now_ns)
             if (rg_stay_announced(member_of(s->whose), 1u << device_of(s->whose)))
                 atomic_fetch_add_explicit(&member_of(s->whose)->slot->foreseen, 1, memory_order_relaxed);
         }
-        uint64_t eighth = rg_since(s->came_ns, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
+        uint64_t eighth = rg_since(s->came_ns + AMID_LONG_NS, now_ns) / 8, again = now_ns + (eighth > AMID_NS ? eighth : AMID_NS);
         uint64_t at = s->amid ? again : s->due_ns ? s->due_ns : UINT64_MAX;
         next = at < next ? at : next;
     }

@@ -477,6 +477,15 @@ bool rg_stay_announced(rg_member *m, uint32_t devices)
     return any;
 }
 
+void rg_stay_follows(const rg_member *m, uint32_t device, uint32_t after_us)
+{
+    uint64_t worked_ns, wait_ns;
+    uint32_t us;
+    if (may_stay(m, device, &us) && are_the_gpus(m, device) && last_request(m->slot, device, &worked_ns, &wait_ns) &&
+        !atomic_load(&stays[device].skip[ANNOUNCED]))
+        rg_device_coming(rg.segment, device, atomic_load(&m->period[device].busy_since) + worked_ns + wait_ns + after_us * 1000ull);
+}
+
 void rg_stay_begin(const rg_track *t)
 {
     if (!t)

@@ -197,6 +197,41 @@ static void not_past_rigel(void)
     done();
 }
 
+/* Best-effort streams do not go on between a request and one that has come amid it: they are to stop for that before the first is over. */
+static void has_none_go_on_between_two(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    bool did = false;
+    for (int round = 0; round < 100 && !did; round++) { /* some are left out */
+        for (int i = 0; i < 20; i++) { /* each follows at once */
+            launch(spin, NULL, 2000000);
+            send_one(c);
+            usleep(1000);
+            CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+            receive_one(c);
+            request();
+            usleep(2000);
+            beat();
+        }
+        atomic_store(&seg->devices[0].coming_until_ns, 0);
+        launch(spin, NULL, 1000);
+        CHECK(atomic_load(&RG_PROCESS->busy[0]));
+        send_one(c);
+        for (int i = 0; i < 20 && !did; i++) {
+            usleep(1000);
+            did = atomic_load(&seg->devices[0].coming_until_ns) != 0;
+        }
+        CHECK(atomic_load(&RG_PROCESS->busy[0])); /* nobody has waited for it */
+        CHECK_EQUAL(cuStreamSynchronize(NULL), CUDA_SUCCESS);
+        receive_one(c);
+        request();
+    }
+    CHECK(did);
+    done();
+}
+
 /* ---- what is watched ---- */
 
 /* The last descriptor of that kind; -1: there is none. */
@@ -588,6 +623,7 @@ int main(int argc, char **argv)
     RUN(foresees_what_comes_right_after_a_request);
     RUN(foresees_what_comes_amid_one);
     RUN(has_streams_stop);
+    RUN(has_none_go_on_between_two);
     RUN(not_past_rigel);
     RUN(watches_sockets_and_pipes_alone);
     RUN(foresees_by_a_new_connection);
