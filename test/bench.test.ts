@@ -624,8 +624,8 @@ describe("solo, within a process", () => {
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
-    expect(pairs).toHaveLength(61);
-    expect(new Set(pairs).size).toBe(61);
+    expect(pairs).toHaveLength(71);
+    expect(new Set(pairs).size).toBe(71);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
