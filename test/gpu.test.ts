@@ -45,6 +45,38 @@ const TRAIN_RESNET = ["--model", "resnet50", "--mode", "train", "--batch", "8", 
 const TRAIN_GPT2 = "--model gpt2 --mode train --batch 2 --seq 128 --warmup 3 --requests 10".split(" ");
 const SERVE = "--mode infer --warmup 5 --requests 20".split(" ");
 
+/**
+ * So many requests of ResNet-50 from a CUDA graph, in time slices beside best-effort work for as long as they last, which give the bits that they give
+ * without Rigel. What its client counted.
+ */
+async function servedBeside(requests: number, args: readonly string[]) {
+  using scratch = new Scratch();
+  scratch.file("tiny.csv", TINY_PROFILE);
+  const [without, with_, over] = [join(scratch.path, "bare"), join(scratch.path, "rigel"), join(scratch.path, "over")];
+  const graph = ["--model", "resnet50", "--batch", "4", "--graph", "--mode", "infer"];
+  const serve = [...workload, ...graph, ...args, "--requests", String(requests), "--losses"];
+  const mark = '"$@"; status=$?; touch "$0"; exit $status';
+  const beside = '"$0" --profile "$1" & until [ -e "$2" ]; do sleep 0.2; done; kill $!; wait $!';
+  const replay = [join(root, "native", "build", "rigel-replay"), join(scratch.path, "tiny.csv")];
+  const path = scratch.file("config.json", {
+    sharing: "time-slice",
+    policy: { name: "priority" },
+    clients: [
+      { name: "serve", class: "high", command: ["sh", "-c", mark, over, ...serve, with_], cwd: root },
+      { name: "train", class: "best-effort", command: ["sh", "-c", beside, ...replay, over], cwd: root },
+    ],
+  });
+  await bare([...serve, without]);
+  const result = await rigel("launch", path, "--json");
+  expect(result.status, result.stderr).toBe(0);
+  const served = reportOf(result).clients.find(({ name }) => name === "serve");
+  expect(served).toMatchObject({ attached: true, exit_code: 0 });
+  const expected = readFileSync(without, "utf8");
+  expect(expected.trim().split("\n")).toHaveLength(requests);
+  expect(readFileSync(with_, "utf8")).toBe(expected);
+  return { counted: served?.preemption, stderr: result.stderr };
+}
+
 describe.skipIf(!gpu)("on a real GPU", () => {
   test('"auto" takes it, and a replay attaches and reports', async () => {
     using scratch = new Scratch();
@@ -241,36 +273,9 @@ describe.skipIf(!gpu)("on a real GPU", () => {
   test.skipIf(missing("torch", "torchvision"))(
     "requests from a CUDA graph that follow one another keep the GPU in time slices, and give the same bits",
     async () => {
-      using scratch = new Scratch();
-      scratch.file("tiny.csv", TINY_PROFILE);
-      const [without, with_, over] = [
-        join(scratch.path, "bare"),
-        join(scratch.path, "rigel"),
-        join(scratch.path, "over"),
-      ];
-      const graph = ["--model", "resnet50", "--batch", "4", "--graph", "--mode", "infer", "--warmup", "5"];
-      const serve = [...workload, ...graph, "--requests", "1500", "--losses"];
-      const mark = '"$@"; status=$?; touch "$0"; exit $status';
-      const beside = '"$0" --profile "$1" & until [ -e "$2" ]; do sleep 0.2; done; kill $!; wait $!';
-      const replay = [join(root, "native", "build", "rigel-replay"), join(scratch.path, "tiny.csv")];
-      const path = scratch.file("config.json", {
-        sharing: "time-slice",
-        policy: { name: "priority" },
-        clients: [
-          { name: "serve", class: "high", command: ["sh", "-c", mark, over, ...serve, with_], cwd: root },
-          { name: "train", class: "best-effort", command: ["sh", "-c", beside, ...replay, over], cwd: root },
-        ],
-      });
-      await bare([...serve, without]);
-      const result = await rigel("launch", path, "--json");
-      expect(result.status, result.stderr).toBe(0);
-      const served = reportOf(result).clients.find(({ name }) => name === "serve");
-      expect(served).toMatchObject({ attached: true, exit_code: 0 });
-      expect(served?.preemption.stays, result.stderr).toBeGreaterThan(100);
-      expect(served?.preemption.ahead, result.stderr).toBeGreaterThan(10);
-      const expected = readFileSync(without, "utf8");
-      expect(expected.trim().split("\n")).toHaveLength(1500);
-      expect(readFileSync(with_, "utf8")).toBe(expected);
+      const { counted, stderr } = await servedBeside(1500, ["--warmup", "5"]);
+      expect(counted?.stays, stderr).toBeGreaterThan(100);
+      expect(counted?.ahead, stderr).toBeGreaterThan(10);
     },
     PROGRAM_LIMIT_ms,
   );
@@ -278,35 +283,8 @@ describe.skipIf(!gpu)("on a real GPU", () => {
   test.skipIf(missing("torch", "torchvision"))(
     "requests that come over a connection are seen coming, in a program that says nothing of them, and give the same bits",
     async () => {
-      using scratch = new Scratch();
-      const [without, with_, over] = [
-        join(scratch.path, "bare"),
-        join(scratch.path, "rigel"),
-        join(scratch.path, "over"),
-      ];
-      scratch.file("tiny.csv", TINY_PROFILE);
-      const served = ["--model", "resnet50", "--batch", "4", "--graph", "--prepare", "--mode", "infer", "--served"];
-      const serve = [...workload, ...served, "--rate", "100", "--requests", "800", "--losses"];
-      const mark = '"$@"; status=$?; touch "$0"; exit $status';
-      const beside = '"$0" --profile "$1" & until [ -e "$2" ]; do sleep 0.2; done; kill $!; wait $!';
-      const replay = [join(root, "native", "build", "rigel-replay"), join(scratch.path, "tiny.csv")];
-      const path = scratch.file("config.json", {
-        sharing: "time-slice",
-        policy: { name: "priority" },
-        clients: [
-          { name: "serve", class: "high", command: ["sh", "-c", mark, over, ...serve, with_], cwd: root },
-          { name: "train", class: "best-effort", command: ["sh", "-c", beside, ...replay, over], cwd: root },
-        ],
-      });
-      await bare([...serve, without]);
-      const result = await rigel("launch", path, "--json");
-      expect(result.status, result.stderr).toBe(0);
-      const client = reportOf(result).clients.find(({ name }) => name === "serve");
-      expect(client).toMatchObject({ attached: true, exit_code: 0 });
-      expect(client?.preemption.foreseen, result.stderr).toBeGreaterThan(80);
-      const expected = readFileSync(without, "utf8");
-      expect(expected.trim().split("\n")).toHaveLength(800);
-      expect(readFileSync(with_, "utf8")).toBe(expected);
+      const { counted, stderr } = await servedBeside(800, ["--prepare", "--served", "--rate", "100"]);
+      expect(counted?.foreseen, stderr).toBeGreaterThan(80);
     },
     PROGRAM_LIMIT_ms,
   );
