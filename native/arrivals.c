@@ -118,13 +118,23 @@ static void unmake(void)
         close(wakes);
 }
 
+/* An epoll that watches `wakes`; -1: there is none to be had. */
+static int new_epoll(void)
+{
+    int new = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
+    if (new < 0 || epoll_ctl(new, EPOLL_CTL_ADD, wakes, &e) == 0)
+        return new;
+    close(new);
+    return -1;
+}
+
 static bool make(void)
 {
-    own = high_number(epoll_create1(EPOLL_CLOEXEC));
-    wakes = high_number(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-    struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
     struct stat s;
-    if (own >= 0 && wakes >= 0 && epoll_ctl(own, EPOLL_CTL_ADD, wakes, &e) == 0 && fstat(wakes, &s) == 0) {
+    wakes = high_number(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    own = high_number(wakes < 0 ? -1 : new_epoll());
+    if (own >= 0 && fstat(wakes, &s) == 0) {
         device = s.st_dev;
         inode = s.st_ino;
         return true;
@@ -168,12 +178,21 @@ static uint32_t events_of(int fd, bool *closed)
  */
 static void begin_anew(void)
 {
-    int new = epoll_create1(EPOLL_CLOEXEC);
-    struct epoll_event e = {.events = EPOLLIN, .data.u64 = SOURCES};
-    if (new >= 0 && epoll_ctl(new, EPOLL_CTL_ADD, wakes, &e) == 0 && dup3(new, own, O_CLOEXEC) == own)
-        stale = false;
-    if (new >= 0)
-        close(new);
+    int new = new_epoll();
+    if (new < 0)
+        return;
+    stale = dup3(new, own, O_CLOEXEC) != own;
+    close(new);
+}
+
+/* What comes under this number from now on is of another file. */
+static void unwatch(uint32_t fd)
+{
+    if (!sources[fd].watched)
+        return;
+    set(EPOLL_CTL_DEL, (int)fd, NULL);
+    sources[fd].file++;
+    sources[fd].watched = false;
 }
 
 /* What the program has opened since is watched, too. What it closes is not any more, by itself, where nobody else has it. */
@@ -189,8 +208,7 @@ static void scan(uint64_t now_ns)
         if (is_closed)
             at->paused_until = 0;
         if (!of || now_ns < at->paused_until) {
-            at->file += at->watched;
-            at->watched = false;
+            unwatch((uint32_t)fd);
             continue;
         }
         struct epoll_event e = {.events = of, .data.u64 = (uint64_t)(at->file + 1) << 32 | (uint32_t)fd};
@@ -203,12 +221,8 @@ static void scan(uint64_t now_ns)
 
 static void watch_none(void)
 {
-    for (int fd = 0; fd < SOURCES; fd++) {
-        struct epoll_event e = {0};
-        if (sources[fd].watched)
-            set(EPOLL_CTL_DEL, fd, &e);
-        sources[fd].file += sources[fd].watched;
-        sources[fd].watched = false;
+    for (uint32_t fd = 0; fd < SOURCES; fd++) {
+        unwatch(fd);
         sources[fd].came_ns = sources[fd].due_ns = sources[fd].amid = 0;
     }
     pendings = 0;
@@ -380,10 +394,7 @@ static void arrived(uint32_t fd, uint32_t file, uint64_t now_ns)
     }
     useless++;
     if (++s->useless >= USELESS) {
-        struct epoll_event e = {0};
-        set(EPOLL_CTL_DEL, (int)fd, &e);
-        s->file += s->watched;
-        s->watched = false;
+        unwatch(fd);
         s->useless = 0;
         s->paused_until = now_ns + PAUSE_NS;
     }

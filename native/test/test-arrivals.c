@@ -281,6 +281,16 @@ static bool watches(int fd)
     return watched(fd) != 0;
 }
 
+/* A server with one that is watched. */
+static connection become_one_with_a_pipe(void)
+{
+    become_a_server();
+    connection c = a_pipe();
+    beat();
+    WAIT_FOR(watches(c.from));
+    return c;
+}
+
 /* One by a connection that is new, of which nothing is known, by what those before were like. */
 static void foresees_by_a_new_connection(void)
 {
@@ -339,10 +349,7 @@ static void watches_sockets_and_pipes_alone(void)
 /* What comes to a file that the program has closed, and its child has, is not taken for what comes to another one that has its number. */
 static void another_has_the_number(void)
 {
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    WAIT_FOR(watches(c.from));
+    connection c = become_one_with_a_pipe();
     int childs = dup(c.from);
     close(c.from);
     connection another = a_pipe();
@@ -431,11 +438,10 @@ static void watches_nothing_in_vain(void)
 
 /* ---- what the program may do ---- */
 
-static void *closes_all(void *unused)
+static void close_all(void)
 {
     for (int fd = 3; fd < 5000; fd++)
         close(fd);
-    return unused;
 }
 
 /*
@@ -444,14 +450,11 @@ static void *closes_all(void *unused)
  */
 static void the_program_closes_what_it_takes(void)
 {
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    WAIT_FOR(watches(c.from));
+    become_one_with_a_pipe();
     uint32_t threads = atomic_load(&rg_own_threads);
     int theirs[] = {own_epoll(), own_eventfd()};
     CHECK(threads > 0);
-    closes_all(NULL);
+    close_all();
     CHECK_EQUAL(fcntl(theirs[0], F_GETFD), -1);
     WAIT_FOR(atomic_load(&rg_own_threads) == threads - 1);
     int file = open(scratch("arrivals-file"), O_RDWR | O_CREAT | O_TRUNC, 0600);
@@ -468,10 +471,7 @@ static void the_program_closes_what_it_takes(void)
 /* So it does where others are under those numbers at once, which it is not to wait for, nor to look at for ever; and at the end is not to be told by. */
 static void the_program_takes_its_numbers(void)
 {
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    WAIT_FOR(watches(c.from));
+    connection c = become_one_with_a_pipe();
     rg_stay_beat(0, false);
     rg_arrivals_beat();
     WAIT_FOR(!watches(c.from));
@@ -487,13 +487,10 @@ static void the_program_takes_its_numbers(void)
 /* A child has the numbers, and no thread; what it does with them is nothing to the parent. */
 static void beside_a_child(void)
 {
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    WAIT_FOR(watches(c.from));
+    connection c = become_one_with_a_pipe();
     pid_t child = fork();
     if (child == 0) {
-        closes_all(NULL);
+        close_all();
         rigel_shutdown();
         _exit(0);
     }
@@ -580,10 +577,7 @@ int epoll_wait(int fd, struct epoll_event *events, int most, int timeout)
 /* It rests after each look that has found something, also amid a request, whose end is looked for meanwhile: a flood takes no processor. */
 static void rests_in_a_flood(void)
 {
-    become_a_server();
-    connection c = a_pipe();
-    beat();
-    WAIT_FOR(watches(c.from));
+    connection c = become_one_with_a_pipe();
     launch(spin, NULL, 5000000);
     looks = looks_too_soon = 0;
     for (int i = 0; i < 1000000 && looks < 1000; i++) {
