@@ -714,9 +714,10 @@ static void stand_aside(preemptor *p)
             break;
         may_suspend_too |= enabled_ns != 0;
         enabled_ns = 0;
+        /* Before that is asked: what is brief no more as it is asked is suspended, and what is brief then is looked at again. */
+        uint64_t still_brief_ns = may_suspend_too && could_suspend_too(p) ? brief_ns(p) : 0;
         if (may_suspend_too && could_suspend_too(p) && suspends_too(p))
             disable_too(p); /* what it was off for is back, in the way of the next request: one graph of GPT-2's training, for a slice of 16 ms */
-        uint64_t still_brief_ns = may_suspend_too && could_suspend_too(p) ? brief_ns(p) : 0;
         may_suspend_too = still_brief_ns;
         look_ns = may_suspend_too && still_brief_ns < look_ns ? still_brief_ns : look_ns;
         left_ns = left_ns < look_ns ? left_ns : look_ns;
@@ -958,9 +959,9 @@ void rg_preempt_beat(void)
         uint32_t preemptible = launched() < RG_SAMPLED_LAUNCHES ? RG_PREEMPTIBLE_NEW : RG_PREEMPTIBLE;
         preemptible = !stops ? preemptible : none ? RG_STOPPABLE : RG_STOPPABLE_SLICED;
         uint32_t now = ok && class == RG_CLASS_BEST_EFFORT ? preemptible : RG_NOT_PREEMPTIBLE;
+        if (now == RG_STOPPABLE_SLICED && atomic_load(&rg.preemptible[d]) != now)
+            rg_stops_began(d); /* before anybody finds that its streams stop: what is queued may be long */
         uint32_t before = atomic_exchange(&rg.preemptible[d], now);
-        if (now == RG_STOPPABLE_SLICED && before != now)
-            rg_stops_began(d);
         if (before == RG_NOT_PREEMPTIBLE && now != RG_NOT_PREEMPTIBLE)
             wake(&rg.segment->devices[d].busy_wake); /* its thread sleeps as one that has nothing to do, through requests and holds */
         /* It may have become high meanwhile, and have said so before (rg_preempt_wake), or have lost the context with its stops. */

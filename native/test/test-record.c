@@ -314,10 +314,17 @@ static void contexts_go_while_another_thread_is_timed(void)
     uint64_t made = 0;
     prepare(1 << 16, RG_REC_TIMED);
     become();
+    WAIT_FOR(file->header.in_force == RG_REC_TIMED);
     CHECK_EQUAL(pthread_create(&thread, NULL, launch_in_contexts_that_go, NULL), 0);
-    for (; !atomic_load(&all_gone); made++) {
+    while (!atomic_load(&all_gone)) {
+        if (made == 10000) { /* the recording has no room for many more */
+            usleep(1000);
+            continue;
+        }
         launch(NULL, 66, 1000);
         CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
+        if (++made % 1000 == 0)
+            WAIT_FOR(entries(RG_REC_TIME) >= made); /* no more are timed at once than there are events for */
     }
     CHECK_EQUAL(pthread_join(thread, NULL), 0);
     for (int i = 0; i < 40; i++, made++)

@@ -255,6 +255,7 @@ static void become_stoppable_in_slices(void)
     CHECK(rg.slot->slice_us > 0);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     WAIT_FOR(!rg_stops_long(0)); /* what was queued before may be */
+    WAIT_FOR(atomic_load(&rg.segment->stops[0].armed) >> rg.slot_index & 1); /* at the end of the beat */
 }
 
 /* Kernels of so many blocks, of so long each, to their end. */
@@ -338,7 +339,7 @@ static void a_moment_without_stops_ends_nothing(void)
             launch(spin, NULL, 1000);
         }
         WAIT_FOR(atomic_load(&rg.slot->preemption) == RG_PREEMPTION_OFF);
-        CHECK_EQUAL(rg.preemptible[0], RG_NOT_PREEMPTIBLE);
+        WAIT_FOR(atomic_load(&rg.preemptible[0]) == RG_NOT_PREEMPTIBLE);
         usleep(100000); /* some dues */
         if (i == 0)
             seg->settings.stop_us = 250;
