@@ -23,7 +23,7 @@ import { addHangs } from "./hangs-command.ts";
 import { setElsewhere, withPlaces } from "./json.ts";
 import { launch } from "./launch.ts";
 import { launchPage } from "./launch-page.ts";
-import { printable, progress } from "./log.ts";
+import { printable, progress, quoted } from "./log.ts";
 import { sizeText } from "./memory.ts";
 import { Native } from "./native.ts";
 import { PART, checkApart, checkOutput, whyNot, writeOutput } from "./output.ts";
@@ -264,17 +264,6 @@ function planText({ config, device, sharing, phases, notes, clients }: Plan): st
     ...notes.map((note) => `note     ${note}`),
   ];
   return lines.map(printable).join("\n");
-}
-
-/** As a shell would need it; what a terminal would obey as bash would. */
-function quoted(text: string): string {
-  if (printable(text) !== text) return `$'${[...text].map(escaped).join("")}'`;
-  return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
-}
-
-function escaped(char: string): string {
-  if (/['\\]/.test(char)) return `\\${char}`;
-  return printable(char) === char ? char : `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
 }
 
 function runDurations(flags: { json?: true; clear?: true }): void {

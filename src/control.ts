@@ -8,6 +8,7 @@
 import { z } from "zod";
 import { POLICIES, type Policy, policySchema } from "./config.ts";
 import { RigelError } from "./errors.ts";
+import { quoted } from "./log.ts";
 import { limit_bytes, memoryProblem, memoryText, sizeText } from "./memory.ts";
 import type { Native } from "./native.ts";
 import { noEffectNow, noWeight, policySettings, readBy, targetOf } from "./policy.ts";
@@ -34,6 +35,9 @@ export const policyChangeSchema = policySchema
   .partial()
   .extend({ name: z.enum(POLICIES).optional(), preempt: z.boolean().optional() });
 type PolicyChange = z.infer<typeof policyChangeSchema>;
+
+/** The longest pause that ends by itself, in seconds: 31 years. */
+export const LONGEST_PAUSE_s = 1e9;
 
 /** What was done, for people and for programs. */
 export interface Changed {
@@ -100,7 +104,7 @@ export function findClient(id: string, segments: readonly Segment[]): Target {
 }
 
 /**
- * Changes a client, from its next work on. `pause_s`: also holds its best-effort work back for so long, infinite: until it is resumed;
+ * Changes a client, from its next work on. `pause_s`: also holds its best-effort work back for so long, up to LONGEST_PAUSE_s; infinite: until it is resumed;
  * 0 ends that.
  */
 export function changeClient({ segment, name, slots }: Target, change: ClientChange, pause_s?: number): Changed {
@@ -110,7 +114,7 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
   if (memory !== undefined && thread !== undefined)
     throw new RigelError(
       "command",
-      `${name} is of threads, whose memory is their process's; \`rigel set ${process} memory=…\` limits that`,
+      `${name} is of threads, whose memory is their process's; \`rigel set ${quoted(process)} memory=…\` limits that`,
     );
   const asked = segment.wanted(name);
   // Clients take up what was asked a moment later.
@@ -118,10 +122,10 @@ export function changeClient({ segment, name, slots }: Target, change: ClientCha
   if (isHigh && pause_s !== undefined && pause_s > 0)
     throw new RigelError(
       "command",
-      `${name} is of class high, which is never held back; \`rigel set ${name} class=best-effort\` first`,
+      `${name} is of class high, which is never held back; \`rigel set ${quoted(name)} class=best-effort\` first`,
     );
   if (kind === "high" && pause_s === undefined && (asked?.paused_until_ns ?? 0) > segment.now_ns)
-    throw new RigelError("command", `${name} is paused; \`rigel resume ${name}\` first`);
+    throw new RigelError("command", `${name} is paused; \`rigel resume ${quoted(name)}\` first`);
   const until =
     pause_s === undefined || pause_s === 0 || !Number.isFinite(pause_s) ? pause_s : segment.now_ns + pause_s * 1e9;
   if (!segment.want(name, { class: kind, weight, memory_bytes: inBytes, paused_until_ns: until }))

@@ -6,6 +6,7 @@
  */
 
 import { z } from "zod";
+import { quoted } from "./log.ts";
 import { startedAt_ticks, stateOf } from "./proc.ts";
 import { ranOf, recordsOf, unfinishedOf, type Unfinished } from "./records.ts";
 import type { Segment, Slot } from "./segment.ts";
@@ -427,7 +428,7 @@ function pauseOf(until_ns: number, at_ns: number): Pick<Observed, "paused" | "pa
 }
 
 function pauseText({ name, paused_s }: Observed): string {
-  return paused_s === null ? `until \`rigel resume ${name}\`` : `for another ${seconds(paused_s)}`;
+  return paused_s === null ? `until \`rigel resume ${quoted(name)}\`` : `for another ${seconds(paused_s)}`;
 }
 
 /** Held back by Rigel, at the moment or for most of the time between the two looks. */

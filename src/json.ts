@@ -146,13 +146,12 @@ export function parseJson(text: string, path: string, { once = false }: Strictne
   return value;
 }
 
-function decoded(bytes: Uint8Array, path: string): string {
+/** Text in UTF-8, or an error that begins with `path` and says `advice`. */
+export function decoded(bytes: Uint8Array, path: string, advice = "; save the file in that encoding"): string {
   try {
     return new TextDecoder("utf-8", { fatal: true }).decode(bytes);
   } catch (thrown) {
-    throw new RigelError("config", `${path}: expected text in UTF-8; save the file in that encoding`, {
-      cause: thrown,
-    });
+    throw new RigelError("config", `${path}: expected text in UTF-8${advice}`, { cause: thrown });
   }
 }
 

@@ -43,6 +43,17 @@ export function printable(text: string): string {
   return text.replaceAll(/[\u0000-\u001f\u007f-\u009f\u200e\u200f\u202a-\u202e\u2066-\u2069]/g, "?");
 }
 
+/** As a shell needs it; what a terminal would obey as bash does. */
+export function quoted(text: string): string {
+  if (printable(text) !== text) return `$'${[...text].map(escaped).join("")}'`;
+  return /^[\w./:=@%+,-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+}
+
+function escaped(char: string): string {
+  if (/['\\]/.test(char)) return `\\${char}`;
+  return printable(char) === char ? char : `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`;
+}
+
 /** A line of progress, or several: printable, whatever the files say that it tells of. */
 export function progress(text: string): void {
   say(`${paint("rigel:", "1")} ${text.split("\n").map(printable).join("\n")}\n`);

@@ -13,7 +13,7 @@ import { join } from "node:path";
 import type { Environment } from "./device.ts";
 import { RigelError, reason } from "./errors.ts";
 import { statAt } from "./path.ts";
-import { progress } from "./log.ts";
+import { progress, quoted } from "./log.ts";
 import { commandOf, environmentOf, living, startedWith } from "./proc.ts";
 
 const PROGRAM = "nvidia-cuda-mps-control";
@@ -345,11 +345,6 @@ export class DaemonFolder {
 function isGuest(pid: number): boolean {
   const run = environmentOf(pid)[RUN_MARK];
   return run !== undefined && run !== process.env[RUN_MARK];
-}
-
-/** As one word of the shell. */
-function quoted(text: string): string {
-  return `'${text.replaceAll("'", "'\\''")}'`;
 }
 
 const LOGS = ["control.log", "server.log"];

@@ -7,9 +7,18 @@ import { aligned } from "./report.ts";
 import { digits, isStopped } from "./show.ts";
 import type { ClientStats, Stats } from "./stats.ts";
 
+const MOST_PIDS = 3;
+
 function stateOf(client: ClientStats, stats: Stats): string {
   if (client.state !== "live") return client.state;
   return client.paused ? "paused" : isStopped(client, stats) ? "stopped" : "live";
+}
+
+/** The first few of them and how many more there are: a client may have dozens. */
+function pidsOf(client: ClientStats): string {
+  const pids = client.processes.map(({ pid }) => pid);
+  const shown = pids.length > MOST_PIDS + 1 ? pids.slice(0, MOST_PIDS) : pids;
+  return shown.join(",") + (shown.length < pids.length ? ` and ${pids.length - shown.length} more` : "");
 }
 
 /** Every client of these segments in a line. */
@@ -19,7 +28,7 @@ export function processTable(segments: readonly Stats[]): string {
       client.name,
       client.class,
       stateOf(client, stats),
-      client.processes.map(({ pid }) => pid).join(","),
+      pidsOf(client),
       client.devices.map((index) => stats.devices[index]?.name ?? String(index)).join(", ") || "-",
       stats.segment.id,
       stats.policy,

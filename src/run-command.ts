@@ -3,10 +3,11 @@
  */
 
 import { type Command, Option } from "commander";
-import { above0 } from "./arguments.ts";
+import { above0, upTo } from "./arguments.ts";
 import type { Config } from "./config.ts";
 import {
   type Changed,
+  LONGEST_PAUSE_s,
   changeClient,
   changePolicy,
   clientChange,
@@ -134,7 +135,7 @@ export function addRunCommands(
     .command("pause")
     .description("hold a client's best-effort work back")
     .argument("<client>", "name of the client, or segment:name")
-    .option("--for <seconds>", "resume by itself after so long", above0)
+    .option("--for <seconds>", "resume by itself after so long", upTo(LONGEST_PAUSE_s))
     .option("--segment <folder>", "folder of the shared-memory files (default: /dev/shm)")
     .option("--json", "print what was changed as JSON")
     .addHelpText("after", PAUSE_EXAMPLES)
@@ -168,7 +169,8 @@ interface RunFlags extends Where {
 
 /** `a=1 b.c=x` as an object; what reads as JSON is that, anything else text. */
 function fieldsOf(settings: readonly string[]): Record<string, unknown> {
-  const values: Record<string, unknown> = {};
+  // Without a prototype, so that __proto__ is a field like any other, which there is not.
+  const values: Record<string, unknown> = Object.create(null);
   for (const setting of settings) {
     const at = setting.indexOf("=");
     if (at <= 0) throw new RigelError("command", `rigel set: expected FIELD=VALUE, got ${setting}`);

@@ -12,6 +12,7 @@ import packageJson from "../package.json" with { type: "json" };
 import { dashboard } from "./dashboard.ts";
 import { processContextsSchema } from "./contexts.ts";
 import {
+  LONGEST_PAUSE_s,
   changeClient,
   changePolicy,
   clientChangeSchema,
@@ -22,7 +23,7 @@ import {
 import { RigelError } from "./errors.ts";
 import { grafanaDashboard } from "./grafana.ts";
 import { allHangs, allHangsSchema } from "./hangs.ts";
-import { checkDepth, parseJson } from "./json.ts";
+import { checkDepth, decoded, parseJson } from "./json.ts";
 import type { Launches } from "./launches.ts";
 import { progress } from "./log.ts";
 import { METRICS_TYPE } from "./metrics.ts";
@@ -68,6 +69,13 @@ const STATUS: ReadonlyMap<RigelError["code"], number> = new Map([
   ["ambiguous", 409],
 ]);
 
+/** Whether a path is one of a route's, whose parts that begin with a colon are any. */
+function isAt(route: string, path: string): boolean {
+  const parts = path.split("/");
+  const own = route.split("/");
+  return own.length === parts.length && own.every((part, i) => part.startsWith(":") || part === parts[i]);
+}
+
 /** A parameter of a query; what is no number stays the text that it is, so that errors show it. */
 const secondsInQuery = z.preprocess((value) => {
   const number = typeof value === "string" && value.trim() !== "" ? Number(value) : Number.NaN;
@@ -90,8 +98,9 @@ function jsonSchemaOf(schema: z.ZodType): object {
 
 /** The server's routes over what a watcher sees. */
 export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
+  let routes: readonly { method: string; path: string }[] = [];
   // Whatever the host is called: without this, paths are looked for from the fourth character of its name on.
-  return new Elysia({ handler: { standardHostname: false } })
+  const app = new Elysia({ handler: { standardHostname: false } })
     .onError(({ code, error, set, request }) => {
       if (error instanceof RequestError) {
         set.status = error.status;
@@ -102,9 +111,15 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         return errorBody(error.code, error.message);
       }
       switch (code) {
-        case "NOT_FOUND":
+        case "NOT_FOUND": {
+          const { pathname } = new URL(request.url);
+          const methods = routes.filter(({ path }) => isAt(path, pathname)).map(({ method }) => method);
           set.status = 404;
-          return errorBody("not_found", `there is nothing at ${request.method} ${new URL(request.url).pathname}`);
+          if (methods.length === 0) return errorBody("not_found", `there is nothing at ${request.method} ${pathname}`);
+          set.status = 405;
+          set.headers["allow"] = methods.join(", ");
+          return errorBody("method", `${pathname} takes ${methods.join(" or ")}, not ${request.method}`);
+        }
         case "PARSE":
           set.status = 400;
           return errorBody("not_json", error.cause instanceof RigelError ? error.cause.message : error.message);
@@ -135,7 +150,9 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
     )
     .use(dashboard())
     .onParse(async ({ request }, type) =>
-      type === "application/json" ? parseJson(await request.text(), "body", { once: true }) : undefined,
+      type === "application/json"
+        ? parseJson(decoded(await request.bytes(), "body", ""), "body", { once: true })
+        : undefined,
     )
     .use(launchRoutes(launches))
     .onTransform(refuseDeep)
@@ -214,7 +231,7 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
           ...clientChangeSchema.shape,
           /** True: until it is resumed, or for `pause_s` seconds. */
           paused: z.boolean().optional(),
-          pause_s: z.number().positive().optional(),
+          pause_s: z.number().positive().max(LONGEST_PAUSE_s).optional(),
         }),
         response: clientSchema.extend({
           /** What was changed and has no effect under the policy in force. */
@@ -269,6 +286,8 @@ export function serveApp(watcher: Watcher, native: Native, launches: Launches) {
         responses: { 200: { description: "A stream of events", content: { "text/event-stream": {} } } },
       },
     });
+  routes = app.routes.filter(({ method }) => method !== "HEAD");
+  return app;
 }
 
 /** Checking what is nested without end, and saying what is wrong with it, takes the server's time, or its stack. */

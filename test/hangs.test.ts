@@ -271,6 +271,9 @@ test("who is held back does not hang", () => {
   expect(decide([turn])[0]?.why).toBe("is held at Rigel's gate: no hang");
   const [paused] = decide([client(1, { paused: true, threads: [waits(1, "paused", 60)] })]);
   expect(paused).toMatchObject({ verdict: "gate", hung: false, why: "is paused until `rigel resume train`: no hang" });
+  // Names may have spaces, of which a shell would make several.
+  const [named] = decide([client(1, { name: "my job", paused: true, threads: [waits(1, "paused", 60)] })]);
+  expect(named?.why).toBe("is paused until `rigel resume 'my job'`: no hang");
   const [forNow] = decide([client(1, { paused: true, paused_s: 12, threads: [waits(1, "paused", 60)] })]);
   expect(forNow?.why).toBe("is paused for another 12.0 s: no hang");
   // What it could not use the GPU for does not count, and being off it between times is no excuse for the rest.

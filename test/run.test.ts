@@ -811,6 +811,10 @@ describe("running clients", () => {
     const refused = await rigel("pause", "train");
     expect(refused.stderr).toContain("never held back");
     expect(refused.status).toBe(2);
+    // Far more nanoseconds than there is room for: it ended at any time.
+    const tooLong = await rigel("pause", "train", "--for", "1e20");
+    expect(tooLong.stderr).toContain("Expected a number above 0, up to 1000000000.");
+    expect(tooLong.status).toBe(2);
     await rigel("set", "train", "class=best-effort", "memory=none");
     await until(async () => ((await client())?.class === "best-effort" ? true : undefined));
     expect(await client()).toMatchObject({ memory: { limit_bytes: null } });
@@ -916,6 +920,7 @@ describe("running clients", () => {
       [["policy", "sm_threshold=3"], "sm_threshold: expected a field that can be changed"],
       [["nobody", "class=high"], "there is no client"],
       [["train", "class"], "expected FIELD=VALUE"],
+      [["train", "__proto__=1"], "__proto__: unknown field; expected one of class, memory, weight"],
       [["train", "weight=2", "weight=7"], "weight is given twice"],
       [["policy", "target.p99_ms=9", "target.p99_ms=8"], "target.p99_ms is given twice"],
       [["policy", "target.p99_over_alone.p99=1.5"], "target"],

@@ -144,6 +144,20 @@ describe("requests that are refused", () => {
     await refused(415, "no_json", "/v1/launch", { method: "POST", body: "clients=1", headers: { ...form, ...mine } });
     await refused(413, "too_large", "/v1/config", { ...change, body: "x".repeat(10 * 2 ** 20) });
     await refused(400, "not_json", "/v1/config", { ...change, body: '{"policy":' });
+    const notText = await fetch(`${server.url}/v1/clients/train`, {
+      method: "PATCH",
+      headers: { ...mine, "content-type": "application/json" },
+      body: Buffer.from('{"memory":"\u00ff"}', "latin1"),
+    });
+    expect(await notText.json()).toEqual({ error: { code: "not_json", message: "body: expected text in UTF-8" } });
+    await refused(422, "invalid", "/v1/clients/train", { ...pause, body: { pause_s: 1e20 } });
+    const deleted = await fetch(`${server.url}/v1/clients/train`, { method: "DELETE", headers: mine });
+    expect(deleted.headers.get("allow")).toBe("GET, PATCH");
+    expect(await deleted.json()).toMatchObject({
+      error: { code: "method", message: "/v1/clients/train takes GET or PATCH, not DELETE" },
+    });
+    await refused(405, "method", "/metrics", { method: "POST", body: {} });
+    await refused(404, "not_found", "/v1/clients/train/x", { method: "DELETE" });
     const unending = new ReadableStream({ pull: (controller) => controller.enqueue(Buffer.alloc(65_536, " ")) });
     const json = { ...mine, "content-type": "application/json" };
     const sent = await fetch(`${server.url}/v1/config`, { method: "PUT", body: unending, headers: json });
@@ -196,14 +210,15 @@ describe("requests that are refused", () => {
     const lines = (await server.log).split("\n").filter((line) => line.includes("refused "));
     const statuses = Map.groupBy(lines, (line) => /\((\d+)\)$/.exec(line)?.[1]);
     expect(Object.fromEntries([...statuses].map(([status, own]) => [status, own.length]))).toEqual({
-      400: 4,
+      400: 5,
       401: 9,
       403: 6,
-      404: 3,
+      404: 4,
+      405: 2,
       411: 1,
       413: 1,
       415: 1,
-      422: 5,
+      422: 6,
     });
     expect(lines).toContain("rigel: refused GET /etc/passwd over tcp: there is nothing at GET /etc/passwd (404)");
     // A token has no place in a log.

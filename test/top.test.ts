@@ -250,6 +250,21 @@ describe("the picture", () => {
   });
 });
 
+test("rigel ps names the first of a client's processes, and how many more there are", () => {
+  const [one] = serve.processes;
+  if (!one) throw new Error("no process");
+  const pidsOf = (count: number): string | undefined => {
+    const processes = Array.from({ length: count }, (_, i) => ({ ...one, pid: 100 + i }));
+    return /^serve +high +live +(.*?)  /m.exec(processTable([{ ...stats, clients: [{ ...serve, processes }] }]))?.[1];
+  };
+  expect([1, 4, 5, 64].map(pidsOf)).toEqual([
+    "100",
+    "100,101,102,103",
+    "100,101,102 and 2 more",
+    "100,101,102 and 61 more",
+  ]);
+});
+
 describe("keys", () => {
   test("are taken apart", () => {
     expect(keysIn("q\u001b[A\u001bOBh\u0003")).toEqual(["q", "up", "down", "h", "interrupt"]);
