@@ -113,6 +113,12 @@ const PROGRAMS: readonly Program[] = [
     args: serve("bert", "1,2,4", "--seq", "128", "--graph"),
   },
   {
+    name: "bert-mixed-served",
+    class: "high",
+    title: "BERT-base inference, batch 1, 2 or 4 by chance, 128 tokens that come over a connection, a CUDA graph each",
+    args: serve("bert", "1,2,4", "--seq", "128", "--graph", "--served"),
+  },
+  {
     name: "gpt2-decode",
     class: "high",
     title: "GPT-2 decoding, batch 4, 4 tokens a request after 256, CUDA graph",

@@ -86,7 +86,9 @@ Examples:
 
 Pairs are a high and one or more best-effort programs:
   high         resnet50, bert; resnet50-graph, bert-graph: the same as one CUDA graph; gpt2-decode;
+               resnet50-bytes: images made of bytes first; resnet50-announced: the same, said to be coming before that;
                resnet50-mixed, bert-mixed, bert-mixed-graph: batches of three sizes by chance;
+               resnet50-served, bert-served, bert-mixed-served: requests that come over a connection;
                bert-texts: texts of 16 lengths by chance;
                gpt2-stream: decoding without graphs, each token read back (best with --rate 10)
   best-effort  resnet50-train, bert-train, gpt2-train, mobilenet-train, gpt2-train-graph

@@ -624,8 +624,8 @@ describe("solo, within a process", () => {
 describe("pairs, policies and ways", () => {
   test("all pairs: every high program with every best-effort one, and the triple", () => {
     const pairs = choosePairs("all", false).map(({ name }) => name);
-    expect(pairs).toHaveLength(71);
-    expect(new Set(pairs).size).toBe(71);
+    expect(pairs).toHaveLength(76);
+    expect(new Set(pairs).size).toBe(76);
     expect(pairs).toContain("resnet50+resnet50-train+gpt2-train");
     expect(choosePairs("all", true).map(({ name }) => name)).toHaveLength(7);
   });
@@ -1096,7 +1096,7 @@ test("bun run bench:verdict tells how soon requests are found to miss a target",
 test.skipIf(python === null)("workload.py takes the arguments of every program", async () => {
   const pairs = choosePairs("all", false);
   const programs = new Set(pairs.flatMap(({ high, best }) => [high, ...best]));
-  expect(programs.size).toBe(19);
+  expect(programs.size).toBe(20);
   const folder = join(root, "src", "python");
   // Nothing of what it needs on a GPU host is imported before the arguments have been read.
   const script = `import sys; sys.dont_write_bytecode = True; sys.path.insert(0, sys.argv[1])
@@ -1171,7 +1171,6 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
       ],
       [[...serving, "--batch", "1", "--served"], "--served needs --rate"],
       ...[
-        [...serving, "--batch", "1,2"],
         [...serving, "--batch", "1", "--closed"],
         [...serving, "--batch", "1", "--alternate", "1"],
         ["--mode", "infer", "--model", "gpt2", "--batch", "1", "--decode", "2"],
@@ -1180,7 +1179,7 @@ print(json.dumps([args.kinds, args.batch, args.seq, list(itertools.islice(worklo
         (other) =>
           [
             [...other, "--rate", "1", "--served"],
-            "--served is for --mode infer without --decode, --alternate and --closed, and one size and length",
+            "--served is for --mode infer without --decode, --alternate and --closed",
           ] as const,
       ),
     ] as const) {
@@ -1296,7 +1295,7 @@ print(json.dumps([report["count"], now]))`;
 );
 
 describe.skipIf(python === null)("workload.py --served", () => {
-  /** Requests whose input is 300,000 bytes, which comes in several pieces; each takes the bytes that have come. */
+  /** Requests whose input is 300,000 bytes, which comes in several pieces, or 100 of another kind; each takes the bytes that have come. */
   const script = `import json, os, signal, sys, types
 sys.dont_write_bytecode = True
 sys.path.insert(0, sys.argv[1])
@@ -1304,20 +1303,21 @@ import workload
 args = workload.arguments(sys.argv[2:])
 stop = workload.Stop()
 clients = workload.Clients(args, stop)
-to, seen = bytearray(b"x" * 300000), []
+inputs, seen = [bytearray(b"x" * 300000), bytearray(b"x" * 100)][:len(args.kinds)], []
 def request():
-    seen.append(bytes(to) == bytes(len(to)))
-    to[:] = b"x" * len(to)
+    kind = next(work.turn)
+    seen.append(kind if all((bytes(to) == bytes(len(to))) == (k == kind) for k, to in enumerate(inputs)) else -1)
+    inputs[kind][:] = b"x" * len(inputs[kind])
     if after is not None and len(seen) == after:
         os.kill(os.getpid(), signal.SIGTERM)
 `;
   const end = `
-work = types.SimpleNamespace(request=request, input=lambda: memoryview(to))
+work = types.SimpleNamespace(request=request, inputs=lambda: [memoryview(to) for to in inputs])
 report = workload.serve(work, args, stop, clients)
 clients.connection.close()
-print(json.dumps([report["count"], len(seen), all(seen), os.wait()[1]]))`;
+print(json.dumps([report["count"], seen, os.wait()[1]]))`;
   const run = async (after: number | null, ...args: string[]) => {
-    const argv = "--mode infer --model bert --batch 1 --warmup 0 --served".split(" ");
+    const argv = "--mode infer --model bert --warmup 0 --served".split(" ");
     const folder = join(root, "src", "python");
     await using child = Bun.spawn(
       [python ?? "", "-c", `${script}after = ${after ?? "None"}${end}`, folder, ...argv, ...args],
@@ -1325,25 +1325,40 @@ print(json.dumps([report["count"], len(seen), all(seen), os.wait()[1]]))`;
     );
     const [stdout, stderr] = await Promise.all([child.stdout.text(), child.stderr.text()]);
     expect(stderr).toBe("");
-    return z.tuple([z.number(), z.number(), z.boolean(), z.number()]).parse(JSON.parse(stdout));
+    const [count, kinds, status] = z.tuple([z.number(), z.array(z.number()), z.number()]).parse(JSON.parse(stdout));
+    return { count, kinds, status };
   };
 
   test("requests of another process come whole, as they fall due, until the end", async () => {
     using scratch = new Scratch();
     const gaps = scratch.file("gaps.json", [0.01, 0.02, 0, 0.02, 100]);
-    expect(await run(null, "--arrivals", gaps, "--duration", "0.2")).toEqual([4, 4, true, 0]);
+    expect(await run(null, "--batch", "1", "--arrivals", gaps, "--duration", "0.2")).toEqual({
+      count: 4,
+      kinds: [0, 0, 0, 0],
+      status: 0,
+    });
+  });
+
+  test("of several kinds each comes to where its own is to be, each equally often", async () => {
+    const { count, kinds } = await run(null, "--batch", "1,2", "--rate", "1000", "--requests", "20");
+    expect(count).toBe(20);
+    for (const kind of [0, 1]) expect(kinds.filter((other) => other === kind).length, `${kind}`).toBe(10);
+    expect(kinds.slice(0, 10)).not.toEqual(kinds.slice(10));
   });
 
   test("as many as are asked for, or none", async () => {
-    expect((await run(null, "--rate", "1000", "--requests", "5")).slice(0, 3)).toEqual([5, 5, true]);
-    expect((await run(null, "--rate", "1000", "--requests", "0")).slice(0, 3)).toEqual([0, 0, true]);
+    expect(await run(null, "--batch", "1", "--rate", "1000", "--requests", "5")).toMatchObject({
+      count: 5,
+      kinds: [0, 0, 0, 0, 0],
+    });
+    expect(await run(null, "--batch", "1", "--rate", "1000", "--requests", "0")).toMatchObject({ count: 0, kinds: [] });
   });
 
   test("ends at SIGTERM, amid them or with none to come", async () => {
-    expect((await run(3, "--rate", "1000")).slice(0, 3)).toEqual([3, 3, true]);
+    expect(await run(3, "--batch", "1", "--rate", "1000")).toMatchObject({ count: 3, kinds: [0, 0, 0] });
     using scratch = new Scratch();
     const gaps = scratch.file("gaps.json", [0, 3600]);
-    expect((await run(1, "--arrivals", gaps)).slice(0, 3)).toEqual([1, 1, true]);
+    expect(await run(1, "--batch", "1", "--arrivals", gaps)).toMatchObject({ count: 1, kinds: [0] });
   });
 
   test("the process that sends them ends if the one that takes them was killed before it had its connection", async () => {
@@ -2013,7 +2028,7 @@ describe.concurrent("rigel bench refuses", () => {
     [["--pairs", "resnet50+nothing"], "expected a best-effort program, one of resnet50-train, bert-train"],
     [
       ["--pairs", "resnet50-train+resnet50"],
-      'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, resnet50-served, bert-graph, bert-served, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, gpt2-decode, gpt2-stream, got "resnet50-train"',
+      'expected a high program, one of resnet50, bert, resnet50-graph, resnet50-bytes, resnet50-announced, resnet50-served, bert-graph, bert-served, resnet50-mixed, bert-mixed, bert-texts, bert-mixed-graph, bert-mixed-served, gpt2-decode, gpt2-stream, got "resnet50-train"',
     ],
     [["--pairs", "resnet50"], 'expected a high and a best-effort program joined by "+", got "resnet50"'],
     [["--pairs", "gpt2-decode+resnet50-train"], "no profile of gpt2-decode was recorded"],

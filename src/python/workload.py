@@ -120,8 +120,8 @@ def arguments(argv=None):
         parser.error("--prepare is for --mode infer of images")
     if args.announce and (args.mode != "infer" or args.decode):
         parser.error("--announce is for --mode infer without --decode")
-    if args.served and (args.mode != "infer" or args.decode or len(args.kinds) > 1 or args.alternate is not None or args.closed):
-        parser.error("--served is for --mode infer without --decode, --alternate and --closed, and one size and length")
+    if args.served and (args.mode != "infer" or args.decode or args.alternate is not None or args.closed):
+        parser.error("--served is for --mode infer without --decode, --alternate and --closed")
     if args.gpu_time and args.mode != "infer":
         parser.error("--gpu-time is for --mode infer")
     if args.alternate is not None and (args.mode != "infer" or args.gpu_time):
@@ -298,17 +298,16 @@ class Inference:
         hosts = [(batch[:size, :length] if batch.dim() == 2 else batch[:size]).contiguous().pin_memory() for size, length in args.kinds]
         # Each with its captured graph, if that is what serves it.
         self.kinds = [(host, *(self._capture(host) if args.graph else ())) for host in hosts]
-        self.turn = by_chance(self.kinds, args.seed)
+        self.turn = by_chance(range(len(self.kinds)), args.seed)
         self.announce = self._announcer() if args.announce else lambda: None
         if args.prepare:
             torch.set_num_threads(1)  # on a host whose processors are shared, threads that wait for one another take 100 times as long
         # As they come in, once for all.
         self.images = {id(host): torch.randint(0, 256, host.shape, dtype=torch.uint8) for host in hosts} if args.prepare else {}
 
-    def input(self):
-        """Where the input of a request is to be, as it comes in: bytes."""
-        host, *_ = self.kinds[0]
-        return memoryview(self.images.get(id(host), host).numpy()).cast("B")
+    def inputs(self):
+        """Where the input of a request of each kind is to be, as it comes in: bytes."""
+        return [memoryview(self.images.get(id(host), host).numpy()).cast("B") for host, *_ in self.kinds]
 
     def _announcer(self):
         try:
@@ -334,7 +333,7 @@ class Inference:
 
     def issue(self):
         self.announce()
-        host, *captured = next(self.turn)
+        host, *captured = self.kinds[next(self.turn)]
         if self.images:
             host.copy_(self.images[id(host)])
         with self.torch.no_grad():
@@ -661,8 +660,9 @@ class Switch:
 class Clients:
     """Another process that sends each request as it falls due, and takes the answers."""
 
-    ORDER = struct.Struct("ddQ")  # when the start was or will be, how late it is by then, and bytes of an input
-    DUE = struct.Struct("d")  # in front of an input
+    ORDER = struct.Struct("dd")  # when the start was or will be, and how late it is by then; then the bytes of an input of each kind
+    LENGTH = struct.Struct("Q")
+    DUE = struct.Struct("dI")  # in front of an input: when, and of which kind
     ANSWER = bytes(8)
 
     def __init__(self, args, stop):
@@ -685,14 +685,18 @@ class Clients:
     def _send_all(self, args, stop, address):
         with socket.create_connection(address) as connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            order = connection.recv(self.ORDER.size, socket.MSG_WAITALL)
-            if len(order) < self.ORDER.size:
+            whole = self.ORDER.size + self.LENGTH.size * len(args.kinds)
+            order = connection.recv(whole, socket.MSG_WAITALL)
+            if len(order) < whole:
                 return
-            start, late_s, length = self.ORDER.unpack(order)
+            start, late_s = self.ORDER.unpack_from(order)
+            lengths = [length for (length,) in self.LENGTH.iter_unpack(order[self.ORDER.size :])]
+            kinds = by_chance(range(len(lengths)), args.seed)
             answers = threading.Thread(target=self._take_answers, args=(connection,), daemon=True)
             answers.start()
             for due in due_here(args, start, late_s, stop):
-                connection.sendall(self.DUE.pack(due) + bytes(length))
+                kind = next(kinds)
+                connection.sendall(self.DUE.pack(due, kind) + bytes(lengths[kind]))
             connection.shutdown(socket.SHUT_WR)
             answers.join()  # what is closed before its answers have been taken is lost on the way
 
@@ -705,13 +709,21 @@ class Clients:
         os._exit(0)
 
     def requests(self, start, late_s, stop, to):
-        """When each fell due, once its input has come to `to`."""
-        due = bytearray(self.DUE.size)
+        """When each fell due, once its input has come to that of its kind in `to`; of which kind it is says `kinds`."""
+        head = bytearray(self.DUE.size)
         with contextlib.suppress(ConnectionError):
-            self.connection.sendall(self.ORDER.pack(start, late_s, len(to)))
-            while self._fill(memoryview(due), stop) and self._fill(to, stop):
-                yield self.DUE.unpack(due)[0]
+            self.connection.sendall(self.ORDER.pack(start, late_s) + b"".join(self.LENGTH.pack(len(one)) for one in to))
+            while self._fill(memoryview(head), stop):
+                due, self._kind = self.DUE.unpack(head)
+                if not self._fill(to[self._kind], stop):
+                    return
+                yield due
                 self.connection.sendall(self.ANSWER)
+
+    def kinds(self):
+        """That of the request which came last, whenever it is asked for."""
+        while True:
+            yield self._kind
 
     def _fill(self, to, stop):
         while to and not stop.asked:
@@ -752,7 +764,8 @@ def serve(work, args, stop, clients=None):
     if clients is None:
         requests = due_here(args, start, late_s, stop, switch.next)
     else:
-        requests = clients.requests(start, late_s, stop, work.input())
+        work.turn = clients.kinds()
+        requests = clients.requests(start, late_s, stop, work.inputs())
     for due in requests if args.requests != 0 else ():
         output = work.request()
         served.append((due, time.perf_counter() - start - due))
