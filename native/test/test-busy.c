@@ -1255,14 +1255,6 @@ static void become_high_with_its_agent_watched(void)
     load_kernels(ptx);
 }
 
-static void beats(int n)
-{
-    for (uint64_t seen; n; n--) {
-        seen = atomic_load(&rg.slot->heartbeat_ns);
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-    }
-}
-
 /* It has one event for a stream, and as many contexts current as before. */
 static void the_agent_leaves_nothing_behind(void)
 {
@@ -1404,10 +1396,7 @@ static void the_agent_goes_on_beside_who_ends_a_context(void)
     launch(spin, NULL, 1000);
     agent_ends_periods(true);
     atomic_store(&rg.set_priorities, false); /* it wants to set them anew, besides */
-    for (int beats = 0; beats < 3; beats++) {
-        uint64_t seen = atomic_load(&rg.slot->heartbeat_ns);
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-    }
+    beats(3);
     CHECK_EQUAL(busy_word(), 1);
     pthread_mutex_unlock(&rg_agent_lock);
     WAIT_FOR(busy_word() == 0);

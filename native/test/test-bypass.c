@@ -129,9 +129,7 @@ static void the_client_lives_on(void)
     become("high");
     goes_through();
     CHECK_EQUAL(rigel_bypass_begin(), 0);
-    uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
-    for (int i = 0; i < 3; i++, beat = atomic_load(&rg.slot->heartbeat_ns))
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != beat);
+    beats(3);
     CHECK(past());
     CHECK_EQUAL(atomic_load(&rg.slot->state), RG_LIVE);
     rigel_bypass_end();
@@ -149,10 +147,7 @@ static void time_slices_stay(void)
     goes_through();
     WAIT_FOR(atomic_load(&rg.slot->slice_us) == seg->settings.high_slice_us);
     CHECK_EQUAL(rigel_bypass_begin(), 0);
-    for (int i = 0; i < 3; i++) {
-        uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != beat);
-    }
+    beats(3);
     CHECK_EQUAL(rg.slot->slice_us, seg->settings.high_slice_us);
     rigel_bypass_end();
     done();
@@ -197,8 +192,7 @@ static void what_is_unfinished_at_the_end_holds_nobody_back(void)
     rigel_bypass_end();
     CHECK_EQUAL(busy_word(), 0);
     agent_ends_periods(true);
-    uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
-    WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != beat);
+    beats(1);
     CHECK_EQUAL(busy_word(), 0);
     agent_ends_periods(false);
     CHECK_EQUAL(busy_word(), 0);
@@ -615,8 +609,7 @@ static void it_ends_when_the_policy_becomes_another(void)
     goes_through();
     CHECK_EQUAL(rigel_bypass_begin(), 0);
     seg->settings.policy = RG_POLICY_SLO;
-    uint64_t beat = atomic_load(&rg.slot->heartbeat_ns);
-    WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != beat);
+    beats(1);
     CHECK(past());
     seg->settings.policy = RG_POLICY_FAIR;
     WAIT_FOR(atomic_load(&rg.mode) == RG_MODE_FAIR);

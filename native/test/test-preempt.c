@@ -677,13 +677,6 @@ static void a_long_slice_ends_when_a_request_waits(void)
     done();
 }
 
-/* Looks of the agent, at channels among other things. */
-static void some_beats(int n)
-{
-    for (uint64_t seen = rg.slot->heartbeat_ns; n; n--, seen = rg.slot->heartbeat_ns)
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-}
-
 /* Until a beat the slices are those of before: who comes meanwhile, and would not suspend it any more, is not to wait for one. */
 static void slices_that_are_long_still_keep_nobody_waiting(void)
 {
@@ -715,7 +708,7 @@ static void slices_that_are_long_still_keep_nobody_waiting(void)
         WAIT_FOR(atomic_load(&rg.slot->slice_us) < 16000);
         before = rg.slot->suspensions;
         other_launches(true);
-        some_beats(2);
+        beats(2);
         CHECK_EQUAL(rg.slot->suspensions, before);
         other_launches(false);
     }
@@ -748,7 +741,7 @@ static void preemptible_again_after_a_reset(void)
     for (int i = 0; i < 2; i++) {
         CHECK_EQUAL(cuDevicePrimaryCtxReset_v2(0), CUDA_SUCCESS);
         other_launches(i);
-        some_beats(i ? 3 : 25);
+        beats(i ? 3 : 25);
         CHECK_EQUAL(rg.preemptible[0], 0);
         other_launches(false);
         CUcontext context;

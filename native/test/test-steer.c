@@ -64,14 +64,6 @@ static void other_launches(bool on)
     }
 }
 
-static void beats(int n)
-{
-    for (uint64_t seen; n; n--) {
-        seen = atomic_load(&rg.slot->heartbeat_ns);
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-    }
-}
-
 /* ---- a thread that launches and waits ---- */
 
 static _Atomic int launched, finished;
@@ -382,7 +374,7 @@ static void paused_under_fair(void)
     join(thread);
     /* There are no turns, nor does the agent find any. */
     atomic_store(&account->turn_until_ns, UINT64_MAX);
-    usleep(300000);
+    beats(2);
     CHECK(!rg_member_is_paused(RG_PROCESS));
     CHECK(!(mode() & RG_MODE_PAUSED));
     done();
@@ -522,7 +514,7 @@ static void a_high_client_is_not_paused(void)
 {
     become("high");
     atomic_store(&account->paused_until_ns, UINT64_MAX);
-    usleep(300000);
+    beats(2);
     launch(NULL, 1000);
     CHECK_EQUAL(cuCtxSynchronize(), CUDA_SUCCESS);
     CHECK(!(mode() & RG_MODE_PAUSED));
@@ -698,7 +690,7 @@ static void a_trial_ends_with_its_loop(void)
         else if (how == KEPT_NONE)
             WAIT_FOR(!atomic_load(&seg->control.trying));
         else
-            usleep(250000); /* two beats */
+            beats(2);
         CHECK_EQUAL(seg->control.trying, how == LIVES);
         n = 0;
 #define TRIED(name) CHECK_EQUAL(seg->settings.name, (how == DIED ? 8 : 64) + ++n);

@@ -693,14 +693,6 @@ static CUresult count_pop(CUcontext *c)
     return real_pop(c);
 }
 
-static void beats(int n)
-{
-    for (uint64_t seen; n; n--) {
-        seen = atomic_load(&rg.slot->heartbeat_ns);
-        WAIT_FOR(atomic_load(&rg.slot->heartbeat_ns) != seen);
-    }
-}
-
 /* Not while something is captured, nor again where the driver has refused it for good; and it leaves the context that was current. */
 static void a_page_is_registered_at_the_right_moment(void)
 {
