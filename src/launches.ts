@@ -28,7 +28,7 @@ import { dirname, isAbsolute, join } from "node:path";
 import { z } from "zod";
 import { configOf } from "./config.ts";
 import { RigelError, reason } from "./errors.ts";
-import { isFolder, makeFolder, statAt } from "./path.ts";
+import { folderProblem, makeFolder, statAt } from "./path.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
 import { plan } from "./plan.ts";
@@ -206,7 +206,8 @@ export class Launches {
   async #check(config: unknown, cwd: string | undefined, base: string): Promise<Launch["clients"]> {
     try {
       checkDepth(config, BODY);
-      if (!isFolder(base)) throw new RigelError("config", `${BODY}: cwd: expected a folder that exists, got ${base}`);
+      const problem = folderProblem(base);
+      if (problem) throw new RigelError("config", `${BODY}: cwd: ${problem}, got ${base}`);
       const checked = configOf(config, BODY, cwd);
       const clients = checked.clients.map((client) => ({ ...client, cwd: client.cwd ?? base }));
       const state = join(this.#segmentFolder, `rigel-sim-${process.getuid?.() ?? 0}-${randomUUID()}`);

@@ -4,7 +4,17 @@
  * What cannot be looked at is not there: nothing has that name, a part of it is no folder, or nobody may look.
  */
 
-import { chmodSync, existsSync, lstatSync, mkdirSync, rmSync, statSync, type Stats } from "node:fs";
+import {
+  accessSync,
+  chmodSync,
+  constants,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  rmSync,
+  statSync,
+  type Stats,
+} from "node:fs";
 import { dirname } from "node:path";
 
 /** What it leads to. */
@@ -19,6 +29,12 @@ export function entryAt(path: string): Stats | undefined {
 
 export function isFolder(path: string): boolean {
   return statAt(path)?.isDirectory() ?? false;
+}
+
+/** What was to be expected of a folder that a program is to be started in; undefined: it can be. */
+export function folderProblem(path: string): string | undefined {
+  if (!isFolder(path)) return "expected a folder that exists";
+  return found(() => accessSync(path, constants.X_OK) ?? true) ? undefined : "expected a folder that you may enter";
 }
 
 /** Makes a folder that is not there, and those that it is in. Whatever the umask takes, this user can use them. */

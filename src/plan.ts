@@ -18,7 +18,7 @@ import {
 import { type Device, Devices, type Environment, type Simulation, visibleDevices } from "./device.ts";
 import { durationsFolder, keptOn, programOf } from "./durations.ts";
 import { RigelError } from "./errors.ts";
-import { isFolder } from "./path.ts";
+import { folderProblem } from "./path.ts";
 import { limit_bytes, notesOnLimits } from "./memory.ts";
 import { type Advice, type Decision, type Sharing, decide } from "./mps.ts";
 import { findDaemon } from "./mps-daemon.ts";
@@ -291,8 +291,8 @@ async function noted<T>(problems: RigelError[], check: () => T | Promise<T>): Pr
 }
 
 function checkFolder(client: ClientConfig, where: string): void {
-  if (client.cwd !== undefined && !isFolder(client.cwd))
-    throw new RigelError("config", `${where}.cwd: expected a folder that exists, got ${client.cwd}`);
+  const problem = client.cwd === undefined ? undefined : folderProblem(client.cwd);
+  if (problem) throw new RigelError("config", `${where}.cwd: ${problem}, got ${client.cwd}`);
 }
 
 function checkCommand(client: ClientConfig, command: string[], where: string): void {

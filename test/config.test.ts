@@ -1,9 +1,9 @@
 /** config.test.ts: every error in a configuration names the file, the field and what was expected; nothing is started. */
 
 import { describe, expect, test } from "bun:test";
-import { chmodSync, writeFileSync } from "node:fs";
+import { chmodSync, mkdirSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
-import { Scratch, TINY_PROFILE, rigel } from "./rigel.ts";
+import { Scratch, TINY_PROFILE, rigel, root } from "./rigel.ts";
 
 const replay = { profile: "tiny.csv", iterations: 3 };
 const high = { name: "serve", class: "high", replay };
@@ -410,6 +410,27 @@ test("what a terminal would obey is shown, and not obeyed", async () => {
   const wrong = scratch.file("wrong.json", { device: "simulated", clients: [{ ...client, cwd: "/no\u001b[2J" }] });
   const { stderr } = await rigel("launch", wrong);
   expect(stderr).toEndWith(": clients[0].cwd: expected a folder that exists, got /no?[2J\n");
+});
+
+test("a folder that its user may not enter is told of as that", async () => {
+  using scratch = new Scratch();
+  const folder = join(scratch.path, "locked");
+  mkdirSync(folder);
+  chmodSync(folder, 0);
+  chmodSync(scratch.path, 0o755);
+  const script = `
+    import { dlopen } from "bun:ffi";
+    import { folderProblem } from ${JSON.stringify(join(root, "src", "path.ts"))};
+    // Nobody in particular, should this be root.
+    dlopen("libc.so.6", { setuid: { args: ["u32"], returns: "i32" } }).symbols.setuid(65534);
+    console.log(JSON.stringify([${JSON.stringify(folder)}, "/", "/proc/self/status"].map((path) => folderProblem(path) ?? null)));
+  `;
+  await using child = Bun.spawn([process.execPath, "-e", script], { stdio: ["ignore", "pipe", "inherit"] });
+  expect(await child.stdout.json()).toEqual([
+    "expected a folder that you may enter",
+    null,
+    "expected a folder that exists",
+  ]);
 });
 
 test("a comparison of a command that may never end has a note", async () => {
