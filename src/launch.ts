@@ -279,7 +279,16 @@ async function runPhase(
       const marks = [mark, `RIGEL_NAME=${name}`];
       const child = new ClientProcess({ name, where, argv, env, marks, cwd, hideOutput: isReplay }, show);
       guard.watch(child.pid);
-      running.push({ client, env, child, attached: false, launched_ms: undefined, seen: undefined, told: false });
+      running.push({
+        client,
+        env,
+        child,
+        attached: false,
+        launched_ms: undefined,
+        seen: undefined,
+        told: false,
+        endTold: false,
+      });
     }
     interrupt.clients = [...interrupt.clients, ...running.map(({ child }) => child)];
     options.started?.(segment);
@@ -478,6 +487,8 @@ interface Running {
   seen: { processes: number; mapped: number } | undefined;
   /** Whoever watches has been told that it has not attached. */
   told: boolean;
+  /** And how it ended. */
+  endTold: boolean;
   /** If it has not attached: what was known of it when counting ended. */
   unattached?: Attaching;
 }
@@ -519,6 +530,7 @@ async function count(
   for (;;) {
     const now_ms = performance.now();
     observe(running, segment, now_ms);
+    tellEnds(running);
     if (now_ms - looked_ms >= LOOK_ms) {
       looked_ms = now_ms;
       segment.reap();
@@ -597,6 +609,15 @@ function tell(running: Running[], segment: Segment, now_ms: number): void {
     if (one.told || one.attached || one.child.exit || now_ms - one.child.startedAt_ms < UNATTACHED_ms) continue;
     one.told = true;
     progress(`${one.client.name}: has not attached yet: ${problemOf(attaching(one), segment)}`);
+  }
+}
+
+/** Says once of each client that has ended by itself how it did: others may go on for long. */
+function tellEnds(running: Running[]): void {
+  for (const one of running) {
+    if (one.endTold || !one.child.exit) continue;
+    one.endTold = true;
+    progress(`${one.client.name}: ${one.child.exit.text}`);
   }
 }
 

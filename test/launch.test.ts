@@ -348,6 +348,24 @@ describe("exit codes", () => {
     expect(result.status).toBe(0);
   });
 
+  test("is told of at once, while the others go on", async () => {
+    const pidFile = join(scratch.path, "short-lived");
+    const path = config([
+      shell("a", "high", "sleep 1000"),
+      shell("b", "best-effort", `echo $$ > ${pidFile}; echo ready; sleep 1000`),
+      shell("c", "best-effort", "exit 3"),
+    ]);
+    await using child = start(["launch", path]);
+    const stderr = follow(child.stderr);
+    await stderr.until("c: ended with status 3");
+    await stderr.until("ready");
+    process.kill(Number(await Bun.file(pidFile).text()), "SIGKILL");
+    await stderr.until("b: was killed by SIGKILL");
+    child.kill("SIGTERM");
+    // Who is told to end does not do so by itself.
+    expect((await stderr.all).match(/^rigel: .: (ended|was killed).*/gm)).toHaveLength(2);
+  });
+
   test("a failure ends a comparison", async () => {
     const result = await rigel("launch", config([shell("a", "high", "exit 5"), train]), "--compare", "--json");
     const report = reportOf(result);
