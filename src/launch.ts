@@ -296,7 +296,7 @@ async function runPhase(
       plan.config.hang_s === 0
         ? undefined
         : new HangWatch({ segment, threshold_s: plan.config.hang_s, say: (line) => progress(`hang: ${line}`) });
-    const counted = await count(plan, running, segment, native, options, interrupt, changes);
+    const counted = await count(plan, running, segment, native, options, interrupt, changes, guard);
     // What shows a hang is kept before anybody is ended.
     await hangs?.[Symbol.asyncDispose]();
     const slo = keeper.end() ?? null;
@@ -514,6 +514,7 @@ async function count(
   options: LaunchOptions,
   interrupt: Interrupt,
   changes: Changes,
+  guard: Guard,
 ): Promise<Counted> {
   const { duration_s, warmup_s } = plan.config;
   const started_ms = performance.now();
@@ -530,6 +531,7 @@ async function count(
   for (;;) {
     const now_ms = performance.now();
     observe(running, segment, now_ms);
+    for (const { child } of running) if (child.hasScattered()) guard.forget(child.pid);
     tellEnds(running);
     if (now_ms - looked_ms >= LOOK_ms) {
       looked_ms = now_ms;

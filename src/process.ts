@@ -59,6 +59,8 @@ export class ClientProcess {
   readonly #output: Promise<unknown>;
   /** Nothing of it is left: its number may be somebody else's by now. */
   #over = false;
+  /** Nothing of its group is left, which may be so long before: that has the same number. */
+  #scattered = false;
   #refused = false;
 
   constructor(command: Command, show: (line: string) => void) {
@@ -81,8 +83,22 @@ export class ClientProcess {
   /** Sends a signal to all of the client. Nothing happens if it is gone. */
   signal(signal: NodeJS.Signals): void {
     if (this.#over) return;
-    this.#send(-this.pid, signal);
-    for (const { pid, group } of this.#processes()) if (group !== this.pid) this.#send(pid, signal);
+    if (!this.#scattered) this.#send(-this.pid, signal);
+    for (const { pid, group } of this.#processes()) if (this.#scattered || group !== this.pid) this.#send(pid, signal);
+  }
+
+  /**
+   * Whether it has just turned out that nothing of its group is left. To be asked again and again, so that nobody who has the number
+   * later is taken for the client.
+   */
+  hasScattered(): boolean {
+    if (!this.exit || this.#scattered) return false;
+    try {
+      process.kill(-this.pid, 0);
+    } catch (thrown) {
+      this.#scattered = thrown instanceof Error && "code" in thrown && thrown.code === "ESRCH";
+    }
+    return this.#scattered;
   }
 
   /** Asks all of the client to end, then makes it. Returns once that is done, or cannot be, and its output has ended. */
@@ -111,7 +127,9 @@ export class ClientProcess {
   }
 
   #processes(): Living[] {
-    return living().filter(({ pid, group }) => group === this.pid || startedWith(pid, this.#marks));
+    return living().filter(
+      ({ pid, group }) => (!this.#scattered && group === this.pid) || startedWith(pid, this.#marks),
+    );
   }
 
   /** Waits for all of the client to end; false if it has not within the limit. */

@@ -699,6 +699,41 @@ describe("what a client leaves in the background", () => {
   });
 });
 
+/** The kernel gives out the number after the one in this file next. */
+const LAST = "/proc/sys/kernel/ns_last_pid";
+const canNumber = Bun.spawnSync(["sh", "-c", `cat ${LAST} > ${LAST}`], { stderr: "ignore" }).success;
+if (!canNumber) console.warn("launch.test.ts: only root can have a process started under a certain number");
+
+/** Starts a program in a group of its own, under a number that is free. */
+async function numbered(pid: number) {
+  for (;;) {
+    writeFileSync(LAST, String(pid - 1));
+    const child = Bun.spawn(["sleep", "1000"], { detached: true, stdio: ["ignore", "ignore", "ignore"] });
+    if (child.pid === pid) return child;
+    // Somebody else was faster.
+    child.kill("SIGKILL");
+    await child.exited;
+  }
+}
+
+test.skipIf(!canNumber).each(["SIGTERM", "SIGKILL"] as const)(
+  "whoever has the number of a client that has ended is not taken for it: a launcher that gets %s",
+  async (signal) => {
+    const pidFile = join(scratch.path, `number-${signal}`);
+    const path = config([shell("a", "high", "sleep 1000"), shell("b", "best-effort", `echo $$ > ${pidFile}`)]);
+    await using child = start(["launch", path, "--json"]);
+    const stderr = follow(child.stderr);
+    await stderr.until("b: ended with status 0");
+    await using other = await numbered(Number(await Bun.file(pidFile).text()));
+    child.kill(signal);
+    const [stdout] = await Promise.all([child.stdout.text(), child.exited]);
+    while (leftovers(child.pid).length > 0) await Bun.sleep(20);
+    expect({ exitCode: other.exitCode, signalCode: other.signalCode }).toEqual({ exitCode: null, signalCode: null });
+    if (signal === "SIGTERM")
+      expect(reportOf({ stdout, stderr: await stderr.all, status: await child.exited }).notes).toEqual([]);
+  },
+);
+
 /** Starts a launch from within another command. */
 function startFrom(outer: string[], path: string) {
   return Bun.spawn([...outer, ...commandLine(), "launch", path, "--json"], {
