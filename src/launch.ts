@@ -126,6 +126,7 @@ export async function launch(plan: Plan, native: Native, options: LaunchOptions)
     const result = await runPhase(plan, phase, native, options, interrupt, mps, durations);
     done.push(result);
     notes.push(...result.notes);
+    if (result.clients.length === 0) notes.push("the launch was asked to end before its clients were started");
     if (interrupt.signal || result.failed) {
       if (index + 1 < plan.phases.length)
         notes.push("the launch ended before its last phase; what is missing was not run");
@@ -265,7 +266,8 @@ async function runPhase(
     const changes = new Changes(segment, { ...policy, name: phase.policy }, phase.clients);
     using keeper = new LoopKeeper(segment, native, true, options.ownLoop);
     const width = Math.max(...plan.clients.map((client) => client.name.length));
-    for (const client of phase.clients) {
+    // Whoever has asked for the end while MPS was being started does not want them any more.
+    for (const client of interrupt.signal ? [] : phase.clients) {
       const index = plan.clients.findIndex(({ name }) => name === client.name);
       const own = options.show;
       const show = own ? (line: string) => own(client.name, line) : prefixed(client.name, index, width);

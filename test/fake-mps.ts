@@ -7,10 +7,11 @@
  *
  * It has no GPU and no clients of its own: a program counts as one when it writes its number into the file `joined` of the
  * pipe directory. FAKE_MPS names what goes wrong: `denied`, `silent` (the daemon ends at once), `exclusive` (its server
- * cannot start), `stubborn` (it does not quit, and ignores SIGTERM). What it was told is in `told` of FAKE_MPS_RECORD.
+ * cannot start), `late` (its server is ready once there is a file `go` in FAKE_MPS_RECORD), `stubborn` (it does not quit, and ignores
+ * SIGTERM). What it was told is in `told` of FAKE_MPS_RECORD.
  */
 
-import { appendFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { appendFileSync, existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { connect, createServer } from "node:net";
 import { join } from "node:path";
 
@@ -66,11 +67,20 @@ function serve(): void {
             "Failed to start : all CUDA-capable devices are busy or unavailable",
           );
           log("control.log", `Control ${process.pid}`, `Server ${server.pid} exited with status 1`);
-        } else {
+          return answer("");
+        }
+        const ready = (): void => {
           servers.push(server);
           log("control.log", `Control ${process.pid}`, `NEW SERVER ${server.pid}: Ready`);
-        }
-        return answer("");
+          answer("");
+        };
+        if (fault !== "late") return ready();
+        const timer = setInterval(() => {
+          if (!existsSync(join(process.env["FAKE_MPS_RECORD"] ?? "", "go"))) return;
+          clearInterval(timer);
+          ready();
+        }, 10);
+        return;
       }
       case "get_server_list":
         return answer(servers.map(({ pid }) => `${pid}\n`).join(""));

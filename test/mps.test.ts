@@ -291,6 +291,26 @@ describe("sharing mps starts a daemon", () => {
     expect(result).toMatchObject({ status: 1, stdout: "" });
   });
 
+  test("and no client where it was asked to end meanwhile", async () => {
+    await using machine = new Machine("late");
+    const marker = join(machine.path, "must-not-appear");
+    const script = `trap '' TERM; touch ${marker}; sleep 1000`;
+    await using launch = machine.launch([shell("a", "high", script)], { sharing: "mps" }, "--json");
+    while (!machine.told.includes(`start_server -uid ${process.getuid?.()}`)) await Bun.sleep(20);
+    launch.kill("SIGTERM");
+    let stderr = "";
+    for await (const text of launch.stderr.pipeThrough(new TextDecoderStream())) {
+      stderr += text;
+      if (stderr.includes("SIGTERM: stopping")) writeFileSync(join(machine.path, "go"), "");
+    }
+    const report = reportOf({ stdout: await launch.stdout.text(), stderr, status: await launch.exited });
+    expect(existsSync(marker)).toBe(false);
+    expect(report.clients).toEqual([]);
+    expect(report.notes).toContain("the launch was asked to end before its clients were started");
+    await machine.isClean();
+    expect(await launch.exited).toBe(143);
+  });
+
   test("or names the program that is missing", async () => {
     await using machine = new Machine();
     machine.env["PATH"] = join(machine.path, "run"); // where there is no program at all
