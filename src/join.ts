@@ -180,7 +180,7 @@ const QUIET_ms = 10_000;
  */
 export function removeLeft(native: Native, folder: string): void {
   const uid = process.getuid?.() ?? 0;
-  const probed = new RegExp(`^rigel-sim-${uid}-(\\d+)-0$`);
+  const probed = new RegExp(`^rigel-sim-${uid}-(\\d+)(?:-\\d+)?-0$`);
   for (const name of filesIn(folder)) {
     const maker = probed.exec(name)?.[1];
     if (maker !== undefined && startedAt_ticks(Number(maker)) === undefined) removeIfPossible(join(folder, name));

@@ -31,7 +31,7 @@ import { RigelError, reason } from "./errors.ts";
 import { folderProblem, makeFolder, statAt } from "./path.ts";
 import { checkDepth } from "./json.ts";
 import type { Native } from "./native.ts";
-import { plan } from "./plan.ts";
+import { plan, simulationState } from "./plan.ts";
 import { bootId, commandOf, living, startedAt_ticks } from "./proc.ts";
 import { commandLine } from "./self.ts";
 import { folderOfOwn } from "./serve-access.ts";
@@ -104,6 +104,8 @@ export class Launches {
   readonly #segmentFolder: string;
   /** Those whose end this server will see. */
   readonly #own = new Set<string>();
+  /** How many configurations have been looked at. */
+  #checks = 0;
 
   /** `folder` is made when it is needed; launches make their segments in `segmentFolder`. */
   constructor(native: Native, folder: string, segmentFolder: string) {
@@ -210,7 +212,8 @@ export class Launches {
       if (problem) throw new RigelError("config", `${BODY}: cwd: ${problem}, got ${base}`);
       const checked = configOf(config, BODY, cwd);
       const clients = checked.clients.map((client) => ({ ...client, cwd: client.cwd ?? base }));
-      const state = join(this.#segmentFolder, `rigel-sim-${process.getuid?.() ?? 0}-${randomUUID()}`);
+      // Several may be checked at once.
+      const state = `${simulationState(this.#segmentFolder)}-${++this.#checks}`;
       await plan({ ...checked, clients }, this.#native, state);
       return clients.map(({ name, class: kind }) => ({ name, class: kind }));
     } catch (thrown) {

@@ -1,7 +1,7 @@
 /** serve-launch.test.ts: launches that are asked for over HTTP: how they run, are refused, found again and ended. */
 
 import { afterEach, beforeEach, describe, expect, test } from "bun:test";
-import { cpSync, existsSync, readFileSync, readdirSync, statSync, writeFileSync } from "node:fs";
+import { cpSync, existsSync, readFileSync, readdirSync, statSync, watch, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { launchDetailSchema } from "../src/launches.ts";
 import { living, startedWith } from "../src/proc.ts";
@@ -205,6 +205,25 @@ describe("a launch over HTTP", () => {
     // A number that is another process's by now is nobody's launch.
     writeFileSync(record, JSON.stringify({ ...written, pid: process.pid, stops: 0 }));
     expect(await stop(server, id)).toMatchObject({ status: 200, body: { state: "ended", stops: 0 } });
+  });
+
+  test("leaves nothing behind where the server was killed while it looked for its GPU", async () => {
+    const left = await until(async () => {
+      await using server = await Server.start(place);
+      // The first file is that of the simulated GPU which the server looks at.
+      const watcher = watch(place.segments, () => void server.child.kill("SIGKILL"));
+      await server
+        .ask("/v1/launch", { method: "POST", body: relative({ cwd: place.path, duration_s: 0.1 }) })
+        .catch(() => undefined);
+      await server.child.exited;
+      watcher.close();
+      const [file, ...more] = readdirSync(place.segments);
+      return more.length === 0 ? file : undefined;
+    });
+    const next = place.file("next.json", relative({ duration_s: 0.1 }));
+    const { status, stderr } = await place.rigel("launch", next, "--segment", place.segments);
+    expect(status, stderr).toBe(0);
+    expect(readdirSync(place.segments), left).toEqual([]);
   });
 
   test("is ended harder when asked again, and one that leaves no report has failed", async () => {
