@@ -52,6 +52,10 @@ Files, in $XDG_RUNTIME_DIR/rigel, or /tmp/rigel-run-<uid> where that is not set:
 
 /** What fails here is answered without the page that shows Bun's users their source. */
 const PLAIN = { development: false } as const;
+/** Bun gives up on a reader that pauses for ten seconds, amid a trace. Over the socket, where its types do not know this, never. */
+const PATIENT: object = { idleTimeout: 0 };
+/** Over TCP, where anybody may connect and stay, after the longest time that it takes. */
+const IDLE_s = 255;
 
 /** Adds `rigel serve`. */
 export function addServe(program: Command): void {
@@ -126,7 +130,8 @@ async function serve(
   }
   const umask = process.umask(0o177);
   try {
-    servers.push(Bun.serve({ ...PLAIN, unix: socket, fetch: (request) => answer(request, { kind: "unix" }) }));
+    const fetch = (request: Request): Promise<Response> => answer(request, { kind: "unix" });
+    servers.push(Bun.serve({ ...PLAIN, ...PATIENT, unix: socket, fetch }));
   } finally {
     process.umask(umask);
   }
@@ -200,6 +205,7 @@ function listen(port: number, answer: (request: Request, port: number) => Promis
       ...PLAIN,
       hostname: "127.0.0.1",
       port,
+      idleTimeout: IDLE_s,
       // Without development Bun shares a port with whoever has it, and each would get some of the requests.
       reusePort: false,
       fetch: (request, server) => answer(request, server.port ?? 0),

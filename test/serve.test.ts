@@ -2,6 +2,7 @@
 
 import { afterAll, beforeAll, describe, expect, test } from "bun:test";
 import { existsSync, readFileSync, statSync } from "node:fs";
+import { connect } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
 import { statsSchema } from "../src/stats.ts";
@@ -200,6 +201,28 @@ describe("the server", () => {
       status: 422,
       body: { error: { code: "invalid" } },
     });
+    launch.kill("SIGINT");
+    await launch.exited;
+  });
+
+  test("waits for who reads slowly", async () => {
+    await using server = await Server.start(place);
+    const config = place.file("pair.json", place.pair());
+    await using launch = place.start(["launch", config, "--segment", place.segments]);
+    // Far more than a socket holds.
+    await until(async () => ((await server.ask("/v1/traces")).text.length > 1_000_000 ? true : undefined));
+    const reader = connect(server.socket);
+    const { promise, resolve, reject } = Promise.withResolvers<string>();
+    let text = "";
+    reader.setEncoding("utf8").on("data", (more: string) => (text += more));
+    reader.on("end", () => resolve(text)).on("error", reject);
+    reader.once("data", () => reader.pause());
+    reader.write("GET /v1/traces HTTP/1.1\r\nHost: rigel\r\nConnection: close\r\n\r\n");
+    await until(() => reader.isPaused() || undefined);
+    // Bun takes a connection for left after ten seconds, and looks every four, unless it is told otherwise.
+    await Bun.sleep(16_000);
+    reader.resume();
+    expect((await promise).slice(-20)).toEndWith("]}\n\r\n0\r\n\r\n");
     launch.kill("SIGINT");
     await launch.exited;
   });
