@@ -88,6 +88,8 @@ async function runServe(flags: ServeFlags): Promise<void> {
     await Promise.all(servers.map((server) => server.stop(true)));
     release();
   }
+  // What a request has begun, as the check of a launch, has nobody any more who would hear of it.
+  process.exit();
 }
 
 /** Listens until a signal comes; whoever calls stops what is put into `servers`. */
@@ -221,7 +223,8 @@ function listen(port: number, answer: (request: Request, port: number) => Promis
 function signalled(): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const off = onRequestToEnd(() => {
-    off();
+    // Not yet: whoever is told of this one next, and finds itself alone (`onEnd`), would end the process.
+    setImmediate(off);
     resolve();
   });
   return promise;

@@ -5,6 +5,7 @@ import { existsSync, readFileSync, statSync } from "node:fs";
 import { connect } from "node:net";
 import { join } from "node:path";
 import { z } from "zod";
+import { commandOf, living, startedWith } from "../src/proc.ts";
 import { statsSchema } from "../src/stats.ts";
 import { root } from "./rigel.ts";
 import { Place, Server, spinning, until } from "./serving.ts";
@@ -351,6 +352,31 @@ describe("the server", () => {
       expect(server.child.exitCode).toBe(0);
       expect(existsSync(server.socket)).toBe(false);
     }
+  });
+
+  test("ends as asked while it looks for GPUs for a launch, which is not started any more", async () => {
+    using own = new Place();
+    const source = own.file(
+      "cuda.c",
+      "#include <unistd.h>\n__attribute__((constructor)) static void stay(void) { sleep(1000); }\n",
+    );
+    const compile = ["cc", "-shared", "-fPIC", "-o", join(own.path, "libcuda.so.1"), source];
+    expect(await Bun.spawn(compile, { stdout: "inherit", stderr: "inherit" }).exited).toBe(0);
+    own.env["LD_LIBRARY_PATH"] = own.path;
+    const server = await Server.start(own);
+    const body = { clients: [{ name: "a", class: "high", command: ["sleep", "1000"] }] };
+    const answer = server.ask("/v1/launch", { method: "POST", body }).catch(() => undefined);
+    const looking = () =>
+      living().find(
+        ({ pid }) => commandOf(pid).endsWith(" --probe") && startedWith(pid, [`LD_LIBRARY_PATH=${own.path}`]),
+      );
+    await until(looking);
+    await server[Symbol.asyncDispose]();
+    expect(await answer).toBeUndefined();
+    expect(server.child.exitCode).toBe(0);
+    expect(existsSync(server.socket)).toBe(false);
+    await until(() => (looking() ? undefined : true));
+    expect(existsSync(own.state)).toBe(false);
   });
 
   test("has one instance, a socket and a token of this user's alone, and takes its socket away", async () => {
